@@ -1,0 +1,62 @@
+// Devices: where prepared weights live and products run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// One kernel as `metal-marlin devices` lists it.
+struct KernelInfo {
+  std::string name;
+  std::string op;
+  bool available = false;
+  std::string reason;  ///< Why it is not available; empty when it is.
+};
+
+struct DeviceInfo {
+  std::string name;     ///< What Device::Open takes: "cpu".
+  std::string backend;  ///< "cpu", "cuda", "metal".
+  std::string model;    ///< Processor name.
+  std::vector<std::string> features;
+  int threads = 1;
+  std::vector<KernelInfo> kernels;
+};
+
+/// Calls body(i) for i in [0, count), in any order and on any threads, and returns when all are
+/// done. Hand one in to run on an existing thread pool.
+using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
+
+struct DeviceOptions {
+  int threads = 0;           ///< CPU threads; 0 means all that this process may use.
+  ParallelFor parallel_for;  ///< When set, no threads are made and this is called instead.
+};
+
+/// A handle to a device; copies share it. Every const call is thread-safe.
+class Device {
+ public:
+  class Impl;
+
+  /// Opens "cpu" or "auto". On the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
+  /// neon forces a level. Errors: kInvalidArgument for an unknown name, kUnsupported for a level
+  /// that this processor lacks.
+  static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
+
+  DeviceInfo info() const;
+  Impl& impl() const { return *impl_; }
+  explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// Every device of this machine.
+std::vector<DeviceInfo> ListDevices();
+
+}  // namespace marlin

@@ -1,0 +1,70 @@
+// C = epilogue(A x dequant(W)): the product with quantized weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "marlin/device.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kRelu };
+
+enum class Determinism : uint8_t {
+  kDefault,         ///< Same build, device, plan and inputs: same bits.
+  kBatchInvariant,  ///< Also: a row's result depends neither on m nor on the other rows.
+};
+
+/// How far a product may round on the way. Accumulation is fp32 in all of them.
+enum class Accuracy : uint8_t {
+  kDefault,  ///< exact for few rows, bf16_compute where a bf16 matrix unit makes it faster.
+  kExact,    ///< fp32 weights times fp32 activations.
+  kW4A8,     ///< Opt-in: activations quantized to int8 per group along K.
+};
+
+struct GemmOptions {
+  TensorView bias = {};  ///< [n], f32, bf16 or f16; added before the activation.
+  Activation activation = Activation::kNone;
+  /// W is [gate | up] side by side: out[m, n/2] = act(A x gate) * (A x up). n must be even.
+  bool gated = false;
+  TensorView row_weight = {};  ///< f32 [m]; multiplies each finished row (a router's weight).
+  Accuracy accuracy = Accuracy::kDefault;
+  Determinism determinism = Determinism::kDefault;
+  /// Lets bf16 kernels round fp16 and fp32 activations to bf16 instead of splitting them in two.
+  bool allow_bf16_activations = false;
+  int64_t expert = 0;         ///< Which matrix of stacked weights.
+  std::string kernel = {};    ///< Forces one kernel by name; empty lets the plan choose.
+  void* workspace = nullptr;  ///< At least WorkspaceBytes; null: the device's own, grown on demand.
+  int64_t workspace_bytes = 0;
+};
+
+/// What Gemm will run, printable; a pure function of the arguments.
+struct GemmPlan {
+  std::string kernel;
+  std::string accuracy;  ///< "exact", "bf16_compute" or "w4a8".
+  int64_t workspace_bytes = 0;
+  std::string ToString() const;
+};
+
+/// Plans a product without running it. Errors: those of Gemm.
+Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                          const MutableTensorView& out, const GemmOptions& options = {});
+
+/// Computes out[m, n] = epilogue(A[m, k] x W[k, n]). A and out are f32, bf16 or f16, rows at any
+/// stride, columns contiguous; sums are fp32. m, n, k may be 0. Nothing is allocated when a
+/// workspace is given. Errors: kInvalidArgument with both shapes, kUnsupported with the reason.
+Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+            const MutableTensorView& out, const GemmOptions& options = {});
+
+/// Gemm of one row: a is [k] and out is [n].
+Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
+            const MutableTensorView& out, const GemmOptions& options = {});
+
+/// Writes the weights as out [k, n] (f32, bf16, f16), each rounded once.
+Status Dequantize(const Device& device, const PreparedWeights& weights,
+                  const MutableTensorView& out, int64_t expert = 0);
+
+}  // namespace marlin

@@ -1,0 +1,78 @@
+// Errors as values: no function of this library throws across its public boundary.
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace marlin {
+
+/// What kind of error a Status holds. The numbers are stable.
+enum class Code : uint8_t {
+  kOk = 0,
+  kInvalidArgument = 1,  ///< The caller passed something wrong: a shape, a name, an option.
+  kUnsupported = 2,      ///< Well-formed, but no implementation exists; the message says why.
+  kMalformedFile = 3,    ///< A file's content breaks its format.
+  kNonFiniteInput = 4,   ///< NaN or Inf where only finite numbers have a meaning.
+  kOutOfMemory = 5,
+  kIo = 6,          ///< The operating system refused to open, read, write or rename.
+  kDeviceLost = 7,  ///< The device failed; every later call on it returns the same.
+  kInternal = 8,    ///< A broken invariant of this library: a bug.
+};
+
+/// Returns the name of a code, e.g. "malformed file".
+std::string_view CodeName(Code code);
+
+/// Success, or an error code with a one-line message that names the argument and both numbers.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+  /// Returns the same error with "context: " put before its message; success stays success.
+  Status WithContext(std::string_view context) const {
+    if (ok()) return *this;
+    return Status(code_, std::string(context) + ": " + message_);
+  }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+/// A value of type T or the Status that says why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Status status) : state_(std::move(status)) {  // NOLINT(google-explicit-constructor)
+    assert(!std::get<Status>(state_).ok());
+  }
+
+  bool ok() const { return std::holds_alternative<T>(state_); }
+  explicit operator bool() const { return ok(); }
+  Status status() const { return ok() ? Status() : std::get<Status>(state_); }
+
+  /// Access to the value. Precondition: ok().
+  T& operator*() & { return *Value(); }
+  const T& operator*() const& { return *std::get_if<T>(&state_); }
+  T&& operator*() && { return std::move(*Value()); }
+  T* operator->() { return Value(); }
+  const T* operator->() const { return std::get_if<T>(&state_); }
+
+ private:
+  T* Value() {
+    assert(ok());
+    return std::get_if<T>(&state_);
+  }
+  std::variant<T, Status> state_;
+};
+
+}  // namespace marlin

@@ -1,0 +1,152 @@
+// Views of memory that somebody else owns: element type, shape and strides over a pointer.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace marlin {
+
+/// Element type of a tensor, as safetensors knows them (multi-byte types are little endian).
+enum class DType : uint8_t {
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBf16,
+  kI32,
+  kU32,
+  kF32,
+  kI64,
+  kU64,
+  kF64,
+};
+
+/// Returns the size of one element in bytes.
+int64_t DTypeBytes(DType dtype);
+
+/// Returns the lower-case name used in files and commands: "f32", "bf16", "f16", "u32", ...
+std::string_view DTypeName(DType dtype);
+
+inline constexpr int kMaxRank = 8;
+
+/// A fixed-capacity list of dimensions; rank 0 is a scalar.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims) {
+    for (int64_t dim : dims) Append(dim);
+  }
+  /// Adds a last dimension. Precondition: rank() < kMaxRank.
+  void Append(int64_t dim) { dims_[static_cast<size_t>(rank_++)] = dim; }
+
+  int rank() const { return rank_; }
+  int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
+  int64_t& operator[](int i) { return dims_[static_cast<size_t>(i)]; }
+
+  /// Product of the dimensions. Files are checked for overflow before a Shape is made from them.
+  int64_t ElementCount() const {
+    int64_t count = 1;
+    for (int i = 0; i < rank_; ++i) count *= (*this)[i];
+    return count;
+  }
+
+  /// "[32, 4096]".
+  std::string ToString() const;
+
+  friend bool operator==(const Shape& a, const Shape& b) {
+    if (a.rank_ != b.rank_) return false;
+    for (int i = 0; i < a.rank_; ++i) {
+      if (a[i] != b[i]) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::array<int64_t, kMaxRank> dims_{};
+  int rank_ = 0;
+};
+
+/// A strided view of memory owned by somebody else. Strides count elements, not bytes, and may be
+/// anything for a read-only view; the default is C order (last dimension contiguous).
+template <typename Pointer>
+class BasicTensorView {
+ public:
+  BasicTensorView() = default;
+  BasicTensorView(Pointer data, DType dtype, Shape shape)
+      : data_(data), dtype_(dtype), shape_(shape) {
+    int64_t stride = 1;
+    for (int i = shape.rank() - 1; i >= 0; --i) {
+      strides_[static_cast<size_t>(i)] = stride;
+      stride *= shape[i];
+    }
+  }
+  BasicTensorView(Pointer data, DType dtype, Shape shape, std::initializer_list<int64_t> strides)
+      : data_(data), dtype_(dtype), shape_(shape) {
+    size_t i = 0;
+    for (int64_t stride : strides) strides_[i++] = stride;
+  }
+
+  Pointer data() const { return data_; }
+  DType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  int rank() const { return shape_.rank(); }
+  int64_t dim(int i) const { return shape_[i]; }
+  int64_t stride(int i) const { return strides_[static_cast<size_t>(i)]; }
+  int64_t ElementCount() const { return shape_.ElementCount(); }
+  /// Bytes of the elements, without gaps between strides.
+  int64_t ByteCount() const { return ElementCount() * DTypeBytes(dtype_); }
+  bool empty() const { return data_ == nullptr; }
+
+  /// True when the elements lie in C order without gaps.
+  bool IsContiguous() const {
+    int64_t expected = 1;
+    for (int i = rank() - 1; i >= 0; --i) {
+      if (dim(i) != 1 && stride(i) != expected) return false;
+      expected *= dim(i);
+    }
+    return true;
+  }
+
+  /// A view of the same matrix with rows and columns exchanged. Precondition: rank 2.
+  BasicTensorView Transposed() const {
+    return BasicTensorView(data_, dtype_, {dim(1), dim(0)}, {stride(1), stride(0)});
+  }
+
+  /// The first element as a typed pointer. Precondition: T is the type that dtype() names.
+  template <typename T>
+  auto As() const {
+    if constexpr (std::is_const_v<std::remove_pointer_t<Pointer>>) {
+      return static_cast<const T*>(data_);
+    } else {
+      return static_cast<T*>(data_);
+    }
+  }
+
+  /// A mutable view reads as a const one.
+  operator BasicTensorView<const void*>() const {  // NOLINT(google-explicit-constructor)
+    BasicTensorView<const void*> view(data_, dtype_, shape_);
+    for (int i = 0; i < rank(); ++i) view.set_stride(i, stride(i));
+    return view;
+  }
+  void set_stride(int i, int64_t stride) { strides_[static_cast<size_t>(i)] = stride; }
+
+ private:
+  Pointer data_ = nullptr;
+  DType dtype_ = DType::kF32;
+  Shape shape_;
+  std::array<int64_t, kMaxRank> strides_{};
+};
+
+using TensorView = BasicTensorView<const void*>;
+using MutableTensorView = BasicTensorView<void*>;
+
+}  // namespace marlin
