@@ -1,0 +1,43 @@
+# marlin_layer(name [LINK libs...]): one object library per folder of src/. Files named
+# *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
+# does, so that one binary runs on every machine.
+set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
+    -mavx512vbmi -mprefer-vector-width=512)
+set(MARLIN_VNNI_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512vnni)
+set(MARLIN_AMX_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512bf16 -mamx-tile -mamx-bf16)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  set(MARLIN_X86 ON)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(MARLIN_ARM64 ON)
+endif()
+
+function(marlin_layer name)
+  cmake_parse_arguments(arg "" "" "LINK" ${ARGN})
+  string(REPLACE "/" "_" target marlin_${name})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  if(NOT MARLIN_X86)
+    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
+  endif()
+  if(NOT MARLIN_ARM64)
+    list(FILTER sources EXCLUDE REGEX "_neon\\.cc$")
+  endif()
+  if(NOT sources)
+    return()
+  endif()
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
+                             ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
+  target_link_libraries(${target} PRIVATE marlin_warnings Threads::Threads fmt::fmt
+                        nlohmann_json::nlohmann_json ${arg_LINK})
+  foreach(source IN LISTS sources)
+    foreach(isa avx2 avx512 vnni amx)
+      if(source MATCHES "_${isa}\\.cc$")
+        string(TOUPPER ${isa} upper)
+        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${MARLIN_${upper}_FLAGS}")
+      endif()
+    endforeach()
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY MARLIN_LAYERS ${target})
+endfunction()

@@ -1,0 +1,18 @@
+// Everything of the public API:
+//
+//   auto device  = marlin::Device::Open("cpu");
+//   auto weights = marlin::Quantize(dense_kn, {.format = marlin::Format::kFp4E2M1});
+//   auto ready   = marlin::Prepare(*weights, *device);  // once, at load
+//   auto status  = marlin::Gemm(*device, activations, *ready, output);
+#pragma once
+
+#include "marlin/checkpoint.h"
+#include "marlin/device.h"
+#include "marlin/format.h"
+#include "marlin/gemm.h"
+#include "marlin/layout.h"
+#include "marlin/quantize.h"
+#include "marlin/recipe.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+#include "marlin/weights.h"

@@ -1,0 +1,56 @@
+// The CPU's private weight layout: one copy that every instruction set reads.
+//
+// Columns n go in blocks of 16 rows (a row is one output column n), k in chunks of 128. A chunk of
+// a block is a run of 64-byte vectors of 32 16-bit words. Word w of a row holds the codes of
+// k = w + 32 j (j = 0..3) of the chunk at bits `bits * j`, so that
+//   - shifting words right by bits * j leaves 32 consecutive k of one output (an AMX A row),
+//   - shifting 32-bit lanes by bits * j, or 16 + bits * j, leaves 16 even, or odd, k.
+// Garbage above a code is harmless: look-up tables are replicated over the unused index bits.
+//
+//   bits  vectors per chunk  row r of the block
+//    4    16                 vector r
+//    3    12                 r % 4 < 3: vector 3 (r / 4) + r % 4, low 12 bits of each word;
+//                            r % 4 == 3: the top 4 bits of those three vectors, first one lowest
+//    2    8                  vector r / 2, low byte of each word for even r, high byte for odd r
+//    8    32                 vectors 2r, 2r + 1 of 64 k each; word w: k = w low byte, w + 32 high
+//    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
+//
+// k is padded to 128 and n to 16 with code 0 and scale 0. Scales, zeros and biases are
+// [block][group][16] in their stored types, groups padded to cover the padded k.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "marlin/weights.h"
+
+namespace marlin::cpu {
+
+inline constexpr int kBlockRows = 16;
+inline constexpr int kChunkK = 128;
+inline constexpr int kSliceK = 32;
+inline constexpr int kVectorBytes = 64;
+
+/// Bytes of one (block, chunk) of codes.
+constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * bits / 8; }
+
+/// Plain pointers to one expert's panels, as kernels take them. Padding included: blocks * 16 rows
+/// and chunks * 128 k can be read.
+struct PanelView {
+  const uint8_t* codes;
+  const void* scales;   ///< Null for bf16 and fp16.
+  const void* zeros;    ///< f16, or null.
+  const void* biases;   ///< Or null.
+  const float* table;   ///< [256] for 8 bits, else 16: the values replicated over unused index bits.
+  float global_scale;
+  Format format;
+  ScaleType scale_type;
+  int bits;
+  int64_t group_size;   ///< A multiple of 16, or >= chunks * 128 for one group.
+  int64_t groups;       ///< Padded.
+  int64_t blocks;
+  int64_t chunks;
+};
+
+}  // namespace marlin::cpu

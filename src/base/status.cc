@@ -1,0 +1,29 @@
+#include "marlin/status.h"
+
+namespace marlin {
+
+std::string_view CodeName(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalidArgument:
+      return "invalid argument";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kMalformedFile:
+      return "malformed file";
+    case Code::kNonFiniteInput:
+      return "non-finite input";
+    case Code::kOutOfMemory:
+      return "out of memory";
+    case Code::kIo:
+      return "i/o error";
+    case Code::kDeviceLost:
+      return "device lost";
+    case Code::kInternal:
+      return "internal error";
+  }
+  return "unknown";
+}
+
+}  // namespace marlin

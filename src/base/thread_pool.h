@@ -1,0 +1,59 @@
+// A fork-join pool: workers spin for a moment, then park.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/function_ref.h"
+
+namespace marlin {
+
+/// Runs the tasks of one job at a time on its workers and the calling thread. Tasks are handed out
+/// by an atomic counter, so a preempted worker delays only the task it holds. Thread-safe: a call
+/// that finds the pool busy (another thread's job, or a task of its own) runs its tasks inline.
+class ThreadPool {
+ public:
+  /// A task gets its number and the worker [0, worker_count()) that runs it; within one Run a
+  /// worker runs one task at a time, so per-worker scratch needs no lock.
+  using Task = FunctionRef<void(int64_t task, int worker)>;
+  using ParallelFor =
+      std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
+
+  /// threads <= 0: as many as this process may use.
+  explicit ThreadPool(int threads);
+  /// Runs on the caller's own pool, up to `threads` at a time; makes no threads.
+  ThreadPool(ParallelFor parallel_for, int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int worker_count() const { return worker_count_; }
+
+  /// Runs task(i, worker) for every i in [0, count) and returns when all are done.
+  void Run(int64_t count, Task task);
+
+  /// Processors that this process may run on.
+  static int AvailableProcessors();
+
+ private:
+  void WorkerLoop(int worker);
+  void DrainTasks(const Task& task, int64_t count, int worker);
+
+  int worker_count_ = 1;
+  ParallelFor parallel_for_;
+  std::vector<std::thread> threads_;
+
+  // One job at a time. generation_ publishes task_ and count_; running_ counts workers inside.
+  alignas(64) std::atomic<bool> busy_{false};
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  const Task* task_ = nullptr;
+  int64_t count_ = 0;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> running_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace marlin

@@ -1,0 +1,31 @@
+// A 4-bit codebook that files bring along; the built-in table is IQ4_NL.
+#ifndef MARLIN_FORMATS_CODEBOOK4_H_
+#define MARLIN_FORMATS_CODEBOOK4_H_
+
+#include "formats/codec.h"
+#include "formats/codebook.h"
+
+namespace marlin {
+namespace formats {
+
+MARLIN_TABLE float kCodebook4Values[16] = {
+    -127.0f, -104.0f, -83.0f, -65.0f,
+    -49.0f, -35.0f, -22.0f, -10.0f,
+    1.0f, 13.0f, 25.0f, 38.0f,
+    53.0f, 69.0f, 89.0f, 113.0f};
+
+struct Codebook4 {
+  enum { kBits = 4, kZero = MARLIN_ZERO_NONE, kHasCodebook = 1, kQuantized = 1 };
+
+  MARLIN_CODEC float Value(marlin_code code) {
+    return marlin_codebook_value(kCodebook4Values, code & 15u);
+  }
+
+  MARLIN_CODEC marlin_code Encode(float x) {
+    return marlin_codebook_encode(kCodebook4Values, 16, x);
+  }
+};
+
+}  // namespace formats
+}  // namespace marlin
+#endif  // MARLIN_FORMATS_CODEBOOK4_H_

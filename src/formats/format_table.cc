@@ -1,0 +1,110 @@
+// The runtime table of all formats, built from formats.def and the codecs.
+#include <array>
+#include <string>
+
+#include "base/macros.h"
+#include "formats/codecs.h"
+#include "marlin/format.h"
+
+namespace marlin {
+namespace {
+
+template <typename Codec>
+constexpr size_t kCodeCount = Codec::kBits <= 8 ? size_t{1} << Codec::kBits : 0;
+
+template <typename Codec>
+const std::array<float, kCodeCount<Codec>>& ValuesOf() {
+  static const auto values = [] {
+    std::array<float, kCodeCount<Codec>> table{};
+    for (size_t code = 0; code < table.size(); ++code) {
+      table[code] = Codec::Value(static_cast<uint32_t>(code));
+    }
+    return table;
+  }();
+  return values;
+}
+
+template <typename Codec>
+FormatInfo MakeInfo(Format format, std::string_view name) {
+  FormatInfo info{format,
+                  name,
+                  Codec::kBits,
+                  static_cast<ZeroPoint>(Codec::kZero),
+                  Codec::kQuantized != 0,
+                  Codec::kHasCodebook != 0,
+                  0.0f,
+                  0.0f};
+  for (float value : ValuesOf<Codec>()) {
+    if (value - value != 0.0f) continue;  // NaN and Inf codes are not weights.
+    info.min_value = value < info.min_value ? value : info.min_value;
+    info.max_value = value > info.max_value ? value : info.max_value;
+  }
+  return info;
+}
+
+const auto& Table() {
+  static const auto table = std::to_array<FormatInfo>({
+#define MARLIN_FORMAT(enumerator, name, codec) \
+  MakeInfo<formats::codec>(Format::enumerator, #name),
+#include "marlin/formats.def"
+#undef MARLIN_FORMAT
+  });
+  return table;
+}
+
+struct ScaleTypeInfo {
+  ScaleType type;
+  DType dtype;
+  std::string_view name;
+};
+constexpr ScaleTypeInfo kScaleTypes[] = {
+    {ScaleType::kF16, DType::kF16, "fp16"},       {ScaleType::kBf16, DType::kBf16, "bf16"},
+    {ScaleType::kF32, DType::kF32, "fp32"},       {ScaleType::kE8M0, DType::kF8E8M0, "e8m0"},
+    {ScaleType::kE4M3, DType::kF8E4M3, "e4m3"},
+};
+
+}  // namespace
+
+std::span<const FormatInfo> AllFormats() { return Table(); }
+
+const FormatInfo& GetFormatInfo(Format format) { return Table()[static_cast<size_t>(format)]; }
+
+Result<Format> ParseFormat(std::string_view name) {
+  std::string known;
+  for (const FormatInfo& info : AllFormats()) {
+    if (info.name == name) return info.format;
+    known += known.empty() ? "" : ", ";
+    known += info.name;
+  }
+  return Status(Code::kInvalidArgument,
+                "format: unknown name '" + std::string(name) + "'; known: " + known);
+}
+
+std::span<const float> FormatValues(Format format) {
+  switch (format) {
+#define MARLIN_FORMAT(enumerator, name, codec) \
+  case Format::enumerator:                     \
+    return ValuesOf<formats::codec>();
+#include "marlin/formats.def"
+#undef MARLIN_FORMAT
+  }
+  return {};
+}
+
+DType ScaleDType(ScaleType type) { return kScaleTypes[static_cast<size_t>(type)].dtype; }
+std::string_view ScaleTypeName(ScaleType type) {
+  return kScaleTypes[static_cast<size_t>(type)].name;
+}
+
+Result<ScaleType> ParseScaleType(std::string_view name) {
+  std::string known;
+  for (const ScaleTypeInfo& info : kScaleTypes) {
+    if (info.name == name) return info.type;
+    known += known.empty() ? "" : ", ";
+    known += info.name;
+  }
+  return Status(Code::kInvalidArgument,
+                "scale type: unknown name '" + std::string(name) + "'; known: " + known);
+}
+
+}  // namespace marlin

@@ -1,0 +1,40 @@
+#include "marlin/weights.h"
+
+#include "base/checked.h"
+
+namespace marlin {
+
+int64_t GroupCount(const WeightsSpec& spec) {
+  if (spec.k == 0 || !GetFormatInfo(spec.format).quantized) return 0;
+  return CeilDivide(spec.k, spec.group_size);
+}
+
+int64_t WordsAlongK(Format format, int64_t k) {
+  const int bits = GetFormatInfo(format).bits;
+  // 32 codes fill `bits` words; a width that divides 32 need not start a new run of 32 codes.
+  return 32 % bits == 0 ? CeilDivide(k, 32 / bits) : bits * CeilDivide(k, 32);
+}
+
+DType BiasDType(ScaleType type) {
+  const DType dtype = ScaleDType(type);
+  return DTypeBytes(dtype) == 1 ? DType::kF16 : dtype;
+}
+
+int64_t StoredBytes(const WeightsSpec& spec) {
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  if (!info.quantized) return spec.experts * spec.k * spec.n * (info.bits / 8);
+  const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) + (spec.has_zeros ? 2 : 0) +
+                            (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
+  int64_t bytes = 4 * WordsAlongK(spec.format, spec.k) * spec.n;
+  bytes += GroupCount(spec) * spec.n * per_group;
+  bytes += spec.has_global_scale ? 4 : 0;
+  return spec.experts * bytes + (info.has_codebook ? (int64_t{4} << info.bits) : 0);
+}
+
+double BitsPerWeight(const WeightsSpec& spec) {
+  const double count = static_cast<double>(spec.experts) * static_cast<double>(spec.k) *
+                       static_cast<double>(spec.n);
+  return count == 0 ? 0.0 : 8.0 * static_cast<double>(StoredBytes(spec)) / count;
+}
+
+}  // namespace marlin

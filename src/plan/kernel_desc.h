@@ -1,0 +1,66 @@
+// What a kernel is and what it promises: one row of a backend's kernels.def.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "marlin/gemm.h"
+#include "plan/gemm_desc.h"
+
+namespace marlin {
+
+/// The grades of docs/design/numerics.md.
+enum class Grade : uint8_t {
+  kExact,        ///< fp32 weight (scale * (value - zero) rounded once) times fp32 activation.
+  kBf16Compute,  ///< The weight rounded once more to bf16; bf16 activations.
+  kW4A8,         ///< int8 activations per 32 k, int32 dot products, scales on the fp32 sum.
+};
+const char* GradeName(Grade grade);
+
+/// The bound that a kernel declares and the conformance program enforces. With the reference C in
+/// double and S = sum_k |a_k w_k|:
+///   |C' - C| <= gamma(depth) * S + (weight_unit + activation_unit) * S + u_out * |C| + eta
+/// where gamma(d) = d u / (1 - d u), u = accumulate_unit, depth = ceil(k / lanes) + extra_depth.
+/// An int8 kernel adds sum over its blocks of (amax(a) / 254) * sum |w| instead of activation_unit.
+struct ErrorModel {
+  double weight_unit = 0;
+  double activation_unit = 0;
+  double accumulate_unit = 0x1p-24;
+  int64_t lanes = 1;
+  int64_t extra_depth = 0;
+  int64_t int8_block = 0;  ///< k per activation scale; 0 when activations are not int8.
+};
+
+/// Why a kernel cannot run a problem; an empty reason means that it can.
+struct Support {
+  std::string reason;
+  bool ok() const { return reason.empty(); }
+};
+
+/// Instruction-set levels of the CPU backend, each including the ones before on its architecture.
+enum class CpuLevel : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon };
+const char* CpuLevelName(CpuLevel level);
+
+/// What selection may know about a device.
+struct DeviceFacts {
+  CpuLevel level = CpuLevel::kScalar;
+  bool avx512_vnni = false;
+  bool avx512_bf16 = false;
+  int threads = 1;
+};
+
+/// One kernel, independent of the backend that runs it.
+struct KernelDesc {
+  const char* name;
+  const char* op;
+  CpuLevel level;
+  Grade grade;
+  int tile_m;
+  int tile_n;
+  int tile_k;
+  ErrorModel error;
+  /// Flat list of early returns with reasons.
+  Support (*supports)(const GemmDesc& desc, const DeviceFacts& facts);
+};
+
+}  // namespace marlin
