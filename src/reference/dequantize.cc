@@ -1,0 +1,95 @@
+#include "reference/dequantize.h"
+
+#include <cmath>
+#include <string>
+
+#include "base/macros.h"
+#include "reference/elements.h"
+
+namespace marlin::reference {
+namespace {
+
+// Codes run along k: 32 of them fill `bits` consecutive words of a column, lowest bits first. A
+// 3-bit code may straddle two words.
+uint32_t ReadCode(const uint32_t* words, int64_t n_count, int bits, int64_t k, int64_t n) {
+  const int64_t bit = (k % 32) * bits;
+  const int64_t word = (k / 32) * bits + bit / 32;
+  const int shift = static_cast<int>(bit % 32);
+  uint64_t window = words[word * n_count + n];
+  if (shift + bits > 32) window |= static_cast<uint64_t>(words[(word + 1) * n_count + n]) << 32;
+  return static_cast<uint32_t>(window >> shift) & ((1u << bits) - 1u);
+}
+
+Status CheckCount(const char* name, const TensorView& view, int64_t expected) {
+  if (view.ElementCount() >= expected && (expected == 0 || !view.empty())) return Status();
+  return Status(Code::kInvalidArgument, std::string(name) + ": expected " +
+                                            std::to_string(expected) + " elements, got shape " +
+                                            view.shape().ToString());
+}
+
+Status CheckViews(const QuantizedWeights& weights, int64_t expert, int64_t groups) {
+  const WeightsSpec& spec = weights.spec;
+  if (expert < 0 || expert >= spec.experts) {
+    return Status(Code::kInvalidArgument, "expert: expected below " + std::to_string(spec.experts) +
+                                              ", got " + std::to_string(expert));
+  }
+  const bool quantized = GetFormatInfo(spec.format).quantized;
+  const int64_t rows = quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
+  const int64_t scales = spec.experts * groups * spec.n;
+  MARLIN_RETURN_IF_ERROR(CheckCount("codes", weights.codes, spec.experts * rows * spec.n));
+  MARLIN_RETURN_IF_ERROR(CheckCount("scales", weights.scales, scales));
+  MARLIN_RETURN_IF_ERROR(CheckCount("zeros", weights.zeros, spec.has_zeros ? scales : 0));
+  MARLIN_RETURN_IF_ERROR(CheckCount("biases", weights.biases, spec.has_biases ? scales : 0));
+  return CheckCount("global_scale", weights.global_scale, spec.has_global_scale ? spec.experts : 0);
+}
+
+void DecodeUnquantized(const QuantizedWeights& weights, int64_t expert, DenseWeights* dense) {
+  const int64_t count = dense->k * dense->n;
+  for (int64_t i = 0; i < count; ++i) {
+    const double value =
+        LoadElement(weights.codes.data(), weights.codes.dtype(), expert * count + i);
+    dense->value[static_cast<size_t>(i)] = value;
+    dense->magnitude[static_cast<size_t>(i)] = std::abs(value);
+  }
+}
+
+}  // namespace
+
+Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert) {
+  const WeightsSpec& spec = weights.spec;
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  const int64_t groups =
+      info.quantized && spec.k > 0 ? (spec.k + spec.group_size - 1) / spec.group_size : 0;
+  MARLIN_RETURN_IF_ERROR(CheckViews(weights, expert, groups));
+
+  DenseWeights dense{spec.k, spec.n, {}, {}};
+  dense.value.resize(static_cast<size_t>(spec.k * spec.n));
+  dense.magnitude.resize(dense.value.size());
+  if (!info.quantized) {
+    DecodeUnquantized(weights, expert, &dense);
+    return dense;
+  }
+
+  const std::span<const float> table =
+      weights.codebook.empty() ? FormatValues(spec.format) : std::span(weights.codebook);
+  const double global = spec.has_global_scale ? weights.global_scale.As<float>()[expert] : 1.0;
+  const uint32_t* words =
+      weights.codes.As<uint32_t>() + expert * WordsAlongK(spec.format, spec.k) * spec.n;
+  for (int64_t k = 0; k < spec.k; ++k) {
+    for (int64_t n = 0; n < spec.n; ++n) {
+      const int64_t at = (expert * groups + k / spec.group_size) * spec.n + n;
+      const double value = table[ReadCode(words, spec.n, info.bits, k, n)];
+      const double scale = global * LoadElement(weights.scales.data(), weights.scales.dtype(), at);
+      const double zero =
+          spec.has_zeros ? LoadElement(weights.zeros.data(), weights.zeros.dtype(), at) : 0.0;
+      const double bias =
+          spec.has_biases ? LoadElement(weights.biases.data(), weights.biases.dtype(), at) : 0.0;
+      const auto i = static_cast<size_t>(k * spec.n + n);
+      dense.value[i] = scale * (value - zero) + bias;
+      dense.magnitude[i] = std::abs(scale) * (std::abs(value) + std::abs(zero)) + std::abs(bias);
+    }
+  }
+  return dense;
+}
+
+}  // namespace marlin::reference
