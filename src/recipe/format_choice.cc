@@ -1,0 +1,95 @@
+// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "keep".
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string>
+
+#include "base/macros.h"
+#include "marlin/recipe.h"
+
+namespace marlin {
+namespace {
+
+Status Invalid(std::string_view text, const std::string& reason) {
+  return Status(Code::kInvalidArgument, fmt::format("format choice '{}': {}", text, reason));
+}
+
+Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
+  if (part == "gK") return int64_t{0};
+  int64_t group_size = 0;
+  const char* end = part.data() + part.size();
+  const auto [stop, error] = std::from_chars(part.data() + 1, end, group_size);
+  if (error != std::errc() || stop != end) {
+    return Invalid(text, fmt::format("'{}' is no group size; expected gN or gK", part));
+  }
+  if (group_size == 0) {
+    return Invalid(text, "group size 0; write gK for one group along all of K");
+  }
+  if (Status status = CheckGroupSize(group_size); !status.ok()) {
+    return Invalid(text, status.message());
+  }
+  return group_size;
+}
+
+}  // namespace
+
+Status CheckGroupSize(int64_t group_size) {
+  if (group_size >= 0 && group_size % 16 == 0) return Status();
+  return Status(Code::kInvalidArgument,
+                fmt::format("group size: expected a multiple of 16, got {}", group_size));
+}
+
+std::string FormatChoice::ToString() const {
+  if (keep) return "keep";
+  std::string text(FormatName(format));
+  text += group_size == 0 ? "/gK" : fmt::format("/g{}", group_size);
+  if (scale_type != ScaleType::kF16) {
+    text += "/";
+    text += ScaleTypeName(scale_type);
+  }
+  if (symmetric) text += "/sym";
+  return text;
+}
+
+Result<FormatChoice> ParseFormatChoice(std::string_view text) {
+  FormatChoice choice;
+  if (text == "keep") return choice;
+  choice.keep = false;
+  const size_t slash = text.find('/');
+  const std::string_view name = text.substr(0, slash);
+  if (name.empty()) return Invalid(text, "the format's name is missing");
+  Result<Format> format = ParseFormat(name);
+  if (!format.ok()) return Invalid(text, format.status().message());
+  choice.format = *format;
+  if (!GetFormatInfo(choice.format).quantized) {
+    return Invalid(text,
+                   fmt::format("{} is not a quantized format; write 'keep' for 16 bits", name));
+  }
+  bool has_group = false;
+  bool has_scale = false;
+  std::string_view rest = slash == std::string_view::npos ? "" : text.substr(slash);
+  while (!rest.empty()) {
+    const size_t next = rest.find('/', 1);
+    const std::string_view part = rest.substr(1, next == std::string_view::npos ? next : next - 1);
+    rest = next == std::string_view::npos ? "" : rest.substr(next);
+    if (part == "sym" && !choice.symmetric) {
+      choice.symmetric = true;
+    } else if (part.starts_with('g') && !has_group) {
+      MARLIN_ASSIGN_OR_RETURN(choice.group_size, ParseGroup(text, part));
+      has_group = true;
+    } else if (Result<ScaleType> type = ParseScaleType(part); type.ok() && !has_scale) {
+      choice.scale_type = *type;
+      has_scale = true;
+    } else {
+      return Invalid(
+          text, fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym]", part));
+    }
+  }
+  if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");
+  if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
+    return Invalid(text, fmt::format("{} needs zero points and cannot be symmetric", name));
+  }
+  return choice;
+}
+
+}  // namespace marlin

@@ -1,0 +1,197 @@
+#include "marlin/recipe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+
+namespace marlin {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kExpert = "model.layers.1.mlp.experts.3.up_proj.weight";
+constexpr const char* kShared = "model.layers.1.mlp.shared_experts.up_proj.weight";
+constexpr const char* kRouter = "model.layers.1.mlp.gate.weight";
+constexpr const char* kQuery = "model.layers.1.self_attn.q_proj.weight";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+std::string Chosen(const MixedPrecisionConfig& recipe, const char* name) {
+  return recipe.Choose(name, {64, 192}).ToString();
+}
+
+TEST(FormatChoice, RoundTrips) {
+  for (const char* text : {"keep", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
+                           "int3/g64/sym", "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
+    const Result<FormatChoice> choice = ParseFormatChoice(text);
+    ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
+    EXPECT_EQ(choice->ToString(), text);
+  }
+}
+
+TEST(FormatChoice, RefusesWhatIsWrongByName) {
+  struct Case {
+    const char* text;
+    const char* message;
+  };
+  for (const Case& wrong : {
+           Case{"", "the format's name is missing"},
+           Case{"fp5/g64", "unknown name 'fp5'"},
+           Case{"s4", "the group size is missing"},
+           Case{"s4/g0", "group size 0"},
+           Case{"s4/g-1", "multiple of 16, got -1"},
+           Case{"s4/g7", "multiple of 16, got 7"},
+           Case{"s4/g24", "multiple of 16, got 24"},
+           Case{"s4/gx", "'gx' is no group size"},
+           Case{"s4/g99999999999999999999", "is no group size"},
+           Case{"s4/g64/g64", "unexpected part 'g64'"},
+           Case{"s4/g64/fp64", "unexpected part 'fp64'"},
+           Case{"s4/g64/", "unexpected part ''"},
+           Case{"u4/g64/sym", "needs zero points"},
+           Case{"bf16/g64", "not a quantized format"},
+       }) {
+    const Status status = ParseFormatChoice(wrong.text).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.text;
+    EXPECT_THAT(status.message(), HasSubstr(wrong.message)) << wrong.text;
+  }
+}
+
+TEST(Recipe, PresetsAreTheDocumentedOnes) {
+  const MixedPrecisionConfig dense = MixedPrecisionConfig::DefaultDense();
+  EXPECT_EQ(Chosen(dense, kQuery), "fp4_e2m1/g128");
+  EXPECT_EQ(Chosen(dense, "model.layers.0.mlp.down_proj.weight"), "fp4_e2m1/g128");
+
+  const MixedPrecisionConfig moe = MixedPrecisionConfig::DefaultMoe();
+  EXPECT_EQ(Chosen(moe, kRouter), "keep");
+  EXPECT_EQ(Chosen(moe, kShared), "fp4_e2m1/g64");
+  EXPECT_EQ(Chosen(moe, kExpert), "fp4_e2m1/g128");
+  EXPECT_EQ(Chosen(moe, kQuery), "fp4_e2m1/g64");
+
+  const MixedPrecisionConfig aggressive = MixedPrecisionConfig::AggressiveMoe();
+  EXPECT_EQ(Chosen(aggressive, kRouter), "keep");
+  EXPECT_EQ(Chosen(aggressive, kShared), "s4/g64");
+  EXPECT_EQ(Chosen(aggressive, kExpert), "nf3/g64");
+
+  const auto uniform = MixedPrecisionConfig::FromNameOrFile("uniform:nf4/g32");
+  ASSERT_TRUE(uniform.ok());
+  EXPECT_EQ(Chosen(*uniform, kExpert), "nf4/g32");
+  EXPECT_EQ(Chosen(*uniform, kQuery), "nf4/g32");
+  for (const auto& recipe : {dense, moe, aggressive, *uniform}) {
+    EXPECT_EQ(Chosen(recipe, kEmbedding), "keep");
+    EXPECT_EQ(Chosen(recipe, "lm_head.weight"), "keep");
+    EXPECT_EQ(Chosen(recipe, kRouter), "keep");
+    EXPECT_EQ(Chosen(recipe, "model.layers.61.eh_proj.weight"), "keep");
+    EXPECT_EQ(recipe.Choose("model.norm.weight", {64}).ToString(), "keep");
+  }
+}
+
+TEST(Recipe, LaterOverridesWin) {
+  MixedPrecisionConfig recipe = MixedPrecisionConfig::DefaultMoe();
+  const auto add = [&](const char* pattern, bool is_regex, const char* choice) {
+    return recipe.AddOverride({pattern, is_regex, *ParseFormatChoice(choice)});
+  };
+  ASSERT_TRUE(add("*.experts.*", false, "nf3/g64").ok());
+  ASSERT_TRUE(add(R"(experts\.[37]\.up_proj)", true, "s8/g32").ok());
+  ASSERT_TRUE(add("model.embed_tokens.weight", false, "s8/gK").ok());
+  EXPECT_EQ(Chosen(recipe, kExpert), "s8/g32");
+  EXPECT_EQ(Chosen(recipe, "model.layers.1.mlp.experts.4.up_proj.weight"), "nf3/g64");
+  EXPECT_EQ(Chosen(recipe, kEmbedding), "s8/gK");
+  // A pattern that matches everything still leaves vectors and biases alone.
+  ASSERT_TRUE(add(".*", true, "s4/g64").ok());
+  EXPECT_EQ(recipe.Choose("model.norm.weight", {64}).ToString(), "keep");
+  EXPECT_EQ(recipe.Choose("a.experts.gate_up_proj_bias", {8, 64}).ToString(), "keep");
+  // A glob is anchored, a regular expression is not.
+  EXPECT_EQ(Chosen(recipe, kRouter), "s4/g64");
+  ASSERT_TRUE(add("gate.weight", false, "s8/g16").ok());
+  EXPECT_EQ(Chosen(recipe, kRouter), "s4/g64");
+}
+
+TEST(Recipe, RefusesMalformedPatterns) {
+  MixedPrecisionConfig recipe;
+  const Status regex = recipe.AddOverride({"experts.(", true, {}});
+  EXPECT_EQ(regex.code(), Code::kInvalidArgument);
+  EXPECT_THAT(regex.message(), HasSubstr("'experts.('"));
+  EXPECT_EQ(recipe.AddOverride({"", false, {}}).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(recipe.overrides().empty());
+}
+
+TEST(Recipe, JsonRoundTrips) {
+  const auto recipe = MixedPrecisionConfig::FromJson(R"({
+    "name": "mine", "base": "aggressive_moe",
+    "classes": {"lm_head": "s8/g128", "moe_shared_expert": "keep"},
+    "overrides": [{"glob": "*.layers.0.*", "choice": "keep"},
+                  {"regex": "experts\\.0\\.", "choice": "fp4_e2m1/g32/e8m0"}]})");
+  ASSERT_TRUE(recipe.ok()) << recipe.status().message();
+  EXPECT_EQ(recipe->name(), "mine");
+  EXPECT_EQ(Chosen(*recipe, kShared), "keep");
+  EXPECT_EQ(Chosen(*recipe, kExpert), "nf3/g64");
+  EXPECT_EQ(Chosen(*recipe, "lm_head.weight"), "s8/g128");
+  EXPECT_EQ(Chosen(*recipe, "model.layers.0.mlp.up_proj.weight"), "keep");
+  EXPECT_EQ(Chosen(*recipe, "model.layers.1.mlp.experts.0.up_proj.weight"), "fp4_e2m1/g32/e8m0");
+
+  const auto again = MixedPrecisionConfig::FromJson(recipe->ToJson());
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->ToJson(), recipe->ToJson());
+  EXPECT_EQ(again->classes(), recipe->classes());
+}
+
+TEST(Recipe, RefusesWrongJsonByName) {
+  struct Case {
+    const char* text;
+    const char* message;
+  };
+  for (const Case& wrong : {
+           Case{"", "malformed JSON"},
+           Case{"[]", "expected a JSON object"},
+           Case{R"({"clases": {}})", "unknown key 'clases'"},
+           Case{R"({"name": 7})", "name: expected a string, got number"},
+           Case{R"({"base": "default"})", "'default' is no preset"},
+           Case{R"({"classes": []})", "classes: expected an object"},
+           Case{R"({"classes": {"expert": "keep"}})", "unknown name 'expert'"},
+           Case{R"({"classes": {"moe_expert": 4}})", "classes.moe_expert: expected a string"},
+           Case{R"({"classes": {"moe_expert": "s4/g7"}})", "got 7"},
+           Case{R"({"classes": {"moe_expert": "keep", "moe_expert": "s4/g64"}})",
+                "'moe_expert' appears twice"},
+           Case{R"({"overrides": {}})", "overrides: expected an array"},
+           Case{R"({"overrides": [3]})", "overrides[0]: expected an object"},
+           Case{R"({"overrides": [{"glob": "*", "format": "keep"}]})", "unknown key 'format'"},
+           Case{R"({"overrides": [{"choice": "keep"}]})", "exactly one of 'glob' and 'regex'"},
+           Case{R"({"overrides": [{"glob": "*"}]})", "'choice' is missing"},
+           Case{R"({"overrides": [{"regex": "(", "choice": "keep"}]})", "regular expression"},
+       }) {
+    const Status status = MixedPrecisionConfig::FromJson(wrong.text).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.text;
+    EXPECT_THAT(status.message(), HasSubstr(wrong.message)) << wrong.text;
+    EXPECT_EQ(status.message().find('\n'), std::string::npos) << wrong.text;
+  }
+}
+
+TEST(Recipe, DeepJsonIsRefusedNotFatal) {
+  const std::string deep = "{\"name\":" + std::string(1 << 18, '[');
+  EXPECT_EQ(MixedPrecisionConfig::FromJson(deep).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Recipe, NamesAndFiles) {
+  EXPECT_TRUE(MixedPrecisionConfig::FromNameOrFile("default_moe").ok());
+  const Status unknown = MixedPrecisionConfig::FromNameOrFile("default_mo").status();
+  EXPECT_EQ(unknown.code(), Code::kInvalidArgument);
+  EXPECT_THAT(unknown.message(), HasSubstr("'default_mo'"));
+  EXPECT_EQ(MixedPrecisionConfig::FromNameOrFile("uniform:s4").status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(MixedPrecisionConfig::FromNameOrFile("absent/recipe.json").status().code(), Code::kIo);
+
+  const std::string path = testing::TempDir() + "recipe_test.json";
+  std::ofstream(path) << R"({"classes": {"moe_expert": "nf2/g64"}})";
+  const auto recipe = MixedPrecisionConfig::FromNameOrFile(path);
+  ASSERT_TRUE(recipe.ok()) << recipe.status().message();
+  EXPECT_EQ(Chosen(*recipe, kExpert), "nf2/g64");
+  EXPECT_EQ(Chosen(*recipe, kQuery), "keep");
+  std::ofstream(path) << "{";
+  EXPECT_THAT(MixedPrecisionConfig::FromFile(path).status().message(), HasSubstr(path));
+  std::remove(path.c_str());
+  EXPECT_EQ(MixedPrecisionConfig::FromFile(testing::TempDir()).status().code(), Code::kIo);
+}
+
+}  // namespace
+}  // namespace marlin
