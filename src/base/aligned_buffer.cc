@@ -20,10 +20,14 @@ Result<AlignedBuffer> AlignedBuffer::Allocate(int64_t bytes) {
   if (bytes < 0) return Status(Code::kInvalidArgument, "buffer: negative size");
   const bool huge = bytes >= kHugePageBytes;
   const int64_t alignment = huge ? kHugePageBytes : kBufferAlignment;
-  const int64_t rounded = RoundUp(bytes == 0 ? 1 : bytes, alignment);
+  const Checked blocks = CeilDiv(Checked(bytes == 0 ? 1 : bytes), Checked(alignment));
+  // A size that cannot be rounded up cannot be allocated either.
+  const int64_t rounded = (blocks * Checked(alignment)).Take().value_or(0);
   AlignedBuffer buffer;
-  buffer.data_.reset(static_cast<std::byte*>(
-      std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(rounded))));
+  if (rounded > 0) {
+    buffer.data_.reset(static_cast<std::byte*>(
+        std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(rounded))));
+  }
   if (!buffer.data_) {
     return Status(Code::kOutOfMemory, "cannot allocate " + std::to_string(bytes) + " bytes");
   }

@@ -1,0 +1,123 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace marlin {
+namespace {
+
+/// Runs `count` tasks and expects each exactly once, on workers in range, one task at a time each.
+void ExpectEachTaskOnce(ThreadPool& pool, int64_t count) {
+  std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
+  std::vector<std::atomic<int>> active(static_cast<size_t>(pool.worker_count()));
+  std::atomic<int> violations{0};
+  pool.Run(count, [&](int64_t task, int worker) {
+    if (task < 0 || task >= count || worker < 0 || worker >= pool.worker_count()) {
+      ++violations;
+      return;
+    }
+    if (active[static_cast<size_t>(worker)].fetch_add(1) != 0) ++violations;
+    runs[static_cast<size_t>(task)].fetch_add(1);
+    active[static_cast<size_t>(worker)].fetch_sub(1);
+  });
+  EXPECT_EQ(violations.load(), 0);
+  for (int64_t i = 0; i < count; ++i) {
+    ASSERT_EQ(runs[static_cast<size_t>(i)].load(), 1) << "task " << i << " of " << count;
+  }
+}
+
+TEST(ThreadPool, RunsEachTaskOnceForAnyCounts) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.worker_count(), threads);
+    for (const int64_t count : {0, 1, 2, 7, 8, 9, 1000}) ExpectEachTaskOnce(pool, count);
+  }
+}
+
+TEST(ThreadPool, ZeroThreadsMeansThoseOfTheProcess) {
+  ThreadPool pool(0);
+  EXPECT_GE(ThreadPool::AvailableProcessors(), 1);
+  EXPECT_EQ(pool.worker_count(), ThreadPool::AvailableProcessors());
+  ExpectEachTaskOnce(pool, 100);
+}
+
+TEST(ThreadPool, ResultsAreVisibleAfterRun) {
+  ThreadPool pool(4);
+  std::vector<int64_t> squares(64);  // Plain memory: Run must order the writes before its return.
+  for (int round = 0; round < 500; ++round) {
+    pool.Run(64,
+             [&](int64_t task, int) { squares[static_cast<size_t>(task)] = task * task + round; });
+    for (int64_t i = 0; i < 64; ++i) {
+      ASSERT_EQ(squares[static_cast<size_t>(i)], i * i + round) << "round " << round;
+    }
+  }
+}
+
+TEST(ThreadPool, WakesParkedWorkers) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // Longer than workers spin.
+    ExpectEachTaskOnce(pool, 30);
+  }
+}
+
+TEST(ThreadPool, NestedRunsCompleteInline) {
+  ThreadPool pool(3);
+  std::atomic<int> inner{0};
+  pool.Run(6, [&](int64_t, int) {
+    const std::thread::id outer_thread = std::this_thread::get_id();
+    pool.Run(10, [&](int64_t, int) {
+      EXPECT_EQ(std::this_thread::get_id(), outer_thread);
+      ++inner;
+    });
+  });
+  EXPECT_EQ(inner.load(), 60);
+}
+
+TEST(ThreadPool, ConcurrentCallersShareOnePool) {
+  ThreadPool pool(2);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&pool] {
+      for (int round = 0; round < 50; ++round) {
+        std::atomic<int64_t> sum{0};
+        pool.Run(20, [&](int64_t task, int) { sum += task; });
+        EXPECT_EQ(sum.load(), 190);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST(ThreadPool, UsesTheCallersParallelFor) {
+  std::atomic<int> calls{0};
+  ThreadPool pool(
+      [&calls](int64_t count, const std::function<void(int64_t)>& body) {
+        ++calls;
+        std::vector<std::thread> threads;
+        for (int64_t i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+        for (std::thread& thread : threads) thread.join();
+      },
+      3);
+  EXPECT_EQ(pool.worker_count(), 3);
+  ExpectEachTaskOnce(pool, 100);
+  EXPECT_EQ(calls.load(), 1);
+  ExpectEachTaskOnce(pool, 0);
+  EXPECT_EQ(calls.load(), 1);
+}
+
+TEST(ThreadPool, ParallelForMayRunInOrderOnOneThread) {
+  ThreadPool pool(
+      [](int64_t count, const std::function<void(int64_t)>& body) {
+        for (int64_t i = 0; i < count; ++i) body(i);
+      },
+      4);
+  ExpectEachTaskOnce(pool, 17);
+}
+
+}  // namespace
+}  // namespace marlin

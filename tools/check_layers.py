@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Checks who includes whom: the arrows of CONTRIBUTING.md.
+
+Usage: check_layers.py [ROOT] | --self-test
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+# What a folder of src/ may include beside itself and the public headers.
+MAY_INCLUDE: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "formats": ("base",),
+    "layout": ("formats", "base"),
+    "quantize": ("layout", "formats", "base"),
+    "reference": ("layout", "formats", "base"),
+    "plan": ("layout", "formats", "base"),
+    "backends/cpu": ("plan", "layout", "formats", "base"),
+    "backends/cuda": ("plan", "layout", "formats", "base"),
+    "backends/metal": ("plan", "layout", "formats", "base"),
+    "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
+    "recipe": ("quantize", "layout", "formats", "base"),
+    "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
+    "model": ("ops", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
+}
+# The command stands on top of everything.
+MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
+
+FRAMEWORKS = re.compile(r"^(?:torch|ATen|c10|mlx|Python\.h|pybind11|nanobind|numpy)\b")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"])([^>"]+)[>"]', re.MULTILINE)
+SOURCES = {".h", ".cc", ".cu", ".cuh", ".metal", ".mm"}
+
+
+def layer_of(path: str) -> str | None:
+    """The layer of a path below src/: "base/status.cc" -> "base"."""
+    parts = path.split("/")
+    if len(parts) >= 3 and parts[0] == "backends":
+        return "/".join(parts[:2])
+    return parts[0] if len(parts) >= 2 else None
+
+
+def check_public(path: str, text: str) -> list[str]:
+    """A public header includes public headers and the standard library, nothing else."""
+    findings = []
+    for quote, name in _INCLUDE.findall(text):
+        if quote == '"' and not name.startswith("marlin/"):
+            findings.append(f'{path}: a public header includes "{name}"')
+        elif quote == "<" and ("/" in name or name.endswith((".h", ".hpp"))):
+            findings.append(f"{path}: a public header includes <{name}>, not a standard one")
+    return findings
+
+
+def check_source(path: str, text: str, exists: set[str]) -> list[str]:
+    """`path` is relative to src/; `exists` holds what quoted includes may name."""
+    layer = layer_of(path)
+    if layer not in MAY_INCLUDE:
+        return [f"src/{path}: no layer {layer!r} is known to tools/check_layers.py"]
+    findings = []
+    codec = layer == "formats" and path.endswith(".h")
+    for quote, name in _INCLUDE.findall(text):
+        if quote == "<":
+            if layer.startswith("backends/") and FRAMEWORKS.match(name):
+                findings.append(f"src/{path}: a backend includes the framework header <{name}>")
+            if codec and path != "formats/codec.h":
+                findings.append(f"src/{path}: a codec header includes <{name}>, which devices lack")
+            continue
+        if name not in exists:
+            findings.append(f'src/{path}: "{name}" is not a path below src/ or include/')
+        elif name.startswith("marlin/"):
+            if codec:
+                findings.append(f'src/{path}: a codec header includes "{name}", host code')
+        else:
+            target = layer_of(name)
+            if target != layer and target not in MAY_INCLUDE[layer]:
+                findings.append(f'src/{path}: {layer} may not include {target} ("{name}")')
+    return findings
+
+
+def check_tree(root: Path) -> list[str]:
+    source, public = root / "src", root / "include"
+    files = [p for p in sorted(source.rglob("*")) if p.suffix in SOURCES]
+    headers = [p for p in sorted(public.rglob("*")) if p.is_file()]
+    exists = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
+    exists |= {p.relative_to(public).as_posix() for p in headers}
+    exists.add("formats/codecs.h")  # Generated from formats.def.
+    findings = []
+    for path in headers:
+        findings += check_public(f"include/{path.relative_to(public).as_posix()}", path.read_text())
+    for path in files:
+        findings += check_source(path.relative_to(source).as_posix(), path.read_text(), exists)
+    return findings
+
+
+def self_test() -> list[str]:
+    exists = {"base/a.h", "ops/a.h", "plan/a.h", "backends/cpu/a.h", "backends/cuda/a.h",
+              "formats/codec.h", "marlin/status.h", "reference/a.h"}
+    must_find = [
+        ("base/b.cc", '#include "plan/a.h"'),
+        ("plan/b.cc", '#include "backends/cpu/a.h"'),
+        ("backends/cpu/b.cc", '#include "ops/a.h"'),
+        ("backends/cpu/b.cc", '#include "backends/cuda/a.h"'),
+        ("backends/cpu/b.cc", "#include <torch/torch.h>"),
+        ("reference/b.cc", '  #  include "plan/a.h"'),
+        ("ops/b.cc", '#include "reference/a.h"'),
+        ("checkpoint/b.cc", '#include "ops/a.h"'),
+        ("base/b.cc", '#include "a.h"'),
+        ("formats/u4.h", '#include "marlin/status.h"'),
+        ("formats/u4.h", "#include <vector>"),
+        ("gadgets/b.cc", ""),
+    ]
+    must_pass = [
+        ("base/b.cc", '#include "base/a.h"\n#include <vector>\n#include "marlin/status.h"'),
+        ("ops/b.cc", '#include "backends/cpu/a.h"'),
+        ("cli/b.cc", '#include "ops/a.h"'),
+        ("formats/u4.h", '#include "formats/codec.h"'),
+        ("base/c.cc", '// #include "ops/a.h"'),
+    ]
+    failures = [f"not found: {case}" for case in must_find if not check_source(*case, exists)]
+    failures += [f"wrongly found: {case}" for case in must_pass if check_source(*case, exists)]
+    for include in ('"base/a.h"', "<fmt/core.h>", "<sys/mman.h>", "<unistd.h>"):
+        if not check_public("include/marlin/a.h", f"#include {include}"):
+            failures.append(f"not found in a public header: {include}")
+    if check_public("include/marlin/a.h", '#include "marlin/status.h"\n#include <vector>'):
+        failures.append("wrongly found in a public header")
+    return failures
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--self-test"]:
+        findings = self_test()
+    else:
+        findings = check_tree(Path(arguments[0] if arguments else "."))
+    for finding in findings:
+        print(finding)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
