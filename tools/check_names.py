@@ -66,7 +66,7 @@ def check(files: dict[str, str], seeds: str) -> list[str]:
     for _, name, codec in _FORMAT.findall(formats):
         found = places.get(codec, [])
         if len(found) != 1 or not found[0].startswith(f"src/formats/{name}.h:"):
-            findings.append(f"{codec}: expected one definition in src/formats/{name}.h, got {found}")
+            findings.append(f"{codec}: not defined once, in src/formats/{name}.h, but in {found}")
     for name, where in places.items():
         if _VERSIONED.search(_last(name)):
             findings.append(f"{where[0]}: {name} names a version; git keeps the old one")

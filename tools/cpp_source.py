@@ -79,7 +79,8 @@ def _parameter_list(signature: str) -> str | None:
             if signature[:position].rstrip().endswith("operator"):
                 position = signature.find(")", position) + 1
                 continue
-            if re.search(r"\b(?:alignas|decltype|requires|__attribute__)\s*$", signature[:position]):
+            if re.search(r"\b(?:alignas|decltype|requires|__attribute__)\s*$",
+                         signature[:position]):
                 position = _matching(signature, position) + 1
                 continue
             return signature[position + 1 : _matching(signature, position)]

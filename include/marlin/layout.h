@@ -42,7 +42,7 @@ Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> word
 struct Sparse24 {
   int64_t k = 0;  ///< Unpadded.
   int64_t n = 0;
-  std::vector<uint32_t> values;    ///< [Kp/16, n]: 8 kept codes a word, two per block of 4, K order.
+  std::vector<uint32_t> values;  ///< [Kp/16, n]: 8 kept codes a word, two per block of 4, K order.
   std::vector<uint32_t> metadata;  ///< [Kp/32, n]: 8 nibbles a word, nibble = pos1 << 2 | pos0.
 };
 

@@ -9,9 +9,9 @@
 #define MARLIN_CONCAT(a, b) MARLIN_CONCAT_INNER(a, b)
 
 /// Returns the Status of `expr` from the enclosing function unless it is ok.
-#define MARLIN_RETURN_IF_ERROR(expr)              \
-  do {                                            \
-    ::marlin::Status marlin_status_ = (expr);     \
+#define MARLIN_RETURN_IF_ERROR(expr)                 \
+  do {                                               \
+    ::marlin::Status marlin_status_ = (expr);        \
     if (!marlin_status_.ok()) return marlin_status_; \
   } while (false)
 

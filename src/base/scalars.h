@@ -33,13 +33,12 @@ float SmallFloatToFloat(uint32_t bits) {
     return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << (23 - kMantissaBits)));
   }
   if (exponent != 0) {
-    return std::bit_cast<float>(sign |
-                                ((exponent + static_cast<uint32_t>(127 - kBias)) << 23) |
+    return std::bit_cast<float>(sign | ((exponent + static_cast<uint32_t>(127 - kBias)) << 23) |
                                 (mantissa << (23 - kMantissaBits)));
   }
   // Subnormal: mantissa * 2^(1 - bias - mantissa bits), exact in fp32.
-  const float unit = std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits)
-                                          << 23);
+  const float unit =
+      std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits) << 23);
   const float magnitude = static_cast<float>(mantissa) * unit;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }

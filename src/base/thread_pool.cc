@@ -88,17 +88,16 @@ void ThreadPool::WorkerLoop(int worker) {
 
 void ThreadPool::Run(int64_t count, Task task) {
   if (count <= 0) return;
-  const bool inline_run = count == 1 || worker_count_ == 1 ||
-                          busy_.exchange(true, std::memory_order_acquire);
+  const bool inline_run =
+      count == 1 || worker_count_ == 1 || busy_.exchange(true, std::memory_order_acquire);
   if (inline_run) {
     for (int64_t i = 0; i < count; ++i) task(i, 0);
     return;
   }
   next_.store(0, std::memory_order_relaxed);
   if (parallel_for_) {
-    parallel_for_(worker_count_, [&](int64_t worker) {
-      DrainTasks(task, count, static_cast<int>(worker));
-    });
+    parallel_for_(worker_count_,
+                  [&](int64_t worker) { DrainTasks(task, count, static_cast<int>(worker)); });
   } else {
     task_ = &task;
     count_ = count;

@@ -19,8 +19,7 @@ class ThreadPool {
   /// A task gets its number and the worker [0, worker_count()) that runs it; within one Run a
   /// worker runs one task at a time, so per-worker scratch needs no lock.
   using Task = FunctionRef<void(int64_t task, int worker)>;
-  using ParallelFor =
-      std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
+  using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
   /// threads <= 0: as many as this process may use.
   explicit ThreadPool(int threads);

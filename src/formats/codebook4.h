@@ -2,17 +2,15 @@
 #ifndef MARLIN_FORMATS_CODEBOOK4_H_
 #define MARLIN_FORMATS_CODEBOOK4_H_
 
-#include "formats/codec.h"
 #include "formats/codebook.h"
+#include "formats/codec.h"
 
 namespace marlin {
 namespace formats {
 
-MARLIN_TABLE float kCodebook4Values[16] = {
-    -127.0f, -104.0f, -83.0f, -65.0f,
-    -49.0f, -35.0f, -22.0f, -10.0f,
-    1.0f, 13.0f, 25.0f, 38.0f,
-    53.0f, 69.0f, 89.0f, 113.0f};
+MARLIN_TABLE float kCodebook4Values[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f,
+                                           -22.0f,  -10.0f,  1.0f,   13.0f,  25.0f,  38.0f,
+                                           53.0f,   69.0f,   89.0f,  113.0f};
 
 struct Codebook4 {
   enum { kBits = 4, kZero = MARLIN_ZERO_NONE, kHasCodebook = 1, kQuantized = 1 };

@@ -44,8 +44,7 @@ FormatInfo MakeInfo(Format format, std::string_view name) {
 
 const auto& Table() {
   static const auto table = std::to_array<FormatInfo>({
-#define MARLIN_FORMAT(enumerator, name, codec) \
-  MakeInfo<formats::codec>(Format::enumerator, #name),
+#define MARLIN_FORMAT(enumerator, name, codec) MakeInfo<formats::codec>(Format::enumerator, #name),
 #include "marlin/formats.def"
 #undef MARLIN_FORMAT
   });
@@ -58,8 +57,8 @@ struct ScaleTypeInfo {
   std::string_view name;
 };
 constexpr ScaleTypeInfo kScaleTypes[] = {
-    {ScaleType::kF16, DType::kF16, "fp16"},       {ScaleType::kBf16, DType::kBf16, "bf16"},
-    {ScaleType::kF32, DType::kF32, "fp32"},       {ScaleType::kE8M0, DType::kF8E8M0, "e8m0"},
+    {ScaleType::kF16, DType::kF16, "fp16"},     {ScaleType::kBf16, DType::kBf16, "bf16"},
+    {ScaleType::kF32, DType::kF32, "fp32"},     {ScaleType::kE8M0, DType::kF8E8M0, "e8m0"},
     {ScaleType::kE4M3, DType::kF8E4M3, "e4m3"},
 };
 

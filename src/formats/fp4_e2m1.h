@@ -22,10 +22,10 @@ struct Fp4E2M1 {
     const float a = x < 0.0f ? -x : x;
     // Midpoints of 0 .5 1 1.5 2 3 4 6; a tie goes to the even code, so it counts as passed when
     // the code above is even.
-    const marlin_code magnitude =
-        (a > 0.25f ? 1u : 0u) + (a >= 0.75f ? 1u : 0u) + (a > 1.25f ? 1u : 0u) +
-        (a >= 1.75f ? 1u : 0u) + (a > 2.5f ? 1u : 0u) + (a >= 3.5f ? 1u : 0u) +
-        (a > 5.0f ? 1u : 0u);
+    const marlin_code magnitude = (a > 0.25f ? 1u : 0u) + (a >= 0.75f ? 1u : 0u) +
+                                  (a > 1.25f ? 1u : 0u) + (a >= 1.75f ? 1u : 0u) +
+                                  (a > 2.5f ? 1u : 0u) + (a >= 3.5f ? 1u : 0u) +
+                                  (a > 5.0f ? 1u : 0u);
     return (x < 0.0f && magnitude != 0u) ? (magnitude | 8u) : magnitude;
   }
 };

@@ -14,9 +14,8 @@ struct Fp8E4M3 {
     const marlin_code magnitude = code & 127u;
     if (magnitude == 127u) return marlin_bits_to_float(0x7fc00000u);
     const float unit = marlin_bits_to_float(118u << 23);  // 2^-9, the subnormal step
-    const float value = magnitude < 8u
-                            ? static_cast<float>(magnitude) * unit
-                            : marlin_bits_to_float((magnitude << 20) + (120u << 23));
+    const float value = magnitude < 8u ? static_cast<float>(magnitude) * unit
+                                       : marlin_bits_to_float((magnitude << 20) + (120u << 23));
     return (code & 128u) != 0u ? -value : value;
   }
 

@@ -13,11 +13,12 @@ struct Fp8E5M2 {
   MARLIN_CODEC float Value(marlin_code code) {
     const marlin_code magnitude = code & 127u;
     if (magnitude > 124u) return marlin_bits_to_float(0x7fc00000u);
-    if (magnitude == 124u) return (code & 128u) != 0u ? marlin_bits_to_float(0xff800000u) : marlin_bits_to_float(0x7f800000u);
+    if (magnitude == 124u)
+      return (code & 128u) != 0u ? marlin_bits_to_float(0xff800000u)
+                                 : marlin_bits_to_float(0x7f800000u);
     const float unit = marlin_bits_to_float(111u << 23);  // 2^-16, the subnormal step
-    const float value = magnitude < 4u
-                            ? static_cast<float>(magnitude) * unit
-                            : marlin_bits_to_float((magnitude << 21) + (112u << 23));
+    const float value = magnitude < 4u ? static_cast<float>(magnitude) * unit
+                                       : marlin_bits_to_float((magnitude << 21) + (112u << 23));
     return (code & 128u) != 0u ? -value : value;
   }
 

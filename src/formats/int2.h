@@ -10,7 +10,9 @@ namespace formats {
 struct Int2 {
   enum { kBits = 2, kZero = MARLIN_ZERO_OPTIONAL, kHasCodebook = 0, kQuantized = 1 };
 
-  MARLIN_CODEC float Value(marlin_code code) { return static_cast<float>(static_cast<int>(code & 3u) - 2); }
+  MARLIN_CODEC float Value(marlin_code code) {
+    return static_cast<float>(static_cast<int>(code & 3u) - 2);
+  }
 
   MARLIN_CODEC marlin_code Encode(float x) {
     return static_cast<marlin_code>(marlin_round_to_int(x, -2, 1) + 2);

@@ -2,14 +2,13 @@
 #ifndef MARLIN_FORMATS_NF2_H_
 #define MARLIN_FORMATS_NF2_H_
 
-#include "formats/codec.h"
 #include "formats/codebook.h"
+#include "formats/codec.h"
 
 namespace marlin {
 namespace formats {
 
-MARLIN_TABLE float kNf2Values[4] = {
-    -1.0f, 0.0f, 0.43581817f, 1.0f};
+MARLIN_TABLE float kNf2Values[4] = {-1.0f, 0.0f, 0.43581817f, 1.0f};
 
 struct Nf2 {
   enum { kBits = 2, kZero = MARLIN_ZERO_NONE, kHasCodebook = 1, kQuantized = 1 };
@@ -18,9 +17,7 @@ struct Nf2 {
     return marlin_codebook_value(kNf2Values, code & 3u);
   }
 
-  MARLIN_CODEC marlin_code Encode(float x) {
-    return marlin_codebook_encode(kNf2Values, 4, x);
-  }
+  MARLIN_CODEC marlin_code Encode(float x) { return marlin_codebook_encode(kNf2Values, 4, x); }
 };
 
 }  // namespace formats

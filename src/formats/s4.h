@@ -10,7 +10,9 @@ namespace formats {
 struct S4 {
   enum { kBits = 4, kZero = MARLIN_ZERO_NONE, kHasCodebook = 0, kQuantized = 1 };
 
-  MARLIN_CODEC float Value(marlin_code code) { return static_cast<float>(static_cast<int>(code & 15u) - 8); }
+  MARLIN_CODEC float Value(marlin_code code) {
+    return static_cast<float>(static_cast<int>(code & 15u) - 8);
+  }
 
   MARLIN_CODEC marlin_code Encode(float x) {
     return static_cast<marlin_code>(marlin_round_to_int(x, -8, 7) + 8);

@@ -32,8 +32,8 @@ int64_t StoredBytes(const WeightsSpec& spec) {
 }
 
 double BitsPerWeight(const WeightsSpec& spec) {
-  const double count = static_cast<double>(spec.experts) * static_cast<double>(spec.k) *
-                       static_cast<double>(spec.n);
+  const double count =
+      static_cast<double>(spec.experts) * static_cast<double>(spec.k) * static_cast<double>(spec.n);
   return count == 0 ? 0.0 : 8.0 * static_cast<double>(StoredBytes(spec)) / count;
 }
 

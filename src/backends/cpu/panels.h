@@ -39,16 +39,16 @@ constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * 
 /// and chunks * 128 k can be read.
 struct PanelView {
   const uint8_t* codes;
-  const void* scales;   ///< Null for bf16 and fp16.
-  const void* zeros;    ///< f16, or null.
-  const void* biases;   ///< Or null.
-  const float* table;   ///< [256] for 8 bits, else 16: the values replicated over unused index bits.
+  const void* scales;  ///< Null for bf16 and fp16.
+  const void* zeros;   ///< f16, or null.
+  const void* biases;  ///< Or null.
+  const float* table;  ///< [256] for 8 bits, else 16: the values replicated over unused index bits.
   float global_scale;
   Format format;
   ScaleType scale_type;
   int bits;
-  int64_t group_size;   ///< A multiple of 16, or >= chunks * 128 for one group.
-  int64_t groups;       ///< Padded.
+  int64_t group_size;  ///< A multiple of 16, or >= chunks * 128 for one group.
+  int64_t groups;      ///< Padded.
   int64_t blocks;
   int64_t chunks;
 };
