@@ -13,6 +13,7 @@
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// One tensor of a checkpoint as its file describes it.
@@ -112,3 +113,4 @@ Status DequantizeCheckpoint(const std::string& source, const std::string& output
                             bool overwrite, const Progress& progress = {});
 
 }  // namespace marlin
+#pragma GCC visibility pop

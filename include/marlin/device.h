@@ -10,6 +10,7 @@
 
 #include "marlin/status.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// One kernel as `metal-marlin devices` lists it.
@@ -60,3 +61,4 @@ class Device {
 std::vector<DeviceInfo> ListDevices();
 
 }  // namespace marlin
+#pragma GCC visibility pop

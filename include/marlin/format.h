@@ -8,6 +8,7 @@
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// How one weight is coded. Names in files and commands are those of FormatName().
@@ -64,3 +65,4 @@ std::string_view ScaleTypeName(ScaleType type);
 Result<ScaleType> ParseScaleType(std::string_view name);
 
 }  // namespace marlin
+#pragma GCC visibility pop

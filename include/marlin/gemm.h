@@ -9,6 +9,7 @@
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kRelu };
@@ -68,3 +69,4 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
                   const MutableTensorView& out, int64_t expert = 0);
 
 }  // namespace marlin
+#pragma GCC visibility pop

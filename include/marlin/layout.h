@@ -9,6 +9,7 @@
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// Packs codes [k, n] (one byte each, C order) into canonical words [WordsAlongK, n].
@@ -59,3 +60,4 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);
 
 }  // namespace marlin
+#pragma GCC visibility pop

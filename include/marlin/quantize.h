@@ -9,6 +9,7 @@
 #include "marlin/status.h"
 #include "marlin/weights.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// How scales and zero points are chosen.
@@ -46,3 +47,4 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out);
 
 }  // namespace marlin
+#pragma GCC visibility pop

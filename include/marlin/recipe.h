@@ -12,6 +12,7 @@
 #include "marlin/quantize.h"
 #include "marlin/status.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// The part that a tensor plays in a decoder.
@@ -110,3 +111,4 @@ class MixedPrecisionConfig {
 };
 
 }  // namespace marlin
+#pragma GCC visibility pop

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// What kind of error a Status holds. The numbers are stable.
@@ -76,3 +77,4 @@ class [[nodiscard]] Result {
 };
 
 }  // namespace marlin
+#pragma GCC visibility pop

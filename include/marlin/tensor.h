@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 /// Element type of a tensor, as safetensors knows them (multi-byte types are little endian).
@@ -150,3 +151,4 @@ using TensorView = BasicTensorView<const void*>;
 using MutableTensorView = BasicTensorView<void*>;
 
 }  // namespace marlin
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace marlin {
 
 class Device;
@@ -90,3 +91,4 @@ class PreparedWeights {
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device);
 
 }  // namespace marlin
+#pragma GCC visibility pop

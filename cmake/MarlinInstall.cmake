@@ -1,0 +1,21 @@
+# `cmake --install` gives headers, the library, the command and find_package(marlin).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(TARGETS marlin EXPORT marlinTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/marlin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(TARGET metal-marlin)
+  install(TARGETS metal-marlin RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/marlin)
+install(EXPORT marlinTargets NAMESPACE marlin:: DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_SOURCE_DIR}/cmake/marlinConfig.cmake
+        ${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake DESTINATION ${package_dir})

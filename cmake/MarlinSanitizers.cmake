@@ -1,0 +1,7 @@
+# MARLIN_SANITIZE=address;undefined builds everything with those sanitizers; a report ends the run.
+set(MARLIN_SANITIZE "" CACHE STRING "Sanitizers for all targets: address;undefined, thread, memory")
+if(MARLIN_SANITIZE)
+  list(JOIN MARLIN_SANITIZE "," sanitizers)
+  add_compile_options(-fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${sanitizers})
+endif()

@@ -1,0 +1,60 @@
+#!/bin/sh
+# install_and_use.sh static|shared CMAKE SOURCE_DIR BUILD_DIR SCRATCH_DIR
+# Installs the library (built anew when shared), builds the consumer project against it, runs it,
+# and checks which symbols a shared library exports.
+set -eu
+kind=$1 cmake=$2 source=$3 build=$4 scratch=$5
+here=$(cd "$(dirname "$0")" && pwd -P)
+cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+generator=$(cached CMAKE_GENERATOR)
+compiler=$(cached CMAKE_CXX_COMPILER)
+launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
+
+rm -rf "$scratch/prefix" "$scratch/consumer"
+mkdir -p "$scratch"
+if [ "$kind" = shared ]; then
+  build=$scratch/library
+  "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_BUILD_TYPE=Release \
+    -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF -DMARLIN_BUILD_BENCH=OFF \
+    -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
+    cat "$scratch/configure.log"
+    exit 1
+  }
+  "$cmake" --build "$build" --target marlin
+fi
+"$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+
+"$cmake" -S "$here/consumer" -B "$scratch/consumer" -G "$generator" \
+  -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$scratch/prefix"
+"$cmake" --build "$scratch/consumer"
+"$scratch/consumer/consumer"
+
+[ "$kind" = shared ] || exit 0
+library=$(find "$scratch/prefix" -name 'libmarlin.so.*.*.*')
+if [ -z "$library" ]; then
+  echo "no shared library was installed"
+  exit 1
+fi
+"${NM:-nm}" -D -C --defined-only "$library" >"$scratch/exports"
+foreign=$(awk '$2 != "A"' "$scratch/exports" | cut -d' ' -f3- |
+  grep -vE '^(marlin::|(vtable|typeinfo|typeinfo name) for marlin::|guard variable for marlin::)' |
+  grep -vE '^[a-z].* marlin::' || true)
+if [ -n "$foreign" ]; then
+  echo "exported beside namespace marlin:"
+  echo "$foreign"
+  exit 1
+fi
+for internal in marlin::ThreadPool marlin::AlignedBuffer marlin::formats::; do
+  if grep -F "$internal" "$scratch/exports"; then
+    echo "internal symbols are exported: $internal"
+    exit 1
+  fi
+done
+for public in 'marlin::ParseFormat(' 'marlin::FormatValues('; do
+  grep -qF "$public" "$scratch/exports" || {
+    echo "not exported: $public"
+    exit 1
+  }
+done
+echo "$(wc -l <"$scratch/exports") exported symbols, all of namespace marlin"
