@@ -1,0 +1,103 @@
+// The canonical K-packed bit order, as loops over runs of columns that packers and kernels share.
+//
+// 32 consecutive codes of a column fill kBits words; as one little-endian string of 32 * kBits
+// bits, code j lies at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
+// kBits * j"; for 3 bits it is 32 codes in 3 words.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace marlin {
+
+inline constexpr int64_t kPackRun = 32;  ///< Codes after which every width is at a word boundary.
+
+/// Squeezes the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
+template <int kBits>
+uint64_t SqueezeOctet(uint64_t bytes) {
+  static_assert(kBits < 8);
+  constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kQuad = (uint64_t{1} << (4 * kBits)) - 1;
+  bytes = (bytes | (bytes >> (8 - kBits))) & (kPair * 0x0001000100010001u);
+  bytes = (bytes | (bytes >> (16 - 2 * kBits))) & (kQuad * 0x0000000100000001u);
+  return (bytes | (bytes >> (32 - 4 * kBits))) & ((uint64_t{1} << (8 * kBits)) - 1);
+}
+
+/// The inverse of SqueezeOctet; bits above 8 * kBits are ignored.
+template <int kBits>
+uint64_t SpreadOctet(uint64_t packed) {
+  static_assert(kBits < 8);
+  constexpr uint64_t kCode = (uint64_t{1} << kBits) - 1;
+  constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kQuad = (uint64_t{1} << (4 * kBits)) - 1;
+  packed = (packed & kQuad) | ((packed & (kQuad << (4 * kBits))) << (32 - 4 * kBits));
+  packed = (packed | (packed << (16 - 2 * kBits))) & (kPair * 0x0001000100010001u);
+  return (packed | (packed << (8 - kBits))) & (kCode * 0x0101010101010101u);
+}
+
+/// Packs 32 codes (one byte each) into kBits words.
+template <int kBits>
+void PackRun(const uint8_t* codes, uint32_t* words) {
+  if constexpr (kBits == 8) {
+    std::memcpy(words, codes, kPackRun);
+    return;
+  }
+  uint64_t octets[4];
+  std::memcpy(octets, codes, sizeof(octets));
+  if constexpr (kBits < 8) {
+    for (uint64_t& octet : octets) octet = SqueezeOctet<kBits>(octet);
+  }
+  if constexpr (kBits == 4) {
+    for (int i = 0; i < 4; ++i) words[i] = static_cast<uint32_t>(octets[i]);
+  } else if constexpr (kBits == 2) {
+    words[0] = static_cast<uint32_t>(octets[0] | (octets[1] << 16));
+    words[1] = static_cast<uint32_t>(octets[2] | (octets[3] << 16));
+  } else if constexpr (kBits == 3) {
+    words[0] = static_cast<uint32_t>(octets[0] | (octets[1] << 24));
+    words[1] = static_cast<uint32_t>((octets[1] >> 8) | (octets[2] << 16));
+    words[2] = static_cast<uint32_t>((octets[2] >> 16) | (octets[3] << 8));
+  }
+}
+
+/// The inverse of PackRun.
+template <int kBits>
+void UnpackRun(const uint32_t* words, uint8_t* codes) {
+  if constexpr (kBits == 8) {
+    std::memcpy(codes, words, kPackRun);
+    return;
+  }
+  uint64_t octets[4] = {};
+  if constexpr (kBits == 4) {
+    for (int i = 0; i < 4; ++i) octets[i] = words[i];
+  } else if constexpr (kBits == 2) {
+    for (int i = 0; i < 4; ++i) octets[i] = (words[i / 2] >> (16 * (i % 2))) & 0xffffu;
+  } else if constexpr (kBits == 3) {
+    octets[0] = words[0] & 0xffffffu;
+    octets[1] = ((words[0] >> 24) | (words[1] << 8)) & 0xffffffu;
+    octets[2] = ((words[1] >> 16) | (words[2] << 16)) & 0xffffffu;
+    octets[3] = words[2] >> 8;
+  }
+  if constexpr (kBits < 8) {
+    for (uint64_t& octet : octets) octet = SpreadOctet<kBits>(octet);
+  }
+  std::memcpy(codes, octets, sizeof(octets));
+}
+
+/// Codes of some columns, one byte each: column c at codes + c * stride, K running. Columns are
+/// padded to a multiple of kPackRun: the padding is read by PackColumns (and must be code 0) and
+/// written by UnpackColumns.
+struct CodeColumns {
+  uint8_t* codes;
+  int64_t stride;
+  int64_t k;
+  int64_t columns;
+};
+
+/// Packs columns into word rows: word i of column c goes to words[i * word_stride + c].
+/// Precondition: bits is 2, 3, 4 or 8.
+void PackColumns(int bits, const CodeColumns& from, uint32_t* words, int64_t word_stride);
+
+/// The inverse of PackColumns.
+void UnpackColumns(int bits, const uint32_t* words, int64_t word_stride, const CodeColumns& to);
+
+}  // namespace marlin

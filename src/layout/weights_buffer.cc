@@ -1,0 +1,131 @@
+#include "layout/weights_buffer.h"
+
+#include <string>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "layout/weights_shapes.h"
+
+namespace marlin {
+namespace {
+
+Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+
+Status CheckEnums(const WeightsSpec& spec) {
+  if (static_cast<size_t>(spec.format) >= AllFormats().size()) {
+    return Invalid("format: unknown number " + std::to_string(static_cast<int>(spec.format)));
+  }
+  if (spec.scale_type > ScaleType::kE4M3) {
+    return Invalid("scale type: unknown number " +
+                   std::to_string(static_cast<int>(spec.scale_type)));
+  }
+  return {};
+}
+
+Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
+  const std::string name(info.name);
+  if (!info.quantized) {
+    if (spec.has_zeros || spec.has_biases || spec.has_global_scale) {
+      return Invalid("format: " + name + " has no scales, so no zeros, biases or global scale");
+    }
+    return {};
+  }
+  if (spec.has_zeros && info.zero_point == ZeroPoint::kNone) {
+    return Invalid("zeros: format " + name + " has none");
+  }
+  // Both at once have no meaning; an affine format may come with either form.
+  if (spec.has_zeros && spec.has_biases) return Invalid("zeros: cannot stand beside biases");
+  if (info.zero_point == ZeroPoint::kRequired && !spec.has_zeros && !spec.has_biases) {
+    return Invalid("zeros: format " + name + " needs zeros or biases");
+  }
+  if (spec.scale_type == ScaleType::kE4M3 && !spec.has_global_scale) {
+    return Invalid("global_scale: scales of type e4m3 need one");
+  }
+  return {};
+}
+
+Status CheckSizes(const WeightsSpec& spec, const FormatInfo& info) {
+  if (spec.experts < 0 || spec.k < 0 || spec.n < 0) {
+    return Invalid("weights: negative shape [" + std::to_string(spec.experts) + ", " +
+                   std::to_string(spec.k) + ", " + std::to_string(spec.n) + "]");
+  }
+  // No part of the weights takes more than 16 bytes per weight of the padded matrix, so this bound
+  // keeps every later product of sizes within int64.
+  const Checked padded = Checked(spec.k) + Checked(kGroupGranule * 2);
+  if (!(Checked(spec.experts) * padded * Checked(spec.n) * Checked(16)).valid()) {
+    return Invalid("weights: size overflows for [" + std::to_string(spec.experts) + ", " +
+                   std::to_string(spec.k) + ", " + std::to_string(spec.n) + "]");
+  }
+  if (!info.quantized) return {};
+  if (spec.group_size < 1) {
+    return Invalid("group_size: expected at least 1, got " + std::to_string(spec.group_size));
+  }
+  return NormalizeGroupSize(spec.group_size, spec.k).status();
+}
+
+}  // namespace
+
+Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
+  const bool multiple = group_size > 0 && group_size % kGroupGranule == 0;
+  if (group_size < 0 || (group_size != 0 && group_size < k && !multiple)) {
+    return Status(Code::kInvalidArgument,
+                  "group_size: expected a multiple of " + std::to_string(kGroupGranule) +
+                      ", or 0 for one group of all k = " + std::to_string(k) + ", got " +
+                      std::to_string(group_size));
+  }
+  if (k == 0) return kGroupGranule;
+  return group_size == 0 || group_size > k ? k : group_size;
+}
+
+Status CheckSpec(const WeightsSpec& spec) {
+  MARLIN_RETURN_IF_ERROR(CheckEnums(spec));
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  MARLIN_RETURN_IF_ERROR(CheckOffsets(spec, info));
+  return CheckSizes(spec, info);
+}
+
+Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
+  MARLIN_RETURN_IF_ERROR(CheckSpec(spec));
+  const WeightsShapes shapes = ShapesOf(spec);
+  int64_t bytes = 0;
+  const auto reserve = [&bytes](const TensorView& view) {
+    const int64_t offset = bytes;
+    bytes += RoundUp(view.ByteCount(), kBufferAlignment);
+    return offset;
+  };
+  const int64_t codes_at = reserve(shapes.codes);
+  const int64_t scales_at = reserve(shapes.scales);
+  const int64_t zeros_at = reserve(shapes.zeros);
+  const int64_t biases_at = reserve(shapes.biases);
+  const int64_t global_at = reserve(shapes.global_scale);
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
+  const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
+  const auto place = [&owner](const TensorView& view, int64_t offset) {
+    return TensorView(owner->As<std::byte>(offset), view.dtype(), view.shape());
+  };
+
+  WeightsBuffer buffer;
+  buffer.weights.spec = spec;
+  buffer.weights.owner = owner;
+  buffer.weights.codes = place(shapes.codes, codes_at);
+  buffer.codes = owner->As<void>(codes_at);
+  if (!GetFormatInfo(spec.format).quantized) return buffer;
+  buffer.weights.scales = place(shapes.scales, scales_at);
+  buffer.scales = owner->As<void>(scales_at);
+  if (spec.has_zeros) {
+    buffer.weights.zeros = place(shapes.zeros, zeros_at);
+    buffer.zeros = owner->As<uint16_t>(zeros_at);
+  }
+  if (spec.has_biases) {
+    buffer.weights.biases = place(shapes.biases, biases_at);
+    buffer.biases = owner->As<void>(biases_at);
+  }
+  if (spec.has_global_scale) {
+    buffer.weights.global_scale = place(shapes.global_scale, global_at);
+    buffer.global_scale = owner->As<float>(global_at);
+  }
+  return buffer;
+}
+
+}  // namespace marlin

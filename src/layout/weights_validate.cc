@@ -1,0 +1,177 @@
+#include <cmath>
+#include <string>
+
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "layout/weights_buffer.h"
+#include "layout/weights_shapes.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+namespace {
+
+std::string Describe(const TensorView& view) {
+  return std::string(DTypeName(view.dtype())) + " " + view.shape().ToString();
+}
+
+Status CheckView(const std::string& name, const TensorView& view, const TensorView& expected,
+                 const WeightsSpec& spec) {
+  if (view.dtype() != expected.dtype() || !(view.shape() == expected.shape())) {
+    return Status(Code::kInvalidArgument,
+                  name + ": expected " + Describe(expected) + ", got " + Describe(view) + " (" +
+                      std::string(FormatName(spec.format)) + ", k=" + std::to_string(spec.k) +
+                      ", n=" + std::to_string(spec.n) +
+                      ", group_size=" + std::to_string(spec.group_size) + ")");
+  }
+  if (view.ElementCount() == 0) return {};
+  if (view.data() == nullptr) return {Code::kInvalidArgument, name + ": no data"};
+  if (!view.IsContiguous()) return {Code::kInvalidArgument, name + ": is not contiguous"};
+  const auto address = reinterpret_cast<uintptr_t>(view.data());
+  if (address % 4 != 0) return {Code::kInvalidArgument, name + ": is not 4-byte aligned"};
+  return {};
+}
+
+Status CheckAbsent(const std::string& name, const TensorView& view) {
+  if (view.data() == nullptr) return {};
+  return {Code::kInvalidArgument, name + ": present, but the spec has none"};
+}
+
+/// "[1, 2, 3]" of an element's index in C order.
+std::string Position(const Shape& shape, int64_t index) {
+  Shape position = shape;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    position[i] = index % shape[i];
+    index /= shape[i];
+  }
+  return position.ToString();
+}
+
+Status NonFinite(const std::string& name, const TensorView& view, int64_t index) {
+  return {Code::kMalformedFile,
+          name + ": value at " + Position(view.shape(), index) + " is NaN or Inf"};
+}
+
+/// Index of the first element that means NaN or Inf, or -1.
+int64_t FindNonFinite(const TensorView& view) {
+  const int64_t count = view.ElementCount();
+  const auto find = [count](auto is_bad) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_bad(i)) return i;
+    }
+    return int64_t{-1};
+  };
+  switch (view.dtype()) {
+    case DType::kF16:
+      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7c00u) == 0x7c00u; });
+    case DType::kBf16:
+      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7f80u) == 0x7f80u; });
+    case DType::kF8E4M3:
+      return find([p = view.As<uint8_t>()](int64_t i) { return (p[i] & 0x7fu) == 0x7fu; });
+    case DType::kF8E8M0:
+      return find([p = view.As<uint8_t>()](int64_t i) { return p[i] == 0xffu; });
+    default:
+      return find([p = view.As<float>()](int64_t i) { return !std::isfinite(p[i]); });
+  }
+}
+
+Status CheckFinite(const std::string& name, const TensorView& view) {
+  const int64_t index = FindNonFinite(view);
+  return index < 0 ? Status() : NonFinite(name, view, index);
+}
+
+Status CheckCodebook(const QuantizedWeights& weights) {
+  if (weights.codebook.empty()) return {};
+  const FormatInfo& info = GetFormatInfo(weights.spec.format);
+  if (!info.has_codebook) {
+    return {Code::kInvalidArgument,
+            "codebook: present, but the values of " + std::string(info.name) + " are fixed"};
+  }
+  const size_t expected = size_t{1} << info.bits;
+  if (weights.codebook.size() != expected) {
+    return {Code::kInvalidArgument, "codebook: expected " + std::to_string(expected) +
+                                        " values, got " + std::to_string(weights.codebook.size())};
+  }
+  for (size_t i = 0; i < expected; ++i) {
+    if (!std::isfinite(weights.codebook[i])) {
+      return {Code::kMalformedFile, "codebook: value " + std::to_string(i) + " is NaN or Inf"};
+    }
+  }
+  return {};
+}
+
+/// fp8 has codes that mean NaN or Inf; nothing else of 8 bits or less has.
+Status CheckCodes(const QuantizedWeights& weights) {
+  const WeightsSpec& spec = weights.spec;
+  const std::span<const float> values = FormatValues(spec.format);
+  bool all_finite = true;
+  for (float value : values) all_finite = all_finite && std::isfinite(value);
+  if (all_finite) return {};
+  const auto* bytes = weights.codes.As<uint8_t>();
+  const int64_t rows = weights.codes.dim(1);
+  const int64_t word_bytes = 4;
+  bool bad[256];
+  for (size_t code = 0; code < 256; ++code) bad[code] = !std::isfinite(values[code]);
+  const int64_t count = weights.codes.ElementCount() * word_bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!bad[bytes[i]]) continue;
+    const int64_t word = i / word_bytes;
+    const int64_t k = word / spec.n % rows * word_bytes + i % word_bytes;
+    return {Code::kMalformedFile, "codes: code " + std::to_string(bytes[i]) + " of " +
+                                      std::string(FormatName(spec.format)) + " at [" +
+                                      std::to_string(word / spec.n / rows) + ", " +
+                                      std::to_string(k) + ", " + std::to_string(word % spec.n) +
+                                      "] means NaN or Inf"};
+  }
+  return {};
+}
+
+}  // namespace
+
+WeightsShapes ShapesOf(const WeightsSpec& spec) {
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  const auto view = [](DType dtype, Shape shape) { return TensorView(nullptr, dtype, shape); };
+  const Shape none{0};
+  if (!info.quantized) {
+    const DType dtype = spec.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
+    const TensorView empty = view(DType::kU8, none);
+    return {view(dtype, {spec.experts, spec.k, spec.n}), empty, empty, empty, empty};
+  }
+  const Shape groups{spec.experts, GroupCount(spec), spec.n};
+  return {view(DType::kU32, {spec.experts, WordsAlongK(spec.format, spec.k), spec.n}),
+          view(ScaleDType(spec.scale_type), groups),
+          view(DType::kF16, spec.has_zeros ? groups : none),
+          view(BiasDType(spec.scale_type), spec.has_biases ? groups : none),
+          view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none)};
+}
+
+Status Validate(const QuantizedWeights& weights) {
+  const WeightsSpec& spec = weights.spec;
+  MARLIN_RETURN_IF_ERROR(CheckSpec(spec));
+  const WeightsShapes shapes = ShapesOf(spec);
+  const bool quantized = GetFormatInfo(spec.format).quantized;
+  struct Part {
+    const char* name;
+    const TensorView& view;
+    const TensorView& expected;
+    bool wanted;
+    bool floats;
+  };
+  const Part parts[] = {
+      {"codes", weights.codes, shapes.codes, true, !quantized},
+      {"scales", weights.scales, shapes.scales, quantized, true},
+      {"zeros", weights.zeros, shapes.zeros, spec.has_zeros, true},
+      {"biases", weights.biases, shapes.biases, spec.has_biases, true},
+      {"global_scale", weights.global_scale, shapes.global_scale, spec.has_global_scale, true},
+  };
+  for (const Part& part : parts) {
+    MARLIN_RETURN_IF_ERROR(part.wanted ? CheckView(part.name, part.view, part.expected, spec)
+                                       : CheckAbsent(part.name, part.view));
+  }
+  for (const Part& part : parts) {
+    if (part.wanted && part.floats) MARLIN_RETURN_IF_ERROR(CheckFinite(part.name, part.view));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckCodebook(weights));
+  return quantized ? CheckCodes(weights) : Status();
+}
+
+}  // namespace marlin

@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "layout/packing.h"
+#include "marlin/quantize.h"
+#include "quantize/column_tile.h"
+#include "quantize/quantizer.h"
+#include "quantize/rounding.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kRows = 512;
+static_assert(kRows % kPackRun == 0);
+
+/// Element `index` of a view of scales, zeros or biases.
+float ReadScalar(const TensorView& view, int64_t index) {
+  switch (view.dtype()) {
+    case DType::kF16:
+      return HalfToFloat(view.As<uint16_t>()[index]);
+    case DType::kBf16:
+      return Bf16ToFloat(view.As<uint16_t>()[index]);
+    case DType::kF8E8M0:
+      return E8M0ToFloat(view.As<uint8_t>()[index]);
+    case DType::kF8E4M3:
+      return Fp8E4M3ToFloat(view.As<uint8_t>()[index]);
+    default:
+      return view.As<float>()[index];
+  }
+}
+
+/// What turns a code of one group of one column into a weight.
+struct GroupMap {
+  double scale = 1;
+  double zero = 0;
+  double bias = 0;
+  bool has_bias = false;
+
+  /// Exact, or rounded to odd where a bias makes the sum longer than a double: value - zero has at
+  /// most 28 bits and scale 24.
+  double Apply(float value) const {
+    const double product = scale * (static_cast<double>(value) - zero);
+    return has_bias ? AddToOdd(product, bias) : product;
+  }
+};
+
+GroupMap MapOf(const QuantizedWeights& weights, int64_t expert, int64_t index) {
+  GroupMap map;
+  float scale = ReadScalar(weights.scales, index);
+  // The effective scale is an fp32: stored scale times global scale, rounded once.
+  if (weights.spec.has_global_scale) scale *= weights.global_scale.As<float>()[expert];
+  map.scale = scale;
+  if (weights.spec.has_zeros) map.zero = ReadScalar(weights.zeros, index);
+  map.has_bias = weights.spec.has_biases;
+  if (map.has_bias) map.bias = ReadScalar(weights.biases, index);
+  return map;
+}
+
+template <typename Element>
+class Decoder {
+ public:
+  using Stored = typename Element::Stored;
+
+  Decoder(const QuantizedWeights& weights, const MutableTensorView& out)
+      : weights_(weights),
+        spec_(weights.spec),
+        out_(out),
+        bits_(GetFormatInfo(spec_.format).bits),
+        groups_(GroupCount(spec_)),
+        values_(FormatValues(spec_.format)) {
+    if (!weights.codebook.empty()) values_ = weights.codebook;
+  }
+
+  /// Decodes one tile of columns of one expert.
+  void DecodeTile(int64_t expert, int64_t n0) const {
+    std::array<uint8_t, kRows * kTileColumns> codes;
+    std::array<Stored, kRows * kTileColumns> tile;
+    const int64_t columns = std::min(kTileColumns, spec_.n - n0);
+    for (int64_t k0 = 0; k0 < spec_.k; k0 += kRows) {
+      const TileRange range{k0, std::min(kRows, spec_.k - k0), n0, columns};
+      if (bits_ > 8) {
+        CopyTile(expert, range, tile.data());
+      } else {
+        const int64_t row =
+            expert * WordsAlongK(spec_.format, spec_.k) + WordsAlongK(spec_.format, k0);
+        UnpackColumns(bits_, weights_.codes.As<uint32_t>() + row * spec_.n + n0, spec_.n,
+                      {codes.data(), kRows, range.rows, columns});
+        for (int64_t c = 0; c < columns; ++c) {
+          DecodeColumn(expert, n0 + c, range, codes.data() + c * kRows, tile.data() + c * kRows);
+        }
+      }
+      Store(expert, range, tile.data());
+    }
+  }
+
+ private:
+  void DecodeColumn(int64_t expert, int64_t n, const TileRange& range, const uint8_t* codes,
+                    Stored* out) const {
+    for (int64_t r = 0; r < range.rows;) {
+      const int64_t group = (range.k0 + r) / spec_.group_size;
+      const int64_t end = std::min(range.rows, (group + 1) * spec_.group_size - range.k0);
+      const GroupMap map = MapOf(weights_, expert, (expert * groups_ + group) * spec_.n + n);
+      if (bits_ <= 4) {
+        Stored table[16];
+        for (size_t code = 0; code < values_.size(); ++code) {
+          table[code] = Element::Round(map.Apply(values_[code]));
+        }
+        for (; r < end; ++r) out[r] = table[codes[r]];
+      } else {
+        for (; r < end; ++r) out[r] = Element::Round(map.Apply(values_[codes[r]]));
+      }
+    }
+  }
+
+  void CopyTile(int64_t expert, const TileRange& range, Stored* tile) const {
+    const auto* from = weights_.codes.As<uint16_t>() + expert * spec_.k * spec_.n;
+    const bool bf16 = spec_.format == Format::kBf16;
+    for (int64_t r = 0; r < range.rows; ++r) {
+      const uint16_t* row = from + (range.k0 + r) * spec_.n + range.n0;
+      for (int64_t c = 0; c < range.columns; ++c) {
+        tile[c * kRows + r] = Element::Round(bf16 ? Bf16ToFloat(row[c]) : HalfToFloat(row[c]));
+      }
+    }
+  }
+
+  void Store(int64_t expert, const TileRange& range, const Stored* tile) const {
+    const int axis = out_.rank() - 2;
+    const int64_t k_stride = out_.stride(axis);
+    const int64_t n_stride = out_.stride(axis + 1);
+    Stored* origin = out_.As<Stored>() + range.k0 * k_stride + range.n0 * n_stride +
+                     (out_.rank() == 3 ? expert * out_.stride(0) : 0);
+    if (k_stride == 1) {
+      for (int64_t c = 0; c < range.columns; ++c) {
+        std::copy_n(tile + c * kRows, range.rows, origin + c * n_stride);
+      }
+      return;
+    }
+    for (int64_t r = 0; r < range.rows; ++r) {
+      for (int64_t c = 0; c < range.columns; ++c) {
+        origin[r * k_stride + c * n_stride] = tile[c * kRows + r];
+      }
+    }
+  }
+
+  const QuantizedWeights& weights_;
+  const WeightsSpec& spec_;
+  const MutableTensorView& out_;
+  int bits_;
+  int64_t groups_;
+  std::span<const float> values_;
+};
+
+template <typename Element>
+Status DecodeAll(const QuantizedWeights& weights, const MutableTensorView& out) {
+  const WeightsSpec& spec = weights.spec;
+  const int64_t tiles = CeilDivide(spec.n, kTileColumns);
+  return RunOnAllThreads(spec.experts * spec.k * spec.n, [&](ThreadPool& pool) -> Status {
+    const Decoder<Element> decoder(weights, out);
+    pool.Run(spec.experts * tiles, [&](int64_t task, int) {
+      decoder.DecodeTile(task / tiles, task % tiles * kTileColumns);
+    });
+    return {};
+  });
+}
+
+}  // namespace
+
+Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  MARLIN_RETURN_IF_ERROR(CheckDense("out", out));
+  const WeightsSpec& spec = weights.spec;
+  const Shape matrix{spec.k, spec.n};
+  const Shape stack{spec.experts, spec.k, spec.n};
+  if (!(out.shape() == stack) && !(spec.experts == 1 && out.shape() == matrix)) {
+    return {Code::kInvalidArgument, "out: expected " +
+                                        (spec.experts == 1 ? matrix : stack).ToString() + ", got " +
+                                        out.shape().ToString()};
+  }
+  switch (out.dtype()) {
+    case DType::kF32:
+      return DecodeAll<F32Element>(weights, out);
+    case DType::kBf16:
+      return DecodeAll<Bf16Element>(weights, out);
+    default:
+      return DecodeAll<F16Element>(weights, out);
+  }
+}
+
+}  // namespace marlin

@@ -1,0 +1,121 @@
+#include "quantize/encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "formats/codecs.h"
+
+namespace marlin {
+namespace {
+
+/// Whether b's value is the nearer one to x, where a and b are neighbours in value and a's is the
+/// smaller; a tie goes to the even code. Exact: near the middle both differences are exact in
+/// double.
+bool Above(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
+  const double down = static_cast<double>(x) - static_cast<double>(a);
+  const double up = static_cast<double>(b) - static_cast<double>(x);
+  if (up != down) return up < down;
+  return code_b % 2 == 0 && code_a % 2 != 0;
+}
+
+/// Whether code a is to be used rather than b of the same value.
+bool Preferred(uint8_t a, uint8_t b) { return a % 2 != b % 2 ? a % 2 == 0 : a < b; }
+
+}  // namespace
+
+template <typename Codec>
+void Encoder::EncodeWithCodec(const Encoder&, const float* w, int64_t count, float scale,
+                              float zero, uint8_t* codes) {
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = static_cast<uint8_t>(Codec::Encode(w[i] / scale + zero));
+  }
+}
+
+template <int kBits>
+void Encoder::EncodeWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
+                              float zero, uint8_t* codes) {
+  constexpr int kThresholds = (1 << kBits) - 1;
+  float thresholds[kThresholds];
+  std::copy_n(encoder.thresholds_.begin(), kThresholds, thresholds);
+  constexpr int64_t kRun = 64;
+  for (int64_t base = 0; base < count; base += kRun) {
+    const int64_t run = std::min(kRun, count - base);
+    int32_t ranks[kRun];
+    for (int64_t i = 0; i < run; ++i) {
+      const float x = w[base + i] / scale + zero;
+      int32_t rank = 0;
+      for (int t = 0; t < kThresholds; ++t) rank += x >= thresholds[t] ? 1 : 0;
+      ranks[i] = rank;
+    }
+    for (int64_t i = 0; i < run; ++i) {
+      codes[base + i] = encoder.rank_to_code_[static_cast<size_t>(ranks[i])];
+    }
+  }
+}
+
+Encoder::Encoder(Format format, std::span<const float> codebook) {
+  const FormatInfo& info = GetFormatInfo(format);
+  values_ = FormatValues(format);
+  if (!codebook.empty()) {
+    std::copy(codebook.begin(), codebook.end(), own_values_.begin());
+    values_ = std::span<const float>(own_values_).first(codebook.size());
+  }
+  float nearest = std::numeric_limits<float>::infinity();
+  for (size_t code = 0; code < values_.size(); ++code) {
+    const float value = values_[code];
+    if (!std::isfinite(value)) continue;  // NaN and Inf codes of fp8.
+    min_value_ = std::min(min_value_, value);
+    max_value_ = std::max(max_value_, value);
+    if (std::fabs(value) < nearest) {
+      nearest = std::fabs(value);
+      zero_code_ = static_cast<uint8_t>(code);
+    }
+  }
+  levels_ = info.has_codebook ? std::max(-min_value_, max_value_) : max_value_;
+  switch (format) {
+#define MARLIN_FORMAT(enumerator, name, codec)                    \
+  case Format::enumerator:                                        \
+    if constexpr (formats::codec::kHasCodebook != 0) {            \
+      encode_ = &Encoder::EncodeWithTable<formats::codec::kBits>; \
+    } else {                                                      \
+      encode_ = &Encoder::EncodeWithCodec<formats::codec>;        \
+    }                                                             \
+    break;
+#include "marlin/formats.def"
+#undef MARLIN_FORMAT
+  }
+  if (info.has_codebook) MakeThresholds();
+}
+
+void Encoder::MakeThresholds() {
+  const auto count = values_.size();
+  std::iota(rank_to_code_.begin(), rank_to_code_.end(), uint8_t{0});
+  std::stable_sort(rank_to_code_.begin(), rank_to_code_.begin() + static_cast<ptrdiff_t>(count),
+                   [this](uint8_t a, uint8_t b) { return values_[a] < values_[b]; });
+  for (size_t r = 0; r + 1 < count; ++r) {
+    const uint8_t code_a = rank_to_code_[r];
+    const uint8_t code_b = rank_to_code_[r + 1];
+    const float a = values_[code_a];
+    const float b = values_[code_b];
+    float low = a;
+    float high = b;
+    while (std::nextafter(low, high) < high) {
+      const float middle = static_cast<float>((static_cast<double>(low) + high) / 2);
+      const float probe = middle <= low || middle >= high ? std::nextafter(low, high) : middle;
+      (Above(probe, a, b, code_a, code_b) ? high : low) = probe;
+    }
+    thresholds_[r] = high;
+  }
+  // Of codes with equal values (0 and -0 of some fp4 tables) the first even one stands for all.
+  for (size_t r = 0; r < count; ++r) {
+    for (size_t s = 0; s < count; ++s) {
+      const bool equal = values_[rank_to_code_[r]] == values_[rank_to_code_[s]];
+      if (equal && Preferred(rank_to_code_[s], rank_to_code_[r]))
+        rank_to_code_[r] = rank_to_code_[s];
+    }
+  }
+}
+
+}  // namespace marlin

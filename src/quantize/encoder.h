@@ -1,0 +1,57 @@
+// Nearest-code search over runs of weights, for one format and one value table.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "marlin/format.h"
+
+namespace marlin {
+
+/// Finds the nearest code of fp32 numbers. Immutable after construction; thread-safe.
+class Encoder {
+ public:
+  /// `codebook` replaces the built-in table of a codebook format; empty keeps it.
+  /// Precondition: the format is quantized, and codebook is empty or [2^bits] finite values.
+  Encoder(Format format, std::span<const float> codebook);
+
+  /// codes[i] = nearest code of w[i] / scale + zero. Precondition: scale is finite and not 0.
+  void Encode(const float* w, int64_t count, float scale, float zero, uint8_t* codes) const {
+    encode_(*this, w, count, scale, zero, codes);
+  }
+
+  /// The code of the value nearest to 0.
+  uint8_t zero_code() const { return zero_code_; }
+  /// value(code) of every code.
+  std::span<const float> values() const { return values_; }
+  /// The largest |value|; for integer formats the largest positive one, so that a group's extreme
+  /// never saturates, whatever its sign.
+  float levels() const { return levels_; }
+  float min_value() const { return min_value_; }
+  float max_value() const { return max_value_; }
+
+ private:
+  using EncodeFunction = void (*)(const Encoder&, const float*, int64_t, float, float, uint8_t*);
+  template <typename Codec>
+  static void EncodeWithCodec(const Encoder& encoder, const float* w, int64_t count, float scale,
+                              float zero, uint8_t* codes);
+  template <int kBits>
+  static void EncodeWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
+                              float zero, uint8_t* codes);
+  void MakeThresholds();
+
+  EncodeFunction encode_ = nullptr;
+  std::span<const float> values_;
+  std::array<float, 16> own_values_{};
+  float levels_ = 0;
+  float min_value_ = 0;
+  float max_value_ = 0;
+  uint8_t zero_code_ = 0;
+  // Code tables of codebook formats: rank_to_code_[r] is the code of the r-th smallest value, and
+  // the nearest value of x has the rank that counts the thresholds <= x.
+  std::array<uint8_t, 16> rank_to_code_{};
+  std::array<float, 15> thresholds_{};
+};
+
+}  // namespace marlin

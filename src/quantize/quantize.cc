@@ -1,0 +1,391 @@
+#include "marlin/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <system_error>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "layout/packing.h"
+#include "layout/weights_buffer.h"
+#include "quantize/column_tile.h"
+#include "quantize/group_search.h"
+#include "quantize/quantizer.h"
+
+namespace marlin {
+namespace {
+
+Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+
+std::string Named(const std::string& tensor_name) {
+  return tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'";
+}
+
+std::string At(const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n) {
+  std::string text = "[";
+  if (spec.experts > 1) text += std::to_string(expert) + ", ";
+  return text + std::to_string(k) + ", " + std::to_string(n) + "]";
+}
+
+/// One call of Quantize below its checks: the matrix goes in tiles of columns, each tile in chunks
+/// of k that hold whole groups and whole runs of packed codes.
+class Quantizer {
+ public:
+  Quantizer(ThreadPool& pool, const TensorView& dense, const QuantizeOptions& options,
+            WeightsBuffer& buffer)
+      : pool_(pool),
+        dense_(dense),
+        options_(options),
+        buffer_(buffer),
+        spec_(buffer.weights.spec),
+        encoder_(spec_.format, options.codebook),
+        rule_(encoder_, spec_.has_zeros),
+        groups_(GroupCount(spec_)),
+        tiles_(CeilDivide(spec_.n, kTileColumns)) {
+    const int64_t unit = std::lcm(spec_.group_size, kPackRun);
+    chunk_k_ = spec_.group_size >= spec_.k ? RoundUp(spec_.k, kPackRun)
+                                           : std::max(kChunkAim / unit, int64_t{1}) * unit;
+    chunk_k_ = std::min(chunk_k_, RoundUp(spec_.k, kPackRun));
+  }
+
+  Status Run(QuantizeReport* report);
+
+ private:
+  static constexpr int64_t kChunkAim = 1024;
+
+  struct Scratch {
+    float* weights;
+    uint8_t* codes;
+    uint8_t* trial;  ///< Codes of one group while a search tries parameters.
+  };
+  struct TileResult {
+    Status status;
+    int64_t zeroed_groups = 0;
+    double span = 0;  ///< The largest span of the tile's groups.
+  };
+  using TileFunction =
+      FunctionRef<void(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result)>;
+
+  Status ForEachTile(TileFunction body, std::vector<TileResult>& results);
+  void MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
+  void QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
+  void QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const Scratch& scratch,
+                      const float* w, uint8_t* codes, TileResult& result);
+  Status ChooseGlobalScales();
+  GroupContext ContextOf(int64_t expert) const {
+    const float global = buffer_.global_scale != nullptr ? buffer_.global_scale[expert] : 1.0f;
+    return {encoder_, rule_, ScaleCoder(spec_.scale_type, global), spec_.has_zeros};
+  }
+  Status FirstNonFinite(const float* w, int64_t count, int64_t expert, int64_t k, int64_t n) const;
+  Status ScaleOverflow(int64_t expert, int64_t k, int64_t n, const GroupRange& range) const;
+  void StoreParameters(int64_t index, const GroupParameters& parameters);
+
+  ThreadPool& pool_;
+  const TensorView& dense_;
+  const QuantizeOptions& options_;
+  WeightsBuffer& buffer_;
+  const WeightsSpec& spec_;
+  Encoder encoder_;
+  ScaleRule rule_;
+  int64_t groups_;
+  int64_t tiles_;
+  int64_t chunk_k_ = 0;
+};
+
+Status Quantizer::ForEachTile(TileFunction body, std::vector<TileResult>& results) {
+  const int64_t trial_bytes = RoundUp(spec_.group_size, kBufferAlignment);
+  const int64_t tile_bytes = kTileColumns * chunk_k_;
+  const int64_t worker_bytes = tile_bytes * 5 + trial_bytes;
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer scratch,
+                          AlignedBuffer::Allocate(worker_bytes * pool_.worker_count()));
+  results.assign(static_cast<size_t>(spec_.experts * tiles_), TileResult{});
+  pool_.Run(spec_.experts * tiles_, [&](int64_t task, int worker) {
+    const int64_t at = worker_bytes * worker;
+    const Scratch own{scratch.As<float>(at), scratch.As<uint8_t>(at + 4 * tile_bytes),
+                      scratch.As<uint8_t>(at + 5 * tile_bytes)};
+    body(task / tiles_, task % tiles_, own, results[static_cast<size_t>(task)]);
+  });
+  // The first tile's error, whichever thread met one first.
+  for (const TileResult& result : results) MARLIN_RETURN_IF_ERROR(result.status);
+  return {};
+}
+
+Status Quantizer::FirstNonFinite(const float* w, int64_t count, int64_t expert, int64_t k,
+                                 int64_t n) const {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(w[i])) {
+      return NonFiniteWeight(options_.tensor_name, w[i], spec_, expert, k + i, n);
+    }
+  }
+  return {Code::kInternal, "quantize: non-finite weight not found again"};
+}
+
+Status Quantizer::ScaleOverflow(int64_t expert, int64_t k, int64_t n,
+                                const GroupRange& range) const {
+  const bool half = spec_.scale_type == ScaleType::kF16;
+  const std::string advice = half ? "use scale type bf16 or fp32" : "use scale type fp32";
+  return {Code::kUnsupported,
+          Named(options_.tensor_name) + ": the scale " +
+              std::to_string(rule_.Span(range) / rule_.levels()) + " of the group at " +
+              At(spec_, expert, k, n) + " overflows " +
+              std::string(ScaleTypeName(spec_.scale_type)) + "; " +
+              (spec_.scale_type == ScaleType::kF32 ? "scale the codebook up" : advice)};
+}
+
+void Quantizer::StoreParameters(int64_t index, const GroupParameters& parameters) {
+  const uint32_t bits = parameters.scale.bits;
+  switch (DTypeBytes(ScaleDType(spec_.scale_type))) {
+    case 1:
+      static_cast<uint8_t*>(buffer_.scales)[index] = static_cast<uint8_t>(bits);
+      break;
+    case 2:
+      static_cast<uint16_t*>(buffer_.scales)[index] = static_cast<uint16_t>(bits);
+      break;
+    default:
+      static_cast<uint32_t*>(buffer_.scales)[index] = bits;
+      break;
+  }
+  if (buffer_.zeros != nullptr) {
+    const ScaleCoder half(ScaleType::kF16);
+    buffer_.zeros[index] = static_cast<uint16_t>(half.Round(parameters.zero).bits);
+  }
+}
+
+void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch,
+                            TileResult& result) {
+  const MatrixView matrix = ExpertMatrix(dense_, expert);
+  const int64_t n0 = tile * kTileColumns;
+  for (int64_t k0 = 0; k0 < spec_.k; k0 += chunk_k_) {
+    const TileRange range{k0, std::min(chunk_k_, spec_.k - k0), n0,
+                          std::min(kTileColumns, spec_.n - n0)};
+    LoadColumns(matrix, range, scratch.weights, chunk_k_);
+    for (int64_t c = 0; c < range.columns; ++c) {
+      const float* column = scratch.weights + c * chunk_k_;
+      for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
+        const int64_t count = std::min(spec_.group_size, range.rows - r);
+        const GroupRange extremes = RangeOf(column + r, count, spec_.has_zeros);
+        if (!std::isfinite(extremes.amax)) {
+          result.status = FirstNonFinite(column + r, count, expert, k0 + r, n0 + c);
+          return;
+        }
+        result.span = std::max(result.span, rule_.Span(extremes));
+      }
+    }
+  }
+}
+
+void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range,
+                               const Scratch& scratch, const float* w, uint8_t* codes,
+                               TileResult& result) {
+  const GroupContext context = ContextOf(expert);
+  for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
+    const int64_t count = std::min(spec_.group_size, range.rows - r);
+    const int64_t k = range.k0 + r;
+    const GroupRange extremes = RangeOf(w + r, count, spec_.has_zeros);
+    if (!std::isfinite(extremes.amax)) {
+      result.status = FirstNonFinite(w + r, count, expert, k, n);
+      return;
+    }
+    const GroupParameters parameters =
+        options_.method == QuantizeMethod::kMse
+            ? SearchMse(context, extremes, w + r, count, scratch.trial)
+            : context.rule.Choose(extremes, context.coder);
+    if (parameters.scale.overflow) {
+      result.status = ScaleOverflow(expert, k, n, extremes);
+      return;
+    }
+    StoreParameters((expert * groups_ + k / spec_.group_size) * spec_.n + n, parameters);
+    if (parameters.scale.value == 0.0f) {
+      result.zeroed_groups += extremes.amax > 0.0f ? 1 : 0;
+      std::memset(codes + r, encoder_.zero_code(), static_cast<size_t>(count));
+    } else {
+      encoder_.Encode(w + r, count, parameters.scale.value, parameters.zero, codes + r);
+    }
+  }
+  // Positions past k are code 0.
+  const int64_t padded = RoundUp(range.rows, kPackRun);
+  std::memset(codes + range.rows, 0, static_cast<size_t>(padded - range.rows));
+}
+
+void Quantizer::QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch,
+                             TileResult& result) {
+  const MatrixView matrix = ExpertMatrix(dense_, expert);
+  const int64_t n0 = tile * kTileColumns;
+  const int64_t word_rows = WordsAlongK(spec_.format, spec_.k);
+  auto* words = static_cast<uint32_t*>(buffer_.codes) + expert * word_rows * spec_.n + n0;
+  for (int64_t k0 = 0; k0 < spec_.k; k0 += chunk_k_) {
+    const TileRange range{k0, std::min(chunk_k_, spec_.k - k0), n0,
+                          std::min(kTileColumns, spec_.n - n0)};
+    LoadColumns(matrix, range, scratch.weights, chunk_k_);
+    for (int64_t c = 0; c < range.columns; ++c) {
+      QuantizeColumn(expert, n0 + c, range, scratch, scratch.weights + c * chunk_k_,
+                     scratch.codes + c * chunk_k_, result);
+      if (!result.status.ok()) return;
+    }
+    PackColumns(GetFormatInfo(spec_.format).bits,
+                {scratch.codes, chunk_k_, range.rows, range.columns},
+                words + WordsAlongK(spec_.format, k0) * spec_.n, spec_.n);
+  }
+}
+
+Status Quantizer::ChooseGlobalScales() {
+  std::vector<TileResult> results;
+  MARLIN_RETURN_IF_ERROR(
+      ForEachTile([this](int64_t expert, int64_t tile, const Scratch& scratch,
+                         TileResult& result) { MeasureTile(expert, tile, scratch, result); },
+                  results));
+  constexpr double kLargestE4M3 = 448.0;
+  for (int64_t expert = 0; expert < spec_.experts; ++expert) {
+    double span = 0;
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      span = std::max(span, results[static_cast<size_t>(expert * tiles_ + tile)].span);
+    }
+    const double levels = rule_.levels() * kLargestE4M3;
+    buffer_.global_scale[expert] = levels > 0 ? static_cast<float>(span / levels) : 0.0f;
+  }
+  return {};
+}
+
+Status Quantizer::Run(QuantizeReport* report) {
+  if (buffer_.global_scale != nullptr) MARLIN_RETURN_IF_ERROR(ChooseGlobalScales());
+  std::vector<TileResult> results;
+  MARLIN_RETURN_IF_ERROR(
+      ForEachTile([this](int64_t expert, int64_t tile, const Scratch& scratch,
+                         TileResult& result) { QuantizeTile(expert, tile, scratch, result); },
+                  results));
+  if (report == nullptr) return {};
+  for (const TileResult& result : results) report->zeroed_groups += result.zeroed_groups;
+  return {};
+}
+
+Status CheckOptions(const QuantizeOptions& options) {
+  if (static_cast<size_t>(options.format) >= AllFormats().size()) {
+    return Invalid("format: unknown number " + std::to_string(static_cast<int>(options.format)));
+  }
+  if (options.method != QuantizeMethod::kRtn && options.method != QuantizeMethod::kMse) {
+    return Invalid("method: unknown number " + std::to_string(static_cast<int>(options.method)));
+  }
+  const FormatInfo& info = GetFormatInfo(options.format);
+  const std::string name(info.name);
+  if (options.symmetric && info.zero_point == ZeroPoint::kRequired) {
+    return Invalid("symmetric: format " + name + " needs zero points; use s4");
+  }
+  if (options.codebook.empty()) return {};
+  const size_t expected = size_t{1} << info.bits;
+  if (!info.has_codebook) return Invalid("codebook: the values of " + name + " are fixed");
+  if (options.codebook.size() != expected) {
+    return Invalid("codebook: expected " + std::to_string(expected) + " values, got " +
+                   std::to_string(options.codebook.size()));
+  }
+  for (size_t i = 0; i < expected; ++i) {
+    if (!std::isfinite(options.codebook[i])) {
+      return Invalid("codebook: value " + std::to_string(i) + " is NaN or Inf");
+    }
+  }
+  return {};
+}
+
+Result<WeightsSpec> MakeSpec(const TensorView& dense, const QuantizeOptions& options) {
+  const int rank = dense.rank();
+  WeightsSpec spec;
+  spec.format = options.format;
+  spec.experts = rank == 3 ? dense.dim(0) : 1;
+  spec.k = dense.dim(rank - 2);
+  spec.n = dense.dim(rank - 1);
+  const FormatInfo& info = GetFormatInfo(options.format);
+  MARLIN_ASSIGN_OR_RETURN(spec.group_size,
+                          NormalizeGroupSize(info.quantized ? options.group_size : 0, spec.k));
+  if (!info.quantized) return spec;
+  spec.scale_type = options.scale_type;
+  spec.has_zeros = info.zero_point == ZeroPoint::kRequired ||
+                   (info.zero_point == ZeroPoint::kOptional && !options.symmetric);
+  spec.has_global_scale = options.scale_type == ScaleType::kE4M3;
+  return spec;
+}
+
+}  // namespace
+
+Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
+                       int64_t expert, int64_t k, int64_t n) {
+  return {Code::kNonFiniteInput, Named(tensor_name) + ": " + (std::isnan(value) ? "NaN" : "Inf") +
+                                     " at " + At(spec, expert, k, n) + " of " +
+                                     (spec.experts > 1 ? "[experts, k, n]" : "[k, n]")};
+}
+
+Status CheckDense(const std::string& name, const TensorView& dense) {
+  if (dense.rank() != 2 && dense.rank() != 3) {
+    return Invalid(name + ": expected [k, n] or [experts, k, n], got " + dense.shape().ToString());
+  }
+  const DType dtype = dense.dtype();
+  if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
+    return Invalid(name + ": expected f32, bf16 or f16, got " + std::string(DTypeName(dtype)));
+  }
+  bool empty = false;
+  for (int i = 0; i < dense.rank(); ++i) {
+    if (dense.dim(i) < 0) return Invalid(name + ": negative shape " + dense.shape().ToString());
+    empty = empty || dense.dim(i) == 0;
+  }
+  if (!empty && dense.data() == nullptr) return Invalid(name + ": no data");
+  return {};
+}
+
+Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> body) {
+  // A thread costs about as much to make as this many weights to convert.
+  constexpr int64_t kWeightsPerThread = 1 << 16;
+  const int64_t wanted = std::max<int64_t>(weight_count / kWeightsPerThread, 1);
+  try {
+    ThreadPool pool(static_cast<int>(std::min<int64_t>(wanted, ThreadPool::AvailableProcessors())));
+    return body(pool);
+  } catch (const std::bad_alloc&) {
+    return {Code::kOutOfMemory, "quantize: out of memory"};
+  } catch (const std::system_error& error) {
+    return {Code::kOutOfMemory, std::string("quantize: cannot start a thread: ") + error.what()};
+  }
+}
+
+Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
+                                    const QuantizeOptions& options, QuantizeReport* report) {
+  MARLIN_RETURN_IF_ERROR(CheckOptions(options));
+  MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
+  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, MakeSpec(dense, options));
+  if (report != nullptr) *report = {};
+  if (!GetFormatInfo(spec.format).quantized) {
+    return CopyUnquantized(pool, dense, spec, options.tensor_name);
+  }
+  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
+  buffer.weights.codebook = options.codebook;
+  Quantizer quantizer(pool, dense, options, buffer);
+  MARLIN_RETURN_IF_ERROR(quantizer.Run(report));
+  return std::move(buffer.weights);
+}
+
+Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,
+                                  QuantizeReport* report) {
+  QuantizedWeights weights;
+  Checked count(1);
+  for (int i = 0; i < dense.rank(); ++i) count = count * Checked(dense.dim(i));
+  MARLIN_RETURN_IF_ERROR(RunOnAllThreads(count.Take().value_or(0), [&](ThreadPool& pool) -> Status {
+    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool, dense, options, report));
+    return {};
+  }));
+  return weights;
+}
+
+std::string_view QuantizeMethodName(QuantizeMethod method) {
+  return method == QuantizeMethod::kMse ? "mse" : "rtn";
+}
+
+Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
+  for (const QuantizeMethod method : {QuantizeMethod::kRtn, QuantizeMethod::kMse}) {
+    if (QuantizeMethodName(method) == name) return method;
+  }
+  return Status(Code::kInvalidArgument,
+                "method: unknown name '" + std::string(name) + "'; known: rtn, mse");
+}
+
+}  // namespace marlin

@@ -1,0 +1,30 @@
+// Quantize on a given thread pool.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "marlin/quantize.h"
+
+namespace marlin {
+
+/// As Quantize, but on `pool`.
+Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
+                                    const QuantizeOptions& options, QuantizeReport* report);
+
+/// Checks rank, element type, sizes and data of a dense matrix [k, n] or [experts, k, n].
+/// Errors: kInvalidArgument beginning with `name`.
+Status CheckDense(const std::string& name, const TensorView& dense);
+
+/// Conversion of a dense matrix to the unquantized formats bf16 and fp16, each number rounded once.
+/// Errors: kNonFiniteInput, kUnsupported for a number beyond fp16's range, kOutOfMemory.
+Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& dense,
+                                         const WeightsSpec& spec, const std::string& tensor_name);
+
+/// The error for weights that are NaN or Inf, at [k, n] of an expert.
+Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
+                       int64_t expert, int64_t k, int64_t n);
+
+/// Runs body on a pool of this process's processors, as many as `weight_count` weights deserve,
+/// and turns what threads or allocations throw into a Status.
+Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> body);
+
+}  // namespace marlin

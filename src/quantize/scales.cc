@@ -1,0 +1,88 @@
+#include "quantize/scales.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "base/scalars.h"
+
+namespace marlin {
+namespace {
+
+/// The byte of 2^exponent, clamped to the type's range.
+StoredScale PowerOfTwo(int exponent) {
+  const int byte = std::clamp(exponent + 127, 0, 254);
+  return {static_cast<uint32_t>(byte), E8M0ToFloat(static_cast<uint8_t>(byte)), false};
+}
+
+int FloorLog2(double x) {
+  int exponent = 0;
+  std::frexp(x, &exponent);  // x = fraction * 2^exponent, fraction in [0.5, 1)
+  return exponent - 1;
+}
+
+int CeilLog2(double x) {
+  int exponent = 0;
+  return std::frexp(x, &exponent) == 0.5 ? exponent - 1 : exponent;
+}
+
+}  // namespace
+
+StoredScale ScaleCoder::Round(float wanted) const {
+  StoredScale scale;
+  switch (type_) {
+    case ScaleType::kF16:
+      scale.bits = FloatToHalf(wanted);
+      scale.value = HalfToFloat(static_cast<uint16_t>(scale.bits));
+      break;
+    case ScaleType::kBf16:
+      scale.bits = FloatToBf16(wanted);
+      scale.value = Bf16ToFloat(static_cast<uint16_t>(scale.bits));
+      break;
+    case ScaleType::kF32:
+      scale.bits = std::bit_cast<uint32_t>(wanted);
+      scale.value = wanted;
+      break;
+    case ScaleType::kE8M0:
+      return wanted > 0 ? PowerOfTwo(FloorLog2(wanted)) : PowerOfTwo(-127);
+    case ScaleType::kE4M3: {
+      const float ratio = global_scale_ > 0 ? wanted / global_scale_ : 0.0f;
+      scale.bits = FloatToFp8E4M3(ratio);
+      scale.value = Fp8E4M3ToFloat(static_cast<uint8_t>(scale.bits)) * global_scale_;
+      break;
+    }
+  }
+  scale.overflow = !std::isfinite(scale.value);
+  return scale;
+}
+
+ScaleRule::ScaleRule(const Encoder& encoder, bool affine)
+    : affine_(affine),
+      power_of_two_levels_(false),
+      levels_(affine ? static_cast<double>(encoder.max_value()) - encoder.min_value()
+                     : static_cast<double>(encoder.levels())),
+      min_value_(encoder.min_value()),
+      max_value_(encoder.max_value()) {
+  int exponent = 0;
+  power_of_two_levels_ = std::frexp(levels_, &exponent) == 0.5;
+}
+
+GroupParameters ScaleRule::Choose(const GroupRange& range, const ScaleCoder& coder) const {
+  GroupParameters parameters;
+  const double span = Span(range);
+  if (coder.type() == ScaleType::kE8M0 && span > 0 && levels_ > 0) {
+    const int exponent =
+        power_of_two_levels_ ? CeilLog2(span / levels_) : FloorLog2(span) - FloorLog2(levels_);
+    parameters.scale = PowerOfTwo(exponent);
+  } else {
+    parameters.scale = coder.Round(levels_ > 0 ? static_cast<float>(span / levels_) : 0.0f);
+  }
+  if (!affine_) return parameters;
+  const float scale = parameters.scale.value;
+  const float exact = scale > 0 ? min_value_ - range.low / scale : 0.0f;
+  parameters.zero = std::clamp(std::nearbyint(exact), min_value_, max_value_);
+  return parameters;
+}
+
+}  // namespace marlin

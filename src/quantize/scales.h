@@ -1,0 +1,76 @@
+// Scales and zero points: their choice from a group's extremes and their rounding to stored types.
+#pragma once
+
+#include <cstdint>
+
+#include "marlin/format.h"
+#include "quantize/encoder.h"
+
+namespace marlin {
+
+/// A scale as it is stored, and what it means.
+struct StoredScale {
+  uint32_t bits = 0;      ///< In the stored type.
+  float value = 0;        ///< Effective: times the global scale where there is one.
+  bool overflow = false;  ///< The wanted scale is above the type's range.
+};
+
+/// The scale type and, for E4M3, the expert's global scale.
+class ScaleCoder {
+ public:
+  explicit ScaleCoder(ScaleType type, float global_scale = 1.0f)
+      : type_(type), global_scale_(global_scale) {}
+
+  /// The nearest stored scale, ties to even; E8M0 takes the nearest power of two in the logarithm's
+  /// floor (see ScaleRule). `wanted` is finite and not negative.
+  StoredScale Round(float wanted) const;
+  ScaleType type() const { return type_; }
+
+ private:
+  ScaleType type_;
+  float global_scale_;
+};
+
+/// Scale and zero point of one group.
+struct GroupParameters {
+  StoredScale scale;
+  float zero = 0;  ///< An integer that f16 holds; 0 for formats without zeros.
+};
+
+/// Extremes of a group: max |w| for symmetric formats; for affine ones the range including 0.
+struct GroupRange {
+  float amax = 0;
+  float low = 0;   ///< <= 0
+  float high = 0;  ///< >= 0
+};
+
+/// How round-to-nearest chooses a group's parameters:
+///   symmetric  scale = amax / levels, levels = the format's largest value (7 for s4, so that both
+///              signs reach the extreme and quantizing twice changes nothing; max |v| for tables)
+///   affine     scale = (high - low) / (max - min), zero = round(min - low / scale) in [min, max]
+///   E8M0       symmetric: 2^(floor(log2 amax) - floor(log2 levels)), the OCP MX rule; formats
+///   whose
+///              largest value is itself a power of two (nf4, int2) would saturate by up to a factor
+///              2 under it and take 2^ceil(log2(amax / levels))
+class ScaleRule {
+ public:
+  ScaleRule(const Encoder& encoder, bool affine);
+
+  /// What is divided into levels: amax or high - low. Infinite only when high - low overflows.
+  double Span(const GroupRange& range) const {
+    return affine_ ? static_cast<double>(range.high) - static_cast<double>(range.low)
+                   : static_cast<double>(range.amax);
+  }
+  double levels() const { return levels_; }
+
+  GroupParameters Choose(const GroupRange& range, const ScaleCoder& coder) const;
+
+ private:
+  bool affine_;
+  bool power_of_two_levels_;
+  double levels_;
+  float min_value_;
+  float max_value_;
+};
+
+}  // namespace marlin
