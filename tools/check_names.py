@@ -25,10 +25,13 @@ def _last(name: str) -> str:
 
 
 def collect(files: dict[str, str]) -> dict[str, list[str]]:
-    """Name -> "path:line" of every definition outside of anonymous scopes' types."""
+    """Name -> "path:line" of every definition; constructors belong to their type's."""
+    found = [(path, definition) for path, text in files.items()
+             for definition in cpp_source.definitions(text)]
+    types = {definition.name for _, definition in found if definition.kind == "type"}
     places: dict[str, list[str]] = defaultdict(list)
-    for path, text in files.items():
-        for definition in cpp_source.definitions(text):
+    for path, definition in found:
+        if definition.kind == "type" or _last(definition.name) not in types:
             places[definition.name].append(f"{path}:{definition.first_line}")
     return places
 
@@ -85,6 +88,7 @@ def check_tree(root: Path) -> list[str]:
 
 def self_test() -> list[str]:
     header = "class A {\n  int f() const;\n};\nint Gemm(int a,\n         int b);\n"
+    header = header.replace("int f", "A(int a) { f_ = a; }\n  int f")
     good = {
         "include/marlin/a.h": header,
         "include/marlin/formats.def": "MARLIN_FORMAT(kU4, u4, U4)\n",

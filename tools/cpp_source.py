@@ -128,7 +128,7 @@ def _classify(text: str, scopes: list[_Scope], parens: int) -> tuple[str, str]:
     type_match = _TYPE.match(bare)
     if type_match and "(" not in re.sub(r"<[^{}]*>", "", type_match.group("rest")):
         return "type", type_match.group("name")
-    if inside or parens > 0 or _LAMBDA.search(statement) and "operator" not in statement:
+    if inside or parens > 0 or (_LAMBDA.search(statement) and "operator" not in statement):
         return "other", ""
     parameters = _parameter_list(bare)
     if parameters is None or re.search(r"=\s*$|^return\b", statement):

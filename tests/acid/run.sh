@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Proves that an addition touches only what CONTRIBUTING.md says it does: lays each addition of this
+# folder over a copy of the sources, builds the copy, and runs what the addition is for. An addition
+# is a folder with
+#   files/       new files, at their paths
+#   lines.txt    FILE LINE: lines added at the end of existing files
+#   allowed.txt  new FILE | lines COUNT FILE: the most that it may touch
+#   prove.sh     the commands that must succeed in the copy
+set -eu
+here=$(cd "$(dirname "$0")" && pwd -P)
+root=$(cd "$here/../.." && pwd -P)
+work=${MARLIN_ACID_DIR:-$root/build-acid}
+
+fail() {
+  echo "acid: $*" >&2
+  exit 1
+}
+
+copy_sources() {
+  local destination=$1
+  rm -rf "$destination"
+  mkdir -p "$destination"
+  if git -C "$root" rev-parse --git-dir >/dev/null 2>&1; then
+    (cd "$root" && git ls-files -z --cached --others --exclude-standard |
+      while IFS= read -r -d '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done |
+      tar -cf - --null -T -) | tar -xf - -C "$destination"
+  else
+    tar -cf - -C "$root" --exclude='./build*' --exclude=./.venv . | tar -xf - -C "$destination"
+  fi
+}
+
+# check_touched ADDITION COPY: every file and line of the addition is allowed.
+check_touched() {
+  local addition=$1 copy=$2 file line count
+  (cd "$addition/files" && find . -type f | sed 's|^\./||') >"$work/new"
+  while IFS= read -r file; do
+    grep -qxF "new $file" "$addition/allowed.txt" || fail "touches a file too many: $file"
+    [ ! -e "$copy/$file" ] || fail "is not new: $file"
+  done <"$work/new"
+  sed -n '/^#/d; s/^\([^ ]*\) .*/\1/p' "$addition/lines.txt" | sort | uniq -c |
+    while read -r count file; do
+      line=$(sed -n "s|^lines \([0-9]*\) $file\$|\1|p" "$addition/allowed.txt")
+      [ -n "$line" ] || fail "changes a file that it may not: $file"
+      [ "$count" -le "$line" ] || fail "adds $count lines to $file, allowed $line"
+      [ -f "$copy/$file" ] || fail "is not there: $file"
+    done
+}
+
+apply_addition() {
+  local addition=$1 copy=$2 file line
+  cp -R "$addition/files/." "$copy"
+  while IFS=' ' read -r file line; do
+    case $file in '#'* | '') continue ;; esac
+    printf '%s\n' "$line" >>"$copy/$file"
+  done <"$addition/lines.txt"
+}
+
+compile() {
+  local launcher
+  launcher=$(command -v ccache || true)
+  cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
+    cat "$work/configure.log"
+    fail "cmake failed"
+  }
+  cmake --build "$build" -j "${MARLIN_JOBS:-$(nproc)}" --target "$@"
+}
+
+# The check of what is touched must itself be able to fail.
+self_test() {
+  local broken=$work/broken
+  rm -rf "$broken"
+  cp -R "$here/toy_format" "$broken"
+  echo "// one file more" >"$broken/files/src/formats/toy_tables.h"
+  ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
+  rm "$broken/files/src/formats/toy_tables.h"
+  echo "include/marlin/formats.def // one line more" >>"$broken/lines.txt"
+  ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra line was allowed"
+}
+
+mkdir -p "$work"
+generator=""
+if command -v ninja >/dev/null; then generator=Ninja; fi
+self_test
+passed=0 failed=0
+for addition in "$here"/*/; do
+  addition=${addition%/}
+  name=$(basename "$addition")
+  copy=$work/$name/source
+  build=$work/$name/build
+  echo "== acid: $name"
+  set +e
+  (
+    set -eu
+    copy_sources "$copy"
+    check_touched "$addition" "$copy"
+    apply_addition "$addition" "$copy"
+    cd "$copy"
+    rm -rf "$build/model" "$build/plain" "$build/again"
+    # shellcheck disable=SC1091
+    . "$addition/prove.sh"
+  )
+  rc=$?
+  set -e
+  if [ "$rc" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Every check of the sources that a compiler does not make; called by ./dev lint, which installs the
+# tools and configures build/. Arguments: files for clang-tidy (default: all of src/).
+set -eu
+cd "$(dirname "$0")/.."
+rc=0
+step() {
+  local started=$SECONDS name=$1
+  shift
+  if "$@"; then
+    echo "ok    $name ($((SECONDS - started)) s)" >&2
+  else
+    [ $? = 77 ] && return 0
+    echo "FAIL  $name ($((SECONDS - started)) s)" >&2
+    rc=1
+  fi
+}
+
+tidy() {
+  local jobs
+  jobs=$(nproc 2>/dev/null || echo 2)
+  if [ $# = 0 ]; then
+    # What this machine does not compile has no compile command to check with.
+    set -- $(sed -n 's/^ *"file": ".*\/\(src\/.*\.cc\)",*$/\1/p' build/compile_commands.json |
+      sort -u)
+  fi
+  local out
+  out=$(mktemp)
+  # clang-tidy counts what it hides in system headers on stderr; findings go to stdout.
+  printf '%s\0' "$@" |
+    xargs -0 -n 1 -P "$jobs" clang-tidy-14 -p build --quiet >"$out" 2>"$out.err" || {
+    cat "$out"
+    grep -E 'error:|Error' "$out.err" || true
+    rm -f "$out" "$out.err"
+    return 1
+  }
+  rm -f "$out" "$out.err"
+}
+
+python_tools() {
+  [ -x .venv/bin/ruff ] && [ -x .venv/bin/mypy ] && return 0
+  python3 -m venv .venv >/dev/null 2>&1 && .venv/bin/pip install -q ruff mypy >/dev/null 2>&1
+}
+
+step format tools/check_format.sh
+for check in layers sizes names paths docs; do
+  step "$check self-test" python3 -B "tools/check_$check.py" --self-test
+  step "$check" python3 -B "tools/check_$check.py" .
+done
+if python_tools; then
+  files=$(find . -name '*.py' -not -path './build*' -not -path './.venv/*' -not -path '*/data/*')
+  # shellcheck disable=SC2086
+  step ruff .venv/bin/ruff check --quiet $files
+  # shellcheck disable=SC2086
+  step mypy .venv/bin/mypy --no-error-summary $files
+else
+  echo "skipped: ruff and mypy (no python3-venv, or no network for pip)" >&2
+fi
+step clang-tidy tidy "$@"
+exit $rc

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# sanitize.sh asan|tsan [all]: builds with the preset of that name, runs the unit tests and a
+# sample of the conformance cases (all of them with `all`).
+set -eu
+cd "$(dirname "$0")/.."
+preset=$1
+scope=${2:-sample}
+build=build-$preset
+# A size that nobody can allocate must be answered as without a sanitizer: with a null pointer.
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:allocator_may_return_null=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+
+launcher=$(command -v ccache || true)
+cmake --preset "$preset" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
+cmake --build "$build"
+report=$PWD/$build/ctest.xml
+rc=0
+# What only looks at the sources or packages cannot differ under a sanitizer; what a sanitizer would
+# slow down to hours (all conformance cases, all 2^32 floats) is sampled below or left to Release.
+ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error \
+  --output-junit "$report" -E '^(checks|packaging|exhaustive|conformance)' --timeout 600 || rc=$?
+count() { sed -n "s/^.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$report" | head -n 1; }
+passed=$(($(count tests) - $(count failures) - $(count skipped) - $(count disabled)))
+failed=$(count failures)
+skipped=$(($(count skipped) + $(count disabled)))
+
+conformance=$(find "$build" -type f -name marlin_conformance -perm -u+x | head -n 1)
+if [ -n "$conformance" ]; then
+  log=$build/conformance.log
+  if [ "$scope" = all ]; then set --; else set -- --filter "${MARLIN_SANITIZE_FILTER:-seed[0-9]*[05]$}"; fi
+  "$conformance" "$@" </dev/null >"$log" 2>&1 || rc=$?
+  tail -n 20 "$log"
+  line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$log" | tail -n 1)
+  # shellcheck disable=SC2086
+  set -- ${line//[^0-9]/ }
+  passed=$((passed + ${1:-0})) failed=$((failed + ${2:-1})) skipped=$((skipped + ${3:-0}))
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$rc" = 0 ] && [ "$failed" = 0 ]
