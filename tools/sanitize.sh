@@ -28,7 +28,8 @@ skipped=$(($(count skipped) + $(count disabled)))
 conformance=$(find "$build" -type f -name marlin_conformance -perm -u+x | head -n 1)
 if [ -n "$conformance" ]; then
   log=$build/conformance.log
-  if [ "$scope" = all ]; then set --; else set -- --filter "${MARLIN_SANITIZE_FILTER:-seed[0-9]*[05]$}"; fi
+  set -- --filter "${MARLIN_SANITIZE_FILTER:-seed[0-9]*[05]$}"
+  [ "$scope" != all ] || set --
   "$conformance" "$@" </dev/null >"$log" 2>&1 || rc=$?
   tail -n 20 "$log"
   line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$log" | tail -n 1)

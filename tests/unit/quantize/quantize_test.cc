@@ -47,33 +47,39 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
           std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())) == 0);
 }
 
+void ExpectValidAndClose(const Dense& dense, const QuantizeOptions& options) {
+  const FormatInfo& info = GetFormatInfo(options.format);
+  const auto weights = Quantize(dense.view(), options);
+  ASSERT_TRUE(weights.ok()) << info.name << " " << weights.status().message();
+  ASSERT_TRUE(Validate(*weights).ok()) << Validate(*weights).message();
+  const auto out = Decoded(*weights);
+  double error = 0;
+  double power = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    error += std::pow(out[i] - dense.data[i], 2.0);
+    power += std::pow(dense.data[i], 2.0);
+  }
+  EXPECT_LT(error, power * (info.bits == 2   ? 1.0
+                            : info.bits == 3 ? 0.2
+                                             : 0.06))
+      << info.name << " type " << static_cast<int>(options.scale_type) << " g"
+      << options.group_size;
+}
+
 TEST(Quantize, EveryFormatScaleTypeAndGroupSizeIsValidAndClose) {
   for (const auto& [k, n] : {std::pair<int64_t, int64_t>{300, 21}, {64, 16}, {17, 1}}) {
     const Dense dense = Gaussian(k, n);
     for (const FormatInfo& info : AllFormats()) {
       for (int type = 0; type <= static_cast<int>(ScaleType::kE4M3); ++type) {
         for (const int64_t group : {16, 32, 48, 128, 0}) {
-          for (const QuantizeMethod method : {QuantizeMethod::kRtn, QuantizeMethod::kMse}) {
-            QuantizeOptions options;
-            options.format = info.format;
-            options.scale_type = static_cast<ScaleType>(type);
-            options.group_size = group;
-            options.method = method;
-            const auto weights = Quantize(dense.view(), options);
-            ASSERT_TRUE(weights.ok()) << info.name << " " << weights.status().message();
-            ASSERT_TRUE(Validate(*weights).ok()) << Validate(*weights).message();
-            const auto out = Decoded(*weights);
-            double error = 0;
-            double power = 0;
-            for (size_t i = 0; i < out.size(); ++i) {
-              error += std::pow(out[i] - dense.data[i], 2.0);
-              power += std::pow(dense.data[i], 2.0);
-            }
-            EXPECT_LT(error, power * (info.bits == 2   ? 1.0
-                                      : info.bits == 3 ? 0.2
-                                                       : 0.06))
-                << info.name << " type " << type << " g" << group;
-          }
+          QuantizeOptions options;
+          options.format = info.format;
+          options.scale_type = static_cast<ScaleType>(type);
+          options.group_size = group;
+          options.method = QuantizeMethod::kRtn;
+          ExpectValidAndClose(dense, options);
+          options.method = QuantizeMethod::kMse;
+          ExpectValidAndClose(dense, options);
         }
       }
     }
