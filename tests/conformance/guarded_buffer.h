@@ -1,0 +1,73 @@
+// Memory for one tensor between two guard zones whose bytes no kernel may read into a result or
+// write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "marlin/tensor.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define MARLIN_CONFORMANCE_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MARLIN_CONFORMANCE_ASAN 1
+#endif
+#endif
+
+namespace marlin::conformance {
+
+/// Every byte is 0xff at first, inside and in the guards: NaN in f32, bf16, f16, E4M3 and E8M0.
+/// Under ASan there is no guard behind the data, so that one byte too far is reported there.
+class GuardedBuffer {
+ public:
+  GuardedBuffer() = default;
+  /// `offset` bytes past a 64-byte boundary.
+  explicit GuardedBuffer(int64_t bytes, int64_t offset = 0)
+      : bytes_(bytes),
+        begin_(kGuardBytes + offset),
+        total_(begin_ + bytes + kTrailingBytes),
+        data_(static_cast<std::byte*>(
+            ::operator new (static_cast<size_t>(total_), std::align_val_t{64}))) {
+    std::memset(data_.get(), kPoison, static_cast<size_t>(total_));
+  }
+
+  std::byte* data() const { return data_ ? data_.get() + begin_ : nullptr; }
+  int64_t bytes() const { return bytes_; }
+
+  /// Whether both guards still hold the poison.
+  bool Intact() const { return IsPoison(0, begin_) && IsPoison(begin_ + bytes_, total_); }
+  /// Whether bytes [from, to) of the data still hold the poison.
+  bool Untouched(int64_t from, int64_t to) const { return IsPoison(begin_ + from, begin_ + to); }
+  void Poison() { std::memset(data(), kPoison, static_cast<size_t>(bytes_)); }
+
+  static constexpr int kPoison = 0xff;
+
+ private:
+  static constexpr int64_t kGuardBytes = 256;
+#if defined(MARLIN_CONFORMANCE_ASAN)
+  static constexpr int64_t kTrailingBytes = 0;
+#else
+  static constexpr int64_t kTrailingBytes = 256;
+#endif
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{64}); }
+  };
+
+  bool IsPoison(int64_t from, int64_t to) const {
+    for (int64_t i = from; i < to; ++i) {
+      if (data_.get()[i] != std::byte{kPoison}) return false;
+    }
+    return true;
+  }
+
+  int64_t bytes_ = 0;
+  int64_t begin_ = 0;
+  int64_t total_ = 0;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+}  // namespace marlin::conformance

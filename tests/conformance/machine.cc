@@ -1,0 +1,101 @@
+// The devices and kernel rows of this machine.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "backends/cpu/kernel_table.h"
+#include "base/macros.h"
+#include "runner.h"
+
+namespace marlin::conformance {
+namespace {
+
+constexpr CpuLevel kLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512,
+                                CpuLevel::kAmx, CpuLevel::kNeon};
+
+// Opens the CPU at one level; the variable is put back as it was.
+Result<Device> OpenLevel(CpuLevel level, int threads) {
+  const char* before = std::getenv("MARLIN_CPU");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("MARLIN_CPU", CpuLevelName(level), 1);
+  Result<Device> device = Device::Open("cpu", {.threads = threads});
+  if (saved.empty()) {
+    unsetenv("MARLIN_CPU");
+  } else {
+    setenv("MARLIN_CPU", saved.c_str(), 1);
+  }
+  return device;
+}
+
+// MARLIN_CPU limits the levels that are judged.
+bool IsAllowed(CpuLevel level) {
+  const char* limit = std::getenv("MARLIN_CPU");
+  if (limit == nullptr || *limit == '\0') return true;
+  for (CpuLevel allowed : kLevels) {
+    if (std::string_view(limit) == CpuLevelName(allowed)) return level <= allowed;
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<Machine> Machine::Open() {
+  Machine machine;
+  std::map<CpuLevel, std::string> missing;
+  for (CpuLevel level : kLevels) {
+    if (!IsAllowed(level)) {
+      missing[level] = fmt::format("MARLIN_CPU leaves out {}", CpuLevelName(level));
+      continue;
+    }
+    Result<Device> device = OpenLevel(level, 2);
+    if (device.ok()) {
+      machine.devices_.emplace(level, *device);
+      machine.best_ = level;
+    } else {
+      missing[level] = fmt::format("no {}", CpuLevelName(level));
+    }
+  }
+  if (machine.devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
+
+  for (const KernelDesc& desc : cpu::CpuKernels()) {
+    Row row{desc.name, desc.op, &desc, missing[desc.level]};
+    if (row.unavailable.empty()) {
+      for (const KernelInfo& info : machine.devices_.at(desc.level).info().kernels) {
+        if (info.name == desc.name && !info.available) row.unavailable = info.reason;
+      }
+    }
+    machine.rows_.push_back(std::move(row));
+  }
+  machine.rows_.push_back({std::string(kPlanned), "gemm", nullptr, ""});
+  return machine;
+}
+
+std::span<const KernelDesc> Machine::Kernels() const { return cpu::CpuKernels(); }
+
+const Row* Machine::Find(std::string_view name) const {
+  for (const Row& row : rows_) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+const Device& Machine::DeviceFor(const Row& row) const {
+  return devices_.at(row.desc == nullptr ? best_ : row.desc->level);
+}
+
+Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
+  static std::map<std::pair<CpuLevel, int>, Device> cache;
+  const std::pair key(row.desc == nullptr ? best_ : row.desc->level, threads);
+  if (const auto found = cache.find(key); found != cache.end()) return found->second;
+  MARLIN_ASSIGN_OR_RETURN(Device device, OpenLevel(key.first, threads));
+  cache.emplace(key, device);
+  return device;
+}
+
+const KernelDesc* Machine::Kernel(std::string_view name) const {
+  const Row* row = Find(name);
+  return row == nullptr ? nullptr : row->desc;
+}
+
+}  // namespace marlin::conformance

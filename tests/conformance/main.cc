@@ -1,0 +1,42 @@
+// marlin_conformance: every kernel row against the double-precision reference.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "suite.h"
+
+namespace {
+
+using marlin::conformance::SuiteOptions;
+
+int Run(int argc, char** argv) {
+  SuiteOptions options;
+  CLI::App app("Judges every kernel against the double-precision reference.");
+  app.add_option("--case", options.name, "Run the one case of this name");
+  app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
+  app.add_flag("--list", options.list, "Print the names and stop");
+  app.add_flag("--json", options.json, "Print one JSON document on stdout");
+  app.add_flag("--nightly", options.nightly, "The larger selection");
+  app.add_flag("--stop", options.stop_at_failure, "Stop at the first failure");
+  app.add_option("--expected", options.expected_path, "Compare the counts with this file");
+  app.add_option("--write-expected", options.write_expected_path, "Write the counts to this file");
+  app.add_option("--write-models", options.write_models_path,
+                 "Write the error models and worst ratios as Markdown");
+  app.add_option("--check-models", options.check_models_path,
+                 "Compare the error models with this Markdown file");
+  CLI11_PARSE(app, argc, argv);
+  return marlin::conformance::RunSuite(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "marlin_conformance: {}\n", error.what());
+    return 70;
+  }
+}

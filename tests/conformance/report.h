@@ -1,0 +1,41 @@
+// Counts per kernel row, their pinned minimum, and the table of error models.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runner.h"
+
+namespace marlin::conformance {
+
+/// What happened to the cases of one row.
+struct RowCounts {
+  int64_t passed = 0;
+  int64_t failed = 0;
+  int64_t unsupported = 0;
+  int64_t mistrusted = 0;
+  int64_t skipped = 0;
+  double worst_ratio = 0;
+  std::string worst_case;
+};
+using Counts = std::map<std::string, RowCounts>;
+
+/// Compares with the pinned counts: a row that this machine can run must not pass fewer cases than
+/// pinned, nor decline or mistrust more. Returns one line per violation.
+std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
+                                       const std::string& path);
+
+/// Writes the counts; rows that this machine cannot run keep their pinned numbers.
+Status WriteCounts(const Machine& machine, const Counts& counts, const std::string& path);
+
+/// The table of declared error models; `counts` adds the measured worst ratios when not null.
+std::string ModelsMarkdown(const Machine& machine, const Counts& counts);
+
+/// Empty, or why the declared part of the file differs from the kernel table.
+std::string CompareModels(const Machine& machine, const std::string& path);
+
+Status WriteText(const std::string& path, const std::string& text);
+
+}  // namespace marlin::conformance

@@ -1,0 +1,25 @@
+// The whole run: enumerate, execute, count, report.
+#pragma once
+
+#include <string>
+
+namespace marlin::conformance {
+
+struct SuiteOptions {
+  std::string name;
+  std::string filter;
+  bool list = false;
+  bool json = false;
+  bool nightly = false;
+  bool stop_at_failure = false;
+  std::string expected_path;
+  std::string write_expected_path;
+  std::string write_models_path;
+  std::string check_models_path;
+};
+
+/// Runs what the options ask for. Returns the exit code: 0 when nothing failed and no pinned count
+/// fell.
+int RunSuite(const SuiteOptions& options);
+
+}  // namespace marlin::conformance

@@ -1,0 +1,241 @@
+// Random quantized weights in the canonical layout, written with this program's own bit arithmetic.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/scalars.h"
+#include "guarded_buffer.h"
+#include "problem.h"
+#include "random.h"
+#include "store_element.h"
+
+namespace marlin::conformance {
+namespace {
+
+struct WeightMemory {
+  GuardedBuffer codes;
+  GuardedBuffer scales;
+  GuardedBuffer zeros;
+  GuardedBuffer biases;
+  GuardedBuffer global_scale;
+};
+
+// A float format whose all codes at once would need more than 24 bits gets a window of exponents
+// per column, so that all codes appear and every column still sums exactly.
+uint32_t WindowedFp8(Random& random, int exponent_bits, int64_t column) {
+  const int mantissa_bits = 7 - exponent_bits;
+  const int64_t last = (1 << exponent_bits) - (exponent_bits == 5 ? 2 : 1);
+  const int64_t width = 3;
+  const int64_t first = (column * 5) % (last - width + 2);
+  const auto exponent = static_cast<uint32_t>(first + random.Integer(0, width - 1));
+  const auto mantissa = static_cast<uint32_t>(random.Integer(0, (1 << mantissa_bits) - 1));
+  return static_cast<uint32_t>(random.Integer(0, 1) << 7) | (exponent << mantissa_bits) | mantissa;
+}
+
+bool IsNumber(float value) { return std::isfinite(value); }
+
+uint32_t ExtremeCode(Random& random, Format format, int64_t k, int64_t n) {
+  const std::span<const float> values = FormatValues(format);
+  const FormatInfo& info = GetFormatInfo(format);
+  const int64_t pattern = n % 4;
+  const bool high =
+      pattern == 0 || (pattern == 2 && k % 2 == 0) || (pattern == 3 && random.OneIn(2));
+  const float wanted = high ? info.max_value : info.min_value;
+  for (size_t code = 0; code < values.size(); ++code) {
+    if (values[code] == wanted) return static_cast<uint32_t>(code);
+  }
+  return 0;
+}
+
+uint32_t RandomCode(Random& random, const Case& c, int64_t k, int64_t n) {
+  if (c.data == DataClass::kExtremes) return ExtremeCode(random, c.format, k, n);
+  const FormatInfo& info = GetFormatInfo(c.format);
+  for (;;) {
+    uint32_t code = static_cast<uint32_t>(random.Integer(0, (int64_t{1} << info.bits) - 1));
+    if (IsLattice(c.data) && c.format == Format::kFp8E4M3) code = WindowedFp8(random, 4, n);
+    if (IsLattice(c.data) && c.format == Format::kFp8E5M2) code = WindowedFp8(random, 5, n);
+    if (IsNumber(FormatValues(c.format)[code])) return code;
+  }
+}
+
+void FillCodes(Random& random, const Case& c, uint32_t* words) {
+  const int bits = GetFormatInfo(c.format).bits;
+  const int64_t word_count = WordsAlongK(c.format, c.k);
+  std::memset(words, 0, static_cast<size_t>(c.experts * word_count * c.n) * 4);
+  for (int64_t e = 0; e < c.experts; ++e) {
+    uint32_t* matrix = words + e * word_count * c.n;
+    for (int64_t k = 0; k < c.k; ++k) {
+      for (int64_t n = 0; n < c.n; ++n) {
+        const uint64_t code = RandomCode(random, c, k, n);
+        const int64_t bit = k % 32 * bits;
+        const int64_t word = k / 32 * bits + bit / 32;
+        const uint64_t shifted = code << (bit % 32);
+        matrix[word * c.n + n] |= static_cast<uint32_t>(shifted);
+        if (shifted >> 32 != 0)
+          matrix[(word + 1) * c.n + n] |= static_cast<uint32_t>(shifted >> 32);
+      }
+    }
+  }
+}
+
+void FillUnquantized(Random& random, const Case& c, DType dtype, std::byte* data) {
+  for (int64_t i = 0; i < c.experts * c.k * c.n; ++i) {
+    double value = random.Gaussian() * 0.05;
+    if (IsLattice(c.data)) {
+      value = std::ldexp(static_cast<double>(random.Integer(-15, 15)), -static_cast<int>(i % 3));
+    }
+    if (c.data == DataClass::kExtremes) value = (i % 3 == 0 ? -1.0 : 1.0) * 60000.0;
+    if (c.data == DataClass::kSubnormal) {
+      value = std::ldexp(random.Gaussian(), dtype == DType::kF16 ? -18 : -130);
+    }
+    if (c.data == DataClass::kHeavy) value *= std::ldexp(1.0, static_cast<int>(i % 13) - 6);
+    StoreElement(data, dtype, i, value);
+  }
+}
+
+// Neighbours along n and along the groups differ, so that a wrong index cannot hide.
+double LatticeScale(const Case& c, int64_t group, int64_t n) {
+  const double scale = std::ldexp(1.0, static_cast<int>((n + 2 * group) % 5) - 2);
+  const bool negative = c.scale_type != ScaleType::kE8M0 && (n + group) % 7 == 3;
+  return negative ? -scale : scale;
+}
+
+double SubnormalScale(Random& random, ScaleType type) {
+  const auto steps = static_cast<double>(random.Integer(1, 100));
+  switch (type) {
+    case ScaleType::kF16:
+      return steps * 0x1p-24;
+    case ScaleType::kBf16:
+      return steps * 0x1p-133;
+    case ScaleType::kF32:
+      return steps * 0x1p-140;
+    case ScaleType::kE8M0:
+      return std::ldexp(1.0, static_cast<int>(random.Integer(0, 3)) - 127);
+    case ScaleType::kE4M3:
+      return static_cast<double>(random.Integer(1, 7)) * 0x1p-9;
+  }
+  return 0;
+}
+
+double RandomScale(Random& random, const Case& c, int64_t group, int64_t n) {
+  if (IsLattice(c.data)) return LatticeScale(c, group, n);
+  if (c.data == DataClass::kSubnormal) return SubnormalScale(random, c.scale_type);
+  const double spread = c.data == DataClass::kHeavy ? 4.0 : 0.7;
+  double exponent = std::clamp(spread * random.Gaussian(), -5.0, 5.0);
+  if (c.data == DataClass::kExtremes) exponent = 2.0;
+  if (c.scale_type == ScaleType::kE8M0) return std::exp2(std::round(exponent));
+  const double scale = std::exp2(exponent);
+  return random.OneIn(8) ? -scale : scale;
+}
+
+double RandomZero(Random& random, const Case& c, int64_t group, int64_t n) {
+  const FormatInfo& info = GetFormatInfo(c.format);
+  const auto span = static_cast<int64_t>(info.max_value - info.min_value);
+  const double low = info.min_value;
+  if (IsLattice(c.data)) {
+    const double whole = low + static_cast<double>((3 * n + 5 * group) % (span + 1));
+    return c.zero == ZeroKind::kInteger ? whole
+                                        : whole + 0.25 * static_cast<double>((n + group) % 4);
+  }
+  if (c.zero == ZeroKind::kInteger) return low + static_cast<double>(random.Integer(0, span));
+  return low + random.Uniform() * static_cast<double>(span);
+}
+
+void FillGroups(Random& random, const Case& c, WeightMemory& memory) {
+  const int64_t groups = c.k == 0 ? 0 : (c.k + c.group_size - 1) / c.group_size;
+  const DType bias_type = BiasDType(c.scale_type);
+  int64_t at = 0;
+  for (int64_t e = 0; e < c.experts; ++e) {
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t n = 0; n < c.n; ++n, ++at) {
+        const double scale = RandomScale(random, c, g, n + e);
+        StoreScale(memory.scales.data(), c.scale_type, at, scale);
+        if (c.zero != ZeroKind::kNone) {
+          StoreElement(memory.zeros.data(), DType::kF16, at, RandomZero(random, c, g, n + e));
+        }
+        if (c.weight_biases) {
+          const double factor = IsLattice(c.data) ? static_cast<double>((n + 3 * g + e) % 7 - 3)
+                                                  : 3.0 * random.Gaussian();
+          StoreElement(memory.biases.data(), bias_type, at, scale * factor);
+        }
+      }
+    }
+  }
+}
+
+// An ascending integer table: small enough that every product stays exact.
+std::vector<float> LatticeCodebook(int bits) {
+  std::vector<float> table;
+  const int count = 1 << bits;
+  for (int i = 0; i < count; ++i) {
+    const int step = i - count / 2;
+    table.push_back(static_cast<float>(step + (step > 2 ? step : 0)));
+  }
+  return table;
+}
+
+}  // namespace
+
+QuantizedWeights MakeWeights(const Case& c) {
+  Random random(HashText("weights") ^ (c.seed * 0x9e3779b9u) ^
+                (static_cast<uint64_t>(c.format) << 32));
+  const FormatInfo& info = GetFormatInfo(c.format);
+  auto memory = std::make_shared<WeightMemory>();
+  QuantizedWeights weights;
+  weights.spec = {.format = c.format,
+                  .experts = c.experts,
+                  .k = c.k,
+                  .n = c.n,
+                  .group_size = c.group_size,
+                  .scale_type = c.scale_type,
+                  .has_zeros = c.zero != ZeroKind::kNone,
+                  .has_biases = c.weight_biases,
+                  .has_global_scale = c.scale_type == ScaleType::kE4M3};
+  weights.owner = memory;
+  if (!info.quantized) {
+    const DType dtype = c.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
+    memory->codes = GuardedBuffer(c.experts * c.k * c.n * 2);
+    FillUnquantized(random, c, dtype, memory->codes.data());
+    weights.codes = TensorView(memory->codes.data(), dtype, {c.experts, c.k, c.n});
+    return weights;
+  }
+
+  const int64_t words = WordsAlongK(c.format, c.k);
+  const int64_t groups = GroupCount(weights.spec);
+  const int64_t count = c.experts * groups * c.n;
+  const DType scale_dtype = ScaleDType(c.scale_type);
+  const DType bias_dtype = BiasDType(c.scale_type);
+  memory->codes = GuardedBuffer(c.experts * words * c.n * 4);
+  memory->scales = GuardedBuffer(count * DTypeBytes(scale_dtype));
+  memory->zeros = GuardedBuffer(count * 2);
+  memory->biases = GuardedBuffer(count * DTypeBytes(bias_dtype));
+  memory->global_scale = GuardedBuffer(c.experts * 4);
+  FillCodes(random, c, reinterpret_cast<uint32_t*>(memory->codes.data()));
+  FillGroups(random, c, *memory);
+  weights.codes = TensorView(memory->codes.data(), DType::kU32, {c.experts, words, c.n});
+  weights.scales = TensorView(memory->scales.data(), scale_dtype, {c.experts, groups, c.n});
+  if (weights.spec.has_zeros) {
+    weights.zeros = TensorView(memory->zeros.data(), DType::kF16, {c.experts, groups, c.n});
+  }
+  if (weights.spec.has_biases) {
+    weights.biases = TensorView(memory->biases.data(), bias_dtype, {c.experts, groups, c.n});
+  }
+  if (weights.spec.has_global_scale) {
+    for (int64_t e = 0; e < c.experts; ++e) {
+      const double global = IsLattice(c.data) ? std::ldexp(0.25, static_cast<int>(e) + 1)
+                                              : 0.01 * (1.0 + random.Uniform());
+      StoreElement(memory->global_scale.data(), DType::kF32, e, global);
+    }
+    weights.global_scale = TensorView(memory->global_scale.data(), DType::kF32, {c.experts});
+  }
+  if (c.user_codebook) {
+    weights.codebook = LatticeCodebook(info.bits);
+    if (!IsLattice(c.data)) {
+      for (float& value : weights.codebook) value = value * 0.371f + 0.013f;
+    }
+  }
+  return weights;
+}
+
+}  // namespace marlin::conformance
