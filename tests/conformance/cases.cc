@@ -62,6 +62,13 @@ class CaseSource {
     c.experts = random_.OneIn(10) ? 3 : 1;
     c.seed = static_cast<uint64_t>(random_.Integer(1, 99));
     if (c.data == DataClass::kLatticeWide && c.a_type == DType::kBf16) c.a_type = DType::kF16;
+    const bool fp8 = c.format == Format::kFp8E4M3 || c.format == Format::kFp8E5M2;
+    if (IsLattice(c.data) && fp8) {
+      // Their exponents already need most of the 24 bits; a bias of another size does not fit.
+      c.bias = false;
+      c.bias_type = DType::kF32;
+      c.weight_biases = false;
+    }
     return c;
   }
 

@@ -19,7 +19,9 @@ Result<Device> OpenLevel(CpuLevel level, int threads) {
   const char* before = std::getenv("MARLIN_CPU");
   const std::string saved = before == nullptr ? "" : before;
   setenv("MARLIN_CPU", CpuLevelName(level), 1);
-  Result<Device> device = Device::Open("cpu", {.threads = threads});
+  DeviceOptions options;
+  options.threads = threads;
+  Result<Device> device = Device::Open("cpu", options);
   if (saved.empty()) {
     unsetenv("MARLIN_CPU");
   } else {

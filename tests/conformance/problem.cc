@@ -38,11 +38,14 @@ double RandomActivation(Random& random, const Case& c, int64_t m, int64_t k) {
     case DataClass::kLatticeInt8:
       return LatticeActivation(random, c, m, k);
     case DataClass::kOneHot:
-      return k == (m * 7 + static_cast<int64_t>(c.seed)) % c.k ? 1.0 + 0.5 * (m % 3) : 0.0;
+      return k == (m * 7 + static_cast<int64_t>(c.seed)) % c.k
+                 ? 1.0 + 0.5 * static_cast<double>(m % 3)
+                 : 0.0;
     case DataClass::kHeavy:
       return random.Gaussian() * (k % 37 == 5 ? 60.0 : 1.0);
     case DataClass::kExtremes:
-      return (random.OneIn(2) ? 1.0 : -1.0) * (c.a_type == DType::kF16 ? 1000.0 : 0x1p40);
+      return (random.OneIn(2) ? 1.0 : -1.0) *
+             (c.a_type == DType::kF16 || c.c_type == DType::kF16 ? 30.0 : 0x1p40);
     case DataClass::kNonFinite: {
       const int64_t at = static_cast<int64_t>(c.seed * 31) % c.k;
       if (m == 1 && k == at) return kInf;

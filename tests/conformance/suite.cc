@@ -30,6 +30,11 @@ class Suite {
       c.kernel = row.name;
       const std::string name = CaseName(c);
       if (!options_.filter.empty() && !std::regex_search(name, filter_)) continue;
+      const Result<Case> parsed = ParseCase(name);
+      if (!parsed.ok() || *parsed != c) {
+        Record(row, name, {Outcome::kFailed, "the name does not give this case back", 0});
+        continue;
+      }
       if (options_.list) {
         fmt::print("{}\n", name);
         continue;
