@@ -1,0 +1,34 @@
+// What a command of metal-marlin is: it declares its arguments, then runs.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "cli/arguments.h"
+#include "cli/console.h"
+#include "marlin/status.h"
+
+namespace marlin::cli {
+
+class Command {
+ public:
+  virtual ~Command() = default;
+  /// Binds options and positionals to members; called once, before Run. --json is declared for
+  /// every command already.
+  virtual void Declare(ArgumentList& arguments) = 0;
+  /// Does the work. The error, if any, becomes one line on stderr and the exit code.
+  virtual Status Run(Console& console) = 0;
+};
+
+/// One row of the command table.
+struct CommandEntry {
+  const char* name;
+  const char* summary;
+  const char* example;
+  std::unique_ptr<Command> (*make)();
+};
+
+/// All commands, in the order of --help; see commands.def.
+std::span<const CommandEntry> AllCommands();
+
+}  // namespace marlin::cli

@@ -1,0 +1,41 @@
+// Where a command's output goes: results to stdout, everything else to stderr.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "marlin/status.h"
+
+namespace marlin::cli {
+
+/// The process exit code of an error; the one place that maps them.
+int ExitCode(Code code);
+
+class Console {
+ public:
+  /// Ignores SIGPIPE, so that a closed reader ends in a failed write instead of a killed process.
+  Console();
+
+  bool json() const { return json_; }
+  void set_json(bool json) { json_ = json; }
+  /// True when stderr is a terminal: only then are progress bars and messages shown.
+  bool interactive() const { return interactive_; }
+
+  /// Writes text for people, or a document, to stdout. A reader that has gone away is no error.
+  /// Control characters other than newlines become '?': names from files reach a terminal here.
+  Status Print(std::string_view text);
+  Status PrintJson(const nlohmann::ordered_json& document);
+
+  /// A line on stderr for people who watch; dropped when stderr is not a terminal.
+  void Message(std::string_view text);
+
+  /// Prints the error, if any, as one line on stderr and returns the exit code.
+  int Finish(const Status& status);
+
+ private:
+  bool json_ = false;
+  bool interactive_ = false;
+};
+
+}  // namespace marlin::cli

@@ -1,0 +1,114 @@
+#include "recipe/model_config.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace marlin {
+namespace {
+
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr size_t kMaxListLength = 4096;
+
+}  // namespace
+
+Result<ModelConfig> ModelConfig::Parse(std::string_view text) {
+  if (text.size() > kMaxConfigBytes) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("config.json: {} bytes, at most {} are expected", text.size(),
+                              kMaxConfigBytes));
+  }
+  ModelConfig config;
+  try {
+    config.json_ = std::make_shared<const nlohmann::json>(nlohmann::json::parse(text));
+  } catch (const nlohmann::json::exception& error) {
+    return Status(Code::kMalformedFile, fmt::format("config.json: {}", error.what()));
+  }
+  if (!config.json_->is_object()) {
+    return Status(Code::kMalformedFile, fmt::format("config.json: expected an object, got {}",
+                                                    config.json_->type_name()));
+  }
+  return config;
+}
+
+void ModelConfig::Fail(std::string_view key, const std::string& reason) {
+  if (!status_.ok()) return;
+  status_ = Status(Code::kMalformedFile, fmt::format("config.json: {}: {}", key, reason));
+}
+
+bool ModelConfig::Has(std::string_view key) const {
+  const auto entry = json_->find(std::string(key));
+  return entry != json_->end() && !entry->is_null();
+}
+
+std::string ModelConfig::String(std::string_view key) {
+  const auto entry = json_->find(std::string(key));
+  if (entry == json_->end()) {
+    Fail(key, "the key is missing");
+    return "";
+  }
+  if (!entry->is_string()) {
+    Fail(key, fmt::format("expected a string, got {}", entry->type_name()));
+    return "";
+  }
+  return entry->get<std::string>();
+}
+
+bool ModelConfig::Bool(std::string_view key, bool fallback) {
+  if (!Has(key)) return fallback;
+  const auto entry = json_->find(std::string(key));
+  if (entry->is_boolean()) return entry->get<bool>();
+  Fail(key, fmt::format("expected true or false, got {}", entry->dump().substr(0, 40)));
+  return fallback;
+}
+
+int64_t ModelConfig::Integer(std::string_view key, int64_t min, int64_t max) {
+  const auto entry = json_->find(std::string(key));
+  if (entry == json_->end()) {
+    Fail(key, "the key is missing");
+    return 1;
+  }
+  const bool fits = entry->is_number_integer() &&
+                    (!entry->is_number_unsigned() || entry->get<uint64_t>() <= INT64_MAX);
+  const int64_t value = fits ? entry->get<int64_t>() : -1;
+  if (fits && value >= min && value <= max) return value;
+  Fail(key, fmt::format("expected {}..{}, got {}", min, max, entry->dump().substr(0, 40)));
+  return 1;
+}
+
+int64_t ModelConfig::Size(std::string_view key, int64_t max) { return Integer(key, 1, max); }
+
+int64_t ModelConfig::SizeOr(std::string_view key, int64_t max, int64_t fallback) {
+  return Has(key) ? Integer(key, 1, max) : fallback;
+}
+
+int64_t ModelConfig::CountOr(std::string_view key, int64_t max, int64_t fallback) {
+  return Has(key) ? Integer(key, 0, max) : fallback;
+}
+
+int64_t ModelConfig::SizeOfAny(std::span<const std::string_view> keys, int64_t max) {
+  for (std::string_view key : keys) {
+    if (Has(key)) return Integer(key, 1, max);
+  }
+  return Integer(keys.front(), 1, max);
+}
+
+std::vector<int64_t> ModelConfig::IntegersOrEmpty(std::string_view key) {
+  std::vector<int64_t> values;
+  if (!Has(key)) return values;
+  const auto entry = json_->find(std::string(key));
+  if (!entry->is_array() || entry->size() > kMaxListLength) {
+    Fail(key, fmt::format("expected a list of at most {} numbers", kMaxListLength));
+    return values;
+  }
+  for (const auto& item : *entry) {
+    if (!item.is_number_integer()) {
+      Fail(key, fmt::format("expected numbers, got {}", item.type_name()));
+      return {};
+    }
+    values.push_back(item.get<int64_t>());
+  }
+  return values;
+}
+
+}  // namespace marlin

@@ -1,0 +1,45 @@
+// Reading numbers out of a hostile config.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// The values of a config.json. The first error sticks: later reads return 1 or false, so that a
+/// description reads straight on and asks for status() once.
+class ModelConfig {
+ public:
+  static Result<ModelConfig> Parse(std::string_view text);
+
+  const Status& status() const { return status_; }
+  /// True when the key is there and not null.
+  bool Has(std::string_view key) const;
+  std::string String(std::string_view key);
+  bool Bool(std::string_view key, bool fallback);
+  /// A number in [1, max].
+  int64_t Size(std::string_view key, int64_t max);
+  int64_t SizeOr(std::string_view key, int64_t max, int64_t fallback);
+  /// A number in [0, max].
+  int64_t CountOr(std::string_view key, int64_t max, int64_t fallback);
+  /// The first of several names for one thing.
+  int64_t SizeOfAny(std::span<const std::string_view> keys, int64_t max);
+  std::vector<int64_t> IntegersOrEmpty(std::string_view key);
+  /// Records an error about a value unless there is one already.
+  void Fail(std::string_view key, const std::string& reason);
+
+ private:
+  int64_t Integer(std::string_view key, int64_t min, int64_t max);
+
+  std::shared_ptr<const nlohmann::json> json_;
+  Status status_;
+};
+
+}  // namespace marlin
