@@ -30,6 +30,10 @@ struct QuantizeOptions {
   std::string tensor_name = {};  ///< Named in errors.
 };
 
+/// What Quantize makes of a matrix of this shape, [k, n] or [experts, k, n], without its data: sizes
+/// follow by StoredBytes. Errors: kInvalidArgument.
+Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& options);
+
 /// What happened to a matrix on the way.
 struct QuantizeReport {
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero, and their weights too.

@@ -30,7 +30,7 @@ int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console&
       text = std::string(error.what()) + "\n";
     } else {
       const auto chosen = app.get_subcommands();
-      text = (chosen.empty() ? &app : chosen.front())->help();
+      text = chosen.empty() ? app.help() : chosen.front()->help("metal-marlin");
     }
     return console.Finish(console.Print(text));
   }

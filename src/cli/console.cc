@@ -1,5 +1,6 @@
 #include "cli/console.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -52,7 +53,14 @@ int ExitCode(Code code) {
   return 70;
 }
 
-Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) { std::signal(SIGPIPE, SIG_IGN); }
+Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) {
+  std::signal(SIGPIPE, SIG_IGN);
+  // A caller may have closed a standard stream; the next file opened would take its number, and
+  // messages would be written into it.
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) (void)!open("/dev/null", O_RDWR);
+  }
+}
 
 Status Console::Print(std::string_view text) {
   return WriteStdout(WithoutControlCharacters(text, true));

@@ -14,7 +14,8 @@ int ExitCode(Code code);
 
 class Console {
  public:
-  /// Ignores SIGPIPE, so that a closed reader ends in a failed write instead of a killed process.
+  /// Ignores SIGPIPE, so that a closed reader ends in a failed write instead of a killed process,
+  /// and opens closed standard streams as /dev/null.
   Console();
 
   bool json() const { return json_; }

@@ -290,13 +290,20 @@ Status CheckOptions(const QuantizeOptions& options) {
   return {};
 }
 
-Result<WeightsSpec> MakeSpec(const TensorView& dense, const QuantizeOptions& options) {
-  const int rank = dense.rank();
+}  // namespace
+
+Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckOptions(options));
+  const int rank = shape.rank();
+  if (rank != 2 && rank != 3) {
+    return Invalid(Named(options.tensor_name) + ": expected [k, n] or [experts, k, n], got " +
+                   shape.ToString());
+  }
   WeightsSpec spec;
   spec.format = options.format;
-  spec.experts = rank == 3 ? dense.dim(0) : 1;
-  spec.k = dense.dim(rank - 2);
-  spec.n = dense.dim(rank - 1);
+  spec.experts = rank == 3 ? shape[0] : 1;
+  spec.k = shape[rank - 2];
+  spec.n = shape[rank - 1];
   const FormatInfo& info = GetFormatInfo(options.format);
   MARLIN_ASSIGN_OR_RETURN(spec.group_size,
                           NormalizeGroupSize(info.quantized ? options.group_size : 0, spec.k));
@@ -307,8 +314,6 @@ Result<WeightsSpec> MakeSpec(const TensorView& dense, const QuantizeOptions& opt
   spec.has_global_scale = options.scale_type == ScaleType::kE4M3;
   return spec;
 }
-
-}  // namespace
 
 Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
                        int64_t expert, int64_t k, int64_t n) {
@@ -350,9 +355,8 @@ Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> bo
 
 Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
                                     const QuantizeOptions& options, QuantizeReport* report) {
-  MARLIN_RETURN_IF_ERROR(CheckOptions(options));
   MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
-  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, MakeSpec(dense, options));
+  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
   if (report != nullptr) *report = {};
   if (!GetFormatInfo(spec.format).quantized) {
     return CopyUnquantized(pool, dense, spec, options.tensor_name);

@@ -48,8 +48,8 @@ TEST(Architecture, ParametersMatchPublishedCounts) {
 
   const ModelArchitecture glm = Describe("glm-4.5-air");
   EXPECT_NEAR(Billions(ParameterCount(glm.tensors)), 106.5, 0.5);
-  EXPECT_NEAR(Billions(ParameterCount(glm.tensors) + ParameterCount(glm.prediction_tensors)),
-              110.5, 0.5);
+  EXPECT_NEAR(Billions(ParameterCount(glm.tensors) + ParameterCount(glm.prediction_tensors)), 110.5,
+              0.5);
   EXPECT_NEAR(Billions(ActiveParameterCount(glm) - 2 * EmbeddingCount(glm)), 12.0, 0.5);
 
   const ModelArchitecture oss = Describe("gpt-oss-120b");
@@ -105,7 +105,8 @@ TEST(Architecture, RefusesWrongConfigsByName) {
   expect(R"({"model_type": 7})", Code::kMalformedFile, "model_type: expected a string");
   expect(R"({"model_type": "bert"})", Code::kUnsupported, "model_type 'bert' is not known");
   expect(R"({"model_type": "bert"})", Code::kUnsupported, "qwen3_moe");
-  expect(Edited("hidden_size", -4).dump(), Code::kMalformedFile, "hidden_size: expected 1..1048576");
+  expect(Edited("hidden_size", -4).dump(), Code::kMalformedFile,
+         "hidden_size: expected 1..1048576");
   expect(Edited("hidden_size", 0).dump(), Code::kMalformedFile, "got 0");
   expect(Edited("hidden_size", 1e30).dump(), Code::kMalformedFile, "hidden_size");
   expect(Edited("hidden_size", "2048").dump(), Code::kMalformedFile, "hidden_size");

@@ -1,0 +1,178 @@
+// plan: what a recipe makes of a model, from its config.json alone.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/macros.h"
+#include "cli/command.h"
+#include "cli/model_plan.h"
+#include "cli/read_probe.h"
+#include "cli/recipe_arguments.h"
+#include "cli/table.h"
+#include "recipe/architecture.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+
+/// The text of SRC: a config.json or a directory with one.
+Result<std::string> ReadConfig(const std::string& source) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const bool directory = fs::is_directory(source, error);
+  const std::string path = directory ? (fs::path(source) / "config.json").string() : source;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
+  std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) return Status(Code::kIo, path + ": cannot be read");
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+Json TotalsJson(const PlanTotals& totals) {
+  return {{"tensors", totals.tensors},
+          {"parameters", totals.parameters},
+          {"quantized_parameters", totals.quantized_parameters},
+          {"bits_per_weight", totals.BitsPerWeight()},
+          {"bytes", totals.bytes}};
+}
+
+std::string ChoicesText(const std::map<std::string, int64_t>& choices) {
+  std::string text;
+  for (const auto& [choice, parameters] : choices) {
+    text += text.empty() ? "" : ", ";
+    text += choice == "keep" ? "16 bits" : choice;
+  }
+  return text;
+}
+
+class PlanCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("SRC", &source_, "A config.json, or a model's directory");
+    recipe_arguments_.Declare(arguments);
+    arguments.Option("--bandwidth", &bandwidth_gbps_, "GB/s",
+                     "Memory bandwidth for the speed ceiling; measured here when not given");
+    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+  }
+
+  Status Run(Console& console) override {
+    if (device_ != "cpu" && device_ != "auto") {
+      return Status(Code::kUnsupported,
+                    fmt::format("--device {}: this build has only the device cpu", device_));
+    }
+    if (bandwidth_gbps_ && !(std::isfinite(*bandwidth_gbps_) && *bandwidth_gbps_ > 0)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--bandwidth: expected more than 0, got {}", *bandwidth_gbps_));
+    }
+    MARLIN_ASSIGN_OR_RETURN(const std::string config, ReadConfig(source_));
+    Result<ModelArchitecture> model = DescribeModel(config);
+    if (!model.ok()) return model.status().WithContext(source_);
+    model_ = std::move(*model);
+    MARLIN_ASSIGN_OR_RETURN(recipe_, recipe_arguments_.Build(model_.expert_count > 0));
+    MARLIN_ASSIGN_OR_RETURN(plan_, MakeModelPlan(model_, recipe_));
+    bandwidth_ = bandwidth_gbps_.value_or(0) * 1e9;
+    if (!bandwidth_gbps_) {
+      MARLIN_ASSIGN_OR_RETURN(bandwidth_, MeasureReadBandwidth());
+    }
+    return console.json() ? PrintDocument(console) : PrintTables(console);
+  }
+
+ private:
+  double TokensPerSecond(int64_t bytes) const {
+    return bytes == 0 ? 0.0 : bandwidth_ / static_cast<double>(bytes);
+  }
+
+  Status PrintDocument(Console& console) const {
+    Json document = {{"model_type", model_.model_type},
+                     {"recipe", recipe_.name()},
+                     {"parameters", plan_.total.parameters},
+                     {"active_parameters", plan_.active_parameters},
+                     {"embedding_parameters", plan_.embedding_parameters},
+                     {"prediction_parameters", plan_.prediction.parameters},
+                     {"quantized_parameters", plan_.total.quantized_parameters},
+                     {"bits_per_weight", plan_.total.BitsPerWeight()},
+                     {"bytes", plan_.total.bytes},
+                     {"bf16_bytes", 2 * plan_.total.parameters},
+                     {"kv_cache_bytes_per_token", 2 * model_.kv_cache_elements}};
+    document["decode"] = {{"bytes_per_token", plan_.decode_bytes},
+                          {"bandwidth_gbps", bandwidth_ * 1e-9},
+                          {"bandwidth_source", bandwidth_gbps_ ? "given" : "measured"},
+                          {"tokens_per_second", TokensPerSecond(plan_.decode_bytes)},
+                          {"bf16_tokens_per_second", TokensPerSecond(plan_.bf16_decode_bytes)}};
+    document["layers"] = Json::array();
+    for (size_t i = 0; i < plan_.layers.size(); ++i) {
+      Json row = {{"name", fmt::format("model.layers.{}", i)}};
+      row.update(TotalsJson(plan_.layers[i]));
+      document["layers"].push_back(std::move(row));
+    }
+    document["outside_layers"] = TotalsJson(plan_.outside_layers);
+    document["classes"] = Json::array();
+    for (size_t i = 0; i < plan_.classes.size(); ++i) {
+      if (plan_.classes[i].tensors == 0) continue;
+      Json row = {{"layer_class", LayerClassName(static_cast<LayerClass>(i))},
+                  {"formats", plan_.choices[i]}};
+      row.update(TotalsJson(plan_.classes[i]));
+      document["classes"].push_back(std::move(row));
+    }
+    return console.PrintJson(document);
+  }
+
+  Status PrintTables(Console& console) const {
+    Table table({"layer class", "format", "tensors", "parameters", "bits/weight", "size"}, 2);
+    for (size_t i = 0; i < plan_.classes.size(); ++i) {
+      const PlanTotals& totals = plan_.classes[i];
+      if (totals.tensors == 0) continue;
+      table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))),
+                    ChoicesText(plan_.choices[i]), std::to_string(totals.tensors),
+                    FormatCount(totals.parameters), fmt::format("{:.3f}", totals.BitsPerWeight()),
+                    FormatBytes(totals.bytes)});
+    }
+    table.AddRow(
+        {"total", "", std::to_string(plan_.total.tensors), FormatCount(plan_.total.parameters),
+         fmt::format("{:.3f}", plan_.total.BitsPerWeight()), FormatBytes(plan_.total.bytes)});
+    std::string text = fmt::format("{} ({} layers), recipe {}\n\n{}\n", model_.model_type,
+                                   model_.layer_count, recipe_.name(), table.ToString());
+    text +=
+        fmt::format("active per token: {} parameters, of which {} are the embedding table\n",
+                    FormatCount(plan_.active_parameters), FormatCount(plan_.embedding_parameters));
+    if (plan_.prediction.tensors > 0) {
+      text += fmt::format(
+          "not counted: {} parameters ({}) of multi-token-prediction layers, where the checkpoint "
+          "has them\n",
+          FormatCount(plan_.prediction.parameters), FormatBytes(plan_.prediction.bytes));
+    }
+    text += fmt::format("KV cache in 16 bits: {} per token\n",
+                        FormatBytes(2 * model_.kv_cache_elements));
+    text += fmt::format(
+        "decoding reads {} per token: at most {:.1f} tokens/s at {:.1f} GB/s ({}); 16 bits: "
+        "{:.1f}\n",
+        FormatBytes(plan_.decode_bytes), TokensPerSecond(plan_.decode_bytes), bandwidth_ * 1e-9,
+        bandwidth_gbps_ ? "given" : "measured on this machine",
+        TokensPerSecond(plan_.bf16_decode_bytes));
+    return console.Print(text);
+  }
+
+  std::string source_;
+  RecipeArguments recipe_arguments_;
+  std::optional<double> bandwidth_gbps_;
+  std::string device_ = "auto";
+  ModelArchitecture model_;
+  MixedPrecisionConfig recipe_;
+  ModelPlan plan_;
+  double bandwidth_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_plan() { return std::make_unique<PlanCommand>(); }
+
+}  // namespace marlin::cli

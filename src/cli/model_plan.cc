@@ -1,0 +1,121 @@
+#include "cli/model_plan.h"
+
+#include <unordered_map>
+#include <utility>
+
+#include "base/macros.h"
+#include "marlin/quantize.h"
+#include "marlin/weights.h"
+
+namespace marlin::cli {
+namespace {
+
+// What is kept is counted in 16 bits, as published checkpoints store it.
+constexpr int64_t kKeptBytes = 2;
+
+struct SizedTensor {
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+  FormatChoice choice;
+};
+
+/// "a.experts.17.w1.weight" -> "a.experts.w1.weight"; other names unchanged.
+std::string StackName(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  if (at == std::string::npos) return name;
+  const size_t begin = at + kExperts.size();
+  const size_t end = name.find_first_not_of("0123456789", begin);
+  if (end == begin || end == std::string::npos || name[end] != '.') return name;
+  return name.substr(0, begin) + name.substr(end + 1);
+}
+
+class Sizer {
+ public:
+  explicit Sizer(const MixedPrecisionConfig& recipe) : recipe_(recipe) {}
+
+  Result<SizedTensor> SizeOf(const ModelTensor& tensor) {
+    SizedTensor sized;
+    sized.parameters = tensor.shape.ElementCount();
+    sized.choice = recipe_.Choose(tensor.name, tensor.shape);
+    sized.bytes = kKeptBytes * sized.parameters;
+    if (sized.choice.keep) return sized;
+    QuantizeOptions options;
+    options.format = sized.choice.format;
+    options.group_size = sized.choice.group_size;
+    options.scale_type = sized.choice.scale_type;
+    options.symmetric = sized.choice.symmetric;
+    options.tensor_name = tensor.name;
+    const int rank = tensor.shape.rank();
+    Shape matrix = tensor.shape;
+    if (!tensor.input_first) std::swap(matrix[rank - 2], matrix[rank - 1]);
+    MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec(matrix, options));
+    sized.bytes = StoredBytes(spec);
+    if (rank == 3 || !tensor.routed) return sized;
+    // Experts are stored stacked, and what a stack has once (a codebook) counts for the first.
+    int64_t& stacked = stacks_[StackName(tensor.name) + "|" + sized.choice.ToString()];
+    if (stacked++ == 0) return sized;
+    spec.experts = 2;
+    sized.bytes = StoredBytes(spec) - sized.bytes;
+    return sized;
+  }
+
+ private:
+  const MixedPrecisionConfig& recipe_;
+  std::unordered_map<std::string, int64_t> stacks_;
+};
+
+void Add(const SizedTensor& sized, PlanTotals* totals) {
+  ++totals->tensors;
+  totals->parameters += sized.parameters;
+  totals->quantized_parameters += sized.choice.keep ? 0 : sized.parameters;
+  totals->bytes += sized.bytes;
+}
+
+/// The share of the routed experts' bytes that one token reads.
+int64_t RoutedShare(const ModelArchitecture& model, int64_t bytes) {
+  if (model.expert_count == 0) return bytes;
+  const double share =
+      static_cast<double>(model.experts_per_token) / static_cast<double>(model.expert_count);
+  return static_cast<int64_t>(static_cast<double>(bytes) * share + 0.5);
+}
+
+}  // namespace
+
+double PlanTotals::BitsPerWeight() const {
+  return parameters == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
+}
+
+Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
+                                const MixedPrecisionConfig& recipe) {
+  ModelPlan plan;
+  plan.layers.resize(static_cast<size_t>(model.layer_count));
+  plan.active_parameters = ActiveParameterCount(model);
+  Sizer sizer(recipe);
+  int64_t routed_bytes = 0;
+  int64_t routed_bf16_bytes = 0;
+  for (const ModelTensor& tensor : model.tensors) {
+    MARLIN_ASSIGN_OR_RETURN(const SizedTensor sized, sizer.SizeOf(tensor));
+    const auto class_index = static_cast<size_t>(tensor.layer_class);
+    Add(sized, &plan.total);
+    Add(sized, &plan.classes[class_index]);
+    plan.choices[class_index][sized.choice.ToString()] += sized.parameters;
+    Add(sized,
+        tensor.layer < 0 ? &plan.outside_layers : &plan.layers[static_cast<size_t>(tensor.layer)]);
+    const bool embedding = tensor.layer_class == LayerClass::kEmbedding;
+    if (embedding) plan.embedding_parameters += sized.parameters;
+    // One row of the embedding table is read, unless the table is the last matrix too.
+    if (embedding && !model.tied_embeddings) continue;
+    (tensor.routed ? routed_bytes : plan.decode_bytes) += sized.bytes;
+    (tensor.routed ? routed_bf16_bytes : plan.bf16_decode_bytes) += kKeptBytes * sized.parameters;
+  }
+  plan.decode_bytes += RoutedShare(model, routed_bytes);
+  plan.bf16_decode_bytes += RoutedShare(model, routed_bf16_bytes);
+  for (const ModelTensor& tensor : model.prediction_tensors) {
+    MARLIN_ASSIGN_OR_RETURN(const SizedTensor sized, sizer.SizeOf(tensor));
+    Add(sized, &plan.prediction);
+  }
+  return plan;
+}
+
+}  // namespace marlin::cli

@@ -1,0 +1,85 @@
+#include "cli/recipe_arguments.h"
+
+#include <fmt/format.h>
+
+#include "base/macros.h"
+
+namespace marlin::cli {
+namespace {
+
+constexpr int64_t kDefaultGroupSize = 128;
+
+/// Splits "REGEX=CHOICE" at the last '=', since an expression may contain one and a choice may not.
+Result<RecipeOverride> ParseOverride(const std::string& text) {
+  const size_t equals = text.rfind('=');
+  if (equals == std::string::npos) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--override: expected REGEX=FORMAT/gN, got '{}'", text));
+  }
+  RecipeOverride entry;
+  entry.is_regex = true;
+  entry.pattern = text.substr(0, equals);
+  Result<FormatChoice> choice = ParseFormatChoice(text.substr(equals + 1));
+  if (!choice.ok()) return choice.status().WithContext("--override");
+  entry.choice = *choice;
+  return entry;
+}
+
+}  // namespace
+
+void RecipeArguments::Declare(ArgumentList& arguments) {
+  arguments.Option("--recipe", &recipe_, "NAME|FILE",
+                   "default_dense, default_moe, aggressive_moe, uniform:FORMAT/gN or a JSON file");
+  arguments.Option("--format", &format_, "FORMAT",
+                   "One format for every attention, MLP and expert matrix");
+  arguments.Option("--group-size", &group_size_, "G",
+                   "Weights per scale, a multiple of 16, for the whole recipe");
+  arguments.Option("--scale-dtype", &scale_type_, "TYPE",
+                   "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
+  arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
+                   "Another choice (or 'keep') for the tensors whose name matches; repeatable");
+}
+
+Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
+  if (recipe_ && format_) {
+    return Status(Code::kInvalidArgument, "--recipe and --format exclude each other");
+  }
+  if (recipe_) return MixedPrecisionConfig::FromNameOrFile(*recipe_);
+  if (format_) {
+    MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(*format_));
+    return MixedPrecisionConfig::Uniform(
+        fmt::format("{}/g{}", FormatName(format), group_size_.value_or(kDefaultGroupSize)));
+  }
+  return has_experts ? MixedPrecisionConfig::DefaultMoe() : MixedPrecisionConfig::DefaultDense();
+}
+
+Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
+  if (group_size_ && *group_size_ <= 0) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--group-size: expected a multiple of 16, got {}", *group_size_));
+  }
+  if (group_size_) MARLIN_RETURN_IF_ERROR(CheckGroupSize(*group_size_).WithContext("--group-size"));
+  std::optional<ScaleType> scale_type;
+  if (scale_type_) {
+    MARLIN_ASSIGN_OR_RETURN(scale_type, ParseScaleType(*scale_type_));
+  }
+  MARLIN_ASSIGN_OR_RETURN(MixedPrecisionConfig recipe, Base(has_experts));
+  const MixedPrecisionConfig base = recipe;
+  for (auto [layer_class, choice] : base.classes()) {
+    if (group_size_) choice.group_size = *group_size_;
+    if (scale_type) choice.scale_type = *scale_type;
+    recipe.Set(layer_class, choice);
+  }
+  for (const std::string& text : overrides_) {
+    MARLIN_ASSIGN_OR_RETURN(RecipeOverride entry, ParseOverride(text));
+    MARLIN_RETURN_IF_ERROR(recipe.AddOverride(std::move(entry)));
+  }
+  if (group_size_ || scale_type || !overrides_.empty()) {
+    if (!format_ || scale_type || !overrides_.empty()) {
+      recipe.set_name(recipe.name() + "+options");
+    }
+  }
+  return recipe;
+}
+
+}  // namespace marlin::cli

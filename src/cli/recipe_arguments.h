@@ -1,0 +1,33 @@
+// The options that choose a recipe, shared by quantize and plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/arguments.h"
+#include "marlin/recipe.h"
+#include "marlin/status.h"
+
+namespace marlin::cli {
+
+class RecipeArguments {
+ public:
+  void Declare(ArgumentList& arguments);
+
+  /// The recipe that the options describe; without --recipe and --format, default_moe for a model
+  /// with experts and default_dense otherwise. Errors: kInvalidArgument naming the option.
+  Result<MixedPrecisionConfig> Build(bool has_experts) const;
+
+ private:
+  Result<MixedPrecisionConfig> Base(bool has_experts) const;
+
+  std::optional<std::string> recipe_;
+  std::optional<std::string> format_;
+  std::optional<int64_t> group_size_;
+  std::optional<std::string> scale_type_;
+  std::vector<std::string> overrides_;
+};
+
+}  // namespace marlin::cli
