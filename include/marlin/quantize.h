@@ -30,8 +30,8 @@ struct QuantizeOptions {
   std::string tensor_name = {};  ///< Named in errors.
 };
 
-/// What Quantize makes of a matrix of this shape, [k, n] or [experts, k, n], without its data: sizes
-/// follow by StoredBytes. Errors: kInvalidArgument.
+/// What Quantize makes of a matrix of this shape, [k, n] or [experts, k, n], without its data:
+/// sizes follow by StoredBytes. Errors: kInvalidArgument.
 Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& options);
 
 /// What happened to a matrix on the way.
