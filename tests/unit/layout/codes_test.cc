@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
 #include <vector>
 
 #include "marlin/layout.h"
@@ -28,25 +29,23 @@ unsigned ColumnBits(const std::vector<uint32_t>& words, int64_t n_count, int64_t
   return code;
 }
 
-void ExpectPackedAlongK(const FormatInfo& info, int64_t k, int64_t n) {
+void CheckPacking(const FormatInfo& info, int64_t k, int64_t n) {
   const auto codes = RandomCodes(info.bits, k * n);
   std::vector<uint32_t> words(static_cast<size_t>(WordsAlongK(info.format, k) * n), ~0u);
   ASSERT_TRUE(PackCodes(info.format, k, n, codes, words).ok());
   for (int64_t i = 0; i < k * n; ++i) {
     ASSERT_EQ(ColumnBits(words, n, i % n, i / n * info.bits, info.bits),
               codes[static_cast<size_t>(i)])
-        << info.name << " k=" << k << " n=" << n << " i=" << i;
+        << "i=" << i;
   }
   // Positions past k hold code 0.
-  const int64_t all = WordsAlongK(info.format, k) * 32;
-  for (int64_t column = 0; column < n; ++column) {
-    for (int64_t bit = k * info.bits; bit < all; ++bit) {
-      ASSERT_EQ(ColumnBits(words, n, column, bit, 1), 0u) << info.name << " k=" << k;
-    }
+  const int64_t spare_bits = WordsAlongK(info.format, k) * 32 - k * info.bits;
+  for (int64_t i = 0; i < spare_bits * n; ++i) {
+    ASSERT_EQ(ColumnBits(words, n, i % n, k * info.bits + i / n, 1), 0u);
   }
   std::vector<uint8_t> back(codes.size(), 0xee);
   ASSERT_TRUE(UnpackCodes(info.format, k, n, words, back).ok());
-  EXPECT_EQ(back, codes) << info.name;
+  EXPECT_EQ(back, codes);
 }
 
 TEST(PackCodes, PutsCodeKAtBitKTimesBitsOfItsColumn) {
@@ -54,7 +53,9 @@ TEST(PackCodes, PutsCodeKAtBitKTimesBitsOfItsColumn) {
     if (info.bits > 8) continue;
     for (const int64_t k : {1, 7, 8, 31, 32, 33, 64, 100, 513, 1030}) {
       for (const int64_t n : {1, 3, 16, 17, 40}) {
-        ExpectPackedAlongK(info, k, n);
+        SCOPED_TRACE(std::string(info.name) + " k=" + std::to_string(k) +
+                     " n=" + std::to_string(n));
+        CheckPacking(info, k, n);
       }
     }
   }

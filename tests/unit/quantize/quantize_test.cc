@@ -47,10 +47,14 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
           std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())) == 0);
 }
 
-void ExpectValidAndClose(const Dense& dense, const QuantizeOptions& options) {
+/// Quantizes, validates, decodes, and bounds the relative squared error.
+void CheckClose(const Dense& dense, const QuantizeOptions& options) {
   const FormatInfo& info = GetFormatInfo(options.format);
+  SCOPED_TRACE(std::string(info.name) + " " + std::string(ScaleTypeName(options.scale_type)) +
+               " g" + std::to_string(options.group_size) + " " +
+               std::string(QuantizeMethodName(options.method)));
   const auto weights = Quantize(dense.view(), options);
-  ASSERT_TRUE(weights.ok()) << info.name << " " << weights.status().message();
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
   ASSERT_TRUE(Validate(*weights).ok()) << Validate(*weights).message();
   const auto out = Decoded(*weights);
   double error = 0;
@@ -59,30 +63,21 @@ void ExpectValidAndClose(const Dense& dense, const QuantizeOptions& options) {
     error += std::pow(out[i] - dense.data[i], 2.0);
     power += std::pow(dense.data[i], 2.0);
   }
-  EXPECT_LT(error, power * (info.bits == 2   ? 1.0
-                            : info.bits == 3 ? 0.2
-                                             : 0.06))
-      << info.name << " type " << static_cast<int>(options.scale_type) << " g"
-      << options.group_size;
+  EXPECT_LT(error, power * (info.bits == 2 ? 1.0 : info.bits == 3 ? 0.2 : 0.06));
 }
 
-TEST(Quantize, EveryFormatScaleTypeAndGroupSizeIsValidAndClose) {
-  for (const auto& [k, n] : {std::pair<int64_t, int64_t>{300, 21}, {64, 16}, {17, 1}}) {
-    const Dense dense = Gaussian(k, n);
-    for (const FormatInfo& info : AllFormats()) {
-      for (int type = 0; type <= static_cast<int>(ScaleType::kE4M3); ++type) {
-        for (const int64_t group : {16, 32, 48, 128, 0}) {
-          QuantizeOptions options;
-          options.format = info.format;
-          options.scale_type = static_cast<ScaleType>(type);
-          options.group_size = group;
-          options.method = QuantizeMethod::kRtn;
-          ExpectValidAndClose(dense, options);
-          options.method = QuantizeMethod::kMse;
-          ExpectValidAndClose(dense, options);
-        }
-      }
-    }
+TEST(Quantize, EveryFormatScaleTypeGroupSizeAndMethodIsValidAndClose) {
+  const Dense shapes[] = {Gaussian(300, 21), Gaussian(64, 16), Gaussian(17, 1)};
+  const int64_t groups[] = {16, 32, 48, 128, 0};
+  // Every combination, counted in mixed radix: shape, method, group size, scale type, format.
+  const size_t combinations = 3 * 2 * 5 * 5 * AllFormats().size();
+  for (size_t i = 0; i < combinations; ++i) {
+    QuantizeOptions options;
+    options.method = i / 3 % 2 == 0 ? QuantizeMethod::kRtn : QuantizeMethod::kMse;
+    options.group_size = groups[i / 6 % 5];
+    options.scale_type = static_cast<ScaleType>(i / 30 % 5);
+    options.format = AllFormats()[i / 150].format;
+    CheckClose(shapes[i % 3], options);
   }
 }
 
@@ -124,23 +119,22 @@ TEST(Quantize, GroupSizesAreNormalisedOrRefused) {
 }
 
 TEST(Quantize, NamesTheTensorAndPositionOfNonFiniteWeights) {
+  const float bad_values[] = {std::numeric_limits<float>::quiet_NaN(),
+                              -std::numeric_limits<float>::infinity()};
   for (const Format format : {Format::kFp4E2M1, Format::kU4, Format::kNf3, Format::kBf16}) {
-    for (const auto type : {ScaleType::kF16, ScaleType::kE4M3}) {
-      for (const float bad :
-           {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-        Dense dense = Gaussian(200, 40);
-        dense.data[133 * 40 + 37] = bad;
-        QuantizeOptions options;
-        options.format = format;
-        options.scale_type = type;
-        options.tensor_name = "layer.weight";
-        const auto weights = Quantize(dense.view(), options);
-        ASSERT_FALSE(weights.ok());
-        EXPECT_EQ(weights.status().code(), Code::kNonFiniteInput);
-        EXPECT_EQ(weights.status().message(), std::string("tensor 'layer.weight': ") +
-                                                  (std::isnan(bad) ? "NaN" : "Inf") +
-                                                  " at [133, 37] of [k, n]");
-      }
+    for (size_t i = 0; i < 4; ++i) {
+      Dense dense = Gaussian(200, 40);
+      dense.data[133 * 40 + 37] = bad_values[i % 2];
+      QuantizeOptions options;
+      options.format = format;
+      options.scale_type = i < 2 ? ScaleType::kF16 : ScaleType::kE4M3;
+      options.tensor_name = "layer.weight";
+      const auto weights = Quantize(dense.view(), options);
+      ASSERT_FALSE(weights.ok());
+      EXPECT_EQ(weights.status().code(), Code::kNonFiniteInput);
+      EXPECT_EQ(weights.status().message(), std::string("tensor 'layer.weight': ") +
+                                                (i % 2 == 0 ? "NaN" : "Inf") +
+                                                " at [133, 37] of [k, n]");
     }
   }
 }
