@@ -43,15 +43,17 @@ MARLIN_CODEC uint32_t marlin_float_to_bits(float value) {
 namespace marlin {
 namespace formats {
 
-/// Nearest integer in [low, high], ties to even. NaN gives low.
+/// Nearest integer in [low, high], ties to even. NaN gives low. Free of branches, so that loops over
+/// it become vector code. Precondition: |low|, |high| < 2^22.
 MARLIN_CODEC int marlin_round_to_int(float x, int low, int high) {
-  if (!(x > static_cast<float>(low))) return low;
-  if (x >= static_cast<float>(high)) return high;
-  int floor_x = static_cast<int>(x);
-  if (static_cast<float>(floor_x) > x) floor_x -= 1;
-  const float rest = x - static_cast<float>(floor_x);
-  if (rest > 0.5f || (rest == 0.5f && (floor_x & 1) != 0)) floor_x += 1;
-  return floor_x;
+  const float floor_limit = static_cast<float>(low);
+  const float ceil_limit = static_cast<float>(high);
+  // Written so that NaN fails the first comparison and becomes low.
+  const float above = x > floor_limit ? x : floor_limit;
+  const float limited = above < ceil_limit ? above : ceil_limit;
+  // At 1.5 * 2^23 the unit is 1: the sum rounds to an integer in its low mantissa bits.
+  const marlin_code magic = 0x4b400000u;
+  return static_cast<int>(marlin_float_to_bits(limited + marlin_bits_to_float(magic)) - magic);
 }
 
 }  // namespace formats
