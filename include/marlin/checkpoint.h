@@ -63,8 +63,10 @@ class Checkpoint {
   /// tensor that differs.
   Status VerifyChecksums() const;
 
- private:
   struct Impl;
+
+ private:
+  friend struct CheckpointAccess;
   explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };

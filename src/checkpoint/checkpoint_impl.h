@@ -1,0 +1,52 @@
+// What a Checkpoint shares between its copies, for the rest of this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/io.h"
+#include "checkpoint/module_tensors.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin {
+
+struct CheckpointFile {
+  std::string name;
+  FileInfo info;
+  std::shared_ptr<const Mapping> mapping;
+};
+
+struct Checkpoint::Impl {
+  std::string path;
+  bool is_directory = false;
+  std::vector<CheckpointFile> files;                   ///< The safetensors files, in name order.
+  std::vector<TensorInfo> tensors;                     ///< In name order.
+  std::vector<uint32_t> tensor_file;                   ///< Of each tensor, its file.
+  std::vector<std::optional<uint64_t>> checksums;      ///< Of each tensor, when stored.
+  std::unordered_map<std::string_view, size_t> index;  ///< Name -> tensor.
+  std::string config_json;
+  Json config;  ///< config_json parsed; null when there is none.
+  bool quantized = false;
+  QuantizationConfig quantization;
+  std::vector<QuantizedModule> modules;  ///< Those of `quantization`, as the public type.
+  std::unordered_map<std::string_view, size_t> module_index;
+};
+
+struct CheckpointAccess {
+  /// Checkpoint::Open on a given file system.
+  static Result<Checkpoint> Open(Io& io, const std::string& path);
+  static const Checkpoint::Impl& Get(const Checkpoint& checkpoint) { return *checkpoint.impl_; }
+};
+
+/// The metadata key under which a tensor's checksum is stored in its own file.
+std::string ChecksumKey(std::string_view tensor_name);
+
+/// Checks that every tensor of every module is there with its type and shape.
+Status CheckModuleTensors(const Checkpoint::Impl& impl);
+
+}  // namespace marlin

@@ -1,0 +1,314 @@
+#include "checkpoint/io.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+
+#include "base/checked.h"
+#include "base/macros.h"
+
+namespace marlin {
+namespace {
+
+constexpr size_t kMaxPrintedName = 200;
+
+std::string_view CallName(IoCall call) {
+  switch (call) {
+    case IoCall::kStat:
+      return "look at";
+    case IoCall::kOpen:
+      return "open";
+    case IoCall::kMap:
+      return "map";
+    case IoCall::kList:
+      return "list";
+    case IoCall::kMakeDirectory:
+      return "create directory";
+    case IoCall::kLock:
+      return "lock";
+    case IoCall::kCreate:
+      return "create";
+    case IoCall::kWrite:
+      return "write";
+    case IoCall::kSync:
+      return "flush";
+    case IoCall::kClose:
+      return "close";
+    case IoCall::kRename:
+    case IoCall::kExchange:
+      return "rename";
+    case IoCall::kRemove:
+      return "remove";
+  }
+  return "use";
+}
+
+Status SystemError(IoCall call, const std::string& path, int error) {
+  return Status(Code::kIo, fmt::format("{}: cannot {}: {}", Printable(path), CallName(call),
+                                       std::generic_category().message(error)));
+}
+
+FileKind KindOf(mode_t mode) {
+  if (S_ISREG(mode)) return FileKind::kRegular;
+  if (S_ISDIR(mode)) return FileKind::kDirectory;
+  return FileKind::kOther;
+}
+
+// renameat2 and its flags, where the C library has them; -1 with errno ENOSYS elsewhere.
+int RenameWithFlags(const std::string& from, const std::string& to, bool exchange) {
+#if defined(__linux__) && defined(RENAME_EXCHANGE)
+  return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
+                   exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+#elif defined(__APPLE__)
+  return renamex_np(from.c_str(), to.c_str(), exchange ? RENAME_SWAP : RENAME_EXCL);
+#else
+  errno = ENOSYS;
+  return -1;
+#endif
+}
+
+bool IsFlagUnsupported(int error) {
+  return error == ENOSYS || error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP;
+}
+
+}  // namespace
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (out.size() >= kMaxPrintedName) return out + "...";
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string JoinPath(const std::string& directory, const std::string& name) {
+  if (directory.empty()) return name;
+  return directory.back() == '/' ? directory + name : directory + "/" + name;
+}
+
+Mapping::~Mapping() {
+  if (size_ > 0) munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_));
+}
+
+void Mapping::Release(int64_t offset, int64_t bytes) const {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  // Whole pages inside the range only: its neighbours may be in use.
+  const int64_t begin = RoundUp(offset, page);
+  const int64_t end = (offset + bytes) / page * page;
+  if (begin >= end) return;
+  madvise(const_cast<std::byte*>(data_) + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+}
+
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  if (this == &other) return *this;
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = other.Take();
+  path_ = std::move(other.path_);
+  return *this;
+}
+
+FileHandle::~FileHandle() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int FileHandle::Take() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
+}
+
+Status Io::Check(IoCall call, const std::string& path) {
+  const int error = InjectedError(call, path);
+  return error == 0 ? Status() : SystemError(call, path, error);
+}
+
+Result<FileInfo> Io::StatImpl(const std::string& path, bool follow) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kStat, path));
+  struct stat info {};
+  const int rc = follow ? ::stat(path.c_str(), &info) : ::lstat(path.c_str(), &info);
+  if (rc != 0) {
+    if (errno == ENOENT) return FileInfo{};
+    return SystemError(IoCall::kStat, path, errno);
+  }
+  FileInfo result;
+  result.kind = KindOf(info.st_mode);
+  result.size = info.st_size;
+#if defined(__APPLE__)
+  const struct timespec modified = info.st_mtimespec;
+#else
+  const struct timespec modified = info.st_mtim;
+#endif
+  result.modified_ns = static_cast<int64_t>(modified.tv_sec) * 1'000'000'000 + modified.tv_nsec;
+  result.device = static_cast<uint64_t>(info.st_dev);
+  result.inode = static_cast<uint64_t>(info.st_ino);
+  return result;
+}
+
+Result<FileInfo> Io::Stat(const std::string& path) { return StatImpl(path, true); }
+Result<FileInfo> Io::StatLink(const std::string& path) { return StatImpl(path, false); }
+
+Result<std::shared_ptr<const Mapping>> Io::Map(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kOpen, path));
+  // O_NONBLOCK: opening a pipe must not wait for a writer.
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path);
+  if (!file.open()) return SystemError(IoCall::kOpen, path, errno);
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kMap, path));
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) return SystemError(IoCall::kMap, path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status(Code::kIo, Printable(path) + ": not a regular file");
+  }
+  if (info.st_size == 0) return std::make_shared<const Mapping>(nullptr, 0);
+  void* data =
+      ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd(), 0);
+  if (data == MAP_FAILED) return SystemError(IoCall::kMap, path, errno);
+  return std::make_shared<const Mapping>(static_cast<const std::byte*>(data), info.st_size);
+}
+
+Result<std::string> Io::ReadText(const std::string& path, int64_t max_bytes) {
+  MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<const Mapping> mapping, Map(path));
+  if (mapping->size() > max_bytes) {
+    return Status(Code::kMalformedFile, fmt::format("{}: {} bytes, at most {} are accepted",
+                                                    Printable(path), mapping->size(), max_bytes));
+  }
+  return std::string(mapping->text());
+}
+
+Result<std::vector<std::string>> Io::List(const std::string& directory) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kList, directory));
+  DIR* stream = ::opendir(directory.c_str());
+  if (stream == nullptr) return SystemError(IoCall::kList, directory, errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(stream)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int error = errno;
+  ::closedir(stream);
+  if (error != 0) return SystemError(IoCall::kList, directory, error);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Status Io::MakeDirectory(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kMakeDirectory, path));
+  if (::mkdir(path.c_str(), 0777) != 0) return SystemError(IoCall::kMakeDirectory, path, errno);
+  return {};
+}
+
+Result<FileHandle> Io::LockDirectory(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kLock, path));
+  FileHandle handle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW), path);
+  if (!handle.open()) return SystemError(IoCall::kLock, path, errno);
+  if (::flock(handle.fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return Status(Code::kIo, Printable(path) + ": another process is writing it");
+    }
+    return SystemError(IoCall::kLock, path, errno);
+  }
+  return handle;
+}
+
+Result<FileHandle> Io::Create(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kCreate, path));
+  FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666),
+                  path);
+  if (!file.open()) return SystemError(IoCall::kCreate, path, errno);
+  return file;
+}
+
+Status Io::Write(const FileHandle& file, int64_t offset, const void* data, int64_t bytes) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kWrite, file.path()));
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::pwrite(file.fd(), next, static_cast<size_t>(bytes), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      return SystemError(IoCall::kWrite, file.path(), written == 0 ? ENOSPC : errno);
+    }
+    next += written;
+    offset += written;
+    bytes -= written;
+  }
+  return {};
+}
+
+Status Io::SyncDescriptor(int fd, const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kSync, path));
+  if (::fsync(fd) != 0) return SystemError(IoCall::kSync, path, errno);
+  return {};
+}
+
+Status Io::SyncAndClose(FileHandle file) {
+  MARLIN_RETURN_IF_ERROR(SyncDescriptor(file.fd(), file.path()));
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kClose, file.path()));
+  if (::close(file.Take()) != 0) return SystemError(IoCall::kClose, file.path(), errno);
+  return {};
+}
+
+Status Io::SyncDirectory(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kOpen, path));
+  const FileHandle handle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY), path);
+  if (!handle.open()) return SystemError(IoCall::kOpen, path, errno);
+  return SyncDescriptor(handle.fd(), path);
+}
+
+Status Io::RenameNew(const std::string& from, const std::string& to) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kRename, to));
+  if (RenameWithFlags(from, to, /*exchange=*/false) == 0) return {};
+  if (!IsFlagUnsupported(errno)) return SystemError(IoCall::kRename, to, errno);
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo target, StatLink(to));
+  if (target.kind != FileKind::kMissing) return SystemError(IoCall::kRename, to, EEXIST);
+  if (::rename(from.c_str(), to.c_str()) != 0) return SystemError(IoCall::kRename, to, errno);
+  return {};
+}
+
+Status Io::Exchange(const std::string& a, const std::string& b) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kExchange, b));
+  if (RenameWithFlags(a, b, /*exchange=*/true) == 0) return {};
+  if (!IsFlagUnsupported(errno)) return SystemError(IoCall::kExchange, b, errno);
+  // Three renames: between the first two `b` is missing, which no other call can avoid here.
+  const std::string aside = a + ".swap";
+  if (::rename(b.c_str(), aside.c_str()) != 0) return SystemError(IoCall::kExchange, b, errno);
+  if (::rename(a.c_str(), b.c_str()) != 0) {
+    const int error = errno;
+    if (::rename(aside.c_str(), b.c_str()) != 0) return SystemError(IoCall::kExchange, b, errno);
+    return SystemError(IoCall::kExchange, b, error);
+  }
+  if (::rename(aside.c_str(), a.c_str()) != 0) return SystemError(IoCall::kExchange, a, errno);
+  return {};
+}
+
+Status Io::RemoveTree(const std::string& path) {
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo info, StatLink(path));
+  if (info.kind == FileKind::kMissing) return {};
+  if (info.kind == FileKind::kDirectory) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, List(path));
+    for (const std::string& name : names) {
+      MARLIN_RETURN_IF_ERROR(RemoveTree(JoinPath(path, name)));
+    }
+  }
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kRemove, path));
+  if (::remove(path.c_str()) != 0) return SystemError(IoCall::kRemove, path, errno);
+  return {};
+}
+
+}  // namespace marlin

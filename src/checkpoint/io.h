@@ -1,0 +1,137 @@
+// The only door to the file system: every call can be made to fail by a test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// A name from a file, fit for a one-line message: control characters escaped, length bounded.
+std::string Printable(std::string_view text);
+
+/// "directory/name", or name alone for an empty directory.
+std::string JoinPath(const std::string& directory, const std::string& name);
+
+/// The system calls that Io makes, as InjectedError sees them.
+enum class IoCall : uint8_t {
+  kStat,
+  kOpen,
+  kMap,
+  kList,
+  kMakeDirectory,
+  kLock,
+  kCreate,
+  kWrite,
+  kSync,
+  kClose,
+  kRename,
+  kExchange,
+  kRemove,
+};
+
+/// A regular file mapped read-only. Immutable; unmapped when the last owner lets go.
+class Mapping {
+ public:
+  Mapping(const std::byte* data, int64_t size) : data_(data), size_(size) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  const std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+  std::string_view text() const {
+    return {reinterpret_cast<const char*>(data_), static_cast<size_t>(size_)};
+  }
+  /// Lets the kernel take back the pages of [offset, offset + bytes): they are read again when
+  /// touched. Keeps the resident size of a streaming pass small.
+  void Release(int64_t offset, int64_t bytes) const;
+
+ private:
+  const std::byte* data_;
+  int64_t size_;
+};
+
+/// An open descriptor, closed when it goes out of scope.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  FileHandle(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  FileHandle(FileHandle&& other) noexcept { *this = std::move(other); }
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  ~FileHandle();
+
+  int fd() const { return fd_; }
+  const std::string& path() const { return path_; }
+  bool open() const { return fd_ >= 0; }
+  int Take();
+
+ private:
+  int fd_ = -1;
+  std::string path_;
+};
+
+enum class FileKind : uint8_t { kMissing, kRegular, kDirectory, kOther };
+
+struct FileInfo {
+  FileKind kind = FileKind::kMissing;
+  int64_t size = 0;
+  int64_t modified_ns = 0;
+  uint64_t device = 0;  ///< With inode: the file's identity.
+  uint64_t inode = 0;
+};
+
+/// The file system. Errors are kIo naming the path and the system's reason. Thread-compatible.
+class Io {
+ public:
+  Io() = default;
+  virtual ~Io() = default;
+  Io(const Io&) = delete;
+  Io& operator=(const Io&) = delete;
+
+  /// Follows links; a missing file is no error.
+  Result<FileInfo> Stat(const std::string& path);
+  /// As Stat, but describes a link itself.
+  Result<FileInfo> StatLink(const std::string& path);
+  /// Errors: kIo, also for anything but a regular file.
+  Result<std::shared_ptr<const Mapping>> Map(const std::string& path);
+  /// A whole small file. Errors: kMalformedFile with both sizes when it exceeds max_bytes.
+  Result<std::string> ReadText(const std::string& path, int64_t max_bytes);
+  /// Names in a directory, sorted, without "." and "..".
+  Result<std::vector<std::string>> List(const std::string& directory);
+
+  Status MakeDirectory(const std::string& path);
+  /// Takes the advisory lock of a directory. Errors: kIo, also when another process holds it.
+  Result<FileHandle> LockDirectory(const std::string& path);
+  /// Creates or truncates a file for writing.
+  Result<FileHandle> Create(const std::string& path);
+  Status Write(const FileHandle& file, int64_t offset, const void* data, int64_t bytes);
+  /// Flushes to the medium, then closes.
+  Status SyncAndClose(FileHandle file);
+  Status SyncDirectory(const std::string& path);
+  /// Renames; refuses to replace anything.
+  Status RenameNew(const std::string& from, const std::string& to);
+  /// Swaps two directories, in one step where the file system can.
+  Status Exchange(const std::string& a, const std::string& b);
+  /// Removes a file or a directory with all that is in it; links are not followed.
+  Status RemoveTree(const std::string& path);
+
+ protected:
+  /// The errno with which the call that follows shall fail; 0 lets it happen.
+  virtual int InjectedError(IoCall /*call*/, const std::string& /*path*/) { return 0; }
+
+ private:
+  Status Check(IoCall call, const std::string& path);
+  Status SyncDescriptor(int fd, const std::string& path);
+  Result<FileInfo> StatImpl(const std::string& path, bool follow);
+};
+
+/// The file system as it is, for the public entries.
+class SystemIo final : public Io {};
+
+}  // namespace marlin

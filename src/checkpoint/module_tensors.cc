@@ -1,0 +1,276 @@
+#include "checkpoint/module_tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/io.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kWeightSuffix = ".weight";
+constexpr std::string_view kExpertWildcard = ".*.";
+// Shapes with larger dimensions do not exist; below it no product of two can overflow.
+constexpr int64_t kMaxDimension = (int64_t{1} << 31) - 1;
+
+std::string_view LayoutName(SourceLayout layout) {
+  return layout == SourceLayout::kOutIn ? "out_in" : "in_out";
+}
+
+Json ModuleJson(const ModuleRecord& record) {
+  const WeightsSpec& spec = record.module.spec;
+  Json shape = Json::array();
+  if (record.stacked) shape.push_back(spec.experts);
+  shape.push_back(spec.k);
+  shape.push_back(spec.n);
+  return Json{
+      {"format", FormatName(spec.format)},
+      {"shape", std::move(shape)},
+      {"group_size", spec.group_size},
+      {"scale_type", ScaleTypeName(spec.scale_type)},
+      {"zeros", spec.has_zeros},
+      {"biases", spec.has_biases},
+      {"global_scale", spec.has_global_scale},
+      {"layer_class", LayerClassName(record.module.layer_class)},
+      {"source_layout", LayoutName(record.layout)},
+  };
+}
+
+// Takes the members of one object by name and type; what is left over is an error.
+class ObjectReader {
+ public:
+  ObjectReader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  Status Fail(const std::string& message) const {
+    return Status(Code::kMalformedFile, where_ + ": " + message);
+  }
+  Result<const Json*> Take(const std::string& key) {
+    const auto it = object_.find(key);
+    if (it == object_.end()) return Fail(fmt::format("no \"{}\"", key));
+    taken_.insert(key);
+    return &*it;
+  }
+  Result<std::string> TakeString(const std::string& key) {
+    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
+    if (!value->is_string()) return WrongType(key, "a string", *value);
+    return value->get<std::string>();
+  }
+  Result<bool> TakeBool(const std::string& key) {
+    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
+    if (!value->is_boolean()) return WrongType(key, "true or false", *value);
+    return value->get<bool>();
+  }
+  Result<int64_t> TakeDimension(const std::string& key) {
+    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
+    return Dimension(key, *value);
+  }
+  Result<int64_t> Dimension(const std::string& key, const Json& value) const {
+    if (!value.is_number_unsigned()) return WrongType(key, "a non-negative integer", value);
+    const auto number = value.get<uint64_t>();
+    if (number > static_cast<uint64_t>(kMaxDimension)) {
+      return Fail(fmt::format("\"{}\": {} exceeds {}", key, number, kMaxDimension));
+    }
+    return static_cast<int64_t>(number);
+  }
+  Status WrongType(const std::string& key, std::string_view expected, const Json& value) const {
+    return Fail(fmt::format("\"{}\": expected {}, got {}", key, expected,
+                            value.is_number() ? value.dump() : std::string(value.type_name())));
+  }
+  Status CheckAllTaken() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (!taken_.contains(key)) return Fail(fmt::format("unknown key \"{}\"", Printable(key)));
+    }
+    return {};
+  }
+
+ private:
+  const Json& object_;
+  std::string where_;
+  std::set<std::string> taken_;
+};
+
+Status ParseShape(ObjectReader& reader, ModuleRecord* record) {
+  MARLIN_ASSIGN_OR_RETURN(const Json* shape, reader.Take("shape"));
+  if (!shape->is_array()) return reader.WrongType("shape", "an array", *shape);
+  if (shape->size() != 2 && shape->size() != 3) {
+    return reader.Fail(fmt::format("\"shape\": expected [k, n] or [experts, k, n], got {} numbers",
+                                   shape->size()));
+  }
+  std::array<int64_t, 3> dims = {1, 0, 0};
+  for (size_t i = 0; i < shape->size(); ++i) {
+    MARLIN_ASSIGN_OR_RETURN(dims[i + 3 - shape->size()], reader.Dimension("shape", (*shape)[i]));
+  }
+  record->stacked = shape->size() == 3;
+  WeightsSpec& spec = record->module.spec;
+  spec.experts = dims[0];
+  spec.k = dims[1];
+  spec.n = dims[2];
+  if (spec.experts < 1) return reader.Fail("\"shape\": 0 experts");
+  return {};
+}
+
+Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
+  MARLIN_ASSIGN_OR_RETURN(spec->has_zeros, reader.TakeBool("zeros"));
+  MARLIN_ASSIGN_OR_RETURN(spec->has_biases, reader.TakeBool("biases"));
+  MARLIN_ASSIGN_OR_RETURN(spec->has_global_scale, reader.TakeBool("global_scale"));
+  const ZeroPoint zero = GetFormatInfo(spec->format).zero_point;
+  if (zero == ZeroPoint::kNone && spec->has_zeros) {
+    return reader.Fail(fmt::format("{} has no zero points", FormatName(spec->format)));
+  }
+  if (spec->has_zeros && spec->has_biases) return reader.Fail("both zeros and biases");
+  if ((spec->scale_type == ScaleType::kE4M3) != spec->has_global_scale) {
+    return reader.Fail("a global scale belongs to e4m3 scales and to no others");
+  }
+  return {};
+}
+
+Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
+                                 const std::string& file) {
+  ObjectReader reader(json, fmt::format("{}: module \"{}\"", Printable(file), Printable(name)));
+  if (!json.is_object())
+    return reader.Fail(fmt::format("expected an object, got {}", json.type_name()));
+  const auto in_reader = [&reader](const Status& status) { return reader.Fail(status.message()); };
+  ModuleRecord record;
+  record.module.name = name;
+  WeightsSpec& spec = record.module.spec;
+  MARLIN_ASSIGN_OR_RETURN(const std::string format_name, reader.TakeString("format"));
+  const Result<Format> format = ParseFormat(format_name);
+  if (!format.ok()) return in_reader(format.status());
+  spec.format = *format;
+  if (!GetFormatInfo(spec.format).quantized) {
+    return reader.Fail(fmt::format("{} is not a quantized format", format_name));
+  }
+  MARLIN_RETURN_IF_ERROR(ParseShape(reader, &record));
+  MARLIN_ASSIGN_OR_RETURN(spec.group_size, reader.TakeDimension("group_size"));
+  if (spec.group_size < 1) return reader.Fail("\"group_size\": 0");
+  MARLIN_ASSIGN_OR_RETURN(const std::string scale_name, reader.TakeString("scale_type"));
+  const Result<ScaleType> scale_type = ParseScaleType(scale_name);
+  if (!scale_type.ok()) return in_reader(scale_type.status());
+  spec.scale_type = *scale_type;
+  MARLIN_RETURN_IF_ERROR(ParseFlags(reader, &spec));
+  MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
+  const Result<LayerClass> layer_class = ParseLayerClass(class_name);
+  if (!layer_class.ok()) return in_reader(layer_class.status());
+  record.module.layer_class = *layer_class;
+  MARLIN_ASSIGN_OR_RETURN(const std::string layout, reader.TakeString("source_layout"));
+  if (layout != "out_in" && layout != "in_out") {
+    return reader.Fail(
+        fmt::format("\"source_layout\": expected out_in or in_out, got \"{}\"", Printable(layout)));
+  }
+  record.layout = layout == "out_in" ? SourceLayout::kOutIn : SourceLayout::kInOut;
+  const bool wildcard = name.find(kExpertWildcard) != std::string::npos;
+  if (wildcard && !record.stacked) {
+    return reader.Fail("the name stands for several experts, the shape for one matrix");
+  }
+  MARLIN_RETURN_IF_ERROR(reader.CheckAllTaken());
+  return record;
+}
+
+// The checksum covers everything but itself, in the one form that dump() gives parsed JSON.
+std::string ConfigChecksum(Json config) {
+  config.erase("checksum");
+  return ChecksumText(ChecksumOf(DumpJson(config)));
+}
+
+}  // namespace
+
+std::string ModuleBaseName(std::string_view module_name) {
+  std::string base(module_name);
+  if (module_name.ends_with(kWeightSuffix)) base.resize(base.size() - kWeightSuffix.size());
+  const size_t wildcard = base.find(kExpertWildcard);
+  if (wildcard != std::string::npos) base.erase(wildcard, kExpertWildcard.size() - 1);
+  return base;
+}
+
+std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
+  const WeightsSpec& spec = record.module.spec;
+  const std::string base = ModuleBaseName(record.module.name);
+  std::vector<ModuleTensor> tensors;
+  const auto add = [&](ModulePart part, std::string_view suffix, DType dtype, Shape shape) {
+    // Three dimensions from a file may overflow; no tensor has such a shape, so -1 never matches.
+    Checked bytes(DTypeBytes(dtype));
+    for (int i = 0; i < shape.rank(); ++i) bytes = bytes * Checked(shape[i]);
+    tensors.push_back({part, base + std::string(suffix), dtype, shape, bytes.Take().value_or(-1)});
+  };
+  const auto matrix = [&](int64_t rows) {
+    Shape shape;
+    if (record.stacked) shape.Append(spec.experts);
+    shape.Append(rows);
+    shape.Append(spec.n);
+    return shape;
+  };
+  const Shape groups = matrix(GroupCount(spec));
+  add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec.format, spec.k)));
+  add(ModulePart::kScales, ".scales", ScaleDType(spec.scale_type), groups);
+  if (spec.has_zeros) add(ModulePart::kZeros, ".zeros", DType::kF16, groups);
+  if (spec.has_biases) {
+    add(ModulePart::kBiases, ".qbias", BiasDType(spec.scale_type), groups);
+  }
+  if (spec.has_global_scale) {
+    add(ModulePart::kGlobalScale, ".global_scale", DType::kF32, {spec.experts});
+  }
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  if (info.has_codebook) {
+    add(ModulePart::kCodebook, ".codebook", DType::kF32, {int64_t{1} << info.bits});
+  }
+  return tensors;
+}
+
+Json BuildQuantizationConfig(const QuantizationConfig& config) {
+  Json modules = Json::object();
+  for (const ModuleRecord& record : config.modules) {
+    modules[record.module.name] = ModuleJson(record);
+  }
+  Json json = {
+      {"quant_method", kQuantMethod},  {"version", kCheckpointVersion},
+      {"recipe", config.recipe_name},  {"recipe_document", config.recipe_document},
+      {"method", config.method},       {"layout", "k_packed"},
+      {"modules", std::move(modules)},
+  };
+  json["checksum"] = ConfigChecksum(json);
+  return json;
+}
+
+Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::string& file) {
+  ObjectReader reader(json, Printable(file) + ": quantization_config");
+  MARLIN_ASSIGN_OR_RETURN(const int64_t version, reader.TakeDimension("version"));
+  if (version > kCheckpointVersion) {
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: quantization_config: version {}, this build reads up to {}",
+                              Printable(file), version, kCheckpointVersion));
+  }
+  if (version < 1) return reader.Fail("\"version\": 0");
+  QuantizationConfig config;
+  MARLIN_RETURN_IF_ERROR(reader.Take("quant_method").status());
+  MARLIN_ASSIGN_OR_RETURN(config.recipe_name, reader.TakeString("recipe"));
+  MARLIN_ASSIGN_OR_RETURN(const Json* recipe, reader.Take("recipe_document"));
+  config.recipe_document = *recipe;
+  MARLIN_ASSIGN_OR_RETURN(config.method, reader.TakeString("method"));
+  MARLIN_ASSIGN_OR_RETURN(const std::string layout, reader.TakeString("layout"));
+  if (layout != "k_packed") {
+    return reader.Fail(fmt::format("\"layout\": expected k_packed, got \"{}\"", Printable(layout)));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const std::string checksum, reader.TakeString("checksum"));
+  MARLIN_ASSIGN_OR_RETURN(const Json* modules, reader.Take("modules"));
+  MARLIN_RETURN_IF_ERROR(reader.CheckAllTaken());
+  if (!modules->is_object()) return reader.WrongType("modules", "an object", *modules);
+  for (const auto& [name, module] : modules->items()) {
+    MARLIN_ASSIGN_OR_RETURN(ModuleRecord record, ParseModule(name, module, file));
+    config.modules.push_back(std::move(record));
+  }
+  // Most changes of a group size leave every tensor's shape as it was; only this notices them.
+  const std::string actual = ConfigChecksum(json);
+  if (actual != checksum) {
+    return reader.Fail(fmt::format("the content has checksum {}, \"checksum\" says {}", actual,
+                                   Printable(checksum)));
+  }
+  return config;
+}
+
+}  // namespace marlin

@@ -1,0 +1,64 @@
+// Which tensors a quantized module is stored as, and how config.json describes it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/json.h"
+#include "marlin/checkpoint.h"
+#include "marlin/status.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// Version of the quantized directory that this build writes, and the newest that it reads.
+inline constexpr int kCheckpointVersion = 1;
+inline constexpr std::string_view kQuantMethod = "metal_marlin";
+
+/// How the source stored the matrix that became W [k, n].
+enum class SourceLayout : uint8_t {
+  kOutIn,  ///< [out, in] as torch.nn.Linear: the transpose of W.
+  kInOut,  ///< [in, out] as W itself: GPT-2's Conv1D, the fused experts of gpt-oss and Llama 4.
+};
+
+/// A module with what is needed to write it back.
+struct ModuleRecord {
+  QuantizedModule module;
+  bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
+  SourceLayout layout = SourceLayout::kOutIn;
+};
+
+/// The parts of a module, in the order in which they are written.
+enum class ModulePart : uint8_t { kCodes, kScales, kZeros, kBiases, kGlobalScale, kCodebook };
+
+struct ModuleTensor {
+  ModulePart part = ModulePart::kCodes;
+  std::string name;
+  DType dtype = DType::kU32;
+  Shape shape;
+  int64_t bytes = 0;
+};
+
+/// The common part of a module's tensor names: "a.b.weight" -> "a.b", and for stacked experts
+/// "a.experts.*.b.weight" -> "a.experts.b".
+std::string ModuleBaseName(std::string_view module_name);
+
+/// The tensors that a module is stored as. Precondition: dimensions that passed ParseModules or
+/// came from a tensor in memory.
+std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
+
+/// The value of "quantization_config", checksum included.
+struct QuantizationConfig {
+  std::string recipe_name;
+  Json recipe_document;  ///< What MixedPrecisionConfig::FromJson reads.
+  std::string method;
+  std::vector<ModuleRecord> modules;  ///< In name order after parsing.
+};
+Json BuildQuantizationConfig(const QuantizationConfig& config);
+
+/// Reads it back. `file` is named in errors. Errors: kMalformedFile; kUnsupported for a newer
+/// version.
+Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::string& file);
+
+}  // namespace marlin
