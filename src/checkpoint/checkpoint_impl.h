@@ -19,6 +19,7 @@ struct CheckpointFile {
   std::string name;
   FileInfo info;
   std::shared_ptr<const Mapping> mapping;
+  int64_t data_begin = 0;
 };
 
 struct Checkpoint::Impl {

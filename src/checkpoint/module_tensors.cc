@@ -222,6 +222,24 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   return tensors;
 }
 
+const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
+  switch (part) {
+    case ModulePart::kCodes:
+      return &weights.codes;
+    case ModulePart::kScales:
+      return &weights.scales;
+    case ModulePart::kZeros:
+      return &weights.zeros;
+    case ModulePart::kBiases:
+      return &weights.biases;
+    case ModulePart::kGlobalScale:
+      return &weights.global_scale;
+    case ModulePart::kCodebook:
+      break;
+  }
+  return nullptr;
+}
+
 Json BuildQuantizationConfig(const QuantizationConfig& config) {
   Json modules = Json::object();
   for (const ModuleRecord& record : config.modules) {

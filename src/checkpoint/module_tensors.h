@@ -48,6 +48,9 @@ std::string ModuleBaseName(std::string_view module_name);
 /// came from a tensor in memory.
 std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 
+/// The view that holds a part; null for the codebook, which is no view.
+const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
+
 /// The value of "quantization_config", checksum included.
 struct QuantizationConfig {
   std::string recipe_name;

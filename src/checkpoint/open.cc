@@ -114,7 +114,7 @@ Status CheckpointOpener::AddFile(const std::string& directory, const std::string
   const std::span<const std::byte> image(mapping->data(), static_cast<size_t>(mapping->size()));
   MARLIN_ASSIGN_OR_RETURN(SafetensorsHeader header, ParseSafetensors(image, path, name));
   const auto file = static_cast<uint32_t>(impl_.files.size());
-  impl_.files.push_back({name, info, std::move(mapping)});
+  impl_.files.push_back({name, info, std::move(mapping), header.data_begin});
   found_.reserve(found_.size() + header.tensors.size());
   for (TensorInfo& tensor : header.tensors) found_.emplace_back(std::move(tensor), file);
   metadata_.push_back(std::move(header.metadata));

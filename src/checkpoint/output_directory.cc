@@ -15,7 +15,7 @@ constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kSafetensors = ".safetensors";
 
 std::string PartialPrefix(const std::string& name) {
-  return "." + name + std::string(kPartialMark);
+  return fmt::format(".{}{}", name, kPartialMark);
 }
 
 // Whether a name is that of a partial directory: the prefix, then digits, then perhaps ".swap".
@@ -92,8 +92,9 @@ Result<OutputDirectory> OutputDirectory::Begin(Io& io, const std::string& target
   while (output.target_.size() > 1 && output.target_.back() == '/') output.target_.pop_back();
   const size_t slash = output.target_.rfind('/');
   output.name_ = output.target_.substr(slash == std::string::npos ? 0 : slash + 1);
-  output.parent_ = slash == std::string::npos ? "." : output.target_.substr(0, slash);
-  if (slash == 0) output.parent_ = "/";
+  output.parent_ = slash == std::string::npos
+                       ? std::string(1, '.')
+                       : output.target_.substr(0, std::max(slash, size_t{1}));
   if (output.name_.empty() || output.name_ == "." || output.name_ == "..") {
     return InvalidTarget(target, "is not a name for a new directory");
   }

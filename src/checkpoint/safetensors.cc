@@ -398,7 +398,8 @@ std::string BuildSafetensorsHeader(std::span<const SafetensorsEntry> entries,
     if (json.size() > 1) json += ",";
     std::string dims;
     for (int i = 0; i < entry.shape.rank(); ++i) {
-      dims += (i == 0 ? "" : ",") + std::to_string(entry.shape[i]);
+      if (i > 0) dims += ',';
+      dims += std::to_string(entry.shape[i]);
     }
     json += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                         Json(entry.name).dump(), SafetensorsDTypeName(entry.dtype), dims,

@@ -1,0 +1,267 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <new>
+
+#include "base/macros.h"
+#include "base/thread_pool.h"
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/conversion.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/quantize_plan.h"
+#include "marlin/checkpoint.h"
+#include "quantize/quantizer.h"
+
+namespace marlin {
+namespace {
+
+// Quantizes the units of a plan one source matrix after the other.
+class UnitQuantizer {
+ public:
+  UnitQuantizer(ThreadPool& pool, const Checkpoint::Impl& source, const QuantizePlan& plan,
+                const QuantizeCheckpointOptions& options)
+      : pool_(pool), source_(source), plan_(plan), options_(options) {}
+
+  Result<int64_t> Write(TensorWriter* writer, size_t unit);
+  void Skip(size_t unit);
+
+ private:
+  Status WriteCast(TensorWriter* writer, size_t unit);
+  Result<int64_t> WriteTensor(TensorWriter* writer, size_t unit, size_t tensor);
+  Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, size_t tensor,
+                              const TensorView& matrix, bool last);
+  Status InFile(size_t tensor, const Status& status) const;
+  void Advance(int64_t parameters);
+
+  ThreadPool& pool_;
+  const Checkpoint::Impl& source_;
+  const QuantizePlan& plan_;
+  const QuantizeCheckpointOptions& options_;
+  int64_t done_ = 0;
+};
+
+void UnitQuantizer::Advance(int64_t parameters) {
+  done_ += parameters;
+  if (options_.progress) options_.progress(done_, plan_.parameters);
+}
+
+void UnitQuantizer::Skip(size_t unit) {
+  int64_t parameters = 0;
+  for (const size_t tensor : plan_.units[unit].sources) {
+    parameters += source_.tensors[tensor].shape.ElementCount();
+  }
+  Advance(parameters);
+}
+
+// Quantize names the tensor; the file is known only here.
+Status UnitQuantizer::InFile(size_t tensor, const Status& status) const {
+  return status.WithContext(source_.is_directory
+                                ? Printable(JoinPath(source_.path, source_.tensors[tensor].file))
+                                : Printable(source_.path));
+}
+
+QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
+                           const std::string& tensor_name) {
+  QuantizeOptions options;
+  options.format = choice.format;
+  options.group_size = choice.group_size;
+  options.scale_type = choice.scale_type;
+  options.symmetric = choice.symmetric;
+  options.method = method;
+  options.tensor_name = Printable(tensor_name);
+  return options;
+}
+
+Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, size_t tensor,
+                                           const TensorView& matrix, bool last) {
+  const PlanUnit& plan = plan_.units[unit];
+  const QuantizeOptions options =
+      OptionsFor(plan.choice, options_.method, source_.tensors[tensor].name);
+  const bool transposed = plan.record.layout == SourceLayout::kOutIn;
+  QuantizeReport report;
+  MARLIN_ASSIGN_OR_RETURN(
+      const QuantizedWeights weights,
+      QuantizeOn(pool_, transposed ? matrix.Transposed() : matrix, options, &report));
+  WeightsSpec expected = plan.record.module.spec;
+  expected.experts = 1;
+  if (!(weights.spec == expected)) {
+    return Status(Code::kInternal, "quantizing gave another kind of weights than planned");
+  }
+  const auto append = [&](size_t part, const TensorView& view) {
+    return writer->Append(unit, part, view.data(), view.ByteCount());
+  };
+  size_t part = 0;
+  for (const ModuleTensor& stored : ModuleTensors(plan.record)) {
+    const size_t index = part++;
+    if (stored.part == ModulePart::kCodebook) {
+      if (!last) continue;  // One table serves all experts.
+      const std::span<const float> values = FormatValues(weights.spec.format);
+      MARLIN_RETURN_IF_ERROR(
+          writer->Append(unit, index, values.data(), static_cast<int64_t>(values.size_bytes())));
+      continue;
+    }
+    MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));
+  }
+  Advance(matrix.ElementCount());
+  return report.zeroed_groups;
+}
+
+Result<int64_t> UnitQuantizer::WriteTensor(TensorWriter* writer, size_t unit, size_t tensor) {
+  MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source_, tensor));
+  const TensorView& view = loaded.view();
+  const bool last_tensor = tensor == plan_.units[unit].sources.back();
+  if (view.rank() == 2) return WriteMatrix(writer, unit, tensor, view, last_tensor);
+  int64_t zeroed = 0;
+  const int64_t matrix_bytes = view.dim(1) * view.dim(2) * DTypeBytes(view.dtype());
+  for (int64_t e = 0; e < view.dim(0); ++e) {
+    const auto* data = static_cast<const std::byte*>(view.data()) + e * matrix_bytes;
+    const TensorView matrix(data, view.dtype(), {view.dim(1), view.dim(2)});
+    Result<int64_t> groups = WriteMatrix(writer, unit, tensor, matrix, e + 1 == view.dim(0));
+    if (!groups.ok()) return groups.status().WithContext(fmt::format("expert {}", e));
+    zeroed += *groups;
+  }
+  return zeroed;
+}
+
+Status UnitQuantizer::WriteCast(TensorWriter* writer, size_t unit) {
+  const PlanUnit& plan = plan_.units[unit];
+  const size_t tensor = plan.sources.front();
+  MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source_, tensor));
+  // Element by element: the roles of the dimensions do not matter, their order does.
+  const QuantizeOptions options =
+      OptionsFor(plan.choice, options_.method, source_.tensors[tensor].name);
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+                          QuantizeOn(pool_, loaded.view(), options, nullptr));
+  MARLIN_RETURN_IF_ERROR(writer->Append(unit, 0, weights.codes.data(), weights.codes.ByteCount()));
+  Advance(loaded.view().ElementCount());
+  return {};
+}
+
+Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
+  const PlanUnit& plan = plan_.units[unit];
+  if (plan.action == PlanUnit::Action::kCopy) {
+    MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.sources.front(), unit, writer));
+    Skip(unit);
+    return 0;
+  }
+  if (plan.action == PlanUnit::Action::kCast) {
+    const Status status = WriteCast(writer, unit);
+    if (status.code() == Code::kIo) return status;
+    MARLIN_RETURN_IF_ERROR(InFile(plan.sources.front(), status));
+    return 0;
+  }
+  int64_t zeroed = 0;
+  for (const size_t tensor : plan.sources) {
+    const Result<int64_t> groups = WriteTensor(writer, unit, tensor);
+    if (!groups.ok()) {
+      // An error of writing names its own file.
+      const Status& status = groups.status();
+      return status.code() == Code::kIo ? status : InFile(tensor, status);
+    }
+    zeroed += *groups;
+  }
+  return zeroed;
+}
+
+// The source's config.json with the description of the quantized modules.
+std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
+                       const QuantizeCheckpointOptions& options, const Json& recipe) {
+  QuantizationConfig quantization;
+  quantization.recipe_name = options.recipe.name();
+  quantization.recipe_document = recipe;
+  quantization.method = QuantizeMethodName(options.method);
+  for (const PlanUnit& unit : plan.units) {
+    if (unit.action == PlanUnit::Action::kQuantize) quantization.modules.push_back(unit.record);
+  }
+  Json config = source.config.is_object() ? source.config : Json::object();
+  config["quantization_config"] = BuildQuantizationConfig(quantization);
+  return DumpJson(config, 2) + "\n";
+}
+
+Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpointOptions& options) {
+  if (options.shard_bytes < 1) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
+  }
+  if (!source.config.is_object()) return {};
+  const auto quantization = source.config.find("quantization_config");
+  if (quantization == source.config.end() || quantization->is_null()) return {};
+  std::string method = "an unnamed method";
+  if (quantization->is_object() && quantization->contains("quant_method")) {
+    const Json& name = quantization->at("quant_method");
+    method = name.is_string() ? Printable(name.get_ref<const std::string&>()) : method;
+  }
+  return Status(source.quantized ? Code::kInvalidArgument : Code::kUnsupported,
+                fmt::format("{}: is quantized already, with {}", Printable(source.path), method));
+}
+
+QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,
+                                  const std::string& output) {
+  QuantizeCheckpointReport report;
+  report.output = output;
+  report.tensors = static_cast<int64_t>(source.tensors.size());
+  report.parameters = plan.parameters;
+  report.quantized_parameters = plan.quantized_parameters;
+  report.bytes = plan.bytes;
+  report.skipped = plan.skipped;
+  if (plan.parameters > 0) {
+    const auto parameters = static_cast<double>(plan.parameters);
+    report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;
+    report.coverage = static_cast<double>(plan.quantized_parameters) / parameters;
+  }
+  return report;
+}
+
+Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_path,
+                                              const std::string& output,
+                                              const QuantizeCheckpointOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
+  MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
+  MARLIN_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
+  MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
+  QuantizeCheckpointReport report = ReportOf(source, plan, output);
+  if (!options.dry_run) {
+    ThreadPool pool(0);
+    UnitQuantizer quantizer(pool, source, plan, options);
+    Conversion conversion;
+    conversion.target = output;
+    conversion.options = {options.overwrite, options.resume};
+    for (const PlanUnit& unit : plan.units) conversion.units.push_back(unit.outputs);
+    conversion.shard_bytes = options.shard_bytes;
+    conversion.config_json = ConfigText(source, plan, options, recipe);
+    conversion.fingerprint = Fingerprint(
+        source, fmt::format("quantize {} {}", options.shard_bytes, conversion.config_json));
+    conversion.write_unit = [&](TensorWriter* writer, size_t unit) {
+      return quantizer.Write(writer, unit);
+    };
+    conversion.skip_unit = [&](size_t unit) { quantizer.Skip(unit); };
+    MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
+  }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace
+
+Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string& source,
+                                                      const std::string& output,
+                                                      const QuantizeCheckpointOptions& options) {
+  try {
+    return QuantizeImpl(io, source, output, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, Printable(source) + ": no memory to quantize it");
+  } catch (const std::exception& error) {
+    return Status(Code::kInternal, Printable(source) + ": " + Printable(error.what()));
+  }
+}
+
+Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
+                                                    const std::string& output,
+                                                    const QuantizeCheckpointOptions& options) {
+  SystemIo io;
+  return QuantizeCheckpointOn(io, source, output, options);
+}
+
+}  // namespace marlin

@@ -1,0 +1,292 @@
+#include "checkpoint/quantize_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/macros.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kExperts = ".experts.";
+
+// "a.experts.7.b.weight" -> "a.experts.*.b.weight" and 7.
+struct ExpertName {
+  std::string common;
+  int64_t expert = 0;
+};
+
+std::optional<ExpertName> ParseExpertName(std::string_view name) {
+  const size_t begin = name.find(kExperts);
+  if (begin == std::string_view::npos) return std::nullopt;
+  const std::string_view head = name.substr(0, begin + kExperts.size());
+  const std::string_view rest = name.substr(head.size());
+  const size_t digits = rest.find('.');
+  // At most 6 digits and no leading zero, so that the number gives the name back.
+  if (digits == std::string_view::npos || digits == 0 || digits > 6) return std::nullopt;
+  if (digits > 1 && rest[0] == '0') return std::nullopt;
+  ExpertName result;
+  const auto parsed = std::from_chars(rest.data(), rest.data() + digits, result.expert);
+  if (parsed.ec != std::errc() || parsed.ptr != rest.data() + digits) return std::nullopt;
+  result.common = fmt::format("{}*{}", head, rest.substr(digits));
+  return result;
+}
+
+bool SameChoice(const FormatChoice& a, const FormatChoice& b) {
+  return a.format == b.format && a.group_size == b.group_size && a.scale_type == b.scale_type &&
+         a.symmetric == b.symmetric;
+}
+
+bool IsDenseFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+// Why a tensor that the recipe wants quantized cannot be; empty when it can.
+std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
+  const int rank = tensor.shape.rank();
+  if (!IsDenseFloat(tensor.dtype)) {
+    return fmt::format("{} is not f32, bf16 or f16", DTypeName(tensor.dtype));
+  }
+  if (tensor.name.find('*') != std::string::npos) return "its name contains '*'";
+  if (rank == 3 && layer_class != LayerClass::kMoeExpert) {
+    return fmt::format("{} is no stack of experts", tensor.shape.ToString());
+  }
+  if (rank != 2 && rank != 3) return fmt::format("{} dimensions", rank);
+  if (tensor.bytes == 0) return "empty";
+  return {};
+}
+
+class Planner {
+ public:
+  Planner(const Checkpoint::Impl& source, const QuantizeCheckpointOptions& options)
+      : source_(source), options_(options) {}
+
+  Result<QuantizePlan> Run();
+
+ private:
+  struct Candidate {
+    size_t tensor = 0;
+    FormatChoice choice;
+    LayerClass layer_class = LayerClass::kOther;
+  };
+
+  Status PlanTensor(size_t tensor);
+  Status PlanStacks();
+  Status AddModule(const Candidate& first, const std::string& name, std::vector<size_t> sources,
+                   bool stacked);
+  Status AddSingle(const Candidate& candidate);
+  void AddCopy(size_t tensor);
+  Status AddCast(const Candidate& candidate);
+  bool IsStack(const std::map<int64_t, Candidate>& experts) const;
+  Status CheckNames() const;
+  const TensorInfo& Info(size_t tensor) const { return source_.tensors[tensor]; }
+
+  const Checkpoint::Impl& source_;
+  const QuantizeCheckpointOptions& options_;
+  QuantizePlan plan_;
+  std::map<std::string, std::map<int64_t, Candidate>> experts_;  // By common name and number.
+};
+
+void Planner::AddCopy(size_t tensor) {
+  const TensorInfo& info = Info(tensor);
+  PlanUnit unit;
+  unit.sources = {tensor};
+  unit.outputs = {{info.name, info.dtype, info.shape, info.bytes}};
+  plan_.units.push_back(std::move(unit));
+}
+
+Status Planner::AddCast(const Candidate& candidate) {
+  const TensorInfo& info = Info(candidate.tensor);
+  const DType dtype = candidate.choice.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
+  if (info.dtype == dtype) {
+    AddCopy(candidate.tensor);
+    return {};
+  }
+  PlanUnit unit;
+  unit.action = PlanUnit::Action::kCast;
+  unit.sources = {candidate.tensor};
+  unit.choice = candidate.choice;
+  unit.outputs = {{info.name, dtype, info.shape, info.shape.ElementCount() * DTypeBytes(dtype)}};
+  plan_.units.push_back(std::move(unit));
+  return {};
+}
+
+Status Planner::AddModule(const Candidate& first, const std::string& name,
+                          std::vector<size_t> sources, bool stacked) {
+  const TensorInfo& info = Info(first.tensor);
+  const int rank = info.shape.rank();
+  PlanUnit unit;
+  unit.action = PlanUnit::Action::kQuantize;
+  unit.choice = first.choice;
+  unit.record.module.name = name;
+  unit.record.module.layer_class = first.layer_class;
+  unit.record.stacked = stacked;
+  unit.record.layout = SourceLayoutOf(source_.config, info.name);
+  int64_t k = info.shape[rank - 1];
+  int64_t n = info.shape[rank - 2];
+  if (unit.record.layout == SourceLayout::kInOut) std::swap(k, n);
+  // Quantizing no columns costs nothing, checks the options and yields the spec.
+  QuantizeOptions quantize;
+  quantize.format = first.choice.format;
+  quantize.group_size = first.choice.group_size;
+  quantize.scale_type = first.choice.scale_type;
+  quantize.symmetric = first.choice.symmetric;
+  quantize.tensor_name = info.name;
+  Result<QuantizedWeights> empty = Quantize(TensorView(nullptr, info.dtype, {k, 0}), quantize);
+  if (!empty.ok()) {
+    return empty.status().WithContext(fmt::format("tensor \"{}\"", Printable(info.name)));
+  }
+  WeightsSpec& spec = unit.record.module.spec;
+  spec = empty->spec;
+  spec.n = n;
+  spec.experts = rank == 3 ? info.shape[0] : static_cast<int64_t>(sources.size());
+  for (ModuleTensor& tensor : ModuleTensors(unit.record)) {
+    unit.outputs.push_back({std::move(tensor.name), tensor.dtype, tensor.shape, tensor.bytes});
+  }
+  for (const size_t source : sources) {
+    plan_.quantized_parameters += Info(source).shape.ElementCount();
+  }
+  unit.sources = std::move(sources);
+  plan_.units.push_back(std::move(unit));
+  return {};
+}
+
+Status Planner::AddSingle(const Candidate& candidate) {
+  const TensorInfo& info = Info(candidate.tensor);
+  return AddModule(candidate, info.name, {candidate.tensor}, info.shape.rank() == 3);
+}
+
+Status Planner::PlanTensor(size_t tensor) {
+  const TensorInfo& info = Info(tensor);
+  Candidate candidate{tensor, options_.recipe.Choose(info.name, info.shape),
+                      ClassifyTensor(info.name)};
+  if (candidate.choice.keep) {
+    if (info.shape.rank() >= 2 && info.bytes > 0) {
+      plan_.skipped.push_back(
+          {info.name, fmt::format("the recipe keeps {}", LayerClassName(candidate.layer_class))});
+    }
+    AddCopy(tensor);
+    return {};
+  }
+  const std::string obstacle = Obstacle(info, candidate.layer_class);
+  if (!obstacle.empty()) {
+    if (options_.strict) {
+      return Status(Code::kUnsupported,
+                    fmt::format("{}: tensor \"{}\": cannot be quantized: {}",
+                                Printable(source_.path), Printable(info.name), obstacle));
+    }
+    plan_.skipped.push_back({info.name, obstacle});
+    AddCopy(tensor);
+    return {};
+  }
+  if (!GetFormatInfo(candidate.choice.format).quantized) return AddCast(candidate);
+  if (info.shape.rank() == 2) {
+    if (std::optional<ExpertName> expert = ParseExpertName(info.name)) {
+      experts_[expert->common][expert->expert] = candidate;
+      return {};
+    }
+  }
+  return AddSingle(candidate);
+}
+
+bool Planner::IsStack(const std::map<int64_t, Candidate>& experts) const {
+  const Candidate& first = experts.begin()->second;
+  int64_t next = 0;
+  for (const auto& [number, candidate] : experts) {
+    if (number != next++) return false;
+    if (!(Info(candidate.tensor).shape == Info(first.tensor).shape)) return false;
+    if (!SameChoice(candidate.choice, first.choice)) return false;
+  }
+  return true;
+}
+
+Status Planner::PlanStacks() {
+  for (const auto& [common, experts] : experts_) {
+    if (IsStack(experts)) {
+      std::vector<size_t> sources;
+      for (const auto& [number, candidate] : experts) sources.push_back(candidate.tensor);
+      MARLIN_RETURN_IF_ERROR(AddModule(experts.begin()->second, common, std::move(sources), true));
+      continue;
+    }
+    for (const auto& [number, candidate] : experts) MARLIN_RETURN_IF_ERROR(AddSingle(candidate));
+  }
+  return {};
+}
+
+Status Planner::CheckNames() const {
+  std::set<std::string_view> names;
+  for (const PlanUnit& unit : plan_.units) {
+    for (const OutputTensor& tensor : unit.outputs) {
+      if (!names.insert(tensor.name).second) {
+        return Status(Code::kMalformedFile,
+                      fmt::format("{}: two tensors would both be stored as \"{}\"",
+                                  Printable(source_.path), Printable(tensor.name)));
+      }
+    }
+  }
+  return {};
+}
+
+Result<QuantizePlan> Planner::Run() {
+  for (size_t i = 0; i < source_.tensors.size(); ++i) {
+    plan_.parameters += Info(i).shape.ElementCount();
+    MARLIN_RETURN_IF_ERROR(PlanTensor(i));
+  }
+  MARLIN_RETURN_IF_ERROR(PlanStacks());
+  MARLIN_RETURN_IF_ERROR(CheckNames());
+  // The order of the source's bytes reads every file once, front to back.
+  const auto place = [this](const PlanUnit& unit) {
+    const size_t tensor = unit.sources.front();
+    return std::pair(source_.tensor_file[tensor], Info(tensor).offset);
+  };
+  std::stable_sort(plan_.units.begin(), plan_.units.end(),
+                   [&place](const PlanUnit& a, const PlanUnit& b) { return place(a) < place(b); });
+  for (const PlanUnit& unit : plan_.units) {
+    for (const OutputTensor& tensor : unit.outputs) plan_.bytes += tensor.bytes;
+  }
+  return std::move(plan_);
+}
+
+// Weights that their architecture stores as [in, out].
+struct InOutRule {
+  std::string_view model_type;
+  std::string_view suffix;
+};
+constexpr std::array<InOutRule, 10> kInOutRules = {{
+    {"gpt2", "c_attn.weight"},
+    {"gpt2", "c_proj.weight"},
+    {"gpt2", "c_fc.weight"},
+    {"gpt_oss", "experts.gate_up_proj"},
+    {"gpt_oss", "experts.down_proj"},
+    {"llama4", "experts.gate_up_proj"},
+    {"llama4", "experts.down_proj"},
+    {"llama4_text", "experts.gate_up_proj"},
+    {"llama4_text", "experts.down_proj"},
+    {"openai-gpt", "c_attn.weight"},
+}};
+
+}  // namespace
+
+SourceLayout SourceLayoutOf(const Json& config, std::string_view name) {
+  if (!config.is_object()) return SourceLayout::kOutIn;
+  const auto type = config.find("model_type");
+  if (type == config.end() || !type->is_string()) return SourceLayout::kOutIn;
+  const auto& model_type = type->get_ref<const std::string&>();
+  for (const InOutRule& rule : kInOutRules) {
+    if (model_type == rule.model_type && name.ends_with(rule.suffix)) return SourceLayout::kInOut;
+  }
+  return SourceLayout::kOutIn;
+}
+
+Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
+                                  const QuantizeCheckpointOptions& options) {
+  return Planner(source, options).Run();
+}
+
+}  // namespace marlin

@@ -1,0 +1,48 @@
+// What quantizing a checkpoint will write, decided from headers alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/module_tensors.h"
+#include "checkpoint/tensor_writer.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin {
+
+/// Source tensors that become one thing in the output.
+struct PlanUnit {
+  enum class Action : uint8_t {
+    kCopy,      ///< One tensor, byte for byte.
+    kCast,      ///< One tensor, rounded to a 16-bit type.
+    kQuantize,  ///< A matrix, a fused stack, or one matrix per expert.
+  };
+  Action action = Action::kCopy;
+  std::vector<size_t> sources;  ///< Tensors of the source; for stacked experts in expert order.
+  FormatChoice choice;          ///< For kCast and kQuantize.
+  ModuleRecord record;          ///< For kQuantize.
+  OutputUnit outputs;           ///< For kQuantize the tensors of ModuleTensors, in that order.
+};
+
+struct QuantizePlan {
+  std::vector<PlanUnit> units;  ///< In the order of the source's files.
+  int64_t parameters = 0;
+  int64_t quantized_parameters = 0;
+  int64_t bytes = 0;
+  std::vector<SkippedTensor> skipped;
+};
+
+/// Experts of one projection become one stack when they are numbered 0, 1, ... without gaps and
+/// have the same shape and choice; otherwise each is stored under its own name.
+/// Errors: kInvalidArgument for options that no matrix can have; kUnsupported, with `strict`, for
+/// a matrix that the recipe quantizes and that cannot be; kMalformedFile for names that collide.
+Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
+                                  const QuantizeCheckpointOptions& options);
+
+/// How the source stores a weight of this name, from the architecture that config.json names.
+SourceLayout SourceLayoutOf(const Json& config, std::string_view name);
+
+}  // namespace marlin
