@@ -1,4 +1,5 @@
-# marlin_layer(name [LINK libs...]): one object library per folder of src/. Files named
+# marlin_layer(name [MUTANTS] [LINK libs...]): one object library per folder of src/, and with MUTANTS
+# a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
 # does, so that one binary runs on every machine.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
@@ -14,7 +15,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 endif()
 
 function(marlin_layer name)
-  cmake_parse_arguments(arg "" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "MUTANTS" "" "LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
   if(NOT MARLIN_X86)
@@ -26,11 +27,21 @@ function(marlin_layer name)
   if(NOT sources)
     return()
   endif()
-  add_library(${target} OBJECT ${sources})
-  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
-                             ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
-  target_link_libraries(${target} PRIVATE marlin_warnings Threads::Threads fmt::fmt
-                        nlohmann_json::nlohmann_json ${arg_LINK})
+  set(targets ${target})
+  if(arg_MUTANTS AND MARLIN_BUILD_TESTS)
+    list(APPEND targets ${target}_mutants)
+  endif()
+  foreach(object_library IN LISTS targets)
+    add_library(${object_library} OBJECT ${sources})
+    target_include_directories(${object_library} PRIVATE ${PROJECT_SOURCE_DIR}/src
+                               ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
+    target_link_libraries(${object_library} PRIVATE marlin_warnings Threads::Threads fmt::fmt
+                          nlohmann_json::nlohmann_json ${arg_LINK})
+  endforeach()
+  if(TARGET ${target}_mutants)
+    set_target_properties(${target}_mutants PROPERTIES EXCLUDE_FROM_ALL ON)
+    target_compile_definitions(${target}_mutants PRIVATE MARLIN_MUTANTS)
+  endif()
   foreach(source IN LISTS sources)
     foreach(isa avx2 avx512 vnni amx)
       if(source MATCHES "_${isa}\\.cc$")

@@ -9,8 +9,10 @@ namespace marlin::conformance {
 namespace {
 
 constexpr double kUnit32 = 0x1p-24;
-// The steepest slope of SiLU is 1.0999, of GELU 1.129.
-constexpr double kActivationSlope = 1.13;
+// The second derivatives of SiLU and GELU stay below this: it bounds how the slope changes.
+constexpr double kActivationCurvature = 1.2;
+// Nor are they ever steeper than this.
+constexpr double kSteepestSlope = 1.13;
 // An activation is evaluated in fp32 within this many units of its value, and of the argument of
 // its exponential.
 constexpr double kActivationUnits = 16;
@@ -101,10 +103,20 @@ double ActivationError(Activation activation, double x) {
   }
 }
 
+// The largest slope of a smooth activation within `error` of x.
+double SlopeNear(Activation activation, double x, double error) {
+  const double step = 1e-6 * (1.0 + std::abs(x));
+  const double slope =
+      (reference::Activate(activation, x + step) - reference::Activate(activation, x - step)) /
+      (2.0 * step);
+  return std::min(kSteepestSlope, std::abs(slope) + kActivationCurvature * (error + step));
+}
+
 // The error of act(x + e) with |e| <= error, evaluated in fp32.
 double AfterActivation(Activation activation, double x, double error) {
   const bool smooth = activation == Activation::kSilu || activation == Activation::kGeluTanh;
-  return (smooth ? kActivationSlope : 1.0) * error + ActivationError(activation, x);
+  if (!smooth || !std::isfinite(x)) return error;
+  return SlopeNear(activation, x, error) * error + ActivationError(activation, x);
 }
 
 class EpilogueError {
