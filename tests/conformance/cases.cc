@@ -282,14 +282,6 @@ std::vector<std::string> Properties(const Case& c) {
   };
 }
 
-bool RowTakes(const KernelDesc& row, const Case& problem) {
-  const bool wants_dequantize = problem.check == Check::kDequantize;
-  if (wants_dequantize != (std::string_view(row.op) == "dequantize")) return false;
-  // The int8 lattice is judged on the int8 kernels, and on the scalar one to check the data.
-  return problem.data != DataClass::kLatticeInt8 || row.grade == Grade::kW4A8 ||
-         row.level == CpuLevel::kScalar;
-}
-
 std::vector<Case> SelectProblems(std::span<const KernelDesc> rows, const SelectionSize& size) {
   std::vector<Case> cases;
   AddEveryFormat(&cases);

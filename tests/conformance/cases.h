@@ -21,9 +21,6 @@ struct SelectionSize {
 /// arguments; tile sizes of the rows decide the shape classes.
 std::vector<Case> SelectProblems(std::span<const KernelDesc> rows, const SelectionSize& size);
 
-/// Whether a kernel row runs a problem at all (its op and data class fit).
-bool RowTakes(const KernelDesc& row, const Case& problem);
-
 /// The properties of a case whose pairs are covered, e.g. "format=u4"; for the coverage report.
 std::vector<std::string> Properties(const Case& c);
 

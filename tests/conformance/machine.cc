@@ -61,7 +61,7 @@ Result<Machine> Machine::Open() {
   if (machine.devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
 
   for (const KernelDesc& desc : cpu::CpuKernels()) {
-    Row row{desc.name, desc.op, &desc, missing[desc.level]};
+    Row row{desc.name, desc.op, desc.level, &desc, missing[desc.level]};
     if (row.unavailable.empty()) {
       for (const KernelInfo& info : machine.devices_.at(desc.level).info().kernels) {
         if (info.name == desc.name && !info.available) row.unavailable = info.reason;
@@ -69,7 +69,12 @@ Result<Machine> Machine::Open() {
     }
     machine.rows_.push_back(std::move(row));
   }
-  machine.rows_.push_back({std::string(kPlanned), "gemm", nullptr, ""});
+  machine.rows_.push_back({std::string(kPlanned), "gemm", machine.best_, nullptr, ""});
+  // Dequantize is not in the table: the level of a device decides how it decodes.
+  for (CpuLevel level : kLevels) {
+    machine.rows_.push_back({fmt::format("marlin_dequantize_{}", CpuLevelName(level)), "dequantize",
+                             level, nullptr, missing[level]});
+  }
   return machine;
 }
 
@@ -82,13 +87,11 @@ const Row* Machine::Find(std::string_view name) const {
   return nullptr;
 }
 
-const Device& Machine::DeviceFor(const Row& row) const {
-  return devices_.at(row.desc == nullptr ? best_ : row.desc->level);
-}
+const Device& Machine::DeviceFor(const Row& row) const { return devices_.at(row.level); }
 
 Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
   static std::map<std::pair<CpuLevel, int>, Device> cache;
-  const std::pair key(row.desc == nullptr ? best_ : row.desc->level, threads);
+  const std::pair key(row.level, threads);
   if (const auto found = cache.find(key); found != cache.end()) return found->second;
   MARLIN_ASSIGN_OR_RETURN(Device device, OpenLevel(key.first, threads));
   cache.emplace(key, device);

@@ -37,8 +37,9 @@ struct CaseResult {
 /// One kernel of the table and the device that it is judged on.
 struct Row {
   std::string name;
-  std::string op;                    ///< "gemm" or "dequantize".
-  const KernelDesc* desc = nullptr;  ///< Null for the planned row.
+  std::string op;  ///< "gemm" or "dequantize".
+  CpuLevel level = CpuLevel::kScalar;
+  const KernelDesc* desc = nullptr;  ///< Null for the planned row and for dequantize.
   std::string unavailable;           ///< Why this machine cannot run it; empty when it can.
 };
 
