@@ -39,7 +39,7 @@ class Sizer {
     sized.parameters = tensor.shape.ElementCount();
     sized.choice = recipe_.Choose(tensor.name, tensor.shape);
     sized.bytes = kKeptBytes * sized.parameters;
-    if (sized.choice.keep) return sized;
+    if (!sized.choice.quantized()) return sized;
     QuantizeOptions options;
     options.format = sized.choice.format;
     options.group_size = sized.choice.group_size;
@@ -68,7 +68,7 @@ class Sizer {
 void Add(const SizedTensor& sized, PlanTotals* totals) {
   ++totals->tensors;
   totals->parameters += sized.parameters;
-  totals->quantized_parameters += sized.choice.keep ? 0 : sized.parameters;
+  totals->quantized_parameters += sized.choice.quantized() ? sized.parameters : 0;
   totals->bytes += sized.bytes;
 }
 

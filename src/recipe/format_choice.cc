@@ -1,4 +1,4 @@
-// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "keep".
+// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "bf16", "keep".
 #include <fmt/format.h>
 
 #include <charconv>
@@ -42,6 +42,7 @@ Status CheckGroupSize(int64_t group_size) {
 std::string FormatChoice::ToString() const {
   if (keep) return "keep";
   std::string text(FormatName(format));
+  if (!GetFormatInfo(format).quantized) return text;
   text += group_size == 0 ? "/gK" : fmt::format("/g{}", group_size);
   if (scale_type != ScaleType::kF16) {
     text += "/";
@@ -62,8 +63,8 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
   if (!format.ok()) return Invalid(text, format.status().message());
   choice.format = *format;
   if (!GetFormatInfo(choice.format).quantized) {
-    return Invalid(text,
-                   fmt::format("{} is not a quantized format; write 'keep' for 16 bits", name));
+    if (slash == std::string_view::npos) return choice;
+    return Invalid(text, fmt::format("{} has no groups; write '{}' alone", name, name));
   }
   bool has_group = false;
   bool has_scale = false;

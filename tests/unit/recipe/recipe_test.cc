@@ -22,7 +22,7 @@ std::string Chosen(const MixedPrecisionConfig& recipe, const char* name) {
 }
 
 TEST(FormatChoice, RoundTrips) {
-  for (const char* text : {"keep", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
+  for (const char* text : {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
                            "int3/g64/sym", "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
     const Result<FormatChoice> choice = ParseFormatChoice(text);
     ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
@@ -49,7 +49,7 @@ TEST(FormatChoice, RefusesWhatIsWrongByName) {
            Case{"s4/g64/fp64", "unexpected part 'fp64'"},
            Case{"s4/g64/", "unexpected part ''"},
            Case{"u4/g64/sym", "needs zero points"},
-           Case{"bf16/g64", "not a quantized format"},
+           Case{"bf16/g64", "bf16 has no groups"},
        }) {
     const Status status = ParseFormatChoice(wrong.text).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.text;

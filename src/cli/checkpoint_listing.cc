@@ -1,0 +1,81 @@
+#include "cli/checkpoint_listing.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "checkpoint/module_tensors.h"
+
+namespace marlin::cli {
+namespace {
+
+constexpr std::array<std::string_view, 6> kPartSuffixes = {
+    ".qweight", ".scales", ".zeros", ".qbias", ".global_scale", ".codebook",
+};
+
+ListedTensor ListModule(const QuantizedModule& module) {
+  const WeightsSpec& spec = module.spec;
+  ListedTensor listed;
+  listed.name = module.name;
+  listed.format = FormatName(spec.format);
+  if (spec.experts != 1) listed.shape.Append(spec.experts);
+  listed.shape.Append(spec.k);
+  listed.shape.Append(spec.n);
+  listed.group_size = spec.group_size;
+  listed.parameters = spec.experts * spec.k * spec.n;
+  listed.bytes = StoredBytes(spec);
+  listed.layer_class = module.layer_class;
+  return listed;
+}
+
+ListedTensor ListPlain(const TensorInfo& tensor) {
+  ListedTensor listed;
+  listed.name = tensor.name;
+  listed.format = DTypeName(tensor.dtype);
+  listed.shape = tensor.shape;
+  listed.parameters = tensor.shape.ElementCount();
+  listed.bytes = tensor.bytes;
+  listed.layer_class = ClassifyTensor(tensor.name);
+  return listed;
+}
+
+}  // namespace
+
+double ListedTensor::BitsPerWeight() const {
+  return parameters == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
+}
+
+ModuleParts::ModuleParts(const Checkpoint& checkpoint) {
+  for (const QuantizedModule& module : checkpoint.modules()) {
+    bases_.push_back(ModuleBaseName(module.name));
+  }
+  std::sort(bases_.begin(), bases_.end());
+}
+
+bool ModuleParts::Contains(const std::string& tensor_name) const {
+  for (std::string_view suffix : kPartSuffixes) {
+    if (!tensor_name.ends_with(suffix)) continue;
+    const std::string base = tensor_name.substr(0, tensor_name.size() - suffix.size());
+    return std::binary_search(bases_.begin(), bases_.end(), base);
+  }
+  return false;
+}
+
+std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
+  std::vector<ListedTensor> tensors;
+  for (const QuantizedModule& module : checkpoint.modules()) tensors.push_back(ListModule(module));
+  const ModuleParts parts(checkpoint);
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (!parts.Contains(tensor.name)) tensors.push_back(ListPlain(tensor));
+  }
+  return tensors;
+}
+
+bool HasExperts(const Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
+                     [](const TensorInfo& tensor) {
+                       return ClassifyTensor(tensor.name) == LayerClass::kMoeExpert;
+                     });
+}
+
+}  // namespace marlin::cli

@@ -1,0 +1,229 @@
+// quantize: a plain checkpoint into a quantized directory.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "cli/checkpoint_listing.h"
+#include "cli/command.h"
+#include "cli/progress_bar.h"
+#include "cli/recipe_arguments.h"
+#include "cli/table.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kShownSkips = 8;
+
+/// "5GB", "500MB", "2GiB", "65536".
+Result<int64_t> ParseSize(const std::string& text) {
+  struct Unit {
+    std::string_view name;
+    int64_t bytes;
+  };
+  constexpr Unit kUnits[] = {
+      {"", 1},
+      {"B", 1},
+      {"kB", 1000},
+      {"KB", 1000},
+      {"MB", 1000 * 1000},
+      {"GB", 1000 * 1000 * 1000},
+      {"TB", int64_t{1000} * 1000 * 1000 * 1000},
+      {"KiB", 1 << 10},
+      {"MiB", 1 << 20},
+      {"GiB", 1 << 30},
+      {"TiB", int64_t{1} << 40},
+  };
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const std::string_view unit_name(stop, static_cast<size_t>(end - stop));
+  for (const Unit& unit : kUnits) {
+    if (error != std::errc() || unit.name != unit_name) continue;
+    const auto bytes = (Checked(number) * Checked(unit.bytes)).Take();
+    if (bytes && *bytes > 0) return *bytes;
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("--shard-size: expected a size such as 5GB, got '{}'", text));
+}
+
+/// While it lives, an interrupt ends the process with a word on how to go on. The output is written
+/// under another name until it is complete, so there is nothing to clean up.
+class InterruptNotice {
+ public:
+  InterruptNotice() { previous_ = std::signal(SIGINT, &InterruptNotice::Handle); }
+  ~InterruptNotice() { std::signal(SIGINT, previous_); }
+  InterruptNotice(const InterruptNotice&) = delete;
+  InterruptNotice& operator=(const InterruptNotice&) = delete;
+
+ private:
+  static void Handle(int) {
+    constexpr char kText[] =
+        "\nmetal-marlin: interrupted; nothing was written under the output's name, and the same "
+        "command with --resume goes on\n";
+    (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
+    _exit(130);
+  }
+  void (*previous_)(int) = nullptr;
+};
+
+class QuantizeCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("SRC", &source_,
+                         "A Hugging Face directory (sharded or not) or a .safetensors file");
+    arguments.RequiredOption("-o,--output", &output_, "DST",
+                             "The directory to write; it appears whole or not at all");
+    recipe_arguments_.Declare(arguments);
+    arguments.Option("--method", &method_, "METHOD", "rtn or mse");
+    arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
+    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
+    arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
+    arguments.Flag("--resume", &resume_, "Go on where an interrupted run stopped");
+    arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
+    for (const char* name : {"--calibration", "--imatrix", "--target-bpw", "--sparsity"}) {
+      arguments.Later(name, &later_);
+    }
+  }
+
+  Status Run(Console& console) override {
+    QuantizeCheckpointOptions options;
+    MARLIN_RETURN_IF_ERROR(CheckSupported());
+    MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
+    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseSize(shard_size_));
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
+    if (source.quantized()) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("{}: is quantized already (recipe {}); quantize its source",
+                                source_, source.recipe_name()));
+    }
+    MARLIN_ASSIGN_OR_RETURN(options.recipe, recipe_arguments_.Build(HasExperts(source)));
+    options.strict = strict_;
+    options.dry_run = dry_run_;
+    options.resume = resume_;
+    options.overwrite = overwrite_;
+    ProgressBar bar(console, "quantize");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    Result<QuantizeCheckpointReport> report = [&] {
+      const InterruptNotice notice;
+      return QuantizeCheckpoint(source_, output_, options);
+    }();
+    bar.Clear();
+    if (!report.ok()) return report.status();
+    return console.json() ? PrintDocument(console, *report, options.recipe)
+                          : PrintSummary(console, *report, source, options.recipe);
+  }
+
+ private:
+  Status CheckSupported() const {
+    if (!later_.empty()) {
+      return Status(Code::kUnsupported,
+                    fmt::format("{}: not supported by this version", later_.front()));
+    }
+    if (method_ == "gptq" || method_ == "awq") {
+      return Status(Code::kUnsupported,
+                    fmt::format("--method {}: not supported by this version; known: rtn, mse",
+                                method_));
+    }
+    if (device_ != "cpu" && device_ != "auto") {
+      return Status(Code::kUnsupported,
+                    fmt::format("--device {}: this build has only the device cpu", device_));
+    }
+    return Status();
+  }
+
+  Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
+                       const MixedPrecisionConfig& recipe) const {
+    Json skipped = Json::array();
+    for (const SkippedTensor& tensor : report.skipped) {
+      skipped.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
+    }
+    return console.PrintJson({{"output", report.output},
+                              {"recipe", recipe.name()},
+                              {"method", method_},
+                              {"dry_run", dry_run_},
+                              {"tensors", report.tensors},
+                              {"parameters", report.parameters},
+                              {"quantized_parameters", report.quantized_parameters},
+                              {"bits_per_weight", report.bits_per_weight},
+                              {"bytes", report.bytes},
+                              {"coverage", report.coverage},
+                              {"skipped", skipped},
+                              {"zeroed_groups", report.zeroed_groups},
+                              {"seconds", report.seconds}});
+  }
+
+  Status PrintSummary(Console& console, const QuantizeCheckpointReport& report,
+                      const Checkpoint& source, const MixedPrecisionConfig& recipe) const {
+    std::string text = fmt::format(
+        "{}{}: {} tensors, {} parameters, recipe {}, {:.3f} bits per weight, {} in {:.1f} s\n",
+        dry_run_ ? "(dry run) " : "", report.output, report.tensors,
+        FormatCount(report.parameters), recipe.name(), report.bits_per_weight,
+        FormatBytes(report.bytes), report.seconds);
+    text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
+                        SkippedText(report.skipped));
+    text += fmt::format("kept by the recipe: {}\n", KeptText(source, recipe));
+    if (report.zeroed_groups > 0) {
+      text += fmt::format(
+          "{} groups became zero because their scales are too small for the scale type\n",
+          report.zeroed_groups);
+    }
+    return console.Print(text);
+  }
+
+  static std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
+    if (skipped.empty()) return "none";
+    std::string text;
+    for (size_t i = 0; i < skipped.size() && i < kShownSkips; ++i) {
+      text += fmt::format("{}{} ({})", i == 0 ? "" : ", ", skipped[i].name, skipped[i].reason);
+    }
+    if (skipped.size() > kShownSkips) {
+      text += fmt::format(" and {} more", skipped.size() - kShownSkips);
+    }
+    return text;
+  }
+
+  /// The classes whose matrices the recipe leaves in 16 bits.
+  static std::string KeptText(const Checkpoint& source, const MixedPrecisionConfig& recipe) {
+    std::set<LayerClass> kept;
+    for (const TensorInfo& tensor : source.tensors()) {
+      if (IsWeightMatrix(tensor.name, tensor.shape) &&
+          !recipe.Choose(tensor.name, tensor.shape).quantized()) {
+        kept.insert(ClassifyTensor(tensor.name));
+      }
+    }
+    std::string text = "norms and biases";
+    for (LayerClass layer_class : kept) {
+      text += ", ";
+      text += LayerClassName(layer_class);
+    }
+    return text;
+  }
+
+  std::string source_;
+  std::string output_;
+  RecipeArguments recipe_arguments_;
+  std::string method_ = "rtn";
+  std::string shard_size_ = "5GB";
+  std::string device_ = "auto";
+  bool strict_ = false;
+  bool dry_run_ = false;
+  bool resume_ = false;
+  bool overwrite_ = false;
+  std::vector<std::string> later_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_quantize() { return std::make_unique<QuantizeCommand>(); }
+
+}  // namespace marlin::cli

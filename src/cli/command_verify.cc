@@ -1,0 +1,157 @@
+// verify: checksums of a quantized checkpoint, and its distance from the source.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/macros.h"
+#include "cli/command.h"
+#include "cli/progress_bar.h"
+#include "cli/table.h"
+#include "cli/verification.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// JSON has no infinity: an exact tensor has no SQNR.
+Json SqnrJson(const ErrorSums& errors) {
+  const double sqnr = errors.SqnrDb();
+  return std::isfinite(sqnr) ? Json(sqnr) : Json();
+}
+
+Json ErrorsJson(const ErrorSums& errors) {
+  return {{"relative_error", errors.RelativeError()},
+          {"sqnr_db", SqnrJson(errors)},
+          {"max_error", errors.max_error},
+          {"parameters", errors.parameters}};
+}
+
+std::vector<std::string> ErrorCells(const ErrorSums& errors) {
+  if (errors.error_squares == 0) return {"exact", "", "0"};
+  return {fmt::format("{:.3e}", errors.RelativeError()), fmt::format("{:.2f}", errors.SqnrDb()),
+          fmt::format("{:.3e}", errors.max_error)};
+}
+
+class VerifyCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("QUANT", &path_, "A quantized directory");
+    arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
+    arguments.Option("--max-error", &max_error_, "X",
+                     "Fail when a tensor's relative error exceeds this (needs --against)");
+  }
+
+  Status Run(Console& console) override {
+    if (max_error_ && !against_) {
+      return Status(Code::kInvalidArgument, "--max-error needs --against");
+    }
+    if (max_error_ && !(*max_error_ >= 0)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--max-error: expected 0 or more, got {}", *max_error_));
+    }
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
+    if (!quantized.quantized()) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("{}: is not a quantized checkpoint", path_));
+    }
+    MARLIN_RETURN_IF_ERROR(quantized.VerifyChecksums());
+    Comparison comparison;
+    if (against_) {
+      MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_));
+      ProgressBar bar(console, "verify");
+      MARLIN_ASSIGN_OR_RETURN(comparison,
+                              CompareCheckpoints(quantized, source, [&](int64_t done, int64_t total) {
+                                bar.Update(done, total);
+                              }));
+    }
+    const Status verdict = Judge(comparison);
+    MARLIN_RETURN_IF_ERROR(console.json() ? PrintDocument(console, quantized, comparison, verdict.ok())
+                                          : PrintTables(console, quantized, comparison));
+    return verdict;
+  }
+
+ private:
+  Status Judge(const Comparison& comparison) const {
+    const TensorComparison* worst = comparison.Worst();
+    if (!max_error_ || worst == nullptr) return Status();
+    const double error = worst->errors.RelativeError();
+    if (error <= *max_error_) return Status();
+    return Status(Code::kMalformedFile, fmt::format("{}: relative error {:.6g}, at most {:.6g} allowed",
+                                                    worst->name, error, *max_error_));
+  }
+
+  static Status PrintDocument(Console& console, const Checkpoint& quantized,
+                              const Comparison& comparison, bool ok) {
+    Json document = {{"ok", ok},
+                     {"checksums", quantized.tensors().size()},
+                     {"tensors", Json::array()},
+                     {"classes", Json::array()}};
+    for (const TensorComparison& tensor : comparison.tensors) {
+      Json row = {{"name", tensor.name},
+                  {"format", tensor.format},
+                  {"layer_class", LayerClassName(tensor.layer_class)}};
+      row.update(ErrorsJson(tensor.errors));
+      document["tensors"].push_back(std::move(row));
+    }
+    for (size_t i = 0; i < comparison.classes.size(); ++i) {
+      if (comparison.classes[i].parameters == 0) continue;
+      Json row = {{"layer_class", LayerClassName(static_cast<LayerClass>(i))}};
+      row.update(ErrorsJson(comparison.classes[i]));
+      document["classes"].push_back(std::move(row));
+    }
+    return console.PrintJson(document);
+  }
+
+  Status PrintTables(Console& console, const Checkpoint& quantized,
+                     const Comparison& comparison) const {
+    std::string text = fmt::format("{}: {} tensors match their checksums\n", path_,
+                                   quantized.tensors().size());
+    if (against_) text += "\n" + TensorTable(comparison) + "\n" + ClassTable(comparison);
+    return console.Print(text);
+  }
+
+  /// What was kept bit for bit is counted, not listed.
+  static std::string TensorTable(const Comparison& comparison) {
+    Table table({"tensor", "format", "relative error", "SQNR dB", "max error"}, 2);
+    int64_t exact = 0;
+    for (const TensorComparison& tensor : comparison.tensors) {
+      if (tensor.errors.error_squares == 0) {
+        ++exact;
+        continue;
+      }
+      std::vector<std::string> cells = {tensor.name, tensor.format};
+      for (std::string& cell : ErrorCells(tensor.errors)) cells.push_back(std::move(cell));
+      table.AddRow(std::move(cells));
+    }
+    return table.ToString() + fmt::format("and {} tensors without error\n", exact);
+  }
+
+  static std::string ClassTable(const Comparison& comparison) {
+    Table table({"layer class", "parameters", "relative error", "SQNR dB", "max error"});
+    const auto add = [&table](std::string name, const ErrorSums& errors) {
+      std::vector<std::string> cells = {std::move(name), FormatCount(errors.parameters)};
+      for (std::string& cell : ErrorCells(errors)) cells.push_back(std::move(cell));
+      table.AddRow(std::move(cells));
+    };
+    for (size_t i = 0; i < comparison.classes.size(); ++i) {
+      if (comparison.classes[i].parameters == 0) continue;
+      add(std::string(LayerClassName(static_cast<LayerClass>(i))), comparison.classes[i]);
+    }
+    add("total", comparison.total);
+    return table.ToString();
+  }
+
+  std::string path_;
+  std::optional<std::string> against_;
+  std::optional<double> max_error_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_verify() { return std::make_unique<VerifyCommand>(); }
+
+}  // namespace marlin::cli
