@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"^(?:else\b\s*)?(?:if|for|while|switch|catch)\b|^(?:else|
 _TYPE = re.compile(
     r"^(?:class|struct|union|enum(?:\s+class)?)\s+"
     r"(?:\[\[[^\]]*\]\]\s*|alignas\([^)]*\)\s*)*"
-    r"(?P<name>[A-Za-z_]\w*)(?P<rest>.*)",
+    r"(?P<name>[A-Za-z_]\w*(?:::\w+)*)(?P<rest>.*)",
     re.DOTALL,
 )
 _TEMPLATE = re.compile(

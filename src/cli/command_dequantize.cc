@@ -36,9 +36,9 @@ class DequantizeCommand final : public Command {
     const auto start = std::chrono::steady_clock::now();
     {
       ProgressBar bar(console, "dequantize");
-      MARLIN_RETURN_IF_ERROR(DequantizeCheckpoint(
-          source_, output_, dtype, overwrite_,
-          [&bar](int64_t done, int64_t total) { bar.Update(done, total); }));
+      MARLIN_RETURN_IF_ERROR(
+          DequantizeCheckpoint(source_, output_, dtype, overwrite_,
+                               [&bar](int64_t done, int64_t total) { bar.Update(done, total); }));
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint written, Checkpoint::Open(output_));

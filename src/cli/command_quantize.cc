@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -20,8 +20,6 @@ namespace marlin::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr int kShownSkips = 8;
 
 /// "5GB", "500MB", "2GiB", "65536".
 Result<int64_t> ParseSize(const std::string& text) {
@@ -120,7 +118,7 @@ class QuantizeCommand final : public Command {
     bar.Clear();
     if (!report.ok()) return report.status();
     return console.json() ? PrintDocument(console, *report, options.recipe)
-                          : PrintSummary(console, *report, source, options.recipe);
+                          : PrintSummary(console, *report, options.recipe);
   }
 
  private:
@@ -130,9 +128,9 @@ class QuantizeCommand final : public Command {
                     fmt::format("{}: not supported by this version", later_.front()));
     }
     if (method_ == "gptq" || method_ == "awq") {
-      return Status(Code::kUnsupported,
-                    fmt::format("--method {}: not supported by this version; known: rtn, mse",
-                                method_));
+      return Status(
+          Code::kUnsupported,
+          fmt::format("--method {}: not supported by this version; known: rtn, mse", method_));
     }
     if (device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
@@ -163,15 +161,13 @@ class QuantizeCommand final : public Command {
   }
 
   Status PrintSummary(Console& console, const QuantizeCheckpointReport& report,
-                      const Checkpoint& source, const MixedPrecisionConfig& recipe) const {
+                      const MixedPrecisionConfig& recipe) const {
     std::string text = fmt::format(
         "{}{}: {} tensors, {} parameters, recipe {}, {:.3f} bits per weight, {} in {:.1f} s\n",
-        dry_run_ ? "(dry run) " : "", report.output, report.tensors,
-        FormatCount(report.parameters), recipe.name(), report.bits_per_weight,
-        FormatBytes(report.bytes), report.seconds);
+        dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
+        recipe.name(), report.bits_per_weight, FormatBytes(report.bytes), report.seconds);
     text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
                         SkippedText(report.skipped));
-    text += fmt::format("kept by the recipe: {}\n", KeptText(source, recipe));
     if (report.zeroed_groups > 0) {
       text += fmt::format(
           "{} groups became zero because their scales are too small for the scale type\n",
@@ -180,33 +176,28 @@ class QuantizeCommand final : public Command {
     return console.Print(text);
   }
 
+  /// One entry for each reason: routers of 48 layers are one fact, not 48.
   static std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
-    if (skipped.empty()) return "none";
+    struct Group {
+      const SkippedTensor* first = nullptr;
+      int64_t count = 0;
+    };
+    std::vector<Group> groups;
+    for (const SkippedTensor& tensor : skipped) {
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
+        return candidate.first->reason == tensor.reason;
+      });
+      if (group == groups.end()) group = groups.insert(group, Group{&tensor, 0});
+      ++group->count;
+    }
     std::string text;
-    for (size_t i = 0; i < skipped.size() && i < kShownSkips; ++i) {
-      text += fmt::format("{}{} ({})", i == 0 ? "" : ", ", skipped[i].name, skipped[i].reason);
+    for (const Group& group : groups) {
+      const std::string others =
+          group.count == 1 ? "" : fmt::format(" and {} more", group.count - 1);
+      text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", group.first->name, others,
+                          group.first->reason);
     }
-    if (skipped.size() > kShownSkips) {
-      text += fmt::format(" and {} more", skipped.size() - kShownSkips);
-    }
-    return text;
-  }
-
-  /// The classes whose matrices the recipe leaves in 16 bits.
-  static std::string KeptText(const Checkpoint& source, const MixedPrecisionConfig& recipe) {
-    std::set<LayerClass> kept;
-    for (const TensorInfo& tensor : source.tensors()) {
-      if (IsWeightMatrix(tensor.name, tensor.shape) &&
-          !recipe.Choose(tensor.name, tensor.shape).quantized()) {
-        kept.insert(ClassifyTensor(tensor.name));
-      }
-    }
-    std::string text = "norms and biases";
-    for (LayerClass layer_class : kept) {
-      text += ", ";
-      text += LayerClassName(layer_class);
-    }
-    return text;
+    return text.empty() ? "none" : text;
   }
 
   std::string source_;

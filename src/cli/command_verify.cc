@@ -63,14 +63,15 @@ class VerifyCommand final : public Command {
     if (against_) {
       MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_));
       ProgressBar bar(console, "verify");
-      MARLIN_ASSIGN_OR_RETURN(comparison,
-                              CompareCheckpoints(quantized, source, [&](int64_t done, int64_t total) {
-                                bar.Update(done, total);
-                              }));
+      MARLIN_ASSIGN_OR_RETURN(
+          comparison, CompareCheckpoints(quantized, source, [&](int64_t done, int64_t total) {
+            bar.Update(done, total);
+          }));
     }
     const Status verdict = Judge(comparison);
-    MARLIN_RETURN_IF_ERROR(console.json() ? PrintDocument(console, quantized, comparison, verdict.ok())
-                                          : PrintTables(console, quantized, comparison));
+    MARLIN_RETURN_IF_ERROR(console.json()
+                               ? PrintDocument(console, quantized, comparison, verdict.ok())
+                               : PrintTables(console, quantized, comparison));
     return verdict;
   }
 
@@ -80,8 +81,9 @@ class VerifyCommand final : public Command {
     if (!max_error_ || worst == nullptr) return Status();
     const double error = worst->errors.RelativeError();
     if (error <= *max_error_) return Status();
-    return Status(Code::kMalformedFile, fmt::format("{}: relative error {:.6g}, at most {:.6g} allowed",
-                                                    worst->name, error, *max_error_));
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: relative error {:.6g}, at most {:.6g} allowed", worst->name,
+                              error, *max_error_));
   }
 
   static Status PrintDocument(Console& console, const Checkpoint& quantized,
@@ -108,9 +110,9 @@ class VerifyCommand final : public Command {
 
   Status PrintTables(Console& console, const Checkpoint& quantized,
                      const Comparison& comparison) const {
-    std::string text = fmt::format("{}: {} tensors match their checksums\n", path_,
-                                   quantized.tensors().size());
-    if (against_) text += "\n" + TensorTable(comparison) + "\n" + ClassTable(comparison);
+    std::string text =
+        fmt::format("{}: {} tensors match their checksums\n", path_, quantized.tensors().size());
+    if (against_) text += fmt::format("\n{}\n{}", TensorTable(comparison), ClassTable(comparison));
     return console.Print(text);
   }
 

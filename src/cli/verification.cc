@@ -134,8 +134,8 @@ class Comparer {
     result.format = FormatName(module.spec.format);
     result.layer_class = module.layer_class;
     const bool out_in = record.layout == SourceLayout::kOutIn;
-    const Shape matrix = out_in ? Shape{module.spec.n, module.spec.k}
-                                : Shape{module.spec.k, module.spec.n};
+    const Shape matrix =
+        out_in ? Shape{module.spec.n, module.spec.k} : Shape{module.spec.k, module.spec.n};
     const size_t star = module.name.find('*');
     Shape stack;
     stack.Append(module.spec.experts);
@@ -163,8 +163,8 @@ class Comparer {
   Result<ErrorSums> CompareMatrix(const QuantizedWeights& weights, const TensorView& source,
                                   bool out_in) {
     if (!IsFloat(source.dtype())) {
-      return Status(Code::kUnsupported, fmt::format("comparing with {} is not supported",
-                                                    DTypeName(source.dtype())));
+      return Status(Code::kUnsupported,
+                    fmt::format("comparing with {} is not supported", DTypeName(source.dtype())));
     }
     const int64_t rows = source.dim(0);
     const int64_t columns = source.dim(1);
@@ -205,8 +205,10 @@ class Comparer {
           [=](int64_t i) { return LoadElement(b, type_b, i); });
     } else if (type_a != type_b ||
                (count > 0 && std::memcmp(a, b, static_cast<size_t>(expected.ByteCount())) != 0)) {
-      return Malformed(tensor.name, fmt::format("{} in the source and {} in the quantized checkpoint "
-                                                "differ", DTypeName(type_a), DTypeName(type_b)));
+      return Malformed(tensor.name,
+                       fmt::format("{} in the source and {} in the quantized checkpoint "
+                                   "differ",
+                                   DTypeName(type_a), DTypeName(type_b)));
     }
     Advance(count);
     Add(std::move(result));

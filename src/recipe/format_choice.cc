@@ -1,4 +1,5 @@
-// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "bf16", "keep".
+// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "bf16",
+// "keep".
 #include <fmt/format.h>
 
 #include <charconv>

@@ -22,8 +22,9 @@ std::string Chosen(const MixedPrecisionConfig& recipe, const char* name) {
 }
 
 TEST(FormatChoice, RoundTrips) {
-  for (const char* text : {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
-                           "int3/g64/sym", "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
+  for (const char* text :
+       {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
+        "int3/g64/sym", "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
     const Result<FormatChoice> choice = ParseFormatChoice(text);
     ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
     EXPECT_EQ(choice->ToString(), text);
