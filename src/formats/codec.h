@@ -5,7 +5,8 @@
 #if defined(__METAL_VERSION__)
 #include <metal_stdlib>
 #define MARLIN_CODEC static inline
-#define MARLIN_TABLE constant constexpr
+#define MARLIN_TABLE(name, count, ...) constant constexpr float name[count] = {__VA_ARGS__}
+#define MARLIN_TABLE_OF(name) name
 typedef uint marlin_code;
 static inline float marlin_bits_to_float(uint bits) { return as_type<float>(bits); }
 static inline uint marlin_float_to_bits(float value) { return as_type<uint>(value); }
@@ -13,10 +14,19 @@ static inline uint marlin_float_to_bits(float value) { return as_type<uint>(valu
 #include <stdint.h>
 #if defined(__CUDACC__)
 #define MARLIN_CODEC __host__ __device__ static inline
+// Device code cannot read a host table, nor the other way round: both exist.
+#define MARLIN_TABLE(name, count, ...)                          \
+  [[maybe_unused]] constexpr float name[count] = {__VA_ARGS__}; \
+  [[maybe_unused]] static __device__ const float name##OnDevice[count] = {__VA_ARGS__}
 #else
 #define MARLIN_CODEC static inline
+#define MARLIN_TABLE(name, count, ...) constexpr float name[count] = {__VA_ARGS__}
 #endif
-#define MARLIN_TABLE constexpr
+#if defined(__CUDA_ARCH__)
+#define MARLIN_TABLE_OF(name) name##OnDevice
+#else
+#define MARLIN_TABLE_OF(name) name
+#endif
 typedef uint32_t marlin_code;
 namespace marlin::formats {
 MARLIN_CODEC float marlin_bits_to_float(uint32_t bits) {
@@ -43,8 +53,8 @@ MARLIN_CODEC uint32_t marlin_float_to_bits(float value) {
 namespace marlin {
 namespace formats {
 
-/// Nearest integer in [low, high], ties to even. NaN gives low. Free of branches, so that loops over
-/// it become vector code. Precondition: |low|, |high| < 2^22.
+/// Nearest integer in [low, high], ties to even. NaN gives low. Free of branches, so that loops
+/// over it become vector code. Precondition: |low|, |high| < 2^22.
 MARLIN_CODEC int marlin_round_to_int(float x, int low, int high) {
   const float floor_limit = static_cast<float>(low);
   const float ceil_limit = static_cast<float>(high);

@@ -8,16 +8,18 @@
 namespace marlin {
 namespace formats {
 
-MARLIN_TABLE float kNf2Values[4] = {-1.0f, 0.0f, 0.43581817f, 1.0f};
+MARLIN_TABLE(kNf2Values, 4, -1.0f, 0.0f, 0.43581817f, 1.0f);
 
 struct Nf2 {
   enum { kBits = 2, kZero = MARLIN_ZERO_NONE, kHasCodebook = 1, kQuantized = 1 };
 
   MARLIN_CODEC float Value(marlin_code code) {
-    return marlin_codebook_value(kNf2Values, code & 3u);
+    return marlin_codebook_value(MARLIN_TABLE_OF(kNf2Values), code & 3u);
   }
 
-  MARLIN_CODEC marlin_code Encode(float x) { return marlin_codebook_encode(kNf2Values, 4, x); }
+  MARLIN_CODEC marlin_code Encode(float x) {
+    return marlin_codebook_encode(MARLIN_TABLE_OF(kNf2Values), 4, x);
+  }
 };
 
 }  // namespace formats

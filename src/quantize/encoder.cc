@@ -23,6 +23,30 @@ bool Above(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
 /// Whether code a is to be used rather than b of the same value.
 bool Preferred(uint8_t a, uint8_t b) { return a % 2 != b % 2 ? a % 2 == 0 : a < b; }
 
+/// Whether the values are consecutive integers.
+bool IsEven(std::span<const float> values) {
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (values[i] != values[i - 1] + 1.0f) return false;
+  }
+  return true;
+}
+
+/// Adds error(i) for i in [0, count) in fp32 over kLanes interleaved sums, so that the loop becomes
+/// vector code and the result does not depend on the vectors' width.
+template <typename Error>
+double SumInLanes(int64_t count, Error error) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += error(i + lane);
+  }
+  for (; i < count; ++i) lanes[i % kLanes] += error(i);
+  double sum = 0;
+  for (const float lane : lanes) sum += static_cast<double>(lane);
+  return sum;
+}
+
 }  // namespace
 
 template <typename Codec>
@@ -55,6 +79,51 @@ void Encoder::EncodeWithTable(const Encoder& encoder, const float* w, int64_t co
   }
 }
 
+template <typename Codec>
+double Encoder::ErrorWithCodec(const Encoder&, const float* w, int64_t count, float scale,
+                               float zero) {
+  // In units of the scale, so that squares of tiny weights do not underflow.
+  const double sum = SumInLanes(count, [=](int64_t i) {
+    const float x = w[i] / scale + zero;
+    const float error = x - Codec::Value(Codec::Encode(x));
+    return error * error;
+  });
+  return sum * static_cast<double>(scale) * static_cast<double>(scale);
+}
+
+template <int kBits>
+double Encoder::ErrorWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
+                               float zero) {
+  constexpr int kValues = 1 << kBits;
+  float values[kValues];
+  std::copy_n(encoder.values_.begin(), kValues, values);
+  const double sum = SumInLanes(count, [&](int64_t i) {
+    const float x = w[i] / scale + zero;
+    float nearest = std::numeric_limits<float>::max();
+    for (int v = 0; v < kValues; ++v) {
+      const float error = (x - values[v]) * (x - values[v]);
+      nearest = error < nearest ? error : nearest;
+    }
+    return nearest;
+  });
+  return sum * static_cast<double>(scale) * static_cast<double>(scale);
+}
+
+template <typename Codec>
+void Encoder::Use() {
+  if constexpr (Codec::kHasCodebook != 0) {
+    encode_ = &Encoder::EncodeWithTable<Codec::kBits>;
+    squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
+  } else {
+    encode_ = &Encoder::EncodeWithCodec<Codec>;
+    squared_error_ = &Encoder::ErrorWithCodec<Codec>;
+  }
+  // Small uneven tables: trying all values is faster than a codec's field arithmetic.
+  if constexpr (Codec::kBits <= 4) {
+    if (!IsEven(values_)) squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
+  }
+}
+
 Encoder::Encoder(Format format, std::span<const float> codebook) {
   const FormatInfo& info = GetFormatInfo(format);
   values_ = FormatValues(format);
@@ -75,13 +144,9 @@ Encoder::Encoder(Format format, std::span<const float> codebook) {
   }
   levels_ = info.has_codebook ? std::max(-min_value_, max_value_) : max_value_;
   switch (format) {
-#define MARLIN_FORMAT(enumerator, name, codec)                    \
-  case Format::enumerator:                                        \
-    if constexpr (formats::codec::kHasCodebook != 0) {            \
-      encode_ = &Encoder::EncodeWithTable<formats::codec::kBits>; \
-    } else {                                                      \
-      encode_ = &Encoder::EncodeWithCodec<formats::codec>;        \
-    }                                                             \
+#define MARLIN_FORMAT(enumerator, name, codec) \
+  case Format::enumerator:                     \
+    Use<formats::codec>();                     \
     break;
 #include "marlin/formats.def"
 #undef MARLIN_FORMAT

@@ -13,59 +13,53 @@ int32_t OrderKey(float x) {
 }
 float FromOrderKey(int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & 0x7fffffff)); }
 
-/// Squared error of a group under given parameters, in double and in a fixed order.
-double SquaredError(const GroupContext& context, const GroupParameters& parameters, const float* w,
-                    int64_t count, uint8_t* codes) {
-  const float scale = parameters.scale.value;
-  context.encoder.Encode(w, count, scale, parameters.zero, codes);
-  const float* values = context.encoder.values().data();
-  constexpr int64_t kLanes = 8;
-  double sums[kLanes] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    const float error = w[i] - scale * (values[codes[i]] - parameters.zero);
-    sums[i % kLanes] += static_cast<double>(error) * static_cast<double>(error);
-  }
-  double sum = 0;
-  for (double lane : sums) sum += lane;
-  return sum;
-}
-
 /// Keeps the best candidate so far.
 class Best {
  public:
-  Best(const GroupContext& context, const float* w, int64_t count, uint8_t* codes)
-      : context_(context), w_(w), count_(count), codes_(codes) {}
+  Best(const GroupContext& context, const float* w, int64_t count)
+      : context_(context), w_(w), count_(count) {}
 
-  void Try(const GroupParameters& candidate) {
-    if (candidate.scale.overflow || candidate.scale.value == 0.0f) return;
+  /// Tries round-to-nearest's choice for a range; true when it becomes the best.
+  bool Try(const GroupRange& range) {
+    const GroupParameters candidate = context_.rule.Choose(range, context_.coder);
+    if (candidate.scale.overflow || candidate.scale.value == 0.0f) return false;
     const bool seen = candidate.scale.bits == last_.scale.bits && candidate.zero == last_.zero;
-    if (seen && tried_) return;
+    if (seen && tried_) return false;
     last_ = candidate;
-    const double error = SquaredError(context_, candidate, w_, count_, codes_);
-    if (!tried_ || error < error_) {
-      best_ = candidate;
-      error_ = error;
-    }
+    const double error =
+        context_.encoder.SquaredError(w_, count_, candidate.scale.value, candidate.zero);
+    const bool better = !tried_ || error < error_;
     tried_ = true;
+    if (!better) return false;
+    best_ = candidate;
+    error_ = error;
+    return true;
   }
-  const GroupParameters& best() const { return best_; }
+  const GroupParameters& parameters() const { return best_; }
 
  private:
   const GroupContext& context_;
   const float* w_;
   int64_t count_;
-  uint8_t* codes_;
   bool tried_ = false;
   double error_ = 0;
   GroupParameters best_;
   GroupParameters last_;
 };
 
-constexpr int kShrinkSteps = 28;
-constexpr float kShrinkStep = 0.02f;
-
 GroupRange Scaled(const GroupRange& range, float low, float high) {
   return {range.amax * high, range.low * low, range.high * high};
+}
+
+/// Tries the range times `center` + each offset; returns the best factor so far.
+template <size_t kCount>
+float TryFactors(const GroupRange& range, float center, const float (&offsets)[kCount],
+                 float best_factor, Best& best) {
+  for (const float offset : offsets) {
+    const float factor = center + offset;
+    if (best.Try(Scaled(range, factor, factor))) best_factor = factor;
+  }
+  return best_factor;
 }
 
 }  // namespace
@@ -96,28 +90,26 @@ GroupRange RangeOf(const float* w, int64_t count, bool affine) {
 }
 
 GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, const float* w,
-                          int64_t count, uint8_t* codes) {
+                          int64_t count) {
   const GroupParameters start = context.rule.Choose(range, context.coder);
   if (start.scale.overflow || start.scale.value == 0.0f) return start;
-  Best best(context, w, count, codes);
-  best.Try(start);
+  Best best(context, w, count);
+  best.Try(range);
   if (context.coder.type() == ScaleType::kE8M0) {
-    for (const float factor : {0.5f, 2.0f}) {
-      best.Try(context.rule.Choose(Scaled(range, factor, factor), context.coder));
-    }
-    return best.best();
+    TryFactors(range, 0.0f, {0.5f, 2.0f}, 1.0f, best);
+    return best.parameters();
   }
-  for (const float factor : {1.08f, 1.04f}) {
-    best.Try(context.rule.Choose(Scaled(range, factor, factor), context.coder));
+  float factor = TryFactors(
+      range, 1.0f, {0.06f, -0.06f, -0.12f, -0.18f, -0.24f, -0.30f, -0.36f, -0.42f, -0.48f, -0.54f},
+      1.0f, best);
+  factor = TryFactors(range, factor, {0.02f, -0.02f, 0.04f, -0.04f}, factor, best);
+  if (!context.affine) return best.parameters();
+  const GroupRange shrunk = Scaled(range, factor, factor);
+  for (const float side : {1.1f, 0.9f, 0.8f}) {
+    best.Try(Scaled(shrunk, side, 1.0f));
+    best.Try(Scaled(shrunk, 1.0f, side));
   }
-  for (int i = 1; i <= kShrinkSteps; ++i) {
-    const float factor = 1.0f - kShrinkStep * static_cast<float>(i);
-    best.Try(context.rule.Choose(Scaled(range, factor, factor), context.coder));
-    if (!context.affine) continue;
-    best.Try(context.rule.Choose(Scaled(range, factor, 1.0f), context.coder));
-    best.Try(context.rule.Choose(Scaled(range, 1.0f, factor), context.coder));
-  }
-  return best.best();
+  return best.parameters();
 }
 
 }  // namespace marlin

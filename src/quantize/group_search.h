@@ -25,12 +25,11 @@ struct GroupContext {
 
 /// Starting from round-to-nearest's parameters, searches those with the smallest squared error.
 ///
-/// Grid: the wanted scale is that of round-to-nearest times r in {1, 0.98, ..., 0.44}
-/// and 1.04, 1.08 (a coarser scale can hit an asymmetric table better); for affine formats the ends
-/// of the range shrink by r together with their ratio kept, and by r on one side only. E8M0 tries
-/// the exponents -1, 0 and +1. Candidates that round to the same stored scale and zero are tried
-/// once; the first of equals wins. `codes` is scratch of `count` bytes.
+/// Grid: round-to-nearest's choice for the group's range times r, r in {1, 1.06, 0.94, 0.88, ...,
+/// 0.46}; then r +- 0.02 and +- 0.04 around the best; for affine formats then each end of the range
+/// alone times 1.1, 0.9 and 0.8. E8M0 tries the exponents 0, -1 and +1. Above 1 because a coarser
+/// scale can hit an uneven table better. Of equal errors the first candidate wins.
 GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, const float* w,
-                          int64_t count, uint8_t* codes);
+                          int64_t count);
 
 }  // namespace marlin

@@ -61,7 +61,6 @@ class Quantizer {
   struct Scratch {
     float* weights;
     uint8_t* codes;
-    uint8_t* trial;  ///< Codes of one group while a search tries parameters.
   };
   struct TileResult {
     Status status;
@@ -74,8 +73,8 @@ class Quantizer {
   Status ForEachTile(TileFunction body, std::vector<TileResult>& results);
   void MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
   void QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
-  void QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const Scratch& scratch,
-                      const float* w, uint8_t* codes, TileResult& result);
+  void QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
+                      uint8_t* codes, TileResult& result);
   Status ChooseGlobalScales();
   GroupContext ContextOf(int64_t expert) const {
     const float global = buffer_.global_scale != nullptr ? buffer_.global_scale[expert] : 1.0f;
@@ -98,16 +97,14 @@ class Quantizer {
 };
 
 Status Quantizer::ForEachTile(TileFunction body, std::vector<TileResult>& results) {
-  const int64_t trial_bytes = RoundUp(spec_.group_size, kBufferAlignment);
   const int64_t tile_bytes = kTileColumns * chunk_k_;
-  const int64_t worker_bytes = tile_bytes * 5 + trial_bytes;
+  const int64_t worker_bytes = tile_bytes * 5;
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer scratch,
                           AlignedBuffer::Allocate(worker_bytes * pool_.worker_count()));
   results.assign(static_cast<size_t>(spec_.experts * tiles_), TileResult{});
   pool_.Run(spec_.experts * tiles_, [&](int64_t task, int worker) {
     const int64_t at = worker_bytes * worker;
-    const Scratch own{scratch.As<float>(at), scratch.As<uint8_t>(at + 4 * tile_bytes),
-                      scratch.As<uint8_t>(at + 5 * tile_bytes)};
+    const Scratch own{scratch.As<float>(at), scratch.As<uint8_t>(at + 4 * tile_bytes)};
     body(task / tiles_, task % tiles_, own, results[static_cast<size_t>(task)]);
   });
   // The first tile's error, whichever thread met one first.
@@ -179,9 +176,8 @@ void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch
   }
 }
 
-void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range,
-                               const Scratch& scratch, const float* w, uint8_t* codes,
-                               TileResult& result) {
+void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
+                               uint8_t* codes, TileResult& result) {
   const GroupContext context = ContextOf(expert);
   for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
     const int64_t count = std::min(spec_.group_size, range.rows - r);
@@ -191,10 +187,9 @@ void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range
       result.status = FirstNonFinite(w + r, count, expert, k, n);
       return;
     }
-    const GroupParameters parameters =
-        options_.method == QuantizeMethod::kMse
-            ? SearchMse(context, extremes, w + r, count, scratch.trial)
-            : context.rule.Choose(extremes, context.coder);
+    const GroupParameters parameters = options_.method == QuantizeMethod::kMse
+                                           ? SearchMse(context, extremes, w + r, count)
+                                           : context.rule.Choose(extremes, context.coder);
     if (parameters.scale.overflow) {
       result.status = ScaleOverflow(expert, k, n, extremes);
       return;
@@ -223,7 +218,7 @@ void Quantizer::QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratc
                           std::min(kTileColumns, spec_.n - n0)};
     LoadColumns(matrix, range, scratch.weights, chunk_k_);
     for (int64_t c = 0; c < range.columns; ++c) {
-      QuantizeColumn(expert, n0 + c, range, scratch, scratch.weights + c * chunk_k_,
+      QuantizeColumn(expert, n0 + c, range, scratch.weights + c * chunk_k_,
                      scratch.codes + c * chunk_k_, result);
       if (!result.status.ok()) return;
     }
