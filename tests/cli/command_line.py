@@ -1,0 +1,102 @@
+"""Running metal-marlin in tests, and writing safetensors files by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+from typing import Any, Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = os.environ.get("METAL_MARLIN", str(ROOT / "build/bin/metal-marlin"))
+QWEN = ROOT / "examples/tiny-qwen3-moe"
+GLM = ROOT / "tests/data/tiny-glm4-moe"
+CONFIGS = ROOT / "tests/data/configs"
+
+USAGE, MALFORMED, IO, INTERNAL = 1, 2, 3, 70
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs the command; stdin is closed, both outputs are captured."""
+    return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          errors="replace", timeout=300, check=False, **options)
+
+
+class CommandTestCase(unittest.TestCase):
+    """A test with a directory of its own."""
+
+    def setUp(self) -> None:
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="marlin-cli-"))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def succeed(self, *arguments: object) -> str:
+        """Runs a command that must succeed without a word on stderr; returns its stdout."""
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), f"{arguments}\n{done.stdout}")
+        return done.stdout
+
+    def document(self, *arguments: object) -> Any:
+        """The one JSON document that a command with --json prints."""
+        return json.loads(self.succeed(*arguments, "--json"), parse_constant=self.fail)
+
+    def refuse(self, code: int, *arguments: object, says: tuple[str, ...] = (),
+               **options: Any) -> str:
+        """Runs a command that must fail with one line on stderr and nothing on stdout."""
+        done = run(*arguments, **options)
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}{done.stderr}")
+        self.assertEqual(done.stdout, "")
+        self.assertTrue(done.stderr.startswith("metal-marlin: error: "), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for text in says:
+            self.assertIn(text, done.stderr)
+        return done.stderr
+
+    def assert_nothing_written(self, *names: str) -> None:
+        """Only these names are in the test's directory, hidden ones included."""
+        self.assertEqual(sorted(os.listdir(self.directory)), sorted(names))
+
+
+def bf16(values: list[float]) -> bytes:
+    """Truncated, which is exact for the values that tests use."""
+    return b"".join(struct.pack("<f", value)[2:] for value in values)
+
+
+def write_safetensors(path: pathlib.Path, tensors: dict[str, tuple[str, list[int], bytes]],
+                      edit: Callable[[str], str] = lambda text: text) -> None:
+    """Writes a file; `edit` may spoil the header's text."""
+    header: dict[str, object] = {}
+    data = b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = edit(json.dumps(header)).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """The tensors of a well-formed file."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8:8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            tensors[name] = (entry["dtype"], entry["shape"],
+                             content[8 + length + begin:8 + length + end])
+    return tensors
+
+
+def read_directory(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """The tensors of all files of a directory."""
+    tensors = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors.update(read_safetensors(file))
+    return tensors

@@ -1,0 +1,98 @@
+"""plan: what a config.json implies, without weights."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from command_line import CONFIGS, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase
+
+# Published parameters in billions: total, and the tolerance of the published digits.
+PUBLISHED = {
+    "mixtral-8x7b": (46.7, 0.05),
+    "llama-3-8b": (8.03, 0.005),
+    "qwen3-30b-a3b": (30.5, 0.05),
+    "glm-4.5-air": (106.5, 0.5),
+    "gpt-oss-120b": (116.8, 0.05),
+    "deepseek-v3": (671.0, 0.5),
+}
+
+
+class Plan(CommandTestCase):
+    """Totals, shares and ceilings."""
+
+    def test_published_totals(self) -> None:
+        for name, (billions, tolerance) in PUBLISHED.items():
+            plan = self.document("plan", CONFIGS / f"{name}.json", "--bandwidth", 100)
+            self.assertAlmostEqual(plan["parameters"] * 1e-9, billions, delta=tolerance, msg=name)
+            parts = plan["layers"] + [plan["outside_layers"]]
+            for key in ("parameters", "bytes", "tensors"):
+                total = sum(part[key] for part in parts)
+                self.assertEqual(total, sum(row[key] for row in plan["classes"]), name)
+                if key != "tensors":
+                    self.assertEqual(total, plan[key], name)
+            self.assertAlmostEqual(plan["bits_per_weight"],
+                                   8 * plan["bytes"] / plan["parameters"])
+
+    def test_ceiling_follows_from_bandwidth(self) -> None:
+        config = CONFIGS / "qwen3-30b-a3b.json"
+        slow = self.document("plan", config, "--bandwidth", 100)["decode"]
+        fast = self.document("plan", config, "--bandwidth", 300)["decode"]
+        self.assertEqual(slow["bandwidth_source"], "given")
+        self.assertAlmostEqual(slow["tokens_per_second"], 100e9 / slow["bytes_per_token"])
+        self.assertAlmostEqual(fast["tokens_per_second"] / slow["tokens_per_second"], 3)
+        # 3.04 B parameters are read for a token, at 4 to 16 bits each.
+        self.assertTrue(1.5e9 < slow["bytes_per_token"] < 6.1e9)
+        self.assertLess(slow["bf16_tokens_per_second"], slow["tokens_per_second"])
+
+    def test_bandwidth_is_measured_when_not_given(self) -> None:
+        decode = self.document("plan", QWEN)["decode"]
+        self.assertEqual(decode["bandwidth_source"], "measured")
+        self.assertGreater(decode["bandwidth_gbps"], 0)
+        self.assertIn("measured on this machine", self.succeed("plan", QWEN))
+
+    def test_matches_the_files_of_the_sample_models(self) -> None:
+        for source in (QWEN, GLM):
+            plan = self.document("plan", source, "--bandwidth", 1)
+            listing = self.document("inspect", source)
+            self.assertEqual(plan["parameters"], listing["parameters"])
+
+    def test_prediction_layers_are_told_apart(self) -> None:
+        plan = self.document("plan", CONFIGS / "glm-4.5-air.json", "--bandwidth", 1)
+        self.assertAlmostEqual((plan["parameters"] + plan["prediction_parameters"]) * 1e-9, 110.5,
+                               delta=0.5)
+        text = self.succeed("plan", CONFIGS / "glm-4.5-air.json", "--bandwidth", 1)
+        self.assertIn("multi-token-prediction", text)
+
+    def test_recipes(self) -> None:
+        config = CONFIGS / "llama-3-8b.json"
+        self.assertEqual(self.document("plan", config, "--bandwidth", 1)["recipe"],
+                         "default_dense")
+        kept = self.document("plan", config, "--bandwidth", 1, "--override", ".=keep")
+        self.assertEqual(kept["bits_per_weight"], 16)
+        self.assertEqual(kept["quantized_parameters"], 0)
+        small = self.document("plan", config, "--bandwidth", 1, "--format", "nf3",
+                              "--group-size", 64)
+        self.assertTrue(3.2 < small["bits_per_weight"] < 5.1)
+
+    def test_wrong_configs(self) -> None:
+        path = self.directory / "config.json"
+        for content, code, text in (
+                ("", MALFORMED, "config.json"),
+                ("{", MALFORMED, "config.json"),
+                ("{}", MALFORMED, "model_type"),
+                (json.dumps({"model_type": "bert"}), USAGE, "'bert'"),
+                (json.dumps({"model_type": "llama"}), MALFORMED, "hidden_size"),
+                (json.dumps({"model_type": "llama", "hidden_size": -1}), MALFORMED, "-1"),
+        ):
+            path.write_text(content)
+            self.refuse(code, "plan", path, "--bandwidth", 1, says=(text,))
+            self.refuse(code, "plan", self.directory, "--bandwidth", 1, says=(text,))
+        self.refuse(IO, "plan", self.directory / "absent.json", says=("absent.json",))
+        self.refuse(USAGE, "plan", QWEN, "--bandwidth", "0", says=("--bandwidth",))
+        self.refuse(USAGE, "plan", QWEN, "--bandwidth", "nan", says=("--bandwidth",))
+        self.refuse(USAGE, "plan", QWEN, "--device", "cuda:0", says=("cuda:0",))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,209 @@
+"""quantize, inspect, verify and dequantize on the sample models."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import unittest
+
+from command_line import (COMMAND, GLM, MALFORMED, QWEN, USAGE, CommandTestCase, read_directory,
+                          run)
+
+
+class SampleModels(CommandTestCase):
+    """The main job from end to end."""
+
+    def check_model(self, source: pathlib.Path, recipe: str) -> None:
+        out = self.directory / "out"
+        report = self.document("quantize", source, "-o", out, "--recipe", recipe)
+        self.assertEqual(report["output"], str(out))
+        for key in ("tensors", "parameters", "bits_per_weight", "bytes", "coverage", "skipped",
+                    "seconds"):
+            self.assertIn(key, report)
+        self.assertEqual(report["recipe"], recipe)
+
+        plain = self.document("inspect", source)
+        listing = self.document("inspect", out)
+        self.assertFalse(plain["quantized"])
+        self.assertTrue(listing["quantized"])
+        self.assertEqual(listing["recipe"], recipe)
+        self.assertEqual(plain["parameters"], report["parameters"])
+        self.assertEqual(listing["parameters"], report["parameters"])
+        self.assertEqual(listing["bytes"], report["bytes"])
+        self.assertAlmostEqual(listing["bits_per_weight"], report["bits_per_weight"])
+        self.assertEqual(sum(tensor["bytes"] for tensor in listing["tensors"]), listing["bytes"])
+        quantized = 0
+        for tensor in listing["tensors"]:
+            self.assertEqual(set(tensor), {"name", "format", "shape", "group_size",
+                                           "bits_per_weight", "bytes", "layer_class"})
+            if tensor["group_size"] is not None:
+                count = 1
+                for dim in tensor["shape"]:
+                    count *= dim
+                quantized += count
+        self.assertEqual(report["coverage"], quantized / report["parameters"])
+
+        verdict = self.document("verify", out, "--against", source)
+        self.assertTrue(verdict["ok"])
+        self.assertEqual(len(verdict["tensors"]), len(listing["tensors"]))
+        self.assertEqual(sum(row["parameters"] for row in verdict["tensors"]),
+                         report["parameters"])
+        for row in verdict["tensors"]:
+            for key in ("name", "relative_error", "sqnr_db", "max_error"):
+                self.assertIn(key, row)
+            exact = row["format"] in ("bf16", "f32")
+            self.assertEqual(row["max_error"] == 0, exact, row)
+            self.assertEqual(row["sqnr_db"] is None, exact, row)
+            self.assertLess(row["relative_error"], 0.3, row)
+
+        # The plan from config.json alone agrees with what was written, to the byte.
+        plan = self.document("plan", source, "--recipe", recipe, "--bandwidth", 10)
+        for key in ("parameters", "quantized_parameters", "bytes", "bits_per_weight"):
+            self.assertEqual(plan[key], report[key], key)
+
+    def test_qwen_default(self) -> None:
+        self.check_model(QWEN, "default_moe")
+
+    def test_qwen_aggressive(self) -> None:
+        self.check_model(QWEN, "aggressive_moe")
+
+    def test_qwen_uniform(self) -> None:
+        self.check_model(QWEN, "uniform:fp4_e2m1/g32")
+
+    def test_glm_default(self) -> None:
+        self.check_model(GLM, "default_moe")
+
+    def test_glm_zero_points(self) -> None:
+        self.check_model(GLM, "uniform:u4/g128")
+
+    def test_people_read_tables(self) -> None:
+        out = self.directory / "out"
+        text = self.succeed("quantize", GLM, "-o", out)
+        self.assertRegex(text, r"\d+\.\d % of parameters quantized; skipped: ")
+        self.assertIn("default_moe", text)
+        self.assertIn("moe_shared_expert", self.succeed("inspect", out))
+        self.assertIn("SQNR", self.succeed("verify", out, "--against", GLM))
+        self.assertIn("match their checksums", self.succeed("verify", out))
+
+    def test_requantizing_gives_identical_codes(self) -> None:
+        first, plain, second = (self.directory / name for name in ("first", "plain", "second"))
+        self.succeed("quantize", GLM, "-o", first, "--recipe", "default_moe")
+        report = self.document("dequantize", first, "-o", plain, "--dtype", "fp32")
+        self.assertEqual(report["dtype"], "fp32")
+        self.succeed("quantize", plain, "-o", second, "--recipe", "default_moe")
+        before, after = read_directory(first), read_directory(second)
+        self.assertEqual(set(before), set(after))
+        codes = [name for name in before if name.endswith(".qweight")]
+        self.assertGreater(len(codes), 10)
+        for name in codes:
+            self.assertEqual(before[name], after[name], name)
+
+    def test_dequantized_names_and_shapes_are_the_sources(self) -> None:
+        out, plain = self.directory / "out", self.directory / "plain"
+        self.succeed("quantize", QWEN, "-o", out)
+        self.assertIn("bf16", self.succeed("dequantize", out, "-o", plain))
+        before, after = read_directory(QWEN), read_directory(plain)
+        self.assertEqual({name: tensor[:2] for name, tensor in before.items()},
+                         {name: tensor[:2] for name, tensor in after.items()})
+
+
+class Options(CommandTestCase):
+    """What the options of quantize change."""
+
+    def formats(self, *options: object) -> dict[str, str]:
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out, "--overwrite", *options)
+        return {tensor["name"]: f"{tensor['format']}/{tensor['group_size']}"
+                for tensor in self.document("inspect", out)["tensors"]}
+
+    def test_format_and_groups(self) -> None:
+        formats = self.formats("--format", "nf4", "--group-size", 32, "--scale-dtype", "bf16")
+        self.assertEqual(formats["model.layers.0.mlp.experts.*.up_proj.weight"], "nf4/32")
+        self.assertEqual(formats["model.layers.0.self_attn.q_proj.weight"], "nf4/32")
+        self.assertEqual(formats["model.embed_tokens.weight"], "bf16/None")
+
+    def test_overrides(self) -> None:
+        formats = self.formats("--override", r"layers\.0\..*down_proj=s8/g64",
+                               "--override", "lm_head=nf3/g64",
+                               "--override", r"experts\.3\.up_proj=keep")
+        self.assertEqual(formats["model.layers.0.mlp.experts.*.down_proj.weight"], "s8/64")
+        self.assertEqual(formats["model.layers.1.mlp.experts.*.down_proj.weight"],
+                         "fp4_e2m1/128")
+        self.assertEqual(formats["lm_head.weight"], "nf3/64")
+        self.assertEqual(formats["model.layers.1.mlp.experts.3.up_proj.weight"], "bf16/None")
+        self.assertEqual(formats["model.layers.1.mlp.experts.4.up_proj.weight"], "fp4_e2m1/128")
+
+    def test_recipe_file(self) -> None:
+        recipe = self.directory / "recipe.json"
+        recipe.write_text(json.dumps({"name": "mine", "base": "default_moe",
+                                      "classes": {"attention_out": "keep"}}))
+        formats = self.formats("--recipe", recipe)
+        self.assertEqual(formats["model.layers.0.self_attn.o_proj.weight"], "bf16/None")
+        self.assertEqual(formats["model.layers.0.self_attn.q_proj.weight"], "fp4_e2m1/64")
+        self.assertEqual(self.document("inspect", self.directory / "out")["recipe"], "mine")
+
+    def test_mse_is_closer_than_rtn(self) -> None:
+        errors = {}
+        for method in ("rtn", "mse"):
+            out = self.directory / method
+            self.succeed("quantize", QWEN, "-o", out, "--method", method)
+            classes = self.document("verify", out, "--against", QWEN)["classes"]
+            errors[method] = {row["layer_class"]: row["relative_error"] for row in classes}
+        self.assertLess(errors["mse"]["moe_expert"], errors["rtn"]["moe_expert"])
+
+    def test_dry_run_writes_nothing_and_says_the_same(self) -> None:
+        dry = self.document("quantize", QWEN, "-o", self.directory / "out", "--dry-run")
+        self.assert_nothing_written()
+        real = self.document("quantize", QWEN, "-o", self.directory / "out")
+        for key in ("tensors", "parameters", "bits_per_weight", "bytes", "coverage", "skipped"):
+            self.assertEqual(dry[key], real[key], key)
+
+    def test_shards(self) -> None:
+        out = self.directory / "out"
+        self.succeed("quantize", GLM, "-o", out, "--shard-size", "400KB")
+        self.assertGreater(len(list(out.glob("*.safetensors"))), 3)
+        self.assertTrue(self.document("verify", out, "--against", GLM)["ok"])
+
+    def test_max_error(self) -> None:
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out)
+        self.succeed("verify", out, "--against", QWEN, "--max-error", 0.2)
+        done = run("verify", out, "--against", QWEN, "--max-error", 0.01, "--json")
+        self.assertEqual(done.returncode, MALFORMED)
+        self.assertFalse(json.loads(done.stdout)["ok"])
+        self.assertIn("at most 0.01 allowed", done.stderr)
+
+    def test_later_features_are_refused_by_name(self) -> None:
+        out = self.directory / "out"
+        for options in (["--method", "gptq"], ["--method", "awq"], ["--calibration", "x"],
+                        ["--imatrix", "x"], ["--target-bpw", "4"], ["--sparsity", "2:4"],
+                        ["--device", "cuda:0"]):
+            self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=(options[0],))
+        self.assert_nothing_written()
+
+
+class Streams(CommandTestCase):
+    """Standard streams that go away."""
+
+    def test_closed_reader(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as out:
+            done = subprocess.run([COMMAND, "inspect", str(QWEN)], stdout=out,
+                                  stderr=subprocess.PIPE, check=False, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+
+    def test_full_device(self) -> None:
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        with open("/dev/full", "w", encoding="utf-8") as out:
+            done = subprocess.run([COMMAND, "inspect", str(QWEN)], stdout=out,
+                                  stderr=subprocess.PIPE, check=False, timeout=60)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn(b"standard output", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
