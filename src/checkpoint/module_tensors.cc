@@ -25,14 +25,15 @@ std::string_view LayoutName(SourceLayout layout) {
 
 Json ModuleJson(const ModuleRecord& record) {
   const WeightsSpec& spec = record.module.spec;
+  // Unsigned, as the same numbers are when they have been parsed.
   Json shape = Json::array();
-  if (record.stacked) shape.push_back(spec.experts);
-  shape.push_back(spec.k);
-  shape.push_back(spec.n);
+  if (record.stacked) shape.push_back(static_cast<uint64_t>(spec.experts));
+  shape.push_back(static_cast<uint64_t>(spec.k));
+  shape.push_back(static_cast<uint64_t>(spec.n));
   return Json{
       {"format", FormatName(spec.format)},
       {"shape", std::move(shape)},
-      {"group_size", spec.group_size},
+      {"group_size", static_cast<uint64_t>(spec.group_size)},
       {"scale_type", ScaleTypeName(spec.scale_type)},
       {"zeros", spec.has_zeros},
       {"biases", spec.has_biases},
@@ -172,12 +173,6 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
   return record;
 }
 
-// The checksum covers everything but itself, in the one form that dump() gives parsed JSON.
-std::string ConfigChecksum(Json config) {
-  config.erase("checksum");
-  return ChecksumText(ChecksumOf(DumpJson(config)));
-}
-
 }  // namespace
 
 std::string ModuleBaseName(std::string_view module_name) {
@@ -240,18 +235,24 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
   return nullptr;
 }
 
+std::string QuantizationConfigChecksum(const Json& json) {
+  Json content = json;
+  content.erase("checksum");
+  return ChecksumText(ChecksumOf(DumpJson(content)));
+}
+
 Json BuildQuantizationConfig(const QuantizationConfig& config) {
   Json modules = Json::object();
   for (const ModuleRecord& record : config.modules) {
     modules[record.module.name] = ModuleJson(record);
   }
   Json json = {
-      {"quant_method", kQuantMethod},  {"version", kCheckpointVersion},
+      {"quant_method", kQuantMethod},  {"version", static_cast<uint64_t>(kCheckpointVersion)},
       {"recipe", config.recipe_name},  {"recipe_document", config.recipe_document},
       {"method", config.method},       {"layout", "k_packed"},
       {"modules", std::move(modules)},
   };
-  json["checksum"] = ConfigChecksum(json);
+  json["checksum"] = QuantizationConfigChecksum(json);
   return json;
 }
 
@@ -283,7 +284,7 @@ Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::
     config.modules.push_back(std::move(record));
   }
   // Most changes of a group size leave every tensor's shape as it was; only this notices them.
-  const std::string actual = ConfigChecksum(json);
+  const std::string actual = QuantizationConfigChecksum(json);
   if (actual != checksum) {
     return reader.Fail(fmt::format("the content has checksum {}, \"checksum\" says {}", actual,
                                    Printable(checksum)));

@@ -51,13 +51,17 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 /// The view that holds a part; null for the codebook, which is no view.
 const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
 
-/// The value of "quantization_config", checksum included.
+/// What "quantization_config" says.
 struct QuantizationConfig {
   std::string recipe_name;
   Json recipe_document;  ///< What MixedPrecisionConfig::FromJson reads.
   std::string method;
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
+
+/// The checksum of such a value: of its compact text without "checksum".
+std::string QuantizationConfigChecksum(const Json& json);
+/// The value to store, checksum included.
 Json BuildQuantizationConfig(const QuantizationConfig& config);
 
 /// Reads it back. `file` is named in errors. Errors: kMalformedFile; kUnsupported for a newer

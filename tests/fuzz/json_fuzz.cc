@@ -1,0 +1,19 @@
+// JSON texts beside the weights: what is accepted can be written and read again.
+#include <string>
+
+#include "checkpoint/json.h"
+#include "fuzz_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto json = marlin::ParseJsonObject(text, "fuzz");
+  if (!json.ok()) {
+    MARLIN_FUZZ_CHECK(json.status().message().find('\n') == std::string::npos);
+    return 0;
+  }
+  const std::string dumped = marlin::DumpJson(*json);
+  const auto again = marlin::ParseJsonObject(dumped, "again");
+  MARLIN_FUZZ_CHECK(again.ok());
+  MARLIN_FUZZ_CHECK(marlin::DumpJson(*again) == dumped);
+  return 0;
+}

@@ -1,0 +1,35 @@
+// The description of quantized modules. Nearly no input has the right checksum, so it is put right
+// first: what lies behind the check is what matters.
+#include <string>
+
+#include "checkpoint/json.h"
+#include "checkpoint/module_tensors.h"
+#include "fuzz_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  auto json = marlin::ParseJsonObject(text, "fuzz");
+  if (!json.ok()) return 0;
+  (*json)["checksum"] = marlin::QuantizationConfigChecksum(*json);
+  const auto config = marlin::ParseQuantizationConfig(*json, "fuzz");
+  if (!config.ok()) {
+    MARLIN_FUZZ_CHECK(config.status().message().find('\n') == std::string::npos);
+    return 0;
+  }
+  for (const marlin::ModuleRecord& record : config->modules) {
+    for (const marlin::ModuleTensor& tensor : marlin::ModuleTensors(record)) {
+      MARLIN_FUZZ_CHECK(!tensor.name.empty());
+      MARLIN_FUZZ_CHECK(tensor.bytes >= -1);
+    }
+  }
+  const marlin::Json built = marlin::BuildQuantizationConfig(*config);
+  const auto again = marlin::ParseQuantizationConfig(built, "again");
+  MARLIN_FUZZ_CHECK(again.ok());
+  MARLIN_FUZZ_CHECK(again->modules.size() == config->modules.size());
+  for (size_t i = 0; i < config->modules.size(); ++i) {
+    MARLIN_FUZZ_CHECK(again->modules[i].module.name == config->modules[i].module.name);
+    MARLIN_FUZZ_CHECK(again->modules[i].module.spec == config->modules[i].module.spec);
+    MARLIN_FUZZ_CHECK(again->modules[i].layout == config->modules[i].layout);
+  }
+  return 0;
+}
