@@ -1,0 +1,126 @@
+#include "backends/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "backends/cpu/cpu_features.h"
+#include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/kernel_table.h"
+#include "backends/cpu/prepared_panels.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "plan/select.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Rounds one fp32 weight into out at (row, column).
+void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, float value) {
+  const int64_t i = row * out.stride(0) + column * out.stride(1);
+  switch (out.dtype()) {
+    case DType::kF16:
+      out.As<uint16_t>()[i] = FloatToHalf(value);
+      return;
+    case DType::kBf16:
+      out.As<uint16_t>()[i] = FloatToBf16(value);
+      return;
+    default:
+      out.As<float>()[i] = value;
+  }
+}
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(CpuLevel level, const DeviceOptions& options)
+      : level_(level),
+        pool_(options.parallel_for
+                  ? std::make_unique<ThreadPool>(options.parallel_for, options.threads)
+                  : std::make_unique<ThreadPool>(options.threads)) {}
+
+  DeviceInfo Info() const override {
+    DeviceInfo info;
+    info.name = "cpu";
+    info.backend = "cpu";
+    info.model = GetCpuFeatures().model;
+    info.features = GetCpuFeatures().Names();
+    info.threads = pool_->worker_count();
+    for (const KernelDesc& kernel : CpuKernels()) {
+      GemmDesc any;
+      any.accuracy = kernel.grade == Grade::kW4A8 ? Accuracy::kW4A8 : Accuracy::kDefault;
+      const Support support = CheckSupport(kernel, any, Facts());
+      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason});
+    }
+    return info;
+  }
+
+  DeviceFacts Facts() const override {
+    DeviceFacts facts;
+    facts.level = level_;
+    facts.avx512_vnni = level_ >= CpuLevel::kAvx512 && GetCpuFeatures().avx512_vnni;
+    facts.avx512_bf16 = level_ >= CpuLevel::kAvx512 && GetCpuFeatures().avx512_bf16;
+    facts.threads = pool_->worker_count();
+    return facts;
+  }
+
+  std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
+
+  Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
+      const QuantizedWeights& weights) const override {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(weights, this, *pool_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
+  }
+
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())
+                                               : ExactWorkspaceBytes(desc, pool_->worker_count());
+  }
+
+  Status Run(const GemmCall& call) const override {
+    if (call.desc.m == 0 || call.desc.n == 0) return Status();
+    if (call.kernel->grade == Grade::kBf16Compute) {
+      RunAmx(call, *pool_);
+    } else {
+      RunExact(call, call.kernel->level, *pool_);
+    }
+    return Status();
+  }
+
+  Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
+                    const MutableTensorView& out) const override {
+    const PanelView view = static_cast<const PreparedPanels&>(weights).View(expert);
+    const ExactKernels& kernels = ExactKernelsOf(level_);
+    pool_->Run(view.blocks * view.chunks, [&](int64_t task, int) {
+      const int64_t block = task / view.chunks;
+      const int64_t chunk = task % view.chunks;
+      float decoded[kBlockRows * kChunkK];
+      kernels.decode_block(view, block, chunk, decoded);
+      const int64_t columns = std::min<int64_t>(kBlockRows, weights.spec.n - block * kBlockRows);
+      const int64_t rows = std::min<int64_t>(kChunkK, weights.spec.k - chunk * kChunkK);
+      for (int64_t k = 0; k < rows; ++k) {
+        for (int64_t n = 0; n < columns; ++n) {
+          StoreElement(out, chunk * kChunkK + k, block * kBlockRows + n, decoded[n * kChunkK + k]);
+        }
+      }
+    });
+    return Status();
+  }
+
+ private:
+  CpuLevel level_;
+  std::unique_ptr<ThreadPool> pool_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options) {
+  CpuLevel level = BestLevel(GetCpuFeatures());
+  if (const char* forced = std::getenv("MARLIN_CPU"); forced != nullptr && *forced != '\0') {
+    MARLIN_ASSIGN_OR_RETURN(level, ParseCpuLevel(forced));
+    MARLIN_RETURN_IF_ERROR(CheckLevel(level, GetCpuFeatures()).WithContext("MARLIN_CPU"));
+  }
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(level, options));
+}
+
+}  // namespace marlin::cpu

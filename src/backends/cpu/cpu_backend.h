@@ -1,0 +1,15 @@
+// The CPU as a device.
+#pragma once
+
+#include <memory>
+
+#include "base/thread_pool.h"
+#include "plan/backend.h"
+
+namespace marlin::cpu {
+
+/// Opens the CPU at the best level, or at the one that MARLIN_CPU names.
+/// Errors: kInvalidArgument for an unknown level, kUnsupported for one that is not there.
+Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options);
+
+}  // namespace marlin::cpu

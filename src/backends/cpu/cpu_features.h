@@ -1,0 +1,37 @@
+// Which instruction sets this processor and operating system let a process use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "marlin/status.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin::cpu {
+
+struct CpuFeatures {
+  bool avx2 = false;         ///< AVX2, FMA and F16C, enabled by the operating system.
+  bool avx512 = false;       ///< F, BW, DQ, VL and VBMI.
+  bool avx512_vnni = false;
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;     ///< Tiles and bf16 products, and the kernel's permission to use them.
+  bool neon = false;
+  std::string model;
+
+  std::vector<std::string> Names() const;
+};
+
+/// Probed once: CPUID, the state that the operating system saves (XCR0), and for AMX the Linux
+/// kernel's permission, which is requested for the process.
+const CpuFeatures& GetCpuFeatures();
+
+/// The highest level that this machine can run.
+CpuLevel BestLevel(const CpuFeatures& features);
+
+/// Whether a level can run here; kUnsupported names what is missing.
+Status CheckLevel(CpuLevel level, const CpuFeatures& features);
+
+/// "scalar", "avx2", "avx512", "amx", "neon". Errors: kInvalidArgument listing the names.
+Result<CpuLevel> ParseCpuLevel(const std::string& name);
+
+}  // namespace marlin::cpu

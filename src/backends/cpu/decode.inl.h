@@ -1,0 +1,247 @@
+// Decoding of CPU panels in the vector operations of one simd_*.h; included by exact_*.cc inside
+// that instruction set's namespace, after its simd header.
+//
+//   weight(n, k) = round32(round32(value(code) - zero) * scale) (+ bias, rounded)
+
+/// Calls body(integral_constant<int, i>) for i in [0, kCount), fully unrolled: vector arrays that
+/// are indexed with i stay in registers.
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+  constexpr operator int() const { return kValue; }  // NOLINT(google-explicit-constructor)
+};
+template <int kCount, int kFirst = 0, class Body>
+__attribute__((always_inline)) static inline void Unroll(Body&& body) {
+  if constexpr (kFirst < kCount) {
+    body(Index<kFirst>{});
+    Unroll<kCount, kFirst + 1>(body);
+  }
+}
+
+inline constexpr int kParts = 16 / kLanes;  ///< Vectors of 16 lanes.
+
+enum class Kind { kTable, kS8, kE4M3, kE5M2, kTable256, kBf16, kFp16 };
+
+/// FP8 to fp32: the fields shifted into place are right but for the exponent bias and subnormals;
+/// 2 (f - 2^kMinExponent) repairs the latter. Sources are free of NaN codes (checked at load).
+template <int kMantissaBits, int kBias>
+MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
+  constexpr uint32_t kOne = static_cast<uint32_t>(127 - kBias) << 23;
+  constexpr uint32_t kExponentMask = 0x7fu & ~((1u << kMantissaBits) - 1u);
+  const I magnitude = ShiftLeft<23 - kMantissaBits>(And(byte, SetWord(0x7f)));
+  const F normal = AsFloat(AddWords(magnitude, SetWord(kOne)));
+  const F rest = Sub(normal, AsFloat(SetWord(kOne)));
+  const F value = SelectZero(byte, SetWord(kExponentMask), Add(rest, rest), normal);
+  return AsFloat(Or(AsWords(value), ShiftLeft<24>(And(byte, SetWord(0x80)))));
+}
+
+/// Sixteen stored scales, biases or zeros as fp32.
+MARLIN_SIMD_INLINE F LoadStored(const void* base, ScaleType type, int64_t index) {
+  switch (type) {
+    case ScaleType::kF16:
+      return LoadHalf(static_cast<const uint16_t*>(base) + index);
+    case ScaleType::kBf16:
+      return LoadBf16(static_cast<const uint16_t*>(base) + index);
+    case ScaleType::kF32:
+      return Load(static_cast<const float*>(base) + index);
+    case ScaleType::kE8M0: {
+      const I byte = AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index));
+      // Exponent 0 is 2^-127, an fp32 subnormal.
+      return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(0x00400000)),
+                        AsFloat(ShiftLeft<23>(byte)));
+    }
+    case ScaleType::kE4M3:
+      return Fp8ToFloat<3, 7>(AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index)));
+  }
+  return Zero();
+}
+
+/// Scales, zeros and biases of the groups that a run of chunks touches, as fp32 [group][16].
+struct GroupParameters {
+  static constexpr int64_t kMaxGroups = kExactK / 16 + 1;
+  float scale[kMaxGroups * 16];
+  float zero[kMaxGroups * 16];
+  float bias[kMaxGroups * 16];
+  int64_t first_group = 0;
+
+  void Fill(const PanelView& w, int64_t block, int64_t first_chunk, int64_t chunk_count) {
+    if (w.scales == nullptr) return;
+    first_group = first_chunk * kChunkK / w.group_size;
+    const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
+    const F global = Set(w.global_scale);
+    const ScaleType bias_type =
+        (w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3) ? ScaleType::kF16
+                                                                               : w.scale_type;
+    for (int64_t group = first_group; group <= last_group; ++group) {
+      const int64_t source = (block * w.groups + group) * 16;
+      const int64_t target = (group - first_group) * 16;
+      for (int i = 0; i < 16; i += kLanes) {
+        Store(scale + target + i, Mul(LoadStored(w.scales, w.scale_type, source + i), global));
+        if (w.zeros != nullptr) {
+          Store(zero + target + i, LoadStored(w.zeros, ScaleType::kF16, source + i));
+        }
+        if (w.biases != nullptr) {
+          Store(bias + target + i, LoadStored(w.biases, bias_type, source + i));
+        }
+      }
+    }
+  }
+};
+
+/// The words of one row of a (block, chunk).
+template <int kBits>
+struct RowWords {
+  /// Lanes [16 / kParts * part ..] of the vector that holds slice j, moved so that the code of the
+  /// even k starts at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
+  static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j, int part) {
+    const int offset = part * kLanes * 4;
+    if constexpr (kBits == 4) {
+      return LoadWords(chunk + 64 * r + offset);
+    } else if constexpr (kBits == 2) {
+      const I words = LoadWords(chunk + 64 * (r / 2) + offset);
+      return (r & 1) != 0 ? ShiftRight<8>(words) : words;
+    } else if constexpr (kBits == 3) {
+      const uint8_t* triple = chunk + 192 * (r / 4) + offset;
+      if (r % 4 != 3) return LoadWords(triple + 64 * (r % 4));
+      const I first = And(ShiftRight<12>(LoadWords(triple)), SetWord(0x000f000f));
+      const I second = And(ShiftRight<8>(LoadWords(triple + 64)), SetWord(0x00f000f0));
+      const I third = And(ShiftRight<4>(LoadWords(triple + 128)), SetWord(0x0f000f00));
+      return Or(first, Or(second, third));
+    } else if constexpr (kBits == 8) {
+      return LoadWords(chunk + 128 * r + 64 * (j / 2) + offset);
+    } else {
+      return LoadWords(chunk + 256 * r + 64 * j + offset);
+    }
+  }
+  static constexpr int Shift(int j) {
+    return kBits <= 4 ? kBits * j : (kBits == 8 ? 8 * (j % 2) : 0);
+  }
+};
+
+/// The value of the code at bit kShift of every lane, before scaling. Table kinds ignore the bits
+/// above the code; the rest mask them.
+template <Kind kKind, int kShift>
+MARLIN_SIMD_INLINE F RawValue(const PanelView& w, I words) {
+  if constexpr (kKind == Kind::kS8) {
+    return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
+  } else if constexpr (kKind == Kind::kE4M3) {
+    return Fp8ToFloat<3, 7>(ShiftRight<kShift>(words));
+  } else if constexpr (kKind == Kind::kE5M2) {
+    return Fp8ToFloat<2, 15>(ShiftRight<kShift>(words));
+  } else if constexpr (kKind == Kind::kTable256) {
+    return Gather(w.table, And(ShiftRight<kShift>(words), SetWord(0xff)));
+  } else if constexpr (kKind == Kind::kBf16) {
+    return AsFloat(ShiftLeft<16>(ShiftRight<kShift>(words)));
+  } else {
+    return HalfToFloat(And(ShiftRight<kShift>(words), SetWord(0xffff)));
+  }
+}
+
+/// How groups lie on the 32-k slices: one group per chunk, one per slice, or two halves of 16.
+enum class GroupMode { kChunk, kSlice, kHalf };
+
+/// Where the parameters of a chunk's groups start, for every half slice of 16 k.
+struct ChunkGroups {
+  int64_t offset[8] = {};
+
+  template <GroupMode kMode>
+  static ChunkGroups Of(const PanelView& w, const GroupParameters& parameters, int64_t chunk) {
+    ChunkGroups groups;
+    if (w.scales == nullptr) return groups;
+    constexpr int kStep = kMode == GroupMode::kChunk ? 8 : kMode == GroupMode::kSlice ? 2 : 1;
+    for (int half = 0; half < 8; half += kStep) {
+      const int64_t group = (chunk * kChunkK + 16 * half) / w.group_size;
+      groups.offset[half] = (group - parameters.first_group) * 16;
+    }
+    return groups;
+  }
+};
+
+/// Decodes one row of a chunk and hands every vector of weights to sink(offset, weights), where
+/// offset counts floats in the packed activations of the chunk; offsets ascend.
+template <int kBits, Kind kKind, GroupMode kMode, class Sink>
+__attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
+                                                            const GroupParameters& parameters,
+                                                            const ChunkGroups& groups,
+                                                            const uint8_t* chunk, int row,
+                                                            Sink&& sink) {
+  constexpr bool kScaled = kKind != Kind::kBf16 && kKind != Kind::kFp16;
+  constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
+  Table table = LoadTable(w.table);
+  Unroll<4>([&](auto j) __attribute__((always_inline)) {
+    constexpr int kJ = decltype(j)::value;
+    const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
+    const int64_t high = kMode == GroupMode::kHalf ? groups.offset[2 * kJ + 1] + row : low;
+    // Few codes per group: scale the table once instead of every weight.
+    if constexpr (kFolded && (kJ == 0 || kMode == GroupMode::kSlice)) {
+      table = LoadTable(w.table);
+      if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[low]));
+      table = MulTable(table, Set(parameters.scale[low]));
+      if (w.biases != nullptr) table = AddTable(table, Set(parameters.bias[low]));
+    }
+    const auto stored = [&](const float* values, int part) __attribute__((always_inline)) {
+      return kMode == GroupMode::kHalf ? SplitSet(values[low], values[high], part)
+                                       : Set(values[low]);
+    };
+    const auto scaled = [&](F value, int part) __attribute__((always_inline)) {
+      if (w.zeros != nullptr) value = Sub(value, stored(parameters.zero, part));
+      value = Mul(value, stored(parameters.scale, part));
+      if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
+      return value;
+    };
+    Unroll<2>([&](auto parity) __attribute__((always_inline)) {
+      constexpr int kParity = decltype(parity)::value;
+      constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
+      for (int part = 0; part < kParts; ++part) {
+        const I words = RowWords<kBits>::Load(chunk, row, kJ, part);
+        F value;
+        if constexpr (kKind == Kind::kTable) {
+          value = Lookup(table, ShiftRight<kShift>(words));
+        } else {
+          value = RawValue<kKind, kShift>(w, words);
+        }
+        if constexpr (kScaled && !kFolded) value = scaled(value, part);
+        sink(32 * kJ + 16 * kParity + kLanes * part, value);
+      }
+    });
+  });
+}
+
+/// Calls body(bits, kind, mode) with the compile-time description of a matrix.
+template <class Body>
+static auto Dispatch(const PanelView& w, Body&& body) {
+  constexpr auto kChunkMode = Index<static_cast<int>(GroupMode::kChunk)>{};
+  constexpr auto kHalfMode = Index<static_cast<int>(GroupMode::kHalf)>{};
+  const auto with_mode = [&](auto bits, auto kind) {
+    if (w.group_size % kChunkK == 0) return body(bits, kind, kChunkMode);
+    if constexpr (decltype(bits)::value <= 4) {
+      if (w.group_size % kSliceK == 0) {
+        return body(bits, kind, Index<static_cast<int>(GroupMode::kSlice)>{});
+      }
+    }
+    return body(bits, kind, kHalfMode);
+  };
+  constexpr auto kKindOf = [](Kind kind) { return static_cast<int>(kind); };
+  switch (w.bits) {
+    case 2:
+      return with_mode(Index<2>{}, Index<kKindOf(Kind::kTable)>{});
+    case 3:
+      return with_mode(Index<3>{}, Index<kKindOf(Kind::kTable)>{});
+    case 4:
+      return with_mode(Index<4>{}, Index<kKindOf(Kind::kTable)>{});
+    case 16:
+      return w.format == Format::kBf16 ? body(Index<16>{}, Index<kKindOf(Kind::kBf16)>{}, kChunkMode)
+                                       : body(Index<16>{}, Index<kKindOf(Kind::kFp16)>{}, kChunkMode);
+    default:
+      switch (w.format) {
+        case Format::kS8:
+          return with_mode(Index<8>{}, Index<kKindOf(Kind::kS8)>{});
+        case Format::kFp8E4M3:
+          return with_mode(Index<8>{}, Index<kKindOf(Kind::kE4M3)>{});
+        case Format::kFp8E5M2:
+          return with_mode(Index<8>{}, Index<kKindOf(Kind::kE5M2)>{});
+        default:
+          return with_mode(Index<8>{}, Index<kKindOf(Kind::kTable256)>{});
+      }
+  }
+}

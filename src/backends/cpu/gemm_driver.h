@@ -1,0 +1,55 @@
+// The host side of a CPU product: activations in, tasks over columns, epilogue out.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/exact_kernel.h"
+#include "backends/cpu/prepared_panels.h"
+#include "base/thread_pool.h"
+#include "plan/backend.h"
+
+namespace marlin::cpu {
+
+/// The vector kernels of a level (AMX runs its vector parts on AVX-512).
+const ExactKernels& ExactKernelsOf(CpuLevel level);
+
+/// Columns of the output that one task finishes, and the panel blocks behind them.
+struct ColumnRange {
+  int64_t first = 0;  ///< Output columns [first, last).
+  int64_t last = 0;
+};
+
+/// How a product is cut into tasks; the same for every number of threads.
+struct TaskGrid {
+  int64_t columns = 0;           ///< Output columns: n, or n / 2 when gated.
+  int64_t columns_per_task = 0;  ///< A multiple of 16.
+  int64_t tasks = 0;
+  static TaskGrid Of(const GemmDesc& desc, int64_t blocks_per_task);
+  ColumnRange Columns(int64_t task) const;
+};
+
+/// Offsets into the workspace of one product.
+struct GemmWorkspace {
+  int64_t bias_offset = 0;
+  int64_t activations_offset = 0;
+  int64_t worker_offset = 0;
+  int64_t worker_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+int64_t ExactWorkspaceBytes(const GemmDesc& desc, int workers);
+void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool);
+
+int64_t AmxWorkspaceBytes(const GemmDesc& desc, int workers);
+void RunAmx(const GemmCall& call, ThreadPool& pool);
+
+/// Widens the bias to fp32 in the workspace; null when there is none.
+const float* WidenBias(const GemmCall& call, float* target);
+
+/// Stores finished sums: sums[i * stride + c] belongs to row first_m + i, column columns.first + c
+/// of the gate half, up likewise of the other half (null unless gated).
+void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
+               ColumnRange columns, int64_t first_m, int64_t rows, const float* sums,
+               const float* up, int64_t stride);
+
+}  // namespace marlin::cpu

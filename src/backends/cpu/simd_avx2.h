@@ -1,0 +1,124 @@
+// The vector operations of simd_avx512.h on AVX2, FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
+
+namespace marlin::cpu::avx2 {
+
+using F = __m256;
+using I = __m256i;
+
+inline constexpr int kLanes = 8;
+inline constexpr int kPanelRows = 4;     ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
+inline constexpr int kPanelM = 3;
+
+MARLIN_SIMD_INLINE F Zero() { return _mm256_setzero_ps(); }
+MARLIN_SIMD_INLINE F Set(float x) { return _mm256_set1_ps(x); }
+MARLIN_SIMD_INLINE F Load(const float* p) { return _mm256_loadu_ps(p); }
+MARLIN_SIMD_INLINE void Store(float* p, F v) { _mm256_storeu_ps(p, v); }
+MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
+MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
+MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return Set(part == 0 ? a : b); }
+
+MARLIN_SIMD_INLINE I LoadWords(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+MARLIN_SIMD_INLINE I SetWord(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftRight(I v) {
+  if constexpr (kBits == 0) return v;
+  return _mm256_srli_epi32(v, kBits);
+}
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftLeft(I v) {
+  if constexpr (kBits == 0) return v;
+  return _mm256_slli_epi32(v, kBits);
+}
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
+  return _mm256_srai_epi32(v, kBits);
+}
+MARLIN_SIMD_INLINE I And(I a, I b) { return _mm256_and_si256(a, b); }
+MARLIN_SIMD_INLINE I Or(I a, I b) { return _mm256_or_si256(a, b); }
+MARLIN_SIMD_INLINE I AddWords(I a, I b) { return _mm256_add_epi32(a, b); }
+MARLIN_SIMD_INLINE F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
+MARLIN_SIMD_INLINE F AsFloat(I v) { return _mm256_castsi256_ps(v); }
+MARLIN_SIMD_INLINE I AsWords(F v) { return _mm256_castps_si256(v); }
+MARLIN_SIMD_INLINE F SelectZero(I bits, I mask, F a, F b) {
+  const I zero = _mm256_cmpeq_epi32(And(bits, mask), _mm256_setzero_si256());
+  return _mm256_blendv_ps(b, a, AsFloat(zero));
+}
+/// Packs the low 16 bits of every word together.
+MARLIN_SIMD_INLINE __m128i NarrowWords(I v) {
+  const I low = And(v, SetWord(0xffff));
+  const I packed = _mm256_packus_epi32(low, low);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+MARLIN_SIMD_INLINE F HalfToFloat(I v) { return _mm256_cvtph_ps(NarrowWords(v)); }
+MARLIN_SIMD_INLINE F Gather(const float* table, I index) {
+  return _mm256_i32gather_ps(table, index, 4);
+}
+
+struct Table {
+  F low;   ///< Indices 0..7.
+  F high;  ///< Indices 8..15.
+};
+MARLIN_SIMD_INLINE Table LoadTable(const float* p) { return {Load(p), Load(p + 8)}; }
+MARLIN_SIMD_INLINE F Lookup(Table t, I index) {
+  // permutevar8x32 reads three index bits; the fourth, moved to the sign, picks the half.
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index),
+                          _mm256_permutevar8x32_ps(t.high, index), AsFloat(ShiftLeft<28>(index)));
+}
+MARLIN_SIMD_INLINE Table SubTable(Table t, F x) { return {Sub(t.low, x), Sub(t.high, x)}; }
+MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.low, x), Mul(t.high, x)}; }
+MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.low, x), Add(t.high, x)}; }
+
+MARLIN_SIMD_INLINE float Sum(F v) {
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+MARLIN_SIMD_INLINE F LoadBf16(const uint16_t* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return AsFloat(ShiftLeft<16>(_mm256_cvtepu16_epi32(bits)));
+}
+MARLIN_SIMD_INLINE F LoadBytes(const uint8_t* p) {
+  return AsFloat(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+MARLIN_SIMD_INLINE void StoreHalf(uint16_t* p, F v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+MARLIN_SIMD_INLINE void StoreBf16(uint16_t* p, F v) {
+  const I bits = AsWords(v);
+  const I odd = And(ShiftRight<16>(bits), SetWord(1));
+  const I rounded = ShiftRight<16>(AddWords(bits, AddWords(odd, SetWord(0x7fff))));
+  const I quiet = Or(ShiftRight<16>(bits), SetWord(0x40));
+  const F nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+  const F chosen = _mm256_blendv_ps(AsFloat(rounded), AsFloat(quiet), nan);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), NarrowWords(AsWords(chosen)));
+}
+MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
+  for (int i = 0; i < 2; ++i) {
+    const F low = Load(in + 16 * i);
+    const F high = Load(in + 16 * i + 8);
+    const F even = _mm256_shuffle_ps(low, high, 0x88);
+    const F odd = _mm256_shuffle_ps(low, high, 0xdd);
+    Store(out + 8 * i, _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8)));
+    Store(out + 16 + 8 * i, _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8)));
+  }
+}
+MARLIN_SIMD_INLINE void Prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+
+}  // namespace marlin::cpu::avx2

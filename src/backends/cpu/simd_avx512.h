@@ -1,0 +1,119 @@
+// The vector operations that the CPU kernels are written in, on AVX-512. Every simd_*.h defines the
+// same names in its own namespace, so that no inline code is shared between instruction sets.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
+
+namespace marlin::cpu::avx512 {
+
+using F = __m512;   ///< kLanes floats.
+using I = __m512i;  ///< kLanes 32-bit words.
+
+inline constexpr int kLanes = 16;
+inline constexpr int kPanelRows = 8;      ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
+inline constexpr int kPanelM = 3;
+
+MARLIN_SIMD_INLINE F Zero() { return _mm512_setzero_ps(); }
+MARLIN_SIMD_INLINE F Set(float x) { return _mm512_set1_ps(x); }
+MARLIN_SIMD_INLINE F Load(const float* p) { return _mm512_loadu_ps(p); }
+MARLIN_SIMD_INLINE void Store(float* p, F v) { _mm512_storeu_ps(p, v); }
+MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
+MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+/// The first half of the lanes from a, the second from b.
+MARLIN_SIMD_INLINE F SplitSet(float a, float b, int /*part*/) {
+  return _mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b));
+}
+
+MARLIN_SIMD_INLINE I LoadWords(const void* p) { return _mm512_loadu_si512(p); }
+MARLIN_SIMD_INLINE I SetWord(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftRight(I v) {
+  if constexpr (kBits == 0) return v;
+  return _mm512_srli_epi32(v, kBits);
+}
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftLeft(I v) {
+  if constexpr (kBits == 0) return v;
+  return _mm512_slli_epi32(v, kBits);
+}
+template <int kBits>
+MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
+  return _mm512_srai_epi32(v, kBits);
+}
+MARLIN_SIMD_INLINE I And(I a, I b) { return _mm512_and_si512(a, b); }
+MARLIN_SIMD_INLINE I Or(I a, I b) { return _mm512_or_si512(a, b); }
+MARLIN_SIMD_INLINE I AddWords(I a, I b) { return _mm512_add_epi32(a, b); }
+MARLIN_SIMD_INLINE F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }
+MARLIN_SIMD_INLINE F AsFloat(I v) { return _mm512_castsi512_ps(v); }
+MARLIN_SIMD_INLINE I AsWords(F v) { return _mm512_castps_si512(v); }
+/// Lanes of a where `bits & mask` is zero, else of b.
+MARLIN_SIMD_INLINE F SelectZero(I bits, I mask, F a, F b) {
+  return _mm512_mask_blend_ps(_mm512_test_epi32_mask(bits, mask), a, b);
+}
+/// The low 16 bits of every word as fp16.
+MARLIN_SIMD_INLINE F HalfToFloat(I v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
+MARLIN_SIMD_INLINE F Gather(const float* table, I index) {
+  return _mm512_i32gather_ps(index, table, 4);
+}
+
+/// Sixteen floats to look up in; only the low four bits of an index count.
+struct Table {
+  F values;
+};
+MARLIN_SIMD_INLINE Table LoadTable(const float* p) { return {Load(p)}; }
+MARLIN_SIMD_INLINE F Lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t.values); }
+MARLIN_SIMD_INLINE Table SubTable(Table t, F x) { return {Sub(t.values, x)}; }
+MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.values, x)}; }
+MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.values, x)}; }
+
+/// The sum of all lanes, halves first, always in the same order.
+MARLIN_SIMD_INLINE float Sum(F v) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+/// Sixteen 16-bit values widened, or rounded to nearest even.
+MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+MARLIN_SIMD_INLINE F LoadBf16(const uint16_t* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+MARLIN_SIMD_INLINE F LoadBytes(const uint8_t* p) {
+  return _mm512_castsi512_ps(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+MARLIN_SIMD_INLINE void StoreHalf(uint16_t* p, F v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+MARLIN_SIMD_INLINE void StoreBf16(uint16_t* p, F v) {
+  const I bits = AsWords(v);
+  const I odd = And(ShiftRight<16>(bits), SetWord(1));
+  const I rounded = ShiftRight<16>(AddWords(bits, AddWords(odd, SetWord(0x7fff))));
+  const I quiet = Or(ShiftRight<16>(bits), SetWord(0x40));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
+}
+/// Splits 32 consecutive floats into the 16 even and the 16 odd ones.
+MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
+  const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const F low = Load(in);
+  const F high = Load(in + 16);
+  Store(out, _mm512_permutex2var_ps(low, even, high));
+  Store(out + 16, _mm512_permutex2var_ps(low, AddWords(even, SetWord(1)), high));
+}
+MARLIN_SIMD_INLINE void Prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+
+}  // namespace marlin::cpu::avx512

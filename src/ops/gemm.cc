@@ -1,0 +1,226 @@
+#include "marlin/gemm.h"
+
+#include <fmt/format.h>
+
+#include <new>
+
+#include "base/macros.h"
+#include "ops/device.h"
+#include "plan/select.h"
+
+namespace marlin {
+namespace {
+
+bool IsActivationType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+
+/// A matrix argument: its type, its shape, and rows that do not overlap.
+template <typename View>
+Status CheckMatrix(const char* name, const View& view, const Shape& expected) {
+  if (!IsActivationType(view.dtype())) {
+    return Invalid(fmt::format("{}: expected f32, bf16 or f16, got {}", name,
+                               DTypeName(view.dtype())));
+  }
+  if (!(view.shape() == expected)) {
+    return Invalid(fmt::format("{}: expected {}, got {}", name, expected.ToString(),
+                               view.shape().ToString()));
+  }
+  if (view.ElementCount() == 0) return Status();
+  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
+  if (reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(DTypeBytes(view.dtype()))) {
+    return Invalid(fmt::format("{}: data is not aligned to its element of {} bytes", name,
+                               DTypeBytes(view.dtype())));
+  }
+  if (view.dim(1) > 1 && view.stride(1) != 1) {
+    return Invalid(fmt::format("{}: columns must be contiguous, got stride {}", name,
+                               view.stride(1)));
+  }
+  if (view.dim(0) > 1 && view.stride(0) < view.dim(1)) {
+    return Invalid(fmt::format("{}: row stride {} is smaller than the {} columns", name,
+                               view.stride(0), view.dim(1)));
+  }
+  return Status();
+}
+
+Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
+  if (view.empty()) return Status();
+  if (f32_only ? view.dtype() != DType::kF32 : !IsActivationType(view.dtype())) {
+    return Invalid(fmt::format("{}: expected {}, got {}", name,
+                               f32_only ? "f32" : "f32, bf16 or f16", DTypeName(view.dtype())));
+  }
+  if (view.rank() != 1 || view.dim(0) != count) {
+    return Invalid(fmt::format("{}: expected [{}], got {}", name, count, view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return Status();
+}
+
+Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert) {
+  if (weights.storage() == nullptr) return Invalid("weights: not prepared");
+  if (weights.storage()->backend != &device.impl().backend()) {
+    return Invalid("weights: prepared for another device");
+  }
+  if (expert < 0 || expert >= weights.spec().experts) {
+    return Invalid(fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1,
+                               expert));
+  }
+  return Status();
+}
+
+Status Validate(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                const MutableTensorView& out, const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, options.expert));
+  const WeightsSpec& spec = weights.spec();
+  if (a.rank() != 2) return Invalid(fmt::format("a: expected rank 2, got {}", a.rank()));
+  if (options.gated && spec.n % 2 != 0) {
+    return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckMatrix("a", a, {a.dim(0), spec.k}));
+  MARLIN_RETURN_IF_ERROR(
+      CheckMatrix("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
+  MARLIN_RETURN_IF_ERROR(CheckVector("bias", options.bias, spec.n, false));
+  return CheckVector("row_weight", options.row_weight, a.dim(0), true);
+}
+
+GemmDesc Describe(const TensorView& a, const PreparedWeights& weights,
+                  const MutableTensorView& out, const GemmOptions& options) {
+  const WeightsSpec& spec = weights.spec();
+  GemmDesc desc;
+  desc.m = a.dim(0);
+  desc.n = spec.n;
+  desc.k = spec.k;
+  desc.format = spec.format;
+  desc.group_size = spec.group_size;
+  desc.scale_type = spec.scale_type;
+  desc.a_type = a.dtype();
+  desc.c_type = out.dtype();
+  desc.has_zeros = spec.has_zeros;
+  desc.has_biases = spec.has_biases;
+  desc.gated = options.gated;
+  desc.allow_bf16_activations = options.allow_bf16_activations;
+  desc.accuracy = options.accuracy;
+  desc.determinism = options.determinism;
+  return desc;
+}
+
+GemmCall MakeCall(const KernelDesc* kernel, const GemmDesc& desc, const TensorView& a,
+                  const PreparedWeights& weights, const MutableTensorView& out,
+                  const GemmOptions& options) {
+  GemmCall call;
+  call.kernel = kernel;
+  call.desc = desc;
+  call.weights = weights.storage();
+  call.expert = options.expert;
+  call.a = a.data();
+  call.a_stride = a.stride(0);
+  call.c = out.data();
+  call.c_stride = out.stride(0);
+  call.epilogue.bias = options.bias.data();
+  call.epilogue.bias_type = options.bias.dtype();
+  call.epilogue.activation = options.activation;
+  call.epilogue.gated = options.gated;
+  call.epilogue.row_weight = options.row_weight.As<float>();
+  return call;
+}
+
+Result<const KernelDesc*> Plan(const Device& device, const GemmDesc& desc,
+                               const std::string& forced) {
+  const Backend& backend = device.impl().backend();
+  return SelectKernel(desc, backend.Facts(), backend.Kernels(), forced);
+}
+
+Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace, device.impl().TakeWorkspace(bytes));
+  call.workspace = workspace.data();
+  const Status status = device.impl().backend().Run(call);
+  device.impl().ReturnWorkspace(std::move(workspace));
+  return status;
+}
+
+Status CheckWorkspace(const GemmOptions& options, int64_t bytes) {
+  if (options.workspace_bytes < bytes) {
+    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
+                               options.workspace_bytes));
+  }
+  if (reinterpret_cast<uintptr_t>(options.workspace) % kBufferAlignment != 0) {
+    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
+  }
+  return Status();
+}
+
+}  // namespace
+
+std::string GemmPlan::ToString() const {
+  return fmt::format("{} ({}), workspace {} bytes", kernel, accuracy, workspace_bytes);
+}
+
+Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a,
+                          const PreparedWeights& weights, const MutableTensorView& out,
+                          const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
+  const GemmDesc desc = Describe(a, weights, out, options);
+  MARLIN_ASSIGN_OR_RETURN(const KernelDesc* kernel, Plan(device, desc, options.kernel));
+  GemmPlan plan;
+  plan.kernel = kernel->name;
+  plan.accuracy = GradeName(kernel->grade);
+  plan.workspace_bytes = device.impl().backend().WorkspaceBytes(*kernel, desc);
+  return plan;
+}
+
+Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+            const MutableTensorView& out, const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
+  const GemmDesc desc = Describe(a, weights, out, options);
+  MARLIN_ASSIGN_OR_RETURN(const KernelDesc* kernel, Plan(device, desc, options.kernel));
+  if (desc.m == 0 || desc.n == 0) return Status();
+  GemmCall call = MakeCall(kernel, desc, a, weights, out, options);
+  const int64_t bytes = device.impl().backend().WorkspaceBytes(*kernel, desc);
+  if (options.workspace == nullptr) return RunWithOwnWorkspace(device, call, bytes);
+  MARLIN_RETURN_IF_ERROR(CheckWorkspace(options, bytes));
+  call.workspace = options.workspace;
+  return device.impl().backend().Run(call);
+}
+
+Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
+            const MutableTensorView& out, const GemmOptions& options) {
+  if (a.rank() != 1) return Invalid(fmt::format("a: expected rank 1, got {}", a.rank()));
+  if (out.rank() != 1) return Invalid(fmt::format("out: expected rank 1, got {}", out.rank()));
+  const TensorView row(a.data(), a.dtype(), {1, a.dim(0)}, {a.dim(0), a.stride(0)});
+  const MutableTensorView out_row(out.data(), out.dtype(), {1, out.dim(0)},
+                                  {out.dim(0), out.stride(0)});
+  return Gemm(device, row, weights, out_row, options);
+}
+
+Status Dequantize(const Device& device, const PreparedWeights& weights,
+                  const MutableTensorView& out, int64_t expert) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, expert));
+  const WeightsSpec& spec = weights.spec();
+  if (!IsActivationType(out.dtype())) {
+    return Invalid(fmt::format("out: expected f32, bf16 or f16, got {}", DTypeName(out.dtype())));
+  }
+  if (!(out.shape() == Shape{spec.k, spec.n})) {
+    return Invalid(fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n,
+                               out.shape().ToString()));
+  }
+  if (out.ElementCount() == 0) return Status();
+  if (out.empty()) return Invalid("out: null data");
+  return device.impl().backend().Dequantize(*weights.storage(), expert, out);
+}
+
+const WeightsSpec& PreparedWeights::spec() const { return storage_->spec; }
+int64_t PreparedWeights::bytes() const { return storage_->bytes; }
+
+Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  try {
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights));
+    return PreparedWeights(std::move(storage));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "prepare: cannot allocate");
+  }
+}
+
+}  // namespace marlin

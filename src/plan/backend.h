@@ -1,0 +1,62 @@
+// What a backend offers to the ops: prepared storage and the running of planned products.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "marlin/device.h"
+#include "marlin/gemm.h"
+#include "marlin/weights.h"
+#include "plan/gemm_desc.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin {
+
+/// Base of every backend's prepared weights.
+struct PreparedWeights::Storage {
+  WeightsSpec spec;
+  const void* backend = nullptr;  ///< The Backend that made it; ops compare it.
+  int64_t bytes = 0;
+  virtual ~Storage() = default;
+};
+
+/// The finishing steps of a product, on fp32 sums: bias, activation, gate, row weight, cast.
+struct Epilogue {
+  const void* bias = nullptr;  ///< [n], or null.
+  DType bias_type = DType::kF32;
+  Activation activation = Activation::kNone;
+  bool gated = false;
+  const float* row_weight = nullptr;  ///< [m], or null.
+};
+
+/// A validated, planned product. Strides count elements; columns are contiguous.
+struct GemmCall {
+  const KernelDesc* kernel = nullptr;
+  GemmDesc desc;
+  const PreparedWeights::Storage* weights = nullptr;
+  int64_t expert = 0;
+  const void* a = nullptr;
+  int64_t a_stride = 0;
+  void* c = nullptr;
+  int64_t c_stride = 0;
+  Epilogue epilogue;
+  void* workspace = nullptr;  ///< WorkspaceBytes(), 64-byte aligned.
+};
+
+/// One device's implementation. Thread-safe; const calls have no visible state.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual DeviceInfo Info() const = 0;
+  virtual DeviceFacts Facts() const = 0;
+  virtual std::span<const KernelDesc> Kernels() const = 0;
+  virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
+      const QuantizedWeights& weights) const = 0;
+  virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
+  virtual Status Run(const GemmCall& call) const = 0;
+  virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
+                            const MutableTensorView& out) const = 0;
+};
+
+}  // namespace marlin
