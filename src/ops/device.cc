@@ -41,7 +41,8 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");
   } catch (const std::system_error& error) {
-    return Status(Code::kOutOfMemory, std::string("device: cannot start a thread: ") + error.what());
+    return Status(Code::kOutOfMemory,
+                  std::string("device: cannot start a thread: ") + error.what());
   }
 }
 

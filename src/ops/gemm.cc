@@ -21,12 +21,12 @@ Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std:
 template <typename View>
 Status CheckMatrix(const char* name, const View& view, const Shape& expected) {
   if (!IsActivationType(view.dtype())) {
-    return Invalid(fmt::format("{}: expected f32, bf16 or f16, got {}", name,
-                               DTypeName(view.dtype())));
+    return Invalid(
+        fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(view.dtype())));
   }
   if (!(view.shape() == expected)) {
-    return Invalid(fmt::format("{}: expected {}, got {}", name, expected.ToString(),
-                               view.shape().ToString()));
+    return Invalid(
+        fmt::format("{}: expected {}, got {}", name, expected.ToString(), view.shape().ToString()));
   }
   if (view.ElementCount() == 0) return Status();
   if (view.empty()) return Invalid(fmt::format("{}: null data", name));
@@ -35,8 +35,8 @@ Status CheckMatrix(const char* name, const View& view, const Shape& expected) {
                                DTypeBytes(view.dtype())));
   }
   if (view.dim(1) > 1 && view.stride(1) != 1) {
-    return Invalid(fmt::format("{}: columns must be contiguous, got stride {}", name,
-                               view.stride(1)));
+    return Invalid(
+        fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(1)));
   }
   if (view.dim(0) > 1 && view.stride(0) < view.dim(1)) {
     return Invalid(fmt::format("{}: row stride {} is smaller than the {} columns", name,
@@ -64,8 +64,8 @@ Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_
     return Invalid("weights: prepared for another device");
   }
   if (expert < 0 || expert >= weights.spec().experts) {
-    return Invalid(fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1,
-                               expert));
+    return Invalid(
+        fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1, expert));
   }
   return Status();
 }
@@ -79,14 +79,13 @@ Status Validate(const Device& device, const TensorView& a, const PreparedWeights
     return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
   }
   MARLIN_RETURN_IF_ERROR(CheckMatrix("a", a, {a.dim(0), spec.k}));
-  MARLIN_RETURN_IF_ERROR(
-      CheckMatrix("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
+  MARLIN_RETURN_IF_ERROR(CheckMatrix("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", options.bias, spec.n, false));
   return CheckVector("row_weight", options.row_weight, a.dim(0), true);
 }
 
-GemmDesc Describe(const TensorView& a, const PreparedWeights& weights,
-                  const MutableTensorView& out, const GemmOptions& options) {
+GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const MutableTensorView& out,
+                  const GemmOptions& options) {
   const WeightsSpec& spec = weights.spec();
   GemmDesc desc;
   desc.m = a.dim(0);
@@ -157,9 +156,8 @@ std::string GemmPlan::ToString() const {
   return fmt::format("{} ({}), workspace {} bytes", kernel, accuracy, workspace_bytes);
 }
 
-Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a,
-                          const PreparedWeights& weights, const MutableTensorView& out,
-                          const GemmOptions& options) {
+Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                          const MutableTensorView& out, const GemmOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
   const GemmDesc desc = Describe(a, weights, out, options);
   MARLIN_ASSIGN_OR_RETURN(const KernelDesc* kernel, Plan(device, desc, options.kernel));
@@ -202,8 +200,8 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
     return Invalid(fmt::format("out: expected f32, bf16 or f16, got {}", DTypeName(out.dtype())));
   }
   if (!(out.shape() == Shape{spec.k, spec.n})) {
-    return Invalid(fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n,
-                               out.shape().ToString()));
+    return Invalid(
+        fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n, out.shape().ToString()));
   }
   if (out.ElementCount() == 0) return Status();
   if (out.empty()) return Invalid("out: null data");

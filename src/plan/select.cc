@@ -57,8 +57,7 @@ const char* CpuLevelName(CpuLevel level) {
 std::string GemmDesc::ToString() const {
   return fmt::format("m{}_n{}_k{}_{}_g{}_{}_{}x{}{}{}{}", m, n, k, FormatName(format), group_size,
                      ScaleTypeName(scale_type), DTypeName(a_type), DTypeName(c_type),
-                     has_zeros ? "_zeros" : "", has_biases ? "_biases" : "",
-                     gated ? "_gated" : "");
+                     has_zeros ? "_zeros" : "", has_biases ? "_biases" : "", gated ? "_gated" : "");
 }
 
 Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const DeviceFacts& facts) {
@@ -83,8 +82,7 @@ Result<const KernelDesc*> SelectKernel(const GemmDesc& desc, const DeviceFacts& 
   if (reasons.empty()) {
     return Status(Code::kInvalidArgument, fmt::format("kernel: unknown name '{}'", forced));
   }
-  return Status(Code::kUnsupported,
-                fmt::format("no kernel for {}: {}", desc.ToString(), reasons));
+  return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}", desc.ToString(), reasons));
 }
 
 }  // namespace marlin

@@ -41,7 +41,8 @@ double Activate(Activation activation, double x) {
       return x / (1.0 + std::exp(-x));
     case Activation::kGeluTanh: {
       const double inner = 0.7978845608028654 * (x + 0.044715 * x * x * x);  // sqrt(2 / pi)
-      return 0.5 * x * (1.0 + std::tanh(inner));
+      // x (1 + tanh u) / 2 without the cancellation for u near -1.
+      return x / (1.0 + std::exp(-2.0 * inner));
     }
     case Activation::kRelu:
       return x < 0 ? 0.0 : x;

@@ -50,8 +50,8 @@ AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
   layout.sums_bytes = layout.strips * m_tiles * 2 * amx::kTileBytes;
   const int64_t rows_bytes = amx::kTileM * layout.strips * 2 * kBlockRows * 4;
   layout.base.activations_offset = RoundUp(desc.n * 4, kBufferAlignment);
-  layout.base.worker_offset = layout.base.activations_offset +
-                              layout.tile_bytes * (NeedsLowPart(desc) ? 2 : 1);
+  layout.base.worker_offset =
+      layout.base.activations_offset + layout.tile_bytes * (NeedsLowPart(desc) ? 2 : 1);
   layout.base.worker_bytes = amx::kScratchBytes + layout.sums_bytes + rows_bytes;
   layout.base.total_bytes = layout.base.worker_offset + workers * layout.base.worker_bytes;
   return layout;

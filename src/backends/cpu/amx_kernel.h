@@ -1,7 +1,8 @@
 // The bf16 product on AMX tiles.
 //
 // Weights are the A tiles (one output column n per tile row, 32 k), activations the B tiles (pairs
-// of k, 16 rows m), so that a group's scale, zero and codebook fold into one look-up per 32 weights:
+// of k, 16 rows m), so that a group's scale, zero and codebook fold into one look-up per 32
+// weights:
 //
 //        32 k                16 m                       16 m
 //   n  +------+        k/2 +------+                n  +------+
@@ -37,8 +38,8 @@ struct ActivationTiles {
 
 /// Packs 16 rows (fewer at the end: the rest is zero) of k activations for one m tile; `low` may be
 /// null. k is padded with zeros to a multiple of 128.
-void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k,
-               uint16_t* high, uint16_t* low);
+void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k, uint16_t* high,
+               uint16_t* low);
 
 /// sums[s][m tile][2][16 n][16 m] = products of the strips s = pairs of blocks. `blocks` holds
 /// 2 * strips block numbers.

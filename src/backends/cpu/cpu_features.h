@@ -10,11 +10,11 @@
 namespace marlin::cpu {
 
 struct CpuFeatures {
-  bool avx2 = false;         ///< AVX2, FMA and F16C, enabled by the operating system.
-  bool avx512 = false;       ///< F, BW, DQ, VL and VBMI.
+  bool avx2 = false;    ///< AVX2, FMA and F16C, enabled by the operating system.
+  bool avx512 = false;  ///< F, BW, DQ, VL and VBMI.
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
-  bool amx_bf16 = false;     ///< Tiles and bf16 products, and the kernel's permission to use them.
+  bool amx_bf16 = false;  ///< Tiles and bf16 products, and the kernel's permission to use them.
   bool neon = false;
   std::string model;
 

@@ -93,7 +93,8 @@ template <int kBits>
 struct RowWords {
   /// Lanes [16 / kParts * part ..] of the vector that holds slice j, moved so that the code of the
   /// even k starts at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
-  static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j, int part) {
+  static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j,
+                                                      int part) {
     const int offset = part * kLanes * 4;
     if constexpr (kBits == 4) {
       return LoadWords(chunk + 64 * r + offset);
@@ -230,8 +231,9 @@ static auto Dispatch(const PanelView& w, Body&& body) {
     case 4:
       return with_mode(Index<4>{}, Index<kKindOf(Kind::kTable)>{});
     case 16:
-      return w.format == Format::kBf16 ? body(Index<16>{}, Index<kKindOf(Kind::kBf16)>{}, kChunkMode)
-                                       : body(Index<16>{}, Index<kKindOf(Kind::kFp16)>{}, kChunkMode);
+      return w.format == Format::kBf16
+                 ? body(Index<16>{}, Index<kKindOf(Kind::kBf16)>{}, kChunkMode)
+                 : body(Index<16>{}, Index<kKindOf(Kind::kFp16)>{}, kChunkMode);
     default:
       switch (w.format) {
         case Format::kS8:

@@ -28,8 +28,8 @@ static void MultiplyFused(const PanelView& w, const GroupParameters& parameters,
       F lanes[kM];
       Unroll<kM>([&](auto i) { lanes[i] = Load(sums[row][i]); });
       DecodeRow<kBits, kKind, kMode>(
-          w, parameters, groups, chunk, row,
-          [&](int64_t offset, F weights) __attribute__((always_inline)) {
+          w, parameters, groups, chunk,
+          row, [&](int64_t offset, F weights) __attribute__((always_inline)) {
             Unroll<kM>([&](auto i) __attribute__((always_inline)) {
               lanes[i] = Fma(weights, Load(x + i * x_stride + offset), lanes[i]);
             });
@@ -56,9 +56,8 @@ static void PanelTile(const float* panel, const float* x, int64_t x_stride, int6
       Unroll<kM>([&](auto i) { sums[n][i] = Fma(weights, activations[i], sums[n][i]); });
     });
   }
-  Unroll<kN>([&](auto n) {
-    Unroll<kM>([&](auto i) { out[i * out_stride + n] += Sum(sums[n][i]); });
-  });
+  Unroll<kN>(
+      [&](auto n) { Unroll<kM>([&](auto i) { out[i * out_stride + n] += Sum(sums[n][i]); }); });
 }
 
 /// Decodes `rows` rows of a run of chunks to panel[row * kExactK + offset], in packed order.
@@ -71,10 +70,11 @@ static void DecodePanel(const PanelView& w, const GroupParameters& parameters, i
     const ChunkGroups groups = ChunkGroups::Of<kMode>(w, parameters, first_chunk + c);
     for (int row = 0; row < rows; ++row) {
       float* target = panel + row * kExactK + c * kChunkK;
-      DecodeRow<kBits, kKind, kMode>(w, parameters, groups, chunk, first_row + row,
-                                     [&](int64_t offset, F weights) __attribute__((always_inline)) {
-                                       Store(target + offset, weights);
-                                     });
+      DecodeRow<kBits, kKind, kMode>(
+          w, parameters, groups, chunk,
+          first_row + row, [&](int64_t offset, F weights) __attribute__((always_inline)) {
+            Store(target + offset, weights);
+          });
     }
   }
 }
@@ -94,16 +94,16 @@ static void MultiplyByPanel(const Pass& pass, Decode decode, const float* x, int
                             int64_t m, float* out, int64_t out_stride, float* panel) {
   const int64_t count = pass.chunk_count * kChunkK;
   for (int row = 0; row < kBlockRows; row += kPanelRows) {
-    decode(pass.w, pass.parameters, pass.block, pass.first_chunk, pass.chunk_count, row,
-           kPanelRows, panel);
+    decode(pass.w, pass.parameters, pass.block, pass.first_chunk, pass.chunk_count, row, kPanelRows,
+           panel);
     int64_t i = 0;
     for (; i + kPanelM <= m; i += kPanelM) {
       PanelTile<kPanelRows, kPanelM>(panel, x + i * x_stride, x_stride, count,
                                      out + i * out_stride + row, out_stride);
     }
     for (; i < m; ++i) {
-      PanelTile<kPanelRows, 1>(panel, x + i * x_stride, x_stride, count,
-                               out + i * out_stride + row, out_stride);
+      PanelTile<kPanelRows, 1>(panel, x + i * x_stride, x_stride, count, out + i * out_stride + row,
+                               out_stride);
     }
   }
 }

@@ -30,8 +30,7 @@ GemmWorkspace ExactLayout(const GemmDesc& desc, int workers) {
   const int64_t sums = rows * (kBlocksPerTask + 1) * kBlockRows * (desc.gated ? 2 : 1);
   GemmWorkspace layout;
   layout.activations_offset = RoundUp(desc.n * 4, kBufferAlignment);
-  layout.worker_offset =
-      layout.activations_offset + RoundUp(rows * padded_k * 4, kBufferAlignment);
+  layout.worker_offset = layout.activations_offset + RoundUp(rows * padded_k * 4, kBufferAlignment);
   layout.worker_bytes = RoundUp((sums + kExactScratchFloats) * 4, kBufferAlignment);
   layout.total_bytes = layout.worker_offset + workers * layout.worker_bytes;
   return layout;
@@ -102,8 +101,8 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
     row.up = up == nullptr ? nullptr : up + i * stride;
     row.row_weight =
         call.epilogue.row_weight == nullptr ? nullptr : call.epilogue.row_weight + first_m + i;
-    uint8_t* target = static_cast<uint8_t*>(call.c) +
-                      ((first_m + i) * call.c_stride + columns.first) * size;
+    uint8_t* target =
+        static_cast<uint8_t*>(call.c) + ((first_m + i) * call.c_stride + columns.first) * size;
     kernels.store_row(row, target, call.desc.c_type);
   }
 }
@@ -139,8 +138,8 @@ void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool) {
       pool.Run(rows, pack);
     }
     pool.Run(grid.tasks, [&](int64_t task, int worker) {
-      auto* scratch = reinterpret_cast<float*>(workspace + layout.worker_offset +
-                                               worker * layout.worker_bytes);
+      auto* scratch =
+          reinterpret_cast<float*>(workspace + layout.worker_offset + worker * layout.worker_bytes);
       float* sums = scratch + kExactScratchFloats;
       const ColumnRange columns = grid.Columns(task);
       const auto multiply_columns = [&](int64_t offset, float* out) {

@@ -36,8 +36,8 @@ MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
 
 /// Writes the 128 weights of one row of a chunk as bf16, 32 to each of four consecutive A tiles.
 template <int kBits, Kind kKind, GroupMode kMode>
-void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
-                   const ChunkGroups& groups, const uint8_t* chunk, int row, uint16_t* out) {
+void DecodeTileRow(const PanelView& w, const GroupParameters& parameters, const ChunkGroups& groups,
+                   const uint8_t* chunk, int row, uint16_t* out) {
   if constexpr (kKind == Kind::kBf16) {
     Unroll<4>([&](auto j) {
       _mm512_store_si512(out + j * kTileElements, RowWords<16>::Load(chunk, row, j, 0));
@@ -53,8 +53,8 @@ void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
     I table = _mm512_setzero_si512();
     Unroll<4>([&](auto j) __attribute__((always_inline)) {
       constexpr int kJ = decltype(j)::value;
-      const I words = _mm512_srli_epi16(RowWords<kBits>::Load(chunk, row, kJ, 0),
-                                        RowWords<kBits>::Shift(kJ));
+      const I words =
+          _mm512_srli_epi16(RowWords<kBits>::Load(chunk, row, kJ, 0), RowWords<kBits>::Shift(kJ));
       if constexpr (kMode == GroupMode::kHalf) {
         // Index bit 4 picks the group: clear in words 0..15, set in words 16..31.
         const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
@@ -84,8 +84,8 @@ void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
   }
 }
 
-using DecodeTileRowFunction = void (*)(const PanelView&, const GroupParameters&,
-                                       const ChunkGroups&, const uint8_t*, int, uint16_t*);
+using DecodeTileRowFunction = void (*)(const PanelView&, const GroupParameters&, const ChunkGroups&,
+                                       const uint8_t*, int, uint16_t*);
 struct RowDecoder {
   DecodeTileRowFunction decode;
   ChunkGroups (*groups)(const PanelView&, const GroupParameters&, int64_t chunk);
@@ -141,8 +141,8 @@ class PanelDecoder {
     for (int64_t i = 0; i < bytes / kBlockRows; i += 64) {
       Prefetch(chunk + bytes / kBlockRows * row + i + chunks_ * bytes);
     }
-    uint16_t* tiles = const_cast<uint16_t*>(panel()) +
-                      (b * kPanelChunks + c) * 4 * kTileElements + row * kSliceK;
+    uint16_t* tiles =
+        const_cast<uint16_t*>(panel()) + (b * kPanelChunks + c) * 4 * kTileElements + row * kSliceK;
     decoder_.decode(w_, parameters_, groups_, chunk, static_cast<int>(row), tiles);
   }
 
@@ -278,13 +278,10 @@ void MultiplyStrips(const StripJob& job) {
     }
     for (int64_t m = 0; m < x.m_tiles; m += 2) {
       const int64_t offset = m * m_stride + chunk * 4 * kTileElements;
-      const PanelProduct product{panel,
-                                 x.high + offset,
-                                 x.low == nullptr ? nullptr : x.low + offset,
-                                 m_stride,
-                                 steps,
-                                 sums + m * 512,
-                                 chunk == 0};
+      const PanelProduct product{
+          panel,     x.high + offset, x.low == nullptr ? nullptr : x.low + offset,
+          m_stride,  steps,           sums + m * 512,
+          chunk == 0};
       if (m + 1 < x.m_tiles) {
         MultiplyPanel<true>(product, decoder, rows_per_step);
       } else {
@@ -357,8 +354,8 @@ MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, 
 
 }  // namespace
 
-void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k,
-               uint16_t* high, uint16_t* low) {
+void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k, uint16_t* high,
+               uint16_t* low) {
   const int64_t size = type == DType::kF32 ? 4 : 2;
   const int64_t padded = (k + kChunkK - 1) / kChunkK * kChunkK;
   for (int64_t k0 = 0; k0 < padded; k0 += kSliceK) {

@@ -27,8 +27,8 @@ template <int kBits>
 void UnpackTile(const ChunkSource& source, int64_t block, int64_t chunk, Tile& tile) {
   // 32 codes fill kBits words in every width; unused tail words are zero.
   constexpr uint32_t kMask = (1u << kBits) - 1u;
-  const int64_t rows = 32 % kBits == 0 ? CeilDivide(source.k, 32 / kBits)
-                                       : kBits * CeilDivide(source.k, 32);
+  const int64_t rows =
+      32 % kBits == 0 ? CeilDivide(source.k, 32 / kBits) : kBits * CeilDivide(source.k, 32);
   const int64_t first_row = chunk * kChunkK / 32 * kBits;
   uint32_t words[kBits + 1][kBlockRows];
   std::memset(words[kBits], 0, sizeof(words[kBits]));
@@ -55,9 +55,9 @@ template <int kBits>
 void JoinSlices(const Tile& tile, uint16_t (&fields)[kSliceK][kBlockRows]) {
   for (int w = 0; w < kSliceK; ++w) {
     for (int n = 0; n < kBlockRows; ++n) {
-      fields[w][n] = static_cast<uint16_t>(
-          tile.code[w][n] | tile.code[w + 32][n] << kBits | tile.code[w + 64][n] << (2 * kBits) |
-          tile.code[w + 96][n] << (3 * kBits));
+      fields[w][n] = static_cast<uint16_t>(tile.code[w][n] | tile.code[w + 32][n] << kBits |
+                                           tile.code[w + 64][n] << (2 * kBits) |
+                                           tile.code[w + 96][n] << (3 * kBits));
     }
   }
 }
@@ -77,8 +77,8 @@ void Pack3(const Tile& tile, uint16_t* out) {
     for (int w = 0; w < kSliceK; ++w) {
       const uint32_t fourth = fields[w][4 * quad + 3];
       for (int r = 0; r < 3; ++r) {
-        out[32 * (3 * quad + r) + w] = static_cast<uint16_t>(
-            fields[w][4 * quad + r] | ((fourth >> (4 * r)) & 0xfu) << 12);
+        out[32 * (3 * quad + r) + w] =
+            static_cast<uint16_t>(fields[w][4 * quad + r] | ((fourth >> (4 * r)) & 0xfu) << 12);
       }
     }
   }
@@ -99,8 +99,8 @@ void Pack8(const Tile& tile, uint16_t* out) {
   for (int n = 0; n < kBlockRows; ++n) {
     for (int half = 0; half < 2; ++half) {
       for (int w = 0; w < kSliceK; ++w) {
-        out[64 * n + 32 * half + w] = static_cast<uint16_t>(
-            tile.code[64 * half + w][n] | tile.code[64 * half + 32 + w][n] << 8);
+        out[64 * n + 32 * half + w] = static_cast<uint16_t>(tile.code[64 * half + w][n] |
+                                                            tile.code[64 * half + 32 + w][n] << 8);
       }
     }
   }

@@ -85,10 +85,10 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(const Quantiz
     }
     const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t stride,
                                  int64_t element_bytes) {
-      PackGroups(ExpertData(view, spec.experts, expert), element_bytes, groups, layout.groups,
-                 spec.n, block,
-                 base + offset + expert * stride +
-                     block * layout.groups * kBlockRows * element_bytes);
+      PackGroups(
+          ExpertData(view, spec.experts, expert), element_bytes, groups, layout.groups, spec.n,
+          block,
+          base + offset + expert * stride + block * layout.groups * kBlockRows * element_bytes);
     };
     if (groups == 0) return;
     pack_groups(weights.scales, panels->scales_offset_, panels->scales_stride_, scale_bytes);

@@ -22,7 +22,7 @@ class PreparedPanels : public PreparedWeights::Storage {
   PanelView layout_{};  ///< Of expert 0, pointers unset.
   AlignedBuffer buffer_;
   AlignedBuffer table_;
-  int64_t codes_stride_ = 0;   ///< Bytes from one expert to the next.
+  int64_t codes_stride_ = 0;  ///< Bytes from one expert to the next.
   int64_t scales_stride_ = 0;
   int64_t zeros_stride_ = 0;
   int64_t biases_stride_ = 0;

@@ -68,8 +68,12 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   return p * power(half) * power(whole - half);
 }
 
-/// x times the logistic function of y: the core of SiLU (y = x) and of GELU-tanh.
-MARLIN_SIMD_INLINE float TimesSigmoid(float x, float y) { return x / (1.0f + Exp(-y)); }
+/// x times the logistic function of y: the core of SiLU (y = x) and of GELU-tanh. The exponential
+/// is of -|y|, so nothing overflows and far tails keep their digits.
+MARLIN_SIMD_INLINE float TimesSigmoid(float x, float y) {
+  const float e = Exp(y < 0.0f ? y : -y);
+  return (y < 0.0f ? x * e : x) / (1.0f + e);
+}
 
 static void Activate(Activation activation, float* v, int64_t count) {
   switch (activation) {

@@ -13,7 +13,7 @@ using F = __m256;
 using I = __m256i;
 
 inline constexpr int kLanes = 8;
-inline constexpr int kPanelRows = 4;     ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
+inline constexpr int kPanelRows = 4;  ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
 inline constexpr int kPanelM = 3;
 
 MARLIN_SIMD_INLINE F Zero() { return _mm256_setzero_ps(); }

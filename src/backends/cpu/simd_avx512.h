@@ -14,7 +14,7 @@ using F = __m512;   ///< kLanes floats.
 using I = __m512i;  ///< kLanes 32-bit words.
 
 inline constexpr int kLanes = 16;
-inline constexpr int kPanelRows = 8;      ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
+inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
 
 MARLIN_SIMD_INLINE F Zero() { return _mm512_setzero_ps(); }
