@@ -52,7 +52,8 @@ def error_rows(errors):
     ]
     for data, settings in sorted(errors.items()):
         for setting, sqnr in sorted(settings.items()):
-            cells = [data.replace("_", " "), setting.replace("/", " / ").replace("g0 / fp16", "none")]
+            scale = "none" if setting == "g0/fp16" else setting.replace("/", " / ")
+            cells = [data.replace("_", " "), scale]
             for method in ("rtn", "mse"):
                 cells += [f"{sqnr[method]:.2f}", f"{10 ** (-sqnr[method] / 20):.4f}"]
             rows.append("| " + " | ".join(cells) + " |")
