@@ -1,0 +1,224 @@
+// Reading quantized directories: what was written, what was tampered with, what is newer.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "checkpoint/json.h"
+#include "checkpoint/module_tensors.h"
+#include "marlin/checkpoint.h"
+#include "test_files.h"
+
+namespace marlin {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::BuildSafetensors;
+using testing::Contains;
+using testing::RandomBf16;
+using testing::ReadFile;
+using testing::TemporaryDirectory;
+using testing::WriteFile;
+
+const char kModule[] = "model.layers.0.self_attn.q_proj.weight";
+
+class QuantizedDirectory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    WriteFile(directory_ / "plain.safetensors",
+              BuildSafetensors(
+                  {RandomBf16(kModule, {48, 64}, 1), RandomBf16("model.norm.weight", {64}, 2)}));
+    path_ = directory_ / "q";
+    QuantizeCheckpointOptions options;
+    options.recipe = MixedPrecisionConfig::DefaultDense();
+    const auto report = QuantizeCheckpoint(directory_ / "plain.safetensors", path_, options);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+  }
+  // Changes quantization_config; `honest` puts the checksum right again.
+  void Edit(bool honest, const std::function<void(Json&)>& edit) {
+    if (original_.empty()) original_ = ReadFile(path_ + "/config.json");
+    Json config = Json::parse(original_);
+    Json& quantization = config["quantization_config"];
+    edit(quantization);
+    if (honest) quantization["checksum"] = QuantizationConfigChecksum(quantization);
+    WriteFile(path_ + "/config.json", config.dump());
+  }
+  void ExpectError(Code code, const std::string& part) {
+    const auto opened = Checkpoint::Open(path_);
+    ASSERT_FALSE(opened.ok());
+    EXPECT_EQ(opened.status().code(), code) << opened.status().message();
+    EXPECT_TRUE(Contains(opened.status().message(), part)) << opened.status().message();
+    EXPECT_TRUE(Contains(opened.status().message(), path_)) << opened.status().message();
+  }
+  TemporaryDirectory directory_;
+  std::string path_;
+  std::string original_;
+};
+
+TEST_F(QuantizedDirectory, WeightsAreViewsOfTheMapping) {
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const auto weights = opened->Weights(kModule);
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  const auto words = opened->Tensor("model.layers.0.self_attn.q_proj.qweight");
+  ASSERT_TRUE(words.ok());
+  EXPECT_EQ(weights->codes.data(), words->data());
+  EXPECT_EQ(weights->codes.shape(), (Shape{1, 8, 48}));
+  EXPECT_EQ(opened->Weights("nothing").status().code(), Code::kInvalidArgument);
+}
+
+TEST_F(QuantizedDirectory, NewerVersionsAreRefusedWithBothNumbers) {
+  Edit(true, [](Json& q) { q["version"] = 2; });
+  ExpectError(Code::kUnsupported, "version 2, this build reads up to 1");
+  Edit(true, [](Json& q) { q["version"] = 0; });
+  ExpectError(Code::kMalformedFile, "\"version\": 0");
+}
+
+TEST_F(QuantizedDirectory, OtherMethodsAreNotOurs) {
+  Edit(false, [](Json& q) { q["quant_method"] = "gptq"; });
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_FALSE(opened->quantized());
+}
+
+TEST_F(QuantizedDirectory, AChangedConfigIsNoticed) {
+  // A group of 65 needs the same tensors as one of 64 here: only the checksum can tell.
+  Edit(false, [](Json& q) { q["modules"][kModule]["group_size"] = 65; });
+  ExpectError(Code::kMalformedFile, "\"checksum\" says");
+}
+
+TEST_F(QuantizedDirectory, EveryFieldIsChecked) {
+  struct Case {
+    const char* key;
+    Json value;
+    const char* part;
+  };
+  const Case cases[] = {
+      {"format", "fp5", "fp5"},
+      {"format", 4, "\"format\": expected a string, got 4"},
+      {"format", "bf16", "bf16 is not a quantized format"},
+      {"shape", "x", "\"shape\": expected an array"},
+      {"shape", {64}, "got 1 numbers"},
+      {"shape", {1, 1, 64, 48}, "got 4 numbers"},
+      {"shape", {0, 64, 48}, "0 experts"},
+      {"shape", {-64, 48}, "expected a non-negative integer, got -64"},
+      {"shape", {64.5, 48}, "expected a non-negative integer, got 64.5"},
+      {"shape", {uint64_t{1} << 40, 48}, "1099511627776 exceeds 2147483647"},
+      {"shape", {64, 49}, "expected u32 [8, 49], got u32 [8, 48]"},
+      {"shape", {1, 64, 48}, "expected u32 [1, 8, 48], got u32 [8, 48]"},
+      {"shape", {2147483647, 2147483647, 2147483647}, "expected u32"},
+      {"group_size", 0, "\"group_size\": 0"},
+      {"group_size", -1, "expected a non-negative integer, got -1"},
+      {"group_size", 16, "expected f16 [4, 48], got f16 [1, 48]"},
+      {"scale_type", "fp64", "fp64"},
+      {"scale_type", "fp32", "expected f32 [1, 48], got f16 [1, 48]"},
+      {"scale_type", "e4m3", "a global scale belongs to e4m3"},
+      {"zeros", 1, "\"zeros\": expected true or false, got 1"},
+      {"zeros", true, "fp4_e2m1 has no zero points"},
+      {"biases", true, "no tensor \"model.layers.0.self_attn.q_proj.qbias\""},
+      {"global_scale", true, "a global scale belongs to e4m3"},
+      {"layer_class", "head", "head"},
+      {"source_layout", "in", "expected out_in or in_out, got \"in\""},
+      {"extra", 1, "unknown key \"extra\""},
+  };
+  for (const Case& test : cases) {
+    SCOPED_TRACE(std::string(test.key) + " " + test.value.dump());
+    Edit(true, [&](Json& q) { q["modules"][kModule][test.key] = test.value; });
+    ExpectError(Code::kMalformedFile, test.part);
+  }
+  for (const char* key : {"format", "shape", "group_size", "scale_type", "zeros", "biases",
+                          "global_scale", "layer_class", "source_layout"}) {
+    Edit(true, [&](Json& q) { q["modules"][kModule].erase(key); });
+    ExpectError(Code::kMalformedFile, std::string("no \"") + key + "\"");
+  }
+  for (const char* key : {"version", "recipe", "recipe_document", "method", "layout", "modules"}) {
+    Edit(true, [&](Json& q) { q.erase(key); });
+    ExpectError(Code::kMalformedFile, std::string("no \"") + key + "\"");
+  }
+  Edit(true, [&](Json& q) { q["layout"] = "marlin_w4"; });
+  ExpectError(Code::kMalformedFile, "expected k_packed, got \"marlin_w4\"");
+  Edit(true, [&](Json& q) { q["modules"] = 3; });
+  ExpectError(Code::kMalformedFile, "\"modules\": expected an object");
+  Edit(true, [&](Json& q) { q["modules"][kModule] = 3; });
+  ExpectError(Code::kMalformedFile, "expected an object, got number");
+  Edit(true, [&](Json& q) { q["modules"]["a.experts.*.b.weight"] = q["modules"][kModule]; });
+  ExpectError(Code::kMalformedFile, "stands for several experts");
+  Edit(true,
+       [&](Json& q) { q["modules"]["model.layers.0.self_attn.q_proj"] = q["modules"][kModule]; });
+  ExpectError(Code::kMalformedFile, "belongs to module");
+}
+
+TEST_F(QuantizedDirectory, ChecksumsNoticeEveryByte) {
+  const std::string file = path_ + "/model.safetensors";
+  const std::string image = ReadFile(file);
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok());
+  for (const TensorInfo& tensor : opened->tensors()) {
+    std::string changed = image;
+    changed[static_cast<size_t>(tensor.offset + tensor.bytes - 1)] ^= 4;
+    WriteFile(file, changed);
+    const auto again = Checkpoint::Open(path_);
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    const Status status = again->VerifyChecksums();
+    EXPECT_EQ(status.code(), Code::kMalformedFile);
+    EXPECT_TRUE(Contains(status.message(), "\"" + tensor.name + "\"")) << status.message();
+    EXPECT_TRUE(Contains(status.message(), "model.safetensors")) << status.message();
+  }
+}
+
+TEST_F(QuantizedDirectory, NonFiniteScalesAreMalformed) {
+  const std::string file = path_ + "/model.safetensors";
+  std::string image = ReadFile(file);
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok());
+  const TensorInfo* scales = opened->Find("model.layers.0.self_attn.q_proj.scales");
+  ASSERT_NE(scales, nullptr);
+  image[static_cast<size_t>(scales->offset + 1)] = 0x7c;  // Inf or NaN in fp16.
+  WriteFile(file, image);
+  const auto again = Checkpoint::Open(path_);
+  ASSERT_TRUE(again.ok());
+  const auto weights = again->Weights(kModule);
+  ASSERT_FALSE(weights.ok());
+  EXPECT_EQ(weights.status().code(), Code::kMalformedFile);
+  EXPECT_TRUE(Contains(weights.status().message(), kModule)) << weights.status().message();
+}
+
+TEST_F(QuantizedDirectory, UnalignedTensorsAreCopied) {
+  // The same tensors as another writer may put them: one odd byte first.
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok());
+  const auto before = opened->Weights(kModule);
+  ASSERT_TRUE(before.ok());
+  std::vector<testing::TestTensor> tensors = {{"odd", DType::kU8, {1}, "x"}};
+  for (const TensorInfo& tensor : opened->tensors()) {
+    const TensorView view = *opened->Tensor(tensor.name);
+    tensors.push_back({tensor.name, tensor.dtype, tensor.shape,
+                       std::string(view.As<char>(), static_cast<size_t>(tensor.bytes))});
+  }
+  WriteFile(path_ + "/new", BuildSafetensors(tensors));
+  fs::rename(path_ + "/new", path_ + "/model.safetensors");
+  const auto moved = Checkpoint::Open(path_);
+  ASSERT_TRUE(moved.ok()) << moved.status().message();
+  const auto weights = moved->Weights(kModule);
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(weights->codes.data()) % 4, 0u);
+  EXPECT_EQ(std::memcmp(weights->codes.data(), before->codes.data(),
+                        static_cast<size_t>(weights->codes.ByteCount())),
+            0);
+  // Without the metadata there is nothing to verify against, and that is said.
+  EXPECT_TRUE(Contains(moved->VerifyChecksums().message(), "no checksum is stored"));
+}
+
+TEST_F(QuantizedDirectory, BrokenStoredChecksums) {
+  const std::string file = path_ + "/model.safetensors";
+  std::string image = ReadFile(file);
+  const size_t at = image.find("xxh3:");
+  ASSERT_NE(at, std::string::npos);
+  image[at + 7] = 'g';
+  WriteFile(file, image);
+  ExpectError(Code::kMalformedFile, "is not xxh3 and 16 digits");
+}
+
+}  // namespace
+}  // namespace marlin
