@@ -91,12 +91,14 @@ double SumUnderflow(const Problem& problem, Grade grade, double row_sum) {
 
 double ActivationError(Activation activation, double x) {
   const double value = std::abs(reference::Activate(activation, x));
+  // The logistic factor may become zero below the normal range.
+  const double underflow = (1.0 + std::abs(x)) * 0x1p-126;
   switch (activation) {
     case Activation::kSilu:
-      return kActivationUnits * kUnit32 * value * (1.0 + std::abs(x)) + 0x1p-126;
+      return kActivationUnits * kUnit32 * value * (1.0 + std::abs(x)) + underflow;
     case Activation::kGeluTanh: {
       const double inner = std::abs(1.6 * (x + 0.044715 * x * x * x));
-      return kActivationUnits * kUnit32 * value * (1.0 + inner) + 0x1p-126;
+      return kActivationUnits * kUnit32 * value * (1.0 + inner) + underflow;
     }
     default:
       return 0;
