@@ -201,8 +201,8 @@ void AddEveryFormat(std::vector<Case>* cases) {
   }
 }
 
-// Zero sizes, k beyond one pass of any kernel, and the 73,448 columns of a real vocabulary that
-// once overflowed a 16-bit column count elsewhere.
+// Zero sizes, k and m beyond one pass of any kernel, and the 73,448 columns of a real vocabulary
+// that once overflowed a 16-bit column count elsewhere.
 void AddSpecialShapes(std::vector<Case>* cases) {
   struct Shape {
     int64_t m, n, k, group;
@@ -210,7 +210,8 @@ void AddSpecialShapes(std::vector<Case>* cases) {
   constexpr Shape kShapes[] = {{0, 16, 32, 32},    {3, 0, 32, 32},     {3, 16, 0, 32},
                                {0, 0, 0, 32},      {1, 73448, 16, 16}, {2, 73448, 32, 32},
                                {5, 73448, 16, 16}, {1, 8, 2064, 128},  {3, 24, 1100, 32},
-                               {9, 16, 4112, 64},  {33, 16, 1040, 16}};
+                               {9, 16, 4112, 64},  {33, 16, 1040, 16}, {515, 20, 48, 32},
+                               {1030, 34, 32, 32}};
   uint64_t seed = 1;
   for (const Shape& shape : kShapes) {
     for (Format format :
