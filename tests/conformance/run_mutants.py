@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the tester: switches on every fault of the sources (MARLIN_MUTATE) in turn and requires that
-the conformance program fails.
+"""Tests the tester: switches on every fault of the sources (MARLIN_MUTATE) in turn and requires
+that the conformance program fails.
 
 Usage: run_mutants.py PROGRAM [--source ROOT] [--only I]... [--minimum 24] [--filter REGEX]
 PROGRAM is marlin_conformance built with -DMARLIN_MUTANTS.
