@@ -1,7 +1,7 @@
 #include <immintrin.h>
 
 #include "backends/cpu/amx_kernel.h"
-#include "backends/cpu/exact_kernel.h"
+#include "backends/cpu/roofline.h"
 #include "backends/cpu/simd_avx512.h"
 
 namespace marlin::cpu::amx {
@@ -382,6 +382,26 @@ void TransposeTile(const float* tile, float* rows, int64_t stride) {
   for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(tile + 16 * i);
   Transpose16(r);
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(rows + i * stride, r[i]);
+}
+
+int64_t MultiplyTiles(int64_t iterations) {
+  _tile_loadconfig(&kTiles);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t i = 0; i < iterations; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return iterations * 4 * 2 * 16 * 16 * 32;
 }
 
 }  // namespace marlin::cpu::amx

@@ -1,0 +1,93 @@
+#include "backends/cpu/roofline.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "base/macros.h"
+
+namespace marlin::cpu {
+namespace {
+
+constexpr int64_t kBufferBytes = int64_t{1} << 30;
+
+const RooflineProbes& ProbesOf(CpuLevel level) {
+#if defined(__x86_64__)
+  if (level == CpuLevel::kAvx2) return avx2::kRooflineProbes;
+  if (level == CpuLevel::kAvx512 || level == CpuLevel::kAmx) return avx512::kRooflineProbes;
+#endif
+  (void)level;
+  return scalar::kRooflineProbes;
+}
+
+template <typename Body>
+double Seconds(Body&& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// FLOP/s of a loop that every worker runs once.
+template <typename Loop>
+double Flops(ThreadPool& pool, Loop&& loop) {
+  std::atomic<int64_t> total{0};
+  const double seconds = Seconds([&] {
+    pool.Run(pool.worker_count(), [&](int64_t, int) { total.fetch_add(loop()); });
+  });
+  return static_cast<double>(total.load()) / seconds;
+}
+
+}  // namespace
+
+Roofline::Roofline(CpuLevel level, ThreadPool& pool, AlignedBuffer buffer)
+    : level_(level), pool_(&pool), probes_(&ProbesOf(level)), buffer_(std::move(buffer)) {}
+
+Result<Roofline> Roofline::Make(CpuLevel level, ThreadPool& pool) {
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(kBufferBytes));
+  // Touched by all workers, so that every page is there and none is the shared zero page.
+  constexpr int64_t kPart = int64_t{16} << 20;
+  pool.Run(kBufferBytes / kPart, [&](int64_t part, int) {
+    std::memset(buffer.data() + part * kPart, 1, static_cast<size_t>(kPart));
+  });
+  return Roofline(level, pool, std::move(buffer));
+}
+
+double Roofline::ReadSeconds(int streams) {
+  const uint8_t* data = buffer_.As<uint8_t>(position_);
+  position_ = (position_ + kPassBytes) % kBufferBytes;
+  const int64_t workers = pool_->worker_count();
+  const int64_t part = kPassBytes / workers;
+  std::atomic<uint32_t> sink{0};
+  return Seconds([&] {
+    pool_->Run(workers, [&](int64_t i, int) {
+      sink.fetch_xor(probes_->read(data + i * part, part, streams), std::memory_order_relaxed);
+    });
+  });
+}
+
+double Roofline::FmaFlops() {
+  return Flops(*pool_, [this] {
+    float sink = 0;
+    const int64_t operations = probes_->fma(1 << 20, &sink);
+    return sink == 12345.0f ? operations + 1 : operations;
+  });
+}
+
+double Roofline::TileFlops() {
+#if defined(__x86_64__)
+  if (level_ == CpuLevel::kAmx) {
+    return Flops(*pool_, [] { return amx::MultiplyTiles(1 << 17); });
+  }
+#endif
+  return 0;
+}
+
+double Roofline::ForkJoinSeconds() {
+  constexpr int kRounds = 1000;
+  const double seconds = Seconds([&] {
+    for (int i = 0; i < kRounds; ++i) pool_->Run(pool_->worker_count(), [](int64_t, int) {});
+  });
+  return seconds / kRounds;
+}
+
+}  // namespace marlin::cpu

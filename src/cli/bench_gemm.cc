@@ -1,0 +1,221 @@
+#include "cli/bench_gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/scalars.h"
+
+namespace marlin::cli {
+namespace {
+
+constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
+
+double MedianOf(int count, const std::function<double()>& measure) {
+  std::vector<double> values;
+  for (int i = 0; i < count; ++i) values.push_back(measure());
+  std::nth_element(values.begin(), values.begin() + count / 2, values.end());
+  return values[static_cast<size_t>(count / 2)];
+}
+
+/// Memory that views point into.
+struct Buffers {
+  std::vector<AlignedBuffer> buffers;
+
+  Result<void*> Add(int64_t bytes) {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    buffers.push_back(std::move(buffer));
+    return static_cast<void*>(buffers.back().data());
+  }
+};
+
+void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
+  // A splitmix generator: weights of a GiB in a second.
+  auto* words = static_cast<uint64_t*>(data);
+  for (int64_t i = 0; i < bytes / 8; ++i) {
+    uint64_t z = (seed += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    words[i] = z ^ (z >> 31);
+  }
+}
+
+/// A byte that is a finite code in every 8-bit format.
+void ClearNanCodes(uint8_t* codes, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) codes[i] &= 0xbb;
+}
+
+void FillScales(void* data, ScaleType type, int64_t count) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  for (int64_t i = 0; i < count; ++i) {
+    const float scale = 0.01f * (1.0f + std::clamp(normal(random), -0.9f, 0.9f));
+    switch (type) {
+      case ScaleType::kF16:
+        static_cast<uint16_t*>(data)[i] = FloatToHalf(scale);
+        break;
+      case ScaleType::kBf16:
+        static_cast<uint16_t*>(data)[i] = FloatToBf16(scale);
+        break;
+      case ScaleType::kF32:
+        static_cast<float*>(data)[i] = scale;
+        break;
+      case ScaleType::kE8M0:
+        static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(118 + i % 4);
+        break;
+      case ScaleType::kE4M3:
+        static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(0x30 + i % 16);
+        break;
+    }
+  }
+}
+
+struct DenseMatrix {
+  AlignedBuffer f32;
+  AlignedBuffer bf16;
+};
+
+/// A dense matrix of normal numbers in both types that peers take.
+Result<DenseMatrix> RandomDense(int64_t count) {
+  DenseMatrix matrix;
+  MARLIN_ASSIGN_OR_RETURN(matrix.f32, AlignedBuffer::Allocate(count * 4));
+  MARLIN_ASSIGN_OR_RETURN(matrix.bf16, AlignedBuffer::Allocate(count * 2));
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  float tile[4096];
+  for (float& value : tile) value = normal(random);
+  for (int64_t i = 0; i < count; ++i) {
+    matrix.bf16.As<uint16_t>()[i] = FloatToBf16(tile[(i * 31 + i / 4096) % 4096]);
+    matrix.f32.As<float>()[i] = Bf16ToFloat(matrix.bf16.As<uint16_t>()[i]);
+  }
+  return matrix;
+}
+
+}  // namespace
+
+MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
+  constexpr int kCount = 15;
+  const double bytes = static_cast<double>(cpu::Roofline::kPassBytes);
+  MachineCeilings ceilings;
+  ceilings.read_plain = bytes / MedianOf(kCount, [&] { return roofline.ReadSeconds(1); });
+  ceilings.read_streams = bytes / MedianOf(kCount, [&] { return roofline.ReadSeconds(4); });
+  ceilings.fma = MedianOf(kCount, [&] { return roofline.FmaFlops(); });
+  ceilings.tile = MedianOf(kCount, [&] { return roofline.TileFlops(); });
+  ceilings.fork_join = MedianOf(kCount, [&] { return roofline.ForkJoinSeconds(); });
+  return ceilings;
+}
+
+int64_t CopiesBeyondCache(const WeightsSpec& one) {
+  const int64_t bytes = std::max<int64_t>(StoredBytes(one), 1);
+  return std::clamp<int64_t>(CeilDivide(kBeyondCacheBytes, bytes), 1, 256);
+}
+
+Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
+  auto buffers = std::make_shared<Buffers>();
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  QuantizedWeights weights;
+  weights.spec = spec;
+  const int64_t rows = info.quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
+  const DType type = info.quantized            ? DType::kU32
+                     : spec.format == Format::kBf16 ? DType::kBf16
+                                                    : DType::kF16;
+  const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
+  MARLIN_ASSIGN_OR_RETURN(void* codes, buffers->Add(code_bytes));
+  FillRandomWords(codes, code_bytes, 1);
+  if (info.bits >= 8) ClearNanCodes(static_cast<uint8_t*>(codes), code_bytes);
+  weights.codes = TensorView(codes, type, {spec.experts, rows, spec.n});
+  if (info.quantized) {
+    const Shape shape{spec.experts, GroupCount(spec), spec.n};
+    const DType scale_type = ScaleDType(spec.scale_type);
+    MARLIN_ASSIGN_OR_RETURN(void* scales,
+                            buffers->Add(shape.ElementCount() * DTypeBytes(scale_type)));
+    FillScales(scales, spec.scale_type, shape.ElementCount());
+    weights.scales = TensorView(scales, scale_type, shape);
+    if (spec.has_zeros) {
+      MARLIN_ASSIGN_OR_RETURN(void* zeros, buffers->Add(shape.ElementCount() * 2));
+      for (int64_t i = 0; i < shape.ElementCount(); ++i) {
+        static_cast<uint16_t*>(zeros)[i] = FloatToHalf(static_cast<float>(6 + i % 4));
+      }
+      weights.zeros = TensorView(zeros, DType::kF16, shape);
+    }
+    if (spec.has_global_scale) {
+      MARLIN_ASSIGN_OR_RETURN(void* global, buffers->Add(spec.experts * 4));
+      std::fill_n(static_cast<float*>(global), spec.experts, 0.01f);
+      weights.global_scale = TensorView(global, DType::kF32, {spec.experts});
+    }
+  }
+  weights.owner = std::move(buffers);
+  return weights;
+}
+
+Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
+                             const BenchCase& bench, cpu::Roofline& roofline,
+                             const OpenBlas* blas) {
+  const auto& [m, n, k] = bench.shape;
+  const bool dequantize = bench.op == "dequantize";
+  MARLIN_ASSIGN_OR_RETURN(const DenseMatrix a, RandomDense(std::max<int64_t>(m * k, 1)));
+  const int64_t out_elements = std::max(m * n, dequantize ? k * n : 0);
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer c, AlignedBuffer::Allocate(out_elements * 4));
+  const bool f32 = bench.activation_type == DType::kF32;
+  const TensorView activations(f32 ? static_cast<void*>(a.f32.data()) : a.bf16.data(),
+                               bench.activation_type, {m, k});
+  const MutableTensorView product(c.data(), bench.activation_type, {m, n});
+  const MutableTensorView decoded(c.data(), bench.activation_type, {k, n});
+
+  BenchResult result;
+  result.bench = bench;
+  const WeightsSpec& spec = weights.spec();
+  result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
+  result.operations = dequantize ? static_cast<double>(k * n)
+                                 : 2.0 * static_cast<double>(m) * static_cast<double>(n) *
+                                       static_cast<double>(k);
+  GemmOptions options = bench.options;
+  if (dequantize) {
+    result.kernel = "marlin_dequantize";
+    result.accuracy = "exact";
+    MARLIN_RETURN_IF_ERROR(Dequantize(device, weights, decoded));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
+                            PlanGemm(device, activations, weights, product, options));
+    result.kernel = plan.kernel;
+    result.accuracy = plan.accuracy;
+    MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
+  }
+  // Errors cannot change between runs: the call above has been through every check.
+  std::vector<std::function<void(int64_t)>> bodies;
+  bodies.emplace_back([&](int64_t i) {
+    options.expert = i % spec.experts;
+    if (dequantize) {
+      (void)Dequantize(device, weights, decoded, options.expert);
+    } else {
+      (void)Gemm(device, activations, weights, product, options);
+    }
+  });
+  bodies.emplace_back([&](int64_t) { roofline.ReadSeconds(1); });
+  DenseMatrix b;
+  std::vector<std::string> peers;
+  if (blas != nullptr && !dequantize) {
+    MARLIN_ASSIGN_OR_RETURN(b, RandomDense(n * k));
+    peers.emplace_back("openblas_fp32");
+    bodies.emplace_back([&](int64_t) {
+      blas->Sgemm(m, n, k, a.f32.As<float>(), b.f32.As<float>(), c.As<float>());
+    });
+    if (blas->has_bf16()) {
+      peers.emplace_back("openblas_bf16");
+      bodies.emplace_back([&](int64_t) {
+        blas->Sbgemm(m, n, k, a.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(), c.As<float>());
+      });
+    }
+  }
+  const std::vector<Timing> timings = MeasureTogether(bodies);
+  result.timing = timings[0];
+  result.probe = timings[1];
+  for (size_t i = 0; i < peers.size(); ++i) result.peers.push_back({peers[i], timings[i + 2]});
+  return result;
+}
+
+}  // namespace marlin::cli

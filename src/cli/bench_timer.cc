@@ -1,0 +1,95 @@
+#include "cli/bench_timer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace marlin::cli {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Seconds that the threads of this process have spent runnable but not running. Linux only;
+/// elsewhere always 0, so that every repetition counts as undisturbed.
+double WaitingSeconds() {
+  namespace fs = std::filesystem;
+  double total = 0;
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator("/proc/self/task", error)) {
+    std::ifstream file(task.path() / "schedstat");
+    double running = 0;
+    double waiting = 0;
+    if (file >> running >> waiting) total += waiting * 1e-9;
+  }
+  return total;
+}
+
+struct Sample {
+  double seconds;
+  bool undisturbed;
+};
+
+Sample TimeOnce(const std::function<void(int64_t)>& body, int64_t i) {
+  const double waited = WaitingSeconds();
+  const double start = Now();
+  body(i);
+  const double seconds = Now() - start;
+  return {seconds, WaitingSeconds() - waited < std::max(0.01 * seconds, 30e-6)};
+}
+
+Timing Summarize(const std::vector<Sample>& samples) {
+  std::vector<double> chosen;
+  for (const Sample& sample : samples) {
+    if (sample.undisturbed) chosen.push_back(sample.seconds);
+  }
+  Timing timing;
+  timing.repetitions = static_cast<int64_t>(samples.size());
+  timing.undisturbed = static_cast<int64_t>(chosen.size());
+  if (chosen.size() < 5) {
+    chosen.clear();
+    for (const Sample& sample : samples) chosen.push_back(sample.seconds);
+  }
+  std::sort(chosen.begin(), chosen.end());
+  const auto at = [&](double fraction) {
+    return chosen[static_cast<size_t>(fraction * static_cast<double>(chosen.size() - 1) + 0.5)];
+  };
+  timing.median = at(0.5);
+  timing.p10 = at(0.1);
+  timing.p90 = at(0.9);
+  return timing;
+}
+
+}  // namespace
+
+std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t)>>& bodies,
+                                    const TimingOptions& options) {
+  std::vector<std::vector<Sample>> samples(bodies.size());
+  for (const auto& body : bodies) body(0);  // Warm-up: pages, code, the pool's threads.
+  const double start = Now();
+  for (int64_t i = 1;; ++i) {
+    bool enough = true;
+    for (size_t b = 0; b < bodies.size(); ++b) {
+      samples[b].push_back(TimeOnce(bodies[b], i));
+      const auto undisturbed = std::count_if(samples[b].begin(), samples[b].end(),
+                                             [](const Sample& s) { return s.undisturbed; });
+      enough = enough && undisturbed >= options.min_undisturbed;
+    }
+    const double elapsed = Now() - start;
+    if (i >= 3 && elapsed > options.max_seconds) break;
+    if (enough && elapsed > options.min_seconds) break;
+  }
+  std::vector<Timing> timings;
+  for (const auto& body_samples : samples) timings.push_back(Summarize(body_samples));
+  return timings;
+}
+
+Timing Measure(const std::function<void(int64_t)>& body, const TimingOptions& options) {
+  return MeasureTogether({body}, options).front();
+}
+
+}  // namespace marlin::cli

@@ -1,0 +1,315 @@
+// bench: how fast the kernels are, as a fraction of what this machine can do.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/macros.h"
+#include "cli/bench_gemm.h"
+#include "cli/command.h"
+#include "cli/table.h"
+#include "ops/device.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Result<GemmShape> ParseShape(const std::string& text) {
+  GemmShape shape;
+  int64_t* const fields[] = {&shape.m, &shape.n, &shape.k};
+  const char* position = text.data();
+  const char* const end = position + text.size();
+  for (int i = 0; i < 3; ++i) {
+    const auto [next, error] = std::from_chars(position, end, *fields[i]);
+    const bool last = i == 2;
+    if (error != std::errc() || *fields[i] < 1 || (last ? next != end : next == end) ||
+        (!last && *next != ',')) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--shape: expected M,N,K of at least 1, got '{}'", text));
+    }
+    position = last ? next : next + 1;
+  }
+  return shape;
+}
+
+std::string Today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+Json TimingJson(const Timing& timing) {
+  return {{"seconds", timing.median},
+          {"seconds_p10", timing.p10},
+          {"seconds_p90", timing.p90},
+          {"repetitions", timing.repetitions},
+          {"undisturbed", timing.undisturbed}};
+}
+
+class BenchCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("OP", &op_, "gemm or dequantize");
+    arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
+    arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
+    arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
+    arguments.Option("--group-size", &group_size_, "G", "Weights per scale; default 128");
+    arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
+    arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
+    arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
+    arguments.Option("--kernel", &kernel_, "NAME", "Forces one kernel");
+    arguments.Option("--threads", &threads_, "N", "Default: all processors");
+    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Option("--against", &against_, "PEER", "openblas: the dense product, in the same run");
+    arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
+    arguments.Option("--commit", &commit_, "HASH", "Named in the record");
+  }
+
+  Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(ReadArguments());
+    MARLIN_ASSIGN_OR_RETURN(
+        const Device device,
+        Device::Open(device_, {.threads = static_cast<int>(threads_.value_or(0)), .parallel_for = {}}));
+    const DeviceInfo info = device.info();
+    ThreadPool pool(info.threads);
+    MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
+                            cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
+    std::optional<OpenBlas> blas;
+    if (!against_.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(info.threads));
+    }
+    ceilings_ = MeasureCeilings(roofline);
+    for (const Format format : parsed_formats_) {
+      for (const GemmShape& shape : parsed_shapes_) {
+        console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
+                                    shape.n, shape.k));
+        MARLIN_RETURN_IF_ERROR(RunCase(device, format, shape, roofline, blas ? &*blas : nullptr));
+      }
+    }
+    const Json document = Document(info);
+    if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
+    return console.json() ? console.PrintJson(document) : console.Print(Text(info));
+  }
+
+ private:
+  Status ReadArguments() {
+    if (op_ == "moe" || op_ == "sparse" || op_ == "model") {
+      return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
+    }
+    if (op_ != "gemm" && op_ != "dequantize") {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("bench: expected gemm or dequantize, got '{}'", op_));
+    }
+    for (const std::string& peer : against_) {
+      if (peer != "openblas") {
+        return Status(Code::kInvalidArgument,
+                      fmt::format("--against: unknown peer '{}'; known: openblas", peer));
+      }
+    }
+    MARLIN_RETURN_IF_ERROR(ReadShapes());
+    if (formats_.empty()) formats_ = {"fp4_e2m1"};
+    for (const std::string& name : formats_) {
+      MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(name));
+      parsed_formats_.push_back(format);
+    }
+    MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
+    spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;
+    if (activation_type_ != "bf16" && activation_type_ != "f16" && activation_type_ != "f32") {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--activations: expected bf16, f16 or f32, got '{}'",
+                                activation_type_));
+    }
+    const int64_t group = group_size_.value_or(128);
+    if (group < 16 || group % 16 != 0) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--group-size: expected a multiple of 16, got {}", group));
+    }
+    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--threads: expected 1..4096, got {}", *threads_));
+    }
+    if (accuracy_ != "default" && accuracy_ != "exact" && accuracy_ != "w4a8") {
+      return Status(
+          Code::kInvalidArgument,
+          fmt::format("--accuracy: expected default, exact or w4a8, got '{}'", accuracy_));
+    }
+    return Status();
+  }
+
+  Status ReadShapes() {
+    if (!shapes_file_.empty()) {
+      std::ifstream file(shapes_file_);
+      if (!file) return Status(Code::kIo, shapes_file_ + ": cannot be opened");
+      for (std::string line; std::getline(file, line);) {
+        line.resize(std::min(line.find('#'), line.size()));
+        std::istringstream words(line);
+        for (std::string word; words >> word;) shapes_.push_back(word);
+      }
+    }
+    if (shapes_.empty()) {
+      shapes_ = {"1,4096,4096", "4,4096,4096", "16,4096,4096", "64,4096,4096", "512,4096,4096"};
+    }
+    for (const std::string& text : shapes_) {
+      MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
+      parsed_shapes_.push_back(shape);
+    }
+    return Status();
+  }
+
+  Status RunCase(const Device& device, Format format, const GemmShape& shape,
+                 cpu::Roofline& roofline, const OpenBlas* blas) {
+    BenchCase bench;
+    bench.op = op_;
+    bench.shape = shape;
+    bench.spec = spec_;
+    bench.spec.format = format;
+    bench.spec.n = shape.n;
+    bench.spec.k = shape.k;
+    bench.spec.group_size = std::min(group_size_.value_or(128), shape.k);
+    bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
+    bench.spec.experts = CopiesBeyondCache(bench.spec);
+    bench.activation_type = activation_type_ == "bf16"  ? DType::kBf16
+                            : activation_type_ == "f16" ? DType::kF16
+                                                        : DType::kF32;
+    bench.options.kernel = kernel_;
+    bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
+                             : accuracy_ == "w4a8" ? Accuracy::kW4A8
+                                                   : Accuracy::kDefault;
+    if (!(prepared_.storage() != nullptr && prepared_.spec() == bench.spec)) {
+      prepared_ = PreparedWeights();
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
+      MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
+    }
+    MARLIN_ASSIGN_OR_RETURN(BenchResult result,
+                            RunBench(device, prepared_, bench, roofline, blas));
+    results_.push_back(std::move(result));
+    return Status();
+  }
+
+  /// The time that memory and arithmetic units need at least, over the time taken.
+  double Fraction(const BenchResult& result) const {
+    const double peak = result.accuracy == "bf16_compute" ? ceilings_.tile : ceilings_.fma;
+    const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
+    return std::max(result.weight_bytes / ceilings_.read_streams, compute) / result.timing.median;
+  }
+
+  /// Bandwidth against the plain read probe of the same run.
+  static double ProbeFraction(const BenchResult& result) {
+    const double probe =
+        static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
+    return result.weight_bytes / result.timing.median / probe;
+  }
+
+  Json Document(const DeviceInfo& info) const {
+    Json document = {{"device",
+                      {{"name", info.name}, {"model", info.model}, {"threads", info.threads}}},
+                     {"date", Today()}};
+    if (!commit_.empty()) document["commit"] = commit_;
+    document["roofline"] = {{"read_gbps", ceilings_.read_plain * 1e-9},
+                            {"read_streams_gbps", ceilings_.read_streams * 1e-9},
+                            {"fp32_fma_tflops", ceilings_.fma * 1e-12},
+                            {"bf16_tile_tflops", ceilings_.tile * 1e-12},
+                            {"fork_join_us", ceilings_.fork_join * 1e6}};
+    document["results"] = Json::array();
+    for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
+    return document;
+  }
+
+  Json ResultJson(const BenchResult& result) const {
+    const GemmShape& shape = result.bench.shape;
+    Json row = {{"op", op_},
+                {"kernel", result.kernel},
+                {"accuracy", result.accuracy},
+                {"format", FormatName(result.bench.spec.format)},
+                {"group_size", result.bench.spec.group_size},
+                {"scale_type", ScaleTypeName(result.bench.spec.scale_type)},
+                {"activations", DTypeName(result.bench.activation_type)},
+                {"m", shape.m},
+                {"n", shape.n},
+                {"k", shape.k}};
+    row.update(TimingJson(result.timing));
+    row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
+    row["tflops"] = result.operations / result.timing.median * 1e-12;
+    row["roofline_fraction"] = Fraction(result);
+    row["read_probe_fraction"] = ProbeFraction(result);
+    for (const PeerTiming& peer : result.peers) {
+      Json entry = {{"name", peer.name}};
+      entry.update(TimingJson(peer.timing));
+      entry["speedup"] = peer.timing.median / result.timing.median;
+      row["peers"].push_back(std::move(entry));
+    }
+    return row;
+  }
+
+  std::string Text(const DeviceInfo& info) const {
+    std::vector<std::string> header = {"format", "m",       "n",        "k",     "kernel", "ms",
+                                       "GB/s",   "GFLOP/s", "roofline", "probe"};
+    for (const PeerTiming& peer : results_.front().peers) header.push_back("vs " + peer.name);
+    Table table(header);
+    for (const BenchResult& r : results_) {
+      std::vector<std::string> cells = {
+          std::string(FormatName(r.bench.spec.format)),
+          std::to_string(r.bench.shape.m),
+          std::to_string(r.bench.shape.n),
+          std::to_string(r.bench.shape.k),
+          r.kernel,
+          fmt::format("{:.3f}", r.timing.median * 1e3),
+          fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
+          fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
+          fmt::format("{:.0f} %", 100 * Fraction(r)),
+          fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
+      for (const PeerTiming& peer : r.peers) {
+        cells.push_back(fmt::format("{:.2f}x", peer.timing.median / r.timing.median));
+      }
+      table.AddRow(std::move(cells));
+    }
+    return fmt::format(
+        "{}, {} threads: read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, "
+        "bf16 tiles {:.0f} GFLOP/s, fork+join {:.2f} us\n\n{}",
+        info.model, info.threads, ceilings_.read_plain * 1e-9, ceilings_.read_streams * 1e-9,
+        ceilings_.fma * 1e-9, ceilings_.tile * 1e-9, ceilings_.fork_join * 1e6, table.ToString());
+  }
+
+  Status WriteRecord(const Json& document) const {
+    std::ofstream file(record_, std::ios::trunc);
+    file << document.dump(1) << "\n";
+    file.close();
+    if (!file) return Status(Code::kIo, record_ + ": cannot be written");
+    return Status();
+  }
+
+  std::string op_;
+  std::vector<std::string> shapes_;
+  std::string shapes_file_;
+  std::vector<std::string> formats_;
+  std::optional<int64_t> group_size_;
+  std::string scale_type_ = "fp16";
+  std::string activation_type_ = "bf16";
+  std::string accuracy_ = "default";
+  std::string kernel_;
+  std::optional<int64_t> threads_;
+  std::string device_ = "auto";
+  std::vector<std::string> against_;
+  std::string record_;
+  std::string commit_;
+
+  std::vector<GemmShape> parsed_shapes_;
+  std::vector<Format> parsed_formats_;
+  WeightsSpec spec_;
+  PreparedWeights prepared_;
+  MachineCeilings ceilings_;
+  std::vector<BenchResult> results_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_bench() { return std::make_unique<BenchCommand>(); }
+
+}  // namespace marlin::cli
