@@ -120,7 +120,7 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
   QuantizedWeights weights;
   weights.spec = spec;
   const int64_t rows = info.quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
-  const DType type = info.quantized            ? DType::kU32
+  const DType type = info.quantized                 ? DType::kU32
                      : spec.format == Format::kBf16 ? DType::kBf16
                                                     : DType::kF16;
   const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
@@ -170,9 +170,9 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
   result.bench = bench;
   const WeightsSpec& spec = weights.spec();
   result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
-  result.operations = dequantize ? static_cast<double>(k * n)
-                                 : 2.0 * static_cast<double>(m) * static_cast<double>(n) *
-                                       static_cast<double>(k);
+  result.operations =
+      dequantize ? static_cast<double>(k * n)
+                 : 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   GemmOptions options = bench.options;
   if (dequantize) {
     result.kernel = "marlin_dequantize";

@@ -61,8 +61,7 @@ int64_t CopiesBeyondCache(const WeightsSpec& one);
 
 /// Runs one case. `blas` may be null. Errors: those of Prepare and Gemm.
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, cpu::Roofline& roofline,
-                             const OpenBlas* blas);
+                             const BenchCase& bench, cpu::Roofline& roofline, const OpenBlas* blas);
 
 /// Weights of random codes with scales around 0.01, for timing. Errors: kOutOfMemory.
 Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec);

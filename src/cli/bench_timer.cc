@@ -10,8 +10,7 @@ namespace marlin::cli {
 namespace {
 
 double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 /// Seconds that the threads of this process have spent runnable but not running. Linux only;

@@ -67,7 +67,8 @@ class BenchCommand final : public Command {
     arguments.Option("--kernel", &kernel_, "NAME", "Forces one kernel");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
-    arguments.Option("--against", &against_, "PEER", "openblas: the dense product, in the same run");
+    arguments.Option("--against", &against_, "PEER",
+                     "openblas: the dense product, in the same run");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
@@ -76,7 +77,8 @@ class BenchCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(ReadArguments());
     MARLIN_ASSIGN_OR_RETURN(
         const Device device,
-        Device::Open(device_, {.threads = static_cast<int>(threads_.value_or(0)), .parallel_for = {}}));
+        Device::Open(device_,
+                     {.threads = static_cast<int>(threads_.value_or(0)), .parallel_for = {}}));
     const DeviceInfo info = device.info();
     ThreadPool pool(info.threads);
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
@@ -122,9 +124,9 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
     spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;
     if (activation_type_ != "bf16" && activation_type_ != "f16" && activation_type_ != "f32") {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--activations: expected bf16, f16 or f32, got '{}'",
-                                activation_type_));
+      return Status(
+          Code::kInvalidArgument,
+          fmt::format("--activations: expected bf16, f16 or f32, got '{}'", activation_type_));
     }
     const int64_t group = group_size_.value_or(128);
     if (group < 16 || group % 16 != 0) {
@@ -187,8 +189,7 @@ class BenchCommand final : public Command {
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
       MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
     }
-    MARLIN_ASSIGN_OR_RETURN(BenchResult result,
-                            RunBench(device, prepared_, bench, roofline, blas));
+    MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline, blas));
     results_.push_back(std::move(result));
     return Status();
   }
@@ -202,15 +203,14 @@ class BenchCommand final : public Command {
 
   /// Bandwidth against the plain read probe of the same run.
   static double ProbeFraction(const BenchResult& result) {
-    const double probe =
-        static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
+    const double probe = static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
     return result.weight_bytes / result.timing.median / probe;
   }
 
   Json Document(const DeviceInfo& info) const {
-    Json document = {{"device",
-                      {{"name", info.name}, {"model", info.model}, {"threads", info.threads}}},
-                     {"date", Today()}};
+    Json document = {
+        {"device", {{"name", info.name}, {"model", info.model}, {"threads", info.threads}}},
+        {"date", Today()}};
     if (!commit_.empty()) document["commit"] = commit_;
     document["roofline"] = {{"read_gbps", ceilings_.read_plain * 1e-9},
                             {"read_streams_gbps", ceilings_.read_streams * 1e-9},
@@ -249,8 +249,8 @@ class BenchCommand final : public Command {
   }
 
   std::string Text(const DeviceInfo& info) const {
-    std::vector<std::string> header = {"format", "m",       "n",        "k",     "kernel", "ms",
-                                       "GB/s",   "GFLOP/s", "roofline", "probe"};
+    std::vector<std::string> header = {"format", "m",    "n",       "k",        "kernel",
+                                       "ms",     "GB/s", "GFLOP/s", "roofline", "probe"};
     for (const PeerTiming& peer : results_.front().peers) header.push_back("vs " + peer.name);
     Table table(header);
     for (const BenchResult& r : results_) {

@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "backends/cpu/amx_kernel.h"
+#include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/roofline.h"
 #include "backends/cpu/simd_avx512.h"
 

@@ -31,9 +31,8 @@ double Seconds(Body&& body) {
 template <typename Loop>
 double Flops(ThreadPool& pool, Loop&& loop) {
   std::atomic<int64_t> total{0};
-  const double seconds = Seconds([&] {
-    pool.Run(pool.worker_count(), [&](int64_t, int) { total.fetch_add(loop()); });
-  });
+  const double seconds = Seconds(
+      [&] { pool.Run(pool.worker_count(), [&](int64_t, int) { total.fetch_add(loop()); }); });
   return static_cast<double>(total.load()) / seconds;
 }
 
