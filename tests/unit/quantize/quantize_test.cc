@@ -259,5 +259,43 @@ TEST(Quantize, RefusesWhatIsNotAMatrixOfFloats) {
   EXPECT_EQ(message(good, options), "symmetric: format u4 needs zero points; use s4");
 }
 
+TEST(Quantize, UnquantizedFormatsRoundOnceAndRefuseOverflow) {
+  Dense dense = Gaussian(40, 18);
+  dense.data[3] = -0.0f;
+  dense.data[39 * 18 + 17] = 70000.0f;
+  QuantizeOptions options;
+  options.format = Format::kBf16;
+  const auto bf16 = Quantize(dense.view(), options);
+  ASSERT_TRUE(bf16.ok());
+  EXPECT_EQ(bf16->codes.shape(), (Shape{1, 40, 18}));
+  for (size_t i = 0; i < dense.data.size(); ++i) {
+    EXPECT_EQ(bf16->codes.As<uint16_t>()[i], FloatToBf16(dense.data[i]));
+  }
+  options.format = Format::kFp16;
+  options.tensor_name = "w";
+  const auto fp16 = Quantize(dense.view(), options);
+  ASSERT_FALSE(fp16.ok());
+  EXPECT_EQ(fp16.status().code(), Code::kUnsupported);
+  EXPECT_EQ(fp16.status().message(),
+            "tensor 'w': 70000.000000 at [39, 17] overflows fp16; use bf16");
+}
+
+TEST(Quantize, UserCodebooksReplaceTheTable) {
+  const Dense dense = Gaussian(64, 5);
+  QuantizeOptions options;
+  options.format = Format::kNf2;
+  options.codebook = {1.0f, -1.0f, 0.25f, -0.25f};
+  options.group_size = 16;
+  const auto weights = Quantize(dense.view(), options);
+  ASSERT_TRUE(weights.ok());
+  EXPECT_EQ(weights->codebook, options.codebook);
+  const auto out = Decoded(*weights);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const float scale = HalfToFloat(weights->scales.As<uint16_t>()[i / 5 / 16 * 5 + i % 5]);
+    const float wanted = std::fabs(dense.data[i]) > 0.625f * scale ? scale : 0.25f * scale;
+    EXPECT_EQ(out[i], std::copysign(wanted, dense.data[i])) << i;
+  }
+}
+
 }  // namespace
 }  // namespace marlin
