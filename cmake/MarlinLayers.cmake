@@ -37,7 +37,7 @@ function(marlin_layer name)
     add_library(${object_library} OBJECT ${sources})
     target_include_directories(${object_library} PRIVATE ${PROJECT_SOURCE_DIR}/src
                                ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
-    target_link_libraries(${object_library} PRIVATE marlin_warnings Threads::Threads fmt::fmt
+    target_link_libraries(${object_library} PRIVATE marlin_warnings Threads::Threads ${MARLIN_FMT}
                           nlohmann_json::nlohmann_json ${arg_LINK})
   endforeach()
   if(TARGET ${target}_mutants)

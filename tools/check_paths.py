@@ -8,6 +8,7 @@ Usage: check_paths.py [ROOT] | --self-test
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,11 +39,12 @@ def check_text(path: str, text: str) -> list[str]:
 
 def project_files(root: Path) -> list[Path]:
     """Tracked files and new ones; outside a git clone, everything but build folders."""
-    listing = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True, check=False)
-    if listing.returncode == 0:
-        return [root / name for name in listing.stdout.decode().split("\0") if name]
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others",
+               "--exclude-standard"]
+    if shutil.which("git"):
+        listing = subprocess.run(command, capture_output=True, check=False)
+        if listing.returncode == 0:
+            return [root / name for name in listing.stdout.decode().split("\0") if name]
     return [p for p in root.rglob("*")
             if p.is_file() and not p.relative_to(root).parts[0].startswith(("build", "."))]
 
