@@ -22,6 +22,7 @@ for target in $targets; do
   mkdir -p "$work"
   set -- "$work"
   [ -d "tests/fuzz/corpus/$target" ] && set -- "$@" "tests/fuzz/corpus/$target"
+  [ "$target" = safetensors_fuzz ] && set -- "$@" tests/fuzz/malformed
   dictionary=tests/fuzz/$target.dict
   [ -f "$dictionary" ] && set -- "-dict=$dictionary" "$@"
   echo "== $target, $seconds s"
