@@ -37,7 +37,8 @@ conformance() {
 
 mutants() {
   cmake --build build --target marlin_conformance_mutants
-  python3 -B tests/conformance/run_mutants.py "$(find build -type f -name marlin_conformance_mutants)"
+  python3 -B tests/conformance/run_mutants.py \
+    "$(find build -type f -name marlin_conformance_mutants)"
 }
 
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.

@@ -108,7 +108,7 @@ void StoreTask(const AmxPass& pass, const TaskBlocks& blocks, ColumnRange column
                                                  (half + columns.first) % kBlockRows
                                            : nullptr;
     StoreRows(pass.call, ExactKernelsOf(CpuLevel::kAmx), pass.bias, columns, pass.first_m + first,
-              std::min(amx::kTileM, pass.rows - first), gate, up, stride);
+              std::min(amx::kTileM, pass.rows - first), {gate, up, stride});
   }
 }
 

@@ -9,18 +9,27 @@
 //
 // Both walk k in the same order with the same lanes, so they give the same bits.
 
+/// A run of chunks of one block, with the parameters of its groups.
+struct Pass {
+  const PanelView& w;
+  const GroupParameters& parameters;
+  int64_t block;
+  int64_t first_chunk;
+  int64_t chunk_count;
+};
+
 /// Decodes in registers and multiplies at once. The lane sums live in L1: one load and one store
 /// per activation row and chunk, against 128 / kLanes FMAs.
 template <int kBits, Kind kKind, GroupMode kMode, int kM>
-static void MultiplyFused(const PanelView& w, const GroupParameters& parameters, int64_t block,
-                          int64_t first_chunk, int64_t chunk_count, const float* x,
-                          int64_t x_stride, float* out, int64_t out_stride) {
+static void MultiplyFused(const Pass& pass, const float* x, int64_t x_stride, float* out,
+                          int64_t out_stride) {
   constexpr int64_t kBytes = ChunkBytes(kBits);
   constexpr int64_t kPrefetchBytes = 2048;  // Consecutive chunks are consecutive in memory.
   alignas(64) float sums[kBlockRows][kM][kLanes] = {};
-  const uint8_t* chunk = w.codes + (block * w.chunks + first_chunk) * kBytes;
-  for (int64_t c = 0; c < chunk_count; ++c, chunk += kBytes, x += kChunkK) {
-    const ChunkGroups groups = ChunkGroups::Of<kMode>(w, parameters, first_chunk + c);
+  const uint8_t* chunk = pass.w.codes + (pass.block * pass.w.chunks + pass.first_chunk) * kBytes;
+  for (int64_t c = 0; c < pass.chunk_count; ++c, chunk += kBytes, x += kChunkK) {
+    const ChunkGroups groups =
+        ChunkGroups::Of<kMode>(pass.w, pass.parameters, pass.first_chunk + c);
     for (int row = 0; row < kBlockRows; ++row) {
       for (int64_t i = 0; i < kBytes / kBlockRows; i += 64) {
         Prefetch(chunk + kBytes / kBlockRows * row + i + kPrefetchBytes);
@@ -28,7 +37,7 @@ static void MultiplyFused(const PanelView& w, const GroupParameters& parameters,
       F lanes[kM];
       Unroll<kM>([&](auto i) { lanes[i] = Load(sums[row][i]); });
       DecodeRow<kBits, kKind, kMode>(
-          w, parameters, groups, chunk,
+          pass.w, pass.parameters, groups, chunk,
           row, [&](int64_t offset, F weights) __attribute__((always_inline)) {
             Unroll<kM>([&](auto i) __attribute__((always_inline)) {
               lanes[i] = Fma(weights, Load(x + i * x_stride + offset), lanes[i]);
@@ -79,15 +88,6 @@ static void DecodePanel(const PanelView& w, const GroupParameters& parameters, i
   }
 }
 
-/// A run of chunks of one block, with the parameters of its groups.
-struct Pass {
-  const PanelView& w;
-  const GroupParameters& parameters;
-  int64_t block;
-  int64_t first_chunk;
-  int64_t chunk_count;
-};
-
 /// Multiplies many rows: `decode` is the DecodePanel of the format.
 template <class Decode>
 static void MultiplyByPanel(const Pass& pass, Decode decode, const float* x, int64_t x_stride,
@@ -119,17 +119,16 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
   for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
     const int64_t chunks = w.chunks - chunk < kPassChunks ? w.chunks - chunk : kPassChunks;
     parameters.Fill(w, block, chunk, chunks);
+    const Pass pass = {w, parameters, block, chunk, chunks};
     const float* xk = x + chunk * kChunkK;
     // A fused pass pays where a look-up is cheaper than a trip through L1.
     if (m == 1) {
-      MultiplyFused<kBits, kKind, kMode, 1>(w, parameters, block, chunk, chunks, xk, x_stride, out,
-                                            out_stride);
+      MultiplyFused<kBits, kKind, kMode, 1>(pass, xk, x_stride, out, out_stride);
     } else if (m == 4 && kKind == Kind::kTable) {
-      MultiplyFused<kBits, kKind, kMode, 4>(w, parameters, block, chunk, chunks, xk, x_stride, out,
-                                            out_stride);
+      MultiplyFused<kBits, kKind, kMode, 4>(pass, xk, x_stride, out, out_stride);
     } else {
-      MultiplyByPanel({w, parameters, block, chunk, chunks}, &DecodePanel<kBits, kKind, kMode>, xk,
-                      x_stride, m, out, out_stride, scratch);
+      MultiplyByPanel(pass, &DecodePanel<kBits, kKind, kMode>, xk, x_stride, m, out, out_stride,
+                      scratch);
     }
   }
 }

@@ -87,18 +87,17 @@ const float* WidenBias(const GemmCall& call, float* target) {
 }
 
 void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
-               ColumnRange columns, int64_t first_m, int64_t rows, const float* sums,
-               const float* up, int64_t stride) {
+               ColumnRange columns, int64_t first_m, int64_t rows, const FinishedSums& sums) {
   const int64_t half = call.desc.n / 2;
   const int64_t size = DTypeBytes(call.desc.c_type);
   EpilogueRow row{};
   row.activation = call.epilogue.activation;
   row.count = columns.last - columns.first;
   row.bias = bias == nullptr ? nullptr : bias + columns.first;
-  row.up_bias = (bias == nullptr || up == nullptr) ? nullptr : bias + half + columns.first;
+  row.up_bias = (bias == nullptr || sums.up == nullptr) ? nullptr : bias + half + columns.first;
   for (int64_t i = 0; i < rows; ++i) {
-    row.sums = sums + i * stride;
-    row.up = up == nullptr ? nullptr : up + i * stride;
+    row.sums = sums.gate + i * sums.stride;
+    row.up = sums.up == nullptr ? nullptr : sums.up + i * sums.stride;
     row.row_weight =
         call.epilogue.row_weight == nullptr ? nullptr : call.epilogue.row_weight + first_m + i;
     uint8_t* target =
@@ -154,7 +153,7 @@ void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool) {
       const float* gate = multiply_columns(0, sums);
       const float* up =
           desc.gated ? multiply_columns(desc.n / 2, sums + rows * kSumsStride) : nullptr;
-      StoreRows(call, kernels, bias, columns, first_m, rows, gate, up, kSumsStride);
+      StoreRows(call, kernels, bias, columns, first_m, rows, {gate, up, kSumsStride});
     });
   }
 }

@@ -46,10 +46,16 @@ void RunAmx(const GemmCall& call, ThreadPool& pool);
 /// Widens the bias to fp32 in the workspace; null when there is none.
 const float* WidenBias(const GemmCall& call, float* target);
 
-/// Stores finished sums: sums[i * stride + c] belongs to row first_m + i, column columns.first + c
-/// of the gate half, up likewise of the other half (null unless gated).
+/// Finished sums of some rows: gate[i * stride + c] is row i, column c of the gate half, up
+/// likewise of the other half (null unless gated).
+struct FinishedSums {
+  const float* gate;
+  const float* up;
+  int64_t stride;
+};
+
+/// Stores finished sums, whose row 0 is row first_m and column 0 columns.first of the output.
 void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
-               ColumnRange columns, int64_t first_m, int64_t rows, const float* sums,
-               const float* up, int64_t stride);
+               ColumnRange columns, int64_t first_m, int64_t rows, const FinishedSums& sums);
 
 }  // namespace marlin::cpu
