@@ -66,8 +66,9 @@ TEST_P(RoundTrip, QuantizingTheDequantizedGivesTheSameCodes) {
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, RoundTrip,
                          ::testing::Values("default_moe", "aggressive_moe", "uniform:fp4_e2m1/g32",
-                                           "uniform:nf4/g64", "uniform:s8/g128",
-                                           "uniform:fp8_e4m3/g128"));
+                                           "uniform:fp4_e2m1/g32/e8m0", "uniform:fp4_e2m1/g16/e4m3",
+                                           "uniform:nf4/g64/bf16", "uniform:s8/g128/fp32",
+                                           "uniform:fp8_e4m3/g128", "uniform:int3/g32/sym"));
 
 TEST(QuantizeCheckpoint, ReportsCoverageAndWritesAValidDirectory) {
   TemporaryDirectory directory;
