@@ -89,7 +89,7 @@ Result<QuantizedWeights> LoadModule(const std::shared_ptr<const Checkpoint::Impl
   QuantizedWeights weights;
   weights.spec = record.module.spec;
   for (const ModuleTensor& part : ModuleTensors(record)) {
-    const size_t tensor = impl->index.at(part.name);  // CheckModuleTensors found all of them.
+    const size_t tensor = *impl->FindTensor(part.name);  // CheckModuleTensors found all of them.
     MARLIN_ASSIGN_OR_RETURN(const std::byte* data, AlignedData(*impl, tensor, loaded.get()));
     MARLIN_RETURN_IF_ERROR(AttachPart(part, data, &weights));
   }
@@ -113,15 +113,15 @@ const std::string& Checkpoint::recipe_name() const { return impl_->quantization.
 const std::vector<QuantizedModule>& Checkpoint::modules() const { return impl_->modules; }
 
 const TensorInfo* Checkpoint::Find(const std::string& name) const {
-  const auto found = impl_->index.find(name);
-  return found == impl_->index.end() ? nullptr : &impl_->tensors[found->second];
+  const std::optional<size_t> found = impl_->FindTensor(name);
+  return found ? &impl_->tensors[*found] : nullptr;
 }
 
 Result<TensorView> Checkpoint::Tensor(const std::string& name) const {
-  const auto found = impl_->index.find(name);
-  if (found == impl_->index.end()) return UnknownName(*impl_, "tensor", name);
-  const TensorInfo& tensor = impl_->tensors[found->second];
-  return TensorView(TensorData(*impl_, found->second), tensor.dtype, tensor.shape);
+  const std::optional<size_t> found = impl_->FindTensor(name);
+  if (!found) return UnknownName(*impl_, "tensor", name);
+  const TensorInfo& tensor = impl_->tensors[*found];
+  return TensorView(TensorData(*impl_, *found), tensor.dtype, tensor.shape);
 }
 
 Result<QuantizedWeights> Checkpoint::Weights(const std::string& module_name) const {

@@ -25,17 +25,20 @@ struct CheckpointFile {
 struct Checkpoint::Impl {
   std::string path;
   bool is_directory = false;
-  std::vector<CheckpointFile> files;                   ///< The safetensors files, in name order.
-  std::vector<TensorInfo> tensors;                     ///< In name order.
-  std::vector<uint32_t> tensor_file;                   ///< Of each tensor, its file.
-  std::vector<std::optional<uint64_t>> checksums;      ///< Of each tensor, when stored.
-  std::unordered_map<std::string_view, size_t> index;  ///< Name -> tensor.
+  std::vector<CheckpointFile> files;               ///< The safetensors files, in name order.
+  std::vector<TensorInfo> tensors;                 ///< In name order.
+  std::vector<uint32_t> tensor_file;               ///< Of each tensor, its file.
+  std::vector<std::optional<uint64_t>> checksums;  ///< Of each tensor, when stored.
   std::string config_json;
   Json config;  ///< config_json parsed; null when there is none.
   bool quantized = false;
   QuantizationConfig quantization;
   std::vector<QuantizedModule> modules;  ///< Those of `quantization`, as the public type.
   std::unordered_map<std::string_view, size_t> module_index;
+
+  /// The number of a tensor. A search in the sorted names: a hash table of the most tensors that a
+  /// file may have would take more memory than opening is allowed.
+  std::optional<size_t> FindTensor(std::string_view name) const;
 };
 
 struct CheckpointAccess {

@@ -91,7 +91,7 @@ void Restorer::PlanModule(const ModuleRecord& record) {
   const int64_t columns = out_in ? spec.k : spec.n;
   BackUnit unit;
   unit.record = &record;
-  unit.tensor = source_.index.at(ModuleTensors(record).front().name);
+  unit.tensor = *source_.FindTensor(ModuleTensors(record).front().name);
   unit.output.dtype = dtype_;
   if (wildcard == std::string::npos) {
     unit.all_experts = true;
@@ -136,7 +136,7 @@ void Restorer::PlanUnits() {
 
 void Restorer::ReleasePages(const ModuleRecord& record) const {
   for (const ModuleTensor& part : ModuleTensors(record)) {
-    const size_t tensor = source_.index.at(part.name);
+    const size_t tensor = *source_.FindTensor(part.name);
     const TensorInfo& info = source_.tensors[tensor];
     source_.files[source_.tensor_file[tensor]].mapping->Release(info.offset, info.bytes);
   }

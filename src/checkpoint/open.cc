@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
+#include <new>
 #include <set>
 
 #include "base/macros.h"
@@ -28,6 +30,7 @@ class CheckpointOpener {
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
   Status SortTensors();
+  Status AddChecksum(const TensorInfo& tensor, uint32_t file);
   Status ReadConfig(const std::vector<std::string>& names);
   Status Fail(Code code, const std::string& message) const {
     return Status(code, Printable(impl_.path) + ": " + message);
@@ -35,7 +38,6 @@ class CheckpointOpener {
 
   Io& io_;
   Checkpoint::Impl& impl_;
-  std::vector<std::pair<TensorInfo, uint32_t>> found_;  // With the number of the file.
   std::vector<std::map<std::string, std::string>> metadata_;
 };
 
@@ -113,10 +115,12 @@ Status CheckpointOpener::AddFile(const std::string& directory, const std::string
   }
   const std::span<const std::byte> image(mapping->data(), static_cast<size_t>(mapping->size()));
   MARLIN_ASSIGN_OR_RETURN(SafetensorsHeader header, ParseSafetensors(image, path, name));
-  const auto file = static_cast<uint32_t>(impl_.files.size());
   impl_.files.push_back({name, info, std::move(mapping), header.data_begin});
-  found_.reserve(found_.size() + header.tensors.size());
-  for (TensorInfo& tensor : header.tensors) found_.emplace_back(std::move(tensor), file);
+  if (impl_.tensors.empty()) {
+    impl_.tensors = std::move(header.tensors);
+  } else {
+    std::move(header.tensors.begin(), header.tensors.end(), std::back_inserter(impl_.tensors));
+  }
   metadata_.push_back(std::move(header.metadata));
   return {};
 }
@@ -154,7 +158,7 @@ Status CheckpointOpener::CheckWeightMap(
   const auto malformed = [&index_path](const std::string& message) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
   };
-  for (const auto& [tensor, file] : found_) {
+  for (const TensorInfo& tensor : impl_.tensors) {
     const auto entry = weight_map.find(tensor.name);
     if (entry == weight_map.end()) {
       return malformed(fmt::format("tensor \"{}\" of {} is not listed", Printable(tensor.name),
@@ -166,16 +170,17 @@ Status CheckpointOpener::CheckWeightMap(
                                    Printable(tensor.file)));
     }
   }
-  if (found_.size() == weight_map.size()) return {};
+  if (impl_.tensors.size() == weight_map.size()) return {};
   std::set<std::string_view> present;
-  for (const auto& [tensor, file] : found_) present.insert(tensor.name);
+  for (const TensorInfo& tensor : impl_.tensors) present.insert(tensor.name);
   for (const auto& [name, file] : weight_map) {
     if (!present.contains(name)) {
       return malformed(fmt::format("tensor \"{}\" is listed in {}, which does not hold it",
                                    Printable(name), Printable(file)));
     }
   }
-  return malformed(fmt::format("{} tensors listed, {} found", weight_map.size(), found_.size()));
+  return malformed(
+      fmt::format("{} tensors listed, {} found", weight_map.size(), impl_.tensors.size()));
 }
 
 Status CheckpointOpener::AddIndexed(const std::string& index_name) {
@@ -234,36 +239,44 @@ Status CheckpointOpener::OpenFile() {
   return SortTensors();
 }
 
-Status CheckpointOpener::SortTensors() {
-  std::sort(found_.begin(), found_.end(),
-            [](const auto& a, const auto& b) { return a.first.name < b.first.name; });
-  impl_.tensors.reserve(found_.size());
-  impl_.tensor_file.reserve(found_.size());
-  impl_.checksums.reserve(found_.size());
-  for (auto& [tensor, file] : found_) {
-    if (!impl_.tensors.empty() && impl_.tensors.back().name == tensor.name) {
-      return Fail(Code::kMalformedFile,
-                  fmt::format("tensor \"{}\" lies in both {} and {}", Printable(tensor.name),
-                              Printable(impl_.tensors.back().file), Printable(tensor.file)));
+Status CheckpointOpener::AddChecksum(const TensorInfo& tensor, uint32_t file) {
+  std::optional<uint64_t> checksum;
+  const auto stored = metadata_[file].find(ChecksumKey(tensor.name));
+  if (stored != metadata_[file].end()) {
+    checksum = ParseChecksum(stored->second);
+    if (!checksum) {
+      return Fail(
+          Code::kMalformedFile,
+          fmt::format("{}: tensor \"{}\": checksum \"{}\" is not xxh3 and 16 digits",
+                      Printable(tensor.file), Printable(tensor.name), Printable(stored->second)));
     }
-    std::optional<uint64_t> checksum;
-    const auto stored = metadata_[file].find(ChecksumKey(tensor.name));
-    if (stored != metadata_[file].end()) {
-      checksum = ParseChecksum(stored->second);
-      if (!checksum) {
-        return Fail(
-            Code::kMalformedFile,
-            fmt::format("{}: tensor \"{}\": checksum \"{}\" is not xxh3 and 16 digits",
-                        Printable(tensor.file), Printable(tensor.name), Printable(stored->second)));
-      }
-    }
-    impl_.tensors.push_back(std::move(tensor));
-    impl_.tensor_file.push_back(file);
-    impl_.checksums.push_back(checksum);
   }
-  found_.clear();
-  impl_.index.reserve(impl_.tensors.size());
-  for (size_t i = 0; i < impl_.tensors.size(); ++i) impl_.index.emplace(impl_.tensors[i].name, i);
+  impl_.checksums.push_back(checksum);
+  return {};
+}
+
+Status CheckpointOpener::SortTensors() {
+  std::vector<TensorInfo>& tensors = impl_.tensors;
+  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
+    std::stable_sort(tensors.begin(), tensors.end(), by_name);
+  }
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  for (size_t i = 0; i < impl_.files.size(); ++i) {
+    numbers.emplace(impl_.files[i].name, static_cast<uint32_t>(i));
+  }
+  impl_.tensor_file.reserve(tensors.size());
+  impl_.checksums.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i > 0 && tensors[i - 1].name == tensors[i].name) {
+      return Fail(Code::kMalformedFile,
+                  fmt::format("tensor \"{}\" lies in both {} and {}", Printable(tensors[i].name),
+                              Printable(tensors[i - 1].file), Printable(tensors[i].file)));
+    }
+    const uint32_t file = numbers.at(tensors[i].file);
+    impl_.tensor_file.push_back(file);
+    MARLIN_RETURN_IF_ERROR(AddChecksum(tensors[i], file));
+  }
   return {};
 }
 
@@ -312,9 +325,9 @@ Status CheckModuleTensors(const Checkpoint::Impl& impl) {
     };
     for (const ModuleTensor& expected : ModuleTensors(record)) {
       const std::string name = Printable(expected.name);
-      const auto found = impl.index.find(expected.name);
-      if (found == impl.index.end()) return malformed(fmt::format("no tensor \"{}\"", name));
-      const TensorInfo& tensor = impl.tensors[found->second];
+      const std::optional<size_t> found = impl.FindTensor(expected.name);
+      if (!found) return malformed(fmt::format("no tensor \"{}\"", name));
+      const TensorInfo& tensor = impl.tensors[*found];
       if (tensor.dtype != expected.dtype || !(tensor.shape == expected.shape)) {
         return malformed(fmt::format("tensor \"{}\": expected {} {}, got {} {}", name,
                                      DTypeName(expected.dtype), expected.shape.ToString(),
@@ -328,6 +341,15 @@ Status CheckModuleTensors(const Checkpoint::Impl& impl) {
     }
   }
   return {};
+}
+
+std::optional<size_t> Checkpoint::Impl::FindTensor(std::string_view name) const {
+  const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,
+                                      [](const TensorInfo& tensor, std::string_view key) {
+                                        return std::string_view(tensor.name) < key;
+                                      });
+  if (found == tensors.end() || found->name != name) return std::nullopt;
+  return static_cast<size_t>(found - tensors.begin());
 }
 
 Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path) {
