@@ -182,6 +182,22 @@ TEST(Quantize, ZeroGroupsHaveScaleZeroAndDecodeToZero) {
   }
 }
 
+TEST(Quantize, ZeroGroupsHoldTheCodeOfValueZero) {
+  const Dense dense{16, 1, std::vector<float>(16, 0.0f)};
+  const std::pair<Format, uint32_t> expected[] = {
+      {Format::kFp4E2M1, 0x00000000u},   {Format::kU4, 0x00000000u},
+      {Format::kS4, 0x88888888u},        {Format::kNf4, 0x77777777u},
+      {Format::kCodebook4, 0x88888888u}, {Format::kInt2, 0xaaaaaaaau},
+      {Format::kS8, 0x00000000u}};
+  for (const auto& [format, word] : expected) {
+    QuantizeOptions options;
+    options.format = format;
+    const auto weights = Quantize(dense.view(), options);
+    ASSERT_TRUE(weights.ok());
+    EXPECT_EQ(weights->codes.As<uint32_t>()[0], word) << FormatName(format);
+  }
+}
+
 TEST(Quantize, ZeroSizedMatricesWork) {
   for (const FormatInfo& info : AllFormats()) {
     for (const auto& [k, n] : {std::pair<int64_t, int64_t>{0, 5}, {64, 0}, {0, 0}}) {

@@ -62,6 +62,7 @@ TEST(ScaleRule, AffineZerosAreIntegersInsideTheTable) {
   EXPECT_EQ(choose(0.0f, 30.0f).zero, 0.0f);
   EXPECT_EQ(choose(-30.0f, 0.0f).zero, 15.0f);
   EXPECT_EQ(choose(-2.4f, 12.6f).zero, 2.0f);
+  EXPECT_EQ(choose(-2.6f, 12.4f).zero, 3.0f);
   EXPECT_EQ(choose(0.0f, 0.0f).scale.value, 0.0f);
   // The range itself is beyond fp32, the scale is not.
   EXPECT_FALSE(choose(-3e38f, 3e38f).scale.overflow);
