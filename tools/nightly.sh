@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The long checks: all conformance cases, every seeded fault, AddressSanitizer and
-# UndefinedBehaviorSanitizer, ThreadSanitizer, ten minutes of fuzzing a target, 64-bit Arm under
+# The long checks: all conformance cases, every seeded fault, encoders over all 2^32 floats,
+# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, ten minutes of fuzzing a target, 64-bit Arm under
 # qemu. Writes bench/records/nightly.json. Arguments: names of stages, default all.
 set -eu
 cd "$(dirname "$0")/.."
@@ -41,6 +41,12 @@ mutants() {
     "$(find build -type f -name marlin_conformance_mutants)"
 }
 
+# Encoders and roundings over all floats instead of the sample that ./dev test takes.
+exhaustive() {
+  MARLIN_EXHAUSTIVE=full ctest --test-dir build --output-on-failure --no-tests=error \
+    -R '^exhaustive' --timeout 7200 -j "$(nproc)"
+}
+
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.
 aarch64() {
   local package missing=""
@@ -72,6 +78,7 @@ if command -v ninja >/dev/null; then generator=Ninja; fi
 stage test ./dev test
 stage conformance conformance
 stage mutants mutants
+stage exhaustive exhaustive
 stage asan tools/sanitize.sh asan
 stage tsan tools/sanitize.sh tsan '/(gaussian|lattice)/'
 stage fuzz tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"
