@@ -31,7 +31,8 @@ MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
   const I magnitude = ShiftLeft<23 - kMantissaBits>(And(byte, SetWord(0x7f)));
   const F normal = AsFloat(AddWords(magnitude, SetWord(kOne)));
   const F rest = Sub(normal, AsFloat(SetWord(kOne)));
-  const F value = SelectZero(byte, SetWord(kExponentMask), Add(rest, rest), normal);
+  const F value =
+      SelectZero(byte, SetWord(kExponentMask), MARLIN_MUTATE(1, Add(rest, rest), rest), normal);
   return AsFloat(Or(AsWords(value), ShiftLeft<24>(And(byte, SetWord(0x80)))));
 }
 
@@ -47,7 +48,7 @@ MARLIN_SIMD_INLINE F LoadStored(const void* base, ScaleType type, int64_t index)
     case ScaleType::kE8M0: {
       const I byte = AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index));
       // Exponent 0 is 2^-127, an fp32 subnormal.
-      return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(0x00400000)),
+      return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(MARLIN_MUTATE(2, 0x00400000, 0))),
                         AsFloat(ShiftLeft<23>(byte)));
     }
     case ScaleType::kE4M3:
@@ -68,12 +69,12 @@ struct GroupParameters {
     if (w.scales == nullptr) return;
     first_group = first_chunk * kChunkK / w.group_size;
     const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
-    const F global = Set(w.global_scale);
+    const F global = Set(MARLIN_MUTATE(3, w.global_scale, 1.0f));
     const ScaleType bias_type =
         (w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3) ? ScaleType::kF16
                                                                                : w.scale_type;
     for (int64_t group = first_group; group <= last_group; ++group) {
-      const int64_t source = (block * w.groups + group) * 16;
+      const int64_t source = (block * w.groups + MARLIN_MUTATE(4, group, group - group % 2)) * 16;
       const int64_t target = (group - first_group) * 16;
       for (int i = 0; i < 16; i += kLanes) {
         Store(scale + target + i, Mul(LoadStored(w.scales, w.scale_type, source + i), global));
@@ -107,7 +108,7 @@ struct RowWords {
       const I first = And(ShiftRight<12>(LoadWords(triple)), SetWord(0x000f000f));
       const I second = And(ShiftRight<8>(LoadWords(triple + 64)), SetWord(0x00f000f0));
       const I third = And(ShiftRight<4>(LoadWords(triple + 128)), SetWord(0x0f000f00));
-      return Or(first, Or(second, third));
+      return Or(first, MARLIN_MUTATE(5, Or(second, third), second));
     } else if constexpr (kBits == 8) {
       return LoadWords(chunk + 128 * r + 64 * (j / 2) + offset);
     } else {
@@ -152,7 +153,8 @@ struct ChunkGroups {
     constexpr int kStep = kMode == GroupMode::kChunk ? 8 : kMode == GroupMode::kSlice ? 2 : 1;
     for (int half = 0; half < 8; half += kStep) {
       const int64_t group = (chunk * kChunkK + 16 * half) / w.group_size;
-      groups.offset[half] = (group - parameters.first_group) * 16;
+      groups.offset[half] =
+          (MARLIN_MUTATE(7, group, chunk * kChunkK / w.group_size) - parameters.first_group) * 16;
     }
     return groups;
   }
@@ -178,11 +180,13 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       table = LoadTable(w.table);
       if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[low]));
       table = MulTable(table, Set(parameters.scale[low]));
-      if (w.biases != nullptr) table = AddTable(table, Set(parameters.bias[low]));
+      if (w.biases != nullptr)
+        table = AddTable(table, Set(parameters.bias[MARLIN_MUTATE(8, low, low - row)]));
     }
     const auto stored = [&](const float* values, int part) __attribute__((always_inline)) {
-      return kMode == GroupMode::kHalf ? SplitSet(values[low], values[high], part)
-                                       : Set(values[low]);
+      return kMode == GroupMode::kHalf
+                 ? SplitSet(values[low], values[MARLIN_MUTATE(6, high, low)], part)
+                 : Set(values[low]);
     };
     const auto scaled = [&](F value, int part) __attribute__((always_inline)) {
       if (w.zeros != nullptr) value = Sub(value, stored(parameters.zero, part));

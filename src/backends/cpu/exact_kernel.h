@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cpu/panels.h"
+#include "base/mutant.h"
 #include "marlin/gemm.h"
 #include "marlin/tensor.h"
 

@@ -101,7 +101,7 @@ static void MultiplyByPanel(const Pass& pass, Decode decode, const float* x, int
       PanelTile<kPanelRows, kPanelM>(panel, x + i * x_stride, x_stride, count,
                                      out + i * out_stride + row, out_stride);
     }
-    for (; i < m; ++i) {
+    for (; i < MARLIN_MUTATE(15, m, m - 1); ++i) {
       PanelTile<kPanelRows, 1>(panel, x + i * x_stride, x_stride, count, out + i * out_stride + row,
                                out_stride);
     }
@@ -112,7 +112,8 @@ template <int kBits, Kind kKind, GroupMode kMode>
 static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
   for (int64_t i = 0; i < m; ++i) {
-    for (int n = 0; n < kBlockRows; ++n) out[i * out_stride + n] = 0.0f;
+    for (int n = 0; n < kBlockRows; ++n)
+      out[i * out_stride + n] = MARLIN_MUTATE(17, 0.0f, 0x1p-20f);
   }
   GroupParameters parameters;
   constexpr int64_t kPassChunks = kExactK / kChunkK;
@@ -120,7 +121,7 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
     const int64_t chunks = w.chunks - chunk < kPassChunks ? w.chunks - chunk : kPassChunks;
     parameters.Fill(w, block, chunk, chunks);
     const Pass pass = {w, parameters, block, chunk, chunks};
-    const float* xk = x + chunk * kChunkK;
+    const float* xk = x + MARLIN_MUTATE(16, chunk, 0) * kChunkK;
     // A fused pass pays where a look-up is cheaper than a trip through L1.
     if (m == 1) {
       MultiplyFused<kBits, kKind, kMode, 1>(pass, xk, x_stride, out, out_stride);

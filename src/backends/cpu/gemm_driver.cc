@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "base/mutant.h"
 #include "base/scalars.h"
 
 namespace marlin::cpu {
@@ -98,8 +99,9 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
   for (int64_t i = 0; i < rows; ++i) {
     row.sums = sums.gate + i * sums.stride;
     row.up = sums.up == nullptr ? nullptr : sums.up + i * sums.stride;
-    row.row_weight =
-        call.epilogue.row_weight == nullptr ? nullptr : call.epilogue.row_weight + first_m + i;
+    row.row_weight = call.epilogue.row_weight == nullptr
+                         ? nullptr
+                         : call.epilogue.row_weight + MARLIN_MUTATE(32, first_m, 0) + i;
     uint8_t* target =
         static_cast<uint8_t*>(call.c) + ((first_m + i) * call.c_stride + columns.first) * size;
     kernels.store_row(row, target, call.desc.c_type);
@@ -148,7 +150,7 @@ void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool) {
           multiply(view, range.first + b, x, x_stride, rows, out + b * kBlockRows, kSumsStride,
                    scratch);
         }
-        return out + (offset + columns.first) % kBlockRows;
+        return out + MARLIN_MUTATE(31, (offset + columns.first) % kBlockRows, 0);
       };
       const float* gate = multiply_columns(0, sums);
       const float* up =

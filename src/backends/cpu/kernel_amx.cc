@@ -61,7 +61,9 @@ void DecodeTileRow(const PanelView& w, const GroupParameters& parameters, const 
         const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
         const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
         table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-        const I second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+        const I second =
+            _mm512_inserti64x4(_mm512_setzero_si512(),
+                               MARLIN_MUTATE(28, _mm256_set1_epi16(16), _mm256_setzero_si256()), 1);
         const I index = Or(And(words, _mm512_set1_epi16(15)), second);
         _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(index, table));
       } else {
@@ -214,12 +216,13 @@ MARLIN_SIMD_INLINE void MultiplyStep(const uint16_t* b, int64_t m_stride) {
 template <bool kTwo>
 void MultiplyPanel(const PanelProduct& p, PanelDecoder& next, int64_t rows_per_step) {
   constexpr int64_t kBlockStride = kPanelChunks * 4 * kTileElements;
-  LoadSums<kTwo>(p.sums, p.first);
+  LoadSums<kTwo>(p.sums, MARLIN_MUTATE(26, p.first, true));
   for (int64_t step = 0; step < p.steps; ++step) {
     _tile_loadd(4, p.panel + step * kTileElements, 64);
     _tile_loadd(5, p.panel + kBlockStride + step * kTileElements, 64);
     MultiplyStep<kTwo>(p.high + step * kTileElements, p.m_stride);
-    if (p.low != nullptr) MultiplyStep<kTwo>(p.low + step * kTileElements, p.m_stride);
+    if (MARLIN_MUTATE(25, p.low, nullptr) != nullptr)
+      MultiplyStep<kTwo>(p.low + step * kTileElements, p.m_stride);
     next.DecodeRows(rows_per_step);
   }
   StoreSums<kTwo>(p.sums);
@@ -347,7 +350,7 @@ MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, 
     const F rounded = AsFloat(ShiftLeft<16>(_mm512_cvtepu16_epi32(ToBf16(x))));
     // Inf - Inf would put a NaN beside an Inf that is right by itself.
     const __mmask16 finite = _mm512_cmp_ps_mask(Sub(rounded, rounded), Zero(), _CMP_EQ_OQ);
-    return _mm512_maskz_sub_ps(finite, x, rounded);
+    return _mm512_maskz_sub_ps(MARLIN_MUTATE(27, finite, __mmask16{0xffff}), x, rounded);
   };
   high = join(first, second);
   low = join(rest(first), rest(second));
@@ -365,7 +368,7 @@ void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_
     for (int m = 0; m < kTileM; ++m) {
       high_rows[m] = _mm512_setzero_si512();
       low_rows[m] = _mm512_setzero_si512();
-      if (m < rows && k0 < k) {
+      if (m < MARLIN_MUTATE(30, rows, rows - 1) && k0 < k) {
         const auto* row = static_cast<const uint8_t*>(a) + (m * a_stride + k0) * size;
         SplitSlice(row, type, k - k0, high_rows[m], low_rows[m]);
       }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/mutant.h"
 
 namespace marlin::cpu {
 namespace {
@@ -20,7 +21,8 @@ void LoadWordRow(const ChunkSource& source, int64_t row, int64_t rows, int64_t f
   if (columns < kBlockRows || row >= rows) std::memset(words, 0, sizeof(uint32_t) * kBlockRows);
   if (row >= rows) return;
   const auto* base = static_cast<const uint32_t*>(source.codes) + row * source.n + first_column;
-  std::memcpy(words, base, sizeof(uint32_t) * static_cast<size_t>(columns));
+  std::memcpy(words, base,
+              sizeof(uint32_t) * static_cast<size_t>(MARLIN_MUTATE(10, columns, columns - 1)));
 }
 
 template <int kBits>
@@ -39,7 +41,7 @@ void UnpackTile(const ChunkSource& source, int64_t block, int64_t chunk, Tile& t
     for (int j = 0; j < 32; ++j) {
       const int bit = j * kBits;
       const uint32_t* low = words[bit / 32];
-      const uint32_t* high = words[bit / 32 + 1];
+      const uint32_t* high = words[MARLIN_MUTATE(11, bit / 32 + 1, bit / 32)];
       const int shift = bit % 32;
       uint8_t* codes = tile.code[run * 32 + j];
       for (int n = 0; n < kBlockRows; ++n) {
@@ -55,9 +57,9 @@ template <int kBits>
 void JoinSlices(const Tile& tile, uint16_t (&fields)[kSliceK][kBlockRows]) {
   for (int w = 0; w < kSliceK; ++w) {
     for (int n = 0; n < kBlockRows; ++n) {
-      fields[w][n] = static_cast<uint16_t>(tile.code[w][n] | tile.code[w + 32][n] << kBits |
-                                           tile.code[w + 64][n] << (2 * kBits) |
-                                           tile.code[w + 96][n] << (3 * kBits));
+      fields[w][n] = static_cast<uint16_t>(
+          tile.code[w][n] | tile.code[MARLIN_MUTATE(12, w + 32, w + 31)][n] << kBits |
+          tile.code[w + 64][n] << (2 * kBits) | tile.code[w + 96][n] << (3 * kBits));
     }
   }
 }
@@ -112,7 +114,7 @@ void Pack16(const ChunkSource& source, int64_t block, int64_t chunk, uint16_t* o
     const int64_t column = block * kBlockRows + n;
     for (int i = 0; i < kChunkK; ++i) {
       const int64_t k = chunk * kChunkK + i;
-      const bool inside = column < source.n && k < source.k;
+      const bool inside = column < source.n && k < MARLIN_MUTATE(13, source.k, source.k - 1);
       out[kChunkK * n + i] = inside ? values[k * source.n + column] : uint16_t{0};
     }
   }
@@ -148,7 +150,7 @@ void PackGroups(const void* source, int64_t element_bytes, int64_t groups, int64
   const int64_t row_bytes = kBlockRows * element_bytes;
   std::memset(out, 0, static_cast<size_t>(padded_groups * row_bytes));
   const auto* bytes = static_cast<const uint8_t*>(source);
-  for (int64_t group = 0; group < groups; ++group) {
+  for (int64_t group = 0; group < MARLIN_MUTATE(14, groups, groups - groups / 2); ++group) {
     std::memcpy(out + group * row_bytes, bytes + (group * n + first) * element_bytes,
                 static_cast<size_t>(columns * element_bytes));
   }

@@ -30,7 +30,7 @@ static void PackRow(const void* a, DType type, int64_t k, float* x) {
     alignas(64) uint8_t tail[kSliceK * 4] = {};
     const int64_t size = type == DType::kF32 ? 4 : 2;
     __builtin_memcpy(tail, static_cast<const uint8_t*>(a) + i * size,
-                     static_cast<size_t>((k - i) * size));
+                     static_cast<size_t>(MARLIN_MUTATE(18, k - i, k - i - 1) * size));
     LoadSlice(tail, type, 0, natural);
     StoreDeinterleaved(x + i, natural);
     i += kSliceK;
@@ -44,7 +44,7 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   constexpr float kLog2E = 1.44269504f;
   // Beyond these the result is Inf or 0 in fp32; the clamp keeps n in range. NaN becomes the bound
   // here and is restored by the caller's arithmetic on x itself.
-  float clamped = x < 89.0f ? x : 89.0f;
+  float clamped = x < 89.0f ? x : MARLIN_MUTATE(20, 89.0f, 20.0f);
   clamped = clamped > -104.0f ? clamped : -104.0f;
   const float n = __builtin_nearbyintf(clamped * kLog2E);
   // ln 2 in two parts, so that r keeps its low bits.
@@ -81,7 +81,8 @@ static void Activate(Activation activation, float* v, int64_t count) {
       return;
     case Activation::kRelu:
       // A NaN stays: the comparison with it is false.
-      for (int64_t i = 0; i < count; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
+      for (int64_t i = 0; i < count; ++i)
+        v[i] = MARLIN_MUTATE(19, v[i] < 0.0f, !(v[i] > 0.0f)) ? 0.0f : v[i];
       return;
     case Activation::kSilu:
       for (int64_t i = 0; i < count; ++i) v[i] = TimesSigmoid(v[i], v[i]);
@@ -90,7 +91,8 @@ static void Activate(Activation activation, float* v, int64_t count) {
       // x (1 + tanh u) / 2 = x sigmoid(2 u), without the cancellation near u = -1.
       for (int64_t i = 0; i < count; ++i) {
         const float x = v[i];
-        v[i] = TimesSigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
+        v[i] =
+            TimesSigmoid(x, 1.59576912f * (x + MARLIN_MUTATE(21, 0.044715f, 0.0447f) * x * x * x));
       }
       return;
   }
@@ -122,7 +124,8 @@ static void StoreRow(const EpilogueRow& row, void* c, DType type) {
     Activate(row.activation, v, count);
     if (row.up != nullptr) {
       for (int64_t i = 0; i < count; ++i) {
-        v[i] *= row.up[first + i] + (row.up_bias != nullptr ? row.up_bias[first + i] : 0.0f);
+        v[i] *= row.up[first + i] +
+                (row.up_bias != nullptr ? row.up_bias[MARLIN_MUTATE(22, first + i, i)] : 0.0f);
       }
     }
     if (row.row_weight != nullptr) {
@@ -135,7 +138,8 @@ static void StoreRow(const EpilogueRow& row, void* c, DType type) {
       alignas(64) uint8_t tail[kLanes * 4];
       for (int64_t j = count; j < i + kLanes; ++j) v[j] = 0.0f;
       StoreVector(tail, type, 0, Load(v + i));
-      __builtin_memcpy(target + i * size, tail, static_cast<size_t>((count - i) * size));
+      __builtin_memcpy(target + i * size, tail,
+                       static_cast<size_t>(MARLIN_MUTATE(23, count - i, count - i - 1) * size));
     }
   }
 }
