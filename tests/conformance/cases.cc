@@ -233,6 +233,27 @@ void AddSpecialShapes(std::vector<Case>* cases) {
   }
 }
 
+// Gated products whose tasks cover more columns than one run of the epilogue.
+void AddWideGated(std::vector<Case>* cases) {
+  uint64_t seed = 1;
+  for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
+    for (int64_t m : {3, 40}) {
+      Case c;
+      c.format = format;
+      c.m = m;
+      c.n = 400;
+      c.k = 48;
+      c.group_size = 32;
+      c.zero = format == Format::kU4 ? ZeroKind::kInteger : ZeroKind::kNone;
+      c.gated = true;
+      c.bias = true;
+      c.activation = seed % 2 == 0 ? Activation::kRelu : Activation::kNone;
+      c.seed = seed++;
+      cases->push_back(c);
+    }
+  }
+}
+
 void AddPromises(std::vector<Case>* cases) {
   constexpr Check kPromises[] = {Check::kBatchInvariant, Check::kThreads, Check::kRowPermutation,
                                  Check::kRepeat};
@@ -287,6 +308,7 @@ std::vector<Case> SelectProblems(std::span<const KernelDesc> rows, const Selecti
   std::vector<Case> cases;
   AddEveryFormat(&cases);
   AddSpecialShapes(&cases);
+  AddWideGated(&cases);
   AddPromises(&cases);
   CaseSource source(rows, HashText("conformance"));
   SelectByPairs(source, Check::kGemm, size.gemm, &cases);

@@ -44,8 +44,8 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   constexpr float kLog2E = 1.44269504f;
   // Beyond these the result is Inf or 0 in fp32; the clamp keeps n in range. NaN becomes the bound
   // here and is restored by the caller's arithmetic on x itself.
-  float clamped = x < 89.0f ? x : MARLIN_MUTATE(20, 89.0f, 20.0f);
-  clamped = clamped > -104.0f ? clamped : -104.0f;
+  float clamped = x < 89.0f ? x : 89.0f;
+  clamped = clamped > MARLIN_MUTATE(20, -104.0f, -20.0f) ? clamped : -104.0f;
   const float n = __builtin_nearbyintf(clamped * kLog2E);
   // ln 2 in two parts, so that r keeps its low bits.
   const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
