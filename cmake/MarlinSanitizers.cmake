@@ -13,7 +13,3 @@ if(MARLIN_SANITIZE)
     add_compile_options(-Wno-maybe-uninitialized)
   endif()
 endif()
-if(MARLIN_BUILD_FUZZERS)
-  # The library reports its branches to libFuzzer; the targets themselves bring libFuzzer's main.
-  add_compile_options(-fsanitize=fuzzer-no-link)
-endif()
