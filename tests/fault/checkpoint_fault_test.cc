@@ -76,7 +76,21 @@ class CheckpointFault : public ::testing::Test {
   bool TargetExists() const { return std::filesystem::exists(target_); }
   Status CheckTarget() const {
     const Result<Checkpoint> opened = Checkpoint::Open(target_);
-    return opened.ok() ? opened->VerifyChecksums() : opened.status();
+    if (!opened.ok()) return opened.status();
+    if (opened->modules().size() != module_count_) {
+      return Status(Code::kInternal, "modules: " + std::to_string(opened->modules().size()));
+    }
+    return opened->VerifyChecksums();
+  }
+  // Stops a resumable run at call n; returns the partial directory if one is left.
+  std::string Interrupt(int64_t n) {
+    options_.resume = true;
+    FaultyIo io(n);
+    (void)Quantize(io);
+    for (const std::string& name : directory_.Entries()) {
+      if (Contains(name, ".partial-")) return directory_ / name;
+    }
+    return {};
   }
   std::vector<std::string> Expected(bool with_target) const {
     std::vector<std::string> names = {"source"};
@@ -115,6 +129,7 @@ class CheckpointFault : public ::testing::Test {
   std::string source_;
   std::string target_;
   QuantizeCheckpointOptions options_;
+  size_t module_count_ = 2;
 };
 
 TEST_F(CheckpointFault, EveryCallOfQuantizeFails) {
@@ -136,6 +151,7 @@ TEST_F(CheckpointFault, EveryCallOfQuantizeFails) {
 TEST_F(CheckpointFault, EveryCallOfDequantizeFails) {
   SystemIo system;
   ASSERT_TRUE(Quantize(system).ok());
+  module_count_ = 0;
   const std::string quantized = directory_ / "source/quantized";
   std::filesystem::rename(target_, quantized);
   int64_t n = 0;
@@ -300,6 +316,102 @@ TEST_F(CheckpointFault, ResumingKeepsFinishedShards) {
     std::filesystem::remove_all(target_);
   }
   EXPECT_GT(resumed, 0);
+}
+
+TEST_F(CheckpointFault, ResumingDoesNotTrustADamagedShard) {
+  int damaged = 0;
+  for (int64_t n = 0; n < 100; ++n) {
+    const std::string partial = Interrupt(n);
+    if (!partial.empty()) {
+      const std::string shard = partial + "/model-00001-of-00003.safetensors";
+      std::string image = testing::ReadFile(shard);
+      if (!image.empty()) {
+        image.back() = static_cast<char>(image.back() ^ 1);
+        testing::WriteFile(shard, image);
+        testing::WriteFile(partial + "/stray.txt", "of an earlier run");
+        ++damaged;
+      }
+      SystemIo system;
+      const Status status = Quantize(system);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_FALSE(std::filesystem::exists(target_ + "/stray.txt"));
+    }
+    SCOPED_TRACE(n);
+    const Status valid = TargetExists() ? CheckTarget() : Status();
+    EXPECT_TRUE(valid.ok()) << valid.message();
+    std::filesystem::remove_all(target_);
+  }
+  EXPECT_GT(damaged, 3);
+}
+
+TEST_F(CheckpointFault, TwoRunsDoNotShareAPartialDirectory) {
+  std::string partial;
+  for (int64_t n = 0; n < 100 && partial.empty(); ++n) {
+    partial = Interrupt(n);
+    std::filesystem::remove_all(target_);
+  }
+  ASSERT_FALSE(partial.empty());
+  SystemIo io;
+  {
+    const Result<FileHandle> other = io.LockDirectory(partial);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    const Status refused = Quantize(io);
+    EXPECT_EQ(refused.code(), Code::kIo);
+    EXPECT_TRUE(Contains(refused.message(), "another process is writing it"));
+    // A run with other parameters leaves it alone, too.
+    options_.shard_bytes = 5000;
+    const Status parallel = Quantize(io);
+    EXPECT_TRUE(parallel.ok()) << parallel.message();
+    EXPECT_TRUE(std::filesystem::exists(partial));
+  }
+  std::filesystem::remove_all(target_);
+  EXPECT_TRUE(Quantize(io).ok());
+  EXPECT_FALSE(std::filesystem::exists(partial));
+}
+
+// Remembers every call in order.
+class RecordingIo final : public Io {
+ public:
+  struct Entry {
+    IoCall call;
+    std::string path;
+  };
+  const std::vector<Entry>& entries() const { return entries_; }
+  // The last place of a call on a path, or -1.
+  int64_t Last(IoCall call, const std::string& path) const {
+    for (size_t i = entries_.size(); i-- > 0;) {
+      if (entries_[i].call == call && entries_[i].path == path) return static_cast<int64_t>(i);
+    }
+    return -1;
+  }
+
+ private:
+  int InjectedError(IoCall call, const std::string& path) override {
+    entries_.push_back({call, path});
+    return 0;
+  }
+  std::vector<Entry> entries_;
+};
+
+TEST_F(CheckpointFault, EverythingIsFlushedBeforeItGetsItsName) {
+  RecordingIo io;
+  ASSERT_TRUE(Quantize(io).ok());
+  const int64_t renamed = io.Last(IoCall::kRename, target_);
+  ASSERT_GE(renamed, 0);
+  std::string partial;
+  int files = 0;
+  for (const RecordingIo::Entry& entry : io.entries()) {
+    if (entry.call == IoCall::kMakeDirectory) partial = entry.path;
+    if (entry.call != IoCall::kCreate) continue;
+    ++files;
+    const int64_t flushed = io.Last(IoCall::kSync, entry.path);
+    EXPECT_GT(flushed, io.Last(IoCall::kWrite, entry.path)) << entry.path;
+    EXPECT_LT(flushed, renamed) << entry.path;
+    EXPECT_LT(flushed, io.Last(IoCall::kSync, partial)) << entry.path;
+  }
+  EXPECT_EQ(files, 6);  // Three shards, index, tokenizer.json, config.json.
+  EXPECT_LT(io.Last(IoCall::kSync, partial), renamed);
+  EXPECT_GT(io.Last(IoCall::kSync, directory_.path()), renamed);
 }
 
 }  // namespace
