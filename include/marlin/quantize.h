@@ -25,9 +25,9 @@ struct QuantizeOptions {
   int64_t group_size = 128;  ///< Weights along K per scale; 0 or anything >= k: one group.
   ScaleType scale_type = ScaleType::kF16;
   QuantizeMethod method = QuantizeMethod::kRtn;
-  bool symmetric = false;        ///< For formats with optional zeros: leave them out.
-  std::vector<float> codebook;   ///< [2^bits] replacing the built-in table of codebook formats.
-  std::string tensor_name = {};  ///< Named in errors.
+  bool symmetric = false;            ///< For formats with optional zeros: leave them out.
+  std::vector<float> codebook = {};  ///< [2^bits] replacing the built-in table of codebook formats.
+  std::string tensor_name = {};      ///< Named in errors.
 };
 
 /// What Quantize makes of a matrix of this shape, [k, n] or [experts, k, n], without its data:

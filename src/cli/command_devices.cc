@@ -1,0 +1,58 @@
+// devices: what this machine can run, and why not.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/table.h"
+#include "marlin/device.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json DeviceJson(const DeviceInfo& device) {
+  Json json = {{"name", device.name},         {"backend", device.backend},
+               {"model", device.model},       {"threads", device.threads},
+               {"features", device.features}, {"kernels", Json::array()}};
+  for (const KernelInfo& kernel : device.kernels) {
+    json["kernels"].push_back({{"name", kernel.name},
+                               {"op", kernel.op},
+                               {"available", kernel.available},
+                               {"reason", kernel.reason}});
+  }
+  return json;
+}
+
+std::string DeviceText(const DeviceInfo& device) {
+  std::string features;
+  for (const std::string& feature : device.features) features += " " + feature;
+  Table table({"kernel", "op", "runs here", "why not"}, 4);
+  for (const KernelInfo& kernel : device.kernels) {
+    table.AddRow({kernel.name, kernel.op, kernel.available ? "yes" : "no", kernel.reason});
+  }
+  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\n\n{}", device.name, device.backend,
+                     device.model, device.threads, features, table.ToString());
+}
+
+class DevicesCommand final : public Command {
+ public:
+  void Declare(ArgumentList&) override {}
+
+  Status Run(Console& console) override {
+    Json document = {{"devices", Json::array()}};
+    std::string text;
+    for (const DeviceInfo& device : ListDevices()) {
+      document["devices"].push_back(DeviceJson(device));
+      text += fmt::format("{}{}", text.empty() ? "" : "\n", DeviceText(device));
+    }
+    return console.json() ? console.PrintJson(document) : console.Print(text);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_devices() { return std::make_unique<DevicesCommand>(); }
+
+}  // namespace marlin::cli

@@ -1,0 +1,66 @@
+"""Runs what the documents tell users to run, and compares shown sources with the real ones."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = os.environ.get("METAL_MARLIN", str(ROOT / "build/bin/metal-marlin"))
+DOCUMENTS = ["README.md", "docs/howto/quantize.md", "docs/howto/recipes.md"]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    text = (ROOT / document).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+class Documents(unittest.TestCase):
+    """The examples of README and the how-tos."""
+
+    def test_sources_are_the_compiled_ones(self) -> None:
+        source = (ROOT / "examples/embed-cpp/main.cc").read_text()
+        shown = blocks("README.md", "cpp")
+        self.assertEqual(len(shown), 1)
+        # README shows main() without the includes around it.
+        for line in shown[0].strip().splitlines():
+            self.assertIn(line.strip(), source)
+        build = (ROOT / "examples/embed-cpp/CMakeLists.txt").read_text()
+        for block in blocks("docs/howto/embed-cpp.md", "cmake"):
+            for line in block.strip().splitlines():
+                self.assertIn(line.strip(), build)
+
+    def test_commands_work(self) -> None:
+        """Runs every `metal-marlin` line of the `console` blocks, in order, in one directory."""
+        for document in DOCUMENTS:
+            with tempfile.TemporaryDirectory() as directory:
+                os.symlink(ROOT / "examples", os.path.join(directory, "examples"))
+                for name, text in self.files(document):
+                    pathlib.Path(directory, name).write_text(text)
+                lines = [line.removeprefix("$ ") for block in blocks(document, "console")
+                         for line in block.splitlines() if line.startswith("$ metal-marlin ")]
+                self.assertGreater(len(lines), 1, document)
+                for line in lines:
+                    arguments = [COMMAND, *line.split("#")[0].split()[1:]]
+                    done = subprocess.run([argument.strip("'") for argument in arguments],
+                                          cwd=directory, capture_output=True, text=True,
+                                          check=False, timeout=120)
+                    self.assertEqual(done.returncode, 0, f"{document}: {line}\n{done.stderr}")
+
+    @staticmethod
+    def files(document: str) -> list[tuple[str, str]]:
+        """Files that a document shows: a `json` block that follows a line naming the file."""
+        text = (ROOT / document).read_text()
+        return re.findall(r"`(\S+\.json)`:\n\n```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+if __name__ == "__main__":
+    if not shutil.which(COMMAND):
+        raise SystemExit(f"{COMMAND}: not found")
+    unittest.main()
