@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The long checks: all conformance cases, every seeded fault, encoders over all 2^32 floats,
-# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, ten minutes of fuzzing a target, 64-bit Arm under
-# qemu. Writes bench/records/nightly.json. Arguments: names of stages, default all.
+# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, ten minutes of fuzzing a
+# target, 64-bit Arm under qemu. Writes bench/records/nightly.json. Arguments: names of stages,
+# default all.
 set -eu
 cd "$(dirname "$0")/.."
 logs=build-nightly

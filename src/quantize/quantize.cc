@@ -72,6 +72,8 @@ class Quantizer {
 
   Status ForEachTile(TileFunction body, std::vector<TileResult>& results);
   void MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
+  void MeasureColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
+                     TileResult& result);
   void QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
   void QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
                       uint8_t* codes, TileResult& result);
@@ -153,6 +155,19 @@ void Quantizer::StoreParameters(int64_t index, const GroupParameters& parameters
   }
 }
 
+void Quantizer::MeasureColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
+                              TileResult& result) {
+  for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
+    const int64_t count = std::min(spec_.group_size, range.rows - r);
+    const GroupRange extremes = RangeOf(w + r, count, spec_.has_zeros);
+    if (!std::isfinite(extremes.amax)) {
+      result.status = FirstNonFinite(w + r, count, expert, range.k0 + r, n);
+      return;
+    }
+    result.span = std::max(result.span, rule_.Span(extremes));
+  }
+}
+
 void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch,
                             TileResult& result) {
   const MatrixView matrix = ExpertMatrix(dense_, expert);
@@ -161,18 +176,10 @@ void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch
     const TileRange range{k0, std::min(chunk_k_, spec_.k - k0), n0,
                           std::min(kTileColumns, spec_.n - n0)};
     LoadColumns(matrix, range, scratch.weights, chunk_k_);
-    for (int64_t c = 0; c < range.columns; ++c) {
-      const float* column = scratch.weights + c * chunk_k_;
-      for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
-        const int64_t count = std::min(spec_.group_size, range.rows - r);
-        const GroupRange extremes = RangeOf(column + r, count, spec_.has_zeros);
-        if (!std::isfinite(extremes.amax)) {
-          result.status = FirstNonFinite(column + r, count, expert, k0 + r, n0 + c);
-          return;
-        }
-        result.span = std::max(result.span, rule_.Span(extremes));
-      }
+    for (int64_t c = 0; c < range.columns && result.status.ok(); ++c) {
+      MeasureColumn(expert, n0 + c, range, scratch.weights + c * chunk_k_, result);
     }
+    if (!result.status.ok()) return;
   }
 }
 

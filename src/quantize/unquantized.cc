@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -25,26 +27,28 @@ bool IsInfinite(Format format, uint16_t bits) {
   return (bits & exponent) == exponent;
 }
 
+/// The error for a number that the format turns into infinity or that already was none.
+Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name, float value,
+                        int64_t expert, int64_t k, int64_t n) {
+  if (!std::isfinite(value)) return NonFiniteWeight(tensor_name, value, spec, expert, k, n);
+  return {Code::kUnsupported,
+          fmt::format("{}: {:f} at [{}, {}] overflows {}; {}",
+                      tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'", value, k, n,
+                      FormatName(spec.format),
+                      spec.format == Format::kFp16 ? "use bf16" : "use a quantized format")};
+}
+
 /// Copies a rectangle whose numbers lie in `tile`, column after column.
 Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_t expert,
                  const TileRange& range, const float* tile, uint16_t* to) {
   for (int64_t r = 0; r < range.rows; ++r) {
+    uint16_t* row = to + (expert * spec.k + range.k0 + r) * spec.n + range.n0;
     for (int64_t c = 0; c < range.columns; ++c) {
       const float value = tile[c * kRows + r];
-      const uint16_t bits = Narrow(spec.format, value);
-      if (IsInfinite(spec.format, bits)) {
-        const int64_t k = range.k0 + r;
-        const int64_t n = range.n0 + c;
-        if (!std::isfinite(value)) {
-          return NonFiniteWeight(tensor_name, value, spec, expert, k, n);
-        }
-        return {Code::kUnsupported,
-                (tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'") + ": " +
-                    std::to_string(value) + " at [" + std::to_string(k) + ", " + std::to_string(n) +
-                    "] overflows " + std::string(FormatName(spec.format)) +
-                    (spec.format == Format::kFp16 ? "; use bf16" : "; use a quantized format")};
+      row[c] = Narrow(spec.format, value);
+      if (IsInfinite(spec.format, row[c])) {
+        return NotRepresentable(spec, tensor_name, value, expert, range.k0 + r, range.n0 + c);
       }
-      to[((expert * spec.k) + range.k0 + r) * spec.n + range.n0 + c] = bits;
     }
   }
   return {};
