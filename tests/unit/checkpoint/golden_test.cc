@@ -63,5 +63,27 @@ TEST(Golden, Version1LoadsToTheSameBits) {
   EXPECT_EQ(actual.dump(1) + "\n", expected);
 }
 
+TEST(Golden, Version1DequantizesToTheSameBits) {
+  const testing::TemporaryDirectory directory;
+  const Status status =
+      DequantizeCheckpoint(kGolden, directory / "plain", DType::kF32, /*overwrite=*/false);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const Result<Checkpoint> plain = Checkpoint::Open(directory / "plain");
+  const Result<Checkpoint> expected = Checkpoint::Open(kGolden + "_dense.safetensors");
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  ASSERT_EQ(plain->tensors().size(), expected->tensors().size());
+  for (const TensorInfo& tensor : expected->tensors()) {
+    const TensorInfo* found = plain->Find(tensor.name);
+    ASSERT_NE(found, nullptr) << tensor.name;
+    EXPECT_EQ(found->dtype, tensor.dtype);
+    EXPECT_EQ(found->shape, tensor.shape);
+    EXPECT_EQ(std::memcmp(plain->Tensor(tensor.name)->data(), expected->Tensor(tensor.name)->data(),
+                          static_cast<size_t>(tensor.bytes)),
+              0)
+        << tensor.name;
+  }
+}
+
 }  // namespace
 }  // namespace marlin

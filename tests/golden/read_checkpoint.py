@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Reads a quantized directory by docs/formats/checkpoint.md alone and compares every weight, bit for
+bit, with a plain safetensors file of the same tensors in F32.
+
+    read_checkpoint.py QUANTIZED_DIRECTORY PLAIN_FILE
+
+It shares nothing with the library: only the document, and the format table beside it.
+"""
+
+import json
+import pathlib
+import struct
+import sys
+
+from format_values import TABLE, as_fp32, fp8_e4m3
+
+BITS = {"fp4_e2m1": 4, "u4": 4, "s4": 4, "nf4": 4, "codebook4": 4, "nf3": 3, "int3": 3, "nf2": 2,
+        "int2": 2, "fp8_e4m3": 8, "fp8_e5m2": 8, "s8": 8}
+CODEBOOKS = ("nf4", "nf3", "nf2", "codebook4")
+SCALES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32", "e8m0": "F8_E8M0", "e4m3": "F8_E4M3"}
+SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
+
+
+def read_file(path):
+    """Name -> (dtype, shape, bytes)."""
+    image = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", image)
+    header = json.loads(image[8:8 + length])
+    header.pop("__metadata__", None)
+    assert (8 + length) % 64 == 0, f"{path}: data begins at {8 + length}"
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], image[8 + length + begin:8 + length + end])
+    return tensors
+
+
+def numbers(dtype, data):
+    count = len(data) // SIZES[dtype]
+    if dtype == "U32":
+        return struct.unpack(f"<{count}I", data)
+    if dtype == "F32":
+        return struct.unpack(f"<{count}f", data)
+    if dtype == "F16":
+        return struct.unpack(f"<{count}e", data)
+    if dtype == "BF16":
+        halves = struct.unpack(f"<{count}H", data)
+        return [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+    if dtype == "F8_E8M0":
+        return [2.0 ** (byte - 127) for byte in data]
+    return [fp8_e4m3(byte) for byte in data]
+
+
+def code_at(words, bits, n_count, k, n):
+    if bits == 3:
+        row = 3 * (k // 32)
+        run = sum(words[(row + i) * n_count + n] << (32 * i) for i in range(3))
+        return run >> (3 * (k % 32)) & 7
+    per_word = 32 // bits
+    return words[k // per_word * n_count + n] >> (bits * (k % per_word)) & (2**bits - 1)
+
+
+def base_name(name):
+    return name.removesuffix(".weight").replace(".*.", ".")
+
+
+class Module:
+    def __init__(self, name, facts, tensors):
+        self.name, self.facts = name, facts
+        self.experts = facts["shape"][0] if len(facts["shape"]) == 3 else 1
+        self.k, self.n = facts["shape"][-2:]
+        self.bits = BITS[facts["format"]]
+        self.groups = -(-self.k // facts["group_size"])
+        self.tensors = tensors
+
+    def part(self, suffix, dtype, shape):
+        found_dtype, found_shape, data = self.tensors.pop(f"{base_name(self.name)}.{suffix}")
+        assert (found_dtype, found_shape) == (dtype, shape), f"{self.name}.{suffix}"
+        return numbers(dtype, data)
+
+    def matrix(self, suffix, dtype, rows):
+        stack = self.facts["shape"][:-2]
+        values = self.part(suffix, dtype, stack + [rows, self.n])
+        size = rows * self.n
+        return [values[e * size:(e + 1) * size] for e in range(self.experts)]
+
+    def decode(self):
+        """[experts][k][n] in fp32."""
+        facts = self.facts
+        rows = 3 * -(-self.k // 32) if self.bits == 3 else -(-self.k * self.bits // 32)
+        words = self.matrix("qweight", "U32", rows)
+        scales = self.matrix("scales", SCALES[facts["scale_type"]], self.groups)
+        zeros = self.matrix("zeros", "F16", self.groups) if facts["zeros"] else None
+        factors = [1.0] * self.experts
+        if facts["global_scale"]:
+            factors = self.part("global_scale", "F32", [self.experts])
+        values = [as_fp32(value) for value in TABLE[facts["format"]]]
+        if facts["format"] in CODEBOOKS:
+            values = self.part("codebook", "F32", [2**self.bits])
+
+        def weight(e, k, n):
+            group = k // facts["group_size"] * self.n + n
+            value = values[code_at(words[e], self.bits, self.n, k, n)]
+            zero = zeros[e][group] if zeros else 0.0
+            return as_fp32(as_fp32(scales[e][group] * factors[e]) * (value - zero))
+
+        return [[[weight(e, k, n) for n in range(self.n)] for k in range(self.k)]
+                for e in range(self.experts)]
+
+    def restore(self):
+        """Source name -> (shape, fp32 bytes)."""
+        dense = self.decode()
+        matrices = []
+        for expert in dense:
+            rows = expert
+            if self.facts["source_layout"] == "out_in":
+                rows = [[expert[k][n] for k in range(self.k)] for n in range(self.n)]
+            flat = [value for row in rows for value in row]
+            matrices.append(struct.pack(f"<{len(flat)}f", *flat))
+        shape = [self.n, self.k] if self.facts["source_layout"] == "out_in" else [self.k, self.n]
+        if "*" in self.name:
+            return {self.name.replace("*", str(e)): (shape, m) for e, m in enumerate(matrices)}
+        if len(self.facts["shape"]) == 3:
+            shape = [self.experts] + shape
+        return {self.name: (shape, b"".join(matrices))}
+
+
+def main():
+    folder, plain_path = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "metal_marlin" and config["version"] == 1
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors.update(read_file(path))
+    plain = read_file(plain_path)
+    errors = []
+    for name, facts in config["modules"].items():
+        for source, (shape, data) in Module(name, facts, tensors).restore().items():
+            if plain.pop(source, None) != ("F32", shape, data):
+                errors.append(f"{source}: differs")
+    for name, tensor in tensors.items():
+        if plain.pop(name, None) != tensor:
+            errors.append(f"{name}: differs")
+    errors += [f"{name}: not found" for name in plain]
+    for error in errors:
+        print(error)
+    print(f"{len(config['modules'])} modules, {len(errors)} errors")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
