@@ -24,7 +24,7 @@ def format_names():
 
 
 def golden_values():
-    table = {}
+    table: dict[str, list[float]] = {}
     for line in (GOLDEN / "format_values.txt").read_text().splitlines():
         name, _, value = line.split()
         table.setdefault(name, []).append(float.fromhex(value))
@@ -73,7 +73,8 @@ def filled(text, parts):
     for part, rows in parts.items():
         pattern = rf"(<!-- begin {part} -->\n).*?(<!-- end {part} -->)"
         body = "\n".join(rows) + "\n"
-        text, count = re.subn(pattern, lambda m: m[1] + body + m[2], text, flags=re.DOTALL)
+        part_text = r"\g<1>" + body.replace("\\", r"\\") + r"\g<2>"
+        text, count = re.subn(pattern, part_text, text, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"expected one part '{part}', found {count}")
     return text

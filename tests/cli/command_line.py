@@ -24,8 +24,8 @@ USAGE, MALFORMED, IO, INTERNAL = 1, 2, 3, 70
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the command; stdin is closed, both outputs are captured."""
     return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          errors="replace", timeout=300, check=False, **options)
+                          capture_output=True, text=True, errors="replace", timeout=300,
+                          check=False, **options)
 
 
 class CommandTestCase(unittest.TestCase):

@@ -13,7 +13,7 @@ import sys
 MALFORMED = "malformed file"
 UNSUPPORTED = "unsupported"
 
-CASES = {}
+CASES: dict[str, tuple[bytes, str, str]] = {}
 
 
 def add(name, image, message, code=MALFORMED):

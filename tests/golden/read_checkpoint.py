@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Reads a quantized directory by docs/formats/checkpoint.md alone and compares every weight, bit for
-bit, with a plain safetensors file of the same tensors in F32.
+"""Reads a quantized directory by docs/formats/checkpoint.md alone and compares every weight, bit
+for bit, with a plain safetensors file of the same tensors in F32.
 
     read_checkpoint.py QUANTIZED_DIRECTORY PLAIN_FILE
 
