@@ -25,6 +25,7 @@ constexpr const char* kRecipes[] = {"default_moe", "aggressive_moe", "uniform:fp
 // A layer's width in a model of 7-8 B parameters: the sample's own 128 x 128 would time overheads.
 constexpr int64_t kWidth = 4096;
 constexpr int64_t kRowCounts[] = {1, 16, 256};
+constexpr FormatChoice kBf16Choice = {.keep = false, .format = Format::kBf16};
 
 /// A directory under the system's temporary one that goes with its contents.
 class TemporaryDirectory {
@@ -62,11 +63,11 @@ struct RecipeResult {
 };
 
 struct ProductRow {
-  std::string recipe;
+  std::string recipe;  ///< Empty for the product with bf16 weights.
   FormatChoice choice;
   int64_t m = 0;
   ProductTiming timing;
-  double speedup = 0;  ///< Over the product with bf16 weights.
+  double speedup = 1;  ///< Over the product with bf16 weights.
 };
 
 class DemoCommand final : public Command {
@@ -91,9 +92,10 @@ class DemoCommand final : public Command {
     }
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open("cpu"));
     device_ = device.info();
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<PreparedWeights> weights, PrepareProducts(device));
     for (int64_t m : kRowCounts) {
       bar.Update(step++, steps);
-      MARLIN_RETURN_IF_ERROR(TimeProducts(device, m));
+      MARLIN_RETURN_IF_ERROR(TimeRows(device, weights, m));
     }
     bar.Clear();
     return console.json() ? PrintDocument(console) : PrintTables(console);
@@ -115,18 +117,26 @@ class DemoCommand final : public Command {
     return Status();
   }
 
-  Status TimeProducts(const Device& device, int64_t m) {
-    FormatChoice bf16;
-    bf16.keep = false;
-    bf16.format = Format::kBf16;
-    MARLIN_ASSIGN_OR_RETURN(const ProductTiming baseline,
-                            TimeProduct(device, bf16, m, kWidth, kWidth));
-    products_.push_back({"", bf16, m, baseline, 1.0});
-    for (const RecipeResult& result : results_) {
-      MARLIN_ASSIGN_OR_RETURN(const ProductTiming timing,
-                              TimeProduct(device, result.expert_choice, m, kWidth, kWidth));
-      products_.push_back(
-          {result.recipe, result.expert_choice, m, timing, baseline.seconds / timing.seconds});
+  /// Matrices in bf16, then in the experts' format of every recipe.
+  Result<std::vector<PreparedWeights>> PrepareProducts(const Device& device) const {
+    std::vector<PreparedWeights> weights;
+    FormatChoice choice = kBf16Choice;
+    for (size_t i = 0; i <= results_.size(); ++i) {
+      if (i > 0) choice = results_[i - 1].expert_choice;
+      MARLIN_ASSIGN_OR_RETURN(PreparedWeights prepared,
+                              PrepareRandomWeights(device, choice, kWidth, kWidth));
+      weights.push_back(std::move(prepared));
+    }
+    return weights;
+  }
+
+  Status TimeRows(const Device& device, const std::vector<PreparedWeights>& weights, int64_t m) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<ProductTiming> timings,
+                            TimeProducts(device, weights, m));
+    products_.push_back({"", kBf16Choice, m, timings[0], 1.0});
+    for (size_t i = 0; i < results_.size(); ++i) {
+      products_.push_back({results_[i].recipe, results_[i].expert_choice, m, timings[i + 1],
+                           timings[0].seconds / timings[i + 1].seconds});
     }
     return Status();
   }
@@ -212,10 +222,14 @@ class DemoCommand final : public Command {
     for (const ProductRow& row : products_) {
       table.AddRow({row.choice.ToString(), row.recipe, row.timing.kernel, std::to_string(row.m),
                     fmt::format("{:.3f} ms", 1e3 * row.timing.seconds),
-                    fmt::format("{:.1f}", row.timing.Gflops(row.m, kWidth, kWidth)),
+                    fmt::format("{:.1f}", Gflops(row)),
                     row.recipe.empty() ? "" : fmt::format("{:.2f}x", row.speedup)});
     }
     return table.ToString();
+  }
+
+  static double Gflops(const ProductRow& row) {
+    return 2e-9 * static_cast<double>(row.m * kWidth * kWidth) / row.timing.seconds;
   }
 
   std::string model_ = "examples/tiny-qwen3-moe";

@@ -1,25 +1,32 @@
-// How long a product takes on this machine.
+// How long products take on this machine, several kinds of weights side by side.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "marlin/device.h"
 #include "marlin/recipe.h"
 #include "marlin/status.h"
+#include "marlin/weights.h"
 
 namespace marlin::cli {
 
 struct ProductTiming {
-  double seconds = 0;  ///< Median over the repetitions.
+  double seconds = 0;  ///< Median.
   std::string kernel;
-  double Gflops(int64_t m, int64_t n, int64_t k) const;
 };
 
-/// Times C[m, n] = A[m, k] x W[k, n] with bf16 A and C and random weights in the format of
-/// `choice`. The weights of consecutive calls differ, so that they come from memory as in a model
-/// larger than the caches. Takes about a third of a second. Errors: those of Quantize and Gemm.
-Result<ProductTiming> TimeProduct(const Device& device, const FormatChoice& choice, int64_t m,
-                                  int64_t n, int64_t k);
+/// Random matrices [k, n] in the format of `choice`, so many that using them in turn reads them
+/// from memory, as in a model larger than the caches. Errors: those of Prepare.
+Result<PreparedWeights> PrepareRandomWeights(const Device& device, const FormatChoice& choice,
+                                             int64_t n, int64_t k);
+
+/// Times C[m, n] = A[m, k] x W[k, n] with bf16 A and C for each of the weights, all of one shape,
+/// in turn, so that other load on the machine meets all alike. Errors: those of Gemm.
+Result<std::vector<ProductTiming>> TimeProducts(const Device& device,
+                                                std::span<const PreparedWeights> weights,
+                                                int64_t m);
 
 }  // namespace marlin::cli

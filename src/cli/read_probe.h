@@ -5,8 +5,8 @@
 
 namespace marlin::cli {
 
-/// Bytes per second that all threads together read from memory: the best of several passes over a
-/// buffer far larger than the caches. Takes a fraction of a second. Errors: kOutOfMemory.
+/// Bytes per second that all threads together read from memory: the best of several passes of the
+/// probe that `bench` uses. Errors: those of Device::Open, kOutOfMemory.
 Result<double> MeasureReadBandwidth();
 
 }  // namespace marlin::cli

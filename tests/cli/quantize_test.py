@@ -8,8 +8,8 @@ import pathlib
 import subprocess
 import unittest
 
-from command_line import (COMMAND, GLM, MALFORMED, QWEN, USAGE, CommandTestCase, read_directory,
-                          run)
+from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase,
+                          read_directory, run)
 
 
 class SampleModels(CommandTestCase):
@@ -107,6 +107,34 @@ class SampleModels(CommandTestCase):
         before, after = read_directory(QWEN), read_directory(plain)
         self.assertEqual({name: tensor[:2] for name, tensor in before.items()},
                          {name: tensor[:2] for name, tensor in after.items()})
+
+
+class Demo(CommandTestCase):
+    """The sample model through three recipes, and products."""
+
+    def test_demo(self) -> None:
+        demo = self.document("demo", "--model", QWEN)
+        recipes = {row["recipe"]: row for row in demo["recipes"]}
+        self.assertEqual(list(recipes), ["default_moe", "aggressive_moe", "uniform:fp4_e2m1/g32"])
+        self.assertLess(recipes["aggressive_moe"]["bits_per_weight"],
+                        recipes["default_moe"]["bits_per_weight"])
+        for row in recipes.values():
+            self.assertTrue(0 < row["relative_error"]["moe_expert"] < 0.3)
+            self.assertGreater(row["coverage"], 0.8)
+        self.assertEqual(len(demo["products"]), 12)
+        for row in demo["products"]:
+            self.assertGreater(row["seconds"], 0)
+            self.assertIn("marlin_", row["kernel"])
+        self.refuse(IO, "demo", "--model", self.directory / "absent", says=("absent",))
+
+    def test_devices(self) -> None:
+        (device,) = self.document("devices")["devices"]
+        self.assertEqual((device["name"], device["backend"]), ("cpu", "cpu"))
+        kernels = {kernel["name"]: kernel for kernel in device["kernels"]}
+        self.assertTrue(kernels["marlin_gemm_scalar"]["available"])
+        for kernel in kernels.values():
+            self.assertEqual(kernel["available"], kernel["reason"] == "")
+        self.assertIn("marlin_gemm_scalar", self.succeed("devices"))
 
 
 class Options(CommandTestCase):
