@@ -42,10 +42,11 @@ mutants() {
     "$(find build -type f -name marlin_conformance_mutants)"
 }
 
-# Encoders and roundings over all floats instead of the sample that ./dev test takes.
+# Encoders and roundings over all floats, and a thousand killed processes, instead of the samples
+# that ./dev test takes.
 exhaustive() {
-  MARLIN_EXHAUSTIVE=full ctest --test-dir build --output-on-failure --no-tests=error \
-    -R '^exhaustive' --timeout 7200 -j "$(nproc)"
+  MARLIN_EXHAUSTIVE=full MARLIN_KILLS=1000 ctest --test-dir build --output-on-failure \
+    --no-tests=error -R '^(exhaustive|fault)' --timeout 7200 -j "$(nproc)"
 }
 
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.
