@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 import subprocess
 import unittest
 
-from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase,
-                          read_directory, run)
+from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase, bf16,
+                          read_directory, run, write_safetensors)
 
 
 class SampleModels(CommandTestCase):
@@ -107,6 +108,68 @@ class SampleModels(CommandTestCase):
         before, after = read_directory(QWEN), read_directory(plain)
         self.assertEqual({name: tensor[:2] for name, tensor in before.items()},
                          {name: tensor[:2] for name, tensor in after.items()})
+
+
+class OtherLayouts(CommandTestCase):
+    """Checkpoints that store their matrices in other ways."""
+
+    def write_model(self, model_type: str,
+                    tensors: dict[str, tuple[str, list[int], bytes]]) -> pathlib.Path:
+        source = self.directory / "source"
+        source.mkdir()
+        (source / "config.json").write_text(json.dumps({"model_type": model_type}))
+        write_safetensors(source / "model.safetensors", tensors)
+        return source
+
+    @staticmethod
+    def random_tensor(*shape: int) -> tuple[str, list[int], bytes]:
+        """Every matrix different, rows and columns of different sizes: a mix-up shows."""
+        count = 1
+        for dim in shape:
+            count *= dim
+        generator = random.Random(count)
+        scales = [2.0 ** generator.randint(-3, 0) for _ in range(64)]
+        values = [generator.uniform(-1, 1) * scales[(i // shape[-1]) % 64] for i in range(count)]
+        return "BF16", list(shape), bf16(values)
+
+    def check_errors(self, source: pathlib.Path) -> None:
+        out, plain = self.directory / "out", self.directory / "plain"
+        self.succeed("quantize", source, "-o", out, "--strict", "--recipe", "uniform:s8/g16")
+        rows = self.document("verify", out, "--against", source)["tensors"]
+        for row in rows:
+            self.assertEqual(row["format"], "s8")
+            # A transposed or shifted matrix would be wrong by more than 1.
+            self.assertTrue(0 < row["relative_error"] < 0.02, row)
+        self.succeed("dequantize", out, "-o", plain)
+        self.assertEqual({name: tensor[:2] for name, tensor in read_directory(source).items()},
+                         {name: tensor[:2] for name, tensor in read_directory(plain).items()})
+
+    def test_fused_experts(self) -> None:
+        self.check_errors(self.write_model("qwen3_moe", {
+            "model.layers.0.mlp.experts.gate_up_proj": self.random_tensor(3, 96, 32),
+            "model.layers.0.mlp.experts.down_proj": self.random_tensor(3, 32, 48)}))
+
+    def test_fused_experts_stored_input_first(self) -> None:
+        self.check_errors(self.write_model("gpt_oss", {
+            "model.layers.0.mlp.experts.gate_up_proj": self.random_tensor(3, 32, 96),
+            "model.layers.0.mlp.experts.down_proj": self.random_tensor(3, 48, 32)}))
+
+    def test_transposed_layers_of_gpt2(self) -> None:
+        self.check_errors(self.write_model("gpt2", {
+            "h.0.attn.c_attn.weight": self.random_tensor(32, 96),
+            "h.0.mlp.c_proj.weight": self.random_tensor(64, 32)}))
+
+    def test_strict(self) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        source = self.write_model("llama", {name: ("I32", [16, 16], bytes(1024)),
+                                            "model.layers.0.mlp.down_proj.weight":
+                                            self.random_tensor(16, 16)})
+        out = self.directory / "out"
+        self.refuse(USAGE, "quantize", source, "-o", out, "--strict", says=(name, "i32"))
+        self.assert_nothing_written("source")
+        report = self.document("quantize", source, "-o", out)
+        self.assertEqual([skip["name"] for skip in report["skipped"]], [name])
+        self.assertEqual(report["coverage"], 0.5)
 
 
 class Demo(CommandTestCase):
