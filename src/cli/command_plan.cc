@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "cli/checkpoint_architecture.h"
 #include "cli/command.h"
 #include "cli/model_plan.h"
 #include "cli/read_probe.h"
@@ -22,19 +23,38 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 
-/// The text of SRC: a config.json or a directory with one.
-Result<std::string> ReadConfig(const std::string& source) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const bool directory = fs::is_directory(source, error);
-  const std::string path = directory ? (fs::path(source) / "config.json").string() : source;
+Result<std::string> ReadConfig(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
   std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return Status(Code::kIo, path + ": cannot be read");
+  if (file.bad()) return Status(Code::kIo, fmt::format("{}: cannot be read", path));
   text.resize(static_cast<size_t>(file.gcount()));
   return text;
+}
+
+Result<ModelArchitecture> DescribeHeaders(const std::string& source) {
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(source));
+  return DescribeCheckpoint(checkpoint);
+}
+
+/// SRC is a config.json, a directory, or a .safetensors file. The headers of a checkpoint answer
+/// where there is no config.json or its architecture is not known.
+Result<ModelArchitecture> DescribeSource(const std::string& source) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (source.ends_with(".safetensors")) return DescribeHeaders(source);
+  const bool directory = fs::is_directory(source, ignored);
+  const fs::path config = directory ? fs::path(source) / "config.json" : fs::path(source);
+  if (directory && !fs::exists(config, ignored)) return DescribeHeaders(source);
+  MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadConfig(config.string()));
+  Result<ModelArchitecture> model = DescribeModel(text);
+  if (model.ok()) return model;
+  if (directory && model.status().code() == Code::kUnsupported) {
+    Result<ModelArchitecture> from_headers = DescribeHeaders(source);
+    if (from_headers.ok()) return from_headers;
+  }
+  return model.status().WithContext(source);
 }
 
 Json TotalsJson(const PlanTotals& totals) {
@@ -57,7 +77,8 @@ std::string ChoicesText(const std::map<std::string, int64_t>& choices) {
 class PlanCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("SRC", &source_, "A config.json, or a model's directory");
+    arguments.Positional("SRC", &source_,
+                         "A config.json, a model's directory or a .safetensors file");
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
@@ -73,10 +94,7 @@ class PlanCommand final : public Command {
       return Status(Code::kInvalidArgument,
                     fmt::format("--bandwidth: expected more than 0, got {}", *bandwidth_gbps_));
     }
-    MARLIN_ASSIGN_OR_RETURN(const std::string config, ReadConfig(source_));
-    Result<ModelArchitecture> model = DescribeModel(config);
-    if (!model.ok()) return model.status().WithContext(source_);
-    model_ = std::move(*model);
+    MARLIN_ASSIGN_OR_RETURN(model_, DescribeSource(source_));
     MARLIN_ASSIGN_OR_RETURN(recipe_, recipe_arguments_.Build(model_.expert_count > 0));
     MARLIN_ASSIGN_OR_RETURN(plan_, MakeModelPlan(model_, recipe_));
     bandwidth_ = bandwidth_gbps_.value_or(0) * 1e9;
@@ -102,7 +120,8 @@ class PlanCommand final : public Command {
                      {"bits_per_weight", plan_.total.BitsPerWeight()},
                      {"bytes", plan_.total.bytes},
                      {"bf16_bytes", 2 * plan_.total.parameters},
-                     {"kv_cache_bytes_per_token", 2 * model_.kv_cache_elements}};
+                     {"kv_cache_bytes_per_token",
+                      model_.kv_cache_elements == 0 ? Json() : Json(2 * model_.kv_cache_elements)}};
     document["decode"] = {{"bytes_per_token", plan_.decode_bytes},
                           {"bandwidth_gbps", bandwidth_ * 1e-9},
                           {"bandwidth_source", bandwidth_gbps_ ? "given" : "measured"},
@@ -150,8 +169,10 @@ class PlanCommand final : public Command {
           "has them\n",
           FormatCount(plan_.prediction.parameters), FormatBytes(plan_.prediction.bytes));
     }
-    text += fmt::format("KV cache in 16 bits: {} per token\n",
-                        FormatBytes(2 * model_.kv_cache_elements));
+    if (model_.kv_cache_elements > 0) {
+      text += fmt::format("KV cache in 16 bits: {} per token\n",
+                          FormatBytes(2 * model_.kv_cache_elements));
+    }
     text += fmt::format(
         "decoding reads {} per token: at most {:.1f} tokens/s at {:.1f} GB/s ({}); 16 bits: "
         "{:.1f}\n",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import unittest
 
-from command_line import CONFIGS, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase
+from command_line import (CONFIGS, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase,
+                          write_safetensors)
 
 # Published parameters in billions: total, and the tolerance of the published digits.
 PUBLISHED = {
@@ -57,6 +59,32 @@ class Plan(CommandTestCase):
             listing = self.document("inspect", source)
             self.assertEqual(plan["parameters"], listing["parameters"])
 
+    def test_headers_answer_where_the_config_does_not(self) -> None:
+        """An unknown architecture with weights, and weights without a config.json."""
+        keys = ("parameters", "active_parameters", "bytes", "bits_per_weight", "classes", "decode")
+        known = self.document("plan", QWEN, "--bandwidth", 1)
+        source = self.directory / "source"
+        source.mkdir()
+        for name in ("model.safetensors", "config.json"):
+            shutil.copyfile(QWEN / name, source / name)
+        config = json.loads((source / "config.json").read_text())
+        config["model_type"] = "qwen99_moe"
+        (source / "config.json").write_text(json.dumps(config))
+        other = self.document("plan", source, "--bandwidth", 1)
+        self.assertEqual([other[key] for key in keys], [known[key] for key in keys])
+        self.assertEqual(other["model_type"], "qwen99_moe")
+        self.assertEqual(len(other["layers"]), 4)
+        del config["num_experts_per_tok"]
+        (source / "config.json").write_text(json.dumps(config))
+        self.refuse(USAGE, "plan", source, "--bandwidth", 1, says=("qwen99_moe",))
+        self.refuse(MALFORMED, "plan", QWEN / "model.safetensors", "--bandwidth", 1,
+                    says=("experts",))
+        write_safetensors(self.directory / "dense.safetensors",
+                          {"model.layers.0.mlp.up_proj.weight": ("F32", [16, 32], bytes(2048))})
+        dense = self.document("plan", self.directory / "dense.safetensors", "--bandwidth", 1)
+        self.assertEqual(dense["parameters"], 512)
+        self.assertEqual(dense["quantized_parameters"], 512)
+
     def test_prediction_layers_are_told_apart(self) -> None:
         plan = self.document("plan", CONFIGS / "glm-4.5-air.json", "--bandwidth", 1)
         self.assertAlmostEqual((plan["parameters"] + plan["prediction_parameters"]) * 1e-9, 110.5,
@@ -88,6 +116,8 @@ class Plan(CommandTestCase):
             path.write_text(content)
             self.refuse(code, "plan", path, "--bandwidth", 1, says=(text,))
             self.refuse(code, "plan", self.directory, "--bandwidth", 1, says=(text,))
+        path.unlink()
+        self.refuse(USAGE, "plan", self.directory, "--bandwidth", 1, says=(str(self.directory),))
         self.refuse(IO, "plan", self.directory / "absent.json", says=("absent.json",))
         self.refuse(USAGE, "plan", QWEN, "--bandwidth", "0", says=("--bandwidth",))
         self.refuse(USAGE, "plan", QWEN, "--bandwidth", "nan", says=("--bandwidth",))
