@@ -40,21 +40,32 @@ def find_mutants(root: Path) -> dict[int, str]:
     return mutants
 
 
-def run(program: Path, mutant: int, extra: list[str]) -> tuple[bool, str]:
-    """Whether the program passed, and the first failure."""
+def run(program: Path, mutant: int, extra: list[str]) -> tuple[bool, str, dict]:
+    """Whether the program passed, what it said first, and its report."""
     environment = dict(os.environ, MARLIN_MUTANT=str(mutant))
     result = subprocess.run([program, "--stop", "--json", *extra], env=environment, timeout=900,
                             capture_output=True, text=True, check=False)
     if result.returncode < 0:
-        return False, f"ended by signal {-result.returncode}"
+        return False, f"ended by signal {-result.returncode}", {}
     try:
         report = json.loads(result.stdout)
     except json.JSONDecodeError:
-        return False, f"no report, exit code {result.returncode}"
+        return False, f"no report, exit code {result.returncode}", {}
     if result.returncode == 0:
-        return True, f"{report['passed']} cases passed"
+        return True, f"{report['passed']} cases passed", report
     failures = report["failures"]
-    return False, failures[0]["case"] if failures else f"exit code {result.returncode}"
+    return False, failures[0]["case"] if failures else f"exit code {result.returncode}", report
+
+
+def missing_level(place: str, report: dict) -> str:
+    """The instruction set that a fault's file needs and this machine lacks, or nothing."""
+    for level in ("amx", "avx512", "avx2", "neon"):
+        if level not in Path(place).name:
+            continue
+        rows = [row for row in report["kernels"] if level in row["kernel"]]
+        if all(row["unavailable"] for row in rows):
+            return level
+    return ""
 
 
 def main() -> int:
@@ -72,25 +83,29 @@ def main() -> int:
         print(f"only {len(mutants)} mutants, expected at least {options.minimum}")
         return 1
     extra = ["--filter", options.filter] if options.filter else []
-    healthy, what = run(options.program, 0, extra)
+    healthy, what, report = run(options.program, 0, extra)
     print(f"without a fault: {what}")
     if not healthy:
         print("the program fails without any fault: nothing can be concluded")
         return 1
 
     chosen = options.only or sorted(mutants)
-    survivors = []
+    lacking = {mutant: missing_level(mutants[mutant], report) for mutant in chosen}
+    tried = [mutant for mutant in chosen if not lacking[mutant]]
+    killed = 0
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = pool.map(lambda mutant: run(options.program, mutant, extra), chosen)
-        for mutant, (survived, what) in zip(chosen, outcomes):
+        outcomes = pool.map(lambda mutant: run(options.program, mutant, extra), tried)
+        for mutant, (survived, what, _) in zip(tried, outcomes):
             verdict = "SURVIVED" if survived else "killed"
-            print(f"{mutant:3d} {verdict:8s} {mutants[mutant]:45s} {what}", flush=True)
-            if survived:
-                survivors.append(mutant)
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed "
-          f"in {time.monotonic() - started:.0f} s")
-    return 1 if survivors else 0
+            print(f"{mutant:3d} {verdict:8s} {mutants[mutant]:42s} {what}", flush=True)
+            killed += not survived
+    for mutant in chosen:
+        if lacking[mutant]:
+            print(f"{mutant:3d} skipped  {mutants[mutant]:42s} no {lacking[mutant]}")
+    print(f"{killed} of {len(tried)} mutants killed in {time.monotonic() - started:.0f} s")
+    print(f"{killed} passed, {len(tried) - killed} failed, {len(chosen) - len(tried)} skipped")
+    return 0 if killed == len(tried) else 1
 
 
 if __name__ == "__main__":
