@@ -1,0 +1,12 @@
+// The exact product on 64-bit Arm.
+#include "backends/cpu/exact_kernel.h"
+#include "backends/cpu/simd_neon.h"
+
+namespace marlin::cpu::neon {
+#include "backends/cpu/decode.inl.h"
+#include "backends/cpu/exact_kernel.inl.h"
+#include "backends/cpu/rows.inl.h"
+
+const ExactKernels kExactKernels = {&PackRow, &SelectMultiply, &StoreRow, &DecodeBlock};
+
+}  // namespace marlin::cpu::neon
