@@ -47,7 +47,8 @@ class Int8Error {
         squares_[static_cast<size_t>(k / block) * n + column] += w * w;
       }
     }
-    steps_.resize(static_cast<size_t>(c.m * blocks_));
+    // The smallest int8 scale is the smallest normal number.
+    steps_.assign(static_cast<size_t>(c.m * blocks_), 0x1p-127);
     for (int64_t m = 0; m < c.m; ++m) {
       for (int64_t k = 0; k < c.k; ++k) {
         const double a = reference::LoadElement(problem.a.data(), problem.a.dtype(),

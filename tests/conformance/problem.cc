@@ -24,7 +24,9 @@ double LatticeActivation(Random& random, const Case& c, int64_t m, int64_t k) {
     // Nine bits: needs both terms where activations are split into two bf16 numbers.
     return static_cast<double>(random.Integer(257, 511)) * (random.OneIn(2) ? 1.0 : -1.0);
   }
-  if (c.data == DataClass::kLatticeInt8 && k % 32 == (m * 5 + 3) % std::min<int64_t>(c.k, 16)) {
+  // The last block may be short.
+  const int64_t block_k = std::min<int64_t>(c.k - k / 32 * 32, 16);
+  if (c.data == DataClass::kLatticeInt8 && k % 32 == (m * 5 + 3) % block_k) {
     return random.OneIn(2) ? 127.0 : -127.0;  // The int8 scale of the block becomes 1.
   }
   const int64_t value = random.Integer(-2, 2);

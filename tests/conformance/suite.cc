@@ -87,6 +87,12 @@ class Suite {
     return row.desc->grade == Grade::kW4A8 || row.level == CpuLevel::kScalar;
   }
 
+  // Of "no kernel for <problem>: <kernel>: <reason>" what does not depend on the problem.
+  static std::string Reason(const Row& row, const std::string& message) {
+    const size_t at = message.rfind(row.name + ": ");
+    return at == std::string::npos ? row.name + ": " + message : message.substr(at);
+  }
+
   void Record(const Row& row, const std::string& name, const CaseResult& result) {
     RowCounts& counts = counts_[row.name];
     switch (result.outcome) {
@@ -100,7 +106,7 @@ class Suite {
         break;
       case Outcome::kUnsupported:
         ++counts.unsupported;
-        ++reasons_[row.name + ": " + result.message];
+        ++reasons_[Reason(row, result.message)];
         break;
       case Outcome::kMistrusted:
         ++counts.mistrusted;

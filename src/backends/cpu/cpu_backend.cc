@@ -75,15 +75,21 @@ class CpuBackend final : public Backend {
 
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
     return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())
-                                               : ExactWorkspaceBytes(desc, pool_->worker_count());
+                                               : RowsWorkspaceBytes(desc, pool_->worker_count());
   }
 
   Status Run(const GemmCall& call) const override {
     if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    if (call.kernel->grade == Grade::kBf16Compute) {
-      RunAmx(call, *pool_);
-    } else {
-      RunExact(call, call.kernel->level, *pool_);
+    switch (call.kernel->grade) {
+      case Grade::kBf16Compute:
+        RunAmx(call, *pool_);
+        break;
+      case Grade::kW4A8:
+        RunRows(call, W4a8RowKernels(call.kernel->level), *pool_);
+        break;
+      case Grade::kExact:
+        RunRows(call, ExactRowKernels(call.kernel->level), *pool_);
+        break;
     }
     return Status();
   }

@@ -24,7 +24,7 @@ struct BlockRange {
   }
 };
 
-GemmWorkspace ExactLayout(const GemmDesc& desc, int workers) {
+GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
   const int64_t rows = std::min(desc.m, kRowsPerPass);
   const int64_t padded_k = RoundUp(desc.k, kChunkK);
   // A range of up columns may start inside a block, which adds one block.
@@ -55,6 +55,11 @@ const ExactKernels& ExactKernelsOf(CpuLevel level) {
     default:
       return scalar::kExactKernels;
   }
+}
+
+RowKernels ExactRowKernels(CpuLevel level) {
+  const ExactKernels& kernels = ExactKernelsOf(level);
+  return {&kernels, nullptr, kernels.select};
 }
 
 TaskGrid TaskGrid::Of(const GemmDesc& desc, int64_t blocks_per_task) {
@@ -108,16 +113,16 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
   }
 }
 
-int64_t ExactWorkspaceBytes(const GemmDesc& desc, int workers) {
-  return ExactLayout(desc, workers).total_bytes;
+int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers) {
+  return RowsLayout(desc, workers).total_bytes;
 }
 
-void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool) {
+void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool) {
   const GemmDesc& desc = call.desc;
-  const ExactKernels& kernels = ExactKernelsOf(level);
+  const ExactKernels& kernels = *functions.vector;
   const PanelView view = static_cast<const PreparedPanels*>(call.weights)->View(call.expert);
-  const ExactKernels::MultiplyBlock multiply = kernels.select(view);
-  const GemmWorkspace layout = ExactLayout(desc, pool.worker_count());
+  const ExactKernels::MultiplyBlock multiply = functions.select(view);
+  const GemmWorkspace layout = RowsLayout(desc, pool.worker_count());
   auto* workspace = static_cast<uint8_t*>(call.workspace);
   const float* bias = WidenBias(call, reinterpret_cast<float*>(workspace + layout.bias_offset));
   auto* x = reinterpret_cast<float*>(workspace + layout.activations_offset);
@@ -131,6 +136,7 @@ void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool) {
     const auto pack = [&](int64_t i, int) {
       const auto* a = static_cast<const uint8_t*>(call.a) + (first_m + i) * call.a_stride * a_bytes;
       kernels.pack_row(a, desc.a_type, desc.k, x + i * x_stride);
+      if (functions.quantize_row != nullptr) functions.quantize_row(x + i * x_stride, x_stride);
     };
     // One row is packed sooner than a second thread would notice.
     if (rows == 1) {

@@ -37,8 +37,17 @@ struct GemmWorkspace {
   int64_t total_bytes = 0;
 };
 
-int64_t ExactWorkspaceBytes(const GemmDesc& desc, int workers);
-void RunExact(const GemmCall& call, CpuLevel level, ThreadPool& pool);
+/// A product that reads activations row by row.
+struct RowKernels {
+  const ExactKernels* vector;                        ///< Packs rows and stores outputs.
+  void (*quantize_row)(float* x, int64_t padded_k);  ///< Rewrites a packed row in place, or null.
+  ExactKernels::MultiplyBlock (*select)(const PanelView& weights);
+};
+RowKernels ExactRowKernels(CpuLevel level);
+RowKernels W4a8RowKernels(CpuLevel level);
+
+int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers);
+void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool);
 
 int64_t AmxWorkspaceBytes(const GemmDesc& desc, int workers);
 void RunAmx(const GemmCall& call, ThreadPool& pool);

@@ -3,6 +3,8 @@
 #include <array>
 #include <string>
 
+#include "backends/cpu/w4a8_kernel.h"
+
 namespace marlin::cpu {
 namespace {
 
@@ -15,6 +17,24 @@ Support SupportsAmx(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
   return {};
+}
+
+Support SupportsW4a8(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
+  if (!HasByteCodes(desc.format)) {
+    return {std::string(FormatName(desc.format)) + " values are not small integers"};
+  }
+  if (desc.has_biases) return {"weights have biases"};
+  if (desc.group_size % kSliceK != 0 && desc.group_size < desc.k) {
+    return {"group size " + std::to_string(desc.group_size) + " is not a multiple of " +
+            std::to_string(kSliceK)};
+  }
+  return {};
+}
+
+Support SupportsVnni(const GemmDesc& desc, const DeviceFacts& facts) {
+  if (!facts.avx512_vnni) return {"needs avx512_vnni"};
+  return SupportsW4a8(desc, facts);
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({

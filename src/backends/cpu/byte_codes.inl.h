@@ -1,0 +1,36 @@
+// Codes of panel rows as bytes; included after decode.inl.h, before an instruction set's own
+// DecodeBytes.
+
+/// Codes of two slices of a row, the first in the even bytes and the second in the odd ones, for
+/// lanes `part`. Slices are (0, 2) and (1, 3) up to 4 bits, where bits above the code are garbage
+/// or zero, and (0, 1) and (2, 3) at 8 bits.
+template <int kBits, int kPair>
+MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
+  if constexpr (kBits == 8) {
+    return RowWords<8>::Load(chunk, row, 2 * kPair, part);
+  } else {
+    const I words = RowWords<kBits>::Load(chunk, row, 0, part);
+    const I first = And(ShiftRight<kBits * kPair>(words), SetWord(0x000f000f));
+    // The second slice's code moves from bit kBits * (kPair + 2) to bit 8.
+    constexpr int kUp = 8 - kBits * (kPair + 2);
+    if constexpr (kUp >= 0) {
+      return Or(first, And(ShiftLeft<kUp>(words), SetWord(0x0f000f00)));
+    } else {
+      return Or(first, And(ShiftRight<-kUp>(words), SetWord(0x0f000f00)));
+    }
+  }
+}
+
+/// The slices of a pair.
+template <int kBits>
+constexpr int FirstSlice(int pair) {
+  return kBits == 8 ? 2 * pair : pair;
+}
+template <int kBits>
+constexpr int SecondSlice(int pair) {
+  return kBits == 8 ? 2 * pair + 1 : pair + 2;
+}
+
+/// Bytes of a decoded chunk, [slice][8][16 rows][4 k].
+inline constexpr int64_t kBytesPerSlice = int64_t{kBlockRows} * kSliceK;
+inline constexpr int64_t kBytesPerChunk = int64_t{kBlockRows} * kChunkK;

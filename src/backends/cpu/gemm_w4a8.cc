@@ -1,0 +1,121 @@
+// The portable parts of the product with int8 activations.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/w4a8_kernel.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Below this the reciprocal of the scale would overflow.
+constexpr float kMinScale = 0x1p-126f;
+
+/// Quantizes 32 activations with a finite largest magnitude, in the order of the packed row.
+void QuantizeFinite(const float* x, float amax, int8_t* q) {
+  const float reciprocal = 1.0f / std::max(amax / 127.0f, kMinScale);
+  for (int i = 0; i < kSliceK; ++i) {
+    // At 1.5 * 2^23 the unit is 1: the sum rounds to nearest even into its low byte.
+    const float shifted = x[i] * reciprocal + 0x1.8p23f;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    q[i] = static_cast<int8_t>(bits & 0xffu);
+  }
+}
+
+Int8Block QuantizeBlock(const float* x) {
+  constexpr uint32_t kInfinity = 0x7f800000;
+  uint32_t largest = 0;
+  for (int i = 0; i < kSliceK; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    largest = std::max(largest, bits & 0x7fffffffu);
+  }
+  float amax;
+  std::memcpy(&amax, &largest, sizeof(amax));
+  int8_t q[kSliceK] = {};
+  Int8Block block{};
+  if (largest < kInfinity) {
+    block.scale = std::max(amax / 127.0f, kMinScale);
+    QuantizeFinite(x, amax, q);
+  } else {
+    // A NaN makes its row NaN; an Inf goes through as its sign times an infinite scale.
+    block.scale = amax;
+    for (int i = 0; i < kSliceK; ++i) {
+      if (std::isinf(x[i])) q[i] = std::signbit(x[i]) ? -1 : 1;
+    }
+  }
+  for (int i = 0; i < kSliceK; ++i) block.sum += q[i];
+  // The packed row holds 16 even k, then 16 odd ones.
+  for (int i = 0; i < 8; ++i) {
+    for (int c = 0; c < 4; ++c) block.q[4 * i + c] = q[8 * c + i];
+  }
+  return block;
+}
+
+float FactorOf(std::span<const float> values) {
+  const bool integers = std::all_of(values.begin(), values.end(),
+                                    [](float value) { return value == std::floor(value); });
+  return integers ? 1.0f : 2.0f;
+}
+
+}  // namespace
+
+bool HasByteCodes(Format format) {
+  const FormatInfo& info = GetFormatInfo(format);
+  if (!info.quantized || info.has_codebook) return false;
+  const std::span<const float> values = FormatValues(format);
+  if (info.bits == 8) {
+    for (size_t code = 0; code < values.size(); ++code) {
+      if (values[code] != static_cast<float>(static_cast<int8_t>(code))) return false;
+    }
+    return true;
+  }
+  constexpr float kMaxByte = 32;  // Four pairs of products with int8 fit 16 bits.
+  const float factor = FactorOf(values);
+  return (info.max_value - info.min_value) * factor <= kMaxByte &&
+         std::all_of(values.begin(), values.end(), [factor](float value) {
+           return value * factor == std::floor(value * factor);
+         });
+}
+
+ByteCodes ByteCodesOf(const PanelView& weights) {
+  if (weights.bits == 8) return {{}, 128, 1.0f};
+  const std::span<const float> values(weights.table, 16);
+  ByteCodes codes{};
+  codes.factor = FactorOf(values);
+  const float lowest = *std::min_element(values.begin(), values.end());
+  codes.offset = static_cast<int32_t>(-lowest * codes.factor);
+  for (size_t i = 0; i < values.size(); ++i) {
+    codes.byte[i] = static_cast<uint8_t>((values[i] - lowest) * codes.factor);
+  }
+  return codes;
+}
+
+void QuantizeRow(float* x, int64_t padded_k) {
+  auto* out = reinterpret_cast<uint8_t*>(x);
+  for (int64_t first = 0; first < padded_k; first += kSliceK) {
+    // A block takes half of the place of its activations: nothing unread is overwritten.
+    const Int8Block block = QuantizeBlock(x + first);
+    std::memcpy(out, &block, sizeof(block));
+    out += sizeof(block);
+  }
+}
+
+RowKernels W4a8RowKernels(CpuLevel level) {
+  const ExactKernels* vector = &ExactKernelsOf(level);
+  switch (level) {
+#if defined(__x86_64__)
+    case CpuLevel::kAvx2:
+      return {vector, &QuantizeRow, &avx2::SelectW4a8};
+    case CpuLevel::kAvx512:
+      return {vector, &QuantizeRow, &vnni::SelectW4a8};
+#endif
+    default:
+      return {vector, &QuantizeRow, &scalar::SelectW4a8};
+  }
+}
+
+}  // namespace marlin::cpu

@@ -1,0 +1,111 @@
+// The product with int8 activations in the vector operations of one instruction set; included after
+// its DecodeBytes and byte products. A block's weights are decoded to bytes once per 1024 k (16 KiB
+// of L1) and multiplied with all rows: vector lanes are columns, so the 32 k of an activation block
+// add up in int32 without leaving a register.
+
+/// What a tile needs of the decoded panel.
+struct BytePanel {
+  const uint8_t* bytes;
+  int64_t slices;
+  const GroupParameters& parameters;
+  int64_t group[kExactK / kSliceK];  ///< Where a slice's parameters start.
+  int32_t offset;
+  bool has_zeros;
+};
+
+/// out[i, 0..15] += kM rows of x times the panel.
+template <int kBits, int kM>
+static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_stride, float* out,
+                         int64_t out_stride) {
+  for (int part = 0; part < kParts; ++part) {
+    const int column = part * kLanes;
+    F total[kM];
+    Unroll<kM>([&](auto i) { total[i] = Load(out + i * out_stride + column); });
+    for (int64_t slice = 0; slice < panel.slices; ++slice) {
+      const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * column;
+      const int64_t group = panel.group[slice] + column;
+      I dot[kM];
+      Unroll<kM>([&](auto i) {
+        dot[i] = SetWord(static_cast<uint32_t>(-panel.offset * x[i * x_stride + slice].sum));
+      });
+      for (int half = 0; half < 2; ++half) {
+        const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
+        Unroll<kM>([&](auto i) {
+          dot[i] = AddDot(dot[i], weights, x[i * x_stride + slice].q + 16 * half);
+        });
+      }
+      const F scale = Load(panel.parameters.scale + group);
+      Unroll<kM>([&](auto i) {
+        const Int8Block& block = x[i * x_stride + slice];
+        F value = ToFloat(dot[i]);
+        if (panel.has_zeros) {
+          const F zero = Load(panel.parameters.zero + group);
+          value = Sub(value, Mul(zero, Set(static_cast<float>(block.sum))));
+        }
+        total[i] = Add(total[i], Mul(Mul(value, scale), Set(block.scale)));
+      });
+    }
+    Unroll<kM>([&](auto i) { Store(out + i * out_stride + column, total[i]); });
+  }
+}
+
+template <int kBits>
+static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
+                          int64_t m, float* out, int64_t out_stride, float* scratch) {
+  constexpr int64_t kPassChunks = kExactK / kChunkK;
+  // A row of blocks lies where the driver's row of floats was.
+  const auto* rows = reinterpret_cast<const Int8Block*>(x);
+  const int64_t row_stride = x_stride * 4 / static_cast<int64_t>(sizeof(Int8Block));
+  auto* bytes = reinterpret_cast<uint8_t*>(scratch);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int n = 0; n < kBlockRows; ++n) out[i * out_stride + n] = 0.0f;
+  }
+  const ByteCodes codes = ByteCodesOf(w);
+  GroupParameters parameters;
+  BytePanel panel{
+      bytes, 0, parameters, {}, kBits == 8 ? kWideOffset : codes.offset, w.zeros != nullptr};
+  for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
+    const int64_t chunks = w.chunks - chunk < kPassChunks ? w.chunks - chunk : kPassChunks;
+    parameters.Fill(w, block, chunk, chunks);
+    const int64_t groups =
+        (chunk + chunks) * kChunkK <= w.group_size
+            ? 1
+            : ((chunk + chunks) * kChunkK - 1) / w.group_size - parameters.first_group + 1;
+    for (int64_t i = 0; i < groups * kBlockRows; ++i) {
+      parameters.scale[i] /= codes.factor;  // 1 or 2: exact.
+      if (panel.has_zeros) parameters.zero[i] *= codes.factor;
+    }
+    panel.slices = chunks * (kChunkK / kSliceK);
+    for (int64_t slice = 0; slice < panel.slices; ++slice) {
+      const int64_t group = (chunk * kChunkK + slice * kSliceK) / w.group_size;
+      panel.group[slice] = (group - parameters.first_group) * kBlockRows;
+    }
+    const uint8_t* source = w.codes + (block * w.chunks + chunk) * ChunkBytes(kBits);
+    for (int64_t c = 0; c < chunks; ++c) {
+      DecodeBytes<kBits>(source + c * ChunkBytes(kBits), codes, bytes + c * kBytesPerChunk);
+    }
+    const Int8Block* first = rows + chunk * (kChunkK / kSliceK);
+    int64_t i = 0;
+    for (; i + kTileRows <= m; i += kTileRows) {
+      MultiplyTile<kBits, kTileRows>(panel, first + i * row_stride, row_stride,
+                                     out + i * out_stride, out_stride);
+    }
+    for (; i < m; ++i) {
+      MultiplyTile<kBits, 1>(panel, first + i * row_stride, row_stride, out + i * out_stride,
+                             out_stride);
+    }
+  }
+}
+
+ExactKernels::MultiplyBlock SelectW4a8(const PanelView& w) {
+  switch (w.bits) {
+    case 2:
+      return &MultiplyBytes<2>;
+    case 3:
+      return &MultiplyBytes<3>;
+    case 4:
+      return &MultiplyBytes<4>;
+    default:
+      return &MultiplyBytes<8>;
+  }
+}

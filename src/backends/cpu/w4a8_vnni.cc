@@ -1,0 +1,74 @@
+// The product with int8 activations on AVX-512 with VNNI.
+#include "backends/cpu/simd_avx512.h"
+#include "backends/cpu/w4a8_kernel.h"
+
+namespace marlin::cpu::vnni {
+using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
+#include "backends/cpu/decode.inl.h"
+// After it, because it is written in the words of decode.inl.h.
+#include "backends/cpu/byte_codes.inl.h"
+
+namespace {
+
+constexpr int kTileRows = 8;
+constexpr int32_t kWideOffset = 128;
+
+/// Byte 4 i + c of the low half is the first slice's k = 2 i + {0, 16, 1, 17}[c], of the high half
+/// the second's: even bytes of the words 2 i, 16 + 2 i, ... , then odd bytes.
+alignas(64) constexpr uint8_t kSplitSlices[64] = {
+    0,  32, 2,  34, 4,  36, 6,  38, 8,  40, 10, 42, 12, 44, 14, 46, 16, 48, 18, 50, 20, 52,
+    22, 54, 24, 56, 26, 58, 28, 60, 30, 62, 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43,
+    13, 45, 15, 47, 17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63};
+
+template <int kBits, int kPair>
+void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
+  const I split = _mm512_load_si512(kSplitSlices);
+  const I table =
+      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.byte)));
+  I rows[kBlockRows];
+  Unroll<kBlockRows>([&](auto r) __attribute__((always_inline)) {
+    const I pair = PairCodes<kBits, kPair>(chunk, r, 0);
+    const I bytes = kBits == 8 ? _mm512_xor_si512(pair, _mm512_set1_epi8(-128))
+                               : _mm512_shuffle_epi8(table, pair);
+    rows[r] = _mm512_permutexvar_epi8(split, bytes);
+  });
+  Transpose16(rows);
+  for (int i = 0; i < 8; ++i) {
+    _mm512_store_si512(out + FirstSlice<kBits>(kPair) * kBytesPerSlice + 64 * i, rows[i]);
+    _mm512_store_si512(out + SecondSlice<kBits>(kPair) * kBytesPerSlice + 64 * i, rows[8 + i]);
+  }
+}
+
+template <int kBits>
+void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
+  constexpr int64_t kPrefetchBytes = 2048;  // Consecutive chunks are consecutive in memory.
+  for (int64_t i = 0; i < ChunkBytes(kBits); i += 64) Prefetch(chunk + i + kPrefetchBytes);
+  DecodePair<kBits, 0>(chunk, codes, out);
+  DecodePair<kBits, 1>(chunk, codes, out);
+}
+
+/// Sixteen consecutive k of sixteen columns.
+template <int kBits>
+struct Bytes {
+  I k4[4];
+};
+template <int kBits>
+MARLIN_SIMD_INLINE Bytes<kBits> LoadBytesOf(const uint8_t* p) {
+  return {{_mm512_load_si512(p), _mm512_load_si512(p + 64), _mm512_load_si512(p + 128),
+           _mm512_load_si512(p + 192)}};
+}
+template <int kBits>
+MARLIN_SIMD_INLINE I AddDot(I sum, const Bytes<kBits>& weights, const int8_t* q) {
+  Unroll<4>([&](auto i) __attribute__((always_inline)) {
+    int32_t four;
+    __builtin_memcpy(&four, q + 4 * i, sizeof(four));
+    sum = _mm512_dpbusd_epi32(sum, weights.k4[i], _mm512_set1_epi32(four));
+  });
+  return sum;
+}
+
+}  // namespace
+
+#include "backends/cpu/w4a8_kernel.inl.h"
+
+}  // namespace marlin::cpu::vnni
