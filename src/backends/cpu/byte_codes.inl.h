@@ -1,5 +1,5 @@
 // Codes of panel rows as bytes; included after decode.inl.h, before an instruction set's own
-// DecodeBytes.
+// DecodePair.
 
 /// Codes of two slices of a row, the first in the even bytes and the second in the odd ones, for
 /// lanes `part`. Slices are (0, 2) and (1, 3) up to 4 bits, where bits above the code are garbage

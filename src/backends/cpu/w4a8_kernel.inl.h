@@ -1,7 +1,16 @@
 // The product with int8 activations in the vector operations of one instruction set; included after
-// its DecodeBytes and byte products. A block's weights are decoded to bytes once per 1024 k (16 KiB
+// its DecodePair and byte products. A block's weights are decoded to bytes once per 1024 k (16 KiB
 // of L1) and multiplied with all rows: vector lanes are columns, so the 32 k of an activation block
 // add up in int32 without leaving a register.
+
+/// A chunk's codes as bytes.
+template <int kBits>
+static void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
+  constexpr int64_t kPrefetchBytes = 2048;  // Consecutive chunks are consecutive in memory.
+  for (int64_t i = 0; i < ChunkBytes(kBits); i += 64) Prefetch(chunk + i + kPrefetchBytes);
+  DecodePair<kBits, 0>(chunk, codes, out);
+  DecodePair<kBits, 1>(chunk, codes, out);
+}
 
 /// What a tile needs of the decoded panel.
 struct BytePanel {

@@ -34,12 +34,6 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   }
 }
 
-template <int kBits>
-void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
-  DecodePair<kBits, 0>(chunk, codes, out);
-  DecodePair<kBits, 1>(chunk, codes, out);
-}
-
 /// Sixteen consecutive k of one column.
 template <int kBits>
 struct Bytes {

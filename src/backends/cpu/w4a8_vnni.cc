@@ -39,14 +39,6 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   }
 }
 
-template <int kBits>
-void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
-  constexpr int64_t kPrefetchBytes = 2048;  // Consecutive chunks are consecutive in memory.
-  for (int64_t i = 0; i < ChunkBytes(kBits); i += 64) Prefetch(chunk + i + kPrefetchBytes);
-  DecodePair<kBits, 0>(chunk, codes, out);
-  DecodePair<kBits, 1>(chunk, codes, out);
-}
-
 /// Sixteen consecutive k of sixteen columns.
 template <int kBits>
 struct Bytes {
