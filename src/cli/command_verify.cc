@@ -68,7 +68,7 @@ class VerifyCommand final : public Command {
             bar.Update(done, total);
           }));
     }
-    const Status verdict = Judge(comparison);
+    Status verdict = Judge(comparison);
     MARLIN_RETURN_IF_ERROR(console.json()
                                ? PrintDocument(console, quantized, comparison, verdict.ok())
                                : PrintTables(console, quantized, comparison));

@@ -1,5 +1,6 @@
 #include "cli/model_plan.h"
 
+#include <cmath>
 #include <unordered_map>
 #include <utility>
 
@@ -77,7 +78,7 @@ int64_t RoutedShare(const ModelArchitecture& model, int64_t bytes) {
   if (model.expert_count == 0) return bytes;
   const double share =
       static_cast<double>(model.experts_per_token) / static_cast<double>(model.expert_count);
-  return static_cast<int64_t>(static_cast<double>(bytes) * share + 0.5);
+  return std::llround(static_cast<double>(bytes) * share);
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ std::string Table::ToString() const {
     append(rows_[r]);
     if (r > 0) continue;
     std::vector<std::string> rule;
+    rule.reserve(widths.size());
     for (size_t width : widths) rule.emplace_back(width, '-');
     append(rule);
   }
