@@ -196,8 +196,13 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
     }
   });
   bodies.emplace_back([&](int64_t) { roofline.ReadSeconds(1); });
+  const std::vector<Timing> timings = MeasureTogether(bodies);
+  result.timing = timings[0];
+  result.probe = timings[1];
+  // Peers follow by themselves: their threads keep spinning after a call.
   DenseMatrix b;
   std::vector<std::string> peers;
+  bodies.clear();
   if (blas != nullptr && !dequantize) {
     MARLIN_ASSIGN_OR_RETURN(b, RandomDense(n * k));
     peers.emplace_back("openblas_fp32");
@@ -211,10 +216,9 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
       });
     }
   }
-  const std::vector<Timing> timings = MeasureTogether(bodies);
-  result.timing = timings[0];
-  result.probe = timings[1];
-  for (size_t i = 0; i < peers.size(); ++i) result.peers.push_back({peers[i], timings[i + 2]});
+  for (size_t i = 0; i < peers.size(); ++i) {
+    result.peers.push_back({peers[i], Measure(bodies[i])});
+  }
   return result;
 }
 

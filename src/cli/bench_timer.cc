@@ -33,12 +33,23 @@ struct Sample {
   bool undisturbed;
 };
 
-Sample TimeOnce(const std::function<void(int64_t)>& body, int64_t i) {
+/// Runs of a body that make one repetition: at least 3 ms, so that waking parked threads, which
+/// only happens between repetitions, does not count as the kernel's time.
+int64_t RunsPerRepetition(const std::function<void(int64_t)>& body) {
+  constexpr double kSeconds = 3e-3;
+  body(0);  // Warm-up: pages, code, the pool's threads.
+  const double start = Now();
+  body(1);
+  return std::clamp<int64_t>(static_cast<int64_t>(kSeconds / (Now() - start)), 1, 1000);
+}
+
+Sample TimeRepetition(const std::function<void(int64_t)>& body, int64_t repetition, int64_t runs) {
   const double waited = WaitingSeconds();
   const double start = Now();
-  body(i);
+  for (int64_t i = 0; i < runs; ++i) body(repetition * runs + i);
   const double seconds = Now() - start;
-  return {seconds, WaitingSeconds() - waited < std::max(0.01 * seconds, 30e-6)};
+  const bool undisturbed = WaitingSeconds() - waited < std::max(0.01 * seconds, 30e-6);
+  return {seconds / static_cast<double>(runs), undisturbed};
 }
 
 Timing Summarize(const std::vector<Sample>& samples) {
@@ -68,12 +79,13 @@ Timing Summarize(const std::vector<Sample>& samples) {
 std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t)>>& bodies,
                                     const TimingOptions& options) {
   std::vector<std::vector<Sample>> samples(bodies.size());
-  for (const auto& body : bodies) body(0);  // Warm-up: pages, code, the pool's threads.
+  std::vector<int64_t> runs;
+  for (const auto& body : bodies) runs.push_back(RunsPerRepetition(body));
   const double start = Now();
   for (int64_t i = 1;; ++i) {
     bool enough = true;
     for (size_t b = 0; b < bodies.size(); ++b) {
-      samples[b].push_back(TimeOnce(bodies[b], i));
+      samples[b].push_back(TimeRepetition(bodies[b], i, runs[b]));
       const auto undisturbed = std::count_if(samples[b].begin(), samples[b].end(),
                                              [](const Sample& s) { return s.undisturbed; });
       enough = enough && undisturbed >= options.min_undisturbed;

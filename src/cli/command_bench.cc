@@ -65,6 +65,9 @@ class BenchCommand final : public Command {
     arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
     arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME", "Forces one kernel");
+    arguments.Option(
+        "--copies", &copies_, "N",
+        "Weight matrices to rotate through; default: 1 GiB of them, beyond the caches");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
     arguments.Option("--against", &against_, "PEER",
@@ -75,12 +78,15 @@ class BenchCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(ReadArguments());
-    MARLIN_ASSIGN_OR_RETURN(
-        const Device device,
-        Device::Open(device_,
-                     {.threads = static_cast<int>(threads_.value_or(0)), .parallel_for = {}}));
+    // One pool for the device and the probes: two would spin against each other.
+    ThreadPool pool(static_cast<int>(threads_.value_or(0)));
+    DeviceOptions options;
+    options.threads = pool.worker_count();
+    options.parallel_for = [&pool](int64_t count, const std::function<void(int64_t)>& body) {
+      pool.Run(count, [&body](int64_t i, int) { body(i); });
+    };
+    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_, options));
     const DeviceInfo info = device.info();
-    ThreadPool pool(info.threads);
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
     std::optional<OpenBlas> blas;
@@ -133,6 +139,10 @@ class BenchCommand final : public Command {
       return Status(Code::kInvalidArgument,
                     fmt::format("--group-size: expected a multiple of 16, got {}", group));
     }
+    if (copies_ && (*copies_ < 1 || *copies_ > 65536)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--copies: expected 1..65536, got {}", *copies_));
+    }
     if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
       return Status(Code::kInvalidArgument,
                     fmt::format("--threads: expected 1..4096, got {}", *threads_));
@@ -176,7 +186,7 @@ class BenchCommand final : public Command {
     bench.spec.k = shape.k;
     bench.spec.group_size = std::min(group_size_.value_or(128), shape.k);
     bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
-    bench.spec.experts = CopiesBeyondCache(bench.spec);
+    bench.spec.experts = copies_.value_or(CopiesBeyondCache(bench.spec));
     bench.activation_type = activation_type_ == "bf16"  ? DType::kBf16
                             : activation_type_ == "f16" ? DType::kF16
                                                         : DType::kF32;
@@ -294,6 +304,7 @@ class BenchCommand final : public Command {
   std::string activation_type_ = "bf16";
   std::string accuracy_ = "default";
   std::string kernel_;
+  std::optional<int64_t> copies_;
   std::optional<int64_t> threads_;
   std::string device_ = "auto";
   std::vector<std::string> against_;

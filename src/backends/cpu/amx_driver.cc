@@ -20,13 +20,15 @@ bool NeedsLowPart(const GemmDesc& desc) {
   return desc.a_type != DType::kBf16 && !desc.allow_bf16_activations;
 }
 
-/// Enough tasks for every worker, as large as fits: a task reads all activations.
+/// Few rows: four long runs for every worker, as in the exact driver. Many: as large as fits,
+/// because a task reads all activations, and the fewest rounds in which all workers are busy.
 int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
   const int64_t columns = desc.gated ? desc.n / 2 : desc.n;
   const int64_t limit = desc.gated ? kMaxBlocksPerTask / 2 : kMaxBlocksPerTask;
   const int64_t blocks = std::max<int64_t>(CeilDivide(columns, kBlockRows), 1);
-  // Few rows: small tasks that balance; many: the fewest rounds in which all workers are busy.
-  const int64_t wanted = desc.m <= 2 * amx::kTileM ? 4 : limit;
+  const int64_t wanted = desc.m > 2 * amx::kTileM
+                             ? limit
+                             : std::clamp<int64_t>(CeilDivide(blocks, 4 * workers), 1, limit);
   const int64_t rounds = CeilDivide(blocks, wanted * workers);
   return RoundUp(CeilDivide(blocks, rounds * workers), 2);
 }
@@ -42,7 +44,7 @@ struct AmxLayout {
 AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
   AmxLayout layout;
   const int64_t m_tiles = CeilDivide(std::min(desc.m, kRowsPerPass), amx::kTileM);
-  const int64_t padded_k = RoundUp(desc.k, kChunkK);
+  const int64_t padded_k = RoundUp(desc.k, amx::kMaxPanelK);
   layout.blocks_per_task = BlocksPerTask(desc, workers);
   // Each half of a gated task may start inside a block and end inside another.
   const int64_t blocks = (layout.blocks_per_task + 1) * (desc.gated ? 2 : 1);
@@ -142,7 +144,6 @@ void RunAmx(const GemmCall& call, ThreadPool& pool) {
       WidenBias(call, reinterpret_cast<float*>(workspace + layout.base.bias_offset));
   auto* high = reinterpret_cast<uint16_t*>(workspace + layout.base.activations_offset);
   uint16_t* low = NeedsLowPart(desc) ? high + layout.tile_bytes / 2 : nullptr;
-  const int64_t tile_stride = RoundUp(desc.k, kChunkK) * amx::kTileM;
   const TaskGrid grid = TaskGrid::Of(desc, layout.blocks_per_task);
 
   for (int64_t first_m = 0; first_m < desc.m; first_m += kRowsPerPass) {
@@ -152,9 +153,9 @@ void RunAmx(const GemmCall& call, ThreadPool& pool) {
       const int64_t row = first_m + tile * amx::kTileM;
       const auto* a =
           static_cast<const uint8_t*>(call.a) + row * call.a_stride * DTypeBytes(desc.a_type);
-      amx::PackTiles(a, desc.a_type, call.a_stride, std::min(amx::kTileM, desc.m - row), desc.k,
-                     high + tile * tile_stride,
-                     low == nullptr ? nullptr : low + tile * tile_stride);
+      const amx::TileSource source{a, desc.a_type, call.a_stride,
+                                   std::min(amx::kTileM, desc.m - row), desc.k};
+      amx::PackTiles(source, tile, m_tiles, high, low);
     });
     const AmxPass pass{call, layout, view, bias, {high, low, m_tiles}, first_m, rows};
     pool.Run(grid.tasks, [&](int64_t task, int worker) {

@@ -10,7 +10,8 @@
 //   16 |  A1  |            +------+                16 |C2 C3 |  two blocks of n by two of m
 //      +------+                                       +------+
 //
-// The next panel of weights (2 blocks x kPanelK) is decoded between the tile products of this one.
+// The next panel of weights (2 blocks x kMaxPanelK) is decoded between the tile products of this
+// one.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +22,37 @@
 namespace marlin::cpu::amx {
 
 /// k per decoded panel: 2 blocks x 256 k x 2 bytes = 16 KiB, twice, stay in L1 beside the B tiles.
-inline constexpr int64_t kPanelK = 256;
-inline constexpr int64_t kPanelBytes = 2 * kBlockRows * kPanelK * 2;
+inline constexpr int64_t kMaxPanelK = 256;
+inline constexpr int64_t kPanelBytes = 2 * kBlockRows * kMaxPanelK * 2;
 inline constexpr int64_t kTileM = 16;
 inline constexpr int64_t kTileBytes = 1024;
 /// Two panels, aligned to 64 bytes.
 inline constexpr int64_t kScratchBytes = 2 * kPanelBytes;
 
-/// Activations as B tiles [m tile][k / 32][16 pairs][16 m][2] of bf16, and what is left of each
-/// after rounding, or null when nothing is wanted of it.
+/// Activations as B tiles [k / 256][m tile][8 steps of 32 k][16 pairs][16 m][2] of bf16, and what
+/// is left of each after rounding, or null when nothing is wanted of it. A k block of all m tiles
+/// is one run: m tiles that lie k apart, often a power of two, would fight for the same sets of L2.
 struct ActivationTiles {
   const uint16_t* high;
   const uint16_t* low;
   int64_t m_tiles;
 };
 
-/// Packs 16 rows (fewer at the end: the rest is zero) of k activations for one m tile; `low` may be
-/// null. k is padded with zeros to a multiple of 128.
-void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k, uint16_t* high,
+/// Rows of activations for one m tile: at most 16, a_stride elements apart.
+struct TileSource {
+  const void* a;
+  DType type;
+  int64_t a_stride;
+  int64_t rows;
+  int64_t k;
+};
+
+/// Elements from one k block of an m tile to the next.
+constexpr int64_t KBlockStride(int64_t m_tiles) { return m_tiles * kTileM * kMaxPanelK; }
+
+/// Packs m tile number `tile` of m_tiles; `low` may be null. Missing rows are zero, k is padded
+/// with zeros to a multiple of 256.
+void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t* high,
                uint16_t* low);
 
 /// sums[s][m tile][2][16 n][16 m] = products of the strips s = pairs of blocks. `blocks` holds

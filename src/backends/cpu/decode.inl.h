@@ -37,29 +37,64 @@ MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
 }
 
 /// Sixteen stored scales, biases or zeros as fp32.
-MARLIN_SIMD_INLINE F LoadStored(const void* base, ScaleType type, int64_t index) {
-  switch (type) {
-    case ScaleType::kF16:
-      return LoadHalf(static_cast<const uint16_t*>(base) + index);
-    case ScaleType::kBf16:
-      return LoadBf16(static_cast<const uint16_t*>(base) + index);
-    case ScaleType::kF32:
-      return Load(static_cast<const float*>(base) + index);
-    case ScaleType::kE8M0: {
-      const I byte = AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index));
-      // Exponent 0 is 2^-127, an fp32 subnormal.
-      return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(MARLIN_MUTATE(2, 0x00400000, 0))),
-                        AsFloat(ShiftLeft<23>(byte)));
-    }
-    case ScaleType::kE4M3:
-      return Fp8ToFloat<3, 7>(AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index)));
+template <ScaleType kType>
+MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
+  if constexpr (kType == ScaleType::kF16) {
+    return LoadHalf(static_cast<const uint16_t*>(base) + index);
+  } else if constexpr (kType == ScaleType::kBf16) {
+    return LoadBf16(static_cast<const uint16_t*>(base) + index);
+  } else if constexpr (kType == ScaleType::kF32) {
+    return Load(static_cast<const float*>(base) + index);
+  } else if constexpr (kType == ScaleType::kE8M0) {
+    const I byte = AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index));
+    // Exponent 0 is 2^-127, an fp32 subnormal.
+    return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(MARLIN_MUTATE(2, 0x00400000, 0))),
+                      AsFloat(ShiftLeft<23>(byte)));
+  } else {
+    return Fp8ToFloat<3, 7>(AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index)));
   }
-  return Zero();
 }
 
-/// Scales, zeros and biases of the groups that a run of chunks touches, as fp32 [group][16].
+/// The parameters of the next pass, and after the last pass of a block those of the next block,
+/// follow in memory. Fetching them a pass ahead hides a DRAM latency that would stall every pass.
+template <ScaleType kType>
+static void LoadGroups(const void* base, int64_t first, int64_t count, float factor, float* out) {
+  constexpr int64_t kBytes = kType == ScaleType::kF32                                 ? 4
+                             : kType == ScaleType::kE8M0 || kType == ScaleType::kE4M3 ? 1
+                                                                                      : 2;
+  for (int64_t i = 0; i < count * kBytes; i += 64) {
+    Prefetch(static_cast<const uint8_t*>(base) + (first + count) * kBytes + i);
+  }
+  const F factors = Set(MARLIN_MUTATE(3, factor, 1.0f));
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Store(out + i, Mul(LoadStored<kType>(base, first + i), factors));
+  }
+}
+
+/// Widens `count` stored numbers from index `first` on, times a factor.
+static void LoadGroups(const void* base, ScaleType type, int64_t first, int64_t count, float factor,
+                       float* out) {
+  switch (type) {
+    case ScaleType::kF16:
+      return LoadGroups<ScaleType::kF16>(base, first, count, factor, out);
+    case ScaleType::kBf16:
+      return LoadGroups<ScaleType::kBf16>(base, first, count, factor, out);
+    case ScaleType::kF32:
+      return LoadGroups<ScaleType::kF32>(base, first, count, factor, out);
+    case ScaleType::kE8M0:
+      return LoadGroups<ScaleType::kE8M0>(base, first, count, factor, out);
+    case ScaleType::kE4M3:
+      return LoadGroups<ScaleType::kE4M3>(base, first, count, factor, out);
+  }
+}
+
+/// Chunks whose parameters are widened at a time.
+inline constexpr int64_t kPassChunks = kPassK / kChunkK;
+
+/// Scales, zeros and biases of the groups that a run of at most kPassChunks chunks touches, as fp32
+/// [group][16].
 struct GroupParameters {
-  static constexpr int64_t kMaxGroups = kExactK / 16 + 1;
+  static constexpr int64_t kMaxGroups = kPassK / 16 + 1;
   float scale[kMaxGroups * 16];
   float zero[kMaxGroups * 16];
   float bias[kMaxGroups * 16];
@@ -69,22 +104,13 @@ struct GroupParameters {
     if (w.scales == nullptr) return;
     first_group = first_chunk * kChunkK / w.group_size;
     const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
-    const F global = Set(MARLIN_MUTATE(3, w.global_scale, 1.0f));
-    const ScaleType bias_type =
-        (w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3) ? ScaleType::kF16
-                                                                               : w.scale_type;
-    for (int64_t group = first_group; group <= last_group; ++group) {
-      const int64_t source = (block * w.groups + MARLIN_MUTATE(4, group, group - group % 2)) * 16;
-      const int64_t target = (group - first_group) * 16;
-      for (int i = 0; i < 16; i += kLanes) {
-        Store(scale + target + i, Mul(LoadStored(w.scales, w.scale_type, source + i), global));
-        if (w.zeros != nullptr) {
-          Store(zero + target + i, LoadStored(w.zeros, ScaleType::kF16, source + i));
-        }
-        if (w.biases != nullptr) {
-          Store(bias + target + i, LoadStored(w.biases, bias_type, source + i));
-        }
-      }
+    const int64_t first = (block * w.groups + MARLIN_MUTATE(4, first_group, 0)) * 16;
+    const int64_t count = (last_group - first_group + 1) * 16;
+    LoadGroups(w.scales, w.scale_type, first, count, w.global_scale, scale);
+    if (w.zeros != nullptr) LoadGroups<ScaleType::kF16>(w.zeros, first, count, 1.0f, zero);
+    if (w.biases != nullptr) {
+      const bool byte = w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3;
+      LoadGroups(w.biases, byte ? ScaleType::kF16 : w.scale_type, first, count, 1.0f, bias);
     }
   }
 };
@@ -144,21 +170,31 @@ enum class GroupMode { kChunk, kSlice, kHalf };
 
 /// Where the parameters of a chunk's groups start, for every half slice of 16 k.
 struct ChunkGroups {
-  int64_t offset[8] = {};
-
-  template <GroupMode kMode>
-  static ChunkGroups Of(const PanelView& w, const GroupParameters& parameters, int64_t chunk) {
-    ChunkGroups groups;
-    if (w.scales == nullptr) return groups;
-    constexpr int kStep = kMode == GroupMode::kChunk ? 8 : kMode == GroupMode::kSlice ? 2 : 1;
-    for (int half = 0; half < 8; half += kStep) {
-      const int64_t group = (chunk * kChunkK + 16 * half) / w.group_size;
-      groups.offset[half] =
-          (MARLIN_MUTATE(7, group, chunk * kChunkK / w.group_size) - parameters.first_group) * 16;
-    }
-    return groups;
-  }
+  int32_t offset[8];
 };
+
+/// The ChunkGroups of consecutive chunks from first_chunk on. One division, then counting: a
+/// division per chunk would cost as much as a tenth of its products.
+template <GroupMode kMode>
+static void LocateGroups(const PanelView& w, const GroupParameters& parameters, int64_t first_chunk,
+                         int64_t chunk_count, ChunkGroups* groups) {
+  constexpr int kStep = kMode == GroupMode::kChunk ? 8 : kMode == GroupMode::kSlice ? 2 : 1;
+  const bool scaled = w.scales != nullptr;
+  const int64_t steps_per_group = scaled ? w.group_size / (16 * kStep) : 1;
+  int64_t left =
+      steps_per_group -
+      (scaled ? first_chunk * kChunkK - parameters.first_group * w.group_size : 0) / (16 * kStep);
+  int32_t offset = 0;
+  for (int64_t c = 0; c < chunk_count; ++c) {
+    for (int half = 0; half < 8; half += kStep) {
+      groups[c].offset[half] = offset;
+      if (--left == 0) {
+        left = steps_per_group;
+        if (scaled) offset += MARLIN_MUTATE(7, 16, 0);
+      }
+    }
+  }
+}
 
 /// Decodes one row of a chunk and hands every vector of weights to sink(offset, weights), where
 /// offset counts floats in the packed activations of the chunk; offsets ascend.
@@ -171,6 +207,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
   constexpr bool kScaled = kKind != Kind::kBf16 && kKind != Kind::kFp16;
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
   Table table = LoadTable(w.table);
+  I words[kParts];
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
@@ -180,8 +217,9 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       table = LoadTable(w.table);
       if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[low]));
       table = MulTable(table, Set(parameters.scale[low]));
-      if (w.biases != nullptr)
+      if (w.biases != nullptr) {
         table = AddTable(table, Set(parameters.bias[MARLIN_MUTATE(8, low, low - row)]));
+      }
     }
     const auto stored = [&](const float* values, int part) __attribute__((always_inline)) {
       return kMode == GroupMode::kHalf
@@ -194,16 +232,20 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
       return value;
     };
+    if constexpr (kJ == 0 || kBits > 4) {
+      for (int part = 0; part < kParts; ++part) {
+        words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
+      }
+    }
     Unroll<2>([&](auto parity) __attribute__((always_inline)) {
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
       for (int part = 0; part < kParts; ++part) {
-        const I words = RowWords<kBits>::Load(chunk, row, kJ, part);
         F value;
         if constexpr (kKind == Kind::kTable) {
-          value = Lookup(table, ShiftRight<kShift>(words));
+          value = Lookup(table, ShiftRight<kShift>(words[part]));
         } else {
-          value = RawValue<kKind, kShift>(w, words);
+          value = RawValue<kKind, kShift>(w, words[part]);
         }
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);

@@ -10,11 +10,8 @@
 
 namespace marlin::cpu {
 
-/// k per pass: lane sums are added up and restarted every kExactK, the same for every m, so that
-/// a row's result does not depend on the other rows. 1024 keeps a decoded panel of 8 rows in L1.
-inline constexpr int64_t kExactK = 1024;
-/// Floats of per-worker scratch that MultiplyBlock needs.
-inline constexpr int64_t kExactScratchFloats = 8 * kExactK;
+/// Floats of per-worker scratch that multiplying m rows needs: a decoded panel, and the lane sums.
+constexpr int64_t ExactScratchFloats(int64_t m) { return 8 * kPassK + m * kBlockRows * 16; }
 
 /// One finished run of outputs of a row.
 struct EpilogueRow {

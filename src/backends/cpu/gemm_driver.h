@@ -19,7 +19,8 @@ struct ColumnRange {
   int64_t last = 0;
 };
 
-/// How a product is cut into tasks; the same for every number of threads.
+/// How a product is cut into tasks. An output is always computed by one task in the same order, so
+/// the cut does not show in the result.
 struct TaskGrid {
   int64_t columns = 0;           ///< Output columns: n, or n / 2 when gated.
   int64_t columns_per_task = 0;  ///< A multiple of 16.

@@ -11,8 +11,9 @@ using namespace avx512;  // NOLINT(google-build-using-namespace): its names are 
 
 namespace {
 
-constexpr int64_t kPanelChunks = kPanelK / kChunkK;
-constexpr int64_t kTileElements = 512;  ///< bf16 of an A or B tile.
+constexpr int64_t kMaxPanelChunks = kMaxPanelK / kChunkK;
+constexpr int64_t kTileElements = 512;                   ///< bf16 of an A or B tile.
+constexpr int64_t kMTileElements = kTileM * kMaxPanelK;  ///< Of the B tiles of a k block.
 
 /// All eight tiles are 16 rows of 64 bytes. In read-only memory as a whole: g++ 12 drops stores to
 /// a configuration on the stack, because its intrinsic names only the first eight bytes as input.
@@ -37,8 +38,9 @@ MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
 
 /// Writes the 128 weights of one row of a chunk as bf16, 32 to each of four consecutive A tiles.
 template <int kBits, Kind kKind, GroupMode kMode>
-void DecodeTileRow(const PanelView& w, const GroupParameters& parameters, const ChunkGroups& groups,
-                   const uint8_t* chunk, int row, uint16_t* out) {
+MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
+                                      const ChunkGroups& groups, const uint8_t* chunk, int row,
+                                      uint16_t* out) {
   if constexpr (kKind == Kind::kBf16) {
     Unroll<4>([&](auto j) {
       _mm512_store_si512(out + j * kTileElements, RowWords<16>::Load(chunk, row, j, 0));
@@ -87,78 +89,186 @@ void DecodeTileRow(const PanelView& w, const GroupParameters& parameters, const 
   }
 }
 
-using DecodeTileRowFunction = void (*)(const PanelView&, const GroupParameters&, const ChunkGroups&,
-                                       const uint8_t*, int, uint16_t*);
-struct RowDecoder {
-  DecodeTileRowFunction decode;
-  ChunkGroups (*groups)(const PanelView&, const GroupParameters&, int64_t chunk);
+/// Rows [first, last) of a chunk, and where row 0 of its first A tile lies.
+struct TileRows {
+  const uint8_t* chunk;
+  const uint8_t* later;  ///< The chunk to fetch meanwhile.
+  int first;
+  int last;
+  uint16_t* tiles;
 };
 
-RowDecoder SelectDecoder(const PanelView& w) {
-  return Dispatch(w, [](auto bits, auto kind, auto mode) -> RowDecoder {
+template <int kBits, Kind kKind, GroupMode kMode>
+void DecodeTileRows(const PanelView& w, const GroupParameters& parameters,
+                    const ChunkGroups& groups, const TileRows& rows) {
+  constexpr int64_t kRowBytes = ChunkBytes(kBits) / kBlockRows;
+  for (int row = rows.first; row < rows.last; ++row) {
+    for (int64_t i = 0; i < kRowBytes; i += 64) {
+      Prefetch(rows.later + kRowBytes * row + i);
+    }
+    DecodeTileRow<kBits, kKind, kMode>(w, parameters, groups, rows.chunk, row,
+                                       rows.tiles + row * kSliceK);
+  }
+}
+
+struct TileDecoder {
+  void (*decode)(const PanelView&, const GroupParameters&, const ChunkGroups&, const TileRows&);
+  void (*locate)(const PanelView&, const GroupParameters&, int64_t first_chunk, int64_t chunk_count,
+                 ChunkGroups* groups);
+};
+
+TileDecoder SelectDecoder(const PanelView& w) {
+  return Dispatch(w, [](auto bits, auto kind, auto mode) -> TileDecoder {
     constexpr auto kMode = static_cast<GroupMode>(decltype(mode)::value);
-    return {&DecodeTileRow<decltype(bits)::value, static_cast<Kind>(decltype(kind)::value), kMode>,
-            &ChunkGroups::Of<kMode>};
+    return {&DecodeTileRows<decltype(bits)::value, static_cast<Kind>(decltype(kind)::value), kMode>,
+            &LocateGroups<kMode>};
   });
 }
+
+/// The panels of a job in the order of their use. With few rows k runs fastest, which reads the
+/// weights in memory order; with many, strips do, so that a k block of activations stays in L2.
+class PanelOrder {
+ public:
+  explicit PanelOrder(const StripJob& job)
+      : job_(job),
+        k_fastest_(job.activations.m_tiles <= 2),
+        panel_chunks_(job.activations.m_tiles <= 4 ? 1 : kMaxPanelChunks) {}
+  /// Chunks of k in a panel. With few rows a panel is used up at once: the smaller it is, the more
+  /// of L1 is left (0.50 against 0.56 ms at m = 5).
+  int64_t panel_chunks() const { return panel_chunks_; }
+  bool k_fastest() const { return k_fastest_; }
+  bool done() const { return strip_ >= job_.strips || chunk_ >= job_.weights->chunks; }
+  int64_t strip() const { return strip_; }
+  int64_t chunk() const { return chunk_; }
+  void Advance() {
+    if (k_fastest_) {
+      chunk_ += panel_chunks_;
+      if (chunk_ >= job_.weights->chunks) {
+        chunk_ = 0;
+        ++strip_;
+      }
+    } else if (++strip_ == job_.strips) {
+      strip_ = 0;
+      chunk_ += panel_chunks_;
+    }
+  }
+
+ private:
+  const StripJob& job_;
+  bool k_fastest_;
+  int64_t panel_chunks_;
+  int64_t strip_ = 0;
+  int64_t chunk_ = 0;
+};
 
 /// Decodes the panels of a job one after the other, a few rows at a time between tile products.
 class PanelDecoder {
  public:
-  PanelDecoder(const PanelView& weights, uint16_t* buffers)
-      : w_(weights), decoder_(SelectDecoder(weights)), buffers_(buffers) {}
+  PanelDecoder(const PanelView& weights, const PanelOrder& order, uint16_t* buffers)
+      : w_(weights),
+        decoder_(SelectDecoder(weights)),
+        order_(order),
+        chunk_bytes_(ChunkBytes(weights.bits)),
+        block_bytes_(weights.chunks * chunk_bytes_),
+        buffers_(buffers) {}
 
   /// Starts the panel of two blocks at `chunk`, into the buffer that is not being read.
   void Start(const int64_t* blocks, int64_t chunk) {
     blocks_ = blocks;
     first_chunk_ = chunk;
-    chunks_ = w_.chunks - chunk < kPanelChunks ? w_.chunks - chunk : kPanelChunks;
+    chunks_ = w_.chunks - chunk < order_.panel_chunks() ? w_.chunks - chunk : order_.panel_chunks();
     side_ ^= 1;
-    next_ = 0;
+    remaining_ = 2 * chunks_ * kBlockRows;
+    block_ = 0;
+    chunk_ = 0;
+    row_ = 0;
   }
 
   /// Rows of a chunk that are still to decode.
-  int64_t Remaining() const { return 2 * chunks_ * kBlockRows - next_; }
+  int64_t Remaining() const { return remaining_; }
 
   void DecodeRows(int64_t count) {
-    const int64_t last = next_ + count;
-    const int64_t end = 2 * chunks_ * kBlockRows;
-    for (const int64_t stop = last < end ? last : end; next_ < stop; ++next_) DecodeNext();
+    if (count > remaining_) count = remaining_;
+    remaining_ -= count;
+    while (count > 0) {
+      const int64_t run = count < kBlockRows - row_ ? count : kBlockRows - row_;
+      DecodeRun(run);
+      count -= run;
+    }
   }
 
   /// A tiles [2 blocks][k / 32][16 n][32 k] of the panel decoded last.
   const uint16_t* panel() const { return buffers_ + side_ * (kPanelBytes / 2); }
 
  private:
-  void DecodeNext() {
-    const int64_t row = next_ % kBlockRows;
-    const int64_t c = next_ / kBlockRows % chunks_;
-    const int64_t b = next_ / kBlockRows / chunks_;
-    const int64_t bytes = ChunkBytes(w_.bits);
-    const uint8_t* chunk = w_.codes + (blocks_[b] * w_.chunks + first_chunk_ + c) * bytes;
-    if (row == 0) {
-      if (c == 0) parameters_.Fill(w_, blocks_[b], first_chunk_, chunks_);
-      groups_ = decoder_.groups(w_, parameters_, first_chunk_ + c);
+  void DecodeRun(int64_t run) {
+    Parameters& parameters = parameters_[block_];
+    if (row_ == 0 && chunk_ == 0) FillParameters(parameters);
+    const int64_t offset = (first_chunk_ + chunk_) * chunk_bytes_;
+    const uint8_t* chunk = w_.codes + blocks_[block_] * block_bytes_ + offset;
+    uint16_t* tiles = buffers_ + side_ * (kPanelBytes / 2) +
+                      (block_ * kMaxPanelChunks + chunk_) * 4 * kTileElements;
+    decoder_.decode(w_, parameters.values,
+                    parameters.groups[first_chunk_ + chunk_ - parameters.first_chunk],
+                    {chunk, chunk + PrefetchDistance(offset), static_cast<int>(row_),
+                     static_cast<int>(row_ + run), tiles});
+    row_ += run;
+    if (row_ < kBlockRows) return;
+    row_ = 0;
+    if (++chunk_ < chunks_) return;
+    chunk_ = 0;
+    ++block_;
+  }
+
+  struct Parameters {
+    GroupParameters values;
+    ChunkGroups groups[kPassChunks];
+    int64_t block = -1;
+    int64_t first_chunk = 0;
+    int64_t last_chunk = 0;
+  };
+
+  /// Widens the parameters of the panel unless they are there. With k fastest those of the panels
+  /// that follow are widened along, because a call costs as much as decoding two rows.
+  void FillParameters(Parameters& parameters) {
+    const int64_t block = blocks_[block_];
+    if (parameters.block == block && parameters.first_chunk <= first_chunk_ &&
+        first_chunk_ + chunks_ <= parameters.last_chunk) {
+      return;
     }
-    // The next panel of the same blocks is consecutive in memory.
-    for (int64_t i = 0; i < bytes / kBlockRows; i += 64) {
-      Prefetch(chunk + bytes / kBlockRows * row + i + chunks_ * bytes);
-    }
-    uint16_t* tiles =
-        const_cast<uint16_t*>(panel()) + (b * kPanelChunks + c) * 4 * kTileElements + row * kSliceK;
-    decoder_.decode(w_, parameters_, groups_, chunk, static_cast<int>(row), tiles);
+    const int64_t left = w_.chunks - first_chunk_;
+    const int64_t wanted = order_.k_fastest() ? kPassChunks : chunks_;
+    const int64_t count = left < wanted ? left : wanted;
+    parameters.block = block;
+    parameters.first_chunk = first_chunk_;
+    parameters.last_chunk = first_chunk_ + count;
+    parameters.values.Fill(w_, block, first_chunk_, count);
+    decoder_.locate(w_, parameters.values, first_chunk_, count, parameters.groups);
+  }
+
+  /// To what is decoded a few panels later: the blocks of a strip go on three panels ahead and then
+  /// continue with the next strip, two blocks on; or the next strip comes first.
+  int64_t PrefetchDistance(int64_t offset) const {
+    if (!order_.k_fastest()) return 2 * block_bytes_;
+    const int64_t ahead = 4 * order_.panel_chunks() * chunk_bytes_;
+    return offset + ahead < block_bytes_ ? ahead : ahead + block_bytes_;
   }
 
   const PanelView& w_;
-  RowDecoder decoder_;
+  TileDecoder decoder_;
+  const PanelOrder& order_;
+  int64_t chunk_bytes_;
+  int64_t block_bytes_;
   uint16_t* buffers_;
   const int64_t* blocks_ = nullptr;
   int64_t first_chunk_ = 0;
   int64_t chunks_ = 0;
-  int64_t next_ = 0;
+  int64_t remaining_ = 0;
+  int64_t block_ = 0;  ///< Position of the next row: block, chunk and row of the panel.
+  int64_t chunk_ = 0;
+  int64_t row_ = 0;
   int64_t side_ = 0;
-  GroupParameters parameters_;
-  ChunkGroups groups_;
+  Parameters parameters_[2];  ///< Of the two blocks of a strip.
 };
 
 /// One panel times one or two m tiles.
@@ -166,105 +276,138 @@ struct PanelProduct {
   const uint16_t* panel;
   const uint16_t* high;  ///< B tiles of the first m tile at the panel's first k.
   const uint16_t* low;   ///< Or null.
-  int64_t m_stride;      ///< bf16 from one m tile to the next.
   int64_t steps;         ///< k / 32 of the panel.
   float* sums;           ///< C tiles [m tile][2][16][16].
-  bool first;            ///< Start from zero instead of loading the sums.
 };
 
+/// Where the C tiles of a product come from and go to.
+struct SumsPlan {
+  bool zero;  ///< Start from zero.
+  bool load;  ///< Start from memory; neither: go on with what the tiles hold.
+  bool store;
+};
+
+/// C tiles: 0 and 2 for the two blocks, 1 and 3 for the second m tile. With one m tile, 1 and 3
+/// take every second k step: two chains alone would wait for each other's 52 cycles.
 template <bool kTwo>
-MARLIN_SIMD_INLINE void LoadSums(float* sums, bool first) {
-  if (first) {
+MARLIN_SIMD_INLINE void StartSums(const SumsPlan& plan, const float* sums) {
+  if (MARLIN_MUTATE(26, plan.zero, plan.zero || plan.load)) {
     _tile_zero(0);
+    _tile_zero(1);
     _tile_zero(2);
+    _tile_zero(3);
+  } else if (plan.load) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(2, sums + 256, 64);
     if constexpr (kTwo) {
+      _tile_loadd(1, sums + 512, 64);
+      _tile_loadd(3, sums + 768, 64);
+    } else {
       _tile_zero(1);
       _tile_zero(3);
     }
-    return;
-  }
-  _tile_loadd(0, sums, 64);
-  _tile_loadd(2, sums + 256, 64);
-  if constexpr (kTwo) {
-    _tile_loadd(1, sums + 512, 64);
-    _tile_loadd(3, sums + 768, 64);
   }
 }
 
+MARLIN_SIMD_INLINE void AddTile(float* sum, const float* other) {
+  for (int i = 0; i < 256; i += kLanes) Store(sum + i, Add(Load(sum + i), Load(other + i)));
+}
+
 template <bool kTwo>
-MARLIN_SIMD_INLINE void StoreSums(float* sums) {
+MARLIN_SIMD_INLINE void FinishSums(const SumsPlan& plan, float* sums) {
+  if (!plan.store) return;
   _tile_stored(0, sums, 64);
   _tile_stored(2, sums + 256, 64);
   if constexpr (kTwo) {
     _tile_stored(1, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
+  } else {
+    alignas(64) float odd[512];
+    _tile_stored(1, odd, 64);
+    _tile_stored(3, odd + 256, 64);
+    AddTile(sums, odd);
+    AddTile(sums + 256, odd + 256);
   }
 }
 
-template <bool kTwo>
-MARLIN_SIMD_INLINE void MultiplyStep(const uint16_t* b, int64_t m_stride) {
+/// Two blocks times two m tiles at one k step. A tile is loaded right before its first use: the
+/// order in which two tile loads and four products overlap best.
+MARLIN_SIMD_INLINE void MultiplyTwoByTwo(const PanelProduct& p, int64_t step,
+                                         int64_t block_stride) {
+  const uint16_t* a = p.panel + step * kTileElements;
+  const uint16_t* b = p.high + step * kTileElements;
+  _tile_loadd(4, a, 64);
   _tile_loadd(6, b, 64);
   _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, b + kMTileElements, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a + block_stride, 64);
   _tile_dpbf16ps(2, 5, 6);
-  if constexpr (kTwo) {
-    _tile_loadd(7, b + m_stride, 64);
+  _tile_dpbf16ps(3, 5, 7);
+  if (MARLIN_MUTATE(25, p.low, nullptr) == nullptr) return;
+  const uint16_t* rest = p.low + step * kTileElements;
+  _tile_loadd(6, rest, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_loadd(7, rest + kMTileElements, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+/// Two blocks times one m tile at two k steps.
+MARLIN_SIMD_INLINE void MultiplyTwoSteps(const PanelProduct& p, int64_t step,
+                                         int64_t block_stride) {
+  const uint16_t* a = p.panel + step * kTileElements;
+  const uint16_t* b = p.high + step * kTileElements;
+  _tile_loadd(4, a, 64);
+  _tile_loadd(6, b, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(5, a + block_stride, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  if (p.low != nullptr) {
+    _tile_loadd(6, p.low + step * kTileElements, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+  }
+  _tile_loadd(4, a + kTileElements, 64);
+  _tile_loadd(7, b + kTileElements, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a + block_stride + kTileElements, 64);
+  _tile_dpbf16ps(3, 5, 7);
+  if (p.low != nullptr) {
+    _tile_loadd(7, p.low + (step + 1) * kTileElements, 64);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
   }
 }
 
 template <bool kTwo>
-void MultiplyPanel(const PanelProduct& p, PanelDecoder& next, int64_t rows_per_step) {
-  constexpr int64_t kBlockStride = kPanelChunks * 4 * kTileElements;
-  LoadSums<kTwo>(p.sums, MARLIN_MUTATE(26, p.first, true));
-  for (int64_t step = 0; step < p.steps; ++step) {
-    _tile_loadd(4, p.panel + step * kTileElements, 64);
-    _tile_loadd(5, p.panel + kBlockStride + step * kTileElements, 64);
-    MultiplyStep<kTwo>(p.high + step * kTileElements, p.m_stride);
-    if (MARLIN_MUTATE(25, p.low, nullptr) != nullptr)
-      MultiplyStep<kTwo>(p.low + step * kTileElements, p.m_stride);
-    next.DecodeRows(rows_per_step);
-  }
-  StoreSums<kTwo>(p.sums);
-}
-
-/// The panels of a job in the order of their use. With few rows k runs fastest, which reads the
-/// weights in memory order; with many, strips do, so that a k block of activations stays in L2.
-class PanelOrder {
- public:
-  PanelOrder(const StripJob& job) : job_(job), k_fastest_(job.activations.m_tiles <= 2) {}
-  bool done() const { return strip_ >= job_.strips || chunk_ >= job_.weights->chunks; }
-  int64_t strip() const { return strip_; }
-  int64_t chunk() const { return chunk_; }
-  void Advance() {
-    if (k_fastest_) {
-      chunk_ += kPanelChunks;
-      if (chunk_ >= job_.weights->chunks) {
-        chunk_ = 0;
-        ++strip_;
-      }
-    } else if (++strip_ == job_.strips) {
-      strip_ = 0;
-      chunk_ += kPanelChunks;
+void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan, PanelDecoder& next,
+                   int64_t rows_per_step) {
+  constexpr int64_t kBlockStride = kMaxPanelChunks * 4 * kTileElements;
+  StartSums<kTwo>(plan, p.sums);
+  if constexpr (kTwo) {
+    for (int64_t step = 0; step < p.steps; ++step) {
+      MultiplyTwoByTwo(p, step, kBlockStride);
+      next.DecodeRows(rows_per_step);
+    }
+  } else {
+    for (int64_t step = 0; step < p.steps; step += 2) {  // A chunk is four steps.
+      MultiplyTwoSteps(p, step, kBlockStride);
+      next.DecodeRows(2 * rows_per_step);
     }
   }
-
- private:
-  const StripJob& job_;
-  bool k_fastest_;
-  int64_t strip_ = 0;
-  int64_t chunk_ = 0;
-};
+  FinishSums<kTwo>(plan, p.sums);
+}
 
 }  // namespace
 
 void MultiplyStrips(const StripJob& job) {
   const PanelView& w = *job.weights;
   const ActivationTiles& x = job.activations;
-  const int64_t m_stride = w.chunks * 4 * kTileElements;
   const int64_t pairs = (x.m_tiles + 1) / 2;
-  PanelDecoder decoder(w, static_cast<uint16_t*>(job.scratch));
   PanelOrder order(job);
+  PanelDecoder decoder(w, order, static_cast<uint16_t*>(job.scratch));
   _tile_loadconfig(&kTiles);
   decoder.Start(job.blocks, 0);
   decoder.DecodeRows(decoder.Remaining());
@@ -272,8 +415,11 @@ void MultiplyStrips(const StripJob& job) {
     const uint16_t* panel = decoder.panel();
     const int64_t chunk = order.chunk();
     const int64_t left = w.chunks - chunk;
-    const int64_t steps = (left < kPanelChunks ? left : kPanelChunks) * 4;
+    const int64_t steps = (left < order.panel_chunks() ? left : order.panel_chunks()) * 4;
     float* sums = job.sums + order.strip() * x.m_tiles * 512;
+    const bool last = left <= order.panel_chunks();
+    // With k fastest there is one product a panel, so its sums stay in the tiles.
+    const SumsPlan plan{chunk == 0, chunk != 0 && !order.k_fastest(), last || !order.k_fastest()};
     order.Advance();
     int64_t rows_per_step = 0;
     if (!order.done()) {
@@ -281,15 +427,15 @@ void MultiplyStrips(const StripJob& job) {
       rows_per_step = (decoder.Remaining() + pairs * steps - 1) / (pairs * steps);
     }
     for (int64_t m = 0; m < x.m_tiles; m += 2) {
-      const int64_t offset = m * m_stride + chunk * 4 * kTileElements;
-      const PanelProduct product{
-          panel,     x.high + offset, x.low == nullptr ? nullptr : x.low + offset,
-          m_stride,  steps,           sums + m * 512,
-          chunk == 0};
+      const int64_t offset = chunk / kMaxPanelChunks * KBlockStride(x.m_tiles) +
+                             m * kMTileElements + chunk % kMaxPanelChunks * 4 * kTileElements;
+      const PanelProduct product{panel, x.high + offset,
+                                 x.low == nullptr ? nullptr : x.low + offset, steps,
+                                 sums + m * 512};
       if (m + 1 < x.m_tiles) {
-        MultiplyPanel<true>(product, decoder, rows_per_step);
+        MultiplyPanel<true>(product, plan, decoder, rows_per_step);
       } else {
-        MultiplyPanel<false>(product, decoder, rows_per_step);
+        MultiplyPanel<false>(product, plan, decoder, rows_per_step);
       }
     }
   }
@@ -297,6 +443,33 @@ void MultiplyStrips(const StripJob& job) {
 }
 
 namespace {
+
+/// Transposes 16 x 16 32-bit elements in registers.
+MARLIN_SIMD_INLINE void Transpose16(I (&r)[16]) {
+  I t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
 
 /// 32 activations of one row as bf16 and the bf16 of what that leaves; `count` of them are there.
 MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, I& high, I& low) {
@@ -331,11 +504,14 @@ MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, 
 
 }  // namespace
 
-void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_t k, uint16_t* high,
+void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t* high,
                uint16_t* low) {
+  const auto& [a, type, a_stride, rows, k] = source;
   const int64_t size = type == DType::kF32 ? 4 : 2;
-  const int64_t padded = (k + kChunkK - 1) / kChunkK * kChunkK;
+  const int64_t padded = (k + kMaxPanelK - 1) / kMaxPanelK * kMaxPanelK;
   for (int64_t k0 = 0; k0 < padded; k0 += kSliceK) {
+    const int64_t offset = k0 / kMaxPanelK * KBlockStride(m_tiles) + tile * kMTileElements +
+                           k0 % kMaxPanelK / kSliceK * kTileElements;
     I high_rows[16];
     I low_rows[16];
     for (int m = 0; m < kTileM; ++m) {
@@ -347,10 +523,10 @@ void PackTiles(const void* a, DType type, int64_t a_stride, int64_t rows, int64_
       }
     }
     Transpose16(high_rows);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(high + k0 * 16 + 32 * i, high_rows[i]);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(high + offset + 32 * i, high_rows[i]);
     if (low == nullptr) continue;
     Transpose16(low_rows);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(low + k0 * 16 + 32 * i, low_rows[i]);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(low + offset + 32 * i, low_rows[i]);
   }
 }
 

@@ -15,6 +15,9 @@ Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
 
 Support SupportsAmx(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
+  if (desc.determinism == Determinism::kBatchInvariant) {
+    return {"sums k in another order for up to 16 rows"};
+  }
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
   return {};
 }
