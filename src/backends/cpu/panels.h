@@ -30,6 +30,7 @@ namespace marlin::cpu {
 inline constexpr int kBlockRows = 16;
 inline constexpr int kChunkK = 128;
 inline constexpr int kSliceK = 32;
+inline constexpr int kVectorBytes = 64;
 /// k whose group parameters are widened at a time; a decoded fp32 panel of 8 rows is 32 KiB of L1.
 inline constexpr int64_t kPassK = 1024;
 

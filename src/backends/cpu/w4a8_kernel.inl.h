@@ -17,7 +17,7 @@ struct BytePanel {
   const uint8_t* bytes;
   int64_t slices;
   const GroupParameters& parameters;
-  int64_t group[kExactK / kSliceK];  ///< Where a slice's parameters start.
+  int64_t group[kPassK / kSliceK];  ///< Where a slice's parameters start.
   int32_t offset;
   bool has_zeros;
 };
@@ -61,7 +61,6 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
 template <int kBits>
 static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
-  constexpr int64_t kPassChunks = kExactK / kChunkK;
   // A row of blocks lies where the driver's row of floats was.
   const auto* rows = reinterpret_cast<const Int8Block*>(x);
   const int64_t row_stride = x_stride * 4 / static_cast<int64_t>(sizeof(Int8Block));
