@@ -72,7 +72,7 @@ static void PanelTile(const float* panel, int64_t count, const PassRows& rows, i
     F activations[kM];
     Unroll<kM>([&](auto i) { activations[i] = Load(rows.x + i * rows.x_stride + k); });
     Unroll<kN>([&](auto n) {
-      const F weights = Load(panel + n * kPassK + k);
+      const F weights = KeepInRegister(Load(panel + k * kN + n * kLanes));
       Unroll<kM>([&](auto i) { sums[n][i] = Fma(weights, activations[i], sums[n][i]); });
     });
   }
@@ -81,18 +81,19 @@ static void PanelTile(const float* panel, int64_t count, const PassRows& rows, i
   });
 }
 
-/// Decodes `count` rows of a pass to panel[row * kPassK + offset], in packed order.
+/// Decodes `count` rows of a pass to a panel [k / kLanes][count][kLanes], in packed order: rows
+/// side by side, because rows 4 KiB apart would share one set of L1.
 template <int kBits, Kind kKind, GroupMode kMode>
 static void DecodePanel(const Pass& pass, int first_row, int count, float* panel) {
   const PanelView& w = pass.w;
   const uint8_t* chunk = w.codes + (pass.block * w.chunks + pass.first_chunk) * ChunkBytes(kBits);
   for (int64_t c = 0; c < pass.chunk_count; ++c, chunk += ChunkBytes(kBits)) {
     for (int row = 0; row < count; ++row) {
-      float* target = panel + row * kPassK + c * kChunkK;
+      float* target = panel + c * kChunkK * count + row * kLanes;
       DecodeRow<kBits, kKind, kMode>(
           w, pass.parameters, pass.groups[c], chunk,
           first_row + row, [&](int64_t offset, F weights) __attribute__((always_inline)) {
-            Store(target + offset, weights);
+            Store(target + offset * count, weights);
           });
     }
   }

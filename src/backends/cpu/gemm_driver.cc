@@ -9,8 +9,13 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of activations handled at once: 1024 k of them (768 KiB) stay in L2 beside the lane sums.
-constexpr int64_t kRowsPerPass = 192;
+/// Rows of activations handled at once: all their k (1 MiB) stay in L2 while blocks of weights pass
+/// by. Multiples of 24 fill the tiles of every instruction set.
+int64_t RowsPerPass(const GemmDesc& desc) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  return std::clamp<int64_t>(kBytes / (4 * (desc.k + 1)) / 24 * 24, 24, 192);
+}
+
 /// Blocks of 16 columns in a task. With few rows the weights stream from memory: long runs, four
 /// for every worker, because two workers that read runs of 128 KiB side by side lose a quarter of
 /// the bandwidth to each other (19.4 against 23 GB/s). With many rows small tasks balance better.
@@ -27,6 +32,10 @@ int64_t SumsStride(const GemmDesc& desc, int workers) {
   return (BlocksPerTask(desc, workers) + 1) * kBlockRows;
 }
 
+/// Floats from one packed row of activations to the next: a cache line more than k, because rows a
+/// power of two apart share sets of L1.
+int64_t ActivationStride(const GemmDesc& desc) { return RoundUp(desc.k, kChunkK) + 16; }
+
 /// The blocks that cover columns [first, last) of W.
 struct BlockRange {
   int64_t first;
@@ -38,12 +47,12 @@ struct BlockRange {
 };
 
 GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
-  const int64_t rows = std::min(desc.m, kRowsPerPass);
-  const int64_t padded_k = RoundUp(desc.k, kChunkK);
+  const int64_t rows = std::min(desc.m, RowsPerPass(desc));
   const int64_t sums = rows * SumsStride(desc, workers) * (desc.gated ? 2 : 1);
   GemmWorkspace layout;
   layout.activations_offset = RoundUp(desc.n * 4, kBufferAlignment);
-  layout.worker_offset = layout.activations_offset + RoundUp(rows * padded_k * 4, kBufferAlignment);
+  layout.worker_offset =
+      layout.activations_offset + RoundUp(rows * ActivationStride(desc) * 4, kBufferAlignment);
   layout.worker_bytes = RoundUp((sums + ExactScratchFloats(rows)) * 4, kBufferAlignment);
   layout.total_bytes = layout.worker_offset + workers * layout.worker_bytes;
   return layout;
@@ -138,17 +147,19 @@ void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool
   auto* workspace = static_cast<uint8_t*>(call.workspace);
   const float* bias = WidenBias(call, reinterpret_cast<float*>(workspace + layout.bias_offset));
   auto* x = reinterpret_cast<float*>(workspace + layout.activations_offset);
-  const int64_t x_stride = RoundUp(desc.k, kChunkK);
+  const int64_t x_stride = ActivationStride(desc);
   const TaskGrid grid = TaskGrid::Of(desc, BlocksPerTask(desc, pool.worker_count()));
   const int64_t a_bytes = DTypeBytes(desc.a_type);
   const int64_t sums_stride = SumsStride(desc, pool.worker_count());
 
-  for (int64_t first_m = 0; first_m < desc.m; first_m += kRowsPerPass) {
-    const int64_t rows = std::min(kRowsPerPass, desc.m - first_m);
+  const int64_t rows_per_pass = RowsPerPass(desc);
+  for (int64_t first_m = 0; first_m < desc.m; first_m += rows_per_pass) {
+    const int64_t rows = std::min(rows_per_pass, desc.m - first_m);
     const auto pack = [&](int64_t i, int) {
       const auto* a = static_cast<const uint8_t*>(call.a) + (first_m + i) * call.a_stride * a_bytes;
       kernels.pack_row(a, desc.a_type, desc.k, x + i * x_stride);
-      if (functions.quantize_row != nullptr) functions.quantize_row(x + i * x_stride, x_stride);
+      if (functions.quantize_row != nullptr)
+        functions.quantize_row(x + i * x_stride, RoundUp(desc.k, kChunkK));
     };
     // One row is packed sooner than a second thread would notice.
     if (rows == 1) {

@@ -17,6 +17,11 @@ inline constexpr int kLanes = 8;
 inline constexpr int kPanelRows = 4;  ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
 inline constexpr int kPanelM = 3;
 
+/// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
+MARLIN_SIMD_INLINE F KeepInRegister(F v) {
+  asm("" : "+x"(v));
+  return v;
+}
 MARLIN_SIMD_INLINE F Zero() { return _mm256_setzero_ps(); }
 MARLIN_SIMD_INLINE F Set(float x) { return _mm256_set1_ps(x); }
 MARLIN_SIMD_INLINE F Load(const float* p) { return _mm256_loadu_ps(p); }

@@ -17,6 +17,11 @@ inline constexpr int kLanes = 16;
 inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
 
+/// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
+MARLIN_SIMD_INLINE F KeepInRegister(F v) {
+  asm("" : "+v"(v));
+  return v;
+}
 MARLIN_SIMD_INLINE F Zero() { return _mm512_setzero_ps(); }
 MARLIN_SIMD_INLINE F Set(float x) { return _mm512_set1_ps(x); }
 MARLIN_SIMD_INLINE F Load(const float* p) { return _mm512_loadu_ps(p); }

@@ -17,6 +17,11 @@ inline constexpr int kLanes = 4;
 inline constexpr int kPanelRows = 4;  ///< 4 x 4 accumulators, 8 loads per 16 FMAs, 32 registers.
 inline constexpr int kPanelM = 4;
 
+/// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
+MARLIN_SIMD_INLINE F KeepInRegister(F v) {
+  asm("" : "+w"(v));
+  return v;
+}
 MARLIN_SIMD_INLINE F Zero() { return vdupq_n_f32(0.0f); }
 MARLIN_SIMD_INLINE F Set(float x) { return vdupq_n_f32(x); }
 MARLIN_SIMD_INLINE F Load(const float* p) { return vld1q_f32(p); }

@@ -19,6 +19,7 @@ inline constexpr int kLanes = 1;
 inline constexpr int kPanelRows = 4;
 inline constexpr int kPanelM = 3;
 
+MARLIN_SIMD_INLINE F KeepInRegister(F v) { return v; }
 MARLIN_SIMD_INLINE F Zero() { return 0.0f; }
 MARLIN_SIMD_INLINE F Set(float x) { return x; }
 MARLIN_SIMD_INLINE F Load(const float* p) { return *p; }
