@@ -44,9 +44,19 @@ void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
   }
 }
 
-/// A byte that is a finite code in every 8-bit format.
-void ClearNanCodes(uint8_t* codes, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; ++i) codes[i] &= 0xbb;
+/// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the 16-bit
+/// ones, whose subnormals would be timed at a microcode assist each.
+void MakeOrdinary(Format format, void* codes, int64_t bytes) {
+  if (GetFormatInfo(format).bits == 8) {
+    for (int64_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(codes)[i] &= 0xbb;
+    return;
+  }
+  const auto keep = static_cast<uint16_t>(format == Format::kBf16 ? 0x807f : 0x83ff);
+  const auto exponent = static_cast<uint16_t>(format == Format::kBf16 ? 120 << 7 : 8 << 10);
+  for (int64_t i = 0; i < bytes / 2; ++i) {
+    uint16_t& code = static_cast<uint16_t*>(codes)[i];
+    code = static_cast<uint16_t>((code & keep) | exponent);
+  }
 }
 
 void FillScales(void* data, ScaleType type, int64_t count) {
@@ -126,7 +136,7 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
   const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
   MARLIN_ASSIGN_OR_RETURN(void* codes, buffers->Add(code_bytes));
   FillRandomWords(codes, code_bytes, 1);
-  if (info.bits >= 8) ClearNanCodes(static_cast<uint8_t*>(codes), code_bytes);
+  if (info.bits >= 8) MakeOrdinary(spec.format, codes, code_bytes);
   weights.codes = TensorView(codes, type, {spec.experts, rows, spec.n});
   if (info.quantized) {
     const Shape shape{spec.experts, GroupCount(spec), spec.n};
