@@ -43,6 +43,7 @@ struct BenchResult {
   Timing probe;  ///< Reading Roofline::kPassBytes in one plain stream per thread, in the same run.
   std::vector<PeerTiming> peers;
   double weight_bytes = 0;
+  double prepare_rate = 0;  ///< Bytes of prepared weights per second, fresh pages included.
   double operations = 0;
 };
 

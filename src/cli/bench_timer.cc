@@ -76,6 +76,10 @@ Timing Summarize(const std::vector<Sample>& samples) {
 
 }  // namespace
 
+Stopwatch::Stopwatch() : start_(Now()) {}
+
+double Stopwatch::Seconds() const { return Now() - start_; }
+
 std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t)>>& bodies,
                                     const TimingOptions& options) {
   std::vector<std::vector<Sample>> samples(bodies.size());

@@ -7,6 +7,16 @@
 
 namespace marlin::cli {
 
+/// Time since it was made.
+class Stopwatch {
+ public:
+  Stopwatch();
+  double Seconds() const;
+
+ private:
+  double start_;
+};
+
 /// Seconds per run. Undisturbed repetitions are those in which the threads of this process waited
 /// for a processor less than 1 % of the time (or 30 us); where the system does not tell, all are.
 struct Timing {

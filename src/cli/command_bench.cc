@@ -197,9 +197,12 @@ class BenchCommand final : public Command {
     if (!(prepared_.storage() != nullptr && prepared_.spec() == bench.spec)) {
       prepared_ = PreparedWeights();
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
+      const Stopwatch stopwatch;
       MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
+      prepare_rate_ = static_cast<double>(prepared_.bytes()) / stopwatch.Seconds();
     }
     MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline, blas));
+    result.prepare_rate = prepare_rate_;
     results_.push_back(std::move(result));
     return Status();
   }
@@ -249,6 +252,7 @@ class BenchCommand final : public Command {
     row["tflops"] = result.operations / result.timing.median * 1e-12;
     row["roofline_fraction"] = Fraction(result);
     row["read_probe_fraction"] = ProbeFraction(result);
+    row["prepare_gbps"] = result.prepare_rate * 1e-9;
     for (const PeerTiming& peer : result.peers) {
       Json entry = {{"name", peer.name}};
       entry.update(TimingJson(peer.timing));
@@ -315,6 +319,7 @@ class BenchCommand final : public Command {
   std::vector<Format> parsed_formats_;
   WeightsSpec spec_;
   PreparedWeights prepared_;
+  double prepare_rate_ = 0;  ///< Bytes per second.
   MachineCeilings ceilings_;
   std::vector<BenchResult> results_;
 };
