@@ -35,7 +35,8 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       const int64_t group = panel.group[slice] + column;
       I dot[kM];
       Unroll<kM>([&](auto i) {
-        dot[i] = SetWord(static_cast<uint32_t>(-panel.offset * x[i * x_stride + slice].sum));
+        const int32_t correction = panel.offset * x[i * x_stride + slice].sum;
+        dot[i] = SetWord(static_cast<uint32_t>(MARLIN_MUTATE(35, -correction, 0)));
       });
       for (int half = 0; half < 2; ++half) {
         const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
@@ -49,9 +50,10 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
         F value = ToFloat(dot[i]);
         if (panel.has_zeros) {
           const F zero = Load(panel.parameters.zero + group);
-          value = Sub(value, Mul(zero, Set(static_cast<float>(block.sum))));
+          value = Sub(value, Mul(zero, Set(static_cast<float>(MARLIN_MUTATE(36, block.sum, 0)))));
         }
-        total[i] = Add(total[i], Mul(Mul(value, scale), Set(block.scale)));
+        total[i] = Add(total[i], Mul(Mul(value, scale),
+                                     Set(MARLIN_MUTATE(37, block.scale, x[i * x_stride].scale))));
       });
     }
     Unroll<kM>([&](auto i) { Store(out + i * out_stride + column, total[i]); });
@@ -86,7 +88,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int
     panel.slices = chunks * (kChunkK / kSliceK);
     for (int64_t slice = 0; slice < panel.slices; ++slice) {
       const int64_t group = (chunk * kChunkK + slice * kSliceK) / w.group_size;
-      panel.group[slice] = (group - parameters.first_group) * kBlockRows;
+      panel.group[slice] = MARLIN_MUTATE(38, group - parameters.first_group, 0) * kBlockRows;
     }
     const uint8_t* source = w.codes + (block * w.chunks + chunk) * ChunkBytes(kBits);
     for (int64_t c = 0; c < chunks; ++c) {
@@ -98,7 +100,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int
       MultiplyTile<kBits, kTileRows>(panel, first + i * row_stride, row_stride,
                                      out + i * out_stride, out_stride);
     }
-    for (; i < m; ++i) {
+    for (; i < MARLIN_MUTATE(39, m, m - 1); ++i) {
       MultiplyTile<kBits, 1>(panel, first + i * row_stride, row_stride, out + i * out_stride,
                              out_stride);
     }
