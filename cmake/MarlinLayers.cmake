@@ -5,8 +5,11 @@
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
-    # g++ 12 reports the deliberately undefined operands inside its own intrinsics.
-    -Wno-uninitialized -Wno-maybe-uninitialized)
+    -Wno-uninitialized)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ 12 reports the deliberately undefined operands inside its own intrinsics.
+  list(APPEND MARLIN_AVX512_FLAGS -Wno-maybe-uninitialized)
+endif()
 set(MARLIN_VNNI_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512vnni)
 set(MARLIN_AMX_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512bf16 -mamx-tile -mamx-bf16)
 

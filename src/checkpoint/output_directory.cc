@@ -147,7 +147,7 @@ Status OutputDirectory::Commit() {
   }
   MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
   // The partial name now holds what was replaced; from here on the new content is in place.
-  const Status synced = io_->SyncDirectory(parent_);
+  Status synced = io_->SyncDirectory(parent_);
   const Status removed = io_->RemoveTree(partial_);
   keep_ = removed.ok();
   if (!synced.ok()) return synced;

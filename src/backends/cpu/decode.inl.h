@@ -146,11 +146,13 @@ struct RowWords {
   }
 };
 
-/// The value of the code at bit kShift of every lane, before scaling. Table kinds ignore the bits
-/// above the code; the rest mask them.
+/// The value of the code at bit kShift of every lane, before scaling unless `table` is scaled.
+/// Look-ups in `table` ignore the bits above the code; the other kinds mask them.
 template <Kind kKind, int kShift>
-MARLIN_SIMD_INLINE F RawValue(const PanelView& w, I words) {
-  if constexpr (kKind == Kind::kS8) {
+MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
+  if constexpr (kKind == Kind::kTable) {
+    return Lookup(table, ShiftRight<kShift>(words));
+  } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
   } else if constexpr (kKind == Kind::kE4M3) {
     return Fp8ToFloat<3, 7>(ShiftRight<kShift>(words));
@@ -241,12 +243,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
       for (int part = 0; part < kParts; ++part) {
-        F value;
-        if constexpr (kKind == Kind::kTable) {
-          value = Lookup(table, ShiftRight<kShift>(words[part]));
-        } else {
-          value = RawValue<kKind, kShift>(w, words[part]);
-        }
+        F value = RawValue<kKind, kShift>(w, table, words[part]);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
       }

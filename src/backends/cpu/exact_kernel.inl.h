@@ -31,6 +31,14 @@ struct PassRows {
   }
 };
 
+/// sums[i] += weights times a vector of row i.
+template <int kM>
+MARLIN_SIMD_INLINE void AddProducts(F weights, const float* x, int64_t x_stride, F (&sums)[kM]) {
+  Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+    sums[i] = Fma(weights, Load(x + i * x_stride), sums[i]);
+  });
+}
+
 /// Decodes in registers and multiplies at once: one load and one store of lane sums per activation
 /// row and chunk, against 128 / kLanes FMAs.
 template <int kBits, Kind kKind, GroupMode kMode, int kM>
@@ -51,9 +59,7 @@ static void MultiplyFused(const Pass& pass, const PassRows& rows) {
       DecodeRow<kBits, kKind, kMode>(
           w, pass.parameters, pass.groups[c], chunk,
           row, [&](int64_t offset, F weights) __attribute__((always_inline)) {
-            Unroll<kM>([&](auto i) __attribute__((always_inline)) {
-              sums[i] = Fma(weights, Load(x + i * rows.x_stride + offset), sums[i]);
-            });
+            AddProducts(weights, x + offset, rows.x_stride, sums);
           });
       Unroll<kM>([&](auto i) { Store(row_lanes + i * kBlockRows * kLanes, sums[i]); });
     }

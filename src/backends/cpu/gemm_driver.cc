@@ -58,6 +58,28 @@ GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
   return layout;
 }
 
+/// Packed activations of a pass, and what multiplies them.
+struct RowsProduct {
+  const PanelView& weights;
+  ExactKernels::MultiplyBlock multiply;
+  const float* x;
+  int64_t x_stride;
+  int64_t rows;
+  int64_t sums_stride;
+};
+
+/// The sums of columns [first, last) of W: in the blocks that cover them, from `out` on. Returns
+/// where those of the first column are.
+const float* MultiplyColumns(const RowsProduct& product, ColumnRange columns, float* out,
+                             float* scratch) {
+  const BlockRange range = BlockRange::Covering(columns.first, columns.last);
+  for (int64_t b = 0; b < range.count; ++b) {
+    product.multiply(product.weights, range.first + b, product.x, product.x_stride, product.rows,
+                     out + b * kBlockRows, product.sums_stride, scratch);
+  }
+  return out + MARLIN_MUTATE(31, columns.first % kBlockRows, 0);
+}
+
 }  // namespace
 
 const ExactKernels& ExactKernelsOf(CpuLevel level) {
@@ -167,23 +189,18 @@ void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool
     } else {
       pool.Run(rows, pack);
     }
+    const RowsProduct product{view, multiply, x, x_stride, rows, sums_stride};
     pool.Run(grid.tasks, [&](int64_t task, int worker) {
       auto* scratch =
           reinterpret_cast<float*>(workspace + layout.worker_offset + worker * layout.worker_bytes);
       float* sums = scratch + ExactScratchFloats(rows);
       const ColumnRange columns = grid.Columns(task);
-      const auto multiply_columns = [&](int64_t offset, float* out) {
-        const BlockRange range =
-            BlockRange::Covering(offset + columns.first, offset + columns.last);
-        for (int64_t b = 0; b < range.count; ++b) {
-          multiply(view, range.first + b, x, x_stride, rows, out + b * kBlockRows, sums_stride,
-                   scratch);
-        }
-        return out + MARLIN_MUTATE(31, (offset + columns.first) % kBlockRows, 0);
-      };
-      const float* gate = multiply_columns(0, sums);
-      const float* up =
-          desc.gated ? multiply_columns(desc.n / 2, sums + rows * sums_stride) : nullptr;
+      const int64_t half = desc.n / 2;
+      const float* gate = MultiplyColumns(product, columns, sums, scratch);
+      const float* up = desc.gated
+                            ? MultiplyColumns(product, {half + columns.first, half + columns.last},
+                                              sums + rows * sums_stride, scratch)
+                            : nullptr;
       StoreRows(call, kernels, bias, columns, first_m, rows, {gate, up, sums_stride});
     });
   }

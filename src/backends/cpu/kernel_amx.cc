@@ -36,6 +36,43 @@ MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
   return Or(low, ShiftLeft<16>(high));
 }
 
+/// DecodeTileRow where few codes make a table of bf16 weights.
+template <int kBits, GroupMode kMode>
+MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters& parameters,
+                                       const ChunkGroups& groups, const uint8_t* chunk, int row,
+                                       uint16_t* out) {
+  const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
+    Table table = LoadTable(w.table);
+    if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[index]));
+    table = MulTable(table, Set(parameters.scale[index]));
+    if (w.biases != nullptr) table = AddTable(table, Set(parameters.bias[index]));
+    return ToBf16(table.values);
+  };
+  I table = _mm512_setzero_si512();
+  Unroll<4>([&](auto j) __attribute__((always_inline)) {
+    constexpr int kJ = decltype(j)::value;
+    const I words =
+        _mm512_srli_epi16(RowWords<kBits>::Load(chunk, row, kJ, 0), RowWords<kBits>::Shift(kJ));
+    if constexpr (kMode == GroupMode::kHalf) {
+      // Index bit 4 picks the group: clear in words 0..15, set in words 16..31.
+      const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
+      const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
+      table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      const I second =
+          _mm512_inserti64x4(_mm512_setzero_si512(),
+                             MARLIN_MUTATE(28, _mm256_set1_epi16(16), _mm256_setzero_si256()), 1);
+      const I index = Or(And(words, _mm512_set1_epi16(15)), second);
+      _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(index, table));
+    } else {
+      if constexpr (kJ == 0 || kMode == GroupMode::kSlice) {
+        constexpr int kFirst = kMode == GroupMode::kChunk ? 0 : 2 * kJ;
+        table = _mm512_broadcast_i64x4(scaled_table(groups.offset[kFirst] + row));
+      }
+      _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(words, table));
+    }
+  });
+}
+
 /// Writes the 128 weights of one row of a chunk as bf16, 32 to each of four consecutive A tiles.
 template <int kBits, Kind kKind, GroupMode kMode>
 MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
@@ -46,36 +83,7 @@ MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters&
       _mm512_store_si512(out + j * kTileElements, RowWords<16>::Load(chunk, row, j, 0));
     });
   } else if constexpr (kKind == Kind::kTable) {
-    const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
-      Table table = LoadTable(w.table);
-      if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[index]));
-      table = MulTable(table, Set(parameters.scale[index]));
-      if (w.biases != nullptr) table = AddTable(table, Set(parameters.bias[index]));
-      return ToBf16(table.values);
-    };
-    I table = _mm512_setzero_si512();
-    Unroll<4>([&](auto j) __attribute__((always_inline)) {
-      constexpr int kJ = decltype(j)::value;
-      const I words =
-          _mm512_srli_epi16(RowWords<kBits>::Load(chunk, row, kJ, 0), RowWords<kBits>::Shift(kJ));
-      if constexpr (kMode == GroupMode::kHalf) {
-        // Index bit 4 picks the group: clear in words 0..15, set in words 16..31.
-        const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
-        const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
-        table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-        const I second =
-            _mm512_inserti64x4(_mm512_setzero_si512(),
-                               MARLIN_MUTATE(28, _mm256_set1_epi16(16), _mm256_setzero_si256()), 1);
-        const I index = Or(And(words, _mm512_set1_epi16(15)), second);
-        _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(index, table));
-      } else {
-        if constexpr (kJ == 0 || kMode == GroupMode::kSlice) {
-          constexpr int kFirst = kMode == GroupMode::kChunk ? 0 : 2 * kJ;
-          table = _mm512_broadcast_i64x4(scaled_table(groups.offset[kFirst] + row));
-        }
-        _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(words, table));
-      }
-    });
+    DecodeTableRow<kBits, kMode>(w, parameters, groups, chunk, row, out);
   } else {
     F even = Zero();
     DecodeRow<kBits, kKind, kMode>(

@@ -22,6 +22,30 @@ struct BytePanel {
   bool has_zeros;
 };
 
+/// dot[i] = row i of x times a slice of vector lanes of columns, without the zero points.
+template <int kBits, int kM>
+MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, int32_t offset, const Int8Block* x,
+                                      int64_t x_stride, I (&dot)[kM]) {
+  Unroll<kM>([&](auto i) {
+    const int32_t correction = offset * x[i * x_stride].sum;
+    dot[i] = SetWord(static_cast<uint32_t>(MARLIN_MUTATE(35, -correction, 0)));
+  });
+  for (int half = 0; half < 2; ++half) {
+    const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
+    Unroll<kM>([&](auto i) { dot[i] = AddDot(dot[i], weights, x[i * x_stride].q + 16 * half); });
+  }
+}
+
+/// A slice's dot products as fp32: less the zero points, times the scale of the weights.
+MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, int32_t sum) {
+  F value = ToFloat(dot);
+  if (panel.has_zeros) {
+    const F zero = Load(panel.parameters.zero + group);
+    value = Sub(value, Mul(zero, Set(static_cast<float>(MARLIN_MUTATE(36, sum, 0)))));
+  }
+  return Mul(value, Load(panel.parameters.scale + group));
+}
+
 /// out[i, 0..15] += kM rows of x times the panel.
 template <int kBits, int kM>
 static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_stride, float* out,
@@ -34,26 +58,11 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * column;
       const int64_t group = panel.group[slice] + column;
       I dot[kM];
+      MultiplySlice<kBits>(bytes, panel.offset, x + slice, x_stride, dot);
       Unroll<kM>([&](auto i) {
-        const int32_t correction = panel.offset * x[i * x_stride + slice].sum;
-        dot[i] = SetWord(static_cast<uint32_t>(MARLIN_MUTATE(35, -correction, 0)));
-      });
-      for (int half = 0; half < 2; ++half) {
-        const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
-        Unroll<kM>([&](auto i) {
-          dot[i] = AddDot(dot[i], weights, x[i * x_stride + slice].q + 16 * half);
-        });
-      }
-      const F scale = Load(panel.parameters.scale + group);
-      Unroll<kM>([&](auto i) {
-        const Int8Block& block = x[i * x_stride + slice];
-        F value = ToFloat(dot[i]);
-        if (panel.has_zeros) {
-          const F zero = Load(panel.parameters.zero + group);
-          value = Sub(value, Mul(zero, Set(static_cast<float>(MARLIN_MUTATE(36, block.sum, 0)))));
-        }
-        total[i] = Add(total[i], Mul(Mul(value, scale),
-                                     Set(MARLIN_MUTATE(37, block.scale, x[i * x_stride].scale))));
+        const Int8Block& activations = x[i * x_stride + slice];
+        const float scale = MARLIN_MUTATE(37, activations.scale, x[i * x_stride].scale);
+        total[i] = Add(total[i], Mul(ScaleDot(panel, group, dot[i], activations.sum), Set(scale)));
       });
     }
     Unroll<kM>([&](auto i) { Store(out + i * out_stride + column, total[i]); });
