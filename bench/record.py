@@ -3,8 +3,8 @@
 
     bench/record.py build/bin/metal-marlin --commit HASH -o bench/records/gemm-DEVICE.json
 
-Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it on
-a machine where nothing else runs.
+Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
+on a machine where nothing else runs.
 """
 
 import argparse
@@ -29,10 +29,7 @@ RUNS: list[tuple[str, list[str]]] = [
     ("", ["gemm", "--group-size", "32", "--scale-dtype", "e8m0"]),
     ("", ["gemm", "--group-size", "16", "--scale-dtype", "e4m3"]),
     ("", ["gemm", "--activations", "f16", "--shape", "16,4096,4096", "--shape", "512,4096,4096"]),
-    *(
-        (level, ["gemm", "--against", "openblas"])
-        for level in ("avx512", "avx2")
-    ),
+    *((level, ["gemm", "--against", "openblas"]) for level in ("avx512", "avx2")),
     *(
         (level, ["gemm", "--accuracy", "w4a8", "--group-size", "32"])
         for level in ("avx512", "avx2")

@@ -11,7 +11,8 @@
 
 namespace marlin {
 
-class Device::Impl {
+/// Hidden: a nested class of an exported one would export its members.
+class __attribute__((visibility("hidden"))) Device::Impl {
  public:
   explicit Impl(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
   Backend& backend() const { return *backend_; }
