@@ -42,7 +42,7 @@ struct DeviceOptions {
 /// A handle to a device; copies share it. Every const call is thread-safe.
 class Device {
  public:
-  class Impl;
+  class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
 
   /// Opens "cpu" or "auto". On the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
   /// neon forces a level. Errors: kInvalidArgument for an unknown name, kUnsupported for a level

@@ -22,6 +22,7 @@ struct CheckpointFile {
   int64_t data_begin = 0;
 };
 
+// NOLINTNEXTLINE(bugprone-exception-escape): moving a Json asserts its invariant and cannot throw.
 struct Checkpoint::Impl {
   std::string path;
   bool is_directory = false;

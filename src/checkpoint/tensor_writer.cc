@@ -97,7 +97,7 @@ std::string TensorWriter::Header(const Shard& shard, const std::vector<uint64_t>
 }
 
 Status TensorWriter::FindFinishedImpl(const Shard& shard, int64_t* note) {
-  const Status differs(Code::kMalformedFile, shard.name + ": not the shard of this run");
+  Status differs(Code::kMalformedFile, shard.name + ": not the shard of this run");
   const std::string path = JoinPath(directory_, shard.name);
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.StatLink(path));
   if (info.kind != FileKind::kRegular) return differs;

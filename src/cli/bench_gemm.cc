@@ -165,7 +165,9 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
                              const BenchCase& bench, cpu::Roofline& roofline,
                              const OpenBlas* blas) {
-  const auto& [m, n, k] = bench.shape;
+  const int64_t m = bench.shape.m;
+  const int64_t n = bench.shape.n;
+  const int64_t k = bench.shape.k;
   const bool dequantize = bench.op == "dequantize";
   MARLIN_ASSIGN_OR_RETURN(const DenseMatrix a, RandomDense(std::max<int64_t>(m * k, 1)));
   const int64_t out_elements = std::max(m * n, dequantize ? k * n : 0);

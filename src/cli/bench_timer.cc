@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -66,7 +67,8 @@ Timing Summarize(const std::vector<Sample>& samples) {
   }
   std::sort(chosen.begin(), chosen.end());
   const auto at = [&](double fraction) {
-    return chosen[static_cast<size_t>(fraction * static_cast<double>(chosen.size() - 1) + 0.5)];
+    return chosen[static_cast<size_t>(
+        std::lround(fraction * static_cast<double>(chosen.size() - 1)))];
   };
   timing.median = at(0.5);
   timing.p10 = at(0.1);
@@ -84,6 +86,7 @@ std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t
                                     const TimingOptions& options) {
   std::vector<std::vector<Sample>> samples(bodies.size());
   std::vector<int64_t> runs;
+  runs.reserve(bodies.size());
   for (const auto& body : bodies) runs.push_back(RunsPerRepetition(body));
   const double start = Now();
   for (int64_t i = 1;; ++i) {
@@ -99,6 +102,7 @@ std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t
     if (enough && elapsed > options.min_seconds) break;
   }
   std::vector<Timing> timings;
+  timings.reserve(samples.size());
   for (const auto& body_samples : samples) timings.push_back(Summarize(body_samples));
   return timings;
 }

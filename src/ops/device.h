@@ -11,8 +11,7 @@
 
 namespace marlin {
 
-/// Hidden: a nested class of an exported one would export its members.
-class __attribute__((visibility("hidden"))) Device::Impl {
+class Device::Impl {
  public:
   explicit Impl(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
   Backend& backend() const { return *backend_; }

@@ -134,7 +134,7 @@ Result<const KernelDesc*> Plan(const Device& device, const GemmDesc& desc,
 Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace, device.impl().TakeWorkspace(bytes));
   call.workspace = workspace.data();
-  const Status status = device.impl().backend().Run(call);
+  Status status = device.impl().backend().Run(call);
   device.impl().ReturnWorkspace(std::move(workspace));
   return status;
 }

@@ -21,19 +21,31 @@ void LoadWordRow(const ChunkSource& source, int64_t row, int64_t rows, int64_t f
   if (columns < kBlockRows || row >= rows) std::memset(words, 0, sizeof(uint32_t) * kBlockRows);
   if (row >= rows) return;
   const auto* base = static_cast<const uint32_t*>(source.codes) + row * source.n + first_column;
-  // Rows lie n words apart, which no hardware prefetcher follows. An address past the end is
-  // harmless.
+  // Rows lie n words apart, which no hardware prefetcher follows.
   constexpr int64_t kRowsAhead = 32;
-  __builtin_prefetch(reinterpret_cast<const void*>(
-      reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(kRowsAhead * source.n * 4)));
+  if (row + kRowsAhead < rows) __builtin_prefetch(base + kRowsAhead * source.n);
   std::memcpy(words, base,
               sizeof(uint32_t) * static_cast<size_t>(MARLIN_MUTATE(10, columns, columns - 1)));
+}
+
+/// The codes at bit `shift` of 16 words; one that straddles goes on in the words after.
+template <int kBits>
+void ExtractCodes(const uint32_t* low, [[maybe_unused]] const uint32_t* high, int shift,
+                  uint8_t* codes) {
+  constexpr uint32_t kMask = (1u << kBits) - 1u;
+  for (int n = 0; n < kBlockRows; ++n) {
+    if constexpr (32 % kBits == 0) {
+      codes[n] = static_cast<uint8_t>((low[n] >> shift) & kMask);
+    } else {
+      const uint64_t both = low[n] | (static_cast<uint64_t>(high[n]) << 32);
+      codes[n] = static_cast<uint8_t>((both >> shift) & kMask);
+    }
+  }
 }
 
 template <int kBits>
 void UnpackTile(const ChunkSource& source, int64_t block, int64_t chunk, Tile& tile) {
   // 32 codes fill kBits words in every width; unused tail words are zero.
-  constexpr uint32_t kMask = (1u << kBits) - 1u;
   const int64_t rows =
       32 % kBits == 0 ? CeilDivide(source.k, 32 / kBits) : kBits * CeilDivide(source.k, 32);
   const int64_t first_row = chunk * kChunkK / 32 * kBits;
@@ -45,20 +57,8 @@ void UnpackTile(const ChunkSource& source, int64_t block, int64_t chunk, Tile& t
     }
     for (int j = 0; j < 32; ++j) {
       const int bit = j * kBits;
-      const uint32_t* low = words[bit / 32];
-      [[maybe_unused]] const uint32_t* high = words[MARLIN_MUTATE(11, bit / 32 + 1, bit / 32)];
-      const int shift = bit % 32;
-      uint8_t* codes = tile.code[run * 32 + j];
-      if constexpr (32 % kBits == 0) {
-        for (int n = 0; n < kBlockRows; ++n) {
-          codes[n] = static_cast<uint8_t>((low[n] >> shift) & kMask);
-        }
-      } else {  // A code may straddle two words.
-        for (int n = 0; n < kBlockRows; ++n) {
-          const uint64_t both = low[n] | (static_cast<uint64_t>(high[n]) << 32);
-          codes[n] = static_cast<uint8_t>((both >> shift) & kMask);
-        }
-      }
+      ExtractCodes<kBits>(words[bit / 32], words[MARLIN_MUTATE(11, bit / 32 + 1, bit / 32)],
+                          bit % 32, tile.code[run * 32 + j]);
     }
   }
 }
