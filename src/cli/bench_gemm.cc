@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
 
 double MedianOf(int count, const std::function<double()>& measure) {
-  std::vector<double> values;
-  for (int i = 0; i < count; ++i) values.push_back(measure());
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& value : values) value = measure();
   std::nth_element(values.begin(), values.begin() + count / 2, values.end());
   return values[static_cast<size_t>(count / 2)];
 }
