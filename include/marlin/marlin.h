@@ -7,10 +7,15 @@
 #pragma once
 
 #include "marlin/checkpoint.h"
+#include "marlin/decoder.h"
 #include "marlin/device.h"
+#include "marlin/evaluate.h"
 #include "marlin/format.h"
 #include "marlin/gemm.h"
+#include "marlin/generate.h"
 #include "marlin/layout.h"
+#include "marlin/model.h"
+#include "marlin/moe.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"
 #include "marlin/status.h"

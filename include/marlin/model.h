@@ -1,0 +1,98 @@
+// Decoder-only language models: loading a checkpoint, and running it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "marlin/device.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace marlin {
+
+/// What a loaded model is.
+struct ModelInfo {
+  std::string model_type;  ///< "qwen3_moe", as config.json says.
+  std::string recipe;      ///< Empty for a plain checkpoint.
+  int64_t layers = 0;
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;  ///< Of the weights as prepared for the device.
+  double bits_per_weight = 0;
+  std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
+};
+
+struct ModelOptions {
+  /// Lets products round activations to bf16 where a bf16 matrix unit is faster; sums stay fp32.
+  /// False computes with fp32 activations throughout.
+  bool allow_bf16_activations = true;
+};
+
+/// The keys and values that one sequence has left behind. Movable; belongs to one model; not
+/// thread-safe.
+class Sequence {
+ public:
+  struct State;
+  Sequence(Sequence&&) noexcept;
+  Sequence& operator=(Sequence&&) noexcept;
+  ~Sequence();
+
+  /// Tokens fed so far.
+  int64_t length() const;
+  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), or when a
+  /// sliding window has already dropped what would be needed.
+  Status Truncate(int64_t length);
+  State& state() const { return *state_; }
+  explicit Sequence(std::unique_ptr<State> state);
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+/// New tokens of one sequence.
+struct SequenceInput {
+  Sequence* sequence = nullptr;
+  std::span<const int32_t> tokens;  ///< At least one.
+  bool all_logits = false;          ///< Logits after every token, not only after the last.
+};
+
+/// A loaded model. Copies share the weights; const calls are thread-safe (one Sequence is not).
+class Model {
+ public:
+  /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
+  /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
+  /// that the directory is an adapter or newer than this program.
+  static Result<Model> Open(const std::string& path, const Device& device,
+                            const ModelOptions& options = {});
+
+  const ModelInfo& info() const;
+  const Device& device() const;
+
+  /// An empty sequence; its memory grows with its length up to info().max_positions.
+  Result<Sequence> NewSequence() const;
+
+  /// Feeds the tokens of all inputs at once and writes logits, f32 [rows, vocab_size]: one row an
+  /// input, or one a token where all_logits. A sequence may appear once. Errors: kInvalidArgument
+  /// for a token id out of range or a sequence that would pass max_positions; the sequences are
+  /// unchanged then.
+  Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// The model types that Model::Open runs, in alphabetical order.
+std::vector<std::string> SupportedModelTypes();
+
+}  // namespace marlin
+#pragma GCC visibility pop
