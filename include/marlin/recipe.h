@@ -43,8 +43,8 @@ LayerClass ClassifyTensor(std::string_view name);
 /// rank-3 stack of experts. Biases, vectors, empty tensors and the scales of other formats are not.
 bool IsWeightMatrix(std::string_view name, const Shape& shape);
 
-/// How one tensor is stored: a quantized format with its parameters, rounded to bf16 or fp16, or
-/// kept as it is.
+/// How one tensor is stored: a quantized format with its parameters, rounded to bf16, fp16 or fp32,
+/// or kept as it is.
 struct FormatChoice {
   bool keep = true;  ///< Copied unchanged; the other fields mean nothing then.
   Format format = Format::kFp4E2M1;
@@ -58,8 +58,8 @@ struct FormatChoice {
 
   friend bool operator==(const FormatChoice&, const FormatChoice&) = default;
 };
-/// Parses "FORMAT/gN[/SCALE_TYPE][/sym]" (N: a multiple of 16, or K for one group), "bf16", "fp16"
-/// or "keep". Errors: kInvalidArgument naming the part.
+/// Parses "FORMAT/gN[/SCALE_TYPE][/sym]" (N: a multiple of 16, or K for one group), "bf16", "fp16",
+/// "fp32" or "keep". Errors: kInvalidArgument naming the part.
 Result<FormatChoice> ParseFormatChoice(std::string_view text);
 /// Checks a group size given by a user. Errors: kInvalidArgument unless it is 0 or a multiple
 /// of 16.

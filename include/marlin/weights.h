@@ -52,11 +52,11 @@ double BitsPerWeight(const WeightsSpec& spec);
 /// contiguous and 4-byte aligned; `owner` keeps them alive, so copies are cheap and share data.
 struct QuantizedWeights {
   WeightsSpec spec;
-  TensorView codes;   ///< u32 [experts, WordsAlongK, n]; bf16/f16 [experts, k, n] unquantized.
-  TensorView scales;  ///< ScaleDType [experts, groups, n]; empty for bf16 and fp16.
-  TensorView zeros;   ///< f16 [experts, groups, n] when spec.has_zeros.
-  TensorView biases;  ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
-  TensorView global_scale;      ///< f32 [experts] when spec.has_global_scale.
+  TensorView codes;         ///< u32 [experts, WordsAlongK, n]; UnquantizedDType [experts, k, n].
+  TensorView scales;        ///< ScaleDType [experts, groups, n]; empty for unquantized formats.
+  TensorView zeros;         ///< f16 [experts, groups, n] when spec.has_zeros.
+  TensorView biases;        ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
+  TensorView global_scale;  ///< f32 [experts] when spec.has_global_scale.
   std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty means the built-in one.
   std::shared_ptr<const void> owner;
 };
@@ -65,6 +65,10 @@ struct QuantizedWeights {
 /// biases and codebook are finite and that no code means NaN. Errors: kInvalidArgument with both
 /// shapes, kMalformedFile for non-finite content with its position.
 Status Validate(const QuantizedWeights& weights);
+
+/// The element type that an unquantized format is stored in: bf16, f16 or f32.
+/// Precondition: !GetFormatInfo(format).quantized.
+DType UnquantizedDType(Format format);
 
 /// The element type of biases for a scale type: the scale's own, f16 for the 8-bit ones.
 DType BiasDType(ScaleType type);

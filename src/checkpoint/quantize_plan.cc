@@ -103,7 +103,7 @@ void Planner::AddCopy(size_t tensor) {
 
 Status Planner::AddCast(const Candidate& candidate) {
   const TensorInfo& info = Info(candidate.tensor);
-  const DType dtype = candidate.choice.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
+  const DType dtype = UnquantizedDType(candidate.choice.format);
   if (info.dtype == dtype) {
     AddCopy(candidate.tensor);
     return {};

@@ -44,11 +44,18 @@ void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
   }
 }
 
-/// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the 16-bit
-/// ones, whose subnormals would be timed at a microcode assist each.
+/// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the
+/// unquantized ones, whose subnormals would be timed at a microcode assist each.
 void MakeOrdinary(Format format, void* codes, int64_t bytes) {
   if (GetFormatInfo(format).bits == 8) {
     for (int64_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(codes)[i] &= 0xbb;
+    return;
+  }
+  if (format == Format::kFp32) {
+    for (int64_t i = 0; i < bytes / 4; ++i) {
+      uint32_t& code = static_cast<uint32_t*>(codes)[i];
+      code = (code & 0x807fffffu) | 120u << 23;
+    }
     return;
   }
   const auto keep = static_cast<uint16_t>(format == Format::kBf16 ? 0x807f : 0x83ff);
@@ -130,9 +137,7 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
   QuantizedWeights weights;
   weights.spec = spec;
   const int64_t rows = info.quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
-  const DType type = info.quantized                 ? DType::kU32
-                     : spec.format == Format::kBf16 ? DType::kBf16
-                                                    : DType::kF16;
+  const DType type = info.quantized ? DType::kU32 : UnquantizedDType(spec.format);
   const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
   MARLIN_ASSIGN_OR_RETURN(void* codes, buffers->Add(code_bytes));
   FillRandomWords(codes, code_bytes, 1);

@@ -15,6 +15,17 @@ int64_t WordsAlongK(Format format, int64_t k) {
   return 32 % bits == 0 ? CeilDivide(k, 32 / bits) : bits * CeilDivide(k, 32);
 }
 
+DType UnquantizedDType(Format format) {
+  switch (format) {
+    case Format::kBf16:
+      return DType::kBf16;
+    case Format::kFp16:
+      return DType::kF16;
+    default:
+      return DType::kF32;
+  }
+}
+
 DType BiasDType(ScaleType type) {
   const DType dtype = ScaleDType(type);
   return DTypeBytes(dtype) == 1 ? DType::kF16 : dtype;

@@ -132,9 +132,9 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
   const auto view = [](DType dtype, Shape shape) { return TensorView(nullptr, dtype, shape); };
   const Shape none{0};
   if (!info.quantized) {
-    const DType dtype = spec.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
     const TensorView empty = view(DType::kU8, none);
-    return {view(dtype, {spec.experts, spec.k, spec.n}), empty, empty, empty, empty};
+    return {view(UnquantizedDType(spec.format), {spec.experts, spec.k, spec.n}), empty, empty,
+            empty, empty};
   }
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
   return {view(DType::kU32, {spec.experts, WordsAlongK(spec.format, spec.k), spec.n}),

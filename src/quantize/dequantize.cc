@@ -119,12 +119,23 @@ class Decoder {
   }
 
   void CopyTile(int64_t expert, const TileRange& range, Stored* tile) const {
-    const auto* from = weights_.codes.As<uint16_t>() + expert * spec_.k * spec_.n;
-    const bool bf16 = spec_.format == Format::kBf16;
+    switch (weights_.codes.dtype()) {
+      case DType::kBf16:
+        return CopyTileAs<uint16_t>(expert, range, tile, Bf16ToFloat);
+      case DType::kF16:
+        return CopyTileAs<uint16_t>(expert, range, tile, HalfToFloat);
+      default:
+        return CopyTileAs<float>(expert, range, tile, [](float value) { return value; });
+    }
+  }
+
+  template <typename Source, typename Widen>
+  void CopyTileAs(int64_t expert, const TileRange& range, Stored* tile, Widen widen) const {
+    const auto* from = weights_.codes.As<Source>() + expert * spec_.k * spec_.n;
     for (int64_t r = 0; r < range.rows; ++r) {
-      const uint16_t* row = from + (range.k0 + r) * spec_.n + range.n0;
+      const Source* row = from + (range.k0 + r) * spec_.n + range.n0;
       for (int64_t c = 0; c < range.columns; ++c) {
-        tile[c * kRows + r] = Element::Round(bf16 ? Bf16ToFloat(row[c]) : HalfToFloat(row[c]));
+        tile[c * kRows + r] = Element::Round(widen(row[c]));
       }
     }
   }

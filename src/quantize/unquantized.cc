@@ -18,14 +18,22 @@ namespace {
 
 constexpr int64_t kRows = 512;
 
-uint16_t Narrow(Format format, float value) {
-  return format == Format::kBf16 ? FloatToBf16(value) : FloatToHalf(value);
-}
-
-bool IsInfinite(Format format, uint16_t bits) {
-  const unsigned exponent = format == Format::kBf16 ? 0x7f80u : 0x7c00u;
-  return (bits & exponent) == exponent;
-}
+/// A number as its format stores it, and whether it still is one.
+struct StoredBf16 {
+  using Type = uint16_t;
+  static Type Round(float value) { return FloatToBf16(value); }
+  static bool IsFinite(Type bits) { return (bits & 0x7f80u) != 0x7f80u; }
+};
+struct StoredFp16 {
+  using Type = uint16_t;
+  static Type Round(float value) { return FloatToHalf(value); }
+  static bool IsFinite(Type bits) { return (bits & 0x7c00u) != 0x7c00u; }
+};
+struct StoredFp32 {
+  using Type = float;
+  static Type Round(float value) { return value; }
+  static bool IsFinite(Type value) { return std::isfinite(value); }
+};
 
 /// The error for a number that the format turns into infinity or that already was none.
 Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name, float value,
@@ -39,14 +47,15 @@ Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name,
 }
 
 /// Copies a rectangle whose numbers lie in `tile`, column after column.
+template <typename Stored>
 Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_t expert,
-                 const TileRange& range, const float* tile, uint16_t* to) {
+                 const TileRange& range, const float* tile, typename Stored::Type* to) {
   for (int64_t r = 0; r < range.rows; ++r) {
-    uint16_t* row = to + (expert * spec.k + range.k0 + r) * spec.n + range.n0;
+    auto* row = to + (expert * spec.k + range.k0 + r) * spec.n + range.n0;
     for (int64_t c = 0; c < range.columns; ++c) {
       const float value = tile[c * kRows + r];
-      row[c] = Narrow(spec.format, value);
-      if (IsInfinite(spec.format, row[c])) {
+      row[c] = Stored::Round(value);
+      if (!Stored::IsFinite(row[c])) {
         return NotRepresentable(spec, tensor_name, value, expert, range.k0 + r, range.n0 + c);
       }
     }
@@ -54,10 +63,9 @@ Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_
   return {};
 }
 
-}  // namespace
-
-Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& dense,
-                                         const WeightsSpec& spec, const std::string& tensor_name) {
+template <typename Stored>
+Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const WeightsSpec& spec,
+                                const std::string& tensor_name) {
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   const int64_t tiles = CeilDivide(spec.n, kTileColumns);
   const int64_t scratch_bytes = kRows * kTileColumns * int64_t{sizeof(float)};
@@ -73,12 +81,26 @@ Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& den
       const TileRange range{k0, std::min(kRows, spec.k - k0), n0,
                             std::min(kTileColumns, spec.n - n0)};
       LoadColumns(ExpertMatrix(dense, expert), range, tile, kRows);
-      result =
-          StoreTile(spec, tensor_name, expert, range, tile, static_cast<uint16_t*>(buffer.codes));
+      result = StoreTile<Stored>(spec, tensor_name, expert, range, tile,
+                                 static_cast<typename Stored::Type*>(buffer.codes));
     }
   });
   for (const Status& result : results) MARLIN_RETURN_IF_ERROR(result);
   return std::move(buffer.weights);
+}
+
+}  // namespace
+
+Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& dense,
+                                         const WeightsSpec& spec, const std::string& tensor_name) {
+  switch (UnquantizedDType(spec.format)) {
+    case DType::kBf16:
+      return CopyAs<StoredBf16>(pool, dense, spec, tensor_name);
+    case DType::kF16:
+      return CopyAs<StoredFp16>(pool, dense, spec, tensor_name);
+    default:
+      return CopyAs<StoredFp32>(pool, dense, spec, tensor_name);
+  }
 }
 
 }  // namespace marlin

@@ -194,8 +194,8 @@ QuantizedWeights MakeWeights(const Case& c) {
                   .has_global_scale = c.scale_type == ScaleType::kE4M3};
   weights.owner = memory;
   if (!info.quantized) {
-    const DType dtype = c.format == Format::kBf16 ? DType::kBf16 : DType::kF16;
-    memory->codes = GuardedBuffer(c.experts * c.k * c.n * 2);
+    const DType dtype = UnquantizedDType(c.format);
+    memory->codes = GuardedBuffer(c.experts * c.k * c.n * DTypeBytes(dtype));
     FillUnquantized(random, c, dtype, memory->codes.data());
     weights.codes = TensorView(memory->codes.data(), dtype, {c.experts, c.k, c.n});
     return weights;

@@ -5,7 +5,7 @@ namespace {
 
 template <typename Codec>
 __host__ __device__ float RoundTrip(float x) {
-  return Codec::Value(Codec::Encode(x) & ((1u << Codec::kBits) - 1u));
+  return Codec::Value(Codec::Encode(x) & (0xffffffffu >> (32 - Codec::kBits)));
 }
 
 __host__ __device__ float SumOfRoundTrips(float x) {

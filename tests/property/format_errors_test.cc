@@ -99,6 +99,7 @@ nlohmann::json Measure(const FormatInfo& info, const std::vector<float>& data) {
 TEST(FormatErrors, AreThePinnedOnes) {
   nlohmann::json measured;
   for (const FormatInfo& info : AllFormats()) {
+    if (info.bits == 32) continue;  // fp32 has no error to pin.
     measured[std::string(info.name)]["gaussian"] = Measure(info, GaussianWeights());
     measured[std::string(info.name)]["heavy_tailed"] = Measure(info, HeavyTailedWeights());
   }

@@ -20,7 +20,7 @@ __attribute__((always_inline)) static inline void Unroll(Body&& body) {
 
 inline constexpr int kParts = 16 / kLanes;  ///< Vectors of 16 lanes.
 
-enum class Kind { kTable, kS8, kE4M3, kE5M2, kTable256, kBf16, kFp16 };
+enum class Kind { kTable, kS8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
 
 /// FP8 to fp32: the fields shifted into place are right but for the exponent bias and subnormals;
 /// 2 (f - 2^kMinExponent) repairs the latter. Sources are free of NaN codes (checked at load).
@@ -120,8 +120,9 @@ template <int kBits>
 struct RowWords {
   /// Lanes [16 / kParts * part ..] of the vector that holds slice j, moved so that the code of the
   /// even k starts at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
-  static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j,
-                                                      int part) {
+  /// 32-bit codes have a vector for each parity instead.
+  static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j, int part,
+                                                      [[maybe_unused]] int parity = 0) {
     const int offset = part * kLanes * 4;
     if constexpr (kBits == 4) {
       return LoadWords(chunk + 64 * r + offset);
@@ -137,8 +138,10 @@ struct RowWords {
       return Or(first, MARLIN_MUTATE(5, Or(second, third), second));
     } else if constexpr (kBits == 8) {
       return LoadWords(chunk + 128 * r + 64 * (j / 2) + offset);
-    } else {
+    } else if constexpr (kBits == 16) {
       return LoadWords(chunk + 256 * r + 64 * j + offset);
+    } else {
+      return LoadWords(chunk + 512 * r + 128 * j + 64 * parity + offset);
     }
   }
   static constexpr int Shift(int j) {
@@ -160,6 +163,8 @@ MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
     return Fp8ToFloat<2, 15>(ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kTable256) {
     return Gather(w.table, And(ShiftRight<kShift>(words), SetWord(0xff)));
+  } else if constexpr (kKind == Kind::kFp32) {
+    return AsFloat(words);
   } else if constexpr (kKind == Kind::kBf16) {
     return AsFloat(ShiftLeft<16>(ShiftRight<kShift>(words)));
   } else {
@@ -206,7 +211,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
                                                             const ChunkGroups& groups,
                                                             const uint8_t* chunk, int row,
                                                             Sink&& sink) {
-  constexpr bool kScaled = kKind != Kind::kBf16 && kKind != Kind::kFp16;
+  constexpr bool kScaled = kBits <= 8;
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
   Table table = LoadTable(w.table);
   I words[kParts];
@@ -234,7 +239,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
       return value;
     };
-    if constexpr (kJ == 0 || kBits > 4) {
+    if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
       for (int part = 0; part < kParts; ++part) {
         words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
       }
@@ -243,6 +248,9 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
       for (int part = 0; part < kParts; ++part) {
+        if constexpr (kBits == 32) {
+          words[part] = RowWords<kBits>::Load(chunk, row, kJ, part, kParity);
+        }
         F value = RawValue<kKind, kShift>(w, table, words[part]);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
@@ -273,6 +281,8 @@ static auto Dispatch(const PanelView& w, Body&& body) {
       return with_mode(Index<3>{}, Index<kKindOf(Kind::kTable)>{});
     case 4:
       return with_mode(Index<4>{}, Index<kKindOf(Kind::kTable)>{});
+    case 32:
+      return body(Index<32>{}, Index<kKindOf(Kind::kFp32)>{}, kChunkMode);
     case 16:
       return w.format == Format::kBf16
                  ? body(Index<16>{}, Index<kKindOf(Kind::kBf16)>{}, kChunkMode)

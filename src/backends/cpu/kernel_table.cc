@@ -15,6 +15,8 @@ Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
 
 Support SupportsAmx(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
+  // Whoever keeps weights in fp32 wants their last bits.
+  if (desc.format == Format::kFp32) return {"rounds fp32 weights to bf16"};
   if (desc.determinism == Determinism::kBatchInvariant) {
     return {"sums k in another order for up to 16 rows"};
   }

@@ -131,6 +131,19 @@ void Pack16(const ChunkSource& source, int64_t block, int64_t chunk, uint16_t* o
   }
 }
 
+void Pack32(const ChunkSource& source, int64_t block, int64_t chunk, uint32_t* out) {
+  const auto* values = static_cast<const uint32_t*>(source.codes);
+  for (int n = 0; n < kBlockRows; ++n) {
+    const int64_t column = block * kBlockRows + n;
+    for (int i = 0; i < kChunkK; ++i) {
+      const int place = i / kSliceK * kSliceK + i % 2 * (kSliceK / 2) + i % kSliceK / 2;
+      const int64_t k = chunk * kChunkK + i;
+      const bool inside = column < source.n && k < source.k;
+      out[kChunkK * n + place] = inside ? values[k * source.n + column] : 0u;
+    }
+  }
+}
+
 }  // namespace
 
 void PackChunk(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t* out) {
@@ -149,6 +162,8 @@ void PackChunk(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t*
     case 8:
       UnpackTile<8>(source, block, chunk, tile);
       return Pack8(tile, words);
+    case 32:
+      return Pack32(source, block, chunk, reinterpret_cast<uint32_t*>(out));
     default:
       return Pack16(source, block, chunk, words);
   }

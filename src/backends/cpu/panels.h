@@ -14,6 +14,7 @@
 //    2    8                  vector r / 2, low byte of each word for even r, high byte for odd r
 //    8    32                 vectors 2r, 2r + 1 of 64 k each; word w: k = w low byte, w + 32 high
 //    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
+//    32   128                vectors 8r .. 8r + 7: the even k of a slice of 32, then its odd k
 //
 // k is padded to 128 and n to 16 with code 0 and scale 0. Scales, zeros and biases are
 // [block][group][16] in their stored types, groups padded to cover the padded k.
@@ -41,7 +42,7 @@ constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * 
 /// and chunks * 128 k can be read.
 struct PanelView {
   const uint8_t* codes;
-  const void* scales;  ///< Null for bf16 and fp16.
+  const void* scales;  ///< Null for unquantized formats.
   const void* zeros;   ///< f16, or null.
   const void* biases;  ///< Or null.
   const float* table;  ///< [256] for 8 bits, else 16: the values replicated over unused index bits.
