@@ -1,3 +1,6 @@
+// A chunk is transposed four (16-bit values: eight) columns at a time in 16-byte vectors, which
+// every processor has: rows of the source hold the same k of neighbouring columns, rows of a panel
+// the 128 k of one column.
 #include "backends/cpu/pack_panels.h"
 
 #include <algorithm>
@@ -9,163 +12,301 @@
 namespace marlin::cpu {
 namespace {
 
-/// Codes of a chunk, k by k; all loops below run over the 16 columns and vectorise.
-struct Tile {
-  uint8_t code[kChunkK][kBlockRows];
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using Halves = uint16_t __attribute__((vector_size(16)));
+using Words = uint32_t __attribute__((vector_size(16)));
+using Pairs = uint64_t __attribute__((vector_size(16)));
+
+template <typename Vector>
+Vector Load(const void* from) {
+  Vector vector;
+  std::memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+template <typename Vector>
+void Store(void* to, Vector vector) {
+  std::memcpy(to, &vector, sizeof(vector));
+}
+
+/// The elements of the lower (upper) halves of a and b in turn: a0 b0 a1 b1 ...
+Bytes InterleaveLow(Bytes a, Bytes b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+Bytes InterleaveHigh(Bytes a, Bytes b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                 31);
+}
+Halves InterleaveLow(Halves a, Halves b) {
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+Halves InterleaveHigh(Halves a, Halves b) {
+  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+Words InterleaveLow(Words a, Words b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+Words InterleaveHigh(Words a, Words b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+Pairs InterleaveLow(Pairs a, Pairs b) { return __builtin_shufflevector(a, b, 0, 2); }
+Pairs InterleaveHigh(Pairs a, Pairs b) { return __builtin_shufflevector(a, b, 1, 3); }
+
+/// The rows of a chunk's 16 columns, inside the source or in a copy padded with zeros.
+struct Rows {
+  const uint8_t* data;
+  int64_t stride;  ///< Bytes.
+
+  template <typename Vector>
+  Vector Get(int64_t row, int column_bytes) const {
+    return Load<Vector>(data + row * stride + column_bytes);
+  }
 };
 
-/// Loads 16 words of row `row` of the canonical matrix, zero beyond its edges.
-void LoadWordRow(const ChunkSource& source, int64_t row, int64_t rows, int64_t first_column,
-                 uint32_t* words) {
-  const int64_t columns = std::min<int64_t>(kBlockRows, source.n - first_column);
-  if (columns < kBlockRows || row >= rows) std::memset(words, 0, sizeof(uint32_t) * kBlockRows);
-  if (row >= rows) return;
-  const auto* base = static_cast<const uint32_t*>(source.codes) + row * source.n + first_column;
-  // Rows lie n words apart, which no hardware prefetcher follows.
-  constexpr int64_t kRowsAhead = 32;
-  if (row + kRowsAhead < rows) __builtin_prefetch(base + kRowsAhead * source.n);
-  std::memcpy(words, base,
-              sizeof(uint32_t) * static_cast<size_t>(MARLIN_MUTATE(10, columns, columns - 1)));
+/// Stores 16 bytes a column: a0 b0 c0 d0 a1 b1 c1 d1 ... of the column's four words.
+void StoreColumns(Words a, Words b, Words c, Words d, uint8_t* out, int64_t column_bytes) {
+  const auto bytes = [](Words words) { return reinterpret_cast<Bytes>(words); };
+  const auto halves = [](Bytes vector) { return reinterpret_cast<Halves>(vector); };
+  const Halves low_ab = halves(InterleaveLow(bytes(a), bytes(b)));
+  const Halves high_ab = halves(InterleaveHigh(bytes(a), bytes(b)));
+  const Halves low_cd = halves(InterleaveLow(bytes(c), bytes(d)));
+  const Halves high_cd = halves(InterleaveHigh(bytes(c), bytes(d)));
+  Store(out, InterleaveLow(low_ab, low_cd));
+  Store(out + column_bytes, InterleaveHigh(low_ab, low_cd));
+  Store(out + 2 * column_bytes, InterleaveLow(high_ab, high_cd));
+  Store(out + 3 * column_bytes, InterleaveHigh(high_ab, high_cd));
 }
 
-/// The codes at bit `shift` of 16 words; one that straddles goes on in the words after.
-template <int kBits>
-void ExtractCodes(const uint32_t* low, [[maybe_unused]] const uint32_t* high, int shift,
-                  uint8_t* codes) {
-  constexpr uint32_t kMask = (1u << kBits) - 1u;
-  for (int n = 0; n < kBlockRows; ++n) {
-    if constexpr (32 % kBits == 0) {
-      codes[n] = static_cast<uint8_t>((low[n] >> shift) & kMask);
-    } else {
-      const uint64_t both = low[n] | (static_cast<uint64_t>(high[n]) << 32);
-      codes[n] = static_cast<uint8_t>((both >> shift) & kMask);
+/// The words of panels.h for 8 k (eight nibbles a word) of each of the four slices.
+void JoinNibbles(const Words (&slices)[4], uint8_t* out, int64_t column_bytes) {
+  const Words mask = Words{} + 0x0f0f0f0fu;
+  const Words even01 = (slices[0] & mask) | (slices[MARLIN_MUTATE(12, 1, 2)] & mask) << 4;
+  const Words even23 = (slices[2] & mask) | (slices[3] & mask) << 4;
+  const Words odd01 = (slices[0] >> 4 & mask) | (slices[1] & ~mask);
+  const Words odd23 = (slices[2] >> 4 & mask) | (slices[3] & ~mask);
+  StoreColumns(even01, even23, odd01, odd23, out, column_bytes);
+}
+
+void Pack4(const Rows& rows, uint8_t* out) {
+  for (int column = 0; column < kBlockRows; column += 4) {
+    for (int i = 0; i < 4; ++i) {
+      Words slices[4];
+      for (int j = 0; j < 4; ++j) slices[j] = rows.Get<Words>(4 * j + i, 4 * column);
+      JoinNibbles(slices, out + kVectorBytes * column + 16 * i, kVectorBytes);
     }
   }
 }
 
-template <int kBits>
-void UnpackTile(const ChunkSource& source, int64_t block, int64_t chunk, Tile& tile) {
-  // 32 codes fill kBits words in every width; unused tail words are zero.
-  const int64_t rows =
-      32 % kBits == 0 ? CeilDivide(source.k, 32 / kBits) : kBits * CeilDivide(source.k, 32);
-  const int64_t first_row = chunk * kChunkK / 32 * kBits;
-  uint32_t words[kBits + 1][kBlockRows];
-  std::memset(words[kBits], 0, sizeof(words[kBits]));
-  for (int run = 0; run < kChunkK / 32; ++run) {
-    for (int i = 0; i < kBits; ++i) {
-      LoadWordRow(source, first_row + run * kBits + i, rows, block * kBlockRows, words[i]);
-    }
-    for (int j = 0; j < 32; ++j) {
-      const int bit = j * kBits;
-      ExtractCodes<kBits>(words[bit / 32], words[MARLIN_MUTATE(11, bit / 32 + 1, bit / 32)],
-                          bit % 32, tile.code[run * 32 + j]);
-    }
-  }
+/// Eight 3-bit codes in the low 24 bits -> eight nibbles.
+Words SpreadToNibbles(Words codes) {
+  codes = (codes & 0xfffu) | (codes & 0xfff000u) << 4;
+  codes = (codes & 0x003f003fu) | (codes & 0x0fc00fc0u) << 2;
+  return (codes & 0x07070707u) | (codes & 0x38383838u) << 1;
 }
 
-/// fields[w][n]: the codes k = w + 32 j of column n at bits kBits * j, the word of panels.h.
-template <int kBits>
-void JoinSlices(const Tile& tile, uint16_t (&fields)[kSliceK][kBlockRows]) {
-  for (int w = 0; w < kSliceK; ++w) {
-    for (int n = 0; n < kBlockRows; ++n) {
-      fields[w][n] = static_cast<uint16_t>(
-          tile.code[w][n] | tile.code[MARLIN_MUTATE(12, w + 32, w + 31)][n] << kBits |
-          tile.code[w + 64][n] << (2 * kBits) | tile.code[w + 96][n] << (3 * kBits));
+/// Eight codes from the i-th on of a slice, which lies dense in three words.
+Words ThreeBitCodes(const Rows& rows, int slice, int i, int column) {
+  const Words word = rows.Get<Words>(3 * slice + std::min(i, 2), 4 * column);
+  if (i == 0) return SpreadToNibbles(word);
+  if (i == 3) return SpreadToNibbles(word >> 8);
+  const Words before = rows.Get<Words>(3 * slice + i - 1, 4 * column);
+  return SpreadToNibbles(before >> (32 - 8 * i) | word << MARLIN_MUTATE(11, 8 * i, 8 * i - 1));
+}
+
+/// Four nibbles of three bits each -> 12 bits.
+Halves CloseNibbles(Halves nibbles) {
+  const Halves pairs = (nibbles & 0x0707) | (nibbles & 0x7070) >> 1;
+  return (pairs & 0x003f) | (pairs & 0x3f00) >> 2;
+}
+
+void Pack3(const Rows& rows, uint8_t* out) {
+  alignas(16) uint8_t columns[kBlockRows * kVectorBytes];
+  for (int column = 0; column < kBlockRows; column += 4) {
+    for (int i = 0; i < 4; ++i) {
+      Words slices[4];
+      for (int j = 0; j < 4; ++j) slices[j] = ThreeBitCodes(rows, j, i, column);
+      JoinNibbles(slices, columns + kVectorBytes * column + 16 * i, kVectorBytes);
     }
   }
-}
-
-void Pack4(const Tile& tile, uint16_t* out) {
-  uint16_t fields[kSliceK][kBlockRows];
-  JoinSlices<4>(tile, fields);
-  for (int n = 0; n < kBlockRows; ++n) {
-    for (int w = 0; w < kSliceK; ++w) out[32 * n + w] = fields[w][n];
-  }
-}
-
-void Pack3(const Tile& tile, uint16_t* out) {
-  uint16_t fields[kSliceK][kBlockRows];
-  JoinSlices<3>(tile, fields);
   for (int quad = 0; quad < 4; ++quad) {
-    for (int w = 0; w < kSliceK; ++w) {
-      const uint32_t fourth = fields[w][4 * quad + 3];
+    for (int at = 0; at < kVectorBytes; at += 16) {
+      const uint8_t* from = columns + 4 * kVectorBytes * quad + at;
+      const auto fourth = CloseNibbles(Load<Halves>(from + 3 * kVectorBytes));
       for (int r = 0; r < 3; ++r) {
-        out[32 * (3 * quad + r) + w] =
-            static_cast<uint16_t>(fields[w][4 * quad + r] | ((fourth >> (4 * r)) & 0xfu) << 12);
+        const auto code = CloseNibbles(Load<Halves>(from + r * kVectorBytes));
+        Store(out + kVectorBytes * (3 * quad + r) + at, code | (fourth >> (4 * r) & 0xf) << 12);
       }
     }
   }
 }
 
-void Pack2(const Tile& tile, uint16_t* out) {
-  uint16_t fields[kSliceK][kBlockRows];
-  JoinSlices<2>(tile, fields);
-  for (int pair = 0; pair < 8; ++pair) {
-    for (int w = 0; w < kSliceK; ++w) {
-      out[32 * pair + w] =
-          static_cast<uint16_t>(fields[w][2 * pair] | fields[w][2 * pair + 1] << 8);
-    }
-  }
-}
-
-void Pack8(const Tile& tile, uint16_t* out) {
-  for (int n = 0; n < kBlockRows; ++n) {
+void Pack2(const Rows& rows, uint8_t* out) {
+  alignas(16) uint8_t columns[kBlockRows * kSliceK];
+  for (int column = 0; column < kBlockRows; column += 4) {
     for (int half = 0; half < 2; ++half) {
-      for (int w = 0; w < kSliceK; ++w) {
-        out[64 * n + 32 * half + w] = static_cast<uint16_t>(tile.code[64 * half + w][n] |
-                                                            tile.code[64 * half + 32 + w][n] << 8);
+      Words phases[4];
+      for (int p = 0; p < 4; ++p) {
+        phases[p] = Words{};
+        for (int j = 0; j < 4; ++j) {
+          const Words codes = rows.Get<Words>(2 * j + half, 4 * column) >> (2 * p);
+          phases[p] |= (codes & 0x03030303u) << (2 * j);
+        }
+      }
+      StoreColumns(phases[0], phases[1], phases[2], phases[3],
+                   columns + kSliceK * column + 16 * half, kSliceK);
+    }
+  }
+  for (int pair = 0; pair < 8; ++pair) {
+    for (int half = 0; half < 2; ++half) {
+      const auto even = Load<Bytes>(columns + 2 * kSliceK * pair + 16 * half);
+      const auto odd = Load<Bytes>(columns + 2 * kSliceK * pair + kSliceK + 16 * half);
+      uint8_t* to = out + kVectorBytes * pair + 32 * half;
+      Store(to, InterleaveLow(even, odd));
+      Store(to + 16, InterleaveHigh(even, odd));
+    }
+  }
+}
+
+void Pack8(const Rows& rows, uint8_t* out) {
+  for (int column = 0; column < kBlockRows; column += 4) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 8; i += 2) {
+        const auto join = [&](int row, bool high) {
+          const auto first = rows.Get<Bytes>(16 * half + row, 4 * column);
+          const auto second = rows.Get<Bytes>(16 * half + 8 + row, 4 * column);
+          return reinterpret_cast<Pairs>(high ? InterleaveHigh(first, second)
+                                              : InterleaveLow(first, second));
+        };
+        for (int high = 0; high < 2; ++high) {
+          const Pairs left = join(i, high != 0);
+          const Pairs right = join(i + 1, high != 0);
+          uint8_t* to = out + 2 * kVectorBytes * (column + 2 * high) + kVectorBytes * half + 8 * i;
+          Store(to, InterleaveLow(left, right));
+          Store(to + 2 * kVectorBytes, InterleaveHigh(left, right));
+        }
       }
     }
   }
 }
 
-void Pack16(const ChunkSource& source, int64_t block, int64_t chunk, uint16_t* out) {
-  const auto* values = static_cast<const uint16_t*>(source.codes);
-  for (int n = 0; n < kBlockRows; ++n) {
-    const int64_t column = block * kBlockRows + n;
-    for (int i = 0; i < kChunkK; ++i) {
-      const int64_t k = chunk * kChunkK + i;
-      const bool inside = column < source.n && k < MARLIN_MUTATE(13, source.k, source.k - 1);
-      out[kChunkK * n + i] = inside ? values[k * source.n + column] : uint16_t{0};
+/// Eight k of eight columns of 16 bits.
+void Transpose16(const Rows& rows, int first_row, int column, uint8_t* out, int64_t column_bytes) {
+  Words pairs[8];  // Two columns by two k in a word: columns 0..3 of rows 0-1, 2-3, ..., then 4..7.
+  for (int i = 0; i < 4; ++i) {
+    const auto even = rows.Get<Halves>(first_row + 2 * i, 2 * column);
+    const auto odd = rows.Get<Halves>(first_row + 2 * i + 1, 2 * column);
+    pairs[i] = reinterpret_cast<Words>(InterleaveLow(even, odd));
+    pairs[4 + i] = reinterpret_cast<Words>(InterleaveHigh(even, odd));
+  }
+  for (int side = 0; side < 2; ++side) {
+    const Words* of = pairs + 4 * side;
+    for (int high = 0; high < 2; ++high) {
+      const auto join = [high](Words a, Words b) {
+        return reinterpret_cast<Pairs>(high != 0 ? InterleaveHigh(a, b) : InterleaveLow(a, b));
+      };
+      const Pairs first = join(of[0], of[1]);
+      const Pairs second = join(of[2], of[3]);
+      uint8_t* to = out + (4 * side + 2 * high) * column_bytes;
+      Store(to, InterleaveLow(first, second));
+      Store(to + column_bytes, InterleaveHigh(first, second));
     }
   }
 }
 
-void Pack32(const ChunkSource& source, int64_t block, int64_t chunk, uint32_t* out) {
-  const auto* values = static_cast<const uint32_t*>(source.codes);
-  for (int n = 0; n < kBlockRows; ++n) {
-    const int64_t column = block * kBlockRows + n;
-    for (int i = 0; i < kChunkK; ++i) {
-      const int place = i / kSliceK * kSliceK + i % 2 * (kSliceK / 2) + i % kSliceK / 2;
-      const int64_t k = chunk * kChunkK + i;
-      const bool inside = column < source.n && k < source.k;
-      out[kChunkK * n + place] = inside ? values[k * source.n + column] : 0u;
+void Pack16(const Rows& rows, uint8_t* out) {
+  constexpr int64_t kColumnBytes = kChunkK * 2;
+  for (int column = 0; column < kBlockRows; column += 8) {
+    for (int k = 0; k < kChunkK; k += 8) {
+      Transpose16(rows, k, column, out + kColumnBytes * column + 2 * k, kColumnBytes);
     }
   }
+}
+
+void Pack32(const Rows& rows, uint8_t* out) {
+  constexpr int64_t kColumnBytes = kChunkK * 4;
+  for (int k = 0; k < kChunkK; ++k) {
+    // Of a slice of 32, the even k come first.
+    const int place = k / kSliceK * kSliceK + k % 2 * (kSliceK / 2) + k % kSliceK / 2;
+    for (int column = 0; column < kBlockRows; ++column) {
+      std::memcpy(out + kColumnBytes * column + 4 * place, rows.data + k * rows.stride + 4 * column,
+                  4);
+    }
+  }
+}
+
+/// Rows of a chunk and bytes of one of their elements.
+struct RowShape {
+  int64_t rows;
+  int64_t element_bytes;
+};
+
+RowShape ShapeOf(int bits) {
+  if (bits > 8) return {kChunkK, bits / 8};
+  return {int64_t{kChunkK} / 32 * bits, 4};
+}
+
+/// Rows of the source, of which the last may be partly used: unused codes of a word are zero.
+int64_t RowCount(const ChunkSource& source) {
+  if (source.bits > 8) return source.k;
+  return 32 % source.bits == 0 ? CeilDivide(source.k, 32 / source.bits)
+                               : source.bits * CeilDivide(source.k, 32);
+}
+
+inline constexpr int64_t kMaxTileBytes = int64_t{kChunkK} * kBlockRows * 4;
+
+/// Copies what lies inside the source, the rest is zero.
+Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column, uint8_t* tile) {
+  const auto [rows, element_bytes] = ShapeOf(source.bits);
+  const int64_t inside = std::min(rows, RowCount(source) - first_row);
+  const int64_t columns = std::min<int64_t>(kBlockRows, source.n - first_column);
+  const int64_t row_bytes = kBlockRows * element_bytes;
+  std::memset(tile, 0, static_cast<size_t>(rows * row_bytes));
+  const auto* from = static_cast<const uint8_t*>(source.codes);
+  for (int64_t row = 0; row < MARLIN_MUTATE(13, inside, inside - 1); ++row) {
+    std::memcpy(tile + row * row_bytes,
+                from + ((first_row + row) * source.n + first_column) * element_bytes,
+                static_cast<size_t>(MARLIN_MUTATE(10, columns, columns - 1) * element_bytes));
+  }
+  return {tile, row_bytes};
+}
+
+Rows FindRows(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t* tile) {
+  const auto [rows, element_bytes] = ShapeOf(source.bits);
+  const int64_t first_row = chunk * rows;
+  const int64_t first_column = block * kBlockRows;
+  if (first_row + rows > RowCount(source) || first_column + kBlockRows > source.n) {
+    return CopyEdge(source, first_row, first_column, tile);
+  }
+  const auto* from = static_cast<const uint8_t*>(source.codes);
+  return {from + (first_row * source.n + first_column) * element_bytes, source.n * element_bytes};
 }
 
 }  // namespace
 
 void PackChunk(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t* out) {
-  auto* words = reinterpret_cast<uint16_t*>(out);
-  Tile tile;
+  alignas(16) uint8_t tile[kMaxTileBytes];
+  const Rows rows = FindRows(source, block, chunk, tile);
   switch (source.bits) {
     case 2:
-      UnpackTile<2>(source, block, chunk, tile);
-      return Pack2(tile, words);
+      return Pack2(rows, out);
     case 3:
-      UnpackTile<3>(source, block, chunk, tile);
-      return Pack3(tile, words);
+      return Pack3(rows, out);
     case 4:
-      UnpackTile<4>(source, block, chunk, tile);
-      return Pack4(tile, words);
+      return Pack4(rows, out);
     case 8:
-      UnpackTile<8>(source, block, chunk, tile);
-      return Pack8(tile, words);
-    case 32:
-      return Pack32(source, block, chunk, reinterpret_cast<uint32_t*>(out));
+      return Pack8(rows, out);
+    case 16:
+      return Pack16(rows, out);
     default:
-      return Pack16(source, block, chunk, words);
+      return Pack32(rows, out);
+  }
+}
+
+void PrefetchChunk(const ChunkSource& source, int64_t block, int64_t blocks, int64_t chunk) {
+  const auto [rows, element_bytes] = ShapeOf(source.bits);
+  const int64_t first_column = block * kBlockRows;
+  const int64_t columns = std::min(blocks * kBlockRows, source.n - first_column);
+  const int64_t last = std::min((chunk + 1) * rows, RowCount(source));
+  const auto* from = static_cast<const uint8_t*>(source.codes);
+  for (int64_t row = chunk * rows; row < last; ++row) {
+    const uint8_t* line = from + (row * source.n + first_column) * element_bytes;
+    for (int64_t at = 0; at < columns * element_bytes; at += 64) __builtin_prefetch(line + at);
   }
 }
 

@@ -10,6 +10,9 @@
 namespace marlin::cpu {
 namespace {
 
+/// Blocks whose chunks are packed in turn: their columns share cache lines and pages of a row.
+constexpr int64_t kRunBlocks = 4;
+
 /// The values of all codes, replicated over the index bits that a format leaves unused.
 void FillTable(const QuantizedWeights& weights, float* table) {
   const int bits = GetFormatInfo(weights.spec.format).bits;
@@ -74,34 +77,42 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(const Quantiz
     panels->global_scales_[static_cast<size_t>(expert)] = weights.global_scale.As<float>()[expert];
   }
 
-  pool.Run(spec.experts * layout.blocks, [&](int64_t task, int) {
-    const int64_t expert = task / layout.blocks;
-    const int64_t block = task % layout.blocks;
-    uint8_t* base = panels->buffer_.As<uint8_t>();
-    const ChunkSource source{ExpertData(weights.codes, spec.experts, expert), spec.k, spec.n,
-                             info.bits};
-    const int64_t chunk_bytes = ChunkBytes(info.bits);
-    uint8_t* codes = base + expert * panels->codes_stride_ + block * layout.chunks * chunk_bytes;
-    for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
-      PackChunk(source, block, chunk, codes + chunk * chunk_bytes);
-    }
-    const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t stride,
-                                 int64_t element_bytes) {
-      PackGroups(
-          ExpertData(view, spec.experts, expert), element_bytes, groups, layout.groups, spec.n,
-          block,
-          base + offset + expert * stride + block * layout.groups * kBlockRows * element_bytes);
-    };
-    if (groups == 0) return;
-    pack_groups(weights.scales, panels->scales_offset_, panels->scales_stride_, scale_bytes);
-    if (spec.has_zeros) {
-      pack_groups(weights.zeros, panels->zeros_offset_, panels->zeros_stride_, 2);
-    }
-    if (spec.has_biases) {
-      pack_groups(weights.biases, panels->biases_offset_, panels->biases_stride_, bias_bytes);
-    }
+  const int64_t runs = CeilDivide(layout.blocks, kRunBlocks);
+  pool.Run(spec.experts * runs, [&](int64_t task, int) {
+    panels->PackRun(weights, task / runs, task % runs * kRunBlocks);
   });
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
+}
+
+void PreparedPanels::PackRun(const QuantizedWeights& weights, int64_t expert,
+                             int64_t first_block) const {
+  const int64_t end_block = std::min(first_block + kRunBlocks, layout_.blocks);
+  const int64_t chunk_bytes = ChunkBytes(layout_.bits);
+  const ChunkSource source{ExpertData(weights.codes, spec.experts, expert), spec.k, spec.n,
+                           layout_.bits};
+  uint8_t* base = buffer_.As<uint8_t>();
+  uint8_t* codes = base + expert * codes_stride_;
+  for (int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
+    if (chunk + 1 < layout_.chunks) {
+      PrefetchChunk(source, first_block, end_block - first_block, chunk + 1);
+    }
+    for (int64_t block = first_block; block < end_block; ++block) {
+      PackChunk(source, block, chunk, codes + (block * layout_.chunks + chunk) * chunk_bytes);
+    }
+  }
+  const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t stride) {
+    if (stride == 0) return;
+    const int64_t element_bytes = DTypeBytes(view.dtype());
+    for (int64_t block = first_block; block < end_block; ++block) {
+      PackGroups(
+          ExpertData(view, spec.experts, expert), element_bytes, GroupCount(spec), layout_.groups,
+          spec.n, block,
+          base + offset + expert * stride + block * layout_.groups * kBlockRows * element_bytes);
+    }
+  };
+  pack_groups(weights.scales, scales_offset_, scales_stride_);
+  pack_groups(weights.zeros, zeros_offset_, zeros_stride_);
+  pack_groups(weights.biases, biases_offset_, biases_stride_);
 }
 
 PanelView PreparedPanels::View(int64_t expert) const {

@@ -19,6 +19,9 @@ class PreparedPanels : public PreparedWeights::Storage {
   PanelView View(int64_t expert) const;
 
  private:
+  /// Fills the panels of a run of blocks.
+  void PackRun(const QuantizedWeights& weights, int64_t expert, int64_t first_block) const;
+
   PanelView layout_{};  ///< Of expert 0, pointers unset.
   AlignedBuffer buffer_;
   AlignedBuffer table_;
