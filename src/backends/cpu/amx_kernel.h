@@ -10,8 +10,7 @@
 //   16 |  A1  |            +------+                16 |C2 C3 |  two blocks of n by two of m
 //      +------+                                       +------+
 //
-// The next panel of weights (2 blocks x kMaxPanelK) is decoded between the tile products of this
-// one.
+// A panel of weights (2 blocks x kMaxPanelK) is decoded to L1 and multiplied with all rows.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +20,13 @@
 
 namespace marlin::cpu::amx {
 
-/// k per decoded panel: 2 blocks x 256 k x 2 bytes = 16 KiB, twice, stay in L1 beside the B tiles.
+/// k per decoded panel: 2 blocks x 256 k x 2 bytes = 16 KiB stay in L1 beside the B tiles.
 inline constexpr int64_t kMaxPanelK = 256;
 inline constexpr int64_t kPanelBytes = 2 * kBlockRows * kMaxPanelK * 2;
 inline constexpr int64_t kTileM = 16;
 inline constexpr int64_t kTileBytes = 1024;
-/// Two panels, aligned to 64 bytes.
-inline constexpr int64_t kScratchBytes = 2 * kPanelBytes;
+/// A panel, aligned to 64 bytes.
+inline constexpr int64_t kScratchBytes = kPanelBytes;
 
 /// Activations as B tiles [k / 256][m tile][8 steps of 32 k][16 pairs][16 m][2] of bf16, and what
 /// is left of each after rounding, or null when nothing is wanted of it. A k block of all m tiles

@@ -49,10 +49,11 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
     return ToBf16(table.values);
   };
   I table = _mm512_setzero_si512();
+  // Loaded once: a second load would wait for the stores before it whose addresses end alike.
+  const I codes = RowWords<kBits>::Load(chunk, row, 0, 0);
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
-    const I words =
-        _mm512_srli_epi16(RowWords<kBits>::Load(chunk, row, kJ, 0), RowWords<kBits>::Shift(kJ));
+    const I words = _mm512_srli_epi16(codes, RowWords<kBits>::Shift(kJ));
     if constexpr (kMode == GroupMode::kHalf) {
       // Index bit 4 picks the group: clear in words 0..15, set in words 16..31.
       const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
@@ -97,30 +98,28 @@ MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters&
   }
 }
 
-/// Rows [first, last) of a chunk, and where row 0 of its first A tile lies.
-struct TileRows {
-  const uint8_t* chunk;
+/// A chunk, and where its four A tiles go.
+struct TileChunk {
+  const uint8_t* codes;
   const uint8_t* later;  ///< The chunk to fetch meanwhile.
-  int first;
-  int last;
   uint16_t* tiles;
 };
 
 template <int kBits, Kind kKind, GroupMode kMode>
-void DecodeTileRows(const PanelView& w, const GroupParameters& parameters,
-                    const ChunkGroups& groups, const TileRows& rows) {
+void DecodeChunk(const PanelView& w, const GroupParameters& parameters, const ChunkGroups& groups,
+                 const TileChunk& chunk) {
   constexpr int64_t kRowBytes = ChunkBytes(kBits) / kBlockRows;
-  for (int row = rows.first; row < rows.last; ++row) {
+  for (int row = 0; row < kBlockRows; ++row) {
     for (int64_t i = 0; i < kRowBytes; i += 64) {
-      Prefetch(rows.later + kRowBytes * row + i);
+      Prefetch(chunk.later + kRowBytes * row + i);
     }
-    DecodeTileRow<kBits, kKind, kMode>(w, parameters, groups, rows.chunk, row,
-                                       rows.tiles + row * kSliceK);
+    DecodeTileRow<kBits, kKind, kMode>(w, parameters, groups, chunk.codes, row,
+                                       chunk.tiles + row * kSliceK);
   }
 }
 
 struct TileDecoder {
-  void (*decode)(const PanelView&, const GroupParameters&, const ChunkGroups&, const TileRows&);
+  void (*decode)(const PanelView&, const GroupParameters&, const ChunkGroups&, const TileChunk&);
   void (*locate)(const PanelView&, const GroupParameters&, int64_t first_chunk, int64_t chunk_count,
                  ChunkGroups* groups);
 };
@@ -128,7 +127,7 @@ struct TileDecoder {
 TileDecoder SelectDecoder(const PanelView& w) {
   return Dispatch(w, [](auto bits, auto kind, auto mode) -> TileDecoder {
     constexpr auto kMode = static_cast<GroupMode>(decltype(mode)::value);
-    return {&DecodeTileRows<decltype(bits)::value, static_cast<Kind>(decltype(kind)::value), kMode>,
+    return {&DecodeChunk<decltype(bits)::value, static_cast<Kind>(decltype(kind)::value), kMode>,
             &LocateGroups<kMode>};
   });
 }
@@ -140,7 +139,7 @@ class PanelOrder {
   explicit PanelOrder(const StripJob& job)
       : job_(job),
         k_fastest_(job.activations.m_tiles <= 2),
-        panel_chunks_(job.activations.m_tiles <= 4 ? 1 : kMaxPanelChunks) {}
+        panel_chunks_(job.activations.m_tiles <= 1 ? 1 : kMaxPanelChunks) {}
   /// Chunks of k in a panel. With few rows a panel is used up at once: the smaller it is, the more
   /// of L1 is left (0.50 against 0.56 ms at m = 5).
   int64_t panel_chunks() const { return panel_chunks_; }
@@ -169,65 +168,36 @@ class PanelOrder {
   int64_t chunk_ = 0;
 };
 
-/// Decodes the panels of a job one after the other, a few rows at a time between tile products.
+/// Decodes the panels of a job one after the other. Between the tile products of the panel before,
+/// where it would seem to hide, decoding takes longer than by itself: the products fill the reorder
+/// buffer.
 class PanelDecoder {
  public:
-  PanelDecoder(const PanelView& weights, const PanelOrder& order, uint16_t* buffers)
+  PanelDecoder(const PanelView& weights, const PanelOrder& order, uint16_t* panel)
       : w_(weights),
         decoder_(SelectDecoder(weights)),
         order_(order),
         chunk_bytes_(ChunkBytes(weights.bits)),
         block_bytes_(weights.chunks * chunk_bytes_),
-        buffers_(buffers) {}
+        panel_(panel) {}
 
-  /// Starts the panel of two blocks at `chunk`, into the buffer that is not being read.
-  void Start(const int64_t* blocks, int64_t chunk) {
-    blocks_ = blocks;
-    first_chunk_ = chunk;
-    chunks_ = w_.chunks - chunk < order_.panel_chunks() ? w_.chunks - chunk : order_.panel_chunks();
-    side_ ^= 1;
-    remaining_ = 2 * chunks_ * kBlockRows;
-    block_ = 0;
-    chunk_ = 0;
-    row_ = 0;
-  }
-
-  /// Rows of a chunk that are still to decode.
-  int64_t Remaining() const { return remaining_; }
-
-  void DecodeRows(int64_t count) {
-    if (count > remaining_) count = remaining_;
-    remaining_ -= count;
-    while (count > 0) {
-      const int64_t run = count < kBlockRows - row_ ? count : kBlockRows - row_;
-      DecodeRun(run);
-      count -= run;
+  /// Decodes `chunks` chunks from `first` on of two blocks to the A tiles
+  /// [2 blocks][kMaxPanelK / 32][16 n][32 k].
+  void Decode(const int64_t* blocks, int64_t first, int64_t chunks) {
+    for (int64_t i = 0; i < 2; ++i) {
+      Parameters& parameters = parameters_[i];
+      FillParameters(parameters, blocks[i], first, chunks);
+      for (int64_t chunk = first; chunk < first + chunks; ++chunk) {
+        const int64_t offset = chunk * chunk_bytes_;
+        const uint8_t* codes = w_.codes + blocks[i] * block_bytes_ + offset;
+        uint16_t* tiles = panel_ + (i * kMaxPanelChunks + chunk - first) * 4 * kTileElements;
+        decoder_.decode(w_, parameters.values, parameters.groups[chunk - parameters.first_chunk],
+                        {codes, codes + PrefetchDistance(offset), tiles});
+      }
     }
   }
 
-  /// A tiles [2 blocks][k / 32][16 n][32 k] of the panel decoded last.
-  const uint16_t* panel() const { return buffers_ + side_ * (kPanelBytes / 2); }
-
  private:
-  void DecodeRun(int64_t run) {
-    Parameters& parameters = parameters_[block_];
-    if (row_ == 0 && chunk_ == 0) FillParameters(parameters);
-    const int64_t offset = (first_chunk_ + chunk_) * chunk_bytes_;
-    const uint8_t* chunk = w_.codes + blocks_[block_] * block_bytes_ + offset;
-    uint16_t* tiles = buffers_ + side_ * (kPanelBytes / 2) +
-                      (block_ * kMaxPanelChunks + chunk_) * 4 * kTileElements;
-    decoder_.decode(w_, parameters.values,
-                    parameters.groups[first_chunk_ + chunk_ - parameters.first_chunk],
-                    {chunk, chunk + PrefetchDistance(offset), static_cast<int>(row_),
-                     static_cast<int>(row_ + run), tiles});
-    row_ += run;
-    if (row_ < kBlockRows) return;
-    row_ = 0;
-    if (++chunk_ < chunks_) return;
-    chunk_ = 0;
-    ++block_;
-  }
-
   struct Parameters {
     GroupParameters values;
     ChunkGroups groups[kPassChunks];
@@ -236,46 +206,39 @@ class PanelDecoder {
     int64_t last_chunk = 0;
   };
 
-  /// Widens the parameters of the panel unless they are there. With k fastest those of the panels
+  /// Widens the parameters of a panel unless they are there. With k fastest those of the panels
   /// that follow are widened along, because a call costs as much as decoding two rows.
-  void FillParameters(Parameters& parameters) {
-    const int64_t block = blocks_[block_];
-    if (parameters.block == block && parameters.first_chunk <= first_chunk_ &&
-        first_chunk_ + chunks_ <= parameters.last_chunk) {
+  void FillParameters(Parameters& parameters, int64_t block, int64_t first, int64_t chunks) {
+    if (parameters.block == block && parameters.first_chunk <= first &&
+        first + chunks <= parameters.last_chunk) {
       return;
     }
-    const int64_t left = w_.chunks - first_chunk_;
-    const int64_t wanted = order_.k_fastest() ? kPassChunks : chunks_;
+    const int64_t left = w_.chunks - first;
+    const int64_t wanted = order_.k_fastest() ? kPassChunks : chunks;
     const int64_t count = left < wanted ? left : wanted;
     parameters.block = block;
-    parameters.first_chunk = first_chunk_;
-    parameters.last_chunk = first_chunk_ + count;
-    parameters.values.Fill(w_, block, first_chunk_, count);
-    decoder_.locate(w_, parameters.values, first_chunk_, count, parameters.groups);
+    parameters.first_chunk = first;
+    parameters.last_chunk = first + count;
+    parameters.values.Fill(w_, block, first, count);
+    decoder_.locate(w_, parameters.values, first, count, parameters.groups);
   }
 
-  /// To what is decoded a few panels later: the blocks of a strip go on three panels ahead and then
-  /// continue with the next strip, two blocks on; or the next strip comes first.
+  /// To what is decoded a few panels later: the blocks of a strip go on kPrefetchChunks ahead and
+  /// then continue with the next strip, two blocks on; or the next strip comes first.
   int64_t PrefetchDistance(int64_t offset) const {
     if (!order_.k_fastest()) return 2 * block_bytes_;
-    const int64_t ahead = 4 * order_.panel_chunks() * chunk_bytes_;
+    const int64_t ahead = kPrefetchChunks * chunk_bytes_;
     return offset + ahead < block_bytes_ ? ahead : ahead + block_bytes_;
   }
+
+  static constexpr int64_t kPrefetchChunks = 4;
 
   const PanelView& w_;
   TileDecoder decoder_;
   const PanelOrder& order_;
   int64_t chunk_bytes_;
   int64_t block_bytes_;
-  uint16_t* buffers_;
-  const int64_t* blocks_ = nullptr;
-  int64_t first_chunk_ = 0;
-  int64_t chunks_ = 0;
-  int64_t remaining_ = 0;
-  int64_t block_ = 0;  ///< Position of the next row: block, chunk and row of the panel.
-  int64_t chunk_ = 0;
-  int64_t row_ = 0;
-  int64_t side_ = 0;
+  uint16_t* panel_;
   Parameters parameters_[2];  ///< Of the two blocks of a strip.
 };
 
@@ -390,20 +353,18 @@ MARLIN_SIMD_INLINE void MultiplyTwoSteps(const PanelProduct& p, int64_t step,
 }
 
 template <bool kTwo>
-void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan, PanelDecoder& next,
-                   int64_t rows_per_step) {
+void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan) {
   constexpr int64_t kBlockStride = kMaxPanelChunks * 4 * kTileElements;
   StartSums<kTwo>(plan, p.sums);
   if constexpr (kTwo) {
     for (int64_t step = 0; step < p.steps; ++step) {
+      // The sums of the next two m tiles, 4 KiB of L2, come meanwhile.
+      for (int i = 0; i < 8; ++i) Prefetch(p.sums + 1024 + step * 128 + i * 16);
       MultiplyTwoByTwo(p, step, kBlockStride);
-      next.DecodeRows(rows_per_step);
     }
   } else {
-    for (int64_t step = 0; step < p.steps; step += 2) {  // A chunk is four steps.
-      MultiplyTwoSteps(p, step, kBlockStride);
-      next.DecodeRows(2 * rows_per_step);
-    }
+    // A chunk is four steps.
+    for (int64_t step = 0; step < p.steps; step += 2) MultiplyTwoSteps(p, step, kBlockStride);
   }
   FinishSums<kTwo>(plan, p.sums);
 }
@@ -413,37 +374,29 @@ void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan, PanelDecoder& ne
 void MultiplyStrips(const StripJob& job) {
   const PanelView& w = *job.weights;
   const ActivationTiles& x = job.activations;
-  const int64_t pairs = (x.m_tiles + 1) / 2;
-  PanelOrder order(job);
-  PanelDecoder decoder(w, order, static_cast<uint16_t*>(job.scratch));
+  auto* panel = static_cast<uint16_t*>(job.scratch);
+  const PanelOrder order(job);
+  PanelDecoder decoder(w, order, panel);
   _tile_loadconfig(&kTiles);
-  decoder.Start(job.blocks, 0);
-  decoder.DecodeRows(decoder.Remaining());
-  while (!order.done()) {
-    const uint16_t* panel = decoder.panel();
-    const int64_t chunk = order.chunk();
+  for (PanelOrder at = order; !at.done(); at.Advance()) {
+    const int64_t chunk = at.chunk();
     const int64_t left = w.chunks - chunk;
-    const int64_t steps = (left < order.panel_chunks() ? left : order.panel_chunks()) * 4;
-    float* sums = job.sums + order.strip() * x.m_tiles * 512;
-    const bool last = left <= order.panel_chunks();
+    const int64_t chunks = left < at.panel_chunks() ? left : at.panel_chunks();
+    decoder.Decode(job.blocks + 2 * at.strip(), chunk, chunks);
+    float* sums = job.sums + at.strip() * x.m_tiles * 512;
     // With k fastest there is one product a panel, so its sums stay in the tiles.
-    const SumsPlan plan{chunk == 0, chunk != 0 && !order.k_fastest(), last || !order.k_fastest()};
-    order.Advance();
-    int64_t rows_per_step = 0;
-    if (!order.done()) {
-      decoder.Start(job.blocks + 2 * order.strip(), order.chunk());
-      rows_per_step = (decoder.Remaining() + pairs * steps - 1) / (pairs * steps);
-    }
+    const SumsPlan plan{chunk == 0, chunk != 0 && !at.k_fastest(),
+                        chunk + chunks == w.chunks || !at.k_fastest()};
     for (int64_t m = 0; m < x.m_tiles; m += 2) {
       const int64_t offset = chunk / kMaxPanelChunks * KBlockStride(x.m_tiles) +
                              m * kMTileElements + chunk % kMaxPanelChunks * 4 * kTileElements;
       const PanelProduct product{panel, x.high + offset,
-                                 x.low == nullptr ? nullptr : x.low + offset, steps,
+                                 x.low == nullptr ? nullptr : x.low + offset, chunks * 4,
                                  sums + m * 512};
       if (m + 1 < x.m_tiles) {
-        MultiplyPanel<true>(product, plan, decoder, rows_per_step);
+        MultiplyPanel<true>(product, plan);
       } else {
-        MultiplyPanel<false>(product, plan, decoder, rows_per_step);
+        MultiplyPanel<false>(product, plan);
       }
     }
   }
