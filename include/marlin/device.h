@@ -35,8 +35,8 @@ struct DeviceInfo {
 using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
 struct DeviceOptions {
-  int threads = 0;           ///< CPU threads; 0 means all that this process may use.
-  ParallelFor parallel_for;  ///< When set, no threads are made and this is called instead.
+  int threads = 0;                ///< CPU threads; 0 means all that this process may use.
+  ParallelFor parallel_for = {};  ///< When set, no threads are made and this is called instead.
 };
 
 /// A handle to a device; copies share it. Every const call is thread-safe.

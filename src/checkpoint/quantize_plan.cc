@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "base/macros.h"
+#include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
@@ -253,35 +253,14 @@ Result<QuantizePlan> Planner::Run() {
   return std::move(plan_);
 }
 
-// Weights that their architecture stores as [in, out].
-struct InOutRule {
-  std::string_view model_type;
-  std::string_view suffix;
-};
-constexpr std::array<InOutRule, 10> kInOutRules = {{
-    {"gpt2", "c_attn.weight"},
-    {"gpt2", "c_proj.weight"},
-    {"gpt2", "c_fc.weight"},
-    {"gpt_oss", "experts.gate_up_proj"},
-    {"gpt_oss", "experts.down_proj"},
-    {"llama4", "experts.gate_up_proj"},
-    {"llama4", "experts.down_proj"},
-    {"llama4_text", "experts.gate_up_proj"},
-    {"llama4_text", "experts.down_proj"},
-    {"openai-gpt", "c_attn.weight"},
-}};
-
 }  // namespace
 
 SourceLayout SourceLayoutOf(const Json& config, std::string_view name) {
   if (!config.is_object()) return SourceLayout::kOutIn;
   const auto type = config.find("model_type");
   if (type == config.end() || !type->is_string()) return SourceLayout::kOutIn;
-  const auto& model_type = type->get_ref<const std::string&>();
-  for (const InOutRule& rule : kInOutRules) {
-    if (model_type == rule.model_type && name.ends_with(rule.suffix)) return SourceLayout::kInOut;
-  }
-  return SourceLayout::kOutIn;
+  return IsStoredInOut(type->get_ref<const std::string&>(), name) ? SourceLayout::kInOut
+                                                                  : SourceLayout::kOutIn;
 }
 
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "recipe/model_config.h"
+#include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
@@ -245,18 +246,18 @@ class TensorLister {
   }
 
  private:
-  ModelTensor& Add(std::string name, Shape shape) {
+  void Add(std::string name, Shape shape) {
     ModelTensor tensor;
     tensor.layer_class = ClassifyTensor(name);
+    tensor.input_first = IsStoredInOut(family_.model_type, name);
     tensor.name = std::move(name);
     tensor.shape = shape;
     tensor.layer = layer_;
     tensor.routed = tensor.layer_class == LayerClass::kMoeExpert;
     tensors_.push_back(std::move(tensor));
-    return tensors_.back();
   }
-  ModelTensor& AddInLayer(std::string_view name, Shape shape) {
-    return Add(fmt::format("model.layers.{}.{}", layer_, name), shape);
+  void AddInLayer(std::string_view name, Shape shape) {
+    Add(fmt::format("model.layers.{}.{}", layer_, name), shape);
   }
   void AddLinear(std::string_view name, int64_t out, int64_t in, bool bias) {
     AddInLayer(fmt::format("{}.weight", name), {out, in});
@@ -358,9 +359,9 @@ class TensorLister {
     AddLinear("mlp.router", d_.experts, d_.hidden, true);
     const int64_t e = d_.experts;
     const int64_t width = d_.expert_width;
-    AddInLayer("mlp.experts.gate_up_proj", {e, d_.hidden, 2 * width}).input_first = true;
+    AddInLayer("mlp.experts.gate_up_proj", {e, d_.hidden, 2 * width});
     AddInLayer("mlp.experts.gate_up_proj_bias", {e, 2 * width});
-    AddInLayer("mlp.experts.down_proj", {e, width, d_.hidden}).input_first = true;
+    AddInLayer("mlp.experts.down_proj", {e, width, d_.hidden});
     AddInLayer("mlp.experts.down_proj_bias", {e, d_.hidden});
   }
 
