@@ -23,8 +23,8 @@ namespace marlin {
 Status LookUpRows(const Device& device, const TensorView& table, std::span<const int32_t> ids,
                   const MutableTensorView& out);
 
-/// LookUpRows for a table stored as weights [k = hidden, n = vocab].
-Status LookUpRows(const Device& device, const QuantizedWeights& table, std::span<const int32_t> ids,
+/// LookUpRows for a table prepared as weights [k = hidden, n = vocab], one matrix.
+Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
                   const MutableTensorView& out);
 
 /// out = x / sqrt(mean(x^2) + epsilon) * weight over the last dimension. x and out have rank 2 or 3

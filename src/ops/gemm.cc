@@ -5,70 +5,12 @@
 #include <new>
 
 #include "base/macros.h"
+#include "ops/checks.h"
 #include "ops/device.h"
 #include "plan/select.h"
 
 namespace marlin {
 namespace {
-
-bool IsActivationType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
-Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
-
-/// A matrix argument: its type, its shape, and rows that do not overlap.
-template <typename View>
-Status CheckMatrix(const char* name, const View& view, const Shape& expected) {
-  if (!IsActivationType(view.dtype())) {
-    return Invalid(
-        fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(view.dtype())));
-  }
-  if (!(view.shape() == expected)) {
-    return Invalid(
-        fmt::format("{}: expected {}, got {}", name, expected.ToString(), view.shape().ToString()));
-  }
-  if (view.ElementCount() == 0) return Status();
-  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
-  if (reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(DTypeBytes(view.dtype()))) {
-    return Invalid(fmt::format("{}: data is not aligned to its element of {} bytes", name,
-                               DTypeBytes(view.dtype())));
-  }
-  if (view.dim(1) > 1 && view.stride(1) != 1) {
-    return Invalid(
-        fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(1)));
-  }
-  if (view.dim(0) > 1 && view.stride(0) < view.dim(1)) {
-    return Invalid(fmt::format("{}: row stride {} is smaller than the {} columns", name,
-                               view.stride(0), view.dim(1)));
-  }
-  return Status();
-}
-
-Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
-  if (view.empty()) return Status();
-  if (f32_only ? view.dtype() != DType::kF32 : !IsActivationType(view.dtype())) {
-    return Invalid(fmt::format("{}: expected {}, got {}", name,
-                               f32_only ? "f32" : "f32, bf16 or f16", DTypeName(view.dtype())));
-  }
-  if (view.rank() != 1 || view.dim(0) != count) {
-    return Invalid(fmt::format("{}: expected [{}], got {}", name, count, view.shape().ToString()));
-  }
-  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
-  return Status();
-}
-
-Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert) {
-  if (weights.storage() == nullptr) return Invalid("weights: not prepared");
-  if (weights.storage()->backend != &device.impl().backend()) {
-    return Invalid("weights: prepared for another device");
-  }
-  if (expert < 0 || expert >= weights.spec().experts) {
-    return Invalid(
-        fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1, expert));
-  }
-  return Status();
-}
 
 Status Validate(const Device& device, const TensorView& a, const PreparedWeights& weights,
                 const MutableTensorView& out, const GemmOptions& options) {
@@ -78,8 +20,9 @@ Status Validate(const Device& device, const TensorView& a, const PreparedWeights
   if (options.gated && spec.n % 2 != 0) {
     return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
   }
-  MARLIN_RETURN_IF_ERROR(CheckMatrix("a", a, {a.dim(0), spec.k}));
-  MARLIN_RETURN_IF_ERROR(CheckMatrix("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("a", a, {a.dim(0), spec.k}));
+  MARLIN_RETURN_IF_ERROR(
+      CheckActivations("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", options.bias, spec.n, false));
   return CheckVector("row_weight", options.row_weight, a.dim(0), true);
 }

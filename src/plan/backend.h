@@ -13,6 +13,8 @@
 
 namespace marlin {
 
+class DecoderBackend;
+
 /// Base of every backend's prepared weights.
 struct PreparedWeights::Storage {
   WeightsSpec spec;
@@ -57,6 +59,8 @@ class Backend {
   virtual Status Run(const GemmCall& call) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out) const = 0;
+  /// The operations beside the products; lives as long as the backend.
+  virtual const DecoderBackend& decoder() const = 0;
 };
 
 }  // namespace marlin

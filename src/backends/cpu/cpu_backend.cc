@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "backends/cpu/cpu_decoder.h"
 #include "backends/cpu/cpu_features.h"
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/kernel_table.h"
@@ -38,7 +39,8 @@ class CpuBackend final : public Backend {
       : level_(level),
         pool_(options.parallel_for
                   ? std::make_unique<ThreadPool>(options.parallel_for, options.threads)
-                  : std::make_unique<ThreadPool>(options.threads)) {}
+                  : std::make_unique<ThreadPool>(options.threads)),
+        decoder_(level, *pool_) {}
 
   DeviceInfo Info() const override {
     DeviceInfo info;
@@ -115,9 +117,12 @@ class CpuBackend final : public Backend {
     return Status();
   }
 
+  const DecoderBackend& decoder() const override { return decoder_; }
+
  private:
   CpuLevel level_;
   std::unique_ptr<ThreadPool> pool_;
+  CpuDecoder decoder_;
 };
 
 }  // namespace

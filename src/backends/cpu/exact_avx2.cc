@@ -3,6 +3,8 @@
 #include "backends/cpu/simd_avx2.h"
 
 namespace marlin::cpu::avx2 {
+#include "backends/cpu/activation.inl.h"
+#include "backends/cpu/conversions.inl.h"
 #include "backends/cpu/decode.inl.h"
 #include "backends/cpu/exact_kernel.inl.h"
 #include "backends/cpu/rows.inl.h"

@@ -1,0 +1,62 @@
+// Exponentials and activation functions, as plain loops that the compiler vectorises. Included
+// after a simd_*.h inside its namespace.
+
+/// e^x to about 2 ulp: x = (n + r) ln 2 with |r| <= 1/2, a polynomial for e^(r ln 2), n into the
+/// exponent. Plain arithmetic without branches, which the compiler vectorises.
+MARLIN_SIMD_INLINE float Exp(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  // Beyond these the result is Inf or 0 in fp32; the clamp keeps n in range. NaN becomes the bound
+  // here and is restored by the caller's arithmetic on x itself.
+  float clamped = x < 89.0f ? x : 89.0f;
+  clamped = clamped > MARLIN_MUTATE(20, -104.0f, -20.0f) ? clamped : -104.0f;
+  const float n = __builtin_nearbyintf(clamped * kLog2E);
+  // ln 2 in two parts, so that r keeps its low bits.
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // Two steps, because 2^n alone leaves the range for the largest and the subnormal results.
+  const int32_t whole = static_cast<int32_t>(n);
+  const int32_t half = whole >> 1;
+  const auto power = [](int32_t exponent) {
+    const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof(value));
+    return value;
+  };
+  return p * power(half) * power(whole - half);
+}
+
+/// x times the logistic function of y: the core of SiLU (y = x) and of GELU-tanh. The exponential
+/// is of -|y|, so nothing overflows and far tails keep their digits.
+MARLIN_SIMD_INLINE float TimesSigmoid(float x, float y) {
+  const float e = Exp(y < 0.0f ? y : -y);
+  return (y < 0.0f ? x * e : x) / (1.0f + e);
+}
+
+static void Activate(Activation activation, float* v, int64_t count) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      // A NaN stays: the comparison with it is false.
+      for (int64_t i = 0; i < count; ++i)
+        v[i] = MARLIN_MUTATE(19, v[i] < 0.0f, !(v[i] > 0.0f)) ? 0.0f : v[i];
+      return;
+    case Activation::kSilu:
+      for (int64_t i = 0; i < count; ++i) v[i] = TimesSigmoid(v[i], v[i]);
+      return;
+    case Activation::kGeluTanh:
+      // x (1 + tanh u) / 2 = x sigmoid(2 u), without the cancellation near u = -1.
+      for (int64_t i = 0; i < count; ++i) {
+        const float x = v[i];
+        v[i] =
+            TimesSigmoid(x, 1.59576912f * (x + MARLIN_MUTATE(21, 0.044715f, 0.0447f) * x * x * x));
+      }
+      return;
+  }
+}

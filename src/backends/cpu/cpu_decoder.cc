@@ -1,0 +1,195 @@
+// Operations on rows: look-up, norm, addition, rotation, gate. A row passes through small fp32
+// buffers piece by piece.
+#include "backends/cpu/cpu_decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/prepared_panels.h"
+#include "base/checked.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Elements of a row that are fp32 at a time.
+constexpr int64_t kPiece = 512;
+
+const DecoderKernels& KernelsOf(CpuLevel level) {
+  switch (level) {
+#if defined(__x86_64__)
+    case CpuLevel::kAmx:
+    case CpuLevel::kAvx512:
+      return avx512::kDecoderKernels;
+    case CpuLevel::kAvx2:
+      return avx2::kDecoderKernels;
+#elif defined(__aarch64__)
+    case CpuLevel::kNeon:
+      return neon::kDecoderKernels;
+#endif
+    default:
+      return scalar::kDecoderKernels;
+  }
+}
+
+template <typename View>
+auto At(const View& view, int64_t index) {
+  using Byte = std::conditional_t<std::is_same_v<View, TensorView>, const uint8_t, uint8_t>;
+  return static_cast<Byte*>(view.data()) + index * DTypeBytes(view.dtype());
+}
+
+/// Row `i` of a view of rank 2, or of rank 3 with its two first dimensions as one.
+template <typename View>
+auto RowOf(const View& view, int64_t i) {
+  if (view.rank() == 2) return At(view, i * view.stride(0));
+  return At(view, i / view.dim(1) * view.stride(0) + i % view.dim(1) * view.stride(1));
+}
+
+int64_t RowCount(const TensorView& view) {
+  return view.rank() == 2 ? view.dim(0) : view.dim(0) * view.dim(1);
+}
+
+}  // namespace
+
+CpuDecoder::CpuDecoder(CpuLevel level, ThreadPool& pool)
+    : pool_(pool), kernels_(KernelsOf(level)), exact_(ExactKernelsOf(level)) {}
+
+void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> ids,
+                            const MutableTensorView& out) const {
+  const int64_t columns = out.dim(1);
+  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t id = ids[static_cast<size_t>(row)];
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(At(table, id * table.stride(0) + i), table.dtype(), count, piece);
+        kernels_.narrow(piece, count, out.dtype(), At(out, row * out.stride(0) + i));
+      }
+    }
+  });
+}
+
+void CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
+                            const MutableTensorView& out) const {
+  const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
+  const int64_t columns = out.dim(1);
+  pool_.Run(out.dim(0), [&](int64_t row, int) {
+    const int64_t id = ids[static_cast<size_t>(row)];
+    float decoded[kBlockRows * kChunkK];
+    for (int64_t i = 0; i < columns; i += kChunkK) {
+      exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
+      kernels_.narrow(decoded + id % kBlockRows * kChunkK, std::min<int64_t>(kChunkK, columns - i),
+                      out.dtype(), At(out, row * out.stride(0) + i));
+    }
+  });
+}
+
+void CpuDecoder::RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
+                         const MutableTensorView& out) const {
+  const int64_t columns = weight.dim(0);
+  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    float weights[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      const uint8_t* from = RowOf(x, row);
+      double squares = 0;
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+        squares += static_cast<double>(kernels_.sum_of_squares(piece, count));
+      }
+      const double mean = squares / static_cast<double>(columns);
+      const auto factor = static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(epsilon)));
+      uint8_t* to = RowOf(out, row);
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+        kernels_.widen(At(weight, i), weight.dtype(), count, weights);
+        kernels_.scale(piece, factor, weights, count, piece);
+        kernels_.narrow(piece, count, out.dtype(), to + i * DTypeBytes(out.dtype()));
+      }
+    }
+  });
+}
+
+void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float scale) const {
+  const int64_t columns = x.dim(1);
+  ForRows(x.dim(0), columns, [&](int64_t first, int64_t last) {
+    float sum[kPiece];
+    float added[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        uint8_t* target = At(x, row * x.stride(0) + i);
+        kernels_.widen(target, x.dtype(), count, sum);
+        kernels_.widen(At(y, row * y.stride(0) + i), y.dtype(), count, added);
+        kernels_.add_scaled(added, scale, count, sum);
+        kernels_.narrow(sum, count, x.dtype(), target);
+      }
+    }
+  });
+}
+
+void CpuDecoder::ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
+                             const MutableTensorView& x) const {
+  const int64_t pairs = rotary.inverse_frequencies.dim(0);
+  const auto* frequencies = rotary.inverse_frequencies.As<float>();
+  ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
+    // Pairs in pieces, so that nothing is allocated for any width of head.
+    float cosine[kPiece];
+    float sine[kPiece];
+    float turned[2][kPiece];
+    float natural[2 * kPiece];
+    for (int64_t token = first_token; token < last_token; ++token) {
+      for (int64_t i = 0; i < pairs; i += kPiece) {
+        const int64_t count = std::min(kPiece, pairs - i);
+        kernels_.angles(frequencies + i, positions[static_cast<size_t>(token)],
+                        rotary.attention_factor, count, cosine, sine);
+        for (int64_t head = 0; head < x.dim(1); ++head) {
+          const int64_t start = token * x.stride(0) + head * x.stride(1);
+          if (rotary.interleaved) {
+            kernels_.widen(At(x, start + 2 * i), x.dtype(), 2 * count, natural);
+            for (int64_t p = 0; p < count; ++p) {
+              turned[0][p] = natural[2 * p];
+              turned[1][p] = natural[2 * p + 1];
+            }
+            kernels_.rotate(cosine, sine, count, turned[0], turned[1]);
+            for (int64_t p = 0; p < count; ++p) {
+              natural[2 * p] = turned[0][p];
+              natural[2 * p + 1] = turned[1][p];
+            }
+            kernels_.narrow(natural, 2 * count, x.dtype(), At(x, start + 2 * i));
+          } else {
+            kernels_.widen(At(x, start + i), x.dtype(), count, turned[0]);
+            kernels_.widen(At(x, start + pairs + i), x.dtype(), count, turned[1]);
+            kernels_.rotate(cosine, sine, count, turned[0], turned[1]);
+            kernels_.narrow(turned[0], count, x.dtype(), At(x, start + i));
+            kernels_.narrow(turned[1], count, x.dtype(), At(x, start + pairs + i));
+          }
+        }
+      }
+    }
+  });
+}
+
+void CpuDecoder::ApplyGate(const TensorView& gate, const TensorView& up,
+                           const MutableTensorView& out, const GateOptions& options) const {
+  const int64_t columns = out.dim(1);
+  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+    float gates[kPiece];
+    float ups[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(At(gate, row * gate.stride(0) + i), gate.dtype(), count, gates);
+        kernels_.widen(At(up, row * up.stride(0) + i), up.dtype(), count, ups);
+        kernels_.gate(options, gates, ups, count, gates);
+        kernels_.narrow(gates, count, out.dtype(), At(out, row * out.stride(0) + i));
+      }
+    }
+  });
+}
+
+}  // namespace marlin::cpu

@@ -1,0 +1,57 @@
+// The decoder operations on the CPU.
+#pragma once
+
+#include <algorithm>
+
+#include "backends/cpu/decoder_kernels.h"
+#include "backends/cpu/exact_kernel.h"
+#include "base/checked.h"
+#include "base/thread_pool.h"
+#include "plan/decoder_backend.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin::cpu {
+
+class CpuDecoder final : public DecoderBackend {
+ public:
+  /// The pool must outlive this.
+  CpuDecoder(CpuLevel level, ThreadPool& pool);
+
+  void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
+                  const MutableTensorView& out) const override;
+  void LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
+                  const MutableTensorView& out) const override;
+  void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
+               const MutableTensorView& out) const override;
+  void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const override;
+  void ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
+                   const MutableTensorView& x) const override;
+  void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
+                 const GateOptions& options) const override;
+  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs) const override;
+  void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
+                 void* workspace) const override;
+  Status RouteTokens(const TensorView& logits, const RouterOptions& options,
+                     const MutableTensorView& ids, const MutableTensorView& weights) const override;
+
+ private:
+  /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that
+  /// pays.
+  template <typename Body>
+  void ForRows(int64_t rows, int64_t columns, Body body) const {
+    // Elements that take about as long as a fork and join.
+    constexpr int64_t kElementsPerTask = 8192;
+    const int64_t per_task = std::max<int64_t>(kElementsPerTask / std::max<int64_t>(columns, 1), 1);
+    const int64_t tasks = CeilDivide(rows, per_task);
+    if (tasks <= 1) return body(int64_t{0}, rows);
+    pool_.Run(tasks, [&](int64_t task, int) {
+      body(task * per_task, std::min(rows, (task + 1) * per_task));
+    });
+  }
+
+  ThreadPool& pool_;
+  const DecoderKernels& kernels_;
+  const ExactKernels& exact_;
+};
+
+}  // namespace marlin::cpu

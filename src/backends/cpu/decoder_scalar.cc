@@ -1,0 +1,10 @@
+// The loops of the decoder operations on any processor.
+#include "backends/cpu/decoder_kernels.h"
+#include "backends/cpu/simd_scalar.h"
+
+namespace marlin::cpu::scalar {
+#include "backends/cpu/activation.inl.h"
+#include "backends/cpu/conversions.inl.h"
+#include "backends/cpu/decoder_kernels.inl.h"
+
+}  // namespace marlin::cpu::scalar

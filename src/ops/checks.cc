@@ -1,0 +1,76 @@
+#include "ops/checks.h"
+
+#include <fmt/format.h>
+
+#include "ops/device.h"
+
+namespace marlin {
+namespace {
+
+Status CheckStrides(const char* name, const TensorView& view) {
+  const int last = view.rank() - 1;
+  if (view.dim(last) > 1 && view.stride(last) != 1) {
+    return Invalid(
+        fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(last)));
+  }
+  for (int i = 0; i < last; ++i) {
+    // The inner dimension may lie in pieces; only its own extent must fit in a step of this one.
+    const int64_t extent = (view.dim(i + 1) - 1) * view.stride(i + 1) + 1;
+    if (view.dim(i) > 1 && view.stride(i) < extent) {
+      return Invalid(fmt::format("{}: {} stride {} is smaller than the {} elements inside it", name,
+                                 i == last - 1 ? "row" : "outer", view.stride(i), extent));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool IsActivationType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+Status CheckActivations(const char* name, const TensorView& view, const Shape& expected) {
+  if (!IsActivationType(view.dtype())) {
+    return Invalid(
+        fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(view.dtype())));
+  }
+  if (!(view.shape() == expected)) {
+    return Invalid(
+        fmt::format("{}: expected {}, got {}", name, expected.ToString(), view.shape().ToString()));
+  }
+  if (view.ElementCount() == 0) return {};
+  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
+  if (reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(DTypeBytes(view.dtype()))) {
+    return Invalid(fmt::format("{}: data is not aligned to its element of {} bytes", name,
+                               DTypeBytes(view.dtype())));
+  }
+  return CheckStrides(name, view);
+}
+
+Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
+  if (view.empty()) return {};
+  if (f32_only ? view.dtype() != DType::kF32 : !IsActivationType(view.dtype())) {
+    return Invalid(fmt::format("{}: expected {}, got {}", name,
+                               f32_only ? "f32" : "f32, bf16 or f16", DTypeName(view.dtype())));
+  }
+  if (view.rank() != 1 || view.dim(0) != count) {
+    return Invalid(fmt::format("{}: expected [{}], got {}", name, count, view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return {};
+}
+
+Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert) {
+  if (weights.storage() == nullptr) return Invalid("weights: not prepared");
+  if (weights.storage()->backend != &device.impl().backend()) {
+    return Invalid("weights: prepared for another device");
+  }
+  if (expert < 0 || expert >= weights.spec().experts) {
+    return Invalid(
+        fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1, expert));
+  }
+  return {};
+}
+
+}  // namespace marlin

@@ -1,0 +1,71 @@
+#include "marlin/moe.h"
+
+#include <fmt/format.h>
+
+#include <new>
+
+#include "base/macros.h"
+#include "ops/checks.h"
+#include "ops/device.h"
+#include "plan/decoder_backend.h"
+
+namespace marlin {
+namespace {
+
+Status CheckOptions(const RouterOptions& options, int64_t experts) {
+  if (options.top_k < 1 || options.top_k > experts) {
+    return Invalid(fmt::format("top_k: expected 1..{} (experts), got {}", experts, options.top_k));
+  }
+  if (options.groups < 1 || experts % options.groups != 0) {
+    return Invalid(
+        fmt::format("groups: {} experts cannot be in {} equal groups", experts, options.groups));
+  }
+  if (options.top_groups < 1 || options.top_groups > options.groups) {
+    return Invalid(fmt::format("top_groups: expected 1..{} (groups), got {}", options.groups,
+                               options.top_groups));
+  }
+  const int64_t eligible = experts / options.groups * options.top_groups;
+  if (options.top_k > eligible) {
+    return Invalid(fmt::format("top_k: {} experts of {} in the {} groups that are chosen",
+                               options.top_k, eligible, options.top_groups));
+  }
+  return CheckVector("choice_bias", options.choice_bias, experts, true);
+}
+
+Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
+                   const Shape& shape) {
+  if (view.dtype() != dtype || !(view.shape() == shape)) {
+    return Invalid(fmt::format("{}: expected {} {}, got {} {}", name, DTypeName(dtype),
+                               shape.ToString(), DTypeName(view.dtype()), view.shape().ToString()));
+  }
+  if (view.ElementCount() == 0) return {};
+  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
+  if (view.dim(1) > 1 && view.stride(1) != 1) {
+    return Invalid(
+        fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(1)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
+                   const MutableTensorView& ids, const MutableTensorView& weights) {
+  if (logits.rank() != 2 || logits.dtype() != DType::kF32) {
+    return Invalid(fmt::format("logits: expected f32 of rank 2, got {} of rank {}",
+                               DTypeName(logits.dtype()), logits.rank()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivations("logits", logits, logits.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckOptions(options, logits.dim(1)));
+  const Shape shape{logits.dim(0), options.top_k};
+  MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
+  MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
+  if (logits.dim(0) == 0) return {};
+  try {
+    return device.impl().backend().decoder().RouteTokens(logits, options, ids, weights);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "route: cannot allocate");
+  }
+}
+
+}  // namespace marlin

@@ -1,0 +1,192 @@
+#include "reference/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "reference/elements.h"
+#include "reference/gemm.h"
+
+namespace marlin::reference {
+namespace {
+
+double At(const TensorView& view, int64_t i, int64_t j, int64_t k) {
+  return LoadElement(view.data(), view.dtype(),
+                     i * view.stride(0) + j * view.stride(1) + k * view.stride(2));
+}
+
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+/// Indices of `values` from the largest on, equals in their order.
+std::vector<int32_t> Ranked(const std::vector<double>& values) {
+  std::vector<int32_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)];
+  });
+  return order;
+}
+
+std::vector<double> Softmax(const std::vector<double>& x) {
+  const double largest = *std::max_element(x.begin(), x.end());
+  std::vector<double> e(x.size());
+  for (size_t i = 0; i < x.size(); ++i) e[i] = std::exp(x[i] - largest);
+  const double sum = std::accumulate(e.begin(), e.end(), 0.0);
+  for (double& value : e) value /= sum;
+  return e;
+}
+
+/// Leaves -Inf to the experts of all but the best groups.
+void KeepBestGroups(const RouterOptions& options, std::vector<double>* choice) {
+  const auto groups = static_cast<size_t>(options.groups);
+  const size_t size = choice->size() / groups;
+  std::vector<double> sums;
+  for (size_t group = 0; group < groups; ++group) {
+    const auto first = choice->begin() + static_cast<std::ptrdiff_t>(group * size);
+    std::vector<double> members(first, first + static_cast<std::ptrdiff_t>(size));
+    std::sort(members.rbegin(), members.rend());
+    sums.push_back(members[0] + (size > 1 ? members[1] : 0.0));
+  }
+  const std::vector<int32_t> order = Ranked(sums);
+  for (size_t i = static_cast<size_t>(options.top_groups); i < groups; ++i) {
+    const auto group = static_cast<size_t>(order[i]);
+    for (size_t e = 0; e < size; ++e) {
+      (*choice)[group * size + e] = -std::numeric_limits<double>::infinity();
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<double> Elements(const TensorView& view) {
+  std::vector<double> elements;
+  Shape index;
+  for (int i = 0; i < view.rank(); ++i) index.Append(0);
+  for (int64_t count = view.ElementCount(); count > 0; --count) {
+    int64_t offset = 0;
+    for (int i = 0; i < view.rank(); ++i) offset += index[i] * view.stride(i);
+    elements.push_back(LoadElement(view.data(), view.dtype(), offset));
+    for (int i = view.rank() - 1; i >= 0 && ++index[i] == view.dim(i); --i) index[i] = 0;
+  }
+  return elements;
+}
+
+std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, double epsilon) {
+  std::vector<double> out = Elements(x);
+  const std::vector<double> weights = Elements(weight);
+  const size_t columns = weights.size();
+  for (size_t row = 0; row < out.size(); row += columns) {
+    double squares = 0;
+    for (size_t i = 0; i < columns; ++i) squares += out[row + i] * out[row + i];
+    const double root = std::sqrt(squares / static_cast<double>(columns) + epsilon);
+    for (size_t i = 0; i < columns; ++i) out[row + i] *= weights[i] / root;
+  }
+  return out;
+}
+
+std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
+                                const TensorView& x) {
+  std::vector<double> out = Elements(x);
+  const auto pairs = static_cast<size_t>(rotary.inverse_frequencies.dim(0));
+  const auto heads = static_cast<size_t>(x.dim(1));
+  const auto width = static_cast<size_t>(x.dim(2));
+  for (size_t row = 0; row < positions.size() * heads; ++row) {
+    double* head = out.data() + row * width;
+    for (size_t i = 0; i < pairs; ++i) {
+      const double angle =
+          static_cast<double>(rotary.inverse_frequencies.As<float>()[i]) * positions[row / heads];
+      const double c = std::cos(angle) * static_cast<double>(rotary.attention_factor);
+      const double s = std::sin(angle) * static_cast<double>(rotary.attention_factor);
+      double& first = head[rotary.interleaved ? 2 * i : i];
+      double& second = head[rotary.interleaved ? 2 * i + 1 : i + pairs];
+      const double a = first;
+      const double b = second;
+      first = a * c - b * s;
+      second = b * c + a * s;
+    }
+  }
+  return out;
+}
+
+std::vector<double> Attention(const AttentionInput& input, const AttentionOptions& options) {
+  const int64_t tokens = input.queries.dim(0);
+  const int64_t heads = input.queries.dim(1);
+  const int64_t depth = input.queries.dim(2);
+  const int64_t width = input.values.dim(2);
+  const int64_t group = heads / input.keys.dim(1);
+  const double scale = options.scale != 0 ? static_cast<double>(options.scale)
+                                          : 1 / std::sqrt(static_cast<double>(depth));
+  std::vector<double> out;
+  for (int64_t row = 0; row < tokens * heads; ++row) {
+    const int64_t token = row / heads;
+    const int64_t head = row % heads;
+    const int64_t position = input.keys.dim(0) - tokens + token;
+    const int64_t first =
+        options.window > 0 ? std::max<int64_t>(position - options.window + 1, 0) : 0;
+    std::vector<double> scores;
+    for (int64_t key = first; key <= position; ++key) {
+      double dot = 0;
+      for (int64_t d = 0; d < depth; ++d) {
+        dot += At(input.queries, token, head, d) * At(input.keys, key, head / group, d);
+      }
+      scores.push_back(dot * scale);
+    }
+    if (!options.sinks.empty()) scores.push_back(double{options.sinks.As<float>()[head]});
+    const std::vector<double> weights = Softmax(scores);
+    for (int64_t d = 0; d < width; ++d) {
+      double sum = 0;
+      for (int64_t key = first; key <= position; ++key) {
+        sum += weights[static_cast<size_t>(key - first)] * At(input.values, key, head / group, d);
+      }
+      out.push_back(sum);
+    }
+  }
+  return out;
+}
+
+std::vector<double> ApplyGate(const TensorView& gate, const TensorView& up,
+                              const GateOptions& options) {
+  std::vector<double> out = Elements(gate);
+  const std::vector<double> ups = Elements(up);
+  const auto limit = static_cast<double>(options.limit);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (limit == 0) {
+      out[i] = Activate(options.activation, out[i]) * ups[i];
+      continue;
+    }
+    const double g = std::min(out[i], limit);
+    const double u = std::clamp(ups[i], -limit, limit);
+    out[i] = (u + 1) * g * Sigmoid(static_cast<double>(options.alpha) * g);
+  }
+  return out;
+}
+
+Route RouteToken(const std::vector<double>& logits, const RouterOptions& options) {
+  using Scoring = RouterOptions::Scoring;
+  std::vector<double> scores = Softmax(logits);
+  if (options.scoring == Scoring::kSigmoid) {
+    std::transform(logits.begin(), logits.end(), scores.begin(), Sigmoid);
+  }
+  std::vector<double> choice = options.scoring == Scoring::kSoftmaxOfChosen ? logits : scores;
+  for (size_t e = 0; e < choice.size() && !options.choice_bias.empty(); ++e) {
+    choice[e] += double{options.choice_bias.As<float>()[e]};
+  }
+  KeepBestGroups(options, &choice);
+  Route route;
+  double sum = options.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
+  const std::vector<int32_t> order = Ranked(choice);
+  for (int64_t i = 0; i < options.top_k; ++i) {
+    const int32_t id = order[static_cast<size_t>(i)];
+    route.ids.push_back(id);
+    route.weights.push_back(scores[static_cast<size_t>(id)]);
+    sum += route.weights.back();
+  }
+  const bool divide = options.normalize || options.scoring == Scoring::kSoftmaxOfChosen;
+  for (double& weight : route.weights) {
+    weight *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);
+  }
+  return route;
+}
+
+}  // namespace marlin::reference

@@ -1,0 +1,36 @@
+// The double-precision meaning of the decoder operations, term by term.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "marlin/decoder.h"
+#include "marlin/moe.h"
+
+namespace marlin::reference {
+
+/// The elements of a view in C order.
+std::vector<double> Elements(const TensorView& view);
+
+/// [rows, columns] in C order, as x and out of RmsNorm.
+std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, double epsilon);
+
+/// [tokens, heads, head_dim] in C order.
+std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
+                                const TensorView& x);
+
+/// [tokens, heads, value_dim] in C order.
+std::vector<double> Attention(const AttentionInput& input, const AttentionOptions& options);
+
+/// [tokens, n] in C order.
+std::vector<double> ApplyGate(const TensorView& gate, const TensorView& up,
+                              const GateOptions& options);
+
+/// Expert ids and weights of one token, best first.
+struct Route {
+  std::vector<int32_t> ids;
+  std::vector<double> weights;
+};
+Route RouteToken(const std::vector<double>& logits, const RouterOptions& options);
+
+}  // namespace marlin::reference
