@@ -132,42 +132,54 @@ void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float sc
   });
 }
 
+namespace {
+
+/// Turns the pairs [first, first + count) of one head, which begins at element `start`.
+struct HeadTurner {
+  const DecoderKernels& kernels;
+  const MutableTensorView& x;
+  bool interleaved;
+  int64_t pairs;
+  float cosine[kPiece];
+  float sine[kPiece];
+  float turned[2][kPiece];
+  float natural[2 * kPiece];
+
+  void Turn(int64_t start, int64_t first, int64_t count) {
+    if (interleaved) return TurnInterleaved(start + 2 * first, count);
+    for (int64_t half = 0; half < 2; ++half) {
+      kernels.widen(At(x, start + half * pairs + first), x.dtype(), count, turned[half]);
+    }
+    kernels.rotate(cosine, sine, count, turned[0], turned[1]);
+    for (int64_t half = 0; half < 2; ++half) {
+      kernels.narrow(turned[half], count, x.dtype(), At(x, start + half * pairs + first));
+    }
+  }
+
+  void TurnInterleaved(int64_t start, int64_t count) {
+    kernels.widen(At(x, start), x.dtype(), 2 * count, natural);
+    for (int64_t i = 0; i < 2 * count; ++i) turned[i % 2][i / 2] = natural[i];
+    kernels.rotate(cosine, sine, count, turned[0], turned[1]);
+    for (int64_t i = 0; i < 2 * count; ++i) natural[i] = turned[i % 2][i / 2];
+    kernels.narrow(natural, 2 * count, x.dtype(), At(x, start));
+  }
+};
+
+}  // namespace
+
 void CpuDecoder::ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
                              const MutableTensorView& x) const {
   const int64_t pairs = rotary.inverse_frequencies.dim(0);
   const auto* frequencies = rotary.inverse_frequencies.As<float>();
   ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
-    // Pairs in pieces, so that nothing is allocated for any width of head.
-    float cosine[kPiece];
-    float sine[kPiece];
-    float turned[2][kPiece];
-    float natural[2 * kPiece];
+    HeadTurner turner{kernels_, x, rotary.interleaved, pairs, {}, {}, {}, {}};
     for (int64_t token = first_token; token < last_token; ++token) {
       for (int64_t i = 0; i < pairs; i += kPiece) {
         const int64_t count = std::min(kPiece, pairs - i);
         kernels_.angles(frequencies + i, positions[static_cast<size_t>(token)],
-                        rotary.attention_factor, count, cosine, sine);
+                        rotary.attention_factor, count, turner.cosine, turner.sine);
         for (int64_t head = 0; head < x.dim(1); ++head) {
-          const int64_t start = token * x.stride(0) + head * x.stride(1);
-          if (rotary.interleaved) {
-            kernels_.widen(At(x, start + 2 * i), x.dtype(), 2 * count, natural);
-            for (int64_t p = 0; p < count; ++p) {
-              turned[0][p] = natural[2 * p];
-              turned[1][p] = natural[2 * p + 1];
-            }
-            kernels_.rotate(cosine, sine, count, turned[0], turned[1]);
-            for (int64_t p = 0; p < count; ++p) {
-              natural[2 * p] = turned[0][p];
-              natural[2 * p + 1] = turned[1][p];
-            }
-            kernels_.narrow(natural, 2 * count, x.dtype(), At(x, start + 2 * i));
-          } else {
-            kernels_.widen(At(x, start + i), x.dtype(), count, turned[0]);
-            kernels_.widen(At(x, start + pairs + i), x.dtype(), count, turned[1]);
-            kernels_.rotate(cosine, sine, count, turned[0], turned[1]);
-            kernels_.narrow(turned[0], count, x.dtype(), At(x, start + i));
-            kernels_.narrow(turned[1], count, x.dtype(), At(x, start + pairs + i));
-          }
+          turner.Turn(token * x.stride(0) + head * x.stride(1), i, count);
         }
       }
     }

@@ -32,43 +32,44 @@ Status Route(const std::vector<float>& logits, int64_t experts, const RouterOpti
                      {routed->weights.data(), DType::kF32, shape});
 }
 
+/// Every token of random logits against the reference.
+void ExpectMeaning(int64_t experts, const RouterOptions& options, std::mt19937& random) {
+  constexpr int64_t kTokens = 50;
+  std::normal_distribution<float> normal(0.0F, 2.0F);
+  std::vector<float> logits(static_cast<size_t>(kTokens * experts));
+  for (float& x : logits) x = normal(random);
+  Routed routed;
+  ASSERT_TRUE(Route(logits, experts, options, &routed).ok());
+  for (int64_t token = 0; token < kTokens; ++token) {
+    const auto first = logits.begin() + token * experts;
+    const auto want = reference::RouteToken(std::vector<double>(first, first + experts), options);
+    for (int64_t i = 0; i < options.top_k; ++i) {
+      const auto at = static_cast<size_t>(token * options.top_k + i);
+      ASSERT_EQ(routed.ids[at], want.ids[static_cast<size_t>(i)]);
+      ASSERT_NEAR(static_cast<double>(routed.weights[at]), want.weights[static_cast<size_t>(i)],
+                  1e-6);
+    }
+  }
+}
+
 TEST(RouteTokens, AgreesWithItsMeaning) {
+  constexpr Scoring kScorings[] = {Scoring::kSoftmax, Scoring::kSoftmaxOfChosen, Scoring::kSigmoid};
+  constexpr int64_t kExperts[] = {1, 8, 60, 256};
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0F, 2.0F);
-  for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSoftmaxOfChosen, Scoring::kSigmoid}) {
-    for (const int64_t experts : {1, 8, 60, 256}) {
-      for (const bool normalize : {false, true}) {
-        for (const bool biased : {false, true}) {
-          std::vector<float> bias(static_cast<size_t>(experts));
-          for (float& b : bias) b = normal(random);
-          RouterOptions options;
-          options.scoring = scoring;
-          options.top_k = std::min<int64_t>(experts, 6);
-          options.normalize = normalize;
-          options.scaling_factor = 2.5F;
-          if (experts == 256) {
-            options.groups = 8;
-            options.top_groups = 3;
-          }
-          if (biased) options.choice_bias = {bias.data(), DType::kF32, {experts}};
-          std::vector<float> logits(static_cast<size_t>(50 * experts));
-          for (float& x : logits) x = normal(random);
-          Routed routed;
-          ASSERT_TRUE(Route(logits, experts, options, &routed).ok());
-          for (int64_t token = 0; token < 50; ++token) {
-            const auto first = logits.begin() + token * experts;
-            const auto want =
-                reference::RouteToken(std::vector<double>(first, first + experts), options);
-            for (int64_t i = 0; i < options.top_k; ++i) {
-              const auto at = static_cast<size_t>(token * options.top_k + i);
-              ASSERT_EQ(routed.ids[at], want.ids[static_cast<size_t>(i)]);
-              ASSERT_NEAR(static_cast<double>(routed.weights[at]),
-                          want.weights[static_cast<size_t>(i)], 1e-6);
-            }
-          }
-        }
-      }
-    }
+  for (unsigned variant = 0; variant < 3 * 4 * 2 * 2; ++variant) {
+    const int64_t experts = kExperts[variant / 3 % 4];
+    std::vector<float> bias(static_cast<size_t>(experts));
+    for (float& b : bias) b = normal(random);
+    RouterOptions options;
+    options.scoring = kScorings[variant % 3];
+    options.top_k = std::min<int64_t>(experts, 6);
+    options.normalize = variant / 12 % 2 != 0;
+    options.scaling_factor = 2.5F;
+    options.groups = experts == 256 ? 8 : 1;
+    options.top_groups = experts == 256 ? 3 : 1;
+    if (variant / 24 != 0) options.choice_bias = {bias.data(), DType::kF32, {experts}};
+    ExpectMeaning(experts, options, random);
   }
 }
 
