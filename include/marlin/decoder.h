@@ -27,6 +27,9 @@ Status LookUpRows(const Device& device, const TensorView& table, std::span<const
 Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
                   const MutableTensorView& out);
 
+/// out = x, rounded once where out's type is shorter. Rank 2 or 3, contiguous last dimension.
+Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out);
+
 /// out = x / sqrt(mean(x^2) + epsilon) * weight over the last dimension. x and out have rank 2 or 3
 /// and a contiguous last dimension; out may be x. weight is [last dimension].
 Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weight, float epsilon,

@@ -45,8 +45,7 @@ class Sequence {
 
   /// Tokens fed so far.
   int64_t length() const;
-  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), or when a
-  /// sliding window has already dropped what would be needed.
+  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length().
   Status Truncate(int64_t length);
   State& state() const { return *state_; }
   explicit Sequence(std::unique_ptr<State> state);

@@ -2,24 +2,35 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "ops/device.h"
 
 namespace marlin {
 namespace {
 
+/// Runs along the last dimension must not overlap, in whatever order the others nest.
 Status CheckStrides(const char* name, const TensorView& view) {
   const int last = view.rank() - 1;
   if (view.dim(last) > 1 && view.stride(last) != 1) {
     return Invalid(
         fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(last)));
   }
+  std::vector<int> outer;
   for (int i = 0; i < last; ++i) {
-    // The inner dimension may lie in pieces; only its own extent must fit in a step of this one.
-    const int64_t extent = (view.dim(i + 1) - 1) * view.stride(i + 1) + 1;
-    if (view.dim(i) > 1 && view.stride(i) < extent) {
-      return Invalid(fmt::format("{}: {} stride {} is smaller than the {} elements inside it", name,
-                                 i == last - 1 ? "row" : "outer", view.stride(i), extent));
+    if (view.dim(i) > 1) outer.push_back(i);
+  }
+  std::sort(outer.begin(), outer.end(),
+            [&](int a, int b) { return view.stride(a) < view.stride(b); });
+  int64_t extent = view.dim(last);
+  for (const int i : outer) {
+    if (view.stride(i) < extent) {
+      return Invalid(fmt::format("{}: {} stride {} is smaller than the {} {}", name,
+                                 view.rank() == 2 ? "row" : "outer", view.stride(i), extent,
+                                 view.rank() == 2 ? "columns" : "elements inside it"));
     }
+    extent += (view.dim(i) - 1) * view.stride(i);
   }
   return {};
 }

@@ -91,6 +91,16 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<
   return {};
 }
 
+Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out) {
+  if (x.rank() != 2 && x.rank() != 3) {
+    return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
+  if (x.ElementCount() > 0) DecoderOf(device).Convert(x, out);
+  return {};
+}
+
 Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weight, float epsilon,
                const MutableTensorView& out) {
   if (x.rank() != 2 && x.rank() != 3) {

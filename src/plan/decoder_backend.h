@@ -18,6 +18,7 @@ class DecoderBackend {
                           const MutableTensorView& out) const = 0;
   virtual void LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
                           const MutableTensorView& out) const = 0;
+  virtual void Convert(const TensorView& x, const MutableTensorView& out) const = 0;
   virtual void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
                        const MutableTensorView& out) const = 0;
   virtual void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const = 0;

@@ -41,6 +41,11 @@ bool ModelConfig::Has(std::string_view key) const {
   return entry != json_->end() && !entry->is_null();
 }
 
+bool ModelConfig::IsList(std::string_view key) const {
+  const auto entry = json_->find(std::string(key));
+  return entry != json_->end() && entry->is_array();
+}
+
 std::string ModelConfig::String(std::string_view key) {
   const auto entry = json_->find(std::string(key));
   if (entry == json_->end()) {
@@ -91,6 +96,51 @@ int64_t ModelConfig::SizeOfAny(std::span<const std::string_view> keys, int64_t m
     if (Has(key)) return Integer(key, 1, max);
   }
   return Integer(keys.front(), 1, max);
+}
+
+double ModelConfig::RealOr(std::string_view key, double min, double max, double fallback) {
+  if (!Has(key)) return fallback;
+  const auto entry = json_->find(std::string(key));
+  const double value = entry->is_number() ? entry->get<double>() : min - 1;
+  if (value >= min && value <= max) return value;
+  Fail(key,
+       fmt::format("expected a number in {}..{}, got {}", min, max, entry->dump().substr(0, 40)));
+  return fallback;
+}
+
+std::string ModelConfig::StringOr(std::string_view key, std::string_view fallback) {
+  return Has(key) ? String(key) : std::string(fallback);
+}
+
+std::vector<std::string> ModelConfig::StringsOrEmpty(std::string_view key) {
+  std::vector<std::string> values;
+  if (!Has(key)) return values;
+  const auto entry = json_->find(std::string(key));
+  if (!entry->is_array() || entry->size() > kMaxListLength) {
+    Fail(key, fmt::format("expected a list of at most {} strings", kMaxListLength));
+    return values;
+  }
+  for (const auto& item : *entry) {
+    if (!item.is_string()) {
+      Fail(key, fmt::format("expected strings, got {}", item.type_name()));
+      return {};
+    }
+    values.push_back(item.get<std::string>());
+  }
+  return values;
+}
+
+ModelConfig ModelConfig::Nested(std::string_view key) {
+  ModelConfig nested;
+  nested.json_ = std::make_shared<const nlohmann::json>(nlohmann::json::object());
+  if (!Has(key)) return nested;
+  const auto entry = json_->find(std::string(key));
+  if (entry->is_object()) {
+    nested.json_ = std::make_shared<const nlohmann::json>(*entry);
+  } else {
+    Fail(key, fmt::format("expected an object, got {}", entry->type_name()));
+  }
+  return nested;
 }
 
 std::vector<int64_t> ModelConfig::IntegersOrEmpty(std::string_view key) {

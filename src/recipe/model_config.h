@@ -22,6 +22,7 @@ class ModelConfig {
   const Status& status() const { return status_; }
   /// True when the key is there and not null.
   bool Has(std::string_view key) const;
+  bool IsList(std::string_view key) const;
   std::string String(std::string_view key);
   bool Bool(std::string_view key, bool fallback);
   /// A number in [1, max].
@@ -31,7 +32,14 @@ class ModelConfig {
   int64_t CountOr(std::string_view key, int64_t max, int64_t fallback);
   /// The first of several names for one thing.
   int64_t SizeOfAny(std::span<const std::string_view> keys, int64_t max);
+  /// A finite number in [min, max].
+  double RealOr(std::string_view key, double min, double max, double fallback);
+  std::string StringOr(std::string_view key, std::string_view fallback);
   std::vector<int64_t> IntegersOrEmpty(std::string_view key);
+  std::vector<std::string> StringsOrEmpty(std::string_view key);
+  /// The object under a key, empty when there is none. Its errors are its own: ask for its
+  /// status().
+  ModelConfig Nested(std::string_view key);
   /// Records an error about a value unless there is one already.
   void Fail(std::string_view key, const std::string& reason);
 

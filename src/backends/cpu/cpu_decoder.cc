@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "backends/cpu/gemm_driver.h"
@@ -50,6 +51,20 @@ int64_t RowCount(const TensorView& view) {
   return view.rank() == 2 ? view.dim(0) : view.dim(0) * view.dim(1);
 }
 
+void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_type, int64_t count,
+                uint8_t* to, DType to_type) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<size_t>(count * DTypeBytes(to_type)));
+    return;
+  }
+  float piece[kPiece];
+  for (int64_t i = 0; i < count; i += kPiece) {
+    const int64_t run = std::min(kPiece, count - i);
+    kernels.widen(from + i * DTypeBytes(from_type), from_type, run, piece);
+    kernels.narrow(piece, run, to_type, to + i * DTypeBytes(to_type));
+  }
+}
+
 }  // namespace
 
 CpuDecoder::CpuDecoder(CpuLevel level, ThreadPool& pool)
@@ -59,14 +74,10 @@ void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> id
                             const MutableTensorView& out) const {
   const int64_t columns = out.dim(1);
   ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
-    float piece[kPiece];
     for (int64_t row = first; row < last; ++row) {
       const int64_t id = ids[static_cast<size_t>(row)];
-      for (int64_t i = 0; i < columns; i += kPiece) {
-        const int64_t count = std::min(kPiece, columns - i);
-        kernels_.widen(At(table, id * table.stride(0) + i), table.dtype(), count, piece);
-        kernels_.narrow(piece, count, out.dtype(), At(out, row * out.stride(0) + i));
-      }
+      ConvertRun(kernels_, At(table, id * table.stride(0)), table.dtype(), columns,
+                 At(out, row * out.stride(0)), out.dtype());
     }
   });
 }
@@ -82,6 +93,15 @@ void CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<con
       exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
       kernels_.narrow(decoded + id % kBlockRows * kChunkK, std::min<int64_t>(kChunkK, columns - i),
                       out.dtype(), At(out, row * out.stride(0) + i));
+    }
+  });
+}
+
+void CpuDecoder::Convert(const TensorView& x, const MutableTensorView& out) const {
+  const int64_t columns = x.dim(x.rank() - 1);
+  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
     }
   });
 }

@@ -21,6 +21,7 @@ class CpuDecoder final : public DecoderBackend {
                   const MutableTensorView& out) const override;
   void LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) const override;
+  void Convert(const TensorView& x, const MutableTensorView& out) const override;
   void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
                const MutableTensorView& out) const override;
   void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const override;

@@ -1,0 +1,28 @@
+// Matrices side by side: columns of several weights as one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "marlin/status.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// Columns first, first + step, ... of every expert of some weights.
+struct WeightColumns {
+  const QuantizedWeights* weights;
+  int64_t first = 0;
+  int64_t step = 1;
+  int64_t count = 0;
+};
+
+/// True when weights differ in nothing but n and their contents: one format, grouping, scale type,
+/// global scale and codebook.
+bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b);
+
+/// Copies the columns into new weights, part after part. Preconditions: at least one part, the
+/// parts can be joined, and their columns exist. Errors: kOutOfMemory.
+Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts);
+
+}  // namespace marlin

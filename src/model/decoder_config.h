@@ -1,0 +1,49 @@
+// Everything that a config.json says about a decoder's arithmetic.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/gemm.h"
+#include "marlin/moe.h"
+#include "marlin/status.h"
+#include "model/rotary.h"
+#include "recipe/decoder_shape.h"
+
+namespace marlin {
+
+/// Of the norms inside latent attention, which take no number from the config.
+inline constexpr float kLatentEpsilon = 1e-6F;
+
+struct DecoderConfig {
+  const Family* family = nullptr;
+  Dimensions shape;
+  int64_t max_positions = 0;
+  float epsilon = 1e-6F;
+  Activation activation = Activation::kSilu;
+  float gate_limit = 0.0F;  ///< gpt-oss' clamp; 0: none.
+  float gate_alpha = 1.702F;
+  Rotary rotary;
+  bool interleaved_rotary = false;
+  float score_scale = 0.0F;      ///< Of queries times keys.
+  std::vector<int64_t> windows;  ///< One a layer; 0: all keys.
+  RouterOptions router;          ///< Without choice_bias.
+  std::vector<int32_t> eos_token_ids;
+
+  bool latent() const { return family->attention == AttentionKind::kLatent; }
+  /// Features of a query or key, and of a value.
+  int64_t key_dim() const { return latent() ? shape.nope_dim + shape.rope_dim : shape.head_dim; }
+  int64_t value_dim() const { return latent() ? shape.v_dim : shape.head_dim; }
+  /// Key heads in the cache.
+  int64_t cache_heads() const { return latent() ? shape.heads : shape.kv_heads; }
+};
+
+/// Reads a config.json, and a generation_config.json (may be empty) for the end tokens.
+/// Errors: kUnsupported naming the model_type and the supported ones, or a feature; kMalformedFile
+/// naming the key.
+Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
+                                        std::string_view generation_json);
+
+}  // namespace marlin

@@ -1,0 +1,83 @@
+// One pass of some tokens through the layers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+#include "model/kv_cache.h"
+#include "model/layers.h"
+
+namespace marlin {
+
+/// Memory for the activations of one pass, handed out front to back and reused by the next.
+class Arena {
+ public:
+  /// A view of new memory, contiguous. Errors: kOutOfMemory.
+  Result<MutableTensorView> Take(DType type, const Shape& shape);
+  /// Everything handed out since a mark may be handed out again.
+  struct Mark {
+    size_t block = 0;
+    int64_t used = 0;
+  };
+  Mark mark() const { return at_; }
+  void Return(const Mark& mark) { at_ = mark; }
+
+ private:
+  std::vector<AlignedBuffer> blocks_;
+  Mark at_;
+};
+
+/// Gives back at the end of a scope what was taken from an arena within.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.Return(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+/// New tokens of one sequence within a pass.
+struct PassSlice {
+  KvCache* cache;
+  int64_t first_row;  ///< Their rows in the pass.
+  int64_t tokens;
+  int64_t position;  ///< Of the first one.
+};
+
+/// What the blocks of a pass share.
+struct Pass {
+  const Device& device;
+  const Decoder& decoder;
+  ProductOptions products;
+  Arena& arena;
+  std::vector<PassSlice> slices;
+  std::vector<int32_t> positions;  ///< Of every row.
+
+  int64_t rows() const { return static_cast<int64_t>(positions.size()); }
+};
+
+/// out = attention of x, both [rows, hidden] f32; appends to the caches.
+Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
+                    const MutableTensorView& out);
+Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
+                          const MutableTensorView& out);
+/// out = mlp(x), rows weighted where row_weight (f32 [rows of x]) is there.
+Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+              const MutableTensorView& out, const TensorView& row_weight = {});
+Status RunExperts(const Pass& pass, const ExpertsLayer& experts, const TensorView& x,
+                  const MutableTensorView& out);
+
+/// Runs all layers: hidden [rows, hidden] f32 holds the embeddings before and the last hidden
+/// states, not yet normed, after.
+Status RunLayers(const Pass& pass, const MutableTensorView& hidden);
+
+}  // namespace marlin

@@ -1,0 +1,82 @@
+#include "marlin/generate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/macros.h"
+#include "model/sampling.h"
+
+namespace marlin {
+namespace {
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
+                    const GenerateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckSampling(options.sampling));
+  if (options.max_tokens < 0) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("max_tokens: expected 0 or more, got {}", options.max_tokens));
+  }
+  if (prompt.empty()) return Status(Code::kInvalidArgument, "prompt: no tokens");
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (length > model.info().max_positions) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("prompt: {} tokens do not fit in a context of {}", length,
+                              model.info().max_positions));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
+                           const GenerateOptions& options, const TokenCallback& callback) {
+  MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
+  const std::vector<int32_t>& stops =
+      options.stop_token_ids.empty() ? model.info().eos_token_ids : options.stop_token_ids;
+  const auto stopped = [&](int32_t token) {
+    return !options.ignore_eos && std::find(stops.begin(), stops.end(), token) != stops.end();
+  };
+  Generated generated;
+  if (options.max_tokens == 0) return generated;
+  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence());
+  Sampler sampler(options.sampling);
+  std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
+  const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});
+  std::span<const int32_t> next = prompt;
+  int32_t token = 0;
+  auto start = std::chrono::steady_clock::now();
+  while (true) {
+    const SequenceInput input{&sequence, next, false};
+    MARLIN_RETURN_IF_ERROR(model.Forward({&input, 1}, row));
+    MARLIN_ASSIGN_OR_RETURN(token, sampler.Draw(logits));
+    if (generated.token_ids.empty()) {
+      generated.prefill_seconds = SecondsSince(start);
+      start = std::chrono::steady_clock::now();
+    }
+    if (stopped(token)) {
+      generated.stop_reason = StopReason::kStopToken;
+      break;
+    }
+    generated.token_ids.push_back(token);
+    if (callback && !callback(token)) {
+      generated.stop_reason = StopReason::kCallback;
+      break;
+    }
+    if (static_cast<int64_t>(generated.token_ids.size()) == options.max_tokens) break;
+    if (sequence.length() == model.info().max_positions) {
+      generated.stop_reason = StopReason::kContextFull;
+      break;
+    }
+    next = {&token, 1};
+  }
+  if (generated.token_ids.size() > 1) generated.decode_seconds = SecondsSince(start);
+  return generated;
+}
+
+}  // namespace marlin

@@ -1,0 +1,78 @@
+// The layers of a loaded decoder.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "marlin/checkpoint.h"
+#include "marlin/tensor.h"
+#include "model/decoder_config.h"
+#include "model/projection.h"
+
+namespace marlin {
+
+/// Grouped-query attention.
+struct AttentionLayer {
+  Projection qkv;  ///< Queries, keys, values side by side.
+  Projection out;
+  std::vector<float> q_norm;  ///< [head_dim] each, or empty.
+  std::vector<float> k_norm;
+  std::vector<float> sinks;  ///< [heads], or empty.
+};
+
+/// DeepSeek's attention with keys and values behind a low-rank bottleneck.
+struct LatentAttentionLayer {
+  Projection q;    ///< From the hidden state; empty when the two below are there.
+  Projection q_a;  ///< To the low rank.
+  std::vector<float> q_a_norm;
+  Projection q_b;
+  Projection kv_a;  ///< To the low rank, and the turned part of all keys.
+  std::vector<float> kv_a_norm;
+  Projection kv_b;  ///< Per head: unturned key, value.
+  Projection out;
+};
+
+struct MlpLayer {
+  Projection gate_up;  ///< Gate and up side by side.
+  Projection down;
+};
+
+struct ExpertsLayer {
+  Projection router;
+  std::vector<float> choice_bias;  ///< [experts], or empty.
+  std::vector<MlpLayer> experts;
+  MlpLayer shared;         ///< Empty where there is none.
+  Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
+};
+
+struct DecoderLayer {
+  std::vector<float> input_norm;
+  AttentionLayer attention;
+  LatentAttentionLayer latent;
+  std::vector<float> attention_out_norm;  ///< glm4, else empty.
+  std::vector<float> mlp_norm;
+  MlpLayer mlp;  ///< One of the two.
+  ExpertsLayer experts;
+  std::vector<float> mlp_out_norm;  ///< glm4, else empty.
+};
+
+struct Decoder {
+  DecoderConfig config;
+  Checkpoint checkpoint;            ///< Keeps the mapping of the embedding table.
+  TensorView embedding;             ///< [vocab, hidden]; empty when it is quantized.
+  Projection embedding_projection;  ///< The table as weights, when quantized or tied.
+  Projection head;                  ///< Empty when tied.
+  std::vector<DecoderLayer> layers;
+  std::vector<float> norm;
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+
+  const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
+};
+
+/// Fills a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,
+/// kOutOfMemory.
+Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
+                            const Device& device);
+
+}  // namespace marlin

@@ -1,0 +1,331 @@
+#include "marlin/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <new>
+#include <sstream>
+
+#include "base/macros.h"
+#include "marlin/decoder.h"
+#include "model/forward.h"
+#include "model/layers.h"
+
+namespace marlin {
+
+struct Model::Impl {
+  Impl(Device on, Decoder loaded) : device(std::move(on)), decoder(std::move(loaded)) {}
+
+  Device device;
+  Decoder decoder;
+  ModelInfo info;
+  ProductOptions products;
+  CacheShape cache;
+  mutable std::mutex mutex;
+  mutable std::vector<Arena> arenas;  ///< Spare ones.
+};
+
+namespace {
+
+/// Tokens of one pass, at most: bounds the memory of activations.
+constexpr int64_t kPassTokens = 512;
+constexpr int64_t kMaxJsonBytes = int64_t{16} << 20;
+
+/// The text of a small file, empty when there is none.
+Result<std::string> ReadOptionalFile(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error) return std::string();
+  if (size > static_cast<uintmax_t>(kMaxJsonBytes)) {
+    return Status(Code::kMalformedFile, fmt::format("{}: {} bytes, at most {} are expected",
+                                                    path.string(), size, kMaxJsonBytes));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return Status(Code::kIo, fmt::format("{}: cannot be read", path.string()));
+  return std::move(text).str();
+}
+
+Status CheckIsModel(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path directory(path);
+  if (!std::filesystem::exists(directory, error)) {
+    return Status(Code::kIo, fmt::format("{}: no such directory", path));
+  }
+  if (!std::filesystem::is_directory(directory, error)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: a model is a directory with a config.json", path));
+  }
+  const bool adapter = std::filesystem::exists(directory / "adapter_config.json", error);
+  if (!std::filesystem::exists(directory / "config.json", error)) {
+    return adapter ? Status(Code::kUnsupported,
+                            fmt::format("{}: an adapter, not a model; merge it into its base "
+                                        "model first",
+                                        path))
+                   : Status(Code::kIo, fmt::format("{}: config.json is missing", path));
+  }
+  return {};
+}
+
+Status CheckQuantization(const Checkpoint& checkpoint) {
+  if (checkpoint.quantized()) return {};
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(checkpoint.config_json()));
+  if (!config.Has("quantization_config")) return {};
+  const std::string method =
+      config.Nested("quantization_config").StringOr("quant_method", "unknown");
+  return Status(Code::kUnsupported, fmt::format("{}: quantized with \"{}\", which cannot be run",
+                                                checkpoint.path(), method));
+}
+
+ModelInfo InfoOf(const Decoder& decoder) {
+  ModelInfo info;
+  info.model_type = decoder.config.family->model_type;
+  info.recipe = decoder.checkpoint.quantized() ? decoder.checkpoint.recipe_name() : "";
+  info.layers = decoder.config.shape.layers;
+  info.hidden_size = decoder.config.shape.hidden;
+  info.vocab_size = decoder.config.shape.vocabulary;
+  info.max_positions = decoder.config.max_positions;
+  info.parameters = decoder.parameters;
+  info.bytes = decoder.bytes;
+  int64_t stored = 0;
+  for (const TensorInfo& tensor : decoder.checkpoint.tensors()) stored += tensor.bytes;
+  info.bits_per_weight = decoder.parameters > 0 ? 8.0 * static_cast<double>(stored) /
+                                                      static_cast<double>(decoder.parameters)
+                                                : 0.0;
+  info.eos_token_ids = decoder.config.eos_token_ids;
+  return info;
+}
+
+/// A part of the tokens of a Forward call that runs at once.
+struct PassPlan {
+  struct Piece {
+    size_t input;
+    int64_t first;  ///< Token of the input.
+    int64_t count;
+  };
+  std::vector<Piece> pieces;
+  int64_t tokens = 0;
+};
+
+std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
+  std::vector<PassPlan> passes(1);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto total = static_cast<int64_t>(inputs[i].tokens.size());
+    for (int64_t first = 0; first < total;) {
+      if (passes.back().tokens == kPassTokens) passes.emplace_back();
+      const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
+      passes.back().pieces.push_back({i, first, count});
+      passes.back().tokens += count;
+      first += count;
+    }
+  }
+  return passes;
+}
+
+Status CheckInput(const Model::Impl& model, const SequenceInput& input, size_t index) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: {}", index, what));
+  };
+  if (input.sequence == nullptr) return invalid("no sequence");
+  if (input.sequence->state().model != &model) return invalid("a sequence of another model");
+  if (input.tokens.empty()) return invalid("no tokens");
+  const auto count = static_cast<int64_t>(input.tokens.size());
+  const int64_t length = input.sequence->length();
+  if (length + count > model.info.max_positions) {
+    return invalid(fmt::format("{} tokens do not fit in a context of {}", length + count,
+                               model.info.max_positions));
+  }
+  for (size_t i = 0; i < input.tokens.size(); ++i) {
+    if (input.tokens[i] < 0 || input.tokens[i] >= model.info.vocab_size) {
+      return invalid(fmt::format("token {} is {}, expected 0..{}", i, input.tokens[i],
+                                 model.info.vocab_size - 1));
+    }
+  }
+  return {};
+}
+
+Status CheckInputs(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                   const MutableTensorView& logits) {
+  int64_t rows = 0;
+  std::vector<const Sequence*> seen;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
+    rows += inputs[i].all_logits ? static_cast<int64_t>(inputs[i].tokens.size()) : 1;
+    seen.push_back(inputs[i].sequence);
+  }
+  std::sort(seen.begin(), seen.end());
+  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
+    return Status(Code::kInvalidArgument, "inputs: a sequence appears twice");
+  }
+  const Shape expected{rows, model.info.vocab_size};
+  if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("logits: expected f32 {}, got {} {}", expected.ToString(),
+                              DTypeName(logits.dtype()), logits.shape().ToString()));
+  }
+  return {};
+}
+
+/// One Forward call: passes over its tokens, one after the other.
+class ForwardCall {
+ public:
+  ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
+              const MutableTensorView& logits)
+      : model_(model), inputs_(inputs), arena_(arena), logits_(logits) {}
+
+  Status Run() {
+    for (const SequenceInput& input : inputs_) {
+      KvCache& cache = input.sequence->state().cache;
+      MARLIN_RETURN_IF_ERROR(
+          cache.Reserve(cache.length() + static_cast<int64_t>(input.tokens.size()), model_.device));
+    }
+    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    for (const SequenceInput& input : inputs_) {
+      KvCache& cache = input.sequence->state().cache;
+      cache.set_length(cache.length() + static_cast<int64_t>(input.tokens.size()));
+    }
+    return {};
+  }
+
+ private:
+  Status RunPass(const PassPlan& plan) {
+    const ArenaScope scope(arena_);
+    Pass pass{model_.device, model_.decoder, model_.products, arena_, {}, {}};
+    std::vector<int32_t> ids;
+    std::vector<int32_t> wanted;
+    for (const PassPlan::Piece& piece : plan.pieces) AddPiece(piece, &pass, &ids, &wanted);
+    const int64_t hidden_size = model_.info.hidden_size;
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView hidden,
+                            arena_.Take(DType::kF32, {pass.rows(), hidden_size}));
+    MARLIN_RETURN_IF_ERROR(Embed(ids, hidden));
+    MARLIN_RETURN_IF_ERROR(RunLayers(pass, hidden));
+    return WriteLogits(hidden, wanted);
+  }
+
+  void AddPiece(const PassPlan::Piece& piece, Pass* pass, std::vector<int32_t>* ids,
+                std::vector<int32_t>* wanted) const {
+    const SequenceInput& input = inputs_[piece.input];
+    KvCache& cache = input.sequence->state().cache;
+    const int64_t position = cache.length() + piece.first;
+    const auto total = static_cast<int64_t>(input.tokens.size());
+    pass->slices.push_back({&cache, pass->rows(), piece.count, position});
+    for (int64_t i = 0; i < piece.count; ++i) {
+      const int64_t token = piece.first + i;
+      if (input.all_logits || token == total - 1) {
+        wanted->push_back(static_cast<int32_t>(pass->rows()));
+      }
+      ids->push_back(input.tokens[static_cast<size_t>(token)]);
+      pass->positions.push_back(static_cast<int32_t>(position + i));
+    }
+  }
+
+  Status Embed(const std::vector<int32_t>& ids, const MutableTensorView& hidden) const {
+    const Decoder& decoder = model_.decoder;
+    return decoder.embedding.empty()
+               ? LookUpRows(model_.device, decoder.embedding_projection.parts.front(), ids, hidden)
+               : LookUpRows(model_.device, decoder.embedding, ids, hidden);
+  }
+
+  Status WriteLogits(const MutableTensorView& hidden, const std::vector<int32_t>& wanted) {
+    if (wanted.empty()) return {};
+    const Decoder& decoder = model_.decoder;
+    const auto rows = static_cast<int64_t>(wanted.size());
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
+                            arena_.Take(DType::kF32, {rows, hidden.dim(1)}));
+    MARLIN_RETURN_IF_ERROR(LookUpRows(model_.device, hidden, wanted, last));
+    const TensorView norm(decoder.norm.data(), DType::kF32, {hidden.dim(1)});
+    MARLIN_RETURN_IF_ERROR(RmsNorm(model_.device, last, norm, decoder.config.epsilon, last));
+    const MutableTensorView out(logits_.As<float>() + next_row_ * logits_.stride(0), DType::kF32,
+                                {rows, logits_.dim(1)}, {logits_.stride(0), 1});
+    next_row_ += rows;
+    return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
+  }
+
+  const Model::Impl& model_;
+  std::span<const SequenceInput> inputs_;
+  Arena& arena_;
+  const MutableTensorView& logits_;
+  int64_t next_row_ = 0;
+};
+
+}  // namespace
+
+Sequence::Sequence(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Sequence::Sequence(Sequence&&) noexcept = default;
+Sequence& Sequence::operator=(Sequence&&) noexcept = default;
+Sequence::~Sequence() = default;
+
+int64_t Sequence::length() const { return state_->cache.length(); }
+
+Status Sequence::Truncate(int64_t length) {
+  if (length < 0 || length > this->length()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("length: expected 0..{}, got {}", this->length(), length));
+  }
+  state_->cache.set_length(length);
+  return {};
+}
+
+Result<Model> Model::Open(const std::string& path, const Device& device,
+                          const ModelOptions& options) {
+  try {
+    MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+    MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
+    MARLIN_ASSIGN_OR_RETURN(
+        const std::string generation,
+        ReadOptionalFile(std::filesystem::path(path) / "generation_config.json"));
+    Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
+    if (!config.ok()) return config.status().WithContext(path);
+    MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(checkpoint, *std::move(config), device));
+    auto impl = std::make_shared<Impl>(device, std::move(decoder));
+    impl->info = InfoOf(impl->decoder);
+    const bool exact = !options.allow_bf16_activations;
+    impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
+    const DecoderConfig& numbers = impl->decoder.config;
+    impl->cache = {numbers.shape.layers, numbers.cache_heads(), numbers.key_dim(),
+                   numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    return Model(std::move(impl));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
+  }
+}
+
+const ModelInfo& Model::info() const { return impl_->info; }
+const Device& Model::device() const { return impl_->device; }
+
+Result<Sequence> Model::NewSequence() const {
+  try {
+    return Sequence(std::make_unique<Sequence::State>(impl_.get(), impl_->cache));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "sequence: cannot allocate");
+  }
+}
+
+Status Model::Forward(std::span<const SequenceInput> inputs,
+                      const MutableTensorView& logits) const {
+  MARLIN_RETURN_IF_ERROR(CheckInputs(*impl_, inputs, logits));
+  if (inputs.empty()) return {};
+  try {
+    Arena arena;
+    {
+      const std::lock_guard lock(impl_->mutex);
+      if (!impl_->arenas.empty()) {
+        arena = std::move(impl_->arenas.back());
+        impl_->arenas.pop_back();
+      }
+    }
+    const Status status = ForwardCall(*impl_, inputs, arena, logits).Run();
+    const std::lock_guard lock(impl_->mutex);
+    impl_->arenas.push_back(std::move(arena));
+    return status;
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+}  // namespace marlin

@@ -1,0 +1,45 @@
+#include "model/projection.h"
+
+#include "base/macros.h"
+
+namespace marlin {
+namespace {
+
+GemmOptions OptionsFor(const ProductOptions& product) {
+  GemmOptions options;
+  options.accuracy = product.accuracy;
+  options.allow_bf16_activations = product.allow_bf16_activations;
+  return options;
+}
+
+}  // namespace
+
+Status Apply(const Device& device, const Projection& projection, const TensorView& x,
+             const ProductOptions& options, const MutableTensorView& out,
+             const TensorView& row_weight) {
+  int64_t column = 0;
+  for (const PreparedWeights& part : projection.parts) {
+    const int64_t n = part.spec().n;
+    GemmOptions gemm = OptionsFor(options);
+    gemm.row_weight = row_weight;
+    if (!projection.bias.empty()) {
+      gemm.bias = TensorView(projection.bias.data() + column, DType::kF32, {n});
+    }
+    auto* first = out.As<uint8_t>() + column * DTypeBytes(out.dtype());
+    const MutableTensorView columns(first, out.dtype(), {out.dim(0), n}, {out.stride(0), 1});
+    MARLIN_RETURN_IF_ERROR(Gemm(device, x, part, columns, gemm));
+    column += n;
+  }
+  return {};
+}
+
+Status ApplyGated(const Device& device, const Projection& projection, const TensorView& x,
+                  Activation activation, const ProductOptions& options,
+                  const MutableTensorView& out) {
+  GemmOptions gemm = OptionsFor(options);
+  gemm.activation = activation;
+  gemm.gated = true;
+  return Gemm(device, x, projection.parts.front(), out, gemm);
+}
+
+}  // namespace marlin

@@ -1,0 +1,44 @@
+// A linear layer: weights side by side along n, and a bias.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "marlin/device.h"
+#include "marlin/gemm.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// Matrices that could not be joined (a recipe gave them different formats) stay apart and write
+/// their columns one after the other.
+struct Projection {
+  std::vector<PreparedWeights> parts;
+  std::vector<float> bias;  ///< [out], or empty.
+  int64_t in = 0;
+  int64_t out = 0;
+
+  bool empty() const { return parts.empty(); }
+};
+
+/// How a model's products are asked for.
+struct ProductOptions {
+  Accuracy accuracy = Accuracy::kDefault;
+  bool allow_bf16_activations = true;
+};
+
+/// out[m, projection.out] = x times the projection plus its bias, rows weighted where row_weight
+/// (f32 [m]) is there.
+Status Apply(const Device& device, const Projection& projection, const TensorView& x,
+             const ProductOptions& options, const MutableTensorView& out,
+             const TensorView& row_weight = {});
+
+/// out[m, out / 2] = activation(x times the first half of the columns) * (x times the second).
+/// Precondition: one part, no bias.
+Status ApplyGated(const Device& device, const Projection& projection, const TensorView& x,
+                  Activation activation, const ProductOptions& options,
+                  const MutableTensorView& out);
+
+}  // namespace marlin

@@ -1,0 +1,75 @@
+// The tensors of a checkpoint as projections and vectors, prepared for a device.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/checkpoint.h"
+#include "marlin/device.h"
+#include "model/projection.h"
+
+namespace marlin {
+
+/// One matrix of a projection.
+struct MatrixRequest {
+  std::string name;  ///< Of its tensor: "model.layers.0.mlp.up_proj.weight".
+  int64_t out = 0;
+  /// Which expert of a tensor that holds `experts` of them; -1: the tensor is one matrix.
+  int64_t expert = -1;
+  int64_t experts = 1;
+  bool interleaved = false;  ///< Take the even columns first, then the odd ones.
+};
+
+class WeightSource {
+ public:
+  /// Both must outlive this.
+  WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type);
+
+  /// True when a weight of this name is there, plain or quantized.
+  bool Has(const std::string& name) const;
+
+  /// Matrices [in, out...] side by side, joined into one where their formats allow. Errors:
+  /// kMalformedFile naming a tensor that is missing or has another shape.
+  Result<Projection> Load(std::span<const MatrixRequest> matrices, int64_t in);
+
+  /// A tensor as fp32; with `rows`, row `row` of it.
+  Result<std::vector<float>> LoadVector(const std::string& name, int64_t count, int64_t row = 0,
+                                        int64_t rows = 0);
+
+  /// A plain tensor of this shape where it lies.
+  Result<TensorView> LoadInPlace(const std::string& name, const Shape& shape);
+
+  /// Says that a tensor is there for others.
+  void Ignore(const std::string& name) { used_.insert(name); }
+  /// Errors: kMalformedFile naming a tensor that nothing asked for.
+  Status CheckAllUsed() const;
+
+  int64_t parameters() const { return parameters_; }
+  int64_t bytes() const { return bytes_; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+
+ private:
+  Result<QuantizedWeights> LoadMatrix(const MatrixRequest& request, int64_t in);
+  Result<QuantizedWeights> LoadPlain(const MatrixRequest& request, int64_t in);
+  Result<QuantizedWeights> LoadModule(const std::string& module, int64_t expert,
+                                      const MatrixRequest& request, int64_t in);
+  Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
+  Status AddPart(std::span<const QuantizedWeights> matrices,
+                 std::span<const MatrixRequest> requests, Projection* projection);
+
+  const Checkpoint& checkpoint_;
+  const Device& device_;
+  std::string model_type_;
+  std::set<std::string, std::less<>> modules_;
+  std::map<std::string, QuantizedWeights> loaded_;  ///< Modules of several experts.
+  std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.
+  int64_t parameters_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace marlin

@@ -1,0 +1,171 @@
+#include "recipe/decoder_shape.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/checked.h"
+#include "base/macros.h"
+
+namespace marlin {
+namespace {
+
+// Far above every published model, low enough that a product of any three fits in an int64.
+constexpr int64_t kMaxWidth = int64_t{1} << 20;
+constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
+constexpr int64_t kMaxLayers = int64_t{1} << 12;
+constexpr int64_t kMaxHeads = int64_t{1} << 12;
+constexpr int64_t kMaxExperts = int64_t{1} << 14;
+constexpr int64_t kMaxTensors = int64_t{1} << 20;
+
+constexpr Family kFamilies[] = {
+    {"llama", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kNone, false,
+     false, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
+    {"mistral", AttentionKind::kSplit, BiasRule::kNone, false, QkNormRule::kNone, false, false,
+     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
+    {"mixtral", AttentionKind::kSplit, BiasRule::kNone, false, QkNormRule::kNone, false, false,
+     ExpertLayout::kBlockSparse, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
+    {"phi3", AttentionKind::kFused, BiasRule::kNone, false, QkNormRule::kNone, true, false,
+     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
+    {"qwen2", AttentionKind::kSplit, BiasRule::kAlways, false, QkNormRule::kNone, false, false,
+     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
+    {"qwen3", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kAlways, false,
+     false, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 128},
+    {"qwen2_moe", AttentionKind::kSplit, BiasRule::kByQkvBias, false, QkNormRule::kNone, false,
+     false, ExpertLayout::kMlp, SparseRule::kByStep, SharedExperts::kGated, false, 0},
+    {"qwen3_moe", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kAlways,
+     false, false, ExpertLayout::kMlp, SparseRule::kByStep, SharedExperts::kNone, false, 0},
+    {"glm4", AttentionKind::kSplit, BiasRule::kByAttentionBias, false, QkNormRule::kNone, true,
+     true, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 128},
+    {"glm4_moe", AttentionKind::kSplit, BiasRule::kByAttentionBias, false, QkNormRule::kByUseQkNorm,
+     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
+    {"glm4_moe_lite", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
+     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
+    {"deepseek_v2", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
+     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, false, 0},
+    {"deepseek_v3", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
+     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
+    {"gpt_oss", AttentionKind::kSplit, BiasRule::kAlways, true, QkNormRule::kNone, false, false,
+     ExpertLayout::kStacked, SparseRule::kAllLayers, SharedExperts::kNone, false, 64},
+};
+
+void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
+  d->heads = config.Size("num_attention_heads", kMaxHeads);
+  d->kv_heads = config.SizeOr("num_key_value_heads", kMaxHeads, d->heads);
+  switch (family.qkv_bias) {
+    case BiasRule::kNone:
+      break;
+    case BiasRule::kAlways:
+      d->qkv_bias = true;
+      break;
+    case BiasRule::kByAttentionBias:
+      d->qkv_bias = config.Bool("attention_bias", false);
+      break;
+    case BiasRule::kByQkvBias:
+      d->qkv_bias = config.Bool("qkv_bias", true);
+      break;
+  }
+  d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
+               (family.qk_norm == QkNormRule::kByUseQkNorm && config.Bool("use_qk_norm", false));
+  if (family.attention == AttentionKind::kLatent) {
+    d->q_rank = config.CountOr("q_lora_rank", kMaxWidth, 0);
+    d->kv_rank = config.Size("kv_lora_rank", kMaxWidth);
+    d->nope_dim = config.Size("qk_nope_head_dim", kMaxWidth);
+    d->rope_dim = config.Size("qk_rope_head_dim", kMaxWidth);
+    d->v_dim = config.Size("v_head_dim", kMaxWidth);
+    return;
+  }
+  if (config.Has("head_dim") || family.default_head_dim != 0) {
+    d->head_dim = config.SizeOr("head_dim", kMaxWidth, family.default_head_dim);
+  } else if (d->hidden % d->heads == 0) {
+    d->head_dim = d->hidden / d->heads;
+  } else {
+    config.Fail("num_attention_heads",
+                fmt::format("{} heads do not divide hidden_size {}", d->heads, d->hidden));
+  }
+  if (d->heads % d->kv_heads != 0) {
+    config.Fail("num_key_value_heads",
+                fmt::format("{} do not divide num_attention_heads {}", d->kv_heads, d->heads));
+  }
+}
+
+void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
+  if (family.experts == ExpertLayout::kNone) return;
+  constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
+                                                       "n_routed_experts"};
+  constexpr std::array<std::string_view, 2> kTopK = {"num_experts_per_tok", "experts_per_token"};
+  d->experts = config.SizeOfAny(kCounts, kMaxExperts);
+  d->top_k = config.SizeOfAny(kTopK, kMaxExperts);
+  if (d->top_k > d->experts) {
+    config.Fail("num_experts_per_tok", fmt::format("{} of {} experts", d->top_k, d->experts));
+  }
+  d->expert_width = family.experts == ExpertLayout::kMlp
+                        ? config.Size("moe_intermediate_size", kMaxWidth)
+                        : d->intermediate;
+  if (family.shared == SharedExperts::kGated) {
+    d->shared_width = config.Size("shared_expert_intermediate_size", kMaxWidth);
+  } else if (family.shared == SharedExperts::kPlain) {
+    d->shared_width = d->expert_width * config.CountOr("n_shared_experts", 64, 0);
+  }
+  if (family.sparse == SparseRule::kByStep) {
+    d->sparse_step = config.SizeOr("decoder_sparse_step", kMaxLayers, 1);
+    d->dense_layers = config.IntegersOrEmpty("mlp_only_layers");
+  } else if (family.sparse == SparseRule::kAfterFirst) {
+    d->first_dense = config.CountOr("first_k_dense_replace", kMaxLayers, 0);
+    d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
+  }
+}
+
+}  // namespace
+
+Result<const Family*> FindFamily(const std::string& model_type) {
+  std::string known;
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return &family;
+    known += known.empty() ? "" : ", ";
+    known += family.model_type;
+  }
+  return Status(
+      Code::kUnsupported,
+      fmt::format("config.json: model_type '{}' is not known; known: {}", model_type, known));
+}
+
+Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
+  Dimensions d;
+  d.hidden = config.Size("hidden_size", kMaxWidth);
+  d.layers = config.Size("num_hidden_layers", kMaxLayers);
+  d.vocabulary = config.Size("vocab_size", kMaxVocabulary);
+  d.intermediate = config.Size("intermediate_size", kMaxWidth);
+  d.mlp_bias = family.model_type == "llama" && config.Bool("mlp_bias", false);
+  d.tied = config.Bool("tie_word_embeddings", false);
+  ReadAttention(family, config, &d);
+  ReadExperts(family, config, &d);
+  MARLIN_RETURN_IF_ERROR(config.status());
+  const auto tensors =
+      (Checked(d.layers + d.prediction_layers) * (Checked(3) * Checked(d.experts) + Checked(24)))
+          .Take();
+  if (!tensors || *tensors > kMaxTensors) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("config.json: {} layers with {} experts are more than {} tensors",
+                              d.layers, d.experts, kMaxTensors));
+  }
+  return d;
+}
+
+bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
+  if (family.experts == ExpertLayout::kNone) return false;
+  switch (family.sparse) {
+    case SparseRule::kAllLayers:
+      return true;
+    case SparseRule::kByStep:
+      return (layer + 1) % dimensions.sparse_step == 0 &&
+             std::find(dimensions.dense_layers.begin(), dimensions.dense_layers.end(), layer) ==
+                 dimensions.dense_layers.end();
+    case SparseRule::kAfterFirst:
+      return layer >= dimensions.first_dense;
+  }
+  return false;
+}
+
+}  // namespace marlin
