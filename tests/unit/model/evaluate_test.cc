@@ -1,0 +1,104 @@
+#include "marlin/evaluate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace marlin {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kSample = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+
+std::vector<int32_t> ValidationTokens() {
+  std::ifstream file(kSample + "/validation_tokens.txt");
+  return {std::istream_iterator<int32_t>(file), std::istream_iterator<int32_t>()};
+}
+
+Model Open(const std::string& path, bool bf16 = false) {
+  auto model = Model::Open(path, *Device::Open("cpu"), {.allow_bf16_activations = bf16});
+  EXPECT_TRUE(model.ok()) << model.status().message();
+  return *model;
+}
+
+TEST(Perplexity, OfTheSampleModelsIsTheReferences) {
+  const std::vector<int32_t> tokens = ValidationTokens();
+  ASSERT_EQ(tokens.size(), 33442U);
+  for (const std::string& directory :
+       {kSample, std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe"}) {
+    std::ifstream file(directory + "/golden.json");
+    const nlohmann::json golden = nlohmann::json::parse(file);
+    const auto result = Perplexity(Open(directory), tokens);
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    EXPECT_EQ(result->windows, golden["windows"].get<int64_t>());
+    EXPECT_EQ(result->tokens, 256 * result->windows);
+    const auto want = golden["validation_perplexity"].get<double>();
+    EXPECT_NEAR(result->perplexity, want, 1e-3 * want);
+    EXPECT_GT(result->standard_error, 0.0);
+    const auto rounded = Perplexity(Open(directory, true), tokens, {.max_windows = 20});
+    const auto exact = Perplexity(Open(directory), tokens, {.max_windows = 20});
+    EXPECT_NEAR(rounded->perplexity, exact->perplexity, 5e-3 * exact->perplexity);
+  }
+}
+
+// A stride of half a window scores every token once, most of them with more context.
+TEST(Perplexity, StridesOverlapAndScoreEveryTokenOnce) {
+  const std::vector<int32_t> all = ValidationTokens();
+  const std::span<const int32_t> tokens = std::span(all).first(1025);
+  const Model model = Open(kSample);
+  const auto apart = Perplexity(model, tokens, {.window = 128});
+  const auto overlapping = Perplexity(model, tokens, {.window = 128, .stride = 64});
+  EXPECT_EQ(apart->tokens, 1024);
+  EXPECT_EQ(overlapping->tokens, 1024);
+  EXPECT_LT(overlapping->perplexity, apart->perplexity);
+  const auto shorter = Perplexity(model, tokens.first(100), {.window = 128});
+  EXPECT_EQ(shorter->tokens, 99);
+  EXPECT_EQ(shorter->windows, 1);
+}
+
+TEST(CompareModels, AModelWithItself) {
+  const Model model = Open(kSample);
+  const std::vector<int32_t> all = ValidationTokens();
+  const auto result = CompareModels(model, model, std::span(all).first(600));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->kl_max, 0.0);
+  EXPECT_EQ(result->top1_agreement, 1.0);
+  EXPECT_EQ(result->model.nll, result->reference.nll);
+  EXPECT_EQ(result->model.tokens, 512);
+}
+
+TEST(CompareModels, DifferentModelsDiffer) {
+  const Model model = Open(kSample);
+  const Model other = Open(std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe");
+  const std::vector<int32_t> all = ValidationTokens();
+  const auto result = CompareModels(model, other, std::span(all).first(600));
+  ASSERT_TRUE(result.ok());
+  EXPECT_GT(result->kl_mean, 0.01);
+  EXPECT_LE(result->kl_median, result->kl_p99);
+  EXPECT_LE(result->kl_p99, result->kl_max);
+  EXPECT_LT(result->top1_agreement, 1.0);
+  EXPECT_GT(result->top1_agreement, 0.3);
+}
+
+TEST(Perplexity, Errors) {
+  const Model model = Open(kSample);
+  const std::vector<int32_t> tokens = {1, 2, 1024};
+  EXPECT_THAT(Perplexity(model, tokens).status().message(),
+              HasSubstr("tokens: token 2 is 1024, expected 0..1023"));
+  EXPECT_THAT(Perplexity(model, std::span(tokens).first(1)).status().message(),
+              HasSubstr("tokens: expected at least 2, got 1"));
+  EXPECT_THAT(Perplexity(model, tokens, {.window = 2000}).status().message(),
+              HasSubstr("window: expected 1..1024 (the context), got 2000"));
+  EXPECT_THAT(Perplexity(model, tokens, {.window = 8, .stride = 9}).status().message(),
+              HasSubstr("stride: expected 0..8"));
+}
+
+}  // namespace
+}  // namespace marlin
