@@ -122,8 +122,9 @@ void ArgumentList::Later(const char* names, std::vector<std::string>* given) {
       ->group("");
 }
 
-int RunCommandLine(int argc, char** argv) {
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   Console console;
+  console.set_text_codecs(text_codecs);
   try {
     return ParseAndRun(argc, argv, console);
   } catch (const std::bad_alloc&) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/text_codec.h"
+
 namespace CLI {
 class App;
 }
@@ -38,7 +40,8 @@ class ArgumentList {
   CLI::App& app_;
 };
 
-/// Parses the command line, runs the command and returns the exit code of the process.
-int RunCommandLine(int argc, char** argv);
+/// Parses the command line, runs the command and returns the exit code of the process. The factory
+/// makes tokenizers for commands that take text; without one they take tokens.
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {});
 
 }  // namespace marlin::cli

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cli/text_codec.h"
 #include "marlin/status.h"
 
 namespace marlin::cli {
@@ -23,6 +24,10 @@ class Console {
   /// True when stderr is a terminal: only then are progress bars and messages shown.
   bool interactive() const { return interactive_; }
 
+  /// Makes tokenizers; empty in the command without one.
+  const TextCodecFactory& text_codecs() const { return text_codecs_; }
+  void set_text_codecs(TextCodecFactory factory) { text_codecs_ = std::move(factory); }
+
   /// Writes text for people, or a document, to stdout. A reader that has gone away is no error.
   /// Control characters other than newlines become '?': names from files reach a terminal here.
   Status Print(std::string_view text);
@@ -35,6 +40,7 @@ class Console {
   int Finish(const Status& status);
 
  private:
+  TextCodecFactory text_codecs_;
   bool json_ = false;
   bool interactive_ = false;
 };

@@ -1,0 +1,87 @@
+// compare: how far a quantized model is from its source on a text.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/macros.h"
+#include "cli/command.h"
+#include "cli/model_arguments.h"
+#include "cli/progress_bar.h"
+#include "cli/table.h"
+#include "marlin/evaluate.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json PerplexityJson(const PerplexityResult& result) {
+  return {{"perplexity", result.perplexity},
+          {"nll", result.nll},
+          {"standard_error", result.standard_error}};
+}
+
+class CompareCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("QUANT", &path_, "A quantized directory, or any model");
+    arguments.RequiredOption("--against", &against_, "SRC", "The model that it was made from");
+    corpus_.Declare(arguments);
+    run_.Declare(arguments);
+  }
+
+  Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(corpus_.Check());
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
+    MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.Open(against_));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                            corpus_.Read(console, against_, reference));
+    EvaluateOptions options = corpus_.Windows();
+    ProgressBar bar(console, "compare");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    MARLIN_ASSIGN_OR_RETURN(const CompareResult result,
+                            CompareModels(model, reference, tokens, options));
+    bar.Clear();
+    return console.json() ? console.PrintJson(Document(result)) : console.Print(Text(result));
+  }
+
+ private:
+  static Json Document(const CompareResult& result) {
+    return {{"model", PerplexityJson(result.model)},
+            {"reference", PerplexityJson(result.reference)},
+            {"tokens", result.model.tokens},
+            {"windows", result.model.windows},
+            {"kl_mean", result.kl_mean},
+            {"kl_median", result.kl_median},
+            {"kl_p99", result.kl_p99},
+            {"kl_max", result.kl_max},
+            {"top1_agreement", result.top1_agreement}};
+  }
+
+  std::string Text(const CompareResult& result) const {
+    Table table({"model", "perplexity", "+-", "nats per token"});
+    const auto add = [&table](const std::string& name, const PerplexityResult& r) {
+      table.AddRow({name, fmt::format("{:.4f}", r.perplexity),
+                    fmt::format("{:.4f}", r.standard_error), fmt::format("{:.5f}", r.nll)});
+    };
+    add(against_, result.reference);
+    add(path_, result.model);
+    const double change = result.model.perplexity / result.reference.perplexity - 1;
+    return fmt::format(
+        "{}\nperplexity {:+.2f} %; KL divergence in nats: mean {:.5f}, median {:.5f}, 99 % "
+        "{:.5f}, largest {:.4f};\nthe same most likely token at {:.2f} % of {} positions\n",
+        table.ToString(), 100 * change, result.kl_mean, result.kl_median, result.kl_p99,
+        result.kl_max, 100 * result.top1_agreement, result.model.tokens);
+  }
+
+  std::string path_;
+  std::string against_;
+  CorpusArguments corpus_;
+  RunArguments run_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_compare() { return std::make_unique<CompareCommand>(); }
+
+}  // namespace marlin::cli
