@@ -195,7 +195,7 @@ struct Divergences {
     double sum = 0;
     for (const double value : kl) sum += value;
     const auto quantile = [this](double q) {
-      return kl[static_cast<size_t>(q * static_cast<double>(kl.size() - 1) + 0.5)];
+      return kl[static_cast<size_t>(std::lround(q * static_cast<double>(kl.size() - 1)))];
     };
     result->kl_mean = sum / n;
     result->kl_median = quantile(0.5);

@@ -50,6 +50,7 @@ class DecoderLoader {
   };
   Result<Projection> Linears(const std::vector<Piece>& pieces, int64_t in, bool bias) {
     std::vector<MatrixRequest> requests;
+    requests.reserve(pieces.size());
     for (const Piece& piece : pieces) requests.push_back({Name(piece.name + ".weight"), piece.out});
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, in));
     if (!bias) return projection;

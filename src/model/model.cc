@@ -319,7 +319,7 @@ Status Model::Forward(std::span<const SequenceInput> inputs,
         impl_->arenas.pop_back();
       }
     }
-    const Status status = ForwardCall(*impl_, inputs, arena, logits).Run();
+    Status status = ForwardCall(*impl_, inputs, arena, logits).Run();
     const std::lock_guard lock(impl_->mutex);
     impl_->arenas.push_back(std::move(arena));
     return status;

@@ -154,7 +154,8 @@ void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float sc
 
 namespace {
 
-/// Turns the pairs [first, first + count) of one head, which begins at element `start`.
+/// Turns heads, in pieces of pairs so that nothing is allocated for any width. `start` is the
+/// element at which a head begins.
 struct HeadTurner {
   const DecoderKernels& kernels;
   const MutableTensorView& x;
@@ -164,6 +165,17 @@ struct HeadTurner {
   float sine[kPiece];
   float turned[2][kPiece];
   float natural[2 * kPiece];
+
+  void TurnToken(const RotaryEmbedding& rotary, int64_t token, int32_t position) {
+    for (int64_t first = 0; first < pairs; first += kPiece) {
+      const int64_t count = std::min(kPiece, pairs - first);
+      kernels.angles(rotary.inverse_frequencies.As<float>() + first, position,
+                     rotary.attention_factor, count, cosine, sine);
+      for (int64_t head = 0; head < x.dim(1); ++head) {
+        Turn(token * x.stride(0) + head * x.stride(1), first, count);
+      }
+    }
+  }
 
   void Turn(int64_t start, int64_t first, int64_t count) {
     if (interleaved) return TurnInterleaved(start + 2 * first, count);
@@ -189,19 +201,11 @@ struct HeadTurner {
 
 void CpuDecoder::ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
                              const MutableTensorView& x) const {
-  const int64_t pairs = rotary.inverse_frequencies.dim(0);
-  const auto* frequencies = rotary.inverse_frequencies.As<float>();
   ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
-    HeadTurner turner{kernels_, x, rotary.interleaved, pairs, {}, {}, {}, {}};
+    HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
+                      {},       {}};
     for (int64_t token = first_token; token < last_token; ++token) {
-      for (int64_t i = 0; i < pairs; i += kPiece) {
-        const int64_t count = std::min(kPiece, pairs - i);
-        kernels_.angles(frequencies + i, positions[static_cast<size_t>(token)],
-                        rotary.attention_factor, count, turner.cosine, turner.sine);
-        for (int64_t head = 0; head < x.dim(1); ++head) {
-          turner.Turn(token * x.stride(0) + head * x.stride(1), i, count);
-        }
-      }
+      turner.TurnToken(rotary, token, positions[static_cast<size_t>(token)]);
     }
   });
 }

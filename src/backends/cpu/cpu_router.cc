@@ -104,6 +104,25 @@ class TokenRouter {
   double* score_;
 };
 
+const float* RowOf(const TensorView& logits, int64_t token) {
+  return logits.As<float>() + token * logits.stride(0);
+}
+
+/// The first NaN of a token's logits, or -1.
+int64_t FindNan(const TensorView& logits, int64_t token) {
+  const float* row = RowOf(logits, token);
+  const float* end = row + logits.dim(1);
+  const float* found = std::find_if(row, end, [](float x) { return std::isnan(x); });
+  return found == end ? -1 : found - row;
+}
+
+/// Lowers `lowest` to a value, whoever else does so.
+void Lower(std::atomic<int64_t>& lowest, int64_t value) {
+  int64_t seen = lowest.load();
+  while (value < seen && !lowest.compare_exchange_weak(seen, value)) {
+  }
+}
+
 }  // namespace
 
 Status CpuDecoder::RouteTokens(const TensorView& logits, const RouterOptions& options,
@@ -116,24 +135,18 @@ Status CpuDecoder::RouteTokens(const TensorView& logits, const RouterOptions& op
     std::vector<double> memory(static_cast<size_t>(2 * experts));
     TokenRouter router(options, experts, memory.data());
     for (int64_t token = first; token < last; ++token) {
-      const float* row = logits.As<float>() + token * logits.stride(0);
-      if (std::any_of(row, row + experts, [](float x) { return std::isnan(x); })) {
-        int64_t seen = first_bad.load();
-        while (token < seen && !first_bad.compare_exchange_weak(seen, token)) {
-        }
-        continue;
+      if (FindNan(logits, token) >= 0) {
+        Lower(first_bad, token);
+      } else {
+        router.Route(RowOf(logits, token), ids.As<int32_t>() + token * ids.stride(0),
+                     weights.As<float>() + token * weights.stride(0));
       }
-      router.Route(row, ids.As<int32_t>() + token * ids.stride(0),
-                   weights.As<float>() + token * weights.stride(0));
     }
   });
   const int64_t bad = first_bad.load();
   if (bad == tokens) return {};
-  const float* row = logits.As<float>() + bad * logits.stride(0);
-  const int64_t expert =
-      std::find_if(row, row + experts, [](float x) { return std::isnan(x); }) - row;
   return Status(Code::kInvalidArgument,
-                fmt::format("logits: NaN at [{}, {}] (token, expert)", bad, expert));
+                fmt::format("logits: NaN at [{}, {}] (token, expert)", bad, FindNan(logits, bad)));
 }
 
 }  // namespace marlin::cpu

@@ -203,6 +203,19 @@ static void LocateGroups(const PanelView& w, const GroupParameters& parameters, 
   }
 }
 
+/// The table of a group and row, scaled once instead of every weight. `index` is that of the
+/// parameters, `row` the row in its block.
+MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& parameters,
+                                     int64_t index, [[maybe_unused]] int row) {
+  Table table = LoadTable(w.table);
+  if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[index]));
+  table = MulTable(table, Set(parameters.scale[index]));
+  if (w.biases != nullptr) {
+    table = AddTable(table, Set(parameters.bias[MARLIN_MUTATE(8, index, index - row)]));
+  }
+  return table;
+}
+
 /// Decodes one row of a chunk and hands every vector of weights to sink(offset, weights), where
 /// offset counts floats in the packed activations of the chunk; offsets ascend.
 template <int kBits, Kind kKind, GroupMode kMode, class Sink>
@@ -219,14 +232,8 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
     constexpr int kJ = decltype(j)::value;
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
     const int64_t high = kMode == GroupMode::kHalf ? groups.offset[2 * kJ + 1] + row : low;
-    // Few codes per group: scale the table once instead of every weight.
     if constexpr (kFolded && (kJ == 0 || kMode == GroupMode::kSlice)) {
-      table = LoadTable(w.table);
-      if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[low]));
-      table = MulTable(table, Set(parameters.scale[low]));
-      if (w.biases != nullptr) {
-        table = AddTable(table, Set(parameters.bias[MARLIN_MUTATE(8, low, low - row)]));
-      }
+      table = ScaledTable(w, parameters, low, row);
     }
     const auto stored = [&](const float* values, int part) __attribute__((always_inline)) {
       return kMode == GroupMode::kHalf

@@ -42,11 +42,7 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
                                        const ChunkGroups& groups, const uint8_t* chunk, int row,
                                        uint16_t* out) {
   const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
-    Table table = LoadTable(w.table);
-    if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[index]));
-    table = MulTable(table, Set(parameters.scale[index]));
-    if (w.biases != nullptr) table = AddTable(table, Set(parameters.bias[index]));
-    return ToBf16(table.values);
+    return ToBf16(ScaledTable(w, parameters, index, row).values);
   };
   I table = _mm512_setzero_si512();
   // Loaded once: a second load would wait for the stores before it whose addresses end alike.

@@ -136,51 +136,57 @@ void Pack3(const Rows& rows, uint8_t* out) {
   }
 }
 
+/// Sixteen words of four 2-bit codes, as bytes, of four columns: those k of a slice that lie in
+/// word `half` of the column.
+void JoinPairs(const Rows& rows, int half, int column, uint8_t* out) {
+  Words phases[4] = {};
+  for (int p = 0; p < 4; ++p) {
+    for (int j = 0; j < 4; ++j) {
+      const Words codes = rows.Get<Words>(2 * j + half, 4 * column) >> (2 * p);
+      phases[p] |= (codes & 0x03030303u) << (2 * j);
+    }
+  }
+  StoreColumns(phases[0], phases[1], phases[2], phases[3], out, kSliceK);
+}
+
 void Pack2(const Rows& rows, uint8_t* out) {
   alignas(16) uint8_t columns[kBlockRows * kSliceK];
   for (int column = 0; column < kBlockRows; column += 4) {
     for (int half = 0; half < 2; ++half) {
-      Words phases[4];
-      for (int p = 0; p < 4; ++p) {
-        phases[p] = Words{};
-        for (int j = 0; j < 4; ++j) {
-          const Words codes = rows.Get<Words>(2 * j + half, 4 * column) >> (2 * p);
-          phases[p] |= (codes & 0x03030303u) << (2 * j);
-        }
-      }
-      StoreColumns(phases[0], phases[1], phases[2], phases[3],
-                   columns + kSliceK * column + 16 * half, kSliceK);
+      JoinPairs(rows, half, column, columns + kSliceK * column + 16 * half);
     }
   }
-  for (int pair = 0; pair < 8; ++pair) {
-    for (int half = 0; half < 2; ++half) {
-      const auto even = Load<Bytes>(columns + 2 * kSliceK * pair + 16 * half);
-      const auto odd = Load<Bytes>(columns + 2 * kSliceK * pair + kSliceK + 16 * half);
-      uint8_t* to = out + kVectorBytes * pair + 32 * half;
-      Store(to, InterleaveLow(even, odd));
-      Store(to + 16, InterleaveHigh(even, odd));
-    }
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t* from = columns + 2 * kSliceK * (i / 2) + 16 * (i % 2);
+    const auto even = Load<Bytes>(from);
+    const auto odd = Load<Bytes>(from + kSliceK);
+    Store(out + 32 * i, InterleaveLow(even, odd));
+    Store(out + 32 * i + 16, InterleaveHigh(even, odd));
+  }
+}
+
+/// Eight words, of two 8-bit codes each, of four columns: k = w and w + 32 from row `first` on.
+void JoinBytes(const Rows& rows, int first, int column, uint8_t* out) {
+  constexpr int kSliceRows = kSliceK / 4;
+  const auto join = [&](int row, bool high) {
+    const auto a = rows.Get<Bytes>(row, 4 * column);
+    const auto b = rows.Get<Bytes>(row + kSliceRows, 4 * column);
+    return reinterpret_cast<Pairs>(high ? InterleaveHigh(a, b) : InterleaveLow(a, b));
+  };
+  for (int high = 0; high < 2; ++high) {
+    const Pairs left = join(first, high != 0);
+    const Pairs right = join(first + 1, high != 0);
+    uint8_t* to = out + 4 * kVectorBytes * high;
+    Store(to, InterleaveLow(left, right));
+    Store(to + 2 * kVectorBytes, InterleaveHigh(left, right));
   }
 }
 
 void Pack8(const Rows& rows, uint8_t* out) {
   for (int column = 0; column < kBlockRows; column += 4) {
     for (int half = 0; half < 2; ++half) {
-      for (int i = 0; i < 8; i += 2) {
-        const auto join = [&](int row, bool high) {
-          const auto first = rows.Get<Bytes>(16 * half + row, 4 * column);
-          const auto second = rows.Get<Bytes>(16 * half + 8 + row, 4 * column);
-          return reinterpret_cast<Pairs>(high ? InterleaveHigh(first, second)
-                                              : InterleaveLow(first, second));
-        };
-        for (int high = 0; high < 2; ++high) {
-          const Pairs left = join(i, high != 0);
-          const Pairs right = join(i + 1, high != 0);
-          uint8_t* to = out + 2 * kVectorBytes * (column + 2 * high) + kVectorBytes * half + 8 * i;
-          Store(to, InterleaveLow(left, right));
-          Store(to + 2 * kVectorBytes, InterleaveHigh(left, right));
-        }
-      }
+      uint8_t* to = out + 2 * kVectorBytes * column + kVectorBytes * half;
+      for (int i = 0; i < 8; i += 2) JoinBytes(rows, 16 * half + i, column, to + 8 * i);
     }
   }
 }

@@ -1,0 +1,74 @@
+"""Large language models with 2- to 8-bit weights.
+
+Arrays are NumPy, PyTorch or MLX; results come back in the kind that went in. Importing this package
+imports neither PyTorch nor MLX; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm` do.
+"""
+
+from __future__ import annotations
+
+from . import errors, kernels
+from ._core import (
+    Checkpoint,
+    Device,
+    MixedPrecisionConfig,
+    PreparedWeights,
+    QuantizedWeights,
+    formats,
+    supported_model_types,
+)
+from .errors import (
+    DeviceLostError,
+    FileError,
+    InvalidArgumentError,
+    MalformedFileError,
+    MarlinError,
+    NonFiniteInputError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from .linear import (
+    default_device,
+    dequantize,
+    matmul,
+    pack_fp4_weights,
+    pack_u4_weights,
+    pack_weights,
+    prepare,
+    quantized_linear,
+    unpack_weights,
+)
+from .models import Model, load, quantize_model
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Checkpoint",
+    "Device",
+    "DeviceLostError",
+    "FileError",
+    "InvalidArgumentError",
+    "MalformedFileError",
+    "MarlinError",
+    "MixedPrecisionConfig",
+    "Model",
+    "NonFiniteInputError",
+    "OutOfMemoryError",
+    "PreparedWeights",
+    "QuantizedWeights",
+    "UnsupportedError",
+    "default_device",
+    "dequantize",
+    "errors",
+    "formats",
+    "kernels",
+    "load",
+    "matmul",
+    "pack_fp4_weights",
+    "pack_u4_weights",
+    "pack_weights",
+    "prepare",
+    "quantize_model",
+    "quantized_linear",
+    "supported_model_types",
+    "unpack_weights",
+]

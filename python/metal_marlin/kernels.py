@@ -1,0 +1,59 @@
+"""One named kernel, no selection.
+
+`names()` lists the kernels of the default device; each is a function of this module:
+`kernels.marlin_gemm_avx512(x, weights)`. The kernels of the Metal and CUDA backends are not in this
+build; asking for one raises UnsupportedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .errors import UnsupportedError
+from .linear import default_device, matmul, unpack_weights
+
+_ELSEWHERE = (
+    "marlin_gemm_fp4",
+    "marlin_gemm_fp4_single_stage",
+    "marlin_gemm_fp4_striped",
+    "marlin_gemm_fused_fp4",
+    "marlin_gemm_fused_u4",
+)
+
+
+def names() -> list[str]:
+    """The product kernels that the default device can run."""
+    return [k["name"] for k in default_device().info["kernels"] if k["available"]]
+
+
+def dequant_fp4(packed: Any, scales: Any, group_size: int = 32) -> Any:
+    """FP4 words [K/8, N] to float32 [K, N]."""
+    return unpack_weights(packed, scales, group_size, None, "fp4_e2m1")
+
+
+def dequant_u4(packed: Any, scales: Any, zeros: Any, group_size: int = 128) -> Any:
+    """Unsigned 4-bit words [K/8, N] to float32 [K, N]."""
+    return unpack_weights(packed, scales, group_size, zeros, "u4")
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in _ELSEWHERE:
+        raise UnsupportedError(
+            f"{name}: a kernel of the Metal and CUDA backends, which this build does not have; "
+            f"here: {', '.join(names())}"
+        )
+    known = {k["name"] for k in default_device().info["kernels"]}
+    if name not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def run(x: Any, weights: Any, bias: Any = None, **options: Any) -> Any:
+        accuracy = "w4a8" if "w4a8" in name else "default"
+        return matmul(x, weights, bias, kernel=name, accuracy=accuracy, **options)
+
+    run.__name__ = name
+    run.__doc__ = f"matmul(x, weights) by the kernel {name} alone."
+    return run
+
+
+__all__ = ["dequant_fp4", "dequant_u4", "names"]

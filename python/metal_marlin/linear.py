@@ -1,0 +1,187 @@
+"""Packing weights and multiplying with them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from ._arrays import check_float, kind_of, like_kind, run_into, to_core
+from ._core import Device, PreparedWeights, QuantizedWeights
+from .errors import InvalidArgumentError
+
+
+@functools.cache
+def default_device() -> Device:
+    """The device that calls without one use: all processors of this machine."""
+    return Device("auto")
+
+
+def pack_weights(
+    weight: Any,
+    format: str = "fp4_e2m1",
+    group_size: int = 128,
+    scale_type: str = "fp16",
+    method: str = "rtn",
+    symmetric: bool = False,
+) -> QuantizedWeights:
+    """Quantizes weight [K, N] or [experts, K, N] (float32, float16 or bfloat16, any strides).
+
+    `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
+    scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse".
+    """
+    return _core.quantize(to_core(weight), format, group_size, scale_type, method, symmetric)
+
+
+def pack_fp4_weights(weight: Any, group_size: int = 32) -> tuple[Any, Any]:
+    """Quantizes weight [K, N] to FP4 E2M1: (packed uint32 [K/8, N], scales float16 [K/g, N])."""
+    packed = pack_weights(weight, "fp4_e2m1", group_size)
+    return like_kind(weight, packed.codes), like_kind(weight, packed.scales)
+
+
+def pack_u4_weights(weight: Any, group_size: int = 128) -> tuple[Any, Any, Any]:
+    """Quantizes weight [K, N] to unsigned 4 bits: (packed uint32 [K/8, N], scales, zeros).
+
+    weight = scales * (code - zeros), both float16 [K/g, N].
+    """
+    packed = pack_weights(weight, "u4", group_size)
+    return tuple(like_kind(weight, a) for a in (packed.codes, packed.scales, packed.zeros))
+
+
+def _from_parts(
+    packed: Any, scales: Any, group_size: int, zeros: Any, format: str, k: int | None
+) -> QuantizedWeights:
+    bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
+    words = np.asarray(packed) if kind_of(packed) != "torch" else packed
+    width = bits.get(format, 8)
+    if k is None:
+        k = words.shape[0] * 32 // width if 32 % width == 0 else words.shape[0] // width * 32
+        if group_size > 0:
+            # Unused codes of the last word are not weights.
+            k = min(k, int(scales.shape[0]) * group_size)
+    return QuantizedWeights.from_parts(
+        format,
+        int(k),
+        int(words.shape[1]),
+        to_core(packed),
+        to_core(scales),
+        group_size,
+        "fp32" if str(scales.dtype).endswith("float32") else "fp16",
+        None if zeros is None else to_core(zeros),
+    )
+
+
+def unpack_weights(
+    packed: Any,
+    scales: Any,
+    group_size: int = 32,
+    zeros: Any = None,
+    format: str = "fp4_e2m1",
+    k: int | None = None,
+) -> Any:
+    """Packed words [.., N] back to float32 weights [K, N]. K follows from the words unless given."""
+    weights = _from_parts(packed, scales, group_size, zeros, format, k)
+    return like_kind(packed, dequantize(weights))
+
+
+def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray:
+    """The weights as a NumPy array [K, N] or [experts, K, N] of float32 or float16."""
+    shape = (weights.k, weights.n)
+    out = np.empty(shape if weights.experts == 1 else (weights.experts, *shape), dtype)
+    _core.dequantize(weights, out)
+    return out
+
+
+def prepare(weights: QuantizedWeights, device: Device | None = None) -> PreparedWeights:
+    """Rearranges weights for a device, once, at load."""
+    return _core.prepare(weights, device or default_device())
+
+
+def matmul(
+    x: Any,
+    weights: PreparedWeights,
+    bias: Any = None,
+    *,
+    activation: str = "none",
+    gated: bool = False,
+    accuracy: str = "default",
+    batch_invariant: bool = False,
+    expert: int = 0,
+    kernel: str = "",
+    device: Device | None = None,
+) -> Any:
+    """x [..., K] times prepared weights: [..., N], or [..., N/2] when gated.
+
+    float32, float16 or bfloat16 in and out; sums are float32. activation: "none", "silu",
+    "gelu_tanh", "relu"; accuracy: "default", "exact" (no rounding of weights or activations) or
+    "w4a8". A float32 x may be split in two bfloat16 terms, never rounded to one.
+    """
+    check_float("x", x)
+    if x.ndim < 1 or x.shape[-1] != weights.k:
+        raise InvalidArgumentError(f"x: expected [..., {weights.k}], got {list(x.shape)}")
+    rows = to_core(x.reshape((-1, weights.k)))
+    columns = weights.n // 2 if gated else weights.n
+
+    def write(out: Any) -> None:
+        _core.gemm(
+            device or default_device(),
+            rows,
+            weights,
+            out.reshape((-1, columns)),
+            None if bias is None else to_core(bias),
+            activation,
+            gated,
+            None,
+            accuracy,
+            batch_invariant,
+            False,
+            expert,
+            kernel,
+        )
+
+    return run_into(x, (*x.shape[:-1], columns), write)
+
+
+_prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], PreparedWeights]] = {}
+
+
+def _prepare_cached(arrays: list[Any], key: tuple[Any, ...], make: Any) -> PreparedWeights:
+    """Prepared weights of packed arrays that are still alive; changes in place are not seen."""
+    key = (*(id(a) for a in arrays), *key)
+    found = _prepared.get(key)
+    if found is not None and all(ref() is a for ref, a in zip(found[0], arrays, strict=True)):
+        return found[1]
+    prepared = prepare(make())
+    try:
+        refs = [weakref.ref(a, lambda _: _prepared.pop(key, None)) for a in arrays]
+    except TypeError:
+        return prepared
+    _prepared[key] = (refs, prepared)
+    return prepared
+
+
+def quantized_linear(
+    x: Any,
+    packed: Any,
+    scales: Any,
+    group_size: int = 32,
+    zeros: Any = None,
+    format: str = "fp4_e2m1",
+    bias: Any = None,
+) -> Any:
+    """x [..., K] times packed weights (see pack_fp4_weights, pack_u4_weights): [..., N].
+
+    The packed arrays are rearranged at the first call and remembered while they live: do not change
+    them in place. `prepare` and `matmul` are the same in two steps.
+    """
+    check_float("x", x)
+    arrays = [packed, scales] if zeros is None else [packed, scales, zeros]
+    weights = _prepare_cached(
+        arrays,
+        (group_size, format, int(x.shape[-1])),
+        lambda: _from_parts(packed, scales, group_size, zeros, format, int(x.shape[-1])),
+    )
+    return matmul(x, weights, bias)

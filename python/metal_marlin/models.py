@@ -1,0 +1,139 @@
+"""Loading, running and quantizing models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from ._core import Device, MixedPrecisionConfig
+from .errors import InvalidArgumentError
+from .linear import default_device
+from .text import TextCodec
+
+Prompt = str | Sequence[int]
+
+
+class Model:
+    """A decoder-only language model from a plain or quantized directory; made by `load`."""
+
+    def __init__(
+        self, path: str | Path, device: Device | str | None = None, exact: bool = False
+    ) -> None:
+        if isinstance(device, str):
+            device = Device(device)
+        self.path = Path(path)
+        self._core = _core.Model(str(path), device or default_device(), exact)
+
+    @functools.cached_property
+    def info(self) -> dict[str, Any]:
+        """model_type, recipe, layers, vocab_size, max_positions, parameters, bits_per_weight ..."""
+        return dict(self._core.info)
+
+    @functools.cached_property
+    def tokenizer(self) -> TextCodec:
+        """The tokenizer of the directory. Errors: FileError when there is none."""
+        codec = TextCodec(self.path)
+        if codec.vocab_size > self.info["vocab_size"]:
+            raise InvalidArgumentError(
+                f"{self.path}: the tokenizer has {codec.vocab_size} tokens, "
+                f"the model {self.info['vocab_size']}"
+            )
+        return codec
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return [int(token) for token in prompt]
+
+    def logits(self, prompt: Prompt) -> np.ndarray:
+        """float32 [tokens, vocab_size]: the logits after every token."""
+        ids = self._ids(prompt)
+        out = np.empty((len(ids), self.info["vocab_size"]), np.float32)
+        self._core.forward(self._core.new_sequence(), ids, True, out)
+        return out
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 128,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        callback: Callable[[int], bool | None] | None = None,
+    ) -> dict[str, Any]:
+        """Continues a prompt: {"token_ids", "text", "stop_reason", "tokens_per_second", ...}.
+
+        `text` is None for a prompt of token ids. `callback` gets every token and ends the text by
+        returning False.
+        """
+        guarded = None
+        if callback is not None:
+            user = callback
+
+            def guarded(token: int) -> bool:
+                return user(token) is not False
+
+        result = dict(
+            self._core.generate(
+                self._ids(prompt),
+                max_tokens,
+                temperature,
+                top_k,
+                top_p,
+                seed,
+                list(stop_token_ids),
+                ignore_eos,
+                guarded,
+            )
+        )
+        ids = list(result["token_ids"])
+        seconds = result["decode_seconds"]
+        result["text"] = self.tokenizer.decode(ids) if isinstance(prompt, str) else None
+        result["tokens_per_second"] = (len(ids) - 1) / seconds if seconds > 0 else 0.0
+        return result
+
+    def perplexity(
+        self, text: Prompt, window: int = 256, stride: int = 0, max_windows: int = 0
+    ) -> dict[str, Any]:
+        """{"perplexity", "nll", "standard_error", "tokens", "windows"} of a text or token ids."""
+        return dict(self._core.perplexity(self._ids(text), window, stride, max_windows))
+
+
+def load(path: str | Path, device: Device | str | None = None, exact: bool = False) -> Model:
+    """Opens a model. exact keeps activations, keys and values in float32 throughout."""
+    return Model(path, device, exact)
+
+
+def quantize_model(
+    source: str | Path,
+    output: str | Path,
+    recipe: MixedPrecisionConfig | str = "default_moe",
+    *,
+    method: str = "rtn",
+    overwrite: bool = False,
+    strict: bool = False,
+    resume: bool = False,
+    shard_bytes: int = 5 << 30,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Quantizes a checkpoint into a directory that appears whole or not at all.
+
+    `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file.
+    Returns what `metal-marlin quantize --json` prints.
+    """
+    if isinstance(recipe, str):
+        recipe = MixedPrecisionConfig.from_name_or_file(recipe)
+    return dict(
+        _core.quantize_model(
+            str(source), str(output), recipe, method, overwrite, strict, resume, shard_bytes, progress
+        )
+    )

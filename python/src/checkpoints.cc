@@ -1,0 +1,125 @@
+// Checkpoints and recipes.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "core.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin::python {
+namespace {
+
+nb::dict ReportOf(const QuantizeCheckpointReport& report) {
+  nb::list skipped;
+  for (const SkippedTensor& tensor : report.skipped) {
+    nb::dict row;
+    row["name"] = tensor.name;
+    row["reason"] = tensor.reason;
+    skipped.append(row);
+  }
+  nb::dict dict;
+  dict["output"] = report.output;
+  dict["tensors"] = report.tensors;
+  dict["parameters"] = report.parameters;
+  dict["bits_per_weight"] = report.bits_per_weight;
+  dict["bytes"] = report.bytes;
+  dict["coverage"] = report.coverage;
+  dict["skipped"] = skipped;
+  dict["seconds"] = report.seconds;
+  return dict;
+}
+
+nb::dict QuantizeDirectory(const std::string& source, const std::string& output,
+                           const MixedPrecisionConfig& recipe, const std::string& method,
+                           bool overwrite, bool strict, bool resume, int64_t shard_bytes,
+                           const std::function<void(int64_t, int64_t)>& progress) {
+  QuantizeCheckpointOptions options;
+  options.recipe = recipe;
+  options.method = Take(ParseQuantizeMethod(method));
+  options.overwrite = overwrite;
+  options.strict = strict;
+  options.resume = resume;
+  options.shard_bytes = shard_bytes;
+  if (progress) {
+    options.progress = [&progress](int64_t done, int64_t total) {
+      const nb::gil_scoped_acquire held;
+      progress(done, total);
+    };
+  }
+  QuantizeCheckpointReport report;
+  {
+    const nb::gil_scoped_release released;
+    report = Take(QuantizeCheckpoint(source, output, options));
+  }
+  return ReportOf(report);
+}
+
+nb::list ModulesOf(const Checkpoint& checkpoint) {
+  nb::list modules;
+  for (const QuantizedModule& module : checkpoint.modules()) {
+    nb::dict row;
+    row["name"] = module.name;
+    row["format"] = std::string(FormatName(module.spec.format));
+    row["experts"] = module.spec.experts;
+    row["k"] = module.spec.k;
+    row["n"] = module.spec.n;
+    row["group_size"] = module.spec.group_size;
+    row["scale_type"] = std::string(ScaleTypeName(module.spec.scale_type));
+    row["zeros"] = module.spec.has_zeros;
+    row["biases"] = module.spec.has_biases;
+    row["global_scale"] = module.spec.has_global_scale;
+    row["layer_class"] = std::string(LayerClassName(module.layer_class));
+    modules.append(row);
+  }
+  return modules;
+}
+
+}  // namespace
+
+void BindCheckpoints(nb::module_& module) {
+  nb::class_<MixedPrecisionConfig>(module, "MixedPrecisionConfig",
+                                   "A recipe: which tensor gets which format.")
+      .def_static("default_dense", &MixedPrecisionConfig::DefaultDense)
+      .def_static("default_moe", &MixedPrecisionConfig::DefaultMoe)
+      .def_static("aggressive_moe", &MixedPrecisionConfig::AggressiveMoe)
+      .def_static(
+          "uniform",
+          [](const std::string& choice) { return Take(MixedPrecisionConfig::Uniform(choice)); },
+          nb::arg("choice"))
+      .def_static(
+          "from_json",
+          [](const std::string& text) { return Take(MixedPrecisionConfig::FromJson(text)); },
+          nb::arg("text"))
+      .def_static(
+          "from_file",
+          [](const std::string& path) { return Take(MixedPrecisionConfig::FromFile(path)); },
+          nb::arg("path"))
+      .def_static(
+          "from_name_or_file",
+          [](const std::string& name) { return Take(MixedPrecisionConfig::FromNameOrFile(name)); },
+          nb::arg("name"))
+      .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return self.name(); })
+      .def("to_json", &MixedPrecisionConfig::ToJson);
+  module.def("quantize_model", &QuantizeDirectory, nb::arg("source"), nb::arg("output"),
+             nb::arg("recipe"), nb::arg("method") = "rtn", nb::arg("overwrite") = false,
+             nb::arg("strict") = false, nb::arg("resume") = false,
+             nb::arg("shard_bytes") = int64_t{5} << 30, nb::arg("progress") = nb::none());
+  nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
+      .def(
+          "__init__",
+          [](Checkpoint* self, const std::string& path) {
+            new (self) Checkpoint(Take(Checkpoint::Open(path)));
+          },
+          nb::arg("path"))
+      .def_prop_ro("quantized", &Checkpoint::quantized)
+      .def_prop_ro("recipe_name", &Checkpoint::recipe_name)
+      .def_prop_ro("config_json", &Checkpoint::config_json)
+      .def_prop_ro("modules", &ModulesOf)
+      .def(
+          "weights",
+          [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },
+          nb::arg("module"))
+      .def("verify_checksums", [](const Checkpoint& self) { Check(self.VerifyChecksums()); });
+}
+
+}  // namespace marlin::python

@@ -1,0 +1,77 @@
+// The command line in this process, with a tokenizer from Python.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cli/arguments.h"
+#include "cli/text_codec.h"
+#include "core.h"
+
+namespace marlin::python {
+namespace {
+
+/// Calls into Python; its exceptions become one line.
+template <typename Body>
+auto Guarded(Body body) -> Result<decltype(body())> {
+  const nb::gil_scoped_acquire held;
+  try {
+    return body();
+  } catch (nb::python_error& error) {
+    const std::string message = nb::cast<std::string>(nb::str(error.value()));
+    const bool input = error.matches(PyExc_ValueError) || error.matches(PyExc_OSError);
+    return Status(input ? Code::kMalformedFile : Code::kUnsupported, message);
+  }
+}
+
+/// An object with vocab_size, encode(str) -> list[int] and decode(list[int]) -> str.
+class PythonCodec final : public cli::TextCodec {
+ public:
+  explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
+  ~PythonCodec() override {
+    const nb::gil_scoped_acquire held;
+    codec_.reset();
+  }
+
+  int64_t vocab_size() const override {
+    const nb::gil_scoped_acquire held;
+    return nb::cast<int64_t>(codec_.attr("vocab_size"));
+  }
+  Result<std::vector<int32_t>> Encode(std::string_view text) override {
+    return Guarded([&] {
+      return nb::cast<std::vector<int32_t>>(
+          codec_.attr("encode_bytes")(nb::bytes(text.data(), text.size())));
+    });
+  }
+  Result<std::string> Decode(std::span<const int32_t> tokens) override {
+    return Guarded([&] {
+      return nb::cast<std::string>(
+          codec_.attr("decode")(std::vector<int32_t>(tokens.begin(), tokens.end())));
+    });
+  }
+
+ private:
+  nb::object codec_;
+};
+
+int RunCommand(std::vector<std::string> arguments, const nb::object& make_codec) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const cli::TextCodecFactory factory =
+      [&make_codec](const std::string& directory) -> Result<std::unique_ptr<cli::TextCodec>> {
+    return Guarded([&]() -> std::unique_ptr<cli::TextCodec> {
+      return std::make_unique<PythonCodec>(make_codec(directory));
+    });
+  };
+  const nb::gil_scoped_release released;
+  return cli::RunCommandLine(static_cast<int>(arguments.size()), argv.data(), factory);
+}
+
+}  // namespace
+
+void BindCommand(nb::module_& module) {
+  module.def("run_command", &RunCommand, nb::arg("arguments"), nb::arg("make_codec"),
+             "Runs metal-marlin with these arguments (the program's name first) and returns its "
+             "exit code.");
+}
+
+}  // namespace marlin::python

@@ -1,0 +1,161 @@
+// Quantized weights and the functions that make and unmake them.
+#include "marlin/weights.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+
+#include "core.h"
+#include "layout/weights_buffer.h"
+#include "marlin/quantize.h"
+
+namespace marlin::python {
+namespace {
+
+using OptionalArray = std::optional<Array>;
+
+/// Copies an array of the shape and width that `target` has; types of the same width are taken for
+/// each other's bits (uint8 for the 8-bit floats, uint16 for bfloat16).
+void CopyPart(const char* name, const OptionalArray& array, const TensorView& target, void* to) {
+  if (!array) {
+    if (target.ElementCount() == 0) return;
+    throw StatusError(Status(Code::kInvalidArgument, std::string(name) + ": missing"));
+  }
+  const TensorView view = ViewOf(name, *array);
+  Shape shape = target.shape();
+  // A single matrix may come without the dimension of the experts.
+  if (view.rank() + 1 == shape.rank() && shape[0] == 1) {
+    Shape inner;
+    for (int i = 1; i < shape.rank(); ++i) inner.Append(shape[i]);
+    shape = inner;
+  }
+  if (!(view.shape() == shape) || DTypeBytes(view.dtype()) != DTypeBytes(target.dtype()) ||
+      !view.IsContiguous()) {
+    throw StatusError(Status(Code::kInvalidArgument, std::string(name) + ": expected contiguous " +
+                                                         std::string(DTypeName(target.dtype())) +
+                                                         " " + shape.ToString() + ", got " +
+                                                         std::string(DTypeName(view.dtype())) +
+                                                         " " + view.shape().ToString()));
+  }
+  if (view.ElementCount() > 0) {
+    std::memcpy(to, view.data(), static_cast<size_t>(view.ByteCount()));
+  }
+}
+
+QuantizedWeights FromParts(const std::string& format, int64_t k, int64_t n, const Array& codes,
+                           const OptionalArray& scales, int64_t group_size,
+                           const std::string& scale_type, const OptionalArray& zeros,
+                           const OptionalArray& biases, const OptionalArray& global_scale,
+                           std::vector<float> codebook, int64_t experts) {
+  WeightsSpec spec;
+  spec.format = Take(ParseFormat(format));
+  spec.scale_type = Take(ParseScaleType(scale_type));
+  spec.experts = experts;
+  spec.k = k;
+  spec.n = n;
+  spec.group_size = Take(NormalizeGroupSize(group_size, k));
+  spec.has_zeros = zeros.has_value();
+  spec.has_biases = biases.has_value();
+  spec.has_global_scale = global_scale.has_value();
+  WeightsBuffer buffer = Take(AllocateWeights(spec));
+  CopyPart("codes", codes, buffer.weights.codes, buffer.codes);
+  CopyPart("scales", scales, buffer.weights.scales, buffer.scales);
+  CopyPart("zeros", zeros, buffer.weights.zeros, buffer.zeros);
+  CopyPart("biases", biases, buffer.weights.biases, buffer.biases);
+  CopyPart("global_scale", global_scale, buffer.weights.global_scale, buffer.global_scale);
+  buffer.weights.codebook = std::move(codebook);
+  Check(Validate(buffer.weights));
+  return std::move(buffer.weights);
+}
+
+/// An array of the weights, without the dimension of the experts when there is one matrix; None
+/// when the format has no such array.
+nb::object Part(nb::handle self, const TensorView QuantizedWeights::*part) {
+  const auto& weights = nb::cast<const QuantizedWeights&>(self);
+  TensorView view = weights.*part;
+  if (view.empty()) return nb::none();
+  if (weights.spec.experts == 1 && view.rank() == 3) {
+    view = TensorView(view.data(), view.dtype(), {view.dim(1), view.dim(2)});
+  }
+  return ToNumPy(view, self);
+}
+
+template <const TensorView QuantizedWeights::*kPart>
+nb::object PartOf(nb::handle self) {
+  return Part(self, kPart);
+}
+
+QuantizedWeights QuantizeArray(const Array& weight, const std::string& format, int64_t group_size,
+                               const std::string& scale_type, const std::string& method,
+                               bool symmetric, std::vector<float> codebook,
+                               const std::string& name) {
+  QuantizeOptions options;
+  options.format = Take(ParseFormat(format));
+  options.group_size = group_size;
+  options.scale_type = Take(ParseScaleType(scale_type));
+  options.method = Take(ParseQuantizeMethod(method));
+  options.symmetric = symmetric;
+  options.codebook = std::move(codebook);
+  options.tensor_name = name;
+  const TensorView view = ViewOf("weight", weight);
+  const nb::gil_scoped_release released;
+  return Take(Quantize(view, options));
+}
+
+void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
+  MutableTensorView view = ViewOf("out", out);
+  const nb::gil_scoped_release released;
+  Check(Dequantize(weights, view));
+}
+
+}  // namespace
+
+void BindWeights(nb::module_& module) {
+  nb::class_<QuantizedWeights>(module, "QuantizedWeights",
+                               "A quantized matrix [k, n], or a stack of them, in the canonical "
+                               "layout. Immutable; arrays are views of its memory.")
+      .def_static("from_parts", &FromParts, nb::arg("format"), nb::arg("k"), nb::arg("n"),
+                  nb::arg("codes"), nb::arg("scales").none() = nb::none(),
+                  nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16",
+                  nb::arg("zeros").none() = nb::none(), nb::arg("biases").none() = nb::none(),
+                  nb::arg("global_scale").none() = nb::none(),
+                  nb::arg("codebook") = std::vector<float>(), nb::arg("experts") = 1,
+                  "Copies and checks arrays of the shapes that the properties have.")
+      .def_prop_ro("format",
+                   [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })
+      .def_prop_ro("k", [](const QuantizedWeights& w) { return w.spec.k; })
+      .def_prop_ro("n", [](const QuantizedWeights& w) { return w.spec.n; })
+      .def_prop_ro("experts", [](const QuantizedWeights& w) { return w.spec.experts; })
+      .def_prop_ro("group_size", [](const QuantizedWeights& w) { return w.spec.group_size; })
+      .def_prop_ro(
+          "scale_type",
+          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.scale_type)); })
+      .def_prop_ro("bits_per_weight",
+                   [](const QuantizedWeights& w) { return BitsPerWeight(w.spec); })
+      .def_prop_ro("nbytes", [](const QuantizedWeights& w) { return StoredBytes(w.spec); })
+      .def_prop_ro("codes", &PartOf<&QuantizedWeights::codes>,
+                   "uint32 [words, n]; an unquantized format's values [k, n].")
+      .def_prop_ro("scales", &PartOf<&QuantizedWeights::scales>, "[groups, n], or None.")
+      .def_prop_ro("zeros", &PartOf<&QuantizedWeights::zeros>, "float16 [groups, n], or None.")
+      .def_prop_ro("biases", &PartOf<&QuantizedWeights::biases>, "[groups, n], or None.")
+      .def_prop_ro("global_scale", &PartOf<&QuantizedWeights::global_scale>,
+                   "float32 [experts], or None.")
+      .def_ro("codebook", &QuantizedWeights::codebook, "Empty: the format's own values.");
+  module.def("quantize", &QuantizeArray, nb::arg("weight"), nb::arg("format"),
+             nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16", nb::arg("method") = "rtn",
+             nb::arg("symmetric") = false, nb::arg("codebook") = std::vector<float>(),
+             nb::arg("name") = "",
+             "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
+  module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
+             "Writes the weights to out, [k, n] or [experts, k, n].");
+  module.def("formats", [] {
+    std::vector<std::string> names;
+    for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
+    return names;
+  });
+}
+
+}  // namespace marlin::python
