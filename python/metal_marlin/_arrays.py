@@ -1,4 +1,4 @@
-"""Arrays of several frameworks: made and returned in the kind that came in, without importing any."""
+"""Arrays of several frameworks, returned in the kind that came in, without importing any."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
     if kind == "mlx":
         import mlx.core as mx
 
-        # MLX arrays cannot be written to: fp32 holds every result exactly enough to be rounded once.
+        # MLX arrays cannot be written to; float32 is rounded once to what x was.
         buffer = np.empty(shape, np.float32)
         write(buffer)
         return mx.array(buffer).astype(like.dtype)
@@ -75,9 +75,17 @@ def like_kind(like: Any, array: np.ndarray) -> Any:
     if kind == "torch":
         torch = sys.modules["torch"]
         writable = np.array(array)
-        return torch.from_numpy(writable.view(np.int32) if writable.dtype == np.uint32 else writable)
+        return torch.from_numpy(writable)
     if kind == "mlx":
         import mlx.core as mx
 
         return mx.array(np.array(array))
     return array
+
+
+def options(made: Any, **values: Any) -> Any:
+    """Sets attributes of one of the core's option objects; None leaves the default."""
+    for name, value in values.items():
+        if value is not None:
+            setattr(made, name, value)
+    return made

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import check_float, kind_of, like_kind, run_into, to_core
+from ._arrays import check_float, dtype_name, kind_of, like_kind, options, run_into, to_core
 from ._core import Device, PreparedWeights, QuantizedWeights
 from .errors import InvalidArgumentError
 
@@ -62,16 +62,18 @@ def _from_parts(
         if group_size > 0:
             # Unused codes of the last word are not weights.
             k = min(k, int(scales.shape[0]) * group_size)
-    return QuantizedWeights.from_parts(
-        format,
-        int(k),
-        int(words.shape[1]),
-        to_core(packed),
-        to_core(scales),
-        group_size,
-        "fp32" if str(scales.dtype).endswith("float32") else "fp16",
-        None if zeros is None else to_core(zeros),
+    parts = options(
+        _core.WeightsParts(),
+        format=format,
+        k=int(k),
+        n=int(words.shape[1]),
+        group_size=group_size,
+        scale_type="fp32" if dtype_name(scales) == "float32" else "fp16",
+        codes=to_core(packed),
+        scales=to_core(scales),
+        zeros=None if zeros is None else to_core(zeros),
     )
+    return QuantizedWeights.from_parts(parts)
 
 
 def unpack_weights(
@@ -82,7 +84,7 @@ def unpack_weights(
     format: str = "fp4_e2m1",
     k: int | None = None,
 ) -> Any:
-    """Packed words [.., N] back to float32 weights [K, N]. K follows from the words unless given."""
+    """Packed words [.., N] back to float32 [K, N]. K follows from the words unless given."""
     weights = _from_parts(packed, scales, group_size, zeros, format, k)
     return like_kind(packed, dequantize(weights))
 
@@ -125,22 +127,20 @@ def matmul(
     rows = to_core(x.reshape((-1, weights.k)))
     columns = weights.n // 2 if gated else weights.n
 
+    product = options(
+        _core.ProductOptions(),
+        bias=None if bias is None else to_core(bias),
+        activation=activation,
+        gated=gated,
+        accuracy=accuracy,
+        batch_invariant=batch_invariant,
+        expert=expert,
+        kernel=kernel,
+    )
+
     def write(out: Any) -> None:
-        _core.gemm(
-            device or default_device(),
-            rows,
-            weights,
-            out.reshape((-1, columns)),
-            None if bias is None else to_core(bias),
-            activation,
-            gated,
-            None,
-            accuracy,
-            batch_invariant,
-            False,
-            expert,
-            kernel,
-        )
+        flat = out.reshape((-1, columns))
+        _core.gemm(device or default_device(), rows, weights, flat, product)
 
     return run_into(x, (*x.shape[:-1], columns), write)
 

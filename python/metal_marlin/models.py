@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._arrays import options
 from ._core import Device, MixedPrecisionConfig
 from .errors import InvalidArgumentError
 from .linear import default_device
@@ -82,19 +83,18 @@ class Model:
             def guarded(token: int) -> bool:
                 return user(token) is not False
 
-        result = dict(
-            self._core.generate(
-                self._ids(prompt),
-                max_tokens,
-                temperature,
-                top_k,
-                top_p,
-                seed,
-                list(stop_token_ids),
-                ignore_eos,
-                guarded,
-            )
+        text = options(
+            _core.TextOptions(),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token_ids=list(stop_token_ids),
+            ignore_eos=ignore_eos,
+            callback=guarded,
         )
+        result = dict(self._core.generate(self._ids(prompt), text))
         ids = list(result["token_ids"])
         seconds = result["decode_seconds"]
         result["text"] = self.tokenizer.decode(ids) if isinstance(prompt, str) else None
@@ -132,8 +132,13 @@ def quantize_model(
     """
     if isinstance(recipe, str):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)
-    return dict(
-        _core.quantize_model(
-            str(source), str(output), recipe, method, overwrite, strict, resume, shard_bytes, progress
-        )
+    directory = options(
+        _core.DirectoryOptions(),
+        method=method,
+        overwrite=overwrite,
+        strict=strict,
+        resume=resume,
+        shard_bytes=shard_bytes,
+        progress=progress,
     )
+    return dict(_core.quantize_model(str(source), str(output), recipe, directory))

@@ -17,9 +17,7 @@ class TextCodec:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise UnsupportedError("text needs the package tokenizers: pip install tokenizers") from (
-                error
-            )
+            raise UnsupportedError("text needs the tokenizers package: pip install it") from error
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # The library raises plain exceptions.

@@ -1,5 +1,4 @@
 // Checkpoints and recipes.
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -29,21 +28,29 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   return dict;
 }
 
+/// How a directory is quantized, beside its recipe.
+struct DirectoryOptions {
+  std::string method = "rtn";
+  bool overwrite = false;
+  bool strict = false;
+  bool resume = false;
+  int64_t shard_bytes = int64_t{5} << 30;
+  nb::object progress = nb::none();
+};
+
 nb::dict QuantizeDirectory(const std::string& source, const std::string& output,
-                           const MixedPrecisionConfig& recipe, const std::string& method,
-                           bool overwrite, bool strict, bool resume, int64_t shard_bytes,
-                           const std::function<void(int64_t, int64_t)>& progress) {
+                           const MixedPrecisionConfig& recipe, const DirectoryOptions& directory) {
   QuantizeCheckpointOptions options;
   options.recipe = recipe;
-  options.method = Take(ParseQuantizeMethod(method));
-  options.overwrite = overwrite;
-  options.strict = strict;
-  options.resume = resume;
-  options.shard_bytes = shard_bytes;
-  if (progress) {
-    options.progress = [&progress](int64_t done, int64_t total) {
+  options.method = Take(ParseQuantizeMethod(directory.method));
+  options.overwrite = directory.overwrite;
+  options.strict = directory.strict;
+  options.resume = directory.resume;
+  options.shard_bytes = directory.shard_bytes;
+  if (!directory.progress.is_none()) {
+    options.progress = [&directory](int64_t done, int64_t total) {
       const nb::gil_scoped_acquire held;
-      progress(done, total);
+      directory.progress(done, total);
     };
   }
   QuantizeCheckpointReport report;
@@ -100,10 +107,16 @@ void BindCheckpoints(nb::module_& module) {
           nb::arg("name"))
       .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return self.name(); })
       .def("to_json", &MixedPrecisionConfig::ToJson);
+  nb::class_<DirectoryOptions>(module, "DirectoryOptions", "How a directory is quantized.")
+      .def(nb::init<>())
+      .def_rw("method", &DirectoryOptions::method)
+      .def_rw("overwrite", &DirectoryOptions::overwrite)
+      .def_rw("strict", &DirectoryOptions::strict)
+      .def_rw("resume", &DirectoryOptions::resume)
+      .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
+      .def_rw("progress", &DirectoryOptions::progress);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source"), nb::arg("output"),
-             nb::arg("recipe"), nb::arg("method") = "rtn", nb::arg("overwrite") = false,
-             nb::arg("strict") = false, nb::arg("resume") = false,
-             nb::arg("shard_bytes") = int64_t{5} << 30, nb::arg("progress") = nb::none());
+             nb::arg("recipe"), nb::arg("options"));
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",

@@ -1,5 +1,4 @@
 // Models: loading, logits, generation, evaluation.
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -51,26 +50,35 @@ const char* ReasonName(StopReason reason) {
   return "unknown";
 }
 
-nb::dict GenerateTokens(const Model& model, const Tokens& prompt, int64_t max_tokens,
-                        float temperature, int64_t top_k, float top_p, uint64_t seed,
-                        Tokens stop_token_ids, bool ignore_eos,
-                        const std::function<bool(int32_t)>& callback) {
+/// marlin::GenerateOptions with a callback of Python's.
+struct TextOptions {
+  int64_t max_tokens = 128;
+  float temperature = 0;
+  int64_t top_k = 0;
+  float top_p = 1;
+  uint64_t seed = 0;
+  Tokens stop_token_ids;
+  bool ignore_eos = false;
+  nb::object callback = nb::none();
+};
+
+nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text) {
   GenerateOptions options;
-  options.max_tokens = max_tokens;
-  options.sampling = {temperature, top_k, top_p, seed};
-  options.stop_token_ids = std::move(stop_token_ids);
-  options.ignore_eos = ignore_eos;
-  TokenCallback guarded;
-  if (callback) {
-    guarded = [&callback](int32_t token) {
+  options.max_tokens = text.max_tokens;
+  options.sampling = {text.temperature, text.top_k, text.top_p, text.seed};
+  options.stop_token_ids = text.stop_token_ids;
+  options.ignore_eos = text.ignore_eos;
+  TokenCallback callback;
+  if (!text.callback.is_none()) {
+    callback = [&text](int32_t token) {
       const nb::gil_scoped_acquire held;
-      return callback(token);
+      return nb::cast<bool>(text.callback(token));
     };
   }
   Generated generated;
   {
     const nb::gil_scoped_release released;
-    generated = Take(Generate(model, prompt, options, guarded));
+    generated = Take(Generate(model, prompt, options, callback));
   }
   nb::dict dict;
   dict["token_ids"] = generated.token_ids;
@@ -106,6 +114,16 @@ void BindModels(nb::module_& module) {
       .def(
           "truncate", [](Sequence& self, int64_t length) { Check(self.Truncate(length)); },
           nb::arg("length"));
+  nb::class_<TextOptions>(module, "TextOptions", "How a text is continued.")
+      .def(nb::init<>())
+      .def_rw("max_tokens", &TextOptions::max_tokens)
+      .def_rw("temperature", &TextOptions::temperature)
+      .def_rw("top_k", &TextOptions::top_k)
+      .def_rw("top_p", &TextOptions::top_p)
+      .def_rw("seed", &TextOptions::seed)
+      .def_rw("stop_token_ids", &TextOptions::stop_token_ids)
+      .def_rw("ignore_eos", &TextOptions::ignore_eos)
+      .def_rw("callback", &TextOptions::callback);
   nb::class_<Model>(module, "Model")
       .def(
           "__init__",
@@ -118,10 +136,7 @@ void BindModels(nb::module_& module) {
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
            nb::arg("out"), "Feeds tokens and writes float32 logits [rows, vocab].")
-      .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("max_tokens") = 128,
-           nb::arg("temperature") = 0.0F, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0F,
-           nb::arg("seed") = 0, nb::arg("stop_token_ids") = Tokens(), nb::arg("ignore_eos") = false,
-           nb::arg("callback") = nb::none())
+      .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"))
       .def(
           "perplexity",
           [](const Model& self, const Tokens& tokens, int64_t window, int64_t stride,

@@ -49,21 +49,39 @@ nb::dict InfoOf(const Device& device) {
   return dict;
 }
 
+/// The epilogue and grade of a product.
+struct ProductOptions {
+  nb::object bias = nb::none();
+  nb::object row_weight = nb::none();
+  std::string activation = "none";
+  bool gated = false;
+  std::string accuracy = "default";
+  bool batch_invariant = false;
+  bool allow_bf16_activations = false;
+  int64_t expert = 0;
+  std::string kernel;
+};
+
 void RunGemm(const Device& device, const Array& a, const PreparedWeights& weights,
-             const MutableArray& out, const std::optional<Array>& bias,
-             const std::string& activation, bool gated, const std::optional<Array>& row_weight,
-             const std::string& accuracy, bool batch_invariant, bool allow_bf16_activations,
-             int64_t expert, const std::string& kernel) {
+             const MutableArray& out, const ProductOptions& product) {
   GemmOptions options;
-  if (bias) options.bias = ViewOf("bias", *bias);
-  options.activation = ParseActivation(activation);
-  options.gated = gated;
-  if (row_weight) options.row_weight = ViewOf("row_weight", *row_weight);
-  options.accuracy = ParseAccuracy(accuracy);
-  if (batch_invariant) options.determinism = Determinism::kBatchInvariant;
-  options.allow_bf16_activations = allow_bf16_activations;
-  options.expert = expert;
-  options.kernel = kernel;
+  Array bias;
+  Array row_weight;
+  if (!product.bias.is_none()) {
+    bias = nb::cast<Array>(product.bias);
+    options.bias = ViewOf("bias", bias);
+  }
+  if (!product.row_weight.is_none()) {
+    row_weight = nb::cast<Array>(product.row_weight);
+    options.row_weight = ViewOf("row_weight", row_weight);
+  }
+  options.activation = ParseActivation(product.activation);
+  options.gated = product.gated;
+  options.accuracy = ParseAccuracy(product.accuracy);
+  if (product.batch_invariant) options.determinism = Determinism::kBatchInvariant;
+  options.allow_bf16_activations = product.allow_bf16_activations;
+  options.expert = product.expert;
+  options.kernel = product.kernel;
   const TensorView a_view = ViewOf("a", a);
   const MutableTensorView out_view = ViewOf("out", out);
   const nb::gil_scoped_release released;
@@ -104,12 +122,19 @@ void BindProducts(nb::module_& module) {
         return Take(Prepare(weights, device));
       },
       nb::arg("weights"), nb::arg("device"));
+  nb::class_<ProductOptions>(module, "ProductOptions", "The epilogue and grade of a product.")
+      .def(nb::init<>())
+      .def_rw("bias", &ProductOptions::bias)
+      .def_rw("row_weight", &ProductOptions::row_weight)
+      .def_rw("activation", &ProductOptions::activation)
+      .def_rw("gated", &ProductOptions::gated)
+      .def_rw("accuracy", &ProductOptions::accuracy)
+      .def_rw("batch_invariant", &ProductOptions::batch_invariant)
+      .def_rw("allow_bf16_activations", &ProductOptions::allow_bf16_activations)
+      .def_rw("expert", &ProductOptions::expert)
+      .def_rw("kernel", &ProductOptions::kernel);
   module.def("gemm", &RunGemm, nb::arg("device"), nb::arg("a"), nb::arg("weights"), nb::arg("out"),
-             nb::arg("bias").none() = nb::none(), nb::arg("activation") = "none",
-             nb::arg("gated") = false, nb::arg("row_weight").none() = nb::none(),
-             nb::arg("accuracy") = "default", nb::arg("batch_invariant") = false,
-             nb::arg("allow_bf16_activations") = false, nb::arg("expert") = 0,
-             nb::arg("kernel") = "",
+             nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
              nb::arg("out"), nb::arg("expert") = 0);

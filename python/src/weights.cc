@@ -21,7 +21,7 @@ using OptionalArray = std::optional<Array>;
 /// each other's bits (uint8 for the 8-bit floats, uint16 for bfloat16).
 void CopyPart(const char* name, const OptionalArray& array, const TensorView& target, void* to) {
   if (!array) {
-    if (target.ElementCount() == 0) return;
+    if (target.empty()) return;
     throw StatusError(Status(Code::kInvalidArgument, std::string(name) + ": missing"));
   }
   const TensorView view = ViewOf(name, *array);
@@ -45,28 +45,45 @@ void CopyPart(const char* name, const OptionalArray& array, const TensorView& ta
   }
 }
 
-QuantizedWeights FromParts(const std::string& format, int64_t k, int64_t n, const Array& codes,
-                           const OptionalArray& scales, int64_t group_size,
-                           const std::string& scale_type, const OptionalArray& zeros,
-                           const OptionalArray& biases, const OptionalArray& global_scale,
-                           std::vector<float> codebook, int64_t experts) {
+/// What QuantizedWeights.from_parts is made of.
+struct WeightsParts {
+  std::string format = "fp4_e2m1";
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t experts = 1;
+  int64_t group_size = 128;
+  std::string scale_type = "fp16";
+  nb::object codes = nb::none();
+  nb::object scales = nb::none();
+  nb::object zeros = nb::none();
+  nb::object biases = nb::none();
+  nb::object global_scale = nb::none();
+  std::vector<float> codebook;
+};
+
+OptionalArray ArrayOf(const nb::object& object) {
+  return object.is_none() ? OptionalArray() : OptionalArray(nb::cast<Array>(object));
+}
+
+QuantizedWeights FromParts(const WeightsParts& parts) {
   WeightsSpec spec;
-  spec.format = Take(ParseFormat(format));
-  spec.scale_type = Take(ParseScaleType(scale_type));
-  spec.experts = experts;
-  spec.k = k;
-  spec.n = n;
-  spec.group_size = Take(NormalizeGroupSize(group_size, k));
-  spec.has_zeros = zeros.has_value();
-  spec.has_biases = biases.has_value();
-  spec.has_global_scale = global_scale.has_value();
+  spec.format = Take(ParseFormat(parts.format));
+  spec.scale_type = Take(ParseScaleType(parts.scale_type));
+  spec.experts = parts.experts;
+  spec.k = parts.k;
+  spec.n = parts.n;
+  spec.group_size = Take(NormalizeGroupSize(parts.group_size, parts.k));
+  spec.has_zeros = !parts.zeros.is_none();
+  spec.has_biases = !parts.biases.is_none();
+  spec.has_global_scale = !parts.global_scale.is_none();
   WeightsBuffer buffer = Take(AllocateWeights(spec));
-  CopyPart("codes", codes, buffer.weights.codes, buffer.codes);
-  CopyPart("scales", scales, buffer.weights.scales, buffer.scales);
-  CopyPart("zeros", zeros, buffer.weights.zeros, buffer.zeros);
-  CopyPart("biases", biases, buffer.weights.biases, buffer.biases);
-  CopyPart("global_scale", global_scale, buffer.weights.global_scale, buffer.global_scale);
-  buffer.weights.codebook = std::move(codebook);
+  CopyPart("codes", ArrayOf(parts.codes), buffer.weights.codes, buffer.codes);
+  CopyPart("scales", ArrayOf(parts.scales), buffer.weights.scales, buffer.scales);
+  CopyPart("zeros", ArrayOf(parts.zeros), buffer.weights.zeros, buffer.zeros);
+  CopyPart("biases", ArrayOf(parts.biases), buffer.weights.biases, buffer.biases);
+  CopyPart("global_scale", ArrayOf(parts.global_scale), buffer.weights.global_scale,
+           buffer.global_scale);
+  buffer.weights.codebook = parts.codebook;
   Check(Validate(buffer.weights));
   return std::move(buffer.weights);
 }
@@ -114,15 +131,24 @@ void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
 }  // namespace
 
 void BindWeights(nb::module_& module) {
+  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays that quantized weights consist of.")
+      .def(nb::init<>())
+      .def_rw("format", &WeightsParts::format)
+      .def_rw("k", &WeightsParts::k)
+      .def_rw("n", &WeightsParts::n)
+      .def_rw("experts", &WeightsParts::experts)
+      .def_rw("group_size", &WeightsParts::group_size)
+      .def_rw("scale_type", &WeightsParts::scale_type)
+      .def_rw("codes", &WeightsParts::codes)
+      .def_rw("scales", &WeightsParts::scales)
+      .def_rw("zeros", &WeightsParts::zeros)
+      .def_rw("biases", &WeightsParts::biases)
+      .def_rw("global_scale", &WeightsParts::global_scale)
+      .def_rw("codebook", &WeightsParts::codebook);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
                                "layout. Immutable; arrays are views of its memory.")
-      .def_static("from_parts", &FromParts, nb::arg("format"), nb::arg("k"), nb::arg("n"),
-                  nb::arg("codes"), nb::arg("scales").none() = nb::none(),
-                  nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16",
-                  nb::arg("zeros").none() = nb::none(), nb::arg("biases").none() = nb::none(),
-                  nb::arg("global_scale").none() = nb::none(),
-                  nb::arg("codebook") = std::vector<float>(), nb::arg("experts") = 1,
+      .def_static("from_parts", &FromParts, nb::arg("parts"),
                   "Copies and checks arrays of the shapes that the properties have.")
       .def_prop_ro("format",
                    [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })

@@ -1,0 +1,178 @@
+"""The package with NumPy alone: packing, products, models, errors, the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import metal_marlin as mm
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples" / "tiny-qwen3-moe"
+GOLDEN = json.loads((SAMPLE / "golden.json").read_text())
+
+
+def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_importing_is_light_and_silent() -> None:
+    out = run_python(
+        "import sys, time; import numpy; t = time.perf_counter(); import metal_marlin; "
+        "print([m for m in ('torch', 'mlx', 'transformers', 'tokenizers') if m in sys.modules])"
+    )
+    assert out == "[]\n"
+
+
+@pytest.mark.parametrize("group_size", [16, 32, 128])
+def test_fp4_packs_unpacks_and_multiplies(group_size: int) -> None:
+    weight = gaussian(256, 72)
+    packed, scales = mm.pack_fp4_weights(weight, group_size)
+    assert (packed.shape, packed.dtype) == ((32, 72), np.uint32)
+    assert (scales.shape, scales.dtype) == ((256 // group_size, 72), np.float16)
+    dense = mm.unpack_weights(packed, scales, group_size)
+    assert np.abs(dense - weight).max() < 1.0
+    x = gaussian(2, 3, 256, seed=1)
+    y = mm.quantized_linear(x, packed, scales, group_size)
+    assert (y.shape, y.dtype) == ((2, 3, 72), np.float32)
+    assert np.abs(y - x @ dense).max() < 0.15  # Weights may be rounded to bfloat16.
+    exact = mm.matmul(x, mm.prepare(mm.pack_weights(weight, "fp4_e2m1", group_size)),
+                      accuracy="exact")
+    assert np.abs(exact - x @ dense).max() < 1e-3
+
+
+def test_u4_has_zeros() -> None:
+    weight = gaussian(128, 40) + 1.0
+    packed, scales, zeros = mm.pack_u4_weights(weight, 64)
+    assert zeros.shape == scales.shape == (2, 40)
+    dense = mm.unpack_weights(packed, scales, 64, zeros, "u4")
+    assert np.abs(dense - weight).max() < 0.5
+    y = mm.quantized_linear(gaussian(1, 128), packed, scales, 64, zeros, "u4")
+    assert np.abs(y - gaussian(1, 128) @ dense).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", mm.formats())
+def test_every_format_round_trips_through_its_parts(name: str) -> None:
+    weights = mm.pack_weights(gaussian(96, 33), name, 32)
+    assert (weights.k, weights.n, weights.format) == (96, 33, name)
+    dense = mm.dequantize(weights)
+    y = mm.matmul(np.eye(96, dtype=np.float32), mm.prepare(weights), accuracy="exact")
+    assert np.array_equal(y, dense)
+
+
+def test_strides_experts_and_half_precision() -> None:
+    weight = gaussian(3, 40, 64).transpose(0, 2, 1)
+    weights = mm.pack_weights(weight, "nf4", 32)
+    assert weights.experts == 3
+    dense = mm.dequantize(weights)
+    prepared = mm.prepare(weights)
+    x = gaussian(5, 128)[:, ::2].astype(np.float16)
+    for expert in range(3):
+        y = mm.matmul(x, prepared, expert=expert)
+        assert y.dtype == np.float16
+        assert np.abs(y - x.astype(np.float32) @ dense[expert]).max() < 0.1
+
+
+def test_errors_are_typed_one_liners() -> None:
+    with pytest.raises(mm.InvalidArgumentError, match="format: unknown name 'fp5'"):
+        mm.pack_weights(gaussian(32, 32), "fp5")
+    with pytest.raises(ValueError, match=r"x: expected \[\.\.\., 32\], got \[2, 31\]"):
+        mm.matmul(gaussian(2, 31), mm.prepare(mm.pack_weights(gaussian(32, 8))))
+    with pytest.raises(mm.InvalidArgumentError, match="x: expected float32"):
+        mm.matmul(np.ones((1, 32), np.int64), mm.prepare(mm.pack_weights(gaussian(32, 8))))
+    with pytest.raises(mm.NonFiniteInputError, match="NaN"):
+        mm.pack_weights(np.full((32, 4), np.nan, np.float32))
+    with pytest.raises(OSError, match="no such directory"):
+        mm.load("nowhere")
+    with pytest.raises(mm.UnsupportedError, match="Metal and CUDA"):
+        _ = mm.kernels.marlin_gemm_fp4
+    with pytest.raises(AttributeError):
+        _ = mm.kernels.no_such_kernel
+
+
+def test_packed_arrays_are_prepared_once_and_forgotten() -> None:
+    from metal_marlin import linear
+
+    packed, scales = mm.pack_fp4_weights(gaussian(64, 32), 32)
+    x = gaussian(1, 64)
+    first = mm.quantized_linear(x, packed, scales, 32)
+    count = len(linear._prepared)
+    assert np.array_equal(first, mm.quantized_linear(x, packed, scales, 32))
+    assert len(linear._prepared) == count
+    del packed, scales
+    assert len(linear._prepared) == count - 1
+
+
+def test_threads_share_a_device() -> None:
+    prepared = mm.prepare(mm.pack_weights(gaussian(512, 256)))
+    x = gaussian(4, 512)
+    want = mm.matmul(x, prepared)
+    results: list[np.ndarray] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(mm.matmul(x, prepared))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8 and all(np.array_equal(r, want) for r in results)
+
+
+def test_the_sample_model_gives_its_golden_text() -> None:
+    model = mm.load(SAMPLE, exact=True)
+    result = model.generate(GOLDEN["prompt"], 48, ignore_eos=True)
+    assert result["token_ids"] == GOLDEN["greedy_ids"]
+    assert result["text"] == GOLDEN["greedy_text"]
+    seen: list[int] = []
+    model.generate(GOLDEN["prompt_ids"], 48, callback=lambda t: seen.append(t) or len(seen) < 5)
+    assert seen == GOLDEN["greedy_ids"][:5]
+    logits = model.logits(GOLDEN["prompt_ids"])
+    assert np.abs(logits[:, :8] - np.array(GOLDEN["prompt_logits_first8_tokens"])).max() < 1e-3
+    text = (SAMPLE / "validation.txt").read_text()
+    got = model.perplexity(text)
+    assert abs(got["perplexity"] / GOLDEN["validation_perplexity"] - 1) < 1e-3
+
+
+def test_quantizing_a_directory(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = mm.quantize_model(
+        SAMPLE, tmp_path / "q", mm.MixedPrecisionConfig.aggressive_moe(),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert report["coverage"] > 0.8 and seen[-1][0] == seen[-1][1]
+    checkpoint = mm.Checkpoint(str(tmp_path / "q"))
+    checkpoint.verify_checksums()
+    names = [m["name"] for m in checkpoint.modules]
+    assert "model.layers.0.mlp.experts.*.up_proj.weight" in names
+    assert checkpoint.weights(names[0]).codes.dtype == np.uint32
+    model = mm.load(tmp_path / "q")
+    assert model.info["recipe"] == "aggressive_moe"
+    assert len(model.generate("And God said", 8)["token_ids"]) <= 8
+
+
+def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "metal_marlin.cli"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+    done = run("generate", str(SAMPLE), "--prompt", GOLDEN["prompt"], "--max-tokens", "48",
+               "--exact", "--ignore-eos", "--json")
+    assert json.loads(done.stdout)["text"] == GOLDEN["greedy_text"]
+    done = run("generate", str(SAMPLE), "--prompt", "x", "--top-p", "2")
+    assert done.returncode == 1 and "top_p" in done.stderr
+    (tmp_path / "config.json").write_text((SAMPLE / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(SAMPLE / "model.safetensors")
+    done = run("generate", str(tmp_path), "--prompt", "x")
+    assert done.returncode == 2 and "no tokenizer" in done.stderr and done.stderr.count("\n") == 1
