@@ -122,6 +122,8 @@ void BindErrors(nb::module_& /*module*/) {
 
 NB_MODULE(_core, module) {
   namespace python = marlin::python;
+  // Frameworks keep modules alive past the interpreter; users should not read about it.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The C++ core of metal_marlin.";
   python::BindErrors(module);
   python::BindWeights(module);

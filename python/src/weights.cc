@@ -177,6 +177,13 @@ void BindWeights(nb::module_& module) {
              "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
   module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
              "Writes the weights to out, [k, n] or [experts, k, n].");
+  module.def(
+      "format_values",
+      [](const std::string& format) {
+        const std::span<const float> values = FormatValues(Take(ParseFormat(format)));
+        return std::vector<float>(values.begin(), values.end());
+      },
+      nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
   module.def("formats", [] {
     std::vector<std::string> names;
     for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);

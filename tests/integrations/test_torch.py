@@ -1,0 +1,127 @@
+"""metal_marlin.torch and metal_marlin.transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import metal_marlin as mm
+import numpy as np
+import pytest
+import torch
+from metal_marlin.torch import MarlinLinear, linear
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = [ROOT / "examples" / "tiny-qwen3-moe", ROOT / "tests" / "data" / "tiny-glm4-moe"]
+
+
+def make(format: str = "fp4_e2m1", bias: bool = True, group_size: int = 32) -> MarlinLinear:
+    torch.manual_seed(0)
+    return MarlinLinear.from_linear(torch.nn.Linear(96, 40, bias=bias), format, group_size)
+
+
+@pytest.mark.parametrize("format", [f for f in mm.formats() if f not in ("bf16", "fp16", "fp32")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_linear_is_the_product_with_the_dequantized_weight(
+    format: str, dtype: torch.dtype
+) -> None:
+    module = make(format)
+    x = torch.randn(2, 3, 96).to(dtype)
+    dense = torch.from_numpy(mm.dequantize(module.quantized()))
+    want = x.float() @ dense + module.bias
+    got = module(x)
+    assert got.dtype == dtype and got.shape == (2, 3, 40)
+    assert (got.float() - want).abs().max() < 0.05
+
+
+def test_opcheck() -> None:
+    module = make()
+    x = torch.randn(4, 96, requires_grad=True)
+    bias = module.bias.detach().requires_grad_()
+    torch.library.opcheck(linear, (x, bias, module.handle(), 0, 40))
+    torch.library.opcheck(linear, (x.detach(), None, module.handle(), 0, 40))
+
+
+def test_compile_without_graph_breaks() -> None:
+    module = make()
+    module.handle()
+    x = torch.randn(5, 96)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), module(x))
+
+
+def test_gradient_of_the_input() -> None:
+    module = make(bias=False)
+    x = torch.randn(3, 96, requires_grad=True)
+    grad = torch.randn(3, 40)
+    module(x).backward(grad)
+    dense = torch.from_numpy(mm.dequantize(module.quantized()))
+    assert torch.allclose(x.grad, grad @ dense.T, atol=1e-5)
+
+
+def test_state_copies_and_types() -> None:
+    module = make("nf3", group_size=64)
+    x = torch.randn(1, 96)
+    want = module(x)
+    other = MarlinLinear(96, 40, format="nf3", group_size=64)
+    other.load_state_dict(module.state_dict())
+    for same in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(same(x), want)
+    half = copy.deepcopy(module).half()
+    assert half.scales.dtype == torch.float16 and half.codebook.dtype == torch.float32
+    assert torch.equal(half.qweight, module.qweight)
+
+
+def test_errors() -> None:
+    with pytest.raises(mm.InvalidArgumentError, match=r"expected \[\.\.\., 96\]"):
+        make()(torch.randn(2, 95))
+    with pytest.raises(mm.InvalidArgumentError):
+        make()(torch.randn(2, 96).double())
+
+
+def test_numpy_functions_take_tensors() -> None:
+    weight = torch.randn(64, 24)
+    packed, scales = mm.pack_fp4_weights(weight, 32)
+    assert isinstance(packed, torch.Tensor) and scales.dtype == torch.float16
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    y = mm.quantized_linear(x, packed, scales, 32)
+    assert y.dtype == torch.bfloat16
+    want = x.float() @ torch.as_tensor(mm.unpack_weights(packed, scales, 32))
+    assert (y.float() - want).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("source", MODELS, ids=lambda p: p.name)
+@pytest.mark.parametrize("recipe", ["default_moe", "uniform:nf3/g64"])
+def test_transformers_generates_what_the_runner_does(
+    source: Path, recipe: str, tmp_path: Path
+) -> None:
+    import metal_marlin.transformers  # noqa: F401
+    from transformers import AutoModelForCausalLM
+
+    mm.quantize_model(source, tmp_path / "q", recipe)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32)
+    prompt = json.loads((source / "golden.json").read_text())["prompt_ids"]
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)
+    got = out[0, len(prompt):].tolist()
+    want = mm.load(tmp_path / "q", exact=True).generate(prompt, 32)["token_ids"]
+    assert got == want
+    model.save_pretrained(tmp_path / "again")
+    again = mm.load(tmp_path / "again", exact=True)
+    assert again.generate(prompt, 32)["token_ids"] == want
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import metal_marlin, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_arrays_of_all_kinds_agree() -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+    prepared = mm.prepare(mm.pack_weights(weight, "s4", 32))
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    assert np.array_equal(mm.matmul(torch.from_numpy(x), prepared).numpy(), mm.matmul(x, prepared))
