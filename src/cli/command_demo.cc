@@ -1,6 +1,7 @@
 // demo: the main job on the sample model: quantize, verify, multiply.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -9,12 +10,15 @@
 
 #include "base/macros.h"
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 #include "cli/product_timing.h"
 #include "cli/progress_bar.h"
 #include "cli/table.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
+#include "marlin/evaluate.h"
+#include "marlin/generate.h"
 
 namespace marlin::cli {
 namespace {
@@ -25,6 +29,8 @@ constexpr const char* kRecipes[] = {"default_moe", "aggressive_moe", "uniform:fp
 // A layer's width in a model of 7-8 B parameters: the sample's own 128 x 128 would time overheads.
 constexpr int64_t kWidth = 4096;
 constexpr int64_t kRowCounts[] = {1, 16, 256};
+constexpr size_t kPromptTokens = 8;
+constexpr int64_t kSentenceTokens = 32;
 constexpr FormatChoice kBf16Choice = {.keep = false, .format = Format::kBf16};
 
 /// A directory under the system's temporary one that goes with its contents.
@@ -55,8 +61,16 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+/// How a model reads and writes.
+struct ModelResult {
+  PerplexityResult perplexity;
+  double tokens_per_second = 0;
+  std::string sentence;  ///< Empty without a tokenizer.
+};
+
 struct RecipeResult {
   std::string recipe;
+  ModelResult model;
   FormatChoice expert_choice;
   QuantizeCheckpointReport report;
   Comparison comparison;
@@ -83,14 +97,16 @@ class DemoCommand final : public Command {
     }
     MARLIN_RETURN_IF_ERROR(directory_.Make());
     for (const TensorInfo& tensor : source->tensors()) source_bytes_ += tensor.bytes;
+    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open("cpu"));
+    MARLIN_RETURN_IF_ERROR(ReadPrompts());
+    MARLIN_ASSIGN_OR_RETURN(before_, RunModel(console, device, model_));
     ProgressBar bar(console, "demo");
     const int64_t steps = std::ssize(kRecipes) + std::ssize(kRowCounts);
     int64_t step = 0;
     for (const char* name : kRecipes) {
       bar.Update(step++, steps);
-      MARLIN_RETURN_IF_ERROR(RunRecipe(name, *source));
+      MARLIN_RETURN_IF_ERROR(RunRecipe(console, device, name, *source));
     }
-    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open("cpu"));
     device_ = device.info();
     MARLIN_ASSIGN_OR_RETURN(const std::vector<PreparedWeights> weights, PrepareProducts(device));
     for (int64_t m : kRowCounts) {
@@ -102,7 +118,37 @@ class DemoCommand final : public Command {
   }
 
  private:
-  Status RunRecipe(const std::string& name, const Checkpoint& source) {
+  /// The sample's tokens lie beside it; another model is only quantized and multiplied with.
+  Status ReadPrompts() {
+    const std::string path = model_ + "/validation_tokens.txt";
+    if (!std::filesystem::exists(path)) return {};
+    MARLIN_ASSIGN_OR_RETURN(tokens_, ReadTokens(path));
+    return {};
+  }
+
+  Result<ModelResult> RunModel(const Console& console, const Device& device,
+                               const std::string& path) const {
+    ModelResult result;
+    if (tokens_.empty()) return result;
+    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device));
+    MARLIN_ASSIGN_OR_RETURN(result.perplexity, Perplexity(model, tokens_));
+    GenerateOptions options;
+    options.max_tokens = kSentenceTokens;
+    options.ignore_eos = true;
+    const std::span<const int32_t> prompt = std::span(tokens_).first(kPromptTokens);
+    MARLIN_ASSIGN_OR_RETURN(const Generated generated, Generate(model, prompt, options));
+    result.tokens_per_second = (kSentenceTokens - 1) / generated.decode_seconds;
+    if (!console.text_codecs()) return result;
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, path, model));
+    std::vector<int32_t> all(prompt.begin(), prompt.end());
+    all.insert(all.end(), generated.token_ids.begin(), generated.token_ids.end());
+    MARLIN_ASSIGN_OR_RETURN(result.sentence, codec->Decode(all));
+    std::replace(result.sentence.begin(), result.sentence.end(), '\n', ' ');
+    return result;
+  }
+
+  Status RunRecipe(const Console& console, const Device& device, const std::string& name,
+                   const Checkpoint& source) {
     RecipeResult result;
     result.recipe = name;
     QuantizeCheckpointOptions options;
@@ -113,6 +159,7 @@ class DemoCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(output));
     MARLIN_RETURN_IF_ERROR(quantized.VerifyChecksums());
     MARLIN_ASSIGN_OR_RETURN(result.comparison, CompareCheckpoints(quantized, source));
+    MARLIN_ASSIGN_OR_RETURN(result.model, RunModel(console, device, output));
     results_.push_back(std::move(result));
     return Status();
   }
@@ -142,7 +189,10 @@ class DemoCommand final : public Command {
   }
 
   Status PrintDocument(Console& console) const {
-    Json document = {{"model", model_}, {"recipes", Json::array()}, {"products", Json::array()}};
+    Json document = {{"model", model_},
+                     {"before", ModelJson(before_)},
+                     {"recipes", Json::array()},
+                     {"products", Json::array()}};
     for (const RecipeResult& result : results_) {
       Json classes = Json::object();
       ForEachQuantizedClass([&](LayerClass layer_class) {
@@ -153,6 +203,7 @@ class DemoCommand final : public Command {
                                      {"bits_per_weight", result.report.bits_per_weight},
                                      {"bytes", result.report.bytes},
                                      {"coverage", result.report.coverage},
+                                     {"after", ModelJson(result.model)},
                                      {"relative_error", std::move(classes)}});
     }
     for (const ProductRow& row : products_) {
@@ -168,11 +219,40 @@ class DemoCommand final : public Command {
     return console.PrintJson(document);
   }
 
+  Json ModelJson(const ModelResult& result) const {
+    if (tokens_.empty()) return {};
+    return {{"perplexity", result.perplexity.perplexity},
+            {"standard_error", result.perplexity.standard_error},
+            {"tokens_per_second", result.tokens_per_second},
+            {"sentence", result.sentence.empty() ? Json() : Json(result.sentence)}};
+  }
+
+  std::string ModelTable() const {
+    if (tokens_.empty()) return "";
+    Table table({"recipe", "perplexity", "+-", "against 16 bits", "tokens/s"});
+    const auto add = [&](const std::string& name, const ModelResult& result) {
+      const double change = result.perplexity.perplexity / before_.perplexity.perplexity - 1;
+      table.AddRow({name, fmt::format("{:.3f}", result.perplexity.perplexity),
+                    fmt::format("{:.3f}", result.perplexity.standard_error),
+                    fmt::format("{:+.1f} %", 100 * change),
+                    fmt::format("{:.0f}", result.tokens_per_second)});
+    };
+    add("16 bits", before_);
+    for (const RecipeResult& result : results_) add(result.recipe, result.model);
+    std::string text = fmt::format("perplexity over {} tokens that the training never saw\n\n{}\n",
+                                   before_.perplexity.tokens, table.ToString());
+    if (!results_.empty() && !results_.front().model.sentence.empty()) {
+      text += fmt::format("{} goes on: {}\n\n", results_.front().recipe,
+                          results_.front().model.sentence);
+    }
+    return text;
+  }
+
   Status PrintTables(Console& console) const {
     return console.Print(fmt::format(
-        "{}: {} in 16 bits\n\n{}\nrelative error of the weights, by layer class\n\n{}\n"
+        "{}: {} in 16 bits\n\n{}\n{}relative error of the weights, by layer class\n\n{}\n"
         "product of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}",
-        model_, FormatBytes(source_bytes_), SizeTable(), ErrorTable(), kWidth, kWidth,
+        model_, FormatBytes(source_bytes_), SizeTable(), ModelTable(), ErrorTable(), kWidth, kWidth,
         device_.model, device_.threads, ProductTable()));
   }
 
@@ -234,6 +314,8 @@ class DemoCommand final : public Command {
 
   std::string model_ = "examples/tiny-qwen3-moe";
   TemporaryDirectory directory_;
+  std::vector<int32_t> tokens_;  ///< Of the text to evaluate on; empty: there is none.
+  ModelResult before_;
   int64_t source_bytes_ = 0;
   DeviceInfo device_;
   std::vector<RecipeResult> results_;
