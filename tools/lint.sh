@@ -50,7 +50,7 @@ for check in layers sizes names paths docs; do
   step "$check" python3 -B "tools/check_$check.py" .
 done
 if python_tools; then
-  files=$(find . -name '*.py' -not -path './build*' -not -path './.venv/*' -not -path '*/data/*')
+  files=$(find . -name '*.py' -not -path './build*' -not -path './.venv*/*' -not -path '*/data/*')
   # shellcheck disable=SC2086
   step ruff .venv/bin/ruff check --quiet $files
   # shellcheck disable=SC2086

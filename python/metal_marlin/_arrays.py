@@ -69,7 +69,7 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
     return out
 
 
-def like_kind(like: Any, array: np.ndarray) -> Any:
+def like_kind(like: Any, array: Any) -> Any:
     """A NumPy array as the kind of `like`."""
     kind = kind_of(like)
     if kind == "torch":

@@ -1,12 +1,10 @@
 """MLX: a linear layer with quantized weights, on MLX's CPU device in this build.
 
-The kernels of Apple GPUs come with the Metal backend; until then the product runs on the CPU whatever
-the default device is, and arrays are copied in and out of it.
+The kernels of Apple GPUs come with the Metal backend; until then the product runs on the CPU
+whatever the default device is, and arrays are copied in and out of it.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn

@@ -96,12 +96,13 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         parent_name, _, child = owner.rpartition(".")
         parent = model.get_submodule(parent_name)
         act = parent.get_submodule(child).act_fn
-        made = []
+        stacks = {}
         for name in _EXPERTS:
             experts, k, n = projections[name]["shape"]
-            stack = MarlinStack(k, n, experts=experts, stacked=True, **_parts(projections[name]))
-            made.append(stack)
-        setattr(parent, child, MarlinMoE(*made, act))
+            parts = _parts(projections[name])
+            stacks[name] = MarlinStack(k, n, experts=experts, stacked=True, **parts)
+        moe = MarlinMoE(stacks["gate_proj"], stacks["up_proj"], stacks["down_proj"], act)
+        setattr(parent, child, moe)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         for module in model.modules():

@@ -10,7 +10,8 @@ import struct
 import subprocess
 import tempfile
 import unittest
-from typing import Any, Callable
+from typing import Any
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = os.environ.get("METAL_MARLIN", str(ROOT / "build/bin/metal-marlin"))

@@ -96,7 +96,7 @@ def main() -> int:
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         outcomes = pool.map(lambda mutant: run(options.program, mutant, extra), tried)
-        for mutant, (survived, what, _) in zip(tried, outcomes):
+        for mutant, (survived, what, _) in zip(tried, outcomes, strict=True):
             verdict = "SURVIVED" if survived else "killed"
             print(f"{mutant:3d} {verdict:8s} {mutants[mutant]:42s} {what}", flush=True)
             killed += not survived

@@ -105,11 +105,11 @@ def check():
     wanted = list(lines())
     if len(stored) != len(wanted):
         errors.append(f"format_values.txt: expected {len(wanted)} lines, got {len(stored)}")
-    for got, want in zip(stored, wanted):
+    for got, want in zip(stored, wanted, strict=False):
         if got != want:
             errors.append(f"format_values.txt: expected '{want}', got '{got}'")
     # bitsandbytes made its table in fp32, hence the tolerance.
-    for code, (published, built) in enumerate(zip(NF4, normal_float(4))):
+    for code, (published, built) in enumerate(zip(NF4, normal_float(4), strict=True)):
         if abs(published - built) > 5e-7:
             errors.append(f"nf4 {code}: published {published}, constructed {built}")
     return errors

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import metal_marlin as mm
 import numpy as np
@@ -135,7 +136,12 @@ def test_the_sample_model_gives_its_golden_text() -> None:
     assert result["token_ids"] == GOLDEN["greedy_ids"]
     assert result["text"] == GOLDEN["greedy_text"]
     seen: list[int] = []
-    model.generate(GOLDEN["prompt_ids"], 48, callback=lambda t: seen.append(t) or len(seen) < 5)
+
+    def collect(token: int) -> bool:
+        seen.append(token)
+        return len(seen) < 5
+
+    model.generate(GOLDEN["prompt_ids"], 48, callback=collect)
     assert seen == GOLDEN["greedy_ids"][:5]
     logits = model.logits(GOLDEN["prompt_ids"])
     assert np.abs(logits[:, :8] - np.array(GOLDEN["prompt_logits_first8_tokens"])).max() < 1e-3
@@ -155,7 +161,8 @@ def test_quantizing_a_directory(tmp_path: Path) -> None:
     checkpoint.verify_checksums()
     names = [m["name"] for m in checkpoint.modules]
     assert "model.layers.0.mlp.experts.*.up_proj.weight" in names
-    assert checkpoint.weights(names[0]).codes.dtype == np.uint32
+    codes: Any = checkpoint.weights(names[0]).codes
+    assert codes.dtype == np.uint32
     model = mm.load(tmp_path / "q")
     assert model.info["recipe"] == "aggressive_moe"
     assert len(model.generate("And God said", 8)["token_ids"]) <= 8
