@@ -81,8 +81,15 @@ void ThreadPool::WorkerLoop(int worker) {
     AwaitChange(generation_, seen);
     seen = generation_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
+    // Whoever comes after the caller has closed the job stays out: Run waits for workers that are
+    // inside, never for one that the system has not let run yet.
+    uint32_t job = job_.load(std::memory_order_acquire);
+    while ((job & kOpen) != 0 &&
+           !job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel)) {
+    }
+    if ((job & kOpen) == 0) continue;
     DrainTasks(*task_, count_, worker);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    if (job_.fetch_sub(1, std::memory_order_acq_rel) == 1) job_.notify_one();
   }
 }
 
@@ -101,14 +108,12 @@ void ThreadPool::Run(int64_t count, Task task) {
   } else {
     task_ = &task;
     count_ = count;
-    running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+    job_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
     DrainTasks(task, count, 0);
-    for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;
-         left = running_.load(std::memory_order_acquire)) {
-      AwaitChange(running_, left);
-    }
+    uint32_t inside = job_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
+    for (; inside != 0; inside = job_.load(std::memory_order_acquire)) AwaitChange(job_, inside);
   }
   busy_.store(false, std::memory_order_release);
 }

@@ -45,13 +45,17 @@ class ThreadPool {
   ParallelFor parallel_for_;
   std::vector<std::thread> threads_;
 
-  // One job at a time. generation_ publishes task_ and count_; running_ counts workers inside.
+  /// Set in job_ while workers may still begin.
+  static constexpr uint32_t kOpen = 1u << 31;
+
+  // One job at a time. generation_ announces it; job_ publishes task_ and count_ and counts the
+  // workers inside.
   alignas(64) std::atomic<bool> busy_{false};
   alignas(64) std::atomic<uint32_t> generation_{0};
   const Task* task_ = nullptr;
   int64_t count_ = 0;
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<uint32_t> running_{0};
+  alignas(64) std::atomic<uint32_t> job_{0};
   std::atomic<bool> stop_{false};
 };
 

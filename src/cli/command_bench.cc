@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "cli/bench_gemm.h"
+#include "cli/bench_model.h"
 #include "cli/command.h"
 #include "cli/table.h"
 #include "ops/device.h"
@@ -56,7 +57,7 @@ Json TimingJson(const Timing& timing) {
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("OP", &op_, "gemm or dequantize");
+    arguments.Positional("OP", &op_, "gemm, dequantize or model");
     arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
@@ -73,10 +74,14 @@ class BenchCommand final : public Command {
     arguments.Option("--against", &against_, "PEER",
                      "openblas: the dense product, in the same run");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
+    arguments.Option("--model", &model_, "DIR", "What bench model runs");
+    arguments.Option("--prompt-tokens", &prompt_tokens_, "N",
+                     "Tokens that bench model reads before it writes; default 512");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
 
   Status Run(Console& console) override {
+    if (op_ == "model") return RunModelBench(console);
     MARLIN_RETURN_IF_ERROR(ReadArguments());
     // One pool for the device and the probes: two would spin against each other.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
@@ -107,13 +112,20 @@ class BenchCommand final : public Command {
   }
 
  private:
+  Status RunModelBench(Console& console) const {
+    if (model_.empty()) return Status(Code::kInvalidArgument, "bench model: --model is needed");
+    MARLIN_ASSIGN_OR_RETURN(const Device device,
+                            Device::Open(device_, {static_cast<int>(threads_.value_or(0))}));
+    return BenchModel(console, device, {model_, prompt_tokens_.value_or(512), commit_});
+  }
+
   Status ReadArguments() {
-    if (op_ == "moe" || op_ == "sparse" || op_ == "model") {
+    if (op_ == "moe" || op_ == "sparse") {
       return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
     }
     if (op_ != "gemm" && op_ != "dequantize") {
       return Status(Code::kInvalidArgument,
-                    fmt::format("bench: expected gemm or dequantize, got '{}'", op_));
+                    fmt::format("bench: expected gemm, dequantize or model, got '{}'", op_));
     }
     for (const std::string& peer : against_) {
       if (peer != "openblas") {
@@ -314,6 +326,8 @@ class BenchCommand final : public Command {
   std::vector<std::string> against_;
   std::string record_;
   std::string commit_;
+  std::string model_;
+  std::optional<int64_t> prompt_tokens_;
 
   std::vector<GemmShape> parsed_shapes_;
   std::vector<Format> parsed_formats_;

@@ -13,20 +13,9 @@
 #include "marlin/decoder.h"
 #include "model/forward.h"
 #include "model/layers.h"
+#include "model/model_impl.h"
 
 namespace marlin {
-
-struct Model::Impl {
-  Impl(Device on, Decoder loaded) : device(std::move(on)), decoder(std::move(loaded)) {}
-
-  Device device;
-  Decoder decoder;
-  ModelInfo info;
-  ProductOptions products;
-  CacheShape cache;
-  mutable std::mutex mutex;
-  mutable std::vector<Arena> arenas;  ///< Spare ones.
-};
 
 namespace {
 

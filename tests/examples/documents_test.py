@@ -12,7 +12,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = os.environ.get("METAL_MARLIN", str(ROOT / "build/bin/metal-marlin"))
-DOCUMENTS = ["README.md", "docs/howto/quantize.md", "docs/howto/recipes.md"]
+DOCUMENTS = ["README.md", "docs/howto/quantize.md", "docs/howto/recipes.md",
+             "docs/howto/run-a-model.md"]
 
 
 def blocks(document: str, language: str) -> list[str]:

@@ -255,10 +255,9 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
       for (int part = 0; part < kParts; ++part) {
-        if constexpr (kBits == 32) {
-          words[part] = RowWords<kBits>::Load(chunk, row, kJ, part, kParity);
-        }
-        F value = RawValue<kKind, kShift>(w, table, words[part]);
+        const I codes =
+            kBits == 32 ? RowWords<kBits>::Load(chunk, row, kJ, part, kParity) : words[part];
+        F value = RawValue<kKind, kShift>(w, table, codes);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
       }

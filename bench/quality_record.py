@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Quantizes the small trained models every way of the table and measures what it costs.
+
+    bench/quality_record.py build/bin/metal-marlin --commit HASH -o bench/records/quality-tiny.json
+
+Perplexity and distance are over all of validation_tokens.txt, in windows of 256 tokens. The record
+also has, for each model, what one layer class alone costs under default_moe.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = {"tiny-qwen3-moe": "examples/tiny-qwen3-moe", "tiny-glm4-moe": "tests/data/tiny-glm4-moe"}
+TOKENS = "examples/tiny-qwen3-moe/validation_tokens.txt"
+RECIPES = ["default_moe", "aggressive_moe", "uniform:s4/g64", "uniform:nf3/g64"]
+METHODS = ["rtn", "mse"]
+
+
+def run(command: str, *arguments: str) -> dict[str, Any]:
+    """One command's JSON; exits with its message when it fails."""
+    done = subprocess.run(
+        [command, *arguments, "--json"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(arguments)}: {done.stderr.strip()}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def measure(command: str, source: str, recipe: str, method: str) -> dict[str, Any]:
+    """Quantizes, compares with the source, and returns the row."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = f"{directory}/q"
+        report = run(command, "quantize", source, "-o", out, "--recipe", recipe, "--method", method)
+        result = run(command, "compare", out, "--against", source, "--tokens", TOKENS, "--exact")
+    return {
+        "recipe": recipe,
+        "method": method,
+        "bits_per_weight": report["bits_per_weight"],
+        "perplexity": result["model"]["perplexity"],
+        "standard_error": result["model"]["standard_error"],
+        "reference": result["reference"]["perplexity"],
+        "kl_mean": result["kl_mean"],
+        "kl_p99": result["kl_p99"],
+        "top1_agreement": result["top1_agreement"],
+        "tokens": result["tokens"],
+    }
+
+
+def class_costs(command: str, source: str) -> list[dict[str, Any]]:
+    """default_moe with one layer class at a time."""
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        out = f"{directory}/q"
+        run(command, "quantize", source, "-o", out, "--recipe", "default_moe")
+        config = json.loads((Path(out) / "config.json").read_text())
+        recipe = config["quantization_config"]["recipe_document"]
+        for name, choice in recipe["classes"].items():
+            if choice in ("keep", "bf16"):
+                continue
+            path = Path(directory) / "one.json"
+            only = {other: c if other == name else "keep"
+                    for other, c in recipe["classes"].items()}
+            path.write_text(json.dumps({**recipe, "name": name, "classes": only}))
+            row = measure(command, source, str(path), "rtn")
+            if abs(row["perplexity"] / row["reference"] - 1) > 1e-9:
+                rows.append({**row, "recipe": name, "choice": choice})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", help="the metal-marlin to measure", type=Path)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    options = parser.parse_args()
+    command = str(options.command.resolve())
+    record: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "commit": options.commit,
+        "models": {},
+    }
+    for name, source in MODELS.items():
+        rows = [measure(command, source, recipe, how) for recipe in RECIPES for how in METHODS]
+        record["models"][name] = {"rows": rows, "classes": class_costs(command, source)}
+        print(f"{name}: {len(rows)} rows", file=sys.stderr)
+    options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
