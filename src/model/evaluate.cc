@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "base/macros.h"
@@ -11,7 +13,7 @@
 namespace marlin {
 namespace {
 
-/// Logits that are in memory at once, in rows: a few windows share a pass.
+/// Logits of a model that are in memory at once, and tokens that share a pass.
 constexpr int64_t kLogitBytes = int64_t{256} << 20;
 constexpr int64_t kTokensAtOnce = 512;
 
@@ -56,37 +58,99 @@ std::vector<Window> Windows(int64_t tokens, const EvaluateOptions& options) {
   return windows;
 }
 
-/// Windows one after the other, as logits of every token of a few at a time.
-class WindowRunner {
+/// New tokens of one window: of the tokens that it feeds, [first, first + count).
+struct Piece {
+  size_t slot;  ///< The window's place among those that run together.
+  const Window* window;
+  int64_t first;
+  int64_t count;
+};
+
+/// One forward pass. Windows that run together are fed in pieces, so that no more logits are in
+/// memory than kLogitBytes, however long a window is.
+struct Step {
+  std::vector<Piece> pieces;
+  bool begins = false;       ///< All windows of the step begin here.
+  bool scored = false;       ///< Every token of the pieces predicts a target that counts.
+  int64_t windows_done = 0;  ///< After it.
+};
+
+/// The passes of windows that run together.
+void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t max_rows,
+              std::vector<Step>* steps) {
+  const auto count = static_cast<int64_t>(together.size());
+  Step context;
+  for (size_t i = 0; i < together.size(); ++i) {
+    if (together[i].scored > 0) {
+      context.pieces.push_back({i, &together[i], 0, together[i].scored});
+    }
+  }
+  const size_t first_step = steps->size();
+  if (!context.pieces.empty()) steps->push_back(std::move(context));
+  const int64_t rows = std::max<int64_t>(max_rows / count, 1);
+  for (int64_t done = 0;; done += rows) {
+    Step step;
+    step.scored = true;
+    for (size_t i = 0; i < together.size(); ++i) {
+      const int64_t first = together[i].scored + done;
+      const int64_t left = together[i].count - first;
+      if (left > 0) step.pieces.push_back({i, &together[i], first, std::min(left, rows)});
+    }
+    if (step.pieces.empty()) break;
+    steps->push_back(std::move(step));
+  }
+  for (size_t i = first_step; i < steps->size(); ++i) (*steps)[i].windows_done = windows_before;
+  (*steps)[first_step].begins = true;
+  steps->back().windows_done = windows_before + count;
+}
+
+std::vector<Step> PlanSteps(const Model& model, std::span<const Window> windows) {
+  const int64_t row_bytes = model.info().vocab_size * int64_t{sizeof(float)};
+  const int64_t max_rows = std::clamp<int64_t>(kLogitBytes / row_bytes, 1, kTokensAtOnce);
+  const auto together = static_cast<size_t>(std::max<int64_t>(max_rows / windows[0].count, 1));
+  std::vector<Step> steps;
+  for (size_t first = 0; first < windows.size(); first += together) {
+    AddSteps(windows.subspan(first, std::min(together, windows.size() - first)),
+             static_cast<int64_t>(first), max_rows, &steps);
+  }
+  return steps;
+}
+
+/// Takes one model through the steps, in order.
+class StepRunner {
  public:
-  WindowRunner(const Model& model, std::span<const int32_t> tokens)
+  StepRunner(const Model& model, std::span<const int32_t> tokens)
       : model_(model), tokens_(tokens) {}
 
-  /// Logits [rows, vocab] of some windows, row after row. The memory is reused by the next call.
-  Result<std::span<const float>> Run(std::span<const Window> windows) {
-    std::vector<Sequence> sequences;
+  Status Run(const Step& step) {
+    if (step.begins) sequences_.clear();
     std::vector<SequenceInput> inputs;
     int64_t rows = 0;
-    sequences.reserve(windows.size());
-    for (const Window& window : windows) {
-      MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
-      sequences.push_back(std::move(sequence));
-      inputs.push_back(
-          {&sequences.back(),
-           tokens_.subspan(static_cast<size_t>(window.first), static_cast<size_t>(window.count)),
-           true});
-      rows += window.count;
+    for (const Piece& piece : step.pieces) {
+      while (sequences_.size() <= piece.slot) {
+        MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
+        sequences_.push_back(std::make_unique<Sequence>(std::move(sequence)));
+      }
+      const auto first = static_cast<size_t>(piece.window->first + piece.first);
+      inputs.push_back({sequences_[piece.slot].get(),
+                        tokens_.subspan(first, static_cast<size_t>(piece.count)), step.scored});
+      rows += step.scored ? piece.count : 1;
     }
     const int64_t vocab = model_.info().vocab_size;
     logits_.resize(static_cast<size_t>(rows * vocab));
-    const MutableTensorView view(logits_.data(), DType::kF32, {rows, vocab});
-    MARLIN_RETURN_IF_ERROR(model_.Forward(inputs, view));
-    return std::span<const float>(logits_);
+    return model_.Forward(inputs, {logits_.data(), DType::kF32, {rows, vocab}});
+  }
+
+  /// Logits of the last step's tokens, row after row.
+  std::span<const float> Row(int64_t row) const {
+    const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+    return std::span(logits_).subspan(static_cast<size_t>(row) * vocab, vocab);
   }
 
  private:
   const Model& model_;
   std::span<const int32_t> tokens_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
   std::vector<float> logits_;
 };
 
@@ -98,64 +162,62 @@ double LogSumExp(std::span<const float> x) {
   return largest + std::log(sum);
 }
 
-/// Mean and spread of negative log likelihoods.
+/// The same, where it is a number.
+Result<double> CheckedLogSumExp(const Model& model, std::span<const float> logits,
+                                int64_t position) {
+  const double sum = LogSumExp(logits);
+  if (std::isfinite(sum)) return sum;
+  return Status(Code::kNonFiniteInput, fmt::format("logits: not finite after token {} ({})",
+                                                   position, model.info().model_type));
+}
+
+/// Mean and spread of negative log likelihoods, by Welford's recurrence.
 class NllSums {
  public:
   void Add(std::span<const float> logits, int32_t target, double log_sum) {
     const double nll = log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
-    sum_ += nll;
-    squares_ += nll * nll;
     ++count_;
+    const double difference = nll - mean_;
+    mean_ += difference / static_cast<double>(count_);
+    squares_ += difference * (nll - mean_);
   }
-  PerplexityResult Finish(int64_t windows) const {
-    PerplexityResult result;
+  PerplexityResult Finish(size_t windows) const {
     const auto n = static_cast<double>(count_);
-    result.nll = sum_ / n;
-    result.perplexity = std::exp(result.nll);
-    const double variance = std::max(squares_ / n - result.nll * result.nll, 0.0);
-    result.standard_error = result.perplexity * std::sqrt(variance / std::max(n - 1, 1.0));
+    PerplexityResult result;
+    result.nll = mean_;
+    result.perplexity = std::exp(mean_);
+    result.standard_error = result.perplexity * std::sqrt(squares_ / std::max(n - 1, 1.0) / n);
     result.tokens = count_;
-    result.windows = windows;
+    result.windows = static_cast<int64_t>(windows);
     return result;
   }
 
  private:
-  double sum_ = 0;
-  double squares_ = 0;
+  double mean_ = 0;
+  double squares_ = 0;  ///< Sum of the squared differences from the mean.
   int64_t count_ = 0;
 };
 
-/// Calls body(windows, done) for a few windows at a time.
-template <typename Body>
-Status ForBatches(const Model& model, const std::vector<Window>& windows,
-                  const EvaluateOptions& options, Body body) {
-  const int64_t row_bytes = model.info().vocab_size * int64_t{sizeof(float)};
-  const int64_t rows = std::min(kTokensAtOnce, std::max<int64_t>(kLogitBytes / row_bytes, 1));
-  const auto step =
-      static_cast<size_t>(std::max<int64_t>(rows / std::max<int64_t>(options.window, 1), 1));
-  for (size_t first = 0; first < windows.size(); first += step) {
-    const size_t count = std::min(step, windows.size() - first);
-    MARLIN_RETURN_IF_ERROR(body(std::span(windows).subspan(first, count)));
+/// Runs step(s) and then score(row, position of the token, target) for its targets.
+template <typename RunStep, typename Score>
+Status ForTargets(const Model& model, std::span<const int32_t> tokens,
+                  std::span<const Window> windows, const EvaluateOptions& options, RunStep run,
+                  Score score) {
+  for (const Step& step : PlanSteps(model, windows)) {
+    MARLIN_RETURN_IF_ERROR(run(step));
+    int64_t row = 0;
+    for (const Piece& piece : step.pieces) {
+      if (!step.scored) break;
+      for (int64_t i = 0; i < piece.count; ++i, ++row) {
+        const int64_t position = piece.window->first + piece.first + i;
+        MARLIN_RETURN_IF_ERROR(score(row, position, tokens[static_cast<size_t>(position + 1)]));
+      }
+    }
     if (options.progress) {
-      options.progress(static_cast<int64_t>(first + count), static_cast<int64_t>(windows.size()));
+      options.progress(step.windows_done, static_cast<int64_t>(windows.size()));
     }
   }
   return {};
-}
-
-/// Calls body(row, target) for the targets that count.
-template <typename Body>
-void ForTargets(std::span<const Window> windows, std::span<const int32_t> tokens, Body body) {
-  int64_t row = 0;
-  for (const Window& window : windows) {
-    for (int64_t i = 0; i < window.count; ++i, ++row) {
-      if (i >= window.scored) body(row, tokens[static_cast<size_t>(window.first + i + 1)]);
-    }
-  }
-}
-
-std::span<const float> RowOf(std::span<const float> logits, int64_t row, int64_t vocab) {
-  return logits.subspan(static_cast<size_t>(row * vocab), static_cast<size_t>(vocab));
 }
 
 Status CheckTargets(const Model& model, std::span<const int32_t> tokens) {
@@ -205,62 +267,81 @@ struct Divergences {
   }
 };
 
-}  // namespace
-
-Result<PerplexityResult> Perplexity(const Model& model, std::span<const int32_t> tokens,
-                                    const EvaluateOptions& options) {
+Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const int32_t> tokens,
+                                           const EvaluateOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
   MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
   const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
-  WindowRunner runner(model, tokens);
+  StepRunner runner(model, tokens);
   NllSums sums;
-  MARLIN_RETURN_IF_ERROR(ForBatches(model, windows, options, [&](auto batch) -> Status {
-    MARLIN_ASSIGN_OR_RETURN(const std::span<const float> logits, runner.Run(batch));
-    ForTargets(batch, tokens, [&](int64_t row, int32_t target) {
-      const auto x = RowOf(logits, row, model.info().vocab_size);
-      sums.Add(x, target, LogSumExp(x));
-    });
+  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
+    const auto logits = runner.Row(row);
+    MARLIN_ASSIGN_OR_RETURN(const double sum, CheckedLogSumExp(model, logits, position));
+    sums.Add(logits, target, sum);
     return {};
-  }));
-  return sums.Finish(static_cast<int64_t>(windows.size()));
+  };
+  MARLIN_RETURN_IF_ERROR(ForTargets(
+      model, tokens, windows, options, [&](const Step& step) { return runner.Run(step); }, score));
+  return sums.Finish(windows.size());
 }
 
-Result<CompareResult> CompareModels(const Model& model, const Model& reference,
-                                    std::span<const int32_t> tokens,
-                                    const EvaluateOptions& options) {
-  const int64_t vocab = model.info().vocab_size;
-  if (reference.info().vocab_size != vocab) {
+Result<CompareResult> MeasureDistance(const Model& model, const Model& reference,
+                                      std::span<const int32_t> tokens,
+                                      const EvaluateOptions& options) {
+  if (reference.info().vocab_size != model.info().vocab_size) {
     return Invalid(fmt::format("reference: a vocabulary of {}, the model has {}",
-                               reference.info().vocab_size, vocab));
+                               reference.info().vocab_size, model.info().vocab_size));
   }
   MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
   MARLIN_RETURN_IF_ERROR(CheckOptions(reference, tokens, options));
   MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
   const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
-  WindowRunner model_runner(model, tokens);
-  WindowRunner reference_runner(reference, tokens);
+  StepRunner model_runner(model, tokens);
+  StepRunner reference_runner(reference, tokens);
   NllSums model_sums;
   NllSums reference_sums;
   Divergences divergences;
-  MARLIN_RETURN_IF_ERROR(ForBatches(model, windows, options, [&](auto batch) -> Status {
-    MARLIN_ASSIGN_OR_RETURN(const std::span<const float> x, model_runner.Run(batch));
-    MARLIN_ASSIGN_OR_RETURN(const std::span<const float> y, reference_runner.Run(batch));
-    ForTargets(batch, tokens, [&](int64_t row, int32_t target) {
-      const auto a = RowOf(x, row, vocab);
-      const auto b = RowOf(y, row, vocab);
-      const double a_sum = LogSumExp(a);
-      const double b_sum = LogSumExp(b);
-      model_sums.Add(a, target, a_sum);
-      reference_sums.Add(b, target, b_sum);
-      divergences.Add(a, a_sum, b, b_sum);
-    });
+  const auto run = [&](const Step& step) -> Status {
+    MARLIN_RETURN_IF_ERROR(model_runner.Run(step));
+    return reference_runner.Run(step);
+  };
+  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
+    const auto a = model_runner.Row(row);
+    const auto b = reference_runner.Row(row);
+    MARLIN_ASSIGN_OR_RETURN(const double a_sum, CheckedLogSumExp(model, a, position));
+    MARLIN_ASSIGN_OR_RETURN(const double b_sum, CheckedLogSumExp(reference, b, position));
+    model_sums.Add(a, target, a_sum);
+    reference_sums.Add(b, target, b_sum);
+    divergences.Add(a, a_sum, b, b_sum);
     return {};
-  }));
+  };
+  MARLIN_RETURN_IF_ERROR(ForTargets(model, tokens, windows, options, run, score));
   CompareResult result;
-  result.model = model_sums.Finish(static_cast<int64_t>(windows.size()));
-  result.reference = reference_sums.Finish(static_cast<int64_t>(windows.size()));
+  result.model = model_sums.Finish(windows.size());
+  result.reference = reference_sums.Finish(windows.size());
   divergences.Finish(&result);
   return result;
+}
+
+}  // namespace
+
+Result<PerplexityResult> Perplexity(const Model& model, std::span<const int32_t> tokens,
+                                    const EvaluateOptions& options) {
+  try {
+    return MeasurePerplexity(model, tokens, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "perplexity: cannot allocate");
+  }
+}
+
+Result<CompareResult> CompareModels(const Model& model, const Model& reference,
+                                    std::span<const int32_t> tokens,
+                                    const EvaluateOptions& options) {
+  try {
+    return MeasureDistance(model, reference, tokens, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "compare: cannot allocate");
+  }
 }
 
 }  // namespace marlin

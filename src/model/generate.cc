@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 #include "base/macros.h"
 #include "model/sampling.h"
@@ -29,12 +30,16 @@ Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
                   fmt::format("prompt: {} tokens do not fit in a context of {}", length,
                               model.info().max_positions));
   }
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    if (prompt[i] < 0 || prompt[i] >= model.info().vocab_size) {
+      return Status(Code::kInvalidArgument, fmt::format("prompt: token {} is {}, expected 0..{}", i,
+                                                        prompt[i], model.info().vocab_size - 1));
+    }
+  }
   return {};
 }
 
-}  // namespace
-
-Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
+Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
   const std::vector<int32_t>& stops =
@@ -50,20 +55,22 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
   const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});
   std::span<const int32_t> next = prompt;
   int32_t token = 0;
-  auto start = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now();
   while (true) {
     const SequenceInput input{&sequence, next, false};
     MARLIN_RETURN_IF_ERROR(model.Forward({&input, 1}, row));
     MARLIN_ASSIGN_OR_RETURN(token, sampler.Draw(logits));
-    if (generated.token_ids.empty()) {
-      generated.prefill_seconds = SecondsSince(start);
-      start = std::chrono::steady_clock::now();
+    // Up to the last token that counts: the step that draws a stop token is no part of the rate.
+    const double seconds = SecondsSince(start);
+    if (sequence.length() == static_cast<int64_t>(prompt.size())) {
+      generated.prefill_seconds = seconds;
     }
     if (stopped(token)) {
       generated.stop_reason = StopReason::kStopToken;
       break;
     }
     generated.token_ids.push_back(token);
+    generated.decode_seconds = seconds - generated.prefill_seconds;
     if (callback && !callback(token)) {
       generated.stop_reason = StopReason::kCallback;
       break;
@@ -75,8 +82,18 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
     }
     next = {&token, 1};
   }
-  if (generated.token_ids.size() > 1) generated.decode_seconds = SecondsSince(start);
   return generated;
+}
+
+}  // namespace
+
+Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
+                           const GenerateOptions& options, const TokenCallback& callback) {
+  try {
+    return Continue(model, prompt, options, callback);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "generate: cannot allocate");
+  }
 }
 
 }  // namespace marlin

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
+
+#include "base/macros.h"
 
 namespace marlin {
 namespace {
@@ -26,45 +29,84 @@ Status CheckSampling(const SamplingOptions& options) {
   return {};
 }
 
-Result<int32_t> Sampler::Draw(std::span<const float> logits) {
-  const auto nan =
-      std::find_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
-  if (nan != logits.end()) {
-    return Status(Code::kNonFiniteInput,
-                  fmt::format("logits: NaN for token {}", nan - logits.begin()));
-  }
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (options_.temperature == 0.0F) return static_cast<int32_t>(best - logits.begin());
+namespace {
 
-  // Most likely first, equals by number.
+/// Finds the most likely token; the lowest of equals.
+Result<size_t> FindBest(std::span<const float> logits) {
+  size_t best = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    // Not finite and not minus infinity, which means that a token cannot be.
+    if (!(logits[i] < std::numeric_limits<float>::infinity())) {
+      return Status(Code::kNonFiniteInput, fmt::format("logits: {} for token {}", logits[i], i));
+    }
+    if (logits[i] > logits[best]) best = i;
+  }
+  if (std::isinf(logits[best])) {
+    return Status(Code::kNonFiniteInput, "logits: minus infinity for every token");
+  }
+  return best;
+}
+
+}  // namespace
+
+Result<int32_t> Sampler::Draw(std::span<const float> logits) {
+  MARLIN_ASSIGN_OR_RETURN(const size_t best, FindBest(logits));
+  if (options_.temperature == 0.0F) return static_cast<int32_t>(best);
+  weights_.resize(logits.size());
   order_.resize(logits.size());
   std::iota(order_.begin(), order_.end(), 0);
-  const auto kept = options_.top_k == 0
-                        ? logits.size()
-                        : std::min(logits.size(), static_cast<size_t>(options_.top_k));
-  std::partial_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(kept),
-                    order_.end(), [&](int32_t a, int32_t b) {
-                      const float x = logits[static_cast<size_t>(a)];
-                      const float y = logits[static_cast<size_t>(b)];
-                      return x > y || (x == y && a < b);
-                    });
-  weights_.clear();
-  double sum = 0;
+  sorted_ = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double difference = static_cast<double>(logits[i]) - static_cast<double>(logits[best]);
+    weights_[i] = std::exp(difference / static_cast<double>(options_.temperature));
+  }
+  const size_t kept = CountNucleus(logits, KeepTopK(logits));
+  double left = 0;
+  for (size_t i = 0; i < kept; ++i) left += WeightAt(i);
+  left *= Uniform();
+  int32_t drawn = static_cast<int32_t>(best);
   for (size_t i = 0; i < kept; ++i) {
-    const double difference =
-        static_cast<double>(logits[static_cast<size_t>(order_[i])]) - static_cast<double>(*best);
-    weights_.push_back(std::exp(difference / static_cast<double>(options_.temperature)));
-    sum += weights_.back();
+    if (WeightAt(i) == 0.0) continue;
+    drawn = order_[i];
+    if (left < WeightAt(i)) break;
+    left -= WeightAt(i);
   }
+  return drawn;
+}
+
+void Sampler::SortFirst(std::span<const float> logits, size_t count) {
+  const auto at = [this](size_t i) { return order_.begin() + static_cast<std::ptrdiff_t>(i); };
+  std::partial_sort(at(sorted_), at(count), order_.end(), [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)];
+    const float y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  });
+  sorted_ = count;
+}
+
+size_t Sampler::KeepTopK(std::span<const float> logits) {
+  if (options_.top_k == 0 || static_cast<uint64_t>(options_.top_k) >= logits.size()) {
+    return logits.size();
+  }
+  SortFirst(logits, static_cast<size_t>(options_.top_k));
+  return sorted_;
+}
+
+size_t Sampler::CountNucleus(std::span<const float> logits, size_t kept) {
+  if (options_.top_p == 1.0F) return kept;
+  double sum = 0;
+  for (size_t i = 0; i < kept; ++i) sum += WeightAt(i);
+  const double wanted = static_cast<double>(options_.top_p) * sum;
   double mass = 0;
-  size_t nucleus = 0;
-  while (nucleus < kept && (nucleus == 0 || mass < static_cast<double>(options_.top_p) * sum)) {
-    mass += weights_[nucleus++];
+  for (size_t i = 0; i < kept; ++i) {
+    // Few tokens hold most of the mass: sorting all of a large vocabulary would take longer than
+    // drawing.
+    constexpr size_t kFirstSorted = 64;
+    if (i == sorted_) SortFirst(logits, std::min(kept, std::max(kFirstSorted, 8 * sorted_)));
+    mass += WeightAt(i);
+    if (mass >= wanted) return i + 1;
   }
-  double left = Uniform() * mass;
-  size_t drawn = 0;
-  while (drawn + 1 < nucleus && left >= weights_[drawn]) left -= weights_[drawn++];
-  return order_[drawn];
+  return kept;
 }
 
 }  // namespace marlin

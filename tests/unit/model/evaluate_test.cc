@@ -48,6 +48,67 @@ TEST(Perplexity, OfTheSampleModelsIsTheReferences) {
   }
 }
 
+/// What the header says, window by window with one forward call each, in double precision.
+PerplexityResult Reference(const Model& model, std::span<const int32_t> tokens, int64_t window,
+                           int64_t stride) {
+  std::vector<double> nlls;
+  PerplexityResult result;
+  for (int64_t first = 0; first + window < std::ssize(tokens); first += stride) {
+    const int64_t vocab = model.info().vocab_size;
+    std::vector<float> logits(static_cast<size_t>(window * vocab));
+    Sequence sequence = *model.NewSequence();
+    const SequenceInput input{
+        &sequence, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(window)), true};
+    EXPECT_TRUE(model.Forward({&input, 1}, {logits.data(), DType::kF32, {window, vocab}}).ok());
+    for (int64_t i = first == 0 ? 0 : window - stride; i < window; ++i) {
+      const float* row = logits.data() + i * vocab;
+      double sum = 0;
+      for (int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<double>(row[j]));
+      nlls.push_back(std::log(sum) -
+                     static_cast<double>(row[tokens[static_cast<size_t>(first + i + 1)]]));
+    }
+    ++result.windows;
+  }
+  const auto n = static_cast<double>(nlls.size());
+  for (const double nll : nlls) result.nll += nll / n;
+  double variance = 0;
+  for (const double nll : nlls) variance += (nll - result.nll) * (nll - result.nll) / (n - 1);
+  result.tokens = std::ssize(nlls);
+  result.perplexity = std::exp(result.nll);
+  result.standard_error = result.perplexity * std::sqrt(variance / n);
+  return result;
+}
+
+// Several windows a pass, overlapping ones, and one too long for a pass.
+TEST(Perplexity, IsTheSumOverTheWindows) {
+  const std::vector<int32_t> all = ValidationTokens();
+  const Model model = Open(kSample);
+  struct Case {
+    size_t tokens;
+    int64_t window;
+    int64_t stride;
+  };
+  for (const Case& c : {Case{901, 100, 100}, Case{700, 96, 32}, Case{1200, 1000, 50},
+                        Case{1023, 1, 1}, Case{40, 8, 3}}) {
+    const std::span<const int32_t> tokens = std::span(all).first(c.tokens);
+    const PerplexityResult want = Reference(model, tokens, c.window, c.stride);
+    int64_t reported = 0;
+    const auto got = Perplexity(
+        model, tokens,
+        {.window = c.window, .stride = c.stride, .progress = [&](int64_t done, int64_t total) {
+           EXPECT_GE(done, reported);
+           EXPECT_EQ(total, want.windows);
+           reported = done;
+         }});
+    ASSERT_TRUE(got.ok()) << got.status().message();
+    EXPECT_EQ(reported, want.windows);
+    EXPECT_EQ(got->tokens, want.tokens);
+    EXPECT_EQ(got->windows, want.windows);
+    EXPECT_NEAR(got->nll, want.nll, 1e-5);
+    EXPECT_NEAR(got->standard_error, want.standard_error, 1e-4 * want.standard_error);
+  }
+}
+
 // A stride of half a window scores every token once, most of them with more context.
 TEST(Perplexity, StridesOverlapAndScoreEveryTokenOnce) {
   const std::vector<int32_t> all = ValidationTokens();

@@ -5,63 +5,134 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <string>
 #include <vector>
 
 namespace marlin {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// How often each token is drawn.
-std::vector<int> Counts(const std::vector<float>& logits, const SamplingOptions& options, int n) {
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::vector<int32_t> Draw(const SamplingOptions& options, const std::vector<float>& logits,
+                          int count) {
   Sampler sampler(options);
-  std::vector<int> counts(logits.size(), 0);
-  for (int i = 0; i < n; ++i) ++counts[static_cast<size_t>(*sampler.Draw(logits))];
+  std::vector<int32_t> drawn;
+  for (int i = 0; i < count; ++i) {
+    const auto token = sampler.Draw(logits);
+    EXPECT_TRUE(token.ok()) << token.status().message();
+    drawn.push_back(*token);
+  }
+  return drawn;
+}
+
+std::map<int32_t, int> Count(const std::vector<int32_t>& drawn) {
+  std::map<int32_t, int> counts;
+  for (const int32_t token : drawn) ++counts[token];
   return counts;
 }
 
-TEST(Sampler, TemperatureZeroTakesTheFirstOfTheLargest) {
-  EXPECT_EQ(*Sampler({}).Draw(std::vector<float>{1, 5, 5, 2}), 1);
+TEST(Sampler, TemperatureZeroTakesTheLowestOfTheLargest) {
+  EXPECT_THAT(Draw({}, {1, 3, 2, 3}, 2), ElementsAre(1, 1));
+  EXPECT_THAT(Draw({.top_k = 2, .top_p = 0.1F}, {-kInfinity, -5, -4}, 1), ElementsAre(2));
 }
 
-TEST(Sampler, FrequenciesAreTheSoftmaxAtTheTemperature) {
-  const std::vector<float> logits = {0.0F, 1.0F, 2.0F};
-  constexpr int kDraws = 60000;
-  const std::vector<int> counts = Counts(logits, {.temperature = 2.0F, .seed = 3}, kDraws);
-  const double sum = 1 + std::exp(0.5) + std::exp(1.0);
-  for (size_t i = 0; i < 3; ++i) {
-    const double expected = std::exp(0.5 * static_cast<double>(i)) / sum;
-    EXPECT_NEAR(static_cast<double>(counts[i]) / kDraws, expected, 0.01);
+// The frequencies against softmax(logits / temperature), within five standard deviations.
+TEST(Sampler, FrequenciesAreTheSoftmax) {
+  constexpr int kCount = 40000;
+  const std::vector<float> logits = {0.5F, -1.0F, 2.0F, 0.0F, 1.5F, -kInfinity};
+  for (const float temperature : {0.5F, 1.0F, 3.0F}) {
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x / temperature));
+    auto counts = Count(Draw({.temperature = temperature, .seed = 11}, logits, kCount));
+    EXPECT_EQ(counts[5], 0);
+    for (int32_t i = 0; i < 5; ++i) {
+      const double p =
+          std::exp(static_cast<double>(logits[static_cast<size_t>(i)] / temperature)) / sum;
+      EXPECT_NEAR(counts[i], p * kCount, 5 * std::sqrt(p * (1 - p) * kCount)) << i;
+    }
   }
 }
 
 TEST(Sampler, TopKAndTopPKeepTheMostLikely) {
-  const std::vector<float> logits = {1.0F, 4.0F, 2.0F, 3.0F};
-  const std::vector<int> by_k = Counts(logits, {.temperature = 5.0F, .top_k = 2}, 2000);
-  EXPECT_EQ(by_k[0] + by_k[2], 0);
-  EXPECT_GT(by_k[3], 500);
-  // e^4 is 64 % of the sum, e^4 + e^3 88 %: the second is needed to reach 70 %.
-  const std::vector<int> by_p = Counts(logits, {.temperature = 1.0F, .top_p = 0.7F}, 2000);
-  EXPECT_EQ(by_p[0] + by_p[2], 0);
-  EXPECT_GT(by_p[3], 300);
-  EXPECT_EQ(Counts(logits, {.temperature = 1.0F, .top_p = 0.01F}, 100)[1], 100);
+  // Probabilities 0.1, 0.4, 0.2, 0.3 times the sum.
+  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F),
+                                     std::log(0.3F)};
+  const auto kept = [&](SamplingOptions options) {
+    options.temperature = 1;
+    std::vector<int32_t> tokens;
+    for (const auto& [token, count] : Count(Draw(options, logits, 2000))) tokens.push_back(token);
+    return tokens;
+  };
+  EXPECT_THAT(kept({.top_k = 1}), ElementsAre(1));
+  EXPECT_THAT(kept({.top_k = 3}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(kept({.top_k = 100}), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(kept({.top_p = 1e-6F}), ElementsAre(1));
+  EXPECT_THAT(kept({.top_p = 0.39F}), ElementsAre(1));
+  EXPECT_THAT(kept({.top_p = 0.41F}), ElementsAre(1, 3));
+  EXPECT_THAT(kept({.top_p = 0.95F}), ElementsAre(0, 1, 2, 3));
+  // Of the three most likely ones, 4/9 and 3/9 are more than 0.7.
+  EXPECT_THAT(kept({.top_k = 3, .top_p = 0.7F}), ElementsAre(1, 3));
 }
 
-TEST(Sampler, NeverDrawsMinusInfinity) {
-  const float never = -std::numeric_limits<float>::infinity();
-  const std::vector<int> counts =
-      Counts({never, 0.0F, never, 0.5F}, {.temperature = 3.0F, .seed = 9}, 3000);
-  EXPECT_EQ(counts[0] + counts[2], 0);
+// Nuclei beyond what is sorted at first, with equal logits: the lowest numbers stay.
+TEST(Sampler, EqualsAreKeptByTheirNumbers) {
+  const std::vector<float> logits(1000, 0.25F);
+  const auto largest = [&](const SamplingOptions& options) {
+    return Count(Draw(options, logits, 20000)).rbegin()->first;
+  };
+  EXPECT_EQ(largest({.temperature = 1, .top_k = 10}), 9);
+  EXPECT_EQ(largest({.temperature = 1, .top_p = 0.25F}), 249);
+  EXPECT_EQ(largest({.temperature = 1, .top_p = 0.75F}), 749);
+  EXPECT_EQ(largest({.temperature = 1}), 999);
 }
 
-TEST(Sampler, Errors) {
-  EXPECT_THAT(CheckSampling({.temperature = -1}).message(), HasSubstr("temperature"));
-  EXPECT_THAT(CheckSampling({.temperature = std::nanf("")}).message(), HasSubstr("temperature"));
-  EXPECT_THAT(CheckSampling({.top_k = -1}).message(), HasSubstr("top_k"));
-  EXPECT_THAT(CheckSampling({.top_p = 0}).message(), HasSubstr("top_p"));
-  EXPECT_THAT(CheckSampling({.top_p = 1.1F}).message(), HasSubstr("top_p"));
-  EXPECT_EQ(Sampler({}).Draw(std::vector<float>{0, std::nanf("")}).status().code(),
-            Code::kNonFiniteInput);
+// The first numbers of a 64-bit Mersenne twister, times eight: the same on every machine.
+TEST(Sampler, TheSeedDecides) {
+  const std::vector<float> logits = {0, 0, 0, 0, 0, 0, 0, 0};
+  const SamplingOptions options{.temperature = 1, .seed = 1};
+  EXPECT_THAT(Draw(options, logits, 8), ElementsAre(1, 1, 3, 0, 2, 7, 3, 0));
+  EXPECT_NE(Draw(options, logits, 8), Draw({.temperature = 1, .seed = 2}, logits, 8));
+}
+
+TEST(Sampler, ExtremeTemperatures) {
+  const std::vector<float> logits = {1, 3e38F, -3e38F, 2};
+  EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)), ElementsAre(testing::Pair(1, 50)));
+  EXPECT_EQ(Count(Draw({.temperature = 3e38F}, {1, 2, 3}, 1000)).size(), 3U);
+}
+
+TEST(Sampler, NonFiniteLogits) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float temperature : {0.0F, 1.0F}) {
+    Sampler sampler({.temperature = temperature});
+    const auto message = [&](const std::vector<float>& logits) {
+      const auto token = sampler.Draw(logits);
+      EXPECT_EQ(token.status().code(), Code::kNonFiniteInput);
+      return token.status().message();
+    };
+    EXPECT_EQ(message({1, nan}), "logits: nan for token 1");
+    EXPECT_EQ(message({nan, 1}), "logits: nan for token 0");
+    EXPECT_EQ(message({1, 2, kInfinity}), "logits: inf for token 2");
+    EXPECT_THAT(message({-kInfinity, -kInfinity}), HasSubstr("every token"));
+  }
+}
+
+TEST(CheckSampling, NamesTheOption) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto message = [](const SamplingOptions& options) {
+    return CheckSampling(options).message();
+  };
+  EXPECT_EQ(message({.temperature = -1}), "temperature: expected 0 or more, got -1");
+  EXPECT_THAT(message({.temperature = nan}), HasSubstr("temperature"));
+  EXPECT_THAT(message({.temperature = kInfinity}), HasSubstr("temperature"));
+  EXPECT_EQ(message({.top_k = -3}), "top_k: expected 0 or more, got -3");
+  for (const float p : {0.0F, -1.0F, 1.5F, nan}) {
+    EXPECT_THAT(message({.top_p = p}), HasSubstr("top_p: expected more than 0 and at most 1"));
+  }
+  EXPECT_TRUE(CheckSampling({.temperature = 2, .top_k = 5, .top_p = 0.5F}).ok());
 }
 
 }  // namespace
