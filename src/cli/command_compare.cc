@@ -31,9 +31,10 @@ class CompareCommand final : public Command {
   }
 
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(corpus_.Check());
-    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
-    MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.Open(against_));
+    MARLIN_RETURN_IF_ERROR(corpus_.Check(console));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_, device));
+    MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.Open(against_, device));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                             corpus_.Read(console, against_, reference));
     EvaluateOptions options = corpus_.Windows();

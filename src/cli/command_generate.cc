@@ -1,9 +1,9 @@
 // generate: continues a prompt, token by token.
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/macros.h"
 #include "cli/command.h"
@@ -15,12 +15,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Set by Ctrl-C while text is generated: what there is, is kept.
+/// Set by Ctrl-C while text is generated: what there is, is kept. A second one ends the program.
 volatile std::sig_atomic_t interrupted = 0;
 
 class InterruptGuard {
  public:
-  InterruptGuard() : before_(std::signal(SIGINT, [](int) { interrupted = 1; })) { interrupted = 0; }
+  InterruptGuard() {
+    interrupted = 0;
+    before_ = std::signal(SIGINT, [](int) {
+      interrupted = 1;
+      std::signal(SIGINT, SIG_DFL);
+    });
+  }
   ~InterruptGuard() { std::signal(SIGINT, before_); }
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
@@ -38,17 +44,74 @@ const char* ReasonName(StopReason reason) {
     case StopReason::kContextFull:
       return "context_full";
     case StopReason::kCallback:
-      return "stopped";
+      break;
   }
-  return "unknown";
+  return interrupted != 0 ? "interrupted" : "output_closed";
 }
+
+/// Shows tokens as they come: as text where the prompt was text, else as numbers. With --json it
+/// only collects.
+class Output {
+ public:
+  /// `codec` may be null.
+  Output(Console& console, TextCodec* codec, std::span<const int32_t> prompt, bool as_text,
+         const std::vector<std::string>& stops)
+      : console_(console), as_text_(as_text), stop_(stops) {
+    if (codec != nullptr) stream_.emplace(*codec, prompt);
+  }
+
+  /// False where the text shall end: at a stop, an error, Ctrl-C or when nobody reads on.
+  bool Add(int32_t token) {
+    status_ = Show(token);
+    return status_.ok() && interrupted == 0 && !stop_.stopped() && !console_.reader_gone();
+  }
+
+  Status Finish() {
+    MARLIN_RETURN_IF_ERROR(status_);
+    if (stream_ && !stop_.stopped()) {
+      MARLIN_ASSIGN_OR_RETURN(const std::string held, stream_->Finish());
+      MARLIN_RETURN_IF_ERROR(ShowText(stop_.Add(held)));
+      MARLIN_RETURN_IF_ERROR(ShowText(stop_.Finish()));
+    }
+    return console_.json() ? Status() : console_.Print("\n");
+  }
+
+  bool stopped() const { return stop_.stopped(); }
+  /// Null without a tokenizer.
+  Json Text() const { return stream_ ? Json(text_) : Json(); }
+
+ private:
+  Status Show(int32_t token) {
+    if (!as_text_ && !console_.json()) {
+      MARLIN_RETURN_IF_ERROR(console_.Print(fmt::format("{}{}", first_ ? "" : " ", token)));
+      first_ = false;
+    }
+    if (!stream_) return {};
+    MARLIN_ASSIGN_OR_RETURN(const std::string added, stream_->Add(token));
+    return ShowText(stop_.Add(added));
+  }
+
+  Status ShowText(const std::string& text) {
+    text_ += text;
+    return as_text_ && !console_.json() ? console_.Print(text) : Status();
+  }
+
+  Console& console_;
+  bool as_text_;
+  std::optional<TextStream> stream_;
+  StopText stop_;
+  std::string text_;
+  bool first_ = true;
+  Status status_;
+};
 
 class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
-    arguments.Option("--prompt", &prompt_, "TEXT", "The text to go on from");
-    arguments.Option("--tokens", &tokens_, "FILE", "Token ids instead; - is the standard input");
+    arguments.Option("--prompt", &prompt_, "TEXT", "The text to go on from; shows text");
+    arguments.Option("--tokens", &tokens_, "FILE",
+                     "Token ids instead; shows token ids; - is stdin");
     arguments.Option("--max-tokens", &max_tokens_, "N", "Default 128");
     arguments.Option("--temperature", &temperature_, "T", "Default 0: the most likely token");
     arguments.Option("--top-k", &top_k_, "K", "Draw from the K most likely tokens");
@@ -60,28 +123,35 @@ class GenerateCommand final : public Command {
   }
 
   Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(Check(console));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
+    std::unique_ptr<TextCodec> codec;
+    if (prompt_ || !stops_.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(codec,
+                              OpenCodec(console, prompt_ ? "--prompt" : "--stop", path_, model));
+    }
+    std::vector<int32_t> prompt;
+    if (prompt_) {
+      MARLIN_ASSIGN_OR_RETURN(prompt, codec->Encode(*prompt_));
+    } else {
+      MARLIN_ASSIGN_OR_RETURN(prompt, ReadTokens(*tokens_));
+    }
+    return Continue(console, model, codec.get(), prompt);
+  }
+
+ private:
+  Status Check(const Console& console) const {
     if (prompt_.has_value() == tokens_.has_value()) {
       return Status(Code::kInvalidArgument, prompt_ ? "--prompt and --tokens exclude each other"
                                                     : "--prompt or --tokens is needed");
     }
-    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
-    std::vector<int32_t> prompt;
-    if (tokens_) {
-      MARLIN_ASSIGN_OR_RETURN(prompt, ReadTokens(*tokens_));
+    for (const std::string& stop : stops_) {
+      if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
     }
-    if (prompt_ || (console.text_codecs() && !stops_.empty())) {
-      MARLIN_ASSIGN_OR_RETURN(codec_, OpenCodec(console, path_, model));
-    }
-    if (!stops_.empty() && codec_ == nullptr) {
-      return Status(Code::kUnsupported, "--stop needs a tokenizer: the Python package's command");
-    }
-    if (prompt_) {
-      MARLIN_ASSIGN_OR_RETURN(prompt, codec_->Encode(*prompt_));
-    }
-    return Continue(console, model, prompt);
+    if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt"));
+    return stops_.empty() ? Status() : CheckHasCodec(console, "--stop");
   }
 
- private:
   GenerateOptions Options() const {
     GenerateOptions options;
     options.max_tokens = max_tokens_.value_or(options.max_tokens);
@@ -93,60 +163,36 @@ class GenerateCommand final : public Command {
     return options;
   }
 
-  Status Continue(Console& console, const Model& model, const std::vector<int32_t>& prompt) {
+  Status Continue(Console& console, const Model& model, TextCodec* codec,
+                  const std::vector<int32_t>& prompt) const {
     const InterruptGuard guard;
-    Status failure;
-    std::optional<TextStream> stream;
-    if (codec_ != nullptr) stream.emplace(*codec_);
-    const auto show = [&](int32_t token) {
-      failure = Show(console, stream ? &*stream : nullptr, token);
-      return failure.ok() && interrupted == 0 && !Stopped(stream ? stream->text() : "");
-    };
-    MARLIN_ASSIGN_OR_RETURN(const Generated generated, Generate(model, prompt, Options(), show));
-    MARLIN_RETURN_IF_ERROR(failure);
-    std::string text;
-    if (stream) {
-      MARLIN_ASSIGN_OR_RETURN(const std::string rest, stream->Finish());
-      if (!console.json()) MARLIN_RETURN_IF_ERROR(console.Print(rest));
-      text = stream->text();
+    Output output(console, codec, prompt, prompt_.has_value(), stops_);
+    MARLIN_ASSIGN_OR_RETURN(
+        const Generated generated,
+        Generate(model, prompt, Options(), [&](int32_t token) { return output.Add(token); }));
+    MARLIN_RETURN_IF_ERROR(output.Finish());
+    const char* reason = output.stopped() ? "stop_text" : ReasonName(generated.stop_reason);
+    if (console.json()) {
+      return console.PrintJson({{"text", output.Text()},
+                                {"token_ids", generated.token_ids},
+                                {"stop_reason", reason},
+                                {"tokens_per_second", DecodeRate(generated)},
+                                {"prompt_tokens", prompt.size()},
+                                {"prefill_seconds", generated.prefill_seconds},
+                                {"decode_seconds", generated.decode_seconds}});
     }
-    if (console.json()) return console.PrintJson(Document(generated, text));
-    MARLIN_RETURN_IF_ERROR(console.Print("\n"));
-    console.Message(fmt::format("{} tokens, {:.1f} per second, prompt of {} in {:.2f} s ({})",
-                                generated.token_ids.size(), Rate(generated), prompt.size(),
-                                generated.prefill_seconds, ReasonName(generated.stop_reason)));
+    console.Message(
+        fmt::format("{} tokens at {:.1f} per second after a prompt of {} in {:.3f} s; "
+                    "ended by {}",
+                    generated.token_ids.size(), DecodeRate(generated), prompt.size(),
+                    generated.prefill_seconds, reason));
     return {};
   }
 
-  static Status Show(Console& console, TextStream* stream, int32_t token) {
-    if (stream == nullptr) {
-      return console.json() ? Status() : console.Print(fmt::format("{} ", token));
-    }
-    MARLIN_ASSIGN_OR_RETURN(const std::string added, stream->Add(token));
-    return console.json() ? Status() : console.Print(added);
-  }
-
-  bool Stopped(const std::string& text) const {
-    for (const std::string& stop : stops_) {
-      if (text.find(stop) != std::string::npos) return true;
-    }
-    return false;
-  }
-
   /// Tokens per second after the first.
-  static double Rate(const Generated& generated) {
+  static double DecodeRate(const Generated& generated) {
     const auto decoded = static_cast<double>(generated.token_ids.size()) - 1;
     return generated.decode_seconds > 0 ? decoded / generated.decode_seconds : 0.0;
-  }
-
-  Json Document(const Generated& generated, std::string text) const {
-    for (const std::string& stop : stops_) text.resize(std::min(text.find(stop), text.size()));
-    return {{"text", codec_ != nullptr ? Json(text) : Json()},
-            {"token_ids", generated.token_ids},
-            {"tokens_per_second", Rate(generated)},
-            {"prefill_seconds", generated.prefill_seconds},
-            {"decode_seconds", generated.decode_seconds},
-            {"stop_reason", ReasonName(generated.stop_reason)}};
   }
 
   std::string path_;
@@ -160,7 +206,6 @@ class GenerateCommand final : public Command {
   std::vector<std::string> stops_;
   bool ignore_eos_ = false;
   RunArguments run_;
-  std::unique_ptr<TextCodec> codec_;
 };
 
 }  // namespace

@@ -12,21 +12,14 @@
 namespace marlin::cli {
 namespace {
 
-std::string WithoutControlCharacters(std::string_view text, bool keep_newlines) {
+std::string WithoutControlCharacters(std::string_view text, bool keep_layout) {
   std::string clean(text);
   for (char& c : clean) {
     const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 || byte == 0x7f) && !(keep_newlines && c == '\n')) c = '?';
+    if (keep_layout && (c == '\n' || c == '\t')) continue;
+    if (byte < 0x20 || byte == 0x7f) c = '?';
   }
   return clean;
-}
-
-Status WriteStdout(std::string_view text) {
-  errno = 0;
-  const size_t written = std::fwrite(text.data(), 1, text.size(), stdout);
-  if (written == text.size() && std::fflush(stdout) == 0) return Status();
-  if (errno == EPIPE) return Status();
-  return Status(Code::kIo, std::string("standard output: ") + std::strerror(errno));
 }
 
 }  // namespace
@@ -62,14 +55,23 @@ Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) {
   }
 }
 
-Status Console::Print(std::string_view text) {
-  return WriteStdout(WithoutControlCharacters(text, true));
+Status Console::Write(std::string_view text) {
+  errno = 0;
+  const size_t written = std::fwrite(text.data(), 1, text.size(), stdout);
+  if (written == text.size() && std::fflush(stdout) == 0) return Status();
+  if (errno != EPIPE) {
+    return Status(Code::kIo, std::string("standard output: ") + std::strerror(errno));
+  }
+  reader_gone_ = true;
+  return Status();
 }
+
+Status Console::Print(std::string_view text) { return Write(WithoutControlCharacters(text, true)); }
 
 Status Console::PrintJson(const nlohmann::ordered_json& document) {
   // A name from a file may be invalid UTF-8; the document must stay valid all the same.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
-  return WriteStdout(document.dump(2, ' ', false, kReplace) + "\n");
+  return Write(document.dump(2, ' ', false, kReplace) + "\n");
 }
 
 void Console::Message(std::string_view text) {

@@ -29,8 +29,11 @@ class Console {
   void set_text_codecs(TextCodecFactory factory) { text_codecs_ = std::move(factory); }
 
   /// Writes text for people, or a document, to stdout. A reader that has gone away is no error.
-  /// Control characters other than newlines become '?': names from files reach a terminal here.
+  /// Control characters other than newlines and tabs become '?': names from files, and what models
+  /// write, reach a terminal here.
   Status Print(std::string_view text);
+  /// True once the reader of stdout has gone away: there is no point in going on.
+  bool reader_gone() const { return reader_gone_; }
   Status PrintJson(const nlohmann::ordered_json& document);
 
   /// A line on stderr for people who watch; dropped when stderr is not a terminal.
@@ -40,7 +43,10 @@ class Console {
   int Finish(const Status& status);
 
  private:
+  Status Write(std::string_view text);
+
   TextCodecFactory text_codecs_;
+  bool reader_gone_ = false;
   bool json_ = false;
   bool interactive_ = false;
 };

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iostream>
-#include <sstream>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
 
 #include "base/macros.h"
 
@@ -13,10 +15,64 @@ namespace marlin::cli {
 namespace {
 
 constexpr int64_t kDefaultWindow = 256;
+constexpr int64_t kMaxThreads = 4096;
+constexpr size_t kShownCharacters = 40;
 
-bool IsSeparator(char c) {
-  return c == ' ' || c == '\n' || c == '\r' || c == '\t' || c == ',' || c == '[' || c == ']';
-}
+/// Numbers between white space and commas, in brackets or not.
+class TokenReader {
+ public:
+  TokenReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
+
+  Result<std::vector<int32_t>> Read() {
+    std::vector<int32_t> tokens;
+    SkipSeparators();
+    const bool array = at_ < text_.size() && text_[at_] == '[';
+    if (array) ++at_;
+    for (SkipSeparators(); at_ < text_.size() && !(array && text_[at_] == ']'); SkipSeparators()) {
+      const std::string_view word = Word();
+      int32_t token = 0;
+      const auto parsed = std::from_chars(word.data(), word.data() + word.size(), token);
+      if (parsed.ec != std::errc() || parsed.ptr != word.data() + word.size()) {
+        return Malformed("expected a token id", word);
+      }
+      tokens.push_back(token);
+      at_ += word.size();
+    }
+    if (!array) return tokens;
+    if (at_ == text_.size()) return Malformed("expected ']'", "the end");
+    ++at_;
+    SkipSeparators();
+    if (at_ < text_.size()) return Malformed("expected nothing after ']'", Word());
+    return tokens;
+  }
+
+ private:
+  static bool IsSeparator(char c) {
+    return c == ' ' || c == '\n' || c == '\r' || c == '\t' || c == ',';
+  }
+  void SkipSeparators() {
+    while (at_ < text_.size() && IsSeparator(text_[at_])) ++at_;
+  }
+  /// Up to the next separator; a bracket is a word.
+  std::string_view Word() const {
+    size_t end = at_ + 1;
+    const auto ends = [](char c) { return IsSeparator(c) || c == '[' || c == ']'; };
+    while (end < text_.size() && !ends(text_[at_]) && !ends(text_[end])) ++end;
+    return text_.substr(at_, end - at_);
+  }
+  Status Malformed(std::string_view what, std::string_view found) const {
+    const std::string_view before = text_.substr(0, at_);
+    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+    const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0.
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: line {}, column {}: {}, got '{}'", path_, line,
+                              at_ - line_begin + 1, what, found.substr(0, kShownCharacters)));
+  }
+
+  const std::string& path_;
+  std::string_view text_;
+  size_t at_ = 0;
+};
 
 }  // namespace
 
@@ -26,64 +82,65 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32 throughout");
 }
 
-Result<Model> RunArguments::Open(const std::string& path) const {
-  if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
+Result<Device> RunArguments::OpenDevice() const {
+  if (threads_ && (*threads_ < 1 || *threads_ > kMaxThreads)) {
     return Status(Code::kInvalidArgument,
-                  fmt::format("--threads: expected 1..4096, got {}", *threads_));
+                  fmt::format("--threads: expected 1..{}, got {}", kMaxThreads, *threads_));
   }
-  MARLIN_ASSIGN_OR_RETURN(const Device device,
-                          Device::Open(device_, {static_cast<int>(threads_.value_or(0))}));
+  return Device::Open(device_, {static_cast<int>(threads_.value_or(0))});
+}
+
+Result<Model> RunArguments::Open(const std::string& path, const Device& device) const {
   return Model::Open(path, device, {.allow_bf16_activations = !exact_});
 }
 
+Result<Model> RunArguments::Open(const std::string& path) const {
+  MARLIN_ASSIGN_OR_RETURN(const Device device, OpenDevice());
+  return Open(path, device);
+}
+
 Result<std::string> ReadText(const std::string& path) {
-  std::ostringstream text;
-  if (path == "-") {
-    text << std::cin.rdbuf();
-    return std::move(text).str();
+  const auto failed = [&](std::string_view why) {
+    return Status(Code::kIo, fmt::format("{}: {}", path, why));
+  };
+  std::error_code error;
+  if (path != "-" && std::filesystem::is_directory(path, error)) return failed("is a directory");
+  std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  if (file == nullptr) return failed(std::strerror(errno));
+  std::string text;
+  char buffer[1 << 16];
+  for (size_t count = 1; count > 0;) {
+    count = std::fread(buffer, 1, sizeof(buffer), file);
+    text.append(buffer, count);
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(Code::kIo, fmt::format("{}: cannot be opened", path));
-  text << file.rdbuf();
-  if (file.bad()) return Status(Code::kIo, fmt::format("{}: cannot be read", path));
-  return std::move(text).str();
+  const int failure = std::ferror(file) != 0 ? errno : 0;
+  if (file != stdin) std::fclose(file);
+  if (failure != 0) return failed(std::strerror(failure));
+  return text;
 }
 
 Result<std::vector<int32_t>> ReadTokens(const std::string& path) {
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  std::vector<int32_t> tokens;
-  for (size_t i = 0; i < text.size();) {
-    if (IsSeparator(text[i])) {
-      ++i;
-      continue;
-    }
-    size_t end = i;
-    while (end < text.size() && !IsSeparator(text[end])) ++end;
-    int32_t token = 0;
-    const auto parsed = std::from_chars(text.data() + i, text.data() + end, token);
-    if (parsed.ec != std::errc() || parsed.ptr != text.data() + end) {
-      return Status(Code::kMalformedFile,
-                    fmt::format("{}: token {}: expected a number, got '{}'", path, tokens.size(),
-                                text.substr(i, std::min<size_t>(end - i, 40))));
-    }
-    tokens.push_back(token);
-    i = end;
-  }
-  return tokens;
+  return TokenReader(path, text).Read();
 }
 
-Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, const std::string& directory,
-                                             const Model& model) {
-  if (!console.text_codecs()) {
-    return Status(Code::kUnsupported,
-                  "text needs the command of the Python package (pip install .), which has a "
-                  "tokenizer; this one takes --tokens");
-  }
+Status CheckHasCodec(const Console& console, std::string_view option) {
+  if (console.text_codecs()) return {};
+  return Status(Code::kUnsupported,
+                fmt::format("{}: this program has no tokenizer; give token ids with --tokens, or "
+                            "use the command of the Python package",
+                            option));
+}
+
+Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
+                                             const std::string& directory, const Model& model) {
+  MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, option));
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<TextCodec> codec, console.text_codecs()(directory));
   if (codec->vocab_size() > model.info().vocab_size) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("{}: the tokenizer has {} tokens, the model {}", directory,
-                              codec->vocab_size(), model.info().vocab_size));
+    return Status(
+        Code::kMalformedFile,
+        fmt::format("{}: the tokenizer has {} tokens, the model {}: it is another model's",
+                    directory, codec->vocab_size(), model.info().vocab_size));
   }
   return codec;
 }
@@ -96,18 +153,19 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--max-windows", &max_windows_, "N", "Default: all");
 }
 
-Status CorpusArguments::Check() const {
-  if (text_.has_value() != tokens_.has_value()) return {};
-  return Status(Code::kInvalidArgument,
-                text_ ? "--text and --tokens exclude each other" : "--text or --tokens is needed");
+Status CorpusArguments::Check(const Console& console) const {
+  if (text_.has_value() == tokens_.has_value()) {
+    return Status(Code::kInvalidArgument, text_ ? "--text and --tokens exclude each other"
+                                                : "--text or --tokens is needed");
+  }
+  return text_ ? CheckHasCodec(console, "--text") : Status();
 }
 
 Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,
                                                    const std::string& directory,
                                                    const Model& model) const {
-  MARLIN_RETURN_IF_ERROR(Check());
   if (tokens_) return ReadTokens(*tokens_);
-  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, directory, model));
+  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory, model));
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*text_));
   return codec->Encode(text);
 }

@@ -11,6 +11,7 @@
 #include "cli/arguments.h"
 #include "cli/console.h"
 #include "cli/text_codec.h"
+#include "marlin/device.h"
 #include "marlin/evaluate.h"
 #include "marlin/model.h"
 
@@ -20,6 +21,11 @@ namespace marlin::cli {
 class RunArguments {
  public:
   void Declare(ArgumentList& arguments);
+  /// Errors: kInvalidArgument naming the option, those of Device::Open.
+  Result<Device> OpenDevice() const;
+  /// Models of one command share a device: two pools of threads would be in each other's way.
+  Result<Model> Open(const std::string& path, const Device& device) const;
+  /// A model and a device of its own.
   Result<Model> Open(const std::string& path) const;
 
  private:
@@ -28,24 +34,28 @@ class RunArguments {
   bool exact_ = false;
 };
 
-/// Reads token ids: decimal numbers between white space or commas, in brackets if need be. "-" is
-/// the standard input. Errors: kIo, kMalformedFile naming the place and what stands there.
+/// Reads token ids: decimal numbers between white space or commas, or a JSON array of numbers. "-"
+/// is the standard input. Errors: kIo, kMalformedFile naming line, column and what stands there.
 Result<std::vector<int32_t>> ReadTokens(const std::string& path);
 
 /// Reads a text file, "-" for the standard input. Errors: kIo.
 Result<std::string> ReadText(const std::string& path);
 
-/// The tokenizer that the console was given, for a model. Errors: kUnsupported when there is none,
-/// kMalformedFile when its vocabulary is larger than the model's.
-Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, const std::string& directory,
-                                             const Model& model);
+/// The tokenizer that the console was given, for a model. `option` is the one that needs it.
+/// Errors: kUnsupported when there is none, kMalformedFile when its vocabulary is larger than the
+/// model's.
+Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
+                                             const std::string& directory, const Model& model);
+
+/// Errors: kUnsupported when the console has no tokenizers. Commands ask before they load a model.
+Status CheckHasCodec(const Console& console, std::string_view option);
 
 /// --text FILE or --tokens FILE, and the windows.
 class CorpusArguments {
  public:
   void Declare(ArgumentList& arguments);
-  /// Exactly one of --text and --tokens must be there.
-  Status Check() const;
+  /// Exactly one of --text and --tokens must be there, --text only where there is a tokenizer.
+  Status Check(const Console& console) const;
   Result<std::vector<int32_t>> Read(const Console& console, const std::string& directory,
                                     const Model& model) const;
   EvaluateOptions Windows() const;

@@ -1,5 +1,8 @@
 #include "cli/text_codec.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/macros.h"
 
 namespace marlin::cli {
@@ -8,23 +11,67 @@ namespace {
 /// What decoders write where bytes are no character, or not yet one.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
+/// The longest end of `text` that is the beginning of `stop` but not all of it.
+size_t Overlap(std::string_view text, std::string_view stop) {
+  size_t count = std::min(text.size(), stop.size() - 1);
+  while (count > 0 && !text.ends_with(stop.substr(0, count))) --count;
+  return count;
+}
+
 }  // namespace
+
+TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt) : codec_(codec) {
+  // As many tokens as the longest character may have bytes.
+  constexpr size_t kContext = 4;
+  const auto context = prompt.last(std::min(prompt.size(), kContext));
+  tokens_.assign(context.begin(), context.end());
+  shown_ = tokens_.size();
+}
 
 Result<std::string> TextStream::Add(int32_t token) {
   tokens_.push_back(token);
-  MARLIN_ASSIGN_OR_RETURN(std::string text, codec_.Decode(tokens_));
-  while (text.ends_with(kReplacement)) text.resize(text.size() - kReplacement.size());
-  if (!text.starts_with(shown_) || text.size() == shown_.size()) return std::string();
-  std::string added = text.substr(shown_.size());
-  shown_ = std::move(text);
-  return added;
+  return Take(false);
 }
 
-Result<std::string> TextStream::Finish() {
-  MARLIN_ASSIGN_OR_RETURN(std::string text, codec_.Decode(tokens_));
-  std::string added = text.starts_with(shown_) ? text.substr(shown_.size()) : std::string();
-  shown_ = std::move(text);
-  return added;
+Result<std::string> TextStream::Finish() { return Take(true); }
+
+Result<std::string> TextStream::Take(bool finished) {
+  const std::span<const int32_t> tokens = std::span(tokens_).subspan(context_);
+  MARLIN_ASSIGN_OR_RETURN(const std::string before, codec_.Decode(tokens.first(shown_ - context_)));
+  MARLIN_ASSIGN_OR_RETURN(const std::string after, codec_.Decode(tokens));
+  if (!finished && after.ends_with(kReplacement)) return std::string();
+  context_ = shown_;
+  shown_ = tokens_.size();
+  size_t begin = std::min(before.size(), after.size());
+  // A decoder may rewrite what it gave for fewer tokens: never begin within a character.
+  const auto continues = [&](size_t i) {
+    return i < after.size() && (static_cast<unsigned char>(after[i]) & 0xC0U) == 0x80U;
+  };
+  while (continues(begin)) ++begin;
+  return after.substr(begin);
 }
+
+std::string StopText::Add(std::string_view piece) {
+  if (stopped_) return {};
+  held_ += piece;
+  size_t end = held_.size();
+  for (const std::string& stop : stops_) {
+    const size_t found = held_.find(stop);
+    if (found == std::string::npos) continue;
+    stopped_ = true;
+    end = std::min(end, found);
+  }
+  if (stopped_) {
+    held_.resize(end);
+    return std::exchange(held_, {});
+  }
+  size_t kept = 0;
+  for (const std::string& stop : stops_) kept = std::max(kept, Overlap(held_, stop));
+  std::string shown = held_.substr(0, end - kept);
+  held_.erase(0, end - kept);
+  return shown;
+}
+
+std::string StopText::Finish() { return std::exchange(held_, {}); }
 
 }  // namespace marlin::cli

@@ -30,18 +30,39 @@ using TextCodecFactory =
 /// Turns tokens into text as they come, holding back what is not a whole character yet.
 class TextStream {
  public:
-  explicit TextStream(TextCodec& codec) : codec_(codec) {}
+  /// Goes on after `prompt`, which is not shown.
+  TextStream(TextCodec& codec, std::span<const int32_t> prompt);
   /// What a token adds to the text that can be shown. Errors: the codec's.
   Result<std::string> Add(int32_t token);
   /// What was held back.
   Result<std::string> Finish();
-  /// All of the text that was shown.
-  const std::string& text() const { return shown_; }
 
  private:
+  Result<std::string> Take(bool finished);
+
   TextCodec& codec_;
   std::vector<int32_t> tokens_;
-  std::string shown_;
+  // Tokens are decoded together with those that were shown last, because some decoders treat the
+  // first token of a text in another way.
+  size_t context_ = 0;  ///< First token that is decoded.
+  size_t shown_ = 0;    ///< First token that was not shown.
+};
+
+/// Ends a text before the first of some strings, holding back what may become one of them.
+class StopText {
+ public:
+  /// Precondition: no empty strings.
+  explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  /// Takes the next piece; returns what can be shown now.
+  std::string Add(std::string_view piece);
+  /// What was held back, when the text ends without a stop.
+  std::string Finish();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
 };
 
 }  // namespace marlin::cli

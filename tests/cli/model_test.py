@@ -1,124 +1,342 @@
-"""generate, perplexity, compare and bench model: what they print and what they refuse."""
+"""Running models: generate, perplexity, compare; and what each of them answers to bad input."""
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import math
+import os
+import pathlib
 import shutil
+import signal
+import subprocess
+import termios
+import time
 import unittest
 
-from command_line import GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase
+from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase,
+                          read_safetensors, write_safetensors)
 
 TOKENS = QWEN / "validation_tokens.txt"
-GOLDEN = json.loads((QWEN / "golden.json").read_text())
+GOLDEN = {model: json.loads((model / "golden.json").read_text()) for model in (QWEN, GLM)}
 
 
-class Models(CommandTestCase):
-    """The commands that run a model."""
+class ModelTestCase(CommandTestCase):
+    """A test that writes prompts and models."""
 
-    def tokens(self, text: str) -> str:
-        """A file of tokens."""
+    def tokens(self, ids: list[int]) -> pathlib.Path:
+        path = self.directory / "tokens.json"
+        path.write_text(json.dumps(ids))
+        return path
+
+    def copy(self, **changes: object) -> pathlib.Path:
+        """The sample model with changes in its config; None removes a key."""
+        model = self.directory / "model"
+        model.mkdir()
+        for file in QWEN.iterdir():
+            if file.name != "config.json":
+                os.symlink(file, model / file.name)
+        config = json.loads((QWEN / "config.json").read_text())
+        config.update(changes)
+        kept = {key: value for key, value in config.items() if value is not None}
+        (model / "config.json").write_text(json.dumps(kept))
+        return model
+
+
+class Generate(ModelTestCase):
+    """Token ids in, token ids out."""
+
+    def test_greedy_ids_are_the_references(self) -> None:
+        for model, golden in GOLDEN.items():
+            tokens = self.tokens(golden["prompt_ids"])
+            document = self.document("generate", model, "--tokens", tokens, "--max-tokens", 48,
+                                     "--exact", "--ignore-eos")
+            self.assertEqual(document["token_ids"], golden["greedy_ids"])
+            self.assertEqual(document["stop_reason"], "max_tokens")
+            self.assertIsNone(document["text"])
+            self.assertGreater(document["tokens_per_second"], 0)
+            shown = self.succeed("generate", model, "--tokens", tokens, "--max-tokens", 5,
+                                 "--exact", "--threads", 1)
+            self.assertEqual(shown, " ".join(map(str, golden["greedy_ids"][:5])) + "\n")
+
+    def test_a_quantized_directory_runs(self) -> None:
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out, "--recipe", "aggressive_moe")
+        document = self.document("generate", out, "--tokens",
+                                 self.tokens(GOLDEN[QWEN]["prompt_ids"]), "--max-tokens", 8)
+        self.assertEqual(len(document["token_ids"]), 8)
+
+    def test_sampling_follows_the_seed(self) -> None:
+        prompt = self.tokens(GOLDEN[QWEN]["prompt_ids"])
+
+        def ids(*options: object) -> list[int]:
+            result: list[int] = self.document("generate", QWEN, "--tokens", prompt,
+                                              "--max-tokens", 24, *options)["token_ids"]
+            return result
+
+        drawn = ids("--temperature", 1.5, "--seed", 3)
+        self.assertEqual(drawn, ids("--temperature", 1.5, "--seed", 3))
+        self.assertNotEqual(drawn, ids("--temperature", 1.5, "--seed", 4))
+        greedy = ids()
+        self.assertEqual(greedy, ids("--temperature", 1.5, "--top-k", 1, "--seed", 3))
+        self.assertEqual(greedy, ids("--temperature", 1.5, "--top-p", 1e-9, "--seed", 3))
+
+    def test_where_a_text_ends(self) -> None:
+        model = self.copy(eos_token_id=GOLDEN[QWEN]["greedy_ids"][3])
+        os.remove(model / "generation_config.json")
+        prompt = self.tokens(GOLDEN[QWEN]["prompt_ids"])
+        document = self.document("generate", model, "--tokens", prompt, "--exact")
+        self.assertEqual(document["stop_reason"], "stop_token")
+        self.assertEqual(document["token_ids"], GOLDEN[QWEN]["greedy_ids"][:3])
+        document = self.document("generate", QWEN, "--tokens", self.tokens([5] * 1020),
+                                 "--ignore-eos")
+        self.assertEqual(document["stop_reason"], "context_full")
+        self.assertEqual(len(document["token_ids"]), 5)
+        document = self.document("generate", QWEN, "--tokens", prompt, "--max-tokens", 0)
+        self.assertEqual((document["token_ids"], document["tokens_per_second"]), ([], 0))
+
+    def test_token_files(self) -> None:
+        want = self.succeed("generate", QWEN, "--tokens", self.tokens([7, 8, 9]), "--max-tokens", 4)
         path = self.directory / "tokens.txt"
-        path.write_text(text)
-        return str(path)
+        for text in ("7 8 9", "7,8,9\n", "\n7\n 8,\t9\r\n", " [7, 8, 9] \n", "[7 8 9]"):
+            path.write_text(text)
+            self.assertEqual(
+                self.succeed("generate", QWEN, "--tokens", path, "--max-tokens", 4), want)
+        piped = subprocess.run([COMMAND, "generate", str(QWEN), "--tokens", "-", "--max-tokens",
+                                "4"], input="7 8 9", capture_output=True, text=True, check=True)
+        self.assertEqual(piped.stdout, want)
 
-    def copy_of_sample(self, changes: dict[str, object]) -> str:
-        """The sample with another config.json."""
-        path = self.directory / "model"
-        shutil.copytree(QWEN, path)
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, **changes}))
-        return str(path)
-
-    def test_generate_continues_as_the_reference(self) -> None:
-        prompt = self.tokens(json.dumps(GOLDEN["prompt_ids"]))
-        result = self.document("generate", QWEN, "--tokens", prompt, "--max-tokens", 48,
-                               "--exact", "--ignore-eos")
-        self.assertEqual(result["token_ids"], GOLDEN["greedy_ids"])
-        self.assertIsNone(result["text"])
-        self.assertEqual(result["stop_reason"], "max_tokens")
-        self.assertGreater(result["tokens_per_second"], 0)
-        shown = self.succeed("generate", QWEN, "--tokens", prompt, "--max-tokens", 5, "--exact")
-        self.assertEqual([int(t) for t in shown.split()], GOLDEN["greedy_ids"][:5])
-
-    def test_seeds_repeat(self) -> None:
-        prompt = self.tokens("296, 385 388")
-        draw = ["generate", QWEN, "--tokens", prompt, "--max-tokens", 30, "--temperature", 1.5,
-                "--top-k", 50, "--top-p", 0.95, "--ignore-eos", "--seed"]
-        first = self.document(*draw, 1)["token_ids"]
-        self.assertEqual(first, self.document(*draw, 1)["token_ids"])
-        self.assertNotEqual(first, self.document(*draw, 2)["token_ids"])
-
-    def test_perplexity_and_compare_agree(self) -> None:
-        one = self.document("perplexity", GLM, "--tokens", TOKENS, "--max-windows", 4)
-        self.assertEqual((one["tokens"], one["windows"]), (1024, 4))
-        self.assertAlmostEqual(one["perplexity"], math.exp(one["nll"]))
-        both = self.document("compare", GLM, "--against", QWEN, "--tokens", TOKENS,
-                             "--max-windows", 4)
-        self.assertAlmostEqual(both["model"]["perplexity"], one["perplexity"], places=9)
-        self.assertGreater(both["kl_p99"], both["kl_median"])
-
-    def test_bench_model(self) -> None:
-        document = self.document("bench", "model", "--model", QWEN, "--prompt-tokens", 32)
-        self.assertEqual([r["op"] for r in document["results"]], ["prefill", "decode"])
-        for row in document["results"]:
-            self.assertGreater(row["tokens_per_second"], 0)
+    def test_bad_token_files(self) -> None:
+        path = self.directory / "tokens.txt"
+        for text, says in (
+                ("7 8\n 9 x1 4", "line 2, column 4: expected a token id, got 'x1'"),
+                ("7 8.5", "line 1, column 3: expected a token id, got '8.5'"),
+                ("99999999999", "got '99999999999'"),
+                ("[1, 2", "expected ']', got 'the end'"),
+                ("[1, [2]]", "column 5: expected a token id, got '['"),
+                ("[1] 2", "column 5: expected nothing after ']', got '2'"),
+                ("1 2]", "got ']'"),
+                ("{\"ids\": 1}", "got '{\"ids\":'"),
+                ("\0\0\1", "expected a token id"),
+        ):
+            path.write_text(text)
+            self.refuse(MALFORMED, "generate", QWEN, "--tokens", path,
+                        says=(f"{path}: line ", says))
+        for text in ("", " \n", "[]"):
+            path.write_text(text)
+            self.refuse(USAGE, "generate", QWEN, "--tokens", path, says=("prompt: no tokens",))
+        self.refuse(IO, "generate", QWEN, "--tokens", self.directory, says=("is a directory",))
+        self.refuse(IO, "generate", QWEN, "--tokens", self.directory / "absent",
+                    says=("absent: No such file",))
 
     def test_wrong_use(self) -> None:
-        prompt = self.tokens("1 2 3")
-        self.refuse(USAGE, "generate", QWEN, says=("--prompt or --tokens",))
-        self.refuse(USAGE, "generate", QWEN, "--prompt", "x", says=("Python package",))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", prompt, "--top-p", 0, says=("top_p",))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", prompt, "--temperature", -1,
-                    says=("temperature",))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", prompt, "--stop", "x", says=("--stop",))
-        self.refuse(USAGE, "perplexity", QWEN, "--tokens", prompt, "--text", prompt,
-                    says=("exclude",))
-        self.refuse(USAGE, "perplexity", QWEN, "--tokens", TOKENS, "--window", 1025,
-                    says=("window", "1..1024", "1025"))
-        self.refuse(USAGE, "bench", "model", says=("--model",))
+        prompt = self.tokens([1, 2, 3])
+        for options, says in (
+                ((), "--prompt or --tokens is needed"),
+                (("--tokens", prompt, "--prompt", "x"), "exclude each other"),
+                (("--prompt", "And God said"), "--prompt: this program has no tokenizer"),
+                (("--tokens", prompt, "--stop", "x"), "--stop: this program has no tokenizer"),
+                (("--tokens", prompt, "--stop", ""), "--stop: expected text, got ''"),
+                (("--tokens", prompt, "--temperature", "-1"), "temperature"),
+                (("--tokens", prompt, "--temperature", "nan"), "temperature"),
+                (("--tokens", prompt, "--top-k", "-1"), "top_k: expected 0 or more, got -1"),
+                (("--tokens", prompt, "--top-p", "0"), "top_p"),
+                (("--tokens", prompt, "--max-tokens", "-5"), "max_tokens: expected 0 or more"),
+                (("--tokens", prompt, "--max-tokens", "many"), "many"),
+                (("--tokens", prompt, "--threads", "0"), "--threads: expected 1..4096, got 0"),
+                (("--tokens", prompt, "--device", "cuda:0"), "cuda:0"),
+                (("--tokens", self.tokens([1, 2, 3] * 400)),
+                 "prompt: 1200 tokens do not fit in a context of 1024"),
+        ):
+            self.refuse(USAGE, "generate", QWEN, *options, says=(says,))
+        for ids, says in (([1, 1024], "prompt: token 1 is 1024, expected 0..1023"),
+                          ([-1], "prompt: token 0 is -1")):
+            self.refuse(USAGE, "generate", QWEN, "--tokens", self.tokens(ids), says=(says,))
 
-    def test_tokens_that_are_none(self) -> None:
-        self.refuse(USAGE, "generate", QWEN, "--tokens", self.tokens("1 1024"),
-                    says=("token 1 is 1024", "0..1023"))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", self.tokens("-1"), says=("is -1",))
-        self.refuse(MALFORMED, "generate", QWEN, "--tokens", self.tokens("1 two 3"),
-                    says=("token 1", "'two'"))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", self.tokens(""), says=("no tokens",))
-        self.refuse(USAGE, "generate", QWEN, "--tokens", self.tokens("1 " * 1025),
-                    says=("1025 tokens", "1024"))
-        self.refuse(IO, "generate", QWEN, "--tokens", self.directory / "none", says=("none",))
+    def test_a_reader_that_goes_away_ends_the_text(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as out:
+            done = subprocess.run([COMMAND, "generate", str(QWEN), "--tokens",
+                                   str(self.tokens([1])), "--ignore-eos"], stdout=out,
+                                  stderr=subprocess.PIPE, check=False, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
 
-    def test_what_is_no_model(self) -> None:
-        prompt = self.tokens("1")
-        self.refuse(IO, "generate", self.directory / "none", "--tokens", prompt)
-        self.refuse(IO, "generate", self.directory, "--tokens", prompt, says=("config.json",))
-        (self.directory / "adapter_config.json").write_text("{}")
-        self.refuse(USAGE, "generate", self.directory, "--tokens", prompt, says=("adapter",))
+    @unittest.skipUnless(hasattr(fcntl, "F_SETPIPE_SZ"), "pipes of a fixed size")
+    def test_interrupting_keeps_what_there_is(self) -> None:
+        # A pipe of one page that is nearly full: the command waits in its first words, however
+        # fast it is.
+        reader, writer = os.pipe()
+        size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writer, b"." * (size - 4))
+        with os.fdopen(reader, "rb") as pipe:
+            with subprocess.Popen([COMMAND, "generate", str(QWEN), "--tokens",
+                                   str(self.tokens([1])), "--ignore-eos", "--max-tokens", "900"],
+                                  stdout=writer, stderr=subprocess.PIPE) as process:
+                os.close(writer)
+                held = bytearray(4)
+                while int.from_bytes(held, "little") < size - 1:
+                    time.sleep(0.01)
+                    fcntl.ioctl(pipe, termios.FIONREAD, held)
+                process.send_signal(signal.SIGINT)
+                out = pipe.read().strip(b".").decode()
+                assert process.stderr is not None
+                error = process.stderr.read()
+            self.assertEqual((process.returncode, error), (0, b""))
+        self.assertTrue(out.endswith("\n"))
+        self.assertTrue(1 <= len(out.split()) < 10, out)
 
-    def test_unknown_architectures_and_other_quantizations(self) -> None:
-        prompt = self.tokens("1")
-        model = self.copy_of_sample({"model_type": "mamba"})
-        self.refuse(USAGE, "generate", model, "--tokens", prompt, says=("mamba", "qwen3_moe"))
-        shutil.rmtree(model)
-        model = self.copy_of_sample({"quantization_config": {"quant_method": "gptq"}})
-        self.refuse(USAGE, "generate", model, "--tokens", prompt, says=("gptq",))
-        shutil.rmtree(model)
-        model = self.copy_of_sample({"num_hidden_layers": 3})
-        self.refuse(MALFORMED, "generate", model, "--tokens", prompt,
-                    says=("model.layers.3", "not a part"))
-        shutil.rmtree(model)
-        model = self.copy_of_sample({"num_hidden_layers": 5})
-        self.refuse(MALFORMED, "generate", model, "--tokens", prompt,
-                    says=("model.layers.4", "missing"))
 
-    def test_a_newer_quantized_directory(self) -> None:
-        out = self.directory / "q"
+class Perplexity(ModelTestCase):
+    """Over windows of a text's tokens."""
+
+    def test_is_the_references(self) -> None:
+        for model, golden in GOLDEN.items():
+            document = self.document("perplexity", model, "--tokens", TOKENS, "--exact")
+            self.assertEqual(document["windows"], golden["windows"])
+            self.assertEqual(document["tokens"], 256 * golden["windows"])
+            want = golden["validation_perplexity"]
+            self.assertLess(abs(document["perplexity"] / want - 1), 1e-3)
+            self.assertAlmostEqual(document["perplexity"], math.exp(document["nll"]))
+            self.assertTrue(0 < document["standard_error"] < 0.05 * want)
+
+    def test_windows(self) -> None:
+        document = self.document("perplexity", QWEN, "--tokens", TOKENS, "--window", 100,
+                                 "--stride", 50, "--max-windows", 3)
+        self.assertEqual((document["windows"], document["tokens"]), (3, 200))
+        self.assertRegex(self.succeed("perplexity", QWEN, "--tokens", TOKENS, "--max-windows", 1),
+                         r"^perplexity \d+\.\d+ \+- \d+\.\d+ .* over 256 tokens in 1 windows\n$")
+
+    def test_wrong_use(self) -> None:
+        for options, says in (
+                ((), "--text or --tokens is needed"),
+                (("--tokens", TOKENS, "--text", TOKENS), "exclude each other"),
+                (("--text", TOKENS), "--text: this program has no tokenizer"),
+                (("--tokens", TOKENS, "--window", "0"), "window: expected 1..1024"),
+                (("--tokens", TOKENS, "--window", "2000"), "got 2000"),
+                (("--tokens", TOKENS, "--stride", "300"), "stride: expected 0..256"),
+                (("--tokens", TOKENS, "--max-windows", "-1"), "max_windows"),
+        ):
+            self.refuse(USAGE, "perplexity", QWEN, *options, says=(says,))
+        for ids, says in (([3], "tokens: expected at least 2, got 1"),
+                          ([3, 2000], "tokens: token 1 is 2000, expected 0..1023")):
+            self.refuse(USAGE, "perplexity", QWEN, "--tokens", self.tokens(ids), says=(says,))
+
+
+class Compare(ModelTestCase):
+    """A quantized model against its source."""
+
+    def test_formats_order_as_they_should(self) -> None:
+        distances = []
+        for recipe in ("uniform:s8/g128", "default_moe", "uniform:nf2/g64"):
+            out = self.directory / "out"
+            self.succeed("quantize", QWEN, "-o", out, "--recipe", recipe, "--overwrite")
+            document = self.document("compare", out, "--against", QWEN, "--tokens", TOKENS,
+                                     "--max-windows", 20)
+            self.assertLessEqual(document["kl_median"], document["kl_p99"])
+            self.assertLessEqual(document["kl_p99"], document["kl_max"])
+            distances.append((document["kl_mean"], -document["top1_agreement"],
+                              document["model"]["perplexity"]))
+        for lesser, greater in itertools.pairwise(distances):
+            self.assertTrue(all(lesser[i] < greater[i] for i in range(3)), distances)
+        self.assertLess(distances[0][0], 2e-3)
+
+    def test_a_model_with_itself(self) -> None:
+        document = self.document("compare", QWEN, "--against", QWEN, "--tokens", TOKENS,
+                                 "--max-windows", 2)
+        self.assertEqual((document["kl_max"], document["top1_agreement"]), (0, 1))
+        self.assertEqual(document["model"], document["reference"])
+        self.assertEqual((document["tokens"], document["windows"]), (512, 2))
+        text = self.succeed("compare", QWEN, "--against", QWEN, "--tokens", TOKENS,
+                            "--max-windows", 2)
+        self.assertIn("the same most likely token at 100.00 % of 512 positions", text)
+
+    def test_wrong_use(self) -> None:
+        self.refuse(USAGE, "compare", QWEN, "--tokens", TOKENS, says=("--against",))
+        self.refuse(IO, "compare", QWEN, "--against", self.directory / "absent", "--tokens",
+                    TOKENS, says=("absent",))
+
+    def test_other_vocabularies(self) -> None:
+        model = self.copy(vocab_size=1000)
+        os.remove(model / "model.safetensors")
+        tensors = read_safetensors(QWEN / "model.safetensors")
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in tensors:
+                dtype, shape, data = tensors[name]
+                width = shape[1]
+                tensors[name] = (dtype, [1000, width], data[:1000 * width * 2])
+        write_safetensors(model / "model.safetensors", tensors)
+        self.refuse(USAGE, "compare", model, "--against", QWEN, "--tokens", TOKENS,
+                    says=("a vocabulary of 1024, the model has 1000",))
+
+
+class BadModels(ModelTestCase):
+    """Directories that are no model that can be run: one clear line each."""
+
+    def refuse_model(self, code: int, model: pathlib.Path, *says: str) -> None:
+        self.refuse(code, "generate", model, "--tokens", self.tokens([1]), says=says)
+        self.refuse(code, "perplexity", model, "--tokens", TOKENS, says=says)
+
+    def test_missing(self) -> None:
+        self.refuse_model(IO, self.directory / "absent", "absent: no such directory")
+        empty = self.directory / "empty"
+        empty.mkdir()
+        self.refuse_model(IO, empty, "config.json is missing")
+        self.refuse_model(USAGE, QWEN / "model.safetensors", "a model is a directory")
+        model = self.copy()
+        os.remove(model / "model.safetensors")
+        self.refuse_model(USAGE, model, "the directory holds no *.safetensors")
+
+    def test_missing_tensor(self) -> None:
+        model = self.copy()
+        os.remove(model / "model.safetensors")
+        tensors = read_safetensors(QWEN / "model.safetensors")
+        name = "model.layers.1.self_attn.o_proj.weight"
+        del tensors[name]
+        write_safetensors(model / "model.safetensors", tensors)
+        self.refuse_model(MALFORMED, model, name)
+
+    def test_adapter(self) -> None:
+        adapter = self.directory / "adapter"
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        (adapter / "adapter_model.safetensors").write_bytes(b"")
+        self.refuse_model(USAGE, adapter, "an adapter, not a model")
+
+    def test_unknown_model_type(self) -> None:
+        self.refuse_model(USAGE, self.copy(model_type="mamba"), "mamba", "qwen3_moe", "llama")
+
+    def test_config_that_does_not_fit(self) -> None:
+        self.refuse_model(MALFORMED, self.copy(vocab_size=2048), "2048", "1024")
+
+    def test_config_without_a_key(self) -> None:
+        self.refuse_model(MALFORMED, self.copy(hidden_size=None), "hidden_size")
+
+    def test_broken_config(self) -> None:
+        model = self.copy()
+        (model / "config.json").write_text("{")
+        self.refuse_model(MALFORMED, model, "config.json")
+
+    def test_quantized_by_others(self) -> None:
+        model = self.copy(quantization_config={"quant_method": "gptq", "bits": 4})
+        self.refuse_model(USAGE, model, "gptq")
+
+    def test_newer_version(self) -> None:
+        out = self.directory / "out"
         self.succeed("quantize", QWEN, "-o", out)
         config = json.loads((out / "config.json").read_text())
         config["quantization_config"]["version"] = 99
         (out / "config.json").write_text(json.dumps(config))
-        self.refuse(USAGE, "generate", out, "--tokens", self.tokens("1"), says=("99",))
+        self.refuse_model(USAGE, out, "version 99, this build reads up to")
+
+    def test_damaged_files(self) -> None:
+        model = self.copy()
+        os.remove(model / "model.safetensors")
+        shutil.copy(QWEN / "model.safetensors", model)
+        with open(model / "model.safetensors", "r+b") as file:
+            file.truncate(100000)
+        self.refuse_model(MALFORMED, model, "model.safetensors")
 
 
 if __name__ == "__main__":

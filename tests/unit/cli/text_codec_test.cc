@@ -1,0 +1,207 @@
+#include "cli/text_codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/arguments.h"
+
+namespace marlin::cli {
+namespace {
+
+using testing::HasSubstr;
+
+/// A token is a byte, or a letter where it is no printable one; decoding writes U+FFFD for bytes
+/// that are no whole character.
+class ByteCodec : public TextCodec {
+ public:
+  explicit ByteCodec(int64_t vocabulary = 256) : vocabulary_(vocabulary) {}
+  int64_t vocab_size() const override { return vocabulary_; }
+  Result<std::vector<int32_t>> Encode(std::string_view text) override {
+    std::vector<int32_t> tokens;
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+    return tokens;
+  }
+  Result<std::string> Decode(std::span<const int32_t> tokens) override {
+    std::string text;
+    for (size_t i = 0; i < tokens.size();) {
+      const int32_t lead = tokens[i];
+      if (lead < 0x20 || lead > 0xF7) {
+        text += static_cast<char>('a' + lead % 26);
+        ++i;
+        continue;
+      }
+      const size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+      if ((lead >= 0x80 && lead < 0xC0) || i + length > tokens.size()) {
+        text += "\xEF\xBF\xBD";
+        ++i;
+        continue;
+      }
+      for (size_t j = 0; j < length; ++j) text += static_cast<char>(tokens[i++]);
+    }
+    return text;
+  }
+
+ private:
+  int64_t vocabulary_;
+};
+
+/// A decoder that leaves out the first space of a text.
+class SpaceCodec final : public ByteCodec {
+ public:
+  Result<std::string> Decode(std::span<const int32_t> tokens) override {
+    std::string text = *ByteCodec::Decode(tokens);
+    return text.starts_with(' ') ? text.substr(1) : text;
+  }
+};
+
+std::vector<std::string> Pieces(TextCodec& codec, const std::string& prompt,
+                                const std::string& text) {
+  const std::vector<int32_t> before = *codec.Encode(prompt);
+  const std::vector<int32_t> tokens = *codec.Encode(text);
+  TextStream stream(codec, before);
+  std::vector<std::string> pieces;
+  for (const int32_t token : tokens) pieces.push_back(*stream.Add(token));
+  pieces.push_back(*stream.Finish());
+  return pieces;
+}
+
+TEST(TextStream, ShowsWholeCharactersOnly) {
+  ByteCodec codec;
+  EXPECT_THAT(Pieces(codec, "x",
+                     "a\xC3\xA9"
+                     "b\xF0\x9F\x90\x9F"),
+              testing::ElementsAre("a", "", "\xC3\xA9", "b", "", "", "", "\xF0\x9F\x90\x9F", ""));
+}
+
+TEST(TextStream, ShowsWhatIsNoCharacterAtTheEnd) {
+  ByteCodec codec;
+  EXPECT_THAT(Pieces(codec, "", "a\xE2\x82"),
+              testing::ElementsAre("a", "", "", "\xEF\xBF\xBD\xEF\xBF\xBD"));
+  EXPECT_THAT(Pieces(codec, "",
+                     "\x80"
+                     "a"),
+              testing::ElementsAre("",
+                                   "\xEF\xBF\xBD"
+                                   "a",
+                                   ""));
+}
+
+// Every token is decoded with what stands before it, the prompt included.
+TEST(TextStream, KeepsTheSpacesBetweenWords) {
+  SpaceCodec codec;
+  EXPECT_THAT(Pieces(codec, "go", " on  a"),
+              testing::ElementsAre(" ", "o", "n", " ", " ", "a", ""));
+}
+
+std::string Feed(StopText* stop, const std::vector<std::string>& pieces) {
+  std::string shown;
+  for (const std::string& piece : pieces) shown += stop->Add(piece) + "|";
+  return shown + stop->Finish();
+}
+
+TEST(StopText, HoldsBackWhatMayBecomeAStop) {
+  StopText stop({"###", "\nUser:"});
+  EXPECT_EQ(Feed(&stop, {"a", "#", "#b", "\nUs", "er", "!"}), "a||##b|||\nUser!|");
+  EXPECT_FALSE(stop.stopped());
+}
+
+TEST(StopText, EndsBeforeTheFirstStop) {
+  StopText stop({"END", "ND x", "zz"});
+  EXPECT_EQ(Feed(&stop, {"one E", "ND", " more", "zz"}), "one ||||");
+  EXPECT_TRUE(stop.stopped());
+  StopText both({"b", "a"});
+  EXPECT_EQ(both.Add("xxaxb"), "xx");
+}
+
+class CommandWithCodec : public testing::Test {
+ protected:
+  struct Outcome {
+    int code;
+    std::string out;
+    std::string error;
+  };
+
+  Outcome Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "metal-marlin");
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    const TextCodecFactory factory =
+        [this](const std::string& directory) -> Result<std::unique_ptr<TextCodec>> {
+      directory_ = directory;
+      return std::unique_ptr<TextCodec>(std::make_unique<ByteCodec>(vocabulary_));
+    };
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int code = RunCommandLine(static_cast<int>(arguments.size()), argv.data(), factory);
+    Outcome outcome{code, testing::internal::GetCapturedStdout(), ""};
+    outcome.error = testing::internal::GetCapturedStderr();
+    return outcome;
+  }
+
+  const std::string sample_ = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+  int64_t vocabulary_ = 1024;
+  std::string directory_;
+};
+
+TEST_F(CommandWithCodec, GeneratesText) {
+  const Outcome shown = Run({"generate", sample_, "--prompt", "And", "--max-tokens", "12"});
+  EXPECT_EQ(shown.code, 0) << shown.error;
+  EXPECT_EQ(shown.error, "");
+  EXPECT_EQ(directory_, sample_);
+  const Outcome json =
+      Run({"generate", sample_, "--prompt", "And", "--max-tokens", "12", "--json"});
+  const auto document = nlohmann::json::parse(json.out);
+  EXPECT_EQ(document["text"].get<std::string>() + "\n", shown.out);
+  EXPECT_EQ(document["token_ids"].size(), 12U);
+  EXPECT_EQ(document["prompt_tokens"], 3);
+  EXPECT_EQ(document["stop_reason"], "max_tokens");
+}
+
+TEST_F(CommandWithCodec, StopsBeforeAText) {
+  const auto text = [this](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate", sample_,        "--prompt", "And",
+                                          "--json",   "--seed",       "5",        "--temperature",
+                                          "1",        "--max-tokens", "30"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nlohmann::json::parse(Run(arguments).out);
+  };
+  const auto whole = text({});
+  const std::string all = whole["text"];
+  ASSERT_GT(all.size(), 12U);
+  const std::string stop = all.substr(all.size() - 6, 3);
+  const auto cut = text({"--stop", "no such text", "--stop", stop});
+  EXPECT_EQ(cut["text"], all.substr(0, all.find(stop)));
+  EXPECT_EQ(cut["stop_reason"], "stop_text");
+  EXPECT_LT(cut["token_ids"].size(), whole["token_ids"].size());
+}
+
+TEST_F(CommandWithCodec, ATokenizerOfAnotherModelIsRefused) {
+  vocabulary_ = 2000;
+  for (const char* command : {"generate", "perplexity"}) {
+    const Outcome outcome =
+        Run({command, sample_, *command == 'g' ? "--prompt" : "--text", sample_ + "/README.md"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.error, HasSubstr("the tokenizer has 2000 tokens, the model 1024"));
+  }
+}
+
+TEST_F(CommandWithCodec, MeasuresText) {
+  const Outcome outcome =
+      Run({"perplexity", sample_, "--text", sample_ + "/README.md", "--window", "64", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.error;
+  const auto document = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(document["tokens"], 64 * document["windows"].get<int64_t>());
+  EXPECT_GT(document["perplexity"], 1.0);
+  const Outcome missing = Run({"perplexity", sample_, "--text", sample_ + "/absent.txt"});
+  EXPECT_EQ(missing.code, 3);
+  EXPECT_THAT(missing.error, HasSubstr("absent.txt: No such file"));
+}
+
+}  // namespace
+}  // namespace marlin::cli
