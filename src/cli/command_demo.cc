@@ -139,7 +139,7 @@ class DemoCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Generated generated, Generate(model, prompt, options));
     result.tokens_per_second = (kSentenceTokens - 1) / generated.decode_seconds;
     if (!console.text_codecs()) return result;
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, path, model));
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "demo", path, model));
     std::vector<int32_t> all(prompt.begin(), prompt.end());
     all.insert(all.end(), generated.token_ids.begin(), generated.token_ids.end());
     MARLIN_ASSIGN_OR_RETURN(result.sentence, codec->Decode(all));
