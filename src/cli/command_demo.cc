@@ -1,7 +1,6 @@
-// demo: the main job on the sample model: quantize, verify, multiply.
+// demo: the main job on the sample model: quantize, verify, run, multiply.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -10,15 +9,13 @@
 
 #include "base/macros.h"
 #include "cli/command.h"
-#include "cli/model_arguments.h"
+#include "cli/demo_model.h"
 #include "cli/product_timing.h"
 #include "cli/progress_bar.h"
 #include "cli/table.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
-#include "marlin/evaluate.h"
-#include "marlin/generate.h"
 
 namespace marlin::cli {
 namespace {
@@ -29,8 +26,6 @@ constexpr const char* kRecipes[] = {"default_moe", "aggressive_moe", "uniform:fp
 // A layer's width in a model of 7-8 B parameters: the sample's own 128 x 128 would time overheads.
 constexpr int64_t kWidth = 4096;
 constexpr int64_t kRowCounts[] = {1, 16, 256};
-constexpr size_t kPromptTokens = 8;
-constexpr int64_t kSentenceTokens = 32;
 constexpr FormatChoice kBf16Choice = {.keep = false, .format = Format::kBf16};
 
 /// A directory under the system's temporary one that goes with its contents.
@@ -59,13 +54,6 @@ class TemporaryDirectory {
 
  private:
   std::string path_;
-};
-
-/// How a model reads and writes.
-struct ModelResult {
-  PerplexityResult perplexity;
-  double tokens_per_second = 0;
-  std::string sentence;  ///< Empty without a tokenizer.
 };
 
 struct RecipeResult {
@@ -98,8 +86,10 @@ class DemoCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(directory_.Make());
     for (const TensorInfo& tensor : source->tensors()) source_bytes_ += tensor.bytes;
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open("cpu"));
-    MARLIN_RETURN_IF_ERROR(ReadPrompts());
-    MARLIN_ASSIGN_OR_RETURN(before_, RunModel(console, device, model_));
+    MARLIN_ASSIGN_OR_RETURN(tokens_, ReadSampleTokens(model_));
+    if (!tokens_.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(before_, RunDemoModel(console, device, model_, tokens_));
+    }
     ProgressBar bar(console, "demo");
     const int64_t steps = std::ssize(kRecipes) + std::ssize(kRowCounts);
     int64_t step = 0;
@@ -118,35 +108,6 @@ class DemoCommand final : public Command {
   }
 
  private:
-  /// The sample's tokens lie beside it; another model is only quantized and multiplied with.
-  Status ReadPrompts() {
-    const std::string path = model_ + "/validation_tokens.txt";
-    if (!std::filesystem::exists(path)) return {};
-    MARLIN_ASSIGN_OR_RETURN(tokens_, ReadTokens(path));
-    return {};
-  }
-
-  Result<ModelResult> RunModel(const Console& console, const Device& device,
-                               const std::string& path) const {
-    ModelResult result;
-    if (tokens_.empty()) return result;
-    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device));
-    MARLIN_ASSIGN_OR_RETURN(result.perplexity, Perplexity(model, tokens_));
-    GenerateOptions options;
-    options.max_tokens = kSentenceTokens;
-    options.ignore_eos = true;
-    const std::span<const int32_t> prompt = std::span(tokens_).first(kPromptTokens);
-    MARLIN_ASSIGN_OR_RETURN(const Generated generated, Generate(model, prompt, options));
-    result.tokens_per_second = (kSentenceTokens - 1) / generated.decode_seconds;
-    if (!console.text_codecs()) return result;
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "demo", path, model));
-    std::vector<int32_t> all(prompt.begin(), prompt.end());
-    all.insert(all.end(), generated.token_ids.begin(), generated.token_ids.end());
-    MARLIN_ASSIGN_OR_RETURN(result.sentence, codec->Decode(all));
-    std::replace(result.sentence.begin(), result.sentence.end(), '\n', ' ');
-    return result;
-  }
-
   Status RunRecipe(const Console& console, const Device& device, const std::string& name,
                    const Checkpoint& source) {
     RecipeResult result;
@@ -159,7 +120,9 @@ class DemoCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(output));
     MARLIN_RETURN_IF_ERROR(quantized.VerifyChecksums());
     MARLIN_ASSIGN_OR_RETURN(result.comparison, CompareCheckpoints(quantized, source));
-    MARLIN_ASSIGN_OR_RETURN(result.model, RunModel(console, device, output));
+    if (!tokens_.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(result.model, RunDemoModel(console, device, output, tokens_));
+    }
     results_.push_back(std::move(result));
     return Status();
   }
@@ -227,44 +190,58 @@ class DemoCommand final : public Command {
             {"sentence", result.sentence.empty() ? Json() : Json(result.sentence)}};
   }
 
-  std::string ModelTable() const {
-    if (tokens_.empty()) return "";
-    Table table({"recipe", "perplexity", "+-", "against 16 bits", "tokens/s"});
-    const auto add = [&](const std::string& name, const ModelResult& result) {
-      const double change = result.perplexity.perplexity / before_.perplexity.perplexity - 1;
-      table.AddRow({name, fmt::format("{:.3f}", result.perplexity.perplexity),
-                    fmt::format("{:.3f}", result.perplexity.standard_error),
-                    fmt::format("{:+.1f} %", 100 * change),
-                    fmt::format("{:.0f}", result.tokens_per_second)});
-    };
-    add("16 bits", before_);
-    for (const RecipeResult& result : results_) add(result.recipe, result.model);
-    std::string text = fmt::format("perplexity over {} tokens that the training never saw\n\n{}\n",
-                                   before_.perplexity.tokens, table.ToString());
-    if (!results_.empty() && !results_.front().model.sentence.empty()) {
-      text += fmt::format("{} goes on: {}\n\n", results_.front().recipe,
-                          results_.front().model.sentence);
-    }
-    return text;
-  }
-
   Status PrintTables(Console& console) const {
     return console.Print(fmt::format(
-        "{}: {} in 16 bits\n\n{}\n{}relative error of the weights, by layer class\n\n{}\n"
-        "product of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}",
-        model_, FormatBytes(source_bytes_), SizeTable(), ModelTable(), ErrorTable(), kWidth, kWidth,
-        device_.model, device_.threads, ProductTable()));
+        "relative error of the weights, by layer class\n\n{}\n"
+        "product of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}\n{}",
+        ErrorTable(), kWidth, kWidth, device_.model, device_.threads, ProductTable(),
+        tokens_.empty() ? SizeTable() : ResultTable() + Sentences()));
   }
 
+  /// What a model without tokens to read is answered with.
   std::string SizeTable() const {
-    Table table({"recipe", "bits/weight", "size", "smaller by", "quantized", "seconds"});
+    Table table({"recipe", "bits/weight", "size"});
+    table.AddRow({"16 bits", "16.000", FormatBytes(source_bytes_)});
     for (const RecipeResult& result : results_) {
-      const QuantizeCheckpointReport& report = result.report;
-      table.AddRow(
-          {result.recipe, fmt::format("{:.3f}", report.bits_per_weight), FormatBytes(report.bytes),
-           fmt::format("{:.2f}x",
-                       static_cast<double>(source_bytes_) / static_cast<double>(report.bytes)),
-           fmt::format("{:.1f} %", 100 * report.coverage), fmt::format("{:.2f}", report.seconds)});
+      table.AddRow({result.recipe, fmt::format("{:.3f}", result.report.bits_per_weight),
+                    FormatBytes(result.report.bytes)});
+    }
+    return fmt::format(
+        "{}: no validation_tokens.txt beside it, so that nothing was read or written\n\n{}", model_,
+        table.ToString());
+  }
+
+  std::string ResultTable() const {
+    Table table(
+        {"recipe", "bits/weight", "size", "perplexity before", "after", "change", "tokens/s"});
+    table.AddRow({"16 bits", "16.000", FormatBytes(source_bytes_),
+                  fmt::format("{:.3f}", before_.perplexity.perplexity), "", "",
+                  fmt::format("{:.0f}", before_.tokens_per_second)});
+    for (const RecipeResult& result : results_) {
+      const double change = result.model.perplexity.perplexity / before_.perplexity.perplexity - 1;
+      table.AddRow({result.recipe, fmt::format("{:.3f}", result.report.bits_per_weight),
+                    FormatBytes(result.report.bytes),
+                    fmt::format("{:.3f}", before_.perplexity.perplexity),
+                    fmt::format("{:.3f}", result.model.perplexity.perplexity),
+                    fmt::format("{:+.1f} %", 100 * change),
+                    fmt::format("{:.0f}", result.model.tokens_per_second)});
+    }
+    return fmt::format(
+        "{}; perplexity over {} tokens that the training never saw, +- {:.2f}; tokens/s of "
+        "writing, "
+        "the fastest of five texts\n\n{}\n",
+        model_, before_.perplexity.tokens, before_.perplexity.standard_error, table.ToString());
+  }
+
+  std::string Sentences() const {
+    if (before_.sentence.empty()) {
+      return "The generated sentences need a tokenizer: ./dev demo, or the Python package's "
+             "command.\n";
+    }
+    Table table({"recipe", "what it writes after the first words"}, 2);
+    table.AddRow({"16 bits", before_.sentence});
+    for (const RecipeResult& result : results_) {
+      table.AddRow({result.recipe, result.model.sentence});
     }
     return table.ToString();
   }

@@ -184,11 +184,27 @@ class Demo(CommandTestCase):
         for row in recipes.values():
             self.assertTrue(0 < row["relative_error"]["moe_expert"] < 0.3)
             self.assertGreater(row["coverage"], 0.8)
+            after = row["after"]
+            cost = after["perplexity"] / demo["before"]["perplexity"]
+            self.assertTrue(1 < cost < 1.2, row)
+            self.assertGreater(after["tokens_per_second"], 0)
+            self.assertIsNone(after["sentence"])
+        golden = json.loads((QWEN / "golden.json").read_text())
+        self.assertAlmostEqual(demo["before"]["perplexity"], golden["validation_perplexity"],
+                               delta=0.05)
         self.assertEqual(len(demo["products"]), 12)
         for row in demo["products"]:
             self.assertGreater(row["seconds"], 0)
             self.assertIn("marlin_", row["kernel"])
         self.refuse(IO, "demo", "--model", self.directory / "absent", says=("absent",))
+
+    def test_tables_for_people(self) -> None:
+        text = self.succeed("demo", "--model", QWEN)
+        for recipe in ("16 bits", "default_moe", "aggressive_moe", "uniform:fp4_e2m1/g32"):
+            self.assertRegex(text, rf"\n{recipe} +\d+\.\d{{3}} +\d\.\d\d MB +\d+\.\d{{3}} ")
+        self.assertIn("sentences need a tokenizer", text)
+        # A model without a text beside it: sizes, errors and products only.
+        self.assertIn("no validation_tokens.txt", self.succeed("demo", "--model", GLM))
 
     def test_devices(self) -> None:
         (device,) = self.document("devices")["devices"]

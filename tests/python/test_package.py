@@ -179,6 +179,9 @@ def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["text"] == GOLDEN["greedy_text"]
     done = run("generate", str(SAMPLE), "--prompt", "x", "--top-p", "2")
     assert done.returncode == 1 and "top_p" in done.stderr
+    demo = json.loads(run("demo", "--model", str(SAMPLE), "--json").stdout)
+    for result in (demo["before"], *(row["after"] for row in demo["recipes"])):
+        assert len(result["sentence"].split()) > 3
     (tmp_path / "config.json").write_text((SAMPLE / "config.json").read_text())
     (tmp_path / "model.safetensors").symlink_to(SAMPLE / "model.safetensors")
     done = run("generate", str(tmp_path), "--prompt", "x")
