@@ -3,29 +3,39 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <vector>
 
 #include "base/macros.h"
-#include "cli/bench_timer.h"
-#include "cli/table.h"
-#include "marlin/model.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
 
 namespace marlin::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+constexpr int64_t kMaxBatch = 4096;
 
 /// The products of a forward call without anything else.
 class Products {
  public:
   explicit Products(const Model& model) : model_(model), impl_(model.impl()) {}
 
-  /// `rows` tokens through all layers, the last of them through the head.
-  Status Run(int64_t rows) {
-    const Dimensions& shape = impl_.decoder.config.shape;
+  /// `rows` tokens through all layers in passes as long as the model's, and `head_rows` of them
+  /// through the head. Every call begins with other experts.
+  Status Run(int64_t rows, int64_t head_rows) {
+    weight_bytes_ = 0;
+    operations_ = 0;
+    for (int64_t done = 0; done < rows; done += kPassTokens) {
+      MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, kPassTokens)));
+    }
+    ++calls_;
+    return Multiply(impl_.decoder.lm_head(), head_rows);
+  }
+
+  /// Of the last call; weights count in every pass that reads them.
+  double weight_bytes() const { return weight_bytes_; }
+  double operations() const { return operations_; }
+
+ private:
+  Status RunPass(int64_t rows) {
     for (const DecoderLayer& layer : impl_.decoder.layers) {
       for (const Projection* projection :
            {&layer.attention.qkv, &layer.attention.out, &layer.latent.q, &layer.latent.q_a,
@@ -33,26 +43,29 @@ class Products {
         MARLIN_RETURN_IF_ERROR(Multiply(*projection, rows));
       }
       MARLIN_RETURN_IF_ERROR(RunMlp(layer.mlp, rows));
-      MARLIN_RETURN_IF_ERROR(RunMlp(layer.experts.shared, rows));
-      // Every expert gets its share of the tokens.
-      const auto experts = static_cast<int64_t>(layer.experts.experts.size());
-      if (experts == 0) continue;
-      MARLIN_RETURN_IF_ERROR(Multiply(layer.experts.router, rows));
-      const int64_t visits = rows * shape.top_k;
-      const int64_t visited = std::min(experts, visits);
-      for (int64_t expert = 0; expert < visited; ++expert) {
-        const int64_t share = visits / visited + (expert < visits % visited ? 1 : 0);
-        MARLIN_RETURN_IF_ERROR(RunMlp(layer.experts.experts[static_cast<size_t>(expert)], share));
-      }
+      MARLIN_RETURN_IF_ERROR(RunExperts(layer.experts, rows));
     }
-    return Multiply(impl_.decoder.lm_head(), 1);
+    return {};
   }
 
- private:
+  Status RunExperts(const ExpertsLayer& layer, int64_t rows) {
+    const auto experts = static_cast<int64_t>(layer.experts.size());
+    if (experts == 0) return {};
+    MARLIN_RETURN_IF_ERROR(Multiply(layer.router, rows));
+    MARLIN_RETURN_IF_ERROR(RunMlp(layer.shared, rows));
+    const int64_t visits = rows * impl_.decoder.config.shape.top_k;
+    const int64_t visited = std::min(experts, visits);
+    for (int64_t i = 0; i < visited; ++i) {
+      const int64_t expert = (calls_ * visited + i) % experts;
+      const int64_t share = visits / visited + (i < visits % visited ? 1 : 0);
+      MARLIN_RETURN_IF_ERROR(RunMlp(layer.experts[static_cast<size_t>(expert)], share));
+    }
+    return Multiply(layer.shared_gate, rows);
+  }
+
   Status RunMlp(const MlpLayer& mlp, int64_t rows) {
     if (mlp.down.empty()) return {};
-    const bool fused = mlp.gate_up.parts.size() == 1 && mlp.gate_up.bias.empty();
-    if (fused) {
+    if (mlp.gate_up.parts.size() == 1 && mlp.gate_up.bias.empty()) {
       const auto [x, out] = Buffers(mlp.gate_up, rows);
       const MutableTensorView half(out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
       MARLIN_RETURN_IF_ERROR(
@@ -73,7 +86,13 @@ class Products {
     TensorView x;
     MutableTensorView out;
   };
+  /// What a product reads and writes; also counts it.
   Pair Buffers(const Projection& projection, int64_t rows) {
+    for (const PreparedWeights& part : projection.parts) {
+      weight_bytes_ += static_cast<double>(part.bytes());
+    }
+    operations_ += 2.0 * static_cast<double>(rows) * static_cast<double>(projection.in) *
+                   static_cast<double>(projection.out);
     const auto grow = [](std::vector<float>& buffer, int64_t count) {
       if (static_cast<int64_t>(buffer.size()) < count) {
         buffer.resize(static_cast<size_t>(count), 0.5F);
@@ -88,122 +107,103 @@ class Products {
   const Model::Impl& impl_;
   std::vector<float> x_;
   std::vector<float> out_;
+  int64_t calls_ = 0;
+  double weight_bytes_ = 0;
+  double operations_ = 0;
 };
-
-struct Phase {
-  const char* name;
-  int64_t tokens;
-  Timing timing;
-  Timing products;
-
-  double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
-  /// What the products alone would take of the time.
-  double Fraction() const { return products.median / timing.median; }
-};
-
-Json PhaseJson(const Phase& phase) {
-  return {{"op", phase.name},
-          {"tokens", phase.tokens},
-          {"seconds", phase.timing.median},
-          {"p10", phase.timing.p10},
-          {"p90", phase.timing.p90},
-          {"tokens_per_second", phase.TokensPerSecond()},
-          {"products_seconds", phase.products.median},
-          {"roofline_fraction", phase.Fraction()}};
-}
 
 /// Runs both phases in turn with the products of the same shapes.
 class ModelBench {
  public:
-  ModelBench(const Model& model, int64_t prompt_tokens)
-      : model_(model), products_(model), prompt_(static_cast<size_t>(prompt_tokens)) {
-    const int64_t vocab = model.info().vocab_size;
-    for (size_t i = 0; i < prompt_.size(); ++i) {
-      prompt_[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 7919 % vocab);
-    }
-    logits_.resize(static_cast<size_t>(vocab));
+  ModelBench(const Model& model, const ModelBenchOptions& options)
+      : model_(model), options_(options), products_(model) {
+    tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
+    for (int32_t& token : tokens_) token = NextToken();
+    logits_.resize(static_cast<size_t>(options.batch * model.info().vocab_size));
   }
 
-  Result<std::vector<Phase>> Run() {
-    MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
-    const auto length = static_cast<int64_t>(prompt_.size());
-    // The first pass makes the buffers.
-    MARLIN_RETURN_IF_ERROR(Feed(sequence, 0, prompt_));
-    std::vector<Phase> phases = {{"prefill", length, {}, {}}, {"decode", 1, {}, {}}};
-    for (Phase& phase : phases) {
-      const bool prefill = phase.tokens > 1;
-      const std::span<const int32_t> tokens =
-          prefill ? std::span<const int32_t>(prompt_) : std::span<const int32_t>(prompt_).first(1);
-      const int64_t before = prefill ? 0 : length;
-      const auto forward = [&](int64_t) { Note(Feed(sequence, before, tokens)); };
-      const auto multiply = [&](int64_t) { Note(products_.Run(phase.tokens)); };
-      if (!prefill) MARLIN_RETURN_IF_ERROR(Feed(sequence, 0, prompt_));
-      const std::vector<Timing> timings = MeasureTogether({forward, multiply});
-      phase.timing = timings[0];
-      phase.products = timings[1];
+  Result<std::vector<ModelPhase>> Run() {
+    for (int64_t i = 0; i < options_.batch; ++i) {
+      MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
+      sequences_.push_back(std::move(sequence));
     }
-    MARLIN_RETURN_IF_ERROR(failure_);
-    return phases;
+    const int64_t prompt = options_.prompt_tokens;
+    ModelPhase prefill;
+    prefill.name = "prefill";
+    prefill.tokens = prompt * options_.batch;
+    MARLIN_RETURN_IF_ERROR(Measure(&prefill, [&] { return Feed(0, prompt); }));
+
+    MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
+    ModelPhase decode;
+    decode.name = "decode";
+    decode.tokens = options_.batch;
+    int64_t step = 0;
+    MARLIN_RETURN_IF_ERROR(
+        Measure(&decode, [&] { return Feed(prompt + step++ % options_.new_tokens, 1); }));
+    return std::vector<ModelPhase>{prefill, decode};
   }
 
  private:
-  Status Feed(Sequence& sequence, int64_t before, std::span<const int32_t> tokens) {
-    MARLIN_RETURN_IF_ERROR(sequence.Truncate(std::min(before, sequence.length())));
-    const MutableTensorView row(logits_.data(), DType::kF32,
-                                {1, static_cast<int64_t>(logits_.size())});
-    const SequenceInput input{&sequence, tokens, false};
-    return model_.Forward({&input, 1}, row);
+  template <typename Forward>
+  Status Measure(ModelPhase* phase, Forward forward) {
+    Status failure;
+    const auto note = [&failure](const Status& status) {
+      if (failure.ok()) failure = status;
+    };
+    const std::vector<Timing> timings = MeasureTogether({
+        [&](int64_t) { note(forward()); },
+        [&](int64_t) { note(products_.Run(phase->tokens, options_.batch)); },
+    });
+    phase->timing = timings[0];
+    phase->products = timings[1];
+    phase->weight_bytes = products_.weight_bytes();
+    phase->operations = products_.operations();
+    return failure;
   }
-  void Note(const Status& status) {
-    if (failure_.ok()) failure_ = status;
+
+  /// Feeds `count` tokens to every sequence, after its first `before`.
+  Status Feed(int64_t before, int64_t count) {
+    std::vector<SequenceInput> inputs;
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      MARLIN_RETURN_IF_ERROR(sequences_[i].Truncate(before));
+      if (count == 1) tokens_[i] = NextToken();
+      inputs.push_back(
+          {&sequences_[i], std::span(tokens_).subspan(i, static_cast<size_t>(count)), false});
+    }
+    return model_.Forward(
+        inputs, {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}});
+  }
+
+  /// Ids all over the vocabulary: experts change from token to token.
+  int32_t NextToken() {
+    next_token_ = (next_token_ + 7919) % model_.info().vocab_size;
+    return static_cast<int32_t>(next_token_);
   }
 
   const Model& model_;
+  ModelBenchOptions options_;
   Products products_;
-  std::vector<int32_t> prompt_;
+  std::vector<Sequence> sequences_;
+  std::vector<int32_t> tokens_;
   std::vector<float> logits_;
-  Status failure_;
+  int64_t next_token_ = 0;
 };
+
+Status CheckRange(const char* name, int64_t value, int64_t largest) {
+  if (value >= 1 && value <= largest) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected 1..{}, got {}", name, largest, value));
+}
 
 }  // namespace
 
-Status BenchModel(Console& console, const Device& device, const ModelBenchOptions& options) {
-  MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(options.path, device));
-  const ModelInfo& info = model.info();
-  if (options.prompt_tokens < 1 || options.prompt_tokens >= info.max_positions) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--prompt-tokens: expected 1..{} (the context), got {}",
-                              info.max_positions - 1, options.prompt_tokens));
-  }
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<Phase> phases,
-                          ModelBench(model, options.prompt_tokens).Run());
-  const DeviceInfo machine = device.info();
-  if (console.json()) {
-    Json document = {
-        {"device",
-         {{"name", machine.name}, {"model", machine.model}, {"threads", machine.threads}}},
-        {"commit", options.commit},
-        {"model", options.path},
-        {"model_type", info.model_type},
-        {"recipe", info.recipe},
-        {"parameters", info.parameters},
-        {"bytes", info.bytes},
-        {"results", Json::array()}};
-    for (const Phase& phase : phases) document["results"].push_back(PhaseJson(phase));
-    return console.PrintJson(document);
-  }
-  Table table({"phase", "tokens", "ms", "10 to 90 %", "tokens/s", "products alone"});
-  for (const Phase& phase : phases) {
-    table.AddRow({phase.name, std::to_string(phase.tokens),
-                  fmt::format("{:.2f}", 1e3 * phase.timing.median),
-                  fmt::format("{:.2f} to {:.2f}", 1e3 * phase.timing.p10, 1e3 * phase.timing.p90),
-                  fmt::format("{:.1f}", phase.TokensPerSecond()),
-                  fmt::format("{:.0f} %", 100 * phase.Fraction())});
-  }
-  return console.Print(fmt::format(
-      "{}: {} ({}), {} parameters, {}; {}, {} threads\n\n{}", options.path, info.model_type,
-      info.recipe.empty() ? "plain" : info.recipe, FormatCount(info.parameters),
-      FormatBytes(info.bytes), machine.model, machine.threads, table.ToString()));
+Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options) {
+  const int64_t context = model.info().max_positions;
+  MARLIN_RETURN_IF_ERROR(CheckRange("--prompt-tokens", options.prompt_tokens, context - 1));
+  MARLIN_RETURN_IF_ERROR(
+      CheckRange("--new-tokens", options.new_tokens, context - options.prompt_tokens));
+  MARLIN_RETURN_IF_ERROR(CheckRange("--batch", options.batch, kMaxBatch));
+  return ModelBench(model, options).Run();
 }
 
 }  // namespace marlin::cli

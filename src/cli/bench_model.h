@@ -2,24 +2,38 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
-#include <string>
+#include <vector>
 
-#include "cli/console.h"
-#include "marlin/device.h"
+#include "cli/bench_gemm.h"
+#include "cli/bench_timer.h"
+#include "marlin/model.h"
 #include "marlin/status.h"
 
 namespace marlin::cli {
 
 struct ModelBenchOptions {
-  std::string path;
   int64_t prompt_tokens = 512;
-  std::string commit;  ///< Named in the document.
+  int64_t new_tokens = 64;
+  int64_t batch = 1;  ///< Sequences that are read and written together.
 };
 
-/// Times prefill and decoding after it. Beside each stands the time of the model's products of the
-/// same shapes run one after the other: what `bench gemm` predicts. Errors: those of Model::Open,
-/// kInvalidArgument when the prompt does not fit.
-Status BenchModel(Console& console, const Device& device, const ModelBenchOptions& options);
+/// Prefill or decoding, per Forward call.
+struct ModelPhase {
+  const char* name = "";
+  int64_t tokens = 0;  ///< All sequences together.
+  Timing timing;
+  /// The model's products of the same shapes and nothing else, measured in turn with the above:
+  /// what `bench gemm` predicts. Experts share the tokens evenly.
+  Timing products;
+  double weight_bytes = 0;  ///< As prepared, read once.
+  double operations = 0;    ///< Of the products.
+
+  double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
+  double ProductsFraction() const { return products.median / timing.median; }
+};
+
+/// Times prefill of empty sequences, and decoding of the new tokens that follow such a prompt.
+/// Errors: kInvalidArgument naming the option out of range, those of Model::Forward.
+Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options);
 
 }  // namespace marlin::cli

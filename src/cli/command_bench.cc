@@ -58,6 +58,7 @@ class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize or model");
+    arguments.Positionals("MODEL", &models_, "model: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
@@ -74,15 +75,16 @@ class BenchCommand final : public Command {
     arguments.Option("--against", &against_, "PEER",
                      "openblas: the dense product, in the same run");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
-    arguments.Option("--model", &model_, "DIR", "What bench model runs");
     arguments.Option("--prompt-tokens", &prompt_tokens_, "N",
-                     "Tokens that bench model reads before it writes; default 512");
+                     "model: tokens to read; default 512, less where the context is smaller");
+    arguments.Option("--new-tokens", &new_tokens_, "N", "model: tokens to write; default 64");
+    arguments.Option("--batch", &batch_, "N", "model: sequences at once; default 1");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
 
   Status Run(Console& console) override {
-    if (op_ == "model") return RunModelBench(console);
-    MARLIN_RETURN_IF_ERROR(ReadArguments());
+    MARLIN_RETURN_IF_ERROR(CheckOp());
+    if (op_ != "model") MARLIN_RETURN_IF_ERROR(ReadArguments());
     // One pool for the device and the probes: two would spin against each other.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
     DeviceOptions options;
@@ -94,9 +96,75 @@ class BenchCommand final : public Command {
     const DeviceInfo info = device.info();
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
+    if (op_ == "model") {
+      MARLIN_RETURN_IF_ERROR(RunModel(device, roofline));
+    } else {
+      MARLIN_RETURN_IF_ERROR(RunCases(console, device, roofline));
+    }
+    const Json document = Document(info);
+    if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
+    if (console.json()) return console.PrintJson(document);
+    return console.Print(Heading(info) + (op_ == "model" ? ModelText() : Text()));
+  }
+
+ private:
+  /// The op, its place for a model, and options that belong to other ops.
+  Status CheckOp() const {
+    const auto refuse = [](std::string message) {
+      return Status(Code::kInvalidArgument, std::move(message));
+    };
+    if (op_ == "moe" || op_ == "sparse") {
+      return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
+    }
+    if (op_ != "gemm" && op_ != "dequantize" && op_ != "model") {
+      return refuse(fmt::format("bench: expected gemm, dequantize or model, got '{}'", op_));
+    }
+    const bool model = op_ == "model";
+    if (models_.size() != (model ? 1U : 0U)) {
+      return refuse(fmt::format("bench {}: expected {} directory, got {}", op_,
+                                model ? "one" : "no", models_.size()));
+    }
+    const std::pair<const char*, bool> of_products[] = {
+        {"--shape", !shapes_.empty()},    {"--shapes", !shapes_file_.empty()},
+        {"--format", !formats_.empty()},  {"--group-size", group_size_.has_value()},
+        {"--kernel", !kernel_.empty()},   {"--copies", copies_.has_value()},
+        {"--against", !against_.empty()},
+    };
+    const std::pair<const char*, bool> of_models[] = {
+        {"--prompt-tokens", prompt_tokens_.has_value()},
+        {"--new-tokens", new_tokens_.has_value()},
+        {"--batch", batch_.has_value()},
+    };
+    const std::span<const std::pair<const char*, bool>> foreign =
+        model ? std::span(of_products) : std::span<const std::pair<const char*, bool>>(of_models);
+    for (const auto& [name, given] : foreign) {
+      if (given) return refuse(fmt::format("bench {}: has no {}", op_, name));
+    }
+    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
+      return refuse(fmt::format("--threads: expected 1..4096, got {}", *threads_));
+    }
+    return {};
+  }
+
+  Status RunModel(const Device& device, cpu::Roofline& roofline) {
+    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(models_.front(), device));
+    model_ = model.info();
+    ModelBenchOptions options;
+    options.prompt_tokens =
+        prompt_tokens_.value_or(std::min(options.prompt_tokens, model_.max_positions / 2));
+    options.new_tokens = new_tokens_.value_or(
+        std::min(options.new_tokens, model_.max_positions - options.prompt_tokens));
+    options.batch = batch_.value_or(options.batch);
+    ceilings_ = MeasureCeilings(roofline);
+    MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, options));
+    model_options_ = options;
+    return {};
+  }
+
+  Status RunCases(Console& console, const Device& device, cpu::Roofline& roofline) {
     std::optional<OpenBlas> blas;
     if (!against_.empty()) {
-      MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(info.threads));
+      MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
     }
     ceilings_ = MeasureCeilings(roofline);
     for (const Format format : parsed_formats_) {
@@ -106,27 +174,10 @@ class BenchCommand final : public Command {
         MARLIN_RETURN_IF_ERROR(RunCase(device, format, shape, roofline, blas ? &*blas : nullptr));
       }
     }
-    const Json document = Document(info);
-    if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
-    return console.json() ? console.PrintJson(document) : console.Print(Text(info));
-  }
-
- private:
-  Status RunModelBench(Console& console) const {
-    if (model_.empty()) return Status(Code::kInvalidArgument, "bench model: --model is needed");
-    MARLIN_ASSIGN_OR_RETURN(const Device device,
-                            Device::Open(device_, {static_cast<int>(threads_.value_or(0))}));
-    return BenchModel(console, device, {model_, prompt_tokens_.value_or(512), commit_});
+    return {};
   }
 
   Status ReadArguments() {
-    if (op_ == "moe" || op_ == "sparse") {
-      return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
-    }
-    if (op_ != "gemm" && op_ != "dequantize") {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("bench: expected gemm, dequantize or model, got '{}'", op_));
-    }
     for (const std::string& peer : against_) {
       if (peer != "openblas") {
         return Status(Code::kInvalidArgument,
@@ -154,10 +205,6 @@ class BenchCommand final : public Command {
     if (copies_ && (*copies_ < 1 || *copies_ > 65536)) {
       return Status(Code::kInvalidArgument,
                     fmt::format("--copies: expected 1..65536, got {}", *copies_));
-    }
-    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--threads: expected 1..4096, got {}", *threads_));
     }
     if (accuracy_ != "default" && accuracy_ != "exact" && accuracy_ != "w4a8") {
       return Status(
@@ -226,6 +273,13 @@ class BenchCommand final : public Command {
     return std::max(result.weight_bytes / ceilings_.read_streams, compute) / result.timing.median;
   }
 
+  /// The same for a model: its weights read once, and the arithmetic of its products.
+  double Fraction(const ModelPhase& phase) const {
+    const double peak = std::max(ceilings_.tile, ceilings_.fma);
+    return std::max(phase.weight_bytes / ceilings_.read_streams, phase.operations / peak) /
+           phase.timing.median;
+  }
+
   /// Bandwidth against the plain read probe of the same run.
   static double ProbeFraction(const BenchResult& result) {
     const double probe = static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
@@ -244,7 +298,30 @@ class BenchCommand final : public Command {
                             {"fork_join_us", ceilings_.fork_join * 1e6}};
     document["results"] = Json::array();
     for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
+    if (op_ != "model") return document;
+    document["model"] = {{"path", models_.front()},
+                         {"model_type", model_.model_type},
+                         {"recipe", model_.recipe},
+                         {"parameters", model_.parameters},
+                         {"bytes", model_.bytes},
+                         {"bits_per_weight", model_.bits_per_weight},
+                         {"prompt_tokens", model_options_.prompt_tokens},
+                         {"new_tokens", model_options_.new_tokens},
+                         {"batch", model_options_.batch}};
+    for (const ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
     return document;
+  }
+
+  Json PhaseJson(const ModelPhase& phase) const {
+    Json row = {{"op", "model"}, {"phase", phase.name}, {"tokens", phase.tokens}};
+    row.update(TimingJson(phase.timing));
+    row["tokens_per_second"] = phase.TokensPerSecond();
+    row["gbps"] = phase.weight_bytes / phase.timing.median * 1e-9;
+    row["tflops"] = phase.operations / phase.timing.median * 1e-12;
+    row["roofline_fraction"] = Fraction(phase);
+    row["products_seconds"] = phase.products.median;
+    row["products_fraction"] = phase.ProductsFraction();
+    return row;
   }
 
   Json ResultJson(const BenchResult& result) const {
@@ -274,7 +351,35 @@ class BenchCommand final : public Command {
     return row;
   }
 
-  std::string Text(const DeviceInfo& info) const {
+  std::string ModelText() const {
+    Table table({"phase", "tokens", "ms", "10 to 90 %", "tokens/s", "GB/s", "GFLOP/s", "roofline",
+                 "products alone"});
+    for (const ModelPhase& phase : phases_) {
+      table.AddRow({phase.name, std::to_string(phase.tokens),
+                    fmt::format("{:.3f}", 1e3 * phase.timing.median),
+                    fmt::format("{:.3f} to {:.3f}", 1e3 * phase.timing.p10, 1e3 * phase.timing.p90),
+                    fmt::format("{:.1f}", phase.TokensPerSecond()),
+                    fmt::format("{:.1f}", phase.weight_bytes / phase.timing.median * 1e-9),
+                    fmt::format("{:.0f}", phase.operations / phase.timing.median * 1e-9),
+                    fmt::format("{:.0f} %", 100 * Fraction(phase)),
+                    fmt::format("{:.0f} %", 100 * phase.ProductsFraction())});
+    }
+    return fmt::format(
+        "{}: {} ({}), {} parameters, {}; {} sequences, {} tokens read, then {} written\n\n{}",
+        models_.front(), model_.model_type, model_.recipe.empty() ? "plain" : model_.recipe,
+        FormatCount(model_.parameters), FormatBytes(model_.bytes), model_options_.batch,
+        model_options_.prompt_tokens, model_options_.new_tokens, table.ToString());
+  }
+
+  std::string Heading(const DeviceInfo& info) const {
+    return fmt::format(
+        "{}, {} threads: read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, "
+        "bf16 tiles {:.0f} GFLOP/s, fork+join {:.2f} us\n\n",
+        info.model, info.threads, ceilings_.read_plain * 1e-9, ceilings_.read_streams * 1e-9,
+        ceilings_.fma * 1e-9, ceilings_.tile * 1e-9, ceilings_.fork_join * 1e6);
+  }
+
+  std::string Text() const {
     std::vector<std::string> header = {"format", "m",    "n",       "k",        "kernel",
                                        "ms",     "GB/s", "GFLOP/s", "roofline", "probe"};
     for (const PeerTiming& peer : results_.front().peers) header.push_back("vs " + peer.name);
@@ -296,11 +401,7 @@ class BenchCommand final : public Command {
       }
       table.AddRow(std::move(cells));
     }
-    return fmt::format(
-        "{}, {} threads: read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, "
-        "bf16 tiles {:.0f} GFLOP/s, fork+join {:.2f} us\n\n{}",
-        info.model, info.threads, ceilings_.read_plain * 1e-9, ceilings_.read_streams * 1e-9,
-        ceilings_.fma * 1e-9, ceilings_.tile * 1e-9, ceilings_.fork_join * 1e6, table.ToString());
+    return table.ToString();
   }
 
   Status WriteRecord(const Json& document) const {
@@ -326,8 +427,10 @@ class BenchCommand final : public Command {
   std::vector<std::string> against_;
   std::string record_;
   std::string commit_;
-  std::string model_;
+  std::vector<std::string> models_;
   std::optional<int64_t> prompt_tokens_;
+  std::optional<int64_t> new_tokens_;
+  std::optional<int64_t> batch_;
 
   std::vector<GemmShape> parsed_shapes_;
   std::vector<Format> parsed_formats_;
@@ -336,6 +439,9 @@ class BenchCommand final : public Command {
   double prepare_rate_ = 0;  ///< Bytes per second.
   MachineCeilings ceilings_;
   std::vector<BenchResult> results_;
+  ModelInfo model_;
+  ModelBenchOptions model_options_;
+  std::vector<ModelPhase> phases_;
 };
 
 }  // namespace

@@ -19,8 +19,6 @@ namespace marlin {
 
 namespace {
 
-/// Tokens of one pass, at most: bounds the memory of activations.
-constexpr int64_t kPassTokens = 512;
 constexpr int64_t kMaxJsonBytes = int64_t{16} << 20;
 
 /// The text of a small file, empty when there is none.

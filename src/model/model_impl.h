@@ -1,6 +1,7 @@
 // What a Model handle points at.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "model/layers.h"
 
 namespace marlin {
+
+/// Tokens of one pass, at most: bounds the memory of activations.
+inline constexpr int64_t kPassTokens = 512;
 
 struct Model::Impl {
   Impl(Device on, Decoder loaded) : device(std::move(on)), decoder(std::move(loaded)) {}

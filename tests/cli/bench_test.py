@@ -1,0 +1,70 @@
+"""bench: what it measures is there and makes sense; times themselves are never asserted."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from command_line import GLM, IO, QWEN, USAGE, CommandTestCase
+
+
+class Bench(CommandTestCase):
+    """Small cases, to run through every path."""
+
+    def test_products(self) -> None:
+        record = self.directory / "record.json"
+        for op in ("gemm", "dequantize"):
+            document = self.document("bench", op, "--shape", "2,128,256", "--format", "nf4",
+                                     "--copies", 2, "--record", record, "--commit", "abc")
+            self.assertEqual(json.loads(record.read_text()), document)
+            self.assertEqual(document["commit"], "abc")
+            (row,) = document["results"]
+            self.assertEqual((row["op"], row["format"], row["m"], row["n"], row["k"]),
+                             (op, "nf4", 2, 128, 256))
+            for key in ("seconds", "gbps", "tflops", "roofline_fraction"):
+                self.assertGreater(row[key], 0)
+            self.assertGreater(document["roofline"]["read_gbps"], 0)
+
+    def test_models(self) -> None:
+        quantized = self.directory / "out"
+        self.succeed("quantize", GLM, "-o", quantized)
+        for model, options in ((QWEN, ()), (quantized, ("--batch", 3, "--prompt-tokens", 5,
+                                                        "--new-tokens", 2))):
+            document = self.document("bench", "model", model, *options)
+            self.assertEqual(document["model"]["path"], str(model))
+            self.assertEqual(document["model"]["recipe"], "default_moe" if options else "")
+            batch = 3 if options else 1
+            tokens = [row["tokens"] for row in document["results"]]
+            self.assertEqual(tokens, [15, 3] if options else [512, 1])
+            prefill, decode = document["results"]
+            for row, phase in ((prefill, "prefill"), (decode, "decode")):
+                self.assertEqual((row["op"], row["phase"]), ("model", phase))
+                for key in ("seconds", "tokens_per_second", "gbps", "roofline_fraction",
+                            "products_seconds", "products_fraction"):
+                    self.assertGreater(row[key], 0)
+                self.assertAlmostEqual(row["tokens_per_second"] * row["seconds"], row["tokens"])
+            self.assertEqual(document["model"]["batch"], batch)
+        self.assertIn("products alone", self.succeed("bench", "model", QWEN))
+
+    def test_wrong_use(self) -> None:
+        for arguments, says in (
+                (("conv",), "expected gemm, dequantize or model, got 'conv'"),
+                (("moe",), "no such op"),
+                (("model",), "bench model: expected one directory, got 0"),
+                (("gemm", QWEN), "bench gemm: expected no directory, got 1"),
+                (("model", QWEN, "--shape", "1,2,3"), "bench model: has no --shape"),
+                (("gemm", "--batch", "2"), "bench gemm: has no --batch"),
+                (("model", QWEN, "--prompt-tokens", "1024"), "--prompt-tokens: expected 1..1023"),
+                (("model", QWEN, "--new-tokens", "600"), "--new-tokens: expected 1..512, got 600"),
+                (("model", QWEN, "--batch", "0"), "--batch: expected 1..4096, got 0"),
+                (("model", QWEN, "--threads", "0"), "--threads: expected 1..4096, got 0"),
+                (("gemm", "--shape", "1,2"), "--shape: expected M,N,K"),
+                (("gemm", "--against", "mkl"), "unknown peer 'mkl'"),
+                (("gemm", "--format", "fp5"), "fp5"),
+        ):
+            self.refuse(USAGE, "bench", *arguments, says=(says,))
+        self.refuse(IO, "bench", "model", self.directory / "absent", says=("absent",))
+
+
+if __name__ == "__main__":
+    unittest.main()
