@@ -198,7 +198,19 @@ class NllSums {
   int64_t count_ = 0;
 };
 
-/// Runs step(s) and then score(row, position of the token, target) for its targets.
+/// Calls score(row, position of the token, target) for every token of a piece.
+template <typename Score>
+Status ScorePiece(const Piece& piece, std::span<const int32_t> tokens, int64_t first_row,
+                  Score score) {
+  for (int64_t i = 0; i < piece.count; ++i) {
+    const int64_t position = piece.window->first + piece.first + i;
+    MARLIN_RETURN_IF_ERROR(
+        score(first_row + i, position, tokens[static_cast<size_t>(position + 1)]));
+  }
+  return {};
+}
+
+/// For each step calls run(step), then scores its pieces.
 template <typename RunStep, typename Score>
 Status ForTargets(const Model& model, std::span<const int32_t> tokens,
                   std::span<const Window> windows, const EvaluateOptions& options, RunStep run,
@@ -208,10 +220,8 @@ Status ForTargets(const Model& model, std::span<const int32_t> tokens,
     int64_t row = 0;
     for (const Piece& piece : step.pieces) {
       if (!step.scored) break;
-      for (int64_t i = 0; i < piece.count; ++i, ++row) {
-        const int64_t position = piece.window->first + piece.first + i;
-        MARLIN_RETURN_IF_ERROR(score(row, position, tokens[static_cast<size_t>(position + 1)]));
-      }
+      MARLIN_RETURN_IF_ERROR(ScorePiece(piece, tokens, row, score));
+      row += piece.count;
     }
     if (options.progress) {
       options.progress(step.windows_done, static_cast<int64_t>(windows.size()));
