@@ -310,6 +310,11 @@ class BadModels(ModelTestCase):
     def test_config_that_does_not_fit(self) -> None:
         self.refuse_model(MALFORMED, self.copy(vocab_size=2048), "2048", "1024")
 
+    def test_layers_too_few_and_too_many(self) -> None:
+        self.refuse_model(MALFORMED, self.copy(num_hidden_layers=3), "model.layers.3", "not a part")
+        shutil.rmtree(self.directory / "model")
+        self.refuse_model(MALFORMED, self.copy(num_hidden_layers=5), "model.layers.4", "missing")
+
     def test_config_without_a_key(self) -> None:
         self.refuse_model(MALFORMED, self.copy(hidden_size=None), "hidden_size")
 
