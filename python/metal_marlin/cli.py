@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -13,7 +14,9 @@ def main() -> int:
     """Runs the command line of this process; returns its exit code."""
     # The command ends on Ctrl-C as any program does; Python would only note it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return int(run_command(["metal-marlin", *sys.argv[1:]], TextCodec))
+    # As the bytes that they were: a path need not be UTF-8.
+    arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
+    return int(run_command([b"metal-marlin", *arguments], TextCodec))
 
 
 if __name__ == "__main__":

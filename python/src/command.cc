@@ -17,8 +17,10 @@ auto Guarded(Body body) -> Result<decltype(body())> {
     return body();
   } catch (nb::python_error& error) {
     const std::string message = nb::cast<std::string>(nb::str(error.value()));
-    const bool input = error.matches(PyExc_ValueError) || error.matches(PyExc_OSError);
-    return Status(input ? Code::kMalformedFile : Code::kUnsupported, message);
+    const Code code = error.matches(PyExc_OSError)      ? Code::kIo
+                      : error.matches(PyExc_ValueError) ? Code::kMalformedFile
+                                                        : Code::kUnsupported;
+    return Status(code, message);
   }
 }
 
@@ -52,9 +54,13 @@ class PythonCodec final : public cli::TextCodec {
   nb::object codec_;
 };
 
-int RunCommand(std::vector<std::string> arguments, const nb::object& make_codec) {
+int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec) {
+  std::vector<std::string> copies;
+  for (const nb::bytes& argument : arguments) {
+    copies.emplace_back(argument.c_str(), argument.size());
+  }
   std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
+  for (std::string& copy : copies) argv.push_back(copy.data());
   argv.push_back(nullptr);
   const cli::TextCodecFactory factory =
       [&make_codec](const std::string& directory) -> Result<std::unique_ptr<cli::TextCodec>> {
@@ -63,7 +69,7 @@ int RunCommand(std::vector<std::string> arguments, const nb::object& make_codec)
     });
   };
   const nb::gil_scoped_release released;
-  return cli::RunCommandLine(static_cast<int>(arguments.size()), argv.data(), factory);
+  return cli::RunCommandLine(static_cast<int>(copies.size()), argv.data(), factory);
 }
 
 }  // namespace

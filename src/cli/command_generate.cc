@@ -132,7 +132,9 @@ class GenerateCommand final : public Command {
     }
     std::vector<int32_t> prompt;
     if (prompt_) {
-      MARLIN_ASSIGN_OR_RETURN(prompt, codec->Encode(*prompt_));
+      Result<std::vector<int32_t>> encoded = codec->Encode(*prompt_);
+      if (!encoded.ok()) return encoded.status().WithContext("--prompt");
+      prompt = *std::move(encoded);
     } else {
       MARLIN_ASSIGN_OR_RETURN(prompt, ReadTokens(*tokens_));
     }

@@ -13,7 +13,8 @@ namespace {
 constexpr size_t kPromptTokens = 8;
 constexpr int64_t kNewTokens = 192;
 constexpr int kTexts = 5;
-constexpr size_t kSentenceBytes = 160;
+constexpr size_t kMinSentenceBytes = 40;
+constexpr size_t kMaxSentenceBytes = 150;
 
 /// The prompt and what follows it, up to the end of the sentence.
 Result<std::string> FirstSentence(TextCodec& codec, std::span<const int32_t> prompt,
@@ -23,10 +24,10 @@ Result<std::string> FirstSentence(TextCodec& codec, std::span<const int32_t> pro
   all.insert(all.end(), generated.begin(), generated.end());
   MARLIN_ASSIGN_OR_RETURN(std::string text, codec.Decode(all));
   std::replace(text.begin(), text.end(), '\n', ' ');
-  size_t end = text.find_first_of(".?!", before.size());
+  size_t end = text.find_first_of(".?!", before.size() + kMinSentenceBytes);
   end = end == std::string::npos ? text.size() : end + 1;
-  if (end > kSentenceBytes) {
-    end = text.rfind(' ', kSentenceBytes);
+  if (end > kMaxSentenceBytes) {
+    end = std::min(text.rfind(' ', kMaxSentenceBytes), kMaxSentenceBytes);
     return text.substr(0, end) + " ...";
   }
   return text.substr(0, end);
@@ -50,6 +51,7 @@ Result<ModelResult> RunDemoModel(const Console& console, const Device& device,
   GenerateOptions options;
   options.max_tokens = kNewTokens;
   options.ignore_eos = true;
+  options.sampling = {.temperature = 0.7F, .top_p = 0.9F, .seed = 1};
   Generated generated;
   for (int i = 0; i < kTexts; ++i) {
     MARLIN_ASSIGN_OR_RETURN(generated, Generate(model, prompt, options));

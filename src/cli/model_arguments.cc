@@ -167,7 +167,8 @@ Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,
   if (tokens_) return ReadTokens(*tokens_);
   MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory, model));
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*text_));
-  return codec->Encode(text);
+  Result<std::vector<int32_t>> tokens = codec->Encode(text);
+  return tokens.ok() ? std::move(tokens) : tokens.status().WithContext(*text_);
 }
 
 EvaluateOptions CorpusArguments::Windows() const {

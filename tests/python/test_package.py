@@ -171,7 +171,7 @@ def test_quantizing_a_directory(tmp_path: Path) -> None:
 def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "metal_marlin.cli"]
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
     done = run("generate", str(SAMPLE), "--prompt", GOLDEN["prompt"], "--max-tokens", "48",
@@ -179,10 +179,19 @@ def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["text"] == GOLDEN["greedy_text"]
     done = run("generate", str(SAMPLE), "--prompt", "x", "--top-p", "2")
     assert done.returncode == 1 and "top_p" in done.stderr
+    broken = tmp_path / "broken.txt"
+    broken.write_bytes(b"In the \xff beginning")
+    done = run("perplexity", str(SAMPLE), "--text", str(broken))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "broken.txt: " in done.stderr and "can't decode byte 0xff" in done.stderr
+    done = run("generate", str(SAMPLE), "--prompt", b"\xff")
+    assert done.returncode == 2 and "--prompt: " in done.stderr
+    done = run("generate", str(SAMPLE), "--prompt", "And", "--stop", "d", "--seed", "1", "--json")
+    assert "d" not in json.loads(done.stdout)["text"]
     demo = json.loads(run("demo", "--model", str(SAMPLE), "--json").stdout)
     for result in (demo["before"], *(row["after"] for row in demo["recipes"])):
         assert len(result["sentence"].split()) > 3
     (tmp_path / "config.json").write_text((SAMPLE / "config.json").read_text())
     (tmp_path / "model.safetensors").symlink_to(SAMPLE / "model.safetensors")
     done = run("generate", str(tmp_path), "--prompt", "x")
-    assert done.returncode == 2 and "no tokenizer" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 3 and "no tokenizer" in done.stderr and done.stderr.count("\n") == 1
