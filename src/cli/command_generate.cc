@@ -29,20 +29,6 @@ class InterruptGuard {
   void (*before_)(int);
 };
 
-const char* ReasonName(StopReason reason) {
-  switch (reason) {
-    case StopReason::kMaxTokens:
-      return "max_tokens";
-    case StopReason::kStopToken:
-      return "stop_token";
-    case StopReason::kContextFull:
-      return "context_full";
-    case StopReason::kCallback:
-      return "stopped";
-  }
-  return "unknown";
-}
-
 class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -114,7 +100,7 @@ class GenerateCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(console.Print("\n"));
     console.Message(fmt::format("{} tokens, {:.1f} per second, prompt of {} in {:.2f} s ({})",
                                 generated.token_ids.size(), Rate(generated), prompt.size(),
-                                generated.prefill_seconds, ReasonName(generated.stop_reason)));
+                                generated.prefill_seconds, StopReasonName(generated.stop_reason)));
     return {};
   }
 
@@ -146,7 +132,7 @@ class GenerateCommand final : public Command {
             {"tokens_per_second", Rate(generated)},
             {"prefill_seconds", generated.prefill_seconds},
             {"decode_seconds", generated.decode_seconds},
-            {"stop_reason", ReasonName(generated.stop_reason)}};
+            {"stop_reason", StopReasonName(generated.stop_reason)}};
   }
 
   std::string path_;

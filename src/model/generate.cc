@@ -34,6 +34,20 @@ Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
 
 }  // namespace
 
+std::string_view StopReasonName(StopReason reason) {
+  switch (reason) {
+    case StopReason::kMaxTokens:
+      return "max_tokens";
+    case StopReason::kStopToken:
+      return "stop_token";
+    case StopReason::kContextFull:
+      return "context_full";
+    case StopReason::kCallback:
+      return "stopped";
+  }
+  return "unknown";
+}
+
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
