@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "marlin/model.h"
@@ -28,6 +29,8 @@ struct GenerateOptions {
 };
 
 enum class StopReason : uint8_t { kMaxTokens, kStopToken, kContextFull, kCallback };
+/// "max_tokens", "stop_token", "context_full", "stopped".
+std::string_view StopReasonName(StopReason reason);
 
 struct Generated {
   std::vector<int32_t> token_ids;

@@ -36,20 +36,6 @@ void Forward(const Model& model, Sequence& sequence, const Tokens& tokens, bool 
   Check(model.Forward({&input, 1}, logits));
 }
 
-const char* ReasonName(StopReason reason) {
-  switch (reason) {
-    case StopReason::kMaxTokens:
-      return "max_tokens";
-    case StopReason::kStopToken:
-      return "stop_token";
-    case StopReason::kContextFull:
-      return "context_full";
-    case StopReason::kCallback:
-      return "stopped";
-  }
-  return "unknown";
-}
-
 /// marlin::GenerateOptions with a callback of Python's.
 struct TextOptions {
   int64_t max_tokens = 128;
@@ -82,7 +68,7 @@ nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOpti
   }
   nb::dict dict;
   dict["token_ids"] = generated.token_ids;
-  dict["stop_reason"] = ReasonName(generated.stop_reason);
+  dict["stop_reason"] = std::string(StopReasonName(generated.stop_reason));
   dict["prefill_seconds"] = generated.prefill_seconds;
   dict["decode_seconds"] = generated.decode_seconds;
   return dict;

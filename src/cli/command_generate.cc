@@ -35,17 +35,10 @@ class InterruptGuard {
   void (*before_)(int);
 };
 
-const char* ReasonName(StopReason reason) {
-  switch (reason) {
-    case StopReason::kMaxTokens:
-      return "max_tokens";
-    case StopReason::kStopToken:
-      return "stop_token";
-    case StopReason::kContextFull:
-      return "context_full";
-    case StopReason::kCallback:
-      break;
-  }
+/// Why a text ended, where what is shown decided it.
+std::string_view ReasonName(StopReason reason, bool at_stop_text) {
+  if (reason != StopReason::kCallback) return StopReasonName(reason);
+  if (at_stop_text) return "stop_text";
   return interrupted != 0 ? "interrupted" : "output_closed";
 }
 
@@ -173,7 +166,7 @@ class GenerateCommand final : public Command {
         const Generated generated,
         Generate(model, prompt, Options(), [&](int32_t token) { return output.Add(token); }));
     MARLIN_RETURN_IF_ERROR(output.Finish());
-    const char* reason = output.stopped() ? "stop_text" : ReasonName(generated.stop_reason);
+    const std::string_view reason = ReasonName(generated.stop_reason, output.stopped());
     if (console.json()) {
       return console.PrintJson({{"text", output.Text()},
                                 {"token_ids", generated.token_ids},

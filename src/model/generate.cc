@@ -87,6 +87,20 @@ Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
 
 }  // namespace
 
+std::string_view StopReasonName(StopReason reason) {
+  switch (reason) {
+    case StopReason::kMaxTokens:
+      return "max_tokens";
+    case StopReason::kStopToken:
+      return "stop_token";
+    case StopReason::kContextFull:
+      return "context_full";
+    case StopReason::kCallback:
+      return "stopped";
+  }
+  return "unknown";
+}
+
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   try {
