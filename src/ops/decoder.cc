@@ -161,8 +161,9 @@ Status Attention(const Device& device, std::span<const AttentionInput> inputs,
     MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, has_sinks ? options.sinks.dim(0) : -1));
   }
   const DecoderBackend& decoder = DecoderOf(device);
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace,
-                          device.impl().TakeWorkspace(decoder.AttentionWorkspaceBytes(inputs)));
+  MARLIN_ASSIGN_OR_RETURN(
+      AlignedBuffer workspace,
+      device.impl().TakeWorkspace(decoder.AttentionWorkspaceBytes(inputs, options)));
   decoder.Attention(inputs, options, workspace.data());
   device.impl().ReturnWorkspace(std::move(workspace));
   return {};

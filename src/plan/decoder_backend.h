@@ -26,7 +26,8 @@ class DecoderBackend {
                            const MutableTensorView& x) const = 0;
   virtual void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
                          const GateOptions& options) const = 0;
-  virtual int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs) const = 0;
+  virtual int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
+                                          const AttentionOptions& options) const = 0;
   /// `workspace` holds AttentionWorkspaceBytes, aligned to 64 bytes.
   virtual void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
                          void* workspace) const = 0;

@@ -29,7 +29,8 @@ class CpuDecoder final : public DecoderBackend {
                    const MutableTensorView& x) const override;
   void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
                  const GateOptions& options) const override;
-  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs) const override;
+  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
+                                  const AttentionOptions& options) const override;
   void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
                  void* workspace) const override;
   Status RouteTokens(const TensorView& logits, const RouterOptions& options,

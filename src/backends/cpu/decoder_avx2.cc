@@ -4,6 +4,7 @@
 
 namespace marlin::cpu::avx2 {
 #include "backends/cpu/activation.inl.h"
+#include "backends/cpu/attention_kernel.inl.h"
 #include "backends/cpu/conversions.inl.h"
 #include "backends/cpu/decoder_kernels.inl.h"
 

@@ -12,10 +12,42 @@ namespace marlin::cpu {
 /// Keys of one block of attention; rows of scores are that far apart.
 inline constexpr int64_t kKeyBlock = 64;
 
-/// rows x columns numbers, rows `stride` floats apart.
-struct FloatRows {
-  const float* data;
+/// Features of a key or value are padded with zeros to multiples of this.
+inline constexpr int64_t kFeaturePad = 16;
+
+/// Keys or values of one block; `stride` counts elements.
+struct KeyRows {
+  const void* data;
   int64_t stride;
+  DType type;
+  int64_t count;
+};
+
+/// Keys of a block, from its first.
+struct KeyRange {
+  int32_t begin;
+  int32_t end;
+};
+
+/// Queries that share keys, and the softmax of each so far. depth and width are padded.
+struct AttentionRows {
+  int64_t count;
+  int64_t depth;
+  int64_t width;
+  const float* queries;    ///< [count][depth]
+  const KeyRange* ranges;  ///< [count]: what each sees of the block.
+  float* scores;           ///< [count][kKeyBlock]
+  float* factors;          ///< [count]
+  float* largest;          ///< [count]
+  float* sums;             ///< [count]
+  float* out;              ///< [count][width], not yet divided by sums.
+};
+
+/// Memory that is read after this block; prefetched meanwhile. rows = 0: none.
+struct Upcoming {
+  const uint8_t* data;
+  int64_t stride_bytes;
+  int64_t row_bytes;
   int64_t rows;
 };
 
@@ -37,14 +69,14 @@ struct DecoderKernels {
   /// Cosines and sines of frequency[i] * position, times a factor.
   void (*angles)(const float* frequency, int32_t position, float factor, int64_t pairs,
                  float* cosine, float* sine);
-  /// scores[q * kKeyBlock + j] = scale * (queries[q] . keys[j]) over `depth`.
-  void (*score)(const FloatRows& queries, const FloatRows& keys, int64_t depth, float scale,
-                float* scores);
-  /// x[i] = e^(x[i] - largest); returns the sum. NaN stays.
-  float (*exponentials)(float* x, int64_t count, float largest);
-  /// out[q] = out[q] * factors[q] + sum over j of weights[q * kKeyBlock + j] * values[j].
-  void (*mix)(const float* weights, const float* factors, const FloatRows& values, int64_t width,
-              int64_t queries, float* out);
+  /// scores[q][j] = scale * (queries[q] . keys[j]) for the keys that row q sees, and maybe others.
+  void (*score)(const AttentionRows& rows, const KeyRows& keys, float scale,
+                const Upcoming& upcoming);
+  /// Scores to weights e^(score - largest), 0 outside of a row's range; moves largest and sums on,
+  /// and leaves in factors what earlier sums are worth. NaN stays.
+  void (*weigh)(const AttentionRows& rows);
+  /// out[q] = out[q] * factors[q] + sum over the keys that q sees of weights[q][j] * values[j].
+  void (*mix)(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming);
 };
 
 namespace scalar {

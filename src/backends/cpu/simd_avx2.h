@@ -16,6 +16,7 @@ using I = __m256i;
 inline constexpr int kLanes = 8;
 inline constexpr int kPanelRows = 4;  ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
 inline constexpr int kPanelM = 3;
+inline constexpr int kDots = 8;
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {
@@ -30,6 +31,7 @@ MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+MARLIN_SIMD_INLINE F Max(F a, F b) { return _mm256_max_ps(a, b); }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return Set(part == 0 ? a : b); }
 
 MARLIN_SIMD_INLINE I LoadWords(const void* p) {
@@ -89,6 +91,27 @@ MARLIN_SIMD_INLINE float Sum(F v) {
   const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+MARLIN_SIMD_INLINE float Largest(F v) {
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
+  F pairs[4];
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] =
+        Add(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+  }
+  F fours[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = _mm256_castps_pd(pairs[2 * i]);
+    const __m256d b = _mm256_castps_pd(pairs[2 * i + 1]);
+    fours[i] =
+        Add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  return Add(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+             _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
 }
 
 MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) {

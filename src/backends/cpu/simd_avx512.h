@@ -16,6 +16,7 @@ using I = __m512i;  ///< kLanes 32-bit words.
 inline constexpr int kLanes = 16;
 inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
+inline constexpr int kDots = 16;  ///< Sums that a loop of attention keeps in registers.
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {
@@ -30,6 +31,8 @@ MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+/// The larger of each pair; where b is NaN, NaN.
+MARLIN_SIMD_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
 /// The first half of the lanes from a, the second from b.
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int /*part*/) {
   return _mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b));
@@ -83,6 +86,35 @@ MARLIN_SIMD_INLINE float Sum(F v) {
   const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+/// The largest lane; any number where one is NaN.
+MARLIN_SIMD_INLINE float Largest(F v) {
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+/// Lane i is the sum of the lanes of v[i], added in the same order for every i.
+MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
+  F pairs[8];
+  for (int i = 0; i < 8; ++i) {
+    pairs[i] =
+        Add(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+  }
+  F fours[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(pairs[2 * i]);
+    const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
+    fours[i] =
+        Add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  // 0x88 takes the even quarters of both, 0xdd the odd ones.
+  const F low = Add(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
+                    _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
+  const F high = Add(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
+                     _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
+  return Add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
 /// Sixteen 16-bit values widened, or rounded to nearest even.

@@ -16,6 +16,7 @@ using I = uint32x4_t;
 inline constexpr int kLanes = 4;
 inline constexpr int kPanelRows = 4;  ///< 4 x 4 accumulators, 8 loads per 16 FMAs, 32 registers.
 inline constexpr int kPanelM = 4;
+inline constexpr int kDots = 16;
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {
@@ -30,6 +31,7 @@ MARLIN_SIMD_INLINE F Add(F a, F b) { return vaddq_f32(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return vsubq_f32(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return vmulq_f32(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+MARLIN_SIMD_INLINE F Max(F a, F b) { return vmaxq_f32(a, b); }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return Set(part < 2 ? a : b); }
 
 MARLIN_SIMD_INLINE I LoadWords(const void* p) {
@@ -96,6 +98,10 @@ MARLIN_SIMD_INLINE Table AddTable(Table t, F x) {
 }
 
 MARLIN_SIMD_INLINE float Sum(F v) { return vaddvq_f32(v); }
+MARLIN_SIMD_INLINE float Largest(F v) { return vmaxvq_f32(v); }
+MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
+  return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
+}
 
 MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));

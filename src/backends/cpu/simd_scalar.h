@@ -18,6 +18,7 @@ using I = uint32_t;
 inline constexpr int kLanes = 1;
 inline constexpr int kPanelRows = 4;
 inline constexpr int kPanelM = 3;
+inline constexpr int kDots = 4;
 
 MARLIN_SIMD_INLINE F KeepInRegister(F v) { return v; }
 MARLIN_SIMD_INLINE F Zero() { return 0.0f; }
@@ -28,6 +29,7 @@ MARLIN_SIMD_INLINE F Add(F a, F b) { return a + b; }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return a - b; }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return a * b; }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return a * b + c; }
+MARLIN_SIMD_INLINE F Max(F a, F b) { return a > b ? a : b; }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return part < 8 ? a : b; }
 
 MARLIN_SIMD_INLINE I LoadWords(const void* p) {
@@ -81,6 +83,8 @@ MARLIN_SIMD_INLINE Table AddTable(Table t, F x) {
 }
 
 MARLIN_SIMD_INLINE float Sum(F v) { return v; }
+MARLIN_SIMD_INLINE float Largest(F v) { return v; }
+MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) { return v[0]; }
 MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) { return marlin::HalfToFloat(*p); }
 MARLIN_SIMD_INLINE F LoadBf16(const uint16_t* p) { return Bf16ToFloat(*p); }
 MARLIN_SIMD_INLINE F LoadBytes(const uint8_t* p) { return AsFloat(*p); }

@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "backends/cpu/cpu_attention.h"
+#include "base/checked.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Rows of a run: enough to use a widened block of keys often, few enough for L2.
+constexpr int64_t kRowsPerRun = 64;
+/// Up to so many tokens the segments of an input are tasks of their own ...
+constexpr int64_t kApartTokens = 4;
+/// ... or up to so many, when runs and heads alone are not enough tasks.
+constexpr int64_t kApartTokensIfFew = 64;
+/// Up to so many rows read a block where it is; more are worth widening it once.
+constexpr int64_t kRowsInPlace = 8;
+/// Tasks per worker, so that none waits long for the last one.
+constexpr int64_t kTasksPerWorker = 4;
+
+}  // namespace
+
+AttentionGeometry AttentionGeometry::Of(const AttentionInput& input,
+                                        const AttentionOptions& options, int64_t inputs,
+                                        int64_t workers) {
+  AttentionGeometry g{};
+  g.tokens = input.queries.dim(0);
+  g.length = input.keys.dim(0);
+  g.kv_heads = input.keys.dim(1);
+  g.group = g.kv_heads > 0 ? input.queries.dim(1) / g.kv_heads : 0;
+  g.depth = input.queries.dim(2);
+  g.width = input.values.dim(2);
+  g.padded_depth = RoundUp(g.depth, kFeaturePad);
+  g.padded_width = RoundUp(g.width, kFeaturePad);
+  g.window = options.window;
+  const int64_t tokens = std::max<int64_t>(kRowsPerRun / std::max<int64_t>(g.group, 1), 1);
+  g.tokens_per_run = std::clamp<int64_t>(g.tokens, 1, tokens);
+  g.runs = g.group > 0 ? CeilDivide(g.tokens, g.tokens_per_run) : 0;
+  const bool few = g.runs * g.kv_heads * inputs < 2 * workers;
+  g.apart = g.tokens <= (few ? kApartTokensIfFew : kApartTokens);
+  if (g.apart) g.CutApart(inputs, workers);
+  return g;
+}
+
+void AttentionGeometry::CutApart(int64_t inputs, int64_t workers) {
+  first_segment = FirstKey(length - tokens) / kSegment;
+  segments = std::max<int64_t>(CeilDivide(length, kSegment) - first_segment, 0);
+  const int64_t wanted = CeilDivide(kTasksPerWorker * workers, std::max<int64_t>(inputs * runs, 1));
+  segments_per_part = std::max<int64_t>(segments / wanted, 1);
+  segment_parts = CeilDivide(segments, segments_per_part);
+  const int64_t head_cuts = CeilDivide(wanted, std::max<int64_t>(segment_parts, 1));
+  heads_per_part = std::max<int64_t>(kv_heads / head_cuts, 1);
+  head_parts = CeilDivide(kv_heads, heads_per_part);
+}
+
+int64_t AttentionGeometry::FirstKey(int64_t position) const {
+  return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+}
+
+bool AttentionGeometry::ReadsInPlace(const TensorView& view) const {
+  return rows() <= kRowsInPlace && view.dim(2) % kFeaturePad == 0;
+}
+
+int64_t AttentionGeometry::StateFloats() const {
+  return 2 * RoundUp(rows(), kFeaturePad) + rows() * padded_width;
+}
+
+int64_t AttentionGeometry::ScratchFloats() const {
+  const int64_t states = 2 * StateFloats();
+  const int64_t block = kKeyBlock * (padded_depth + padded_width);
+  const int64_t scores = rows() * kKeyBlock + 3 * RoundUp(rows(), kFeaturePad);
+  return QueryFloats() + block + scores + states;
+}
+
+AttentionSchedule::AttentionSchedule(std::span<const AttentionInput> inputs,
+                                     const AttentionOptions& options, int64_t workers)
+    : inputs_(inputs), options_(options), workers_(workers) {
+  for (const AttentionInput& input : inputs) {
+    const auto g =
+        AttentionGeometry::Of(input, options, static_cast<int64_t>(inputs.size()), workers);
+    scratch_floats_ = std::max(scratch_floats_, g.ScratchFloats());
+    if (g.apart) partial_floats_ += g.runs * g.RunFloats();
+    tasks_ += g.tasks();
+    merges_ += g.merges();
+  }
+}
+
+AttentionSchedule::Place AttentionSchedule::Find(int64_t index, bool merging) const {
+  Place place{};
+  for (const AttentionInput& input : inputs_) {
+    place.input = &input;
+    place.g =
+        AttentionGeometry::Of(input, options_, static_cast<int64_t>(inputs_.size()), workers_);
+    const int64_t count = merging ? place.g.merges() : place.g.tasks();
+    place.index = index;
+    if (index < count) break;
+    index -= count;
+    if (place.g.apart) place.partials += place.g.runs * place.g.RunFloats();
+  }
+  return place;
+}
+
+}  // namespace marlin::cpu
