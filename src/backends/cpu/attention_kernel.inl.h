@@ -5,6 +5,8 @@
 // features and are added up by SumEach, and of queries x vectors of features in Mix. Every score
 // and every mixed feature is summed in one order, whatever tile it falls into.
 
+#include "backends/cpu/unroll.inl.h"
+
 template <DType kType>
 MARLIN_SIMD_INLINE F LoadAs(const void* from, int64_t i) {
   if constexpr (kType == DType::kF16) {
@@ -35,14 +37,14 @@ MARLIN_SIMD_INLINE F ExpNotPositive(F x) {
 }
 
 /// Keys that pass all rows before the next ones come, so that they stay in L1.
-inline constexpr int32_t kKeyRun = 16;
+inline constexpr int32_t kKeyRun = 8;
 
-/// Asks for memory that comes later, a part of it for every kKeyRun of `keys`.
+/// Asks for memory that comes later, a part of it for every run of `keys`.
 class Prefetcher {
  public:
-  Prefetcher(const Upcoming& upcoming, int64_t keys) : next_(upcoming) {
+  Prefetcher(const Upcoming& upcoming, int64_t keys, int64_t run) : next_(upcoming) {
     const int64_t lines = upcoming.rows * ((upcoming.row_bytes + 63) / 64);
-    lines_per_step_ = (lines * kKeyRun + keys - 1) / (keys > 0 ? keys : 1);
+    lines_per_step_ = (lines * run + keys - 1) / keys;
   }
   void Step() {
     for (int64_t lines = lines_per_step_; lines > 0 && next_.rows > 0; --lines) {
@@ -65,26 +67,30 @@ static KeyRange Intersection(KeyRange a, KeyRange b) {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
+static KeyRange Union(KeyRange a, KeyRange b) {
+  return {a.begin < b.begin ? a.begin : b.begin, a.end > b.end ? a.end : b.end};
+}
+
 /// kQ x kK dot products.
 template <DType kType, int kQ, int kK>
 static void ScoreTile(const float* queries, const void* keys, int64_t stride, int64_t depth,
                       float scale, float* scores) {
   F sums[kDots];
-  for (F& sum : sums) sum = Zero();
+  Unroll<kDots>([&](auto i) { sums[i] = Zero(); });
   for (int64_t d = 0; d < depth; d += kLanes) {
     F query[kQ];
-    for (int q = 0; q < kQ; ++q) query[q] = Load(queries + q * depth + d);
-    for (int j = 0; j < kK; ++j) {
+    Unroll<kQ>([&](auto q) { query[q] = Load(queries + q * depth + d); });
+    Unroll<kK>([&](auto j) {
       const F key = LoadAs<kType>(keys, j * stride + d);
-      for (int q = 0; q < kQ; ++q) sums[q * kK + j] = Fma(query[q], key, sums[q * kK + j]);
-    }
+      Unroll<kQ>([&](auto q) { sums[q * kK + j] = Fma(query[q], key, sums[q * kK + j]); });
+    });
   }
   alignas(64) float dots[kDots];
-  for (int i = 0; i < kDots; i += kLanes) {
+  Unroll<kDots / kLanes>([&](auto i) {
     F group[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) group[lane] = sums[i + lane];
-    Store(dots + i, Mul(SumEach(group), Set(scale)));
-  }
+    Unroll<kLanes>([&](auto lane) { group[lane] = sums[i * kLanes + lane]; });
+    Store(dots + i * kLanes, Mul(SumEach(group), Set(scale)));
+  });
   for (int q = 0; q < kQ; ++q) {
     for (int j = 0; j < kK; ++j) scores[q * kKeyBlock + j] = dots[q * kK + j];
   }
@@ -112,11 +118,7 @@ static int64_t ScoreTiles(const AttentionRows& rows, int64_t q, const KeyRows& k
                           float scale) {
   for (; q + kQ <= rows.count; q += kQ) {
     KeyRange seen = rows.ranges[q];
-    for (int i = 1; i < kQ; ++i) {
-      const KeyRange& range = rows.ranges[q + i];
-      seen.begin = range.begin < seen.begin ? range.begin : seen.begin;
-      seen.end = range.end > seen.end ? range.end : seen.end;
-    }
+    for (int i = 1; i < kQ; ++i) seen = Union(seen, rows.ranges[q + i]);
     ScoreRun<kType, kQ>(rows.queries + q * rows.depth, keys, Intersection(run, seen), rows.depth,
                         scale, rows.scores + q * kKeyBlock);
   }
@@ -126,7 +128,7 @@ static int64_t ScoreTiles(const AttentionRows& rows, int64_t q, const KeyRows& k
 template <DType kType>
 static void ScoreTyped(const AttentionRows& rows, const KeyRows& keys, float scale,
                        const Upcoming& upcoming) {
-  Prefetcher prefetcher(upcoming, keys.count);
+  Prefetcher prefetcher(upcoming, keys.count, kKeyRun);
   for (int32_t first = 0; first < keys.count; first += kKeyRun) {
     const int32_t left = static_cast<int32_t>(keys.count) - first;
     const KeyRange run = {first, first + (left < kKeyRun ? left : kKeyRun)};
@@ -178,21 +180,17 @@ static void Weigh(const AttentionRows& rows) {
 template <DType kType, int kQ, int kV>
 static void MixTile(const float* weights, const KeyRows& values, KeyRange range, int64_t d,
                     float* out, int64_t width) {
-  F sums[kQ][kV];
-  for (int q = 0; q < kQ; ++q) {
-    for (int v = 0; v < kV; ++v) sums[q][v] = Load(out + q * width + d + v * kLanes);
-  }
+  F sums[kQ * kV];
+  Unroll<kQ * kV>([&](auto i) { sums[i] = Load(out + i / kV * width + d + i % kV * kLanes); });
   for (int64_t j = range.begin; j < range.end; ++j) {
     F weight[kQ];
-    for (int q = 0; q < kQ; ++q) weight[q] = Set(weights[q * kKeyBlock + j]);
-    for (int v = 0; v < kV; ++v) {
+    Unroll<kQ>([&](auto q) { weight[q] = Set(weights[q * kKeyBlock + j]); });
+    Unroll<kV>([&](auto v) {
       const F value = LoadAs<kType>(values.data, j * values.stride + d + v * kLanes);
-      for (int q = 0; q < kQ; ++q) sums[q][v] = Fma(weight[q], value, sums[q][v]);
-    }
+      Unroll<kQ>([&](auto q) { sums[q * kV + v] = Fma(weight[q], value, sums[q * kV + v]); });
+    });
   }
-  for (int q = 0; q < kQ; ++q) {
-    for (int v = 0; v < kV; ++v) Store(out + q * width + d + v * kLanes, sums[q][v]);
-  }
+  Unroll<kQ * kV>([&](auto i) { Store(out + i / kV * width + d + i % kV * kLanes, sums[i]); });
 }
 
 template <DType kType, int kQ, int kV>
@@ -207,19 +205,27 @@ static void MixColumns(const float* weights, const KeyRows& values, KeyRange ran
 /// Rows [q, q + kQ) over the keys [first, last) that each of them sees.
 template <DType kType, int kQ>
 static void MixRows(const AttentionRows& rows, int64_t q, const KeyRows& values, KeyRange run) {
-  const float* weights = rows.scores + q * kKeyBlock;
-  float* out = rows.out + q * rows.width;
   KeyRange common = run;
-  for (int i = 0; i < kQ; ++i) common = Intersection(common, rows.ranges[q + i]);
-  if (common.begin >= common.end) common = {run.end, run.end};
+  KeyRange all = {run.end, run.begin};
+  for (int i = 0; i < kQ; ++i) {
+    const KeyRange seen = Intersection(run, rows.ranges[q + i]);
+    common = Intersection(common, seen);
+    all = Union(all, seen);
+  }
+  if (common.begin >= common.end) common = {all.end, all.end};
   if constexpr (kQ > 1) {
-    for (int i = 0; i < kQ; ++i) MixRows<kType, 1>(rows, q + i, values, {run.begin, common.begin});
+    for (int i = 0; i < kQ && all.begin < common.begin; ++i) {
+      MixRows<kType, 1>(rows, q + i, values, {all.begin, common.begin});
+    }
   }
   if (common.begin < common.end) {
-    MixColumns<kType, kQ, kDots / kQ>(weights, values, common, 0, out, rows.width);
+    MixColumns<kType, kQ, kDots / kQ>(rows.scores + q * kKeyBlock, values, common, 0,
+                                      rows.out + q * rows.width, rows.width);
   }
   if constexpr (kQ > 1) {
-    for (int i = 0; i < kQ; ++i) MixRows<kType, 1>(rows, q + i, values, {common.end, run.end});
+    for (int i = 0; i < kQ && common.end < all.end; ++i) {
+      MixRows<kType, 1>(rows, q + i, values, {common.end, all.end});
+    }
   }
 }
 
@@ -231,10 +237,12 @@ static int64_t MixTiles(const AttentionRows& rows, int64_t q, const KeyRows& val
 
 template <DType kType>
 static void MixTyped(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming) {
-  Prefetcher prefetcher(upcoming, values.count);
-  for (int32_t first = 0; first < values.count; first += kKeyRun) {
+  // Longer runs than in Score, because each of them loads and stores the sums.
+  constexpr int32_t kMixRun = 2 * kKeyRun;
+  Prefetcher prefetcher(upcoming, values.count, kMixRun);
+  for (int32_t first = 0; first < values.count; first += kMixRun) {
     const int32_t left = static_cast<int32_t>(values.count) - first;
-    const KeyRange run = {first, first + (left < kKeyRun ? left : kKeyRun)};
+    const KeyRange run = {first, first + (left < kMixRun ? left : kMixRun)};
     prefetcher.Step();
     int64_t q = MixTiles<kType, 4>(rows, 0, values, run);
     q = MixTiles<kType, 2>(rows, q, values, run);

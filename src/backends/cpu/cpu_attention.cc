@@ -1,6 +1,6 @@
 // Softmax attention with a running maximum, one block of keys at a time.
 //
-//   for every segment of 256 keys, for every block of 64 keys in it, for every key head:
+//   for every segment of 256 keys, for every block of 32 keys in it, for every key head:
 //     scores = queries . keys; weights = e^(scores - largest so far)
 //     out = out * e^(largest before - largest so far) + weights . values
 //   then the segments are merged in order
@@ -99,7 +99,7 @@ class Worker {
       part.Clear(run_.rows(), g_.padded_width);
       const int64_t end = EndOf(segment);
       for (int64_t key = BeginOf(segment); key < end; key += kKeyBlock) {
-        RunBlock(0, head, key, std::min(kKeyBlock, end - key), {}, {}, part);
+        RunBlock({head, head + 1}, head, key, std::min(kKeyBlock, end - key), part);
       }
       Merge(part, total);
     }
@@ -110,7 +110,6 @@ class Worker {
   /// order, all segments of a head together.
   void RunSegments(HeadRange heads, int64_t begin, int64_t end, float* partials) {
     LoadQueries(heads);
-    const int64_t last_key = EndOf(end - 1);
     for (int64_t segment = begin; segment < end; ++segment) {
       const auto state = [&](int64_t head) {
         const int64_t index = head * g_.segments + segment - g_.first_segment;
@@ -122,12 +121,8 @@ class Worker {
       const int64_t segment_end = EndOf(segment);
       for (int64_t key = BeginOf(segment); key < segment_end; key += kKeyBlock) {
         const int64_t count = std::min(kKeyBlock, segment_end - key);
-        const int64_t next = std::min(kKeyBlock, last_key - key - kKeyBlock);
         for (int64_t head = heads.begin; head < heads.end; ++head) {
-          RunBlock(head - heads.begin, head, key, count,
-                   UpcomingPart(run_.input.keys, heads, head, key + kKeyBlock, next),
-                   UpcomingPart(run_.input.values, heads, head, key + kKeyBlock, next),
-                   state(head));
+          RunBlock(heads, head, key, count, state(head));
         }
       }
     }
@@ -188,46 +183,48 @@ class Worker {
     return {memory, padded, DType::kF32, count};
   }
 
-  /// What the computation of `head` prefetches of the `count` next keys: its share of the rows of
-  /// all heads where those lie side by side, which reads memory in order; else its own rows.
-  Upcoming UpcomingPart(const TensorView& view, HeadRange heads, int64_t head, int64_t key,
-                        int64_t count) const {
-    if (count <= 0 || !g_.ReadsInPlace(view)) return {};
+  /// The rows of a block of one head, as what comes next.
+  Upcoming Rows(const TensorView& view, int64_t head, int64_t key) const {
+    const int64_t count = std::min(kKeyBlock, run_.last_position() + 1 - key);
+    if (count <= 0) return {};
     const int64_t element = DTypeBytes(view.dtype());
-    const int64_t number = heads.end - heads.begin;
-    const bool side_by_side = view.stride(1) == view.dim(2);
-    const int64_t begin = side_by_side ? count * (head - heads.begin) / number : 0;
-    const int64_t end = side_by_side ? count * (head - heads.begin + 1) / number : count;
-    const int64_t at =
-        (key + begin) * view.stride(0) + (side_by_side ? heads.begin : head) * view.stride(1);
-    const int64_t width = view.dim(2) * (side_by_side ? number : 1);
-    return {view.As<uint8_t>() + at * element, view.stride(0) * element, width * element,
-            end - begin};
+    const int64_t at = key * view.stride(0) + head * view.stride(1);
+    return {view.As<uint8_t>() + at * element, view.stride(0) * element, view.dim(2) * element,
+            count};
   }
 
-  void RunBlock(int64_t index, int64_t head, int64_t key, int64_t count, const Upcoming& next_keys,
-                const Upcoming& next_values, const RowStates& state) {
-    const int64_t rows = run_.rows();
-    for (int64_t row = 0; row < rows; ++row) {
+  void FindRanges(int64_t key, int64_t count) {
+    for (int64_t row = 0; row < run_.rows(); ++row) {
       const int64_t position = run_.PositionOfRow(row);
       const int64_t begin = std::clamp<int64_t>(g_.FirstKey(position) - key, 0, count);
       const int64_t end = std::clamp<int64_t>(position + 1 - key, begin, count);
       ranges_[row] = {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
     }
+  }
+
+  /// `count` keys from `key` on, for one head of those that LoadQueries loaded.
+  void RunBlock(HeadRange heads, int64_t head, int64_t key, int64_t count, const RowStates& state) {
+    FindRanges(key, count);
     AttentionRows part;
-    part.count = rows;
+    part.count = run_.rows();
     part.depth = g_.padded_depth;
     part.width = g_.padded_width;
-    part.queries = queries_ + index * rows * g_.padded_depth;
+    part.queries = queries_ + (head - heads.begin) * part.count * part.depth;
     part.ranges = ranges_;
     part.scores = scores_;
     part.factors = factors_;
     part.largest = state.largest;
     part.sums = state.sums;
     part.out = state.out;
-    kernels_.score(part, LoadBlock(run_.input.keys, head, key, count, keys_), scale_, next_keys);
+    const AttentionInput& input = run_.input;
+    // Each step asks for what the next one reads: these values, then the keys of the next head, or
+    // of the first head in the next block.
+    const bool last = head + 1 == heads.end;
+    kernels_.score(part, LoadBlock(input.keys, head, key, count, keys_), scale_,
+                   Rows(input.values, head, key));
     kernels_.weigh(part);
-    kernels_.mix(part, LoadBlock(run_.input.values, head, key, count, values_), next_values);
+    kernels_.mix(part, LoadBlock(input.values, head, key, count, values_),
+                 Rows(input.keys, last ? heads.begin : head + 1, last ? key + kKeyBlock : key));
   }
 
   /// What sums relative to `before` are worth relative to `after`.
