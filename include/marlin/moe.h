@@ -27,8 +27,10 @@ struct RouterOptions {
 };
 
 /// Picks top_k experts per row of logits [tokens, experts] (f32). ids is i32 and weights f32, both
-/// [tokens, top_k], best first; equal scores go to the lower expert. A NaN logit is an error naming
-/// token and expert. Errors: kInvalidArgument.
+/// [tokens, top_k], best first; equal scores go to the lower expert. Weights are computed in double
+/// and rounded once. Errors: kInvalidArgument, also for a NaN or +Inf logit (naming token and
+/// expert), a token without a finite logit, a NaN bias, and tensors that overlap; ids and weights
+/// are then undefined.
 Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
                    const MutableTensorView& ids, const MutableTensorView& weights);
 

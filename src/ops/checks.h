@@ -21,6 +21,15 @@ bool IsActivationType(DType dtype);
 /// the last) that do not overlap, the last dimension contiguous.
 Status CheckActivations(const char* name, const TensorView& view, const Shape& expected);
 
+/// What CheckActivations asks of data, alignment and strides, whatever the type and shape.
+Status CheckMemory(const char* name, const TensorView& view);
+
+/// An output that shares no element with an input; with `or_same` it may be the input itself.
+/// Knows views into the same rows (columns of one matrix); other interleaved views count as
+/// overlapping. Call it after the checks of both.
+Status CheckApart(const char* out_name, const TensorView& out, const char* name,
+                  const TensorView& view, bool or_same);
+
 /// A contiguous vector of `count`, or nothing.
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
 

@@ -62,6 +62,9 @@ Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
         fmt::format("queries: {} heads are not a multiple of the {} of keys", heads, kv_heads));
   }
   if (input.queries.dim(2) == 0) return Invalid("queries: head_dim is 0");
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "queries", input.queries, true));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "keys", input.keys, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "values", input.values, false));
   if (sink_heads >= 0 && sink_heads != heads) {
     return Invalid(fmt::format("sinks: expected [{}], got [{}]", heads, sink_heads));
   }
@@ -75,6 +78,7 @@ Status LookUpRows(const Device& device, const TensorView& table, std::span<const
   MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("table", table, table.shape()));
   MARLIN_RETURN_IF_ERROR(CheckIds(ids, table.dim(0), out, table.dim(1)));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "table", table, false));
   if (out.ElementCount() > 0) DecoderOf(device).LookUpRows(table, ids, out);
   return {};
 }
@@ -97,6 +101,7 @@ Status Convert(const Device& device, const TensorView& x, const MutableTensorVie
   }
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
   if (x.ElementCount() > 0) DecoderOf(device).Convert(x, out);
   return {};
 }
@@ -109,6 +114,8 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckRequiredVector("weight", weight, x.dim(x.rank() - 1), false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "weight", weight, false));
   if (!(epsilon >= 0.0F))
     return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
   if (x.ElementCount() > 0) DecoderOf(device).RmsNorm(x, weight, epsilon, out);
@@ -119,6 +126,7 @@ Status AddTo(const Device& device, const TensorView& y, const MutableTensorView&
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("y", y, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "y", y, true));
   if (x.ElementCount() > 0) DecoderOf(device).AddTo(y, x, scale);
   return {};
 }
@@ -135,6 +143,7 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
     return Invalid(fmt::format("inverse_frequencies: {} pairs do not fit in a head of {}",
                                frequencies.dim(0), x.dim(2)));
   }
+  MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "inverse_frequencies", frequencies, false));
   if (static_cast<int64_t>(positions.size()) != x.dim(0)) {
     return Invalid(fmt::format("positions: expected {}, got {}", x.dim(0), positions.size()));
   }
@@ -175,6 +184,8 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("up", up, out.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "gate", gate, true));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "up", up, true));
   if (!(options.limit >= 0.0F)) {
     return Invalid(fmt::format("limit: expected 0 or more, got {}", options.limit));
   }

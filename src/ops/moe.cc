@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <new>
+#include <cmath>
 
 #include "base/macros.h"
 #include "ops/checks.h"
@@ -29,7 +29,12 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
     return Invalid(fmt::format("top_k: {} experts of {} in the {} groups that are chosen",
                                options.top_k, eligible, options.top_groups));
   }
-  return CheckVector("choice_bias", options.choice_bias, experts, true);
+  MARLIN_RETURN_IF_ERROR(CheckVector("choice_bias", options.choice_bias, experts, true));
+  const auto* bias = options.choice_bias.As<float>();
+  for (int64_t e = 0; bias != nullptr && e < experts; ++e) {
+    if (std::isnan(bias[e])) return Invalid(fmt::format("choice_bias: NaN at {}", e));
+  }
+  return {};
 }
 
 Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
@@ -38,13 +43,7 @@ Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
     return Invalid(fmt::format("{}: expected {} {}, got {} {}", name, DTypeName(dtype),
                                shape.ToString(), DTypeName(view.dtype()), view.shape().ToString()));
   }
-  if (view.ElementCount() == 0) return {};
-  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
-  if (view.dim(1) > 1 && view.stride(1) != 1) {
-    return Invalid(
-        fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(1)));
-  }
-  return {};
+  return CheckMemory(name, view);
 }
 
 }  // namespace
@@ -60,12 +59,16 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   const Shape shape{logits.dim(0), options.top_k};
   MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
   MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
+  MARLIN_RETURN_IF_ERROR(CheckApart("ids", ids, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
-  try {
-    return device.impl().backend().decoder().RouteTokens(logits, options, ids, weights);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "route: cannot allocate");
-  }
+  const DecoderBackend& decoder = device.impl().backend().decoder();
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace,
+                          device.impl().TakeWorkspace(decoder.RouteWorkspaceBytes(logits.dim(1))));
+  Status status = decoder.RouteTokens(logits, options, ids, weights, workspace.data());
+  device.impl().ReturnWorkspace(std::move(workspace));
+  return status;
 }
 
 }  // namespace marlin

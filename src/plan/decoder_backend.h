@@ -31,10 +31,12 @@ class DecoderBackend {
   /// `workspace` holds AttentionWorkspaceBytes, aligned to 64 bytes.
   virtual void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
                          void* workspace) const = 0;
-  /// Errors: kInvalidArgument for the first NaN logit.
+  virtual int64_t RouteWorkspaceBytes(int64_t experts) const = 0;
+  /// `workspace` holds RouteWorkspaceBytes, aligned to 64 bytes. Errors: kInvalidArgument for the
+  /// first token whose logits are not as moe.h wants them.
   virtual Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                             const MutableTensorView& ids,
-                             const MutableTensorView& weights) const = 0;
+                             const MutableTensorView& ids, const MutableTensorView& weights,
+                             void* workspace) const = 0;
 };
 
 }  // namespace marlin

@@ -174,15 +174,20 @@ Route RouteToken(const std::vector<double>& logits, const RouterOptions& options
   }
   KeepBestGroups(options, &choice);
   Route route;
-  double sum = options.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
   const std::vector<int32_t> order = Ranked(choice);
-  for (int64_t i = 0; i < options.top_k; ++i) {
-    const int32_t id = order[static_cast<size_t>(i)];
-    route.ids.push_back(id);
-    route.weights.push_back(scores[static_cast<size_t>(id)]);
-    sum += route.weights.back();
+  route.ids.assign(order.begin(), order.begin() + options.top_k);
+  const auto gather = [&](const std::vector<double>& from) {
+    for (const int32_t id : route.ids) route.weights.push_back(from[static_cast<size_t>(id)]);
+  };
+  if (options.scoring == Scoring::kSoftmaxOfChosen) {
+    gather(logits);
+    route.weights = Softmax(route.weights);
+  } else {
+    gather(scores);
   }
-  const bool divide = options.normalize || options.scoring == Scoring::kSoftmaxOfChosen;
+  const double guard = options.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
+  const double sum = std::accumulate(route.weights.begin(), route.weights.end(), guard);
+  const bool divide = options.normalize && options.scoring != Scoring::kSoftmaxOfChosen;
   for (double& weight : route.weights) {
     weight *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);
   }

@@ -54,7 +54,7 @@ struct AttentionGeometry {
   int64_t ScratchFloats() const;
 
  private:
-  void CutApart(int64_t inputs, int64_t workers);
+  void CutApart(int64_t inputs, int64_t workers, bool side_by_side);
 };
 
 /// All inputs' tasks as one list.

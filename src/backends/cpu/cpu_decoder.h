@@ -33,8 +33,10 @@ class CpuDecoder final : public DecoderBackend {
                                   const AttentionOptions& options) const override;
   void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
                  void* workspace) const override;
+  int64_t RouteWorkspaceBytes(int64_t experts) const override;
   Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                     const MutableTensorView& ids, const MutableTensorView& weights) const override;
+                     const MutableTensorView& ids, const MutableTensorView& weights,
+                     void* workspace) const override;
 
  private:
   /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that

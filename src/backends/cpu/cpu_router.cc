@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "backends/cpu/cpu_decoder.h"
 
@@ -13,6 +12,8 @@ namespace marlin::cpu {
 namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+using Scoring = RouterOptions::Scoring;
 
 /// The scores of one token: what the choice goes by, and what the weights come from.
 class TokenRouter {
@@ -23,17 +24,16 @@ class TokenRouter {
   void Route(const float* logits, int32_t* ids, float* weights) {
     Score(logits);
     if (options_.top_groups < options_.groups) DropGroups();
-    double sum = 0;
     for (int64_t i = 0; i < options_.top_k; ++i) {
       const int64_t best = std::max_element(choice_, choice_ + experts_) - choice_;
       ids[i] = static_cast<int32_t>(best);
       choice_[best] = kNever;
-      sum += score_[best];
     }
+    if (OfChosen()) ScoreChosen(logits, ids);
     // DeepSeek-V3's guard against a sum of 0.
-    if (options_.scoring == RouterOptions::Scoring::kSigmoid) sum += 1e-20;
-    const bool divide =
-        options_.normalize || options_.scoring == RouterOptions::Scoring::kSoftmaxOfChosen;
+    double sum = options_.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
+    for (int64_t i = 0; i < options_.top_k; ++i) sum += score_[ids[i]];
+    const bool divide = options_.normalize || OfChosen();
     for (int64_t i = 0; i < options_.top_k; ++i) {
       const double weight = score_[ids[i]] / (divide ? sum : 1.0);
       weights[i] = static_cast<float>(weight * static_cast<double>(options_.scaling_factor));
@@ -43,7 +43,7 @@ class TokenRouter {
  private:
   void Score(const float* logits) {
     const auto* bias = options_.choice_bias.As<float>();
-    const bool sigmoid = options_.scoring == RouterOptions::Scoring::kSigmoid;
+    const bool sigmoid = options_.scoring == Scoring::kSigmoid;
     const double largest = static_cast<double>(*std::max_element(logits, logits + experts_));
     double sum = 0;
     for (int64_t e = 0; e < experts_; ++e) {
@@ -53,11 +53,22 @@ class TokenRouter {
     }
     for (int64_t e = 0; e < experts_; ++e) {
       if (!sigmoid) score_[e] /= sum;
-      const bool by_logit = options_.scoring == RouterOptions::Scoring::kSoftmaxOfChosen;
-      const double basis = by_logit ? static_cast<double>(logits[e]) : score_[e];
+      const double basis = OfChosen() ? static_cast<double>(logits[e]) : score_[e];
       choice_[e] = Above(basis + (bias != nullptr ? static_cast<double>(bias[e]) : 0.0));
     }
   }
+
+  /// Relative to the largest chosen one, which a bias can put far below the largest of all.
+  void ScoreChosen(const float* logits, const int32_t* ids) {
+    double largest = kNever;
+    const auto logit = [&](int64_t i) { return static_cast<double>(logits[ids[i]]); };
+    for (int64_t i = 0; i < options_.top_k; ++i) largest = std::max(largest, logit(i));
+    // Experts without a finite logit share alike where no other was left to choose.
+    const auto score = [&](double x) { return largest == kNever ? 1.0 : std::exp(x - largest); };
+    for (int64_t i = 0; i < options_.top_k; ++i) score_[ids[i]] = score(logit(i));
+  }
+
+  bool OfChosen() const { return options_.scoring == Scoring::kSoftmaxOfChosen; }
 
   /// An expert that may still be chosen stays above those that may not, even with a logit of -Inf.
   static double Above(double choice) {
@@ -104,16 +115,25 @@ class TokenRouter {
   double* score_;
 };
 
-const float* RowOf(const TensorView& logits, int64_t token) {
-  return logits.As<float>() + token * logits.stride(0);
+bool IsBad(float logit) { return std::isnan(logit) || (std::isinf(logit) && logit > 0); }
+
+/// Whether softmax and sigmoid of these logits are numbers.
+bool IsRoutable(const float* logits, int64_t experts) {
+  return std::none_of(logits, logits + experts, IsBad) &&
+         std::any_of(logits, logits + experts, [](float x) { return std::isfinite(x); });
 }
 
-/// The first NaN of a token's logits, or -1.
-int64_t FindNan(const TensorView& logits, int64_t token) {
-  const float* row = RowOf(logits, token);
-  const float* end = row + logits.dim(1);
-  const float* found = std::find_if(row, end, [](float x) { return std::isnan(x); });
-  return found == end ? -1 : found - row;
+Status BadToken(const float* logits, int64_t experts, int64_t token) {
+  const int64_t expert = std::find_if(logits, logits + experts, IsBad) - logits;
+  if (expert == experts) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("logits: expected a finite one per token, got -Inf for all {} "
+                              "experts of token {}",
+                              experts, token));
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("logits: {} at [{}, {}] (token, expert)",
+                            std::isnan(logits[expert]) ? "NaN" : "Inf", token, expert));
 }
 
 /// Lowers `lowest` to a value, whoever else does so.
@@ -123,30 +143,39 @@ void Lower(std::atomic<int64_t>& lowest, int64_t value) {
   }
 }
 
+/// Doubles of one worker.
+int64_t RouterDoubles(int64_t experts) { return RoundUp(2 * experts, 8); }
+
 }  // namespace
 
+int64_t CpuDecoder::RouteWorkspaceBytes(int64_t experts) const {
+  return pool_.worker_count() * RouterDoubles(experts) * int64_t{sizeof(double)};
+}
+
 Status CpuDecoder::RouteTokens(const TensorView& logits, const RouterOptions& options,
-                               const MutableTensorView& ids,
-                               const MutableTensorView& weights) const {
+                               const MutableTensorView& ids, const MutableTensorView& weights,
+                               void* workspace) const {
   const int64_t tokens = logits.dim(0);
   const int64_t experts = logits.dim(1);
+  const auto row = [&](int64_t token) { return logits.As<float>() + token * logits.stride(0); };
   std::atomic<int64_t> first_bad{tokens};
-  ForRows(tokens, experts * 16, [&](int64_t first, int64_t last) {
-    std::vector<double> memory(static_cast<size_t>(2 * experts));
-    TokenRouter router(options, experts, memory.data());
-    for (int64_t token = first; token < last; ++token) {
-      if (FindNan(logits, token) >= 0) {
+  // Logits that take about as long as a fork and join.
+  const int64_t per_task = std::max<int64_t>(512 / experts, 1);
+  pool_.Run(CeilDivide(tokens, per_task), [&](int64_t task, int worker) {
+    double* memory = static_cast<double*>(workspace) + worker * RouterDoubles(experts);
+    TokenRouter router(options, experts, memory);
+    const int64_t last = std::min(tokens, (task + 1) * per_task);
+    for (int64_t token = task * per_task; token < last; ++token) {
+      if (!IsRoutable(row(token), experts)) {
         Lower(first_bad, token);
-      } else {
-        router.Route(RowOf(logits, token), ids.As<int32_t>() + token * ids.stride(0),
-                     weights.As<float>() + token * weights.stride(0));
+        continue;
       }
+      router.Route(row(token), ids.As<int32_t>() + token * ids.stride(0),
+                   weights.As<float>() + token * weights.stride(0));
     }
   });
   const int64_t bad = first_bad.load();
-  if (bad == tokens) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("logits: NaN at [{}, {}] (token, expert)", bad, FindNan(logits, bad)));
+  return bad == tokens ? Status() : BadToken(row(bad), experts, bad);
 }
 
 }  // namespace marlin::cpu

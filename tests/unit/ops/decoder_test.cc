@@ -2,100 +2,16 @@
 #include "marlin/decoder.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "base/scalars.h"
+#include "decoder_fixture.h"
 #include "marlin/quantize.h"
-#include "reference/decoder.h"
 
 namespace marlin {
 namespace {
 
 using testing::HasSubstr;
 
-/// A tensor with its own memory; rows may lie apart.
-class Tensor {
- public:
-  Tensor(DType dtype, const Shape& shape, int64_t pad = 0) : dtype_(dtype), shape_(shape) {
-    int64_t stride = 1;
-    for (int i = shape.rank() - 1; i >= 0; --i) {
-      strides_.insert(strides_.begin(), stride);
-      stride = stride * shape[i] + (i == shape.rank() - 1 ? pad : 0);
-    }
-    bytes_.assign(static_cast<size_t>(stride * DTypeBytes(dtype)) + 64, 0xff);  // NaN around.
-  }
-  Tensor& Fill(unsigned seed, double scale = 1.0) {
-    std::mt19937 random(seed);
-    std::normal_distribution<double> normal(0.0, scale);
-    Shape index;
-    for (int i = 0; i < shape_.rank(); ++i) index.Append(0);
-    for (int64_t n = shape_.ElementCount(); n > 0; --n) {
-      int64_t at = 0;
-      for (int i = 0; i < shape_.rank(); ++i) at += index[i] * strides_[static_cast<size_t>(i)];
-      Set(at, static_cast<float>(normal(random)));
-      for (int i = shape_.rank() - 1; i >= 0 && ++index[i] == shape_[i]; --i) index[i] = 0;
-    }
-    return *this;
-  }
-  void Set(int64_t at, float value) {
-    void* data = bytes_.data();
-    if (dtype_ == DType::kF32) static_cast<float*>(data)[at] = value;
-    if (dtype_ == DType::kBf16) static_cast<uint16_t*>(data)[at] = FloatToBf16(value);
-    if (dtype_ == DType::kF16) static_cast<uint16_t*>(data)[at] = FloatToHalf(value);
-  }
-  MutableTensorView view() {
-    MutableTensorView v(bytes_.data(), dtype_, shape_);
-    for (int i = 0; i < shape_.rank(); ++i) v.set_stride(i, strides_[static_cast<size_t>(i)]);
-    return v;
-  }
-
- private:
-  DType dtype_;
-  Shape shape_;
-  std::vector<int64_t> strides_;
-  std::vector<uint8_t> bytes_;
-};
-
-/// One unit in the last place of a type, relative.
-double Unit(DType dtype) {
-  return dtype == DType::kF32 ? 0x1p-23 : (dtype == DType::kF16 ? 0x1p-10 : 0x1p-7);
-}
-
-void ExpectNear(const TensorView& got, const std::vector<double>& want, double relative,
-                double absolute, const std::string& what) {
-  const std::vector<double> values = reference::Elements(got);
-  ASSERT_EQ(values.size(), want.size()) << what;
-  for (size_t i = 0; i < want.size(); ++i) {
-    ASSERT_NEAR(values[i], want[i], absolute + relative * std::abs(want[i])) << what << " at " << i;
-  }
-}
-
-/// A device at one level of this processor, with some threads.
-class OnEveryLevel : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    ASSERT_EQ(setenv("MARLIN_CPU", GetParam(), 1), 0);
-    const Result<Device> device = Device::Open("cpu", {.threads = 3});
-    ASSERT_EQ(unsetenv("MARLIN_CPU"), 0);
-    if (!device.ok()) GTEST_SKIP() << device.status().message();
-    device_ = *device;
-  }
-  const Device& device() const { return *device_; }
-
- private:
-  std::optional<Device> device_;
-};
-INSTANTIATE_TEST_SUITE_P(Levels, OnEveryLevel,
-                         testing::Values("scalar", "avx2", "avx512", "amx", "neon"),
-                         [](const auto& level) { return std::string(level.param); });
-
-constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
 
 TEST_P(OnEveryLevel, RmsNorm) {
   unsigned seed = 1;
@@ -179,6 +95,46 @@ TEST_P(OnEveryLevel, AddTo) {
   ExpectNear(x.view(), want, 0x1p-8, 1e-6, "x");
 }
 
+TEST_P(OnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      for (const int64_t columns : {1, 15, 16, 700}) {
+        Tensor x(from, {9, 5, columns}, 3);
+        x.Fill(4, 3.0);
+        Tensor out = Tensor::ByHead(to, {9, 5, columns});
+        ASSERT_TRUE(Convert(device(), x.view(), out.view()).ok());
+        const bool exact = from == to || to == DType::kF32;
+        ExpectNear(out.view(), reference::Elements(x.view()), exact ? 0 : Unit(to) / 2,
+                   exact ? 0 : 0x1p-25, std::to_string(columns));
+      }
+    }
+  }
+}
+
+// Enough rows to be cut into tasks.
+TEST_P(OnEveryLevel, RowsGiveTheSameBitsOnAnyNumberOfThreads) {
+  Tensor x(DType::kBf16, {300, 4, 96});
+  Tensor weight(DType::kF32, {96});
+  const std::vector<float> frequencies(48, 0.37F);
+  const RotaryEmbedding rotary{{frequencies.data(), DType::kF32, {48}}};
+  std::vector<int32_t> positions(300);
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(7 * i);
+  std::vector<double> want;
+  for (const int threads : {1, 2, 3, 16}) {
+    const Device device = OpenWith(GetParam(), threads);
+    x.Fill(1);
+    weight.Fill(2);
+    const MutableTensorView rows(x.view().data(), DType::kBf16, {300, 384});
+    ASSERT_TRUE(RmsNorm(device, x.view(), weight.view(), 1e-6F, x.view()).ok());
+    ASSERT_TRUE(ApplyRotary(device, rotary, positions, x.view()).ok());
+    ASSERT_TRUE(ApplyGate(device, rows, rows, rows).ok());
+    ASSERT_TRUE(AddTo(device, rows, rows, 0.3F).ok());
+    const std::vector<double> got = reference::Elements(x.view());
+    if (threads == 1) want = got;
+    EXPECT_EQ(got, want) << threads;
+  }
+}
+
 TEST_P(OnEveryLevel, LooksUpRowsOfTablesAndWeights) {
   Tensor table(DType::kF16, {50, 130}, 6);
   table.Fill(1);
@@ -211,100 +167,6 @@ TEST_P(OnEveryLevel, LooksUpRowsOfTablesAndWeights) {
   }
 }
 
-struct AttentionShape {
-  int64_t tokens, length, heads, kv_heads, depth, width, window;
-};
-constexpr AttentionShape kAttentionShapes[] = {
-    {1, 1, 1, 1, 16, 16, 0},      {1, 5, 4, 2, 32, 32, 0},       {7, 7, 4, 4, 64, 64, 0},
-    {3, 64, 8, 2, 128, 128, 0},   {65, 65, 4, 1, 80, 80, 0},     {33, 200, 6, 2, 96, 96, 17},
-    {1, 1500, 8, 2, 64, 64, 0},   {2, 3100, 2, 1, 40, 24, 0},    {4, 2500, 4, 2, 32, 32, 700},
-    {9, 1030, 3, 3, 192, 128, 0}, {130, 1100, 2, 1, 16, 16, 64}, {5, 129, 5, 5, 7, 3, 128},
-    {2, 2, 64, 1, 576, 512, 0}};
-
-AttentionOptions OptionsOf(const AttentionShape& s, const std::vector<float>& sinks, bool with) {
-  AttentionOptions options;
-  options.window = s.window;
-  if (with) options.sinks = {sinks.data(), DType::kF32, {s.heads}};
-  return options;
-}
-
-TEST_P(OnEveryLevel, Attention) {
-  unsigned seed = 1;
-  for (const AttentionShape& s : kAttentionShapes) {
-    for (const DType type : kTypes) {
-      Tensor q(type, {s.tokens, s.heads, s.depth}, seed % 3);
-      Tensor k(kTypes[seed % 3], {s.length, s.kv_heads, s.depth}, 2);
-      Tensor v(kTypes[seed % 3], {s.length, s.kv_heads, s.width});
-      q.Fill(++seed, 1.5);
-      k.Fill(++seed, 1.5);
-      v.Fill(++seed);
-      const std::vector<float> sinks(static_cast<size_t>(s.heads), 0.7F);
-      const AttentionOptions options = OptionsOf(s, sinks, seed % 2 == 0);
-      Tensor out(type, {s.tokens, s.heads, s.width}, 1);
-      const AttentionInput input{q.view(), k.view(), v.view(), out.view()};
-      ASSERT_TRUE(Attention(device(), {&input, 1}, options).ok());
-      ExpectNear(out.view(), reference::Attention(input, options), Unit(type), 4e-6,
-                 "length " + std::to_string(s.length));
-    }
-  }
-}
-
-std::vector<double> RunAttention(const Device& device, Tensor& q, Tensor& k, Tensor& v,
-                                 int64_t first, int64_t count, int64_t window) {
-  const TensorView all = q.view();
-  const int64_t heads = all.dim(1);
-  const int64_t before = TensorView(k.view()).dim(0) - all.dim(0);
-  const TensorView part(all.As<float>() + first * all.stride(0), DType::kF32,
-                        {count, heads, all.dim(2)}, {all.stride(0), all.stride(1), 1});
-  const auto shorten = [&](const TensorView& view) {
-    return TensorView(view.data(), view.dtype(), {before + first + count, view.dim(1), view.dim(2)},
-                      {view.stride(0), view.stride(1), 1});
-  };
-  Tensor out(DType::kF32, {count, heads, TensorView(v.view()).dim(2)});
-  const AttentionInput input{part, shorten(k.view()), shorten(v.view()), out.view()};
-  EXPECT_TRUE(Attention(device, {&input, 1}, {.window = window}).ok());
-  return reference::Elements(out.view());
-}
-
-// A row depends neither on the rows beside it, nor on how many come at once, nor on the threads.
-TEST_P(OnEveryLevel, AttentionRowsAreIndependent) {
-  for (const int64_t window : {0, 300}) {
-    Tensor q(DType::kF32, {90, 8, 64});
-    Tensor k(DType::kF32, {2300, 2, 64});
-    Tensor v(DType::kF32, {2300, 2, 64});
-    q.Fill(1);
-    k.Fill(2);
-    v.Fill(3);
-    const std::vector<double> all = RunAttention(device(), q, k, v, 0, 90, window);
-    const Device single = *Device::Open("cpu", {.threads = 1});
-    for (const auto& [first, count] : {std::pair{0, 1}, {17, 3}, {40, 33}, {89, 1}}) {
-      const std::vector<double> part = RunAttention(device(), q, k, v, first, count, window);
-      const std::vector<double> want(all.begin() + first * 8 * 64,
-                                     all.begin() + (first + count) * 8 * 64);
-      EXPECT_EQ(part, want) << first << " " << count << " " << window;
-    }
-  }
-}
-
-TEST(Decoder, AttentionKeepsNanToItsRow) {
-  const Device device = *Device::Open("cpu");
-  Tensor q(DType::kF32, {2, 1, 16});
-  Tensor k(DType::kF32, {40, 1, 16});
-  Tensor v(DType::kF32, {40, 1, 16});
-  Tensor out(DType::kF32, {2, 1, 16});
-  q.Fill(1);
-  k.Fill(2);
-  v.Fill(3);
-  q.Set(16, std::nanf(""));
-  const AttentionInput input{q.view(), k.view(), v.view(), out.view()};
-  ASSERT_TRUE(Attention(device, {&input, 1}).ok());
-  const auto values = reference::Elements(out.view());
-  for (size_t i = 0; i < 16; ++i) {
-    EXPECT_TRUE(std::isfinite(values[i]));
-    EXPECT_TRUE(std::isnan(values[16 + i]));
-  }
-}
-
 TEST(Decoder, ErrorsNameTheArgument) {
   const Device device = *Device::Open("cpu");
   Tensor x(DType::kF32, {2, 3, 8});
@@ -325,15 +187,40 @@ TEST(Decoder, ErrorsNameTheArgument) {
   const RotaryEmbedding rotary{{frequencies.data(), DType::kF32, {5}}};
   EXPECT_THAT(message(ApplyRotary(device, rotary, ids, x.view())),
               HasSubstr("inverse_frequencies: 5 pairs do not fit in a head of 8"));
-  Tensor keys(DType::kF32, {1, 2, 8});
-  const AttentionInput few{x.view(), keys.view(), keys.view(), x.view()};
-  EXPECT_THAT(message(Attention(device, {&few, 1})),
-              HasSubstr("keys: expected at least the 2 tokens of queries, got 1"));
-  Tensor more(DType::kF32, {2, 2, 8});
-  const AttentionInput uneven{x.view(), more.view(), more.view(), x.view()};
-  EXPECT_THAT(message(Attention(device, {&uneven, 1})),
-              HasSubstr("queries: 3 heads are not a multiple of the 2 of keys"));
-  EXPECT_TRUE(Attention(device, {}).ok());
+}
+
+// Columns of one matrix may be read and written side by side; anything else that overlaps may not.
+TEST(Decoder, OutputsDoNotOverlapInputs) {
+  const Device device = *Device::Open("cpu");
+  std::vector<float> memory(200, 1.0F);
+  const auto columns = [&](int64_t first, int64_t rows, int64_t count, int64_t stride) {
+    return MutableTensorView(memory.data() + first, DType::kF32, {rows, count}, {stride, 1});
+  };
+  const MutableTensorView left = columns(0, 5, 16, 32);
+  const MutableTensorView right = columns(16, 5, 16, 32);
+  EXPECT_TRUE(ApplyGate(device, left, right, left).ok());
+  EXPECT_TRUE(ApplyGate(device, left, right, right).ok());
+  EXPECT_TRUE(AddTo(device, right, left).ok());
+  EXPECT_TRUE(AddTo(device, left, left).ok());
+  const auto message = [](const Status& status) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_THAT(message(ApplyGate(device, left, right, columns(8, 5, 16, 32))),
+              HasSubstr("out: overlaps gate without being the same tensor"));
+  EXPECT_THAT(message(AddTo(device, right, columns(15, 5, 16, 32))),
+              HasSubstr("x: overlaps y without being the same tensor"));
+  EXPECT_THAT(message(AddTo(device, left, columns(15, 5, 16, 32))), HasSubstr("x: overlaps y"));
+  EXPECT_THAT(message(AddTo(device, columns(1, 1, 16, 16), columns(0, 1, 16, 16))),
+              HasSubstr("x: overlaps y"));
+  EXPECT_THAT(message(AddTo(device, columns(32, 5, 16, 16), columns(0, 5, 16, 32))),
+              HasSubstr("x: overlaps y"));
+  EXPECT_THAT(message(RmsNorm(device, left, {memory.data() + 40, DType::kF32, {16}}, 0.0F, left)),
+              HasSubstr("out: overlaps weight"));
+  EXPECT_THAT(message(Convert(device, left, columns(4, 5, 16, 32))), HasSubstr("out: overlaps x"));
+  const int32_t ids[] = {1};
+  EXPECT_THAT(message(LookUpRows(device, left, ids, columns(33, 1, 16, 16))),
+              HasSubstr("out: overlaps table"));
 }
 
 }  // namespace

@@ -93,6 +93,72 @@ TEST(RouteTokens, Errors) {
               HasSubstr("top_k: 5 experts of 4 in the 2 groups"));
   logits[13] = std::nanf("");
   EXPECT_THAT(Route(logits, 8, {}, &routed).message(), HasSubstr("logits: NaN at [1, 5]"));
+  logits[6] = INFINITY;
+  EXPECT_THAT(Route(logits, 8, {}, &routed).message(), HasSubstr("logits: Inf at [0, 6]"));
+  std::fill_n(logits.begin(), 8, -INFINITY);
+  EXPECT_THAT(Route(logits, 8, {}, &routed).message(),
+              HasSubstr("logits: expected a finite one per token, got -Inf for all 8 experts of "
+                        "token 0"));
+  const std::vector<float> bias = {0, std::nanf(""), 0, 0, 0, 0, 0, 0};
+  EXPECT_THAT(Route(logits, 8, {.choice_bias = {bias.data(), DType::kF32, {8}}}, &routed).message(),
+              HasSubstr("choice_bias: NaN at 1"));
+  EXPECT_THAT(Route(logits, 8, {.choice_bias = {bias.data(), DType::kF32, {7}}}, &routed).message(),
+              HasSubstr("choice_bias: expected [8], got [7]"));
+}
+
+TEST(RouteTokens, OutputsLieApart) {
+  const Device device = *Device::Open("cpu");
+  std::vector<float> memory(64, 0.0F);
+  const TensorView logits(memory.data(), DType::kF32, {4, 8});
+  const Shape shape{4, 2};
+  const MutableTensorView ids(memory.data() + 32, DType::kI32, shape);
+  EXPECT_THAT(
+      RouteTokens(device, logits, {}, ids, {memory.data() + 24, DType::kF32, shape}).message(),
+      HasSubstr("weights: overlaps logits"));
+  EXPECT_THAT(
+      RouteTokens(device, logits, {}, ids, {memory.data() + 36, DType::kF32, shape}).message(),
+      HasSubstr("weights: overlaps ids"));
+  EXPECT_TRUE(RouteTokens(device, logits, {}, ids, {memory.data() + 40, DType::kF32, shape}).ok());
+  EXPECT_THAT(RouteTokens(device, logits, {}, {memory.data() + 32, DType::kI32, shape, {1, 1}},
+                          {memory.data() + 40, DType::kF32, shape})
+                  .message(),
+              HasSubstr("ids: row stride 1 is smaller than the 2 columns"));
+}
+
+// By hand: DeepSeek-V3's choice. Groups {0, 1}, {2, 3}, {4, 5}; the best two are chosen by the sum
+// of biased sigmoids, the bias moves the choice and not the weight.
+TEST(RouteTokens, GroupsAndBiasByHand) {
+  const auto logit = [](float score) { return std::log(score / (1.0F - score)); };
+  const std::vector<float> scores = {0.9F, 0.1F, 0.5F, 0.45F, 0.6F, 0.2F};
+  const std::vector<float> bias = {-0.5F, 0.0F, 0.0F, 0.2F, 0.0F, 0.0F};
+  std::vector<float> logits;
+  for (const float score : scores) logits.push_back(logit(score));
+  RouterOptions options{.top_k = 2, .scoring = Scoring::kSigmoid, .scaling_factor = 2.0F};
+  options.groups = 3;
+  options.top_groups = 2;
+  options.choice_bias = {bias.data(), DType::kF32, {6}};
+  Routed routed;
+  ASSERT_TRUE(Route(logits, 6, options, &routed).ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{3, 4}));  // 0.65, then 0.6; group 0 has only 0.5.
+  EXPECT_NEAR(routed.weights[0], 2 * 0.45 / 1.05, 1e-6);
+  EXPECT_NEAR(routed.weights[1], 2 * 0.6 / 1.05, 1e-6);
+  options.normalize = false;
+  ASSERT_TRUE(Route(logits, 6, options, &routed).ok());
+  EXPECT_NEAR(routed.weights[0], 0.9, 1e-6);
+}
+
+// A bias that takes the choice far below the best logit leaves the softmax of the chosen a number.
+TEST(RouteTokens, SoftmaxOfChosenIsRelativeToTheChosen) {
+  const std::vector<float> bias = {-4000, 0, 0, 0};
+  Routed routed;
+  ASSERT_TRUE(Route({2000, 1, 1, -3}, 4,
+                    {.top_k = 2,
+                     .scoring = Scoring::kSoftmaxOfChosen,
+                     .choice_bias = {bias.data(), DType::kF32, {4}}},
+                    &routed)
+                  .ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(routed.weights, (std::vector<float>{0.5F, 0.5F}));
 }
 
 }  // namespace
