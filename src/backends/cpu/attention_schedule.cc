@@ -35,23 +35,23 @@ AttentionGeometry AttentionGeometry::Of(const AttentionInput& input,
   const int64_t tokens = std::max<int64_t>(kRowsPerRun / std::max<int64_t>(g.group, 1), 1);
   g.tokens_per_run = std::clamp<int64_t>(g.tokens, 1, tokens);
   g.runs = g.group > 0 ? CeilDivide(g.tokens, g.tokens_per_run) : 0;
+  g.first_segment = g.FirstKey(g.length - g.tokens) / kSegment;
+  g.segments = CeilDivide(g.length, kSegment) - g.first_segment;
   const bool few = g.runs * g.kv_heads * inputs < 2 * workers;
-  g.apart = g.tokens <= (few ? kApartTokensIfFew : kApartTokens);
+  g.apart = g.segments > 1 && g.tokens <= (few ? kApartTokensIfFew : kApartTokens);
   const bool side_by_side = input.keys.stride(1) < input.keys.stride(0);
   if (g.apart) g.CutApart(inputs, workers, side_by_side);
   return g;
 }
 
 void AttentionGeometry::CutApart(int64_t inputs, int64_t workers, bool side_by_side) {
-  first_segment = FirstKey(length - tokens) / kSegment;
-  segments = std::max<int64_t>(CeilDivide(length, kSegment) - first_segment, 0);
   const int64_t wanted = CeilDivide(kTasksPerWorker * workers, std::max<int64_t>(inputs * runs, 1));
   // Heads that lie side by side are read together, so that memory is read in order.
   const int64_t together = side_by_side ? kv_heads : 1;
   const int64_t cuts = CeilDivide(wanted * together, std::max<int64_t>(kv_heads, 1));
   segments_per_part = std::max<int64_t>(segments / cuts, 1);
   segment_parts = CeilDivide(segments, segments_per_part);
-  const int64_t head_cuts = CeilDivide(wanted, std::max<int64_t>(segment_parts, 1));
+  const int64_t head_cuts = CeilDivide(wanted, segment_parts);
   heads_per_part = std::clamp<int64_t>(kv_heads / head_cuts, 1, std::max<int64_t>(together, 1));
   head_parts = CeilDivide(kv_heads, heads_per_part);
 }

@@ -26,9 +26,9 @@ struct AttentionGeometry {
   int64_t window;
   int64_t tokens_per_run;
   int64_t runs;
-  bool apart;  ///< Whether runs of segments are tasks of their own; the rest is for that.
   int64_t first_segment;
   int64_t segments;
+  bool apart;  ///< Whether runs of segments are tasks of their own; the rest is for that.
   int64_t segments_per_part;
   int64_t segment_parts;
   int64_t heads_per_part;
