@@ -2,8 +2,9 @@
 //
 // All of them read and write f32, bf16 or f16, compute in fp32, run on the threads of the device,
 // allocate nothing that outlives the call, and give the same bits for any number of threads. A
-// row's result does not depend on the other rows. Errors: kInvalidArgument naming the argument and
-// both shapes.
+// row's result does not depend on the other rows (attention: see AttentionOptions). An output may
+// be an input where that is said; it shares no element with any other. Errors: kInvalidArgument
+// naming the argument and both shapes.
 #pragma once
 
 #include <cstdint>
@@ -64,10 +65,17 @@ struct AttentionOptions {
   float scale = 0.0F;     ///< Multiplies q.k; 0 means 1 / sqrt(head_dim).
   int64_t window = 0;     ///< Each query sees itself and the window - 1 keys before it; 0: all.
   TensorView sinks = {};  ///< f32 [heads]: a logit that takes part in the softmax without a value.
+  /// As for products: kDefault lets a matrix unit multiply bf16 keys and values with queries and
+  /// weights of two bf16 terms when more than four tokens come at once; otherwise fp32.
+  Accuracy accuracy = Accuracy::kDefault;
+  /// kBatchInvariant: a row's bits do not depend on how many tokens come at once. Never uses
+  /// bf16 terms.
+  Determinism determinism = Determinism::kDefault;
 };
 
 /// Causal softmax attention, sequence by sequence, with grouped heads: query head h reads key head
-/// h / (heads / kv_heads). The work of all inputs runs as one parallel loop.
+/// h / (heads / kv_heads). The work of all inputs runs as one parallel loop. A key that a query
+/// does not see does not reach its result, not even as NaN. out may be queries.
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options = {});
 

@@ -43,6 +43,7 @@ Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
   if (!sinks.empty()) options.sinks = VectorOf(sinks);
+  options.accuracy = pass.products.accuracy;
   return Attention(pass.device, inputs, options);
 }
 

@@ -28,6 +28,17 @@ inline constexpr int64_t kTileBytes = 1024;
 /// A panel, aligned to 64 bytes.
 inline constexpr int64_t kScratchBytes = kPanelBytes;
 
+/// All eight tiles are 16 rows of 64 bytes. In read-only memory as a whole: g++ 12 drops stores to
+/// a configuration on the stack, because its intrinsic names only the first eight bytes as input.
+struct alignas(64) TileConfiguration {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+inline constexpr TileConfiguration kTiles;
+
 /// Activations as B tiles [k / 256][m tile][8 steps of 32 k][16 pairs][16 m][2] of bf16, and what
 /// is left of each after rounding, or null when nothing is wanted of it. A k block of all m tiles
 /// is one run: m tiles that lie k apart, often a power of two, would fight for the same sets of L2.

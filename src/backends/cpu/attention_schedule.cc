@@ -6,8 +6,10 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of a run: enough to use a widened block of keys often, few enough for L2.
+/// Rows of a run: enough to use a widened block or a packed segment of keys often, few enough for
+/// L2.
 constexpr int64_t kRowsPerRun = 64;
+constexpr int64_t kRowsPerTileRun = 128;
 /// Up to so many tokens the segments of an input are tasks of their own ...
 constexpr int64_t kApartTokens = 4;
 /// ... or up to so many, when runs and heads alone are not enough tasks.
@@ -20,8 +22,7 @@ constexpr int64_t kTasksPerWorker = 4;
 }  // namespace
 
 AttentionGeometry AttentionGeometry::Of(const AttentionInput& input,
-                                        const AttentionOptions& options, int64_t inputs,
-                                        int64_t workers) {
+                                        const AttentionContext& context) {
   AttentionGeometry g{};
   g.tokens = input.queries.dim(0);
   g.length = input.keys.dim(0);
@@ -31,21 +32,26 @@ AttentionGeometry AttentionGeometry::Of(const AttentionInput& input,
   g.width = input.values.dim(2);
   g.padded_depth = RoundUp(g.depth, kFeaturePad);
   g.padded_width = RoundUp(g.width, kFeaturePad);
-  g.window = options.window;
-  const int64_t tokens = std::max<int64_t>(kRowsPerRun / std::max<int64_t>(g.group, 1), 1);
+  g.window = context.window;
+  g.tiles = context.segment_kernel != nullptr && g.tokens > kApartTokens &&
+            input.keys.dtype() == DType::kBf16 && input.values.dtype() == DType::kBf16 &&
+            g.depth % 32 == 0 && g.width % 16 == 0;
+  const int64_t most = g.tiles ? kRowsPerTileRun : kRowsPerRun;
+  const int64_t tokens = std::max<int64_t>(most / std::max<int64_t>(g.group, 1), 1);
   g.tokens_per_run = std::clamp<int64_t>(g.tokens, 1, tokens);
   g.runs = g.group > 0 ? CeilDivide(g.tokens, g.tokens_per_run) : 0;
   g.first_segment = g.FirstKey(g.length - g.tokens) / kSegment;
   g.segments = CeilDivide(g.length, kSegment) - g.first_segment;
-  const bool few = g.runs * g.kv_heads * inputs < 2 * workers;
+  const bool few = g.runs * g.kv_heads * context.inputs < 2 * context.workers;
   g.apart = g.segments > 1 && g.tokens <= (few ? kApartTokensIfFew : kApartTokens);
   const bool side_by_side = input.keys.stride(1) < input.keys.stride(0);
-  if (g.apart) g.CutApart(inputs, workers, side_by_side);
+  if (g.apart) g.CutApart(context, side_by_side);
   return g;
 }
 
-void AttentionGeometry::CutApart(int64_t inputs, int64_t workers, bool side_by_side) {
-  const int64_t wanted = CeilDivide(kTasksPerWorker * workers, std::max<int64_t>(inputs * runs, 1));
+void AttentionGeometry::CutApart(const AttentionContext& context, bool side_by_side) {
+  const int64_t wanted =
+      CeilDivide(kTasksPerWorker * context.workers, std::max<int64_t>(context.inputs * runs, 1));
   // Heads that lie side by side are read together, so that memory is read in order.
   const int64_t together = side_by_side ? kv_heads : 1;
   const int64_t cuts = CeilDivide(wanted * together, std::max<int64_t>(kv_heads, 1));
@@ -68,20 +74,26 @@ int64_t AttentionGeometry::StateFloats() const {
   return 2 * RoundUp(rows(), kFeaturePad) + rows() * padded_width;
 }
 
-int64_t AttentionGeometry::ScratchFloats() const {
+int64_t AttentionGeometry::PackedFloats(const SegmentKernel* kernel) const {
+  if (!tiles) return 0;
+  return (apart ? heads_per_part : 1) * RoundUp(kernel->packed_floats(rows(), depth), kFeaturePad);
+}
+
+int64_t AttentionGeometry::ScratchFloats(const SegmentKernel* kernel) const {
   const int64_t states = 2 * StateFloats();
   const int64_t block = kKeyBlock * (padded_depth + padded_width);
   const int64_t scores = rows() * kKeyBlock + 3 * RoundUp(rows(), kFeaturePad);
-  return QueryFloats() + block + scores + states;
+  const int64_t segment =
+      tiles ? RoundUp(kernel->scratch_floats(depth, width), kFeaturePad) + PackedFloats(kernel) : 0;
+  return QueryFloats() + block + scores + states + segment;
 }
 
 AttentionSchedule::AttentionSchedule(std::span<const AttentionInput> inputs,
-                                     const AttentionOptions& options, int64_t workers)
-    : inputs_(inputs), options_(options), workers_(workers) {
+                                     const AttentionContext& context)
+    : inputs_(inputs), context_(context) {
   for (const AttentionInput& input : inputs) {
-    const auto g =
-        AttentionGeometry::Of(input, options, static_cast<int64_t>(inputs.size()), workers);
-    scratch_floats_ = std::max(scratch_floats_, g.ScratchFloats());
+    const auto g = AttentionGeometry::Of(input, context);
+    scratch_floats_ = std::max(scratch_floats_, g.ScratchFloats(context.segment_kernel));
     if (g.apart) partial_floats_ += g.runs * g.RunFloats();
     tasks_ += g.tasks();
     merges_ += g.merges();
@@ -92,8 +104,7 @@ AttentionSchedule::Place AttentionSchedule::Find(int64_t index, bool merging) co
   Place place{};
   for (const AttentionInput& input : inputs_) {
     place.input = &input;
-    place.g =
-        AttentionGeometry::Of(input, options_, static_cast<int64_t>(inputs_.size()), workers_);
+    place.g = AttentionGeometry::Of(input, context_);
     const int64_t count = merging ? place.g.merges() : place.g.tasks();
     place.index = index;
     if (index < count) break;

@@ -70,9 +70,13 @@ struct HeadRange {
 /// Computes runs of tokens with one worker's memory.
 class Worker {
  public:
-  Worker(const DecoderKernels& kernels, const AttentionOptions& options, const TokenRun& run,
-         float* memory)
-      : kernels_(kernels), options_(options), run_(run), g_(run.g) {
+  Worker(const DecoderKernels& kernels, const SegmentKernel* segment_kernel,
+         const AttentionOptions& options, const TokenRun& run, float* memory)
+      : kernels_(kernels),
+        segment_kernel_(segment_kernel),
+        options_(options),
+        run_(run),
+        g_(run.g) {
     const auto take = [&memory](int64_t floats) {
       float* piece = memory;
       memory += RoundUp(floats, kFeaturePad);
@@ -86,6 +90,8 @@ class Worker {
     ranges_ = reinterpret_cast<KeyRange*>(take(g_.rows() * 2));
     total_ = take(g_.StateFloats());
     part_ = take(g_.StateFloats());
+    packed_ = take(g_.PackedFloats(segment_kernel));
+    segment_ = memory;
     scale_ = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(g_.depth));
   }
 
@@ -97,10 +103,7 @@ class Worker {
     total.Clear(run_.rows(), g_.padded_width);
     for (int64_t segment = run_.FirstSegment(); segment <= run_.LastSegment(); ++segment) {
       part.Clear(run_.rows(), g_.padded_width);
-      const int64_t end = EndOf(segment);
-      for (int64_t key = BeginOf(segment); key < end; key += kKeyBlock) {
-        RunBlock({head, head + 1}, head, key, std::min(kKeyBlock, end - key), part);
-      }
+      RunSegment({head, head + 1}, segment, [&part](int64_t) { return part; });
       Merge(part, total);
     }
     Finish(head, total);
@@ -118,13 +121,7 @@ class Worker {
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         state(head).Clear(run_.rows(), g_.padded_width);
       }
-      const int64_t segment_end = EndOf(segment);
-      for (int64_t key = BeginOf(segment); key < segment_end; key += kKeyBlock) {
-        const int64_t count = std::min(kKeyBlock, segment_end - key);
-        for (int64_t head = heads.begin; head < heads.end; ++head) {
-          RunBlock(heads, head, key, count, state(head));
-        }
-      }
+      RunSegment(heads, segment, state);
     }
   }
 
@@ -159,6 +156,9 @@ class Worker {
         LoadRow(q, token * q.stride(0) + query_head * q.stride(1), g_.padded_depth, to);
       }
     }
+    for (int64_t i = 0; g_.tiles && i < heads.end - heads.begin; ++i) {
+      segment_kernel_->pack(QueriesOf(i), run_.rows(), g_.depth, PackedOf(i));
+    }
   }
 
   /// A row as fp32, with zeros up to `padded`.
@@ -183,14 +183,39 @@ class Worker {
     return {memory, padded, DType::kF32, count};
   }
 
-  /// The rows of a block of one head, as what comes next.
-  Upcoming Rows(const TensorView& view, int64_t head, int64_t key) const {
-    const int64_t count = std::min(kKeyBlock, run_.last_position() + 1 - key);
-    if (count <= 0) return {};
+  /// Up to `count` rows of one head from `key` on, as what comes next.
+  Upcoming Rows(const TensorView& view, int64_t head, int64_t key, int64_t count) const {
+    const int64_t rows = std::min(count, run_.last_position() + 1 - key);
+    if (rows <= 0) return {};
     const int64_t element = DTypeBytes(view.dtype());
     const int64_t at = key * view.stride(0) + head * view.stride(1);
     return {view.As<uint8_t>() + at * element, view.stride(0) * element, view.dim(2) * element,
-            count};
+            rows};
+  }
+
+  /// One segment of some heads, whose states are state_of(head).
+  template <typename StateOf>
+  void RunSegment(HeadRange heads, int64_t segment, const StateOf& state_of) {
+    const int64_t begin = BeginOf(segment);
+    const int64_t end = EndOf(segment);
+    const int64_t step = g_.tiles ? kSegment : kKeyBlock;
+    for (int64_t key = begin; key < end; key += step) {
+      const int64_t count = std::min(step, end - key);
+      FindRanges(key, count);
+      for (int64_t head = heads.begin; head < heads.end; ++head) {
+        const AttentionRows rows = RowsOf(head - heads.begin, state_of(head));
+        // What is read after these keys and values: those of the next head, or of the first.
+        const bool last = head + 1 == heads.end;
+        const int64_t next_head = last ? heads.begin : head + 1;
+        const int64_t next_key = last ? key + count : key;
+        const Upcoming next_keys = Rows(run_.input.keys, next_head, next_key, step);
+        if (g_.tiles) {
+          RunTiles(rows, head, key, count, next_keys);
+        } else {
+          RunBlock(rows, head, key, count, next_keys);
+        }
+      }
+    }
   }
 
   void FindRanges(int64_t key, int64_t count) {
@@ -202,29 +227,45 @@ class Worker {
     }
   }
 
-  /// `count` keys from `key` on, for one head of those that LoadQueries loaded.
-  void RunBlock(HeadRange heads, int64_t head, int64_t key, int64_t count, const RowStates& state) {
-    FindRanges(key, count);
-    AttentionRows part;
-    part.count = run_.rows();
-    part.depth = g_.padded_depth;
-    part.width = g_.padded_width;
-    part.queries = queries_ + (head - heads.begin) * part.count * part.depth;
-    part.ranges = ranges_;
-    part.scores = scores_;
-    part.factors = factors_;
-    part.largest = state.largest;
-    part.sums = state.sums;
-    part.out = state.out;
+  float* QueriesOf(int64_t index) const { return queries_ + index * run_.rows() * g_.padded_depth; }
+  float* PackedOf(int64_t index) const {
+    return packed_ + index * segment_kernel_->packed_floats(g_.rows(), g_.depth);
+  }
+
+  /// The queries that LoadQueries put at `index`, and their softmax.
+  AttentionRows RowsOf(int64_t index, const RowStates& state) const {
+    AttentionRows rows;
+    rows.count = run_.rows();
+    rows.depth = g_.padded_depth;
+    rows.width = g_.padded_width;
+    rows.queries = QueriesOf(index);
+    rows.packed = g_.tiles ? PackedOf(index) : nullptr;
+    rows.ranges = ranges_;
+    rows.scores = scores_;
+    rows.factors = factors_;
+    rows.largest = state.largest;
+    rows.sums = state.sums;
+    rows.out = state.out;
+    return rows;
+  }
+
+  void RunBlock(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
+                const Upcoming& next_keys) const {
     const AttentionInput& input = run_.input;
-    // Each step asks for what the next one reads: these values, then the keys of the next head, or
-    // of the first head in the next block.
-    const bool last = head + 1 == heads.end;
-    kernels_.score(part, LoadBlock(input.keys, head, key, count, keys_), scale_,
-                   Rows(input.values, head, key));
-    kernels_.weigh(part);
-    kernels_.mix(part, LoadBlock(input.values, head, key, count, values_),
-                 Rows(input.keys, last ? heads.begin : head + 1, last ? key + kKeyBlock : key));
+    kernels_.score(rows, LoadBlock(input.keys, head, key, count, keys_), scale_,
+                   Rows(input.values, head, key, count));
+    kernels_.weigh(rows);
+    kernels_.mix(rows, LoadBlock(input.values, head, key, count, values_), next_keys);
+  }
+
+  void RunTiles(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
+                const Upcoming& next_keys) const {
+    const auto in_place = [&](const TensorView& view) {
+      const int64_t at = key * view.stride(0) + head * view.stride(1);
+      return KeyRows{view.As<uint16_t>() + at, view.stride(0), view.dtype(), count};
+    };
+    segment_kernel_->run(rows, in_place(run_.input.keys), in_place(run_.input.values), scale_,
+                         next_keys, segment_);
   }
 
   /// What sums relative to `before` are worth relative to `after`.
@@ -241,9 +282,8 @@ class Worker {
       const float old_factor = FactorOf(total.largest[row], largest);
       const float new_factor = FactorOf(part.largest[row], largest);
       total.sums[row] = total.sums[row] * old_factor + part.sums[row] * new_factor;
-      float* to = total.out + row * width;
-      const float* from = part.out + row * width;
-      for (int64_t i = 0; i < width; ++i) to[i] = to[i] * old_factor + from[i] * new_factor;
+      kernels_.blend(part.out + row * width, new_factor, width, old_factor,
+                     total.out + row * width);
       total.largest[row] = largest;
     }
   }
@@ -270,6 +310,7 @@ class Worker {
   }
 
   const DecoderKernels& kernels_;
+  const SegmentKernel* segment_kernel_;
   const AttentionOptions& options_;
   const TokenRun& run_;
   const AttentionGeometry& g_;
@@ -282,19 +323,29 @@ class Worker {
   KeyRange* ranges_;
   float* total_;
   float* part_;
+  float* packed_;   ///< Of each head in turn, when the segment kernel computes.
+  float* segment_;  ///< Its own.
 };
 
 }  // namespace
 
+AttentionContext CpuDecoder::ContextOf(std::span<const AttentionInput> inputs,
+                                       const AttentionOptions& options) const {
+  const bool exact =
+      options.accuracy == Accuracy::kExact || options.determinism == Determinism::kBatchInvariant;
+  return {static_cast<int64_t>(inputs.size()), options.window, pool_.worker_count(),
+          exact ? nullptr : segment_kernel_};
+}
+
 int64_t CpuDecoder::AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
                                             const AttentionOptions& options) const {
-  const AttentionSchedule schedule(inputs, options, pool_.worker_count());
-  return schedule.TotalFloats(pool_.worker_count()) * int64_t{sizeof(float)};
+  return AttentionSchedule(inputs, ContextOf(inputs, options)).TotalFloats() *
+         int64_t{sizeof(float)};
 }
 
 void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
                            void* workspace) const {
-  const AttentionSchedule schedule(inputs, options, pool_.worker_count());
+  const AttentionSchedule schedule(inputs, ContextOf(inputs, options));
   auto* scratch = static_cast<float*>(workspace);
   float* partials = scratch + pool_.worker_count() * schedule.scratch_floats();
   pool_.Run(schedule.tasks(), [&](int64_t number, int id) {
@@ -304,14 +355,14 @@ void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const Attenti
     if (!g.apart) {
       // Later tokens see more keys: the longest tasks begin first.
       const TokenRun run = TokenRun::Of(*place.input, g, g.runs - 1 - place.index % g.runs);
-      return Worker(kernels_, options, run, memory).RunHead(place.index / g.runs);
+      return Worker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
     }
     const int64_t part = place.index / g.head_parts % g.segment_parts;
     const int64_t head = place.index % g.head_parts * g.heads_per_part;
     const int64_t run_index = place.index / (g.head_parts * g.segment_parts);
     const TokenRun run = TokenRun::Of(*place.input, g, run_index);
     const int64_t begin = g.first_segment + part * g.segments_per_part;
-    Worker(kernels_, options, run, memory)
+    Worker(kernels_, segment_kernel_, options, run, memory)
         .RunSegments({head, std::min(head + g.heads_per_part, g.kv_heads)}, begin,
                      std::min(begin + g.segments_per_part, g.first_segment + g.segments),
                      partials + place.partials + run_index * g.RunFloats());
@@ -320,7 +371,7 @@ void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const Attenti
     const AttentionSchedule::Place place = schedule.FindMerge(number);
     const int64_t run_index = place.index / place.g.kv_heads;
     const TokenRun run = TokenRun::Of(*place.input, place.g, run_index);
-    Worker(kernels_, options, run, scratch + id * schedule.scratch_floats())
+    Worker(kernels_, segment_kernel_, options, run, scratch + id * schedule.scratch_floats())
         .MergeSegments(place.index % place.g.kv_heads,
                        partials + place.partials + run_index * place.g.RunFloats());
   });

@@ -9,9 +9,13 @@
 
 namespace marlin::cpu {
 
-/// Keys whose softmax is computed for itself and then merged.
-inline constexpr int64_t kSegment = 256;
-static_assert(kSegment % kKeyBlock == 0);
+/// What all inputs of a call share.
+struct AttentionContext {
+  int64_t inputs;
+  int64_t window;
+  int64_t workers;
+  const SegmentKernel* segment_kernel;  ///< Or null.
+};
 
 /// The numbers of one input.
 struct AttentionGeometry {
@@ -24,6 +28,7 @@ struct AttentionGeometry {
   int64_t padded_depth;
   int64_t padded_width;
   int64_t window;
+  bool tiles;  ///< Whether the segment kernel computes it.
   int64_t tokens_per_run;
   int64_t runs;
   int64_t first_segment;
@@ -34,9 +39,8 @@ struct AttentionGeometry {
   int64_t heads_per_part;
   int64_t head_parts;
 
-  /// One of `inputs` inputs on so many workers.
-  static AttentionGeometry Of(const AttentionInput& input, const AttentionOptions& options,
-                              int64_t inputs, int64_t workers);
+  /// One of many inputs.
+  static AttentionGeometry Of(const AttentionInput& input, const AttentionContext& context);
 
   /// Rows of a run, at most.
   int64_t rows() const { return tokens_per_run * group; }
@@ -51,21 +55,22 @@ struct AttentionGeometry {
   /// Floats of all states of a run, when computed apart.
   int64_t RunFloats() const { return kv_heads * segments * StateFloats(); }
   int64_t QueryFloats() const { return (apart ? heads_per_part : 1) * rows() * padded_depth; }
-  int64_t ScratchFloats() const;
+  /// Floats of QueryFloats as the segment kernel packs them.
+  int64_t PackedFloats(const SegmentKernel* kernel) const;
+  int64_t ScratchFloats(const SegmentKernel* kernel) const;
 
  private:
-  void CutApart(int64_t inputs, int64_t workers, bool side_by_side);
+  void CutApart(const AttentionContext& context, bool side_by_side);
 };
 
 /// All inputs' tasks as one list.
 class AttentionSchedule {
  public:
-  AttentionSchedule(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                    int64_t workers);
+  AttentionSchedule(std::span<const AttentionInput> inputs, const AttentionContext& context);
   int64_t tasks() const { return tasks_; }
   int64_t merges() const { return merges_; }
   int64_t scratch_floats() const { return scratch_floats_; }
-  int64_t TotalFloats(int64_t workers) const { return workers * scratch_floats_ + partial_floats_; }
+  int64_t TotalFloats() const { return context_.workers * scratch_floats_ + partial_floats_; }
 
   struct Place {
     const AttentionInput* input;
@@ -80,8 +85,7 @@ class AttentionSchedule {
   Place Find(int64_t index, bool merging) const;
 
   std::span<const AttentionInput> inputs_;
-  const AttentionOptions& options_;
-  int64_t workers_;
+  AttentionContext context_;
   int64_t tasks_ = 0;
   int64_t merges_ = 0;
   int64_t scratch_floats_ = 0;

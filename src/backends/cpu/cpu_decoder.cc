@@ -34,6 +34,13 @@ const DecoderKernels& KernelsOf(CpuLevel level) {
   }
 }
 
+const SegmentKernel* SegmentKernelOf([[maybe_unused]] CpuLevel level) {
+#if defined(__x86_64__)
+  if (level == CpuLevel::kAmx) return &amx::kSegmentKernel;
+#endif
+  return nullptr;
+}
+
 template <typename View>
 auto At(const View& view, int64_t index) {
   using Byte = std::conditional_t<std::is_same_v<View, TensorView>, const uint8_t, uint8_t>;
@@ -68,7 +75,10 @@ void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_t
 }  // namespace
 
 CpuDecoder::CpuDecoder(CpuLevel level, ThreadPool& pool)
-    : pool_(pool), kernels_(KernelsOf(level)), exact_(ExactKernelsOf(level)) {}
+    : pool_(pool),
+      kernels_(KernelsOf(level)),
+      segment_kernel_(SegmentKernelOf(level)),
+      exact_(ExactKernelsOf(level)) {}
 
 void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> ids,
                             const MutableTensorView& out) const {

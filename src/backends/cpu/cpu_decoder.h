@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cpu/cpu_attention.h"
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/exact_kernel.h"
 #include "base/checked.h"
@@ -39,6 +40,9 @@ class CpuDecoder final : public DecoderBackend {
                      void* workspace) const override;
 
  private:
+  AttentionContext ContextOf(std::span<const AttentionInput> inputs,
+                             const AttentionOptions& options) const;
+
   /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that
   /// pays.
   template <typename Body>
@@ -55,6 +59,7 @@ class CpuDecoder final : public DecoderBackend {
 
   ThreadPool& pool_;
   const DecoderKernels& kernels_;
+  const SegmentKernel* segment_kernel_;  ///< Or null.
   const ExactKernels& exact_;
 };
 

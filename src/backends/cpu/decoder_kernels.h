@@ -13,6 +13,10 @@ namespace marlin::cpu {
 /// and the ones that are prefetched meanwhile stay in L1: 64 halved the speed of long caches.
 inline constexpr int64_t kKeyBlock = 32;
 
+/// Keys whose softmax is computed for itself and then merged.
+inline constexpr int64_t kSegment = 256;
+static_assert(kSegment % kKeyBlock == 0);
+
 /// Features of a key or value are padded with zeros to multiples of this.
 inline constexpr int64_t kFeaturePad = 16;
 
@@ -36,6 +40,7 @@ struct AttentionRows {
   int64_t depth;
   int64_t width;
   const float* queries;    ///< [count][depth]
+  const void* packed;      ///< The same as the segment kernel packs them.
   const KeyRange* ranges;  ///< [count]: what each sees of the block.
   float* scores;           ///< [count][kKeyBlock]
   float* factors;          ///< [count]
@@ -62,6 +67,8 @@ struct DecoderKernels {
   void (*scale)(const float* x, float factor, const float* weight, int64_t count, float* out);
   /// x += y * factor.
   void (*add_scaled)(const float* y, float factor, int64_t count, float* x);
+  /// out = out * old_factor + x * factor.
+  void (*blend)(const float* x, float factor, int64_t count, float old_factor, float* out);
   void (*gate)(const GateOptions& options, const float* gate, const float* up, int64_t count,
                float* out);
   /// Turns pairs (first[i], second[i]) by the angles whose cosines and sines are given.
@@ -79,6 +86,22 @@ struct DecoderKernels {
   /// out[q] = out[q] * factors[q] + sum over the keys that q sees of weights[q][j] * values[j].
   void (*mix)(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming);
 };
+
+/// Attention of a whole segment at once, where tiles multiply bf16. Its roundings are its own, so
+/// where it exists every segment of bf16 keys and values goes through it.
+struct SegmentKernel {
+  /// depth is a multiple of 32 and width of 16.
+  int64_t (*scratch_floats)(int64_t depth, int64_t width);
+  int64_t (*packed_floats)(int64_t count, int64_t depth);
+  void (*pack)(const float* queries, int64_t count, int64_t depth, void* packed);
+  /// Writes largest, sums and out of all rows from `packed` and `ranges`. At most
+  /// kSegment keys, both bf16; the first is kKeyBlock times something keys into its segment.
+  void (*run)(const AttentionRows& rows, const KeyRows& keys, const KeyRows& values, float scale,
+              const Upcoming& upcoming, float* scratch);
+};
+namespace amx {
+extern const SegmentKernel kSegmentKernel;
+}
 
 namespace scalar {
 extern const DecoderKernels kDecoderKernels;

@@ -23,6 +23,10 @@ static void AddScaled(const float* y, float factor, int64_t count, float* x) {
   for (int64_t i = 0; i < count; ++i) x[i] += y[i] * factor;
 }
 
+static void Blend(const float* x, float factor, int64_t count, float old_factor, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = out[i] * old_factor + x[i] * factor;
+}
+
 static void Gate(const GateOptions& options, const float* gate, const float* up, int64_t count,
                  float* out) {
   if (options.limit > 0.0f) {
@@ -80,5 +84,5 @@ static void Angles(const float* frequency, int32_t position, float factor, int64
   }
 }
 
-const DecoderKernels kDecoderKernels = {&Widen,  &Narrow, &SumOfSquares, &Scale, &AddScaled, &Gate,
-                                        &Rotate, &Angles, &Score,        &Weigh, &Mix};
+const DecoderKernels kDecoderKernels = {&Widen, &Narrow, &SumOfSquares, &Scale, &AddScaled, &Blend,
+                                        &Gate,  &Rotate, &Angles,       &Score, &Weigh,     &Mix};

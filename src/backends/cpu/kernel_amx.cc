@@ -15,17 +15,6 @@ constexpr int64_t kMaxPanelChunks = kMaxPanelK / kChunkK;
 constexpr int64_t kTileElements = 512;                   ///< bf16 of an A or B tile.
 constexpr int64_t kMTileElements = kTileM * kMaxPanelK;  ///< Of the B tiles of a k block.
 
-/// All eight tiles are 16 rows of 64 bytes. In read-only memory as a whole: g++ 12 drops stores to
-/// a configuration on the stack, because its intrinsic names only the first eight bytes as input.
-struct alignas(64) TileConfiguration {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileConfiguration kTiles;
-
 /// Rounds 16 fp32 to bf16.
 MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); }
 
