@@ -47,6 +47,8 @@ def measure(command: str, source: str, recipe: str, method: str) -> dict[str, An
         "perplexity": result["model"]["perplexity"],
         "standard_error": result["model"]["standard_error"],
         "reference": result["reference"]["perplexity"],
+        "perplexity_ratio": result["perplexity_ratio"],
+        "perplexity_ratio_error": result["perplexity_ratio_error"],
         "kl_mean": result["kl_mean"],
         "kl_p99": result["kl_p99"],
         "top1_agreement": result["top1_agreement"],
@@ -70,7 +72,7 @@ def class_costs(command: str, source: str) -> list[dict[str, Any]]:
                     for other, c in recipe["classes"].items()}
             path.write_text(json.dumps({**recipe, "name": name, "classes": only}))
             row = measure(command, source, str(path), "rtn")
-            if abs(row["perplexity"] / row["reference"] - 1) > 1e-9:
+            if abs(row["perplexity_ratio"] - 1) > 1e-9:
                 rows.append({**row, "recipe": name, "choice": choice})
     return rows
 

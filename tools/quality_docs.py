@@ -18,8 +18,9 @@ MARK = re.compile(r"(<!-- begin quality -->\n).*?(<!-- end quality -->)", re.DOT
 
 
 def change(row: dict[str, Any]) -> str:
-    """Perplexity against that of the source."""
-    return f"{100 * (row['perplexity'] / row['reference'] - 1):+.2f} %"
+    """Perplexity against that of the source, with the standard error of the difference."""
+    cost, error = 100 * (row["perplexity_ratio"] - 1), 100 * row["perplexity_ratio_error"]
+    return f"{cost:+.2f} ± {error:.2f} %"
 
 
 def tables(record: dict[str, Any]) -> str:

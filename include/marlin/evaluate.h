@@ -39,6 +39,10 @@ Result<PerplexityResult> Perplexity(const Model& model, std::span<const int32_t>
 struct CompareResult {
   PerplexityResult model;
   PerplexityResult reference;
+  double perplexity_ratio = 0;  ///< The model's over the reference's.
+  /// Standard error of the ratio. Both predict the same tokens, so that it is much smaller than the
+  /// errors of the two.
+  double perplexity_ratio_error = 0;
   double kl_mean = 0;
   double kl_median = 0;
   double kl_p99 = 0;

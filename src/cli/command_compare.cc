@@ -52,6 +52,8 @@ class CompareCommand final : public Command {
             {"reference", PerplexityJson(result.reference)},
             {"tokens", result.model.tokens},
             {"windows", result.model.windows},
+            {"perplexity_ratio", result.perplexity_ratio},
+            {"perplexity_ratio_error", result.perplexity_ratio_error},
             {"kl_mean", result.kl_mean},
             {"kl_median", result.kl_median},
             {"kl_p99", result.kl_p99},
@@ -67,12 +69,13 @@ class CompareCommand final : public Command {
     };
     add(against_, result.reference);
     add(path_, result.model);
-    const double change = result.model.perplexity / result.reference.perplexity - 1;
     return fmt::format(
-        "{}\nperplexity {:+.2f} %; KL divergence in nats: mean {:.5f}, median {:.5f}, 99 % "
+        "{}\nperplexity {:+.2f} % +- {:.2f}; KL divergence in nats: mean {:.5f}, median {:.5f}, 99 "
+        "% "
         "{:.5f}, largest {:.4f};\nthe same most likely token at {:.2f} % of {} positions\n",
-        table.ToString(), 100 * change, result.kl_mean, result.kl_median, result.kl_p99,
-        result.kl_max, 100 * result.top1_agreement, result.model.tokens);
+        table.ToString(), 100 * (result.perplexity_ratio - 1), 100 * result.perplexity_ratio_error,
+        result.kl_mean, result.kl_median, result.kl_p99, result.kl_max, 100 * result.top1_agreement,
+        result.model.tokens);
   }
 
   std::string path_;

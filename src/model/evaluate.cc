@@ -171,11 +171,14 @@ Result<double> CheckedLogSumExp(const Model& model, std::span<const float> logit
                                                    position, model.info().model_type));
 }
 
-/// Mean and spread of negative log likelihoods, by Welford's recurrence.
+double Nll(std::span<const float> logits, double log_sum, int32_t target) {
+  return log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
+}
+
+/// Mean and spread of negative log likelihoods, or of differences of two, by Welford's recurrence.
 class NllSums {
  public:
-  void Add(std::span<const float> logits, int32_t target, double log_sum) {
-    const double nll = log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
+  void Add(double nll) {
     ++count_;
     const double difference = nll - mean_;
     mean_ += difference / static_cast<double>(count_);
@@ -287,7 +290,7 @@ Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const i
   const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
     const auto logits = runner.Row(row);
     MARLIN_ASSIGN_OR_RETURN(const double sum, CheckedLogSumExp(model, logits, position));
-    sums.Add(logits, target, sum);
+    sums.Add(Nll(logits, sum, target));
     return {};
   };
   MARLIN_RETURN_IF_ERROR(ForTargets(
@@ -310,6 +313,7 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
   StepRunner reference_runner(reference, tokens);
   NllSums model_sums;
   NllSums reference_sums;
+  NllSums differences;
   Divergences divergences;
   const auto run = [&](const Step& step) -> Status {
     MARLIN_RETURN_IF_ERROR(model_runner.Run(step));
@@ -320,8 +324,9 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
     const auto b = reference_runner.Row(row);
     MARLIN_ASSIGN_OR_RETURN(const double a_sum, CheckedLogSumExp(model, a, position));
     MARLIN_ASSIGN_OR_RETURN(const double b_sum, CheckedLogSumExp(reference, b, position));
-    model_sums.Add(a, target, a_sum);
-    reference_sums.Add(b, target, b_sum);
+    model_sums.Add(Nll(a, a_sum, target));
+    reference_sums.Add(Nll(b, b_sum, target));
+    differences.Add(Nll(a, a_sum, target) - Nll(b, b_sum, target));
     divergences.Add(a, a_sum, b, b_sum);
     return {};
   };
@@ -329,6 +334,9 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
   CompareResult result;
   result.model = model_sums.Finish(windows.size());
   result.reference = reference_sums.Finish(windows.size());
+  const PerplexityResult ratio = differences.Finish(windows.size());
+  result.perplexity_ratio = ratio.perplexity;
+  result.perplexity_ratio_error = ratio.standard_error;
   divergences.Finish(&result);
   return result;
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -131,8 +132,73 @@ TEST(CompareModels, AModelWithItself) {
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->kl_max, 0.0);
   EXPECT_EQ(result->top1_agreement, 1.0);
+  EXPECT_EQ(result->perplexity_ratio, 1.0);
+  EXPECT_EQ(result->perplexity_ratio_error, 0.0);
   EXPECT_EQ(result->model.nll, result->reference.nll);
   EXPECT_EQ(result->model.tokens, 512);
+}
+
+/// The logits of a window's tokens in double precision, as log probabilities.
+std::vector<std::vector<double>> LogProbabilities(const Model& model,
+                                                  std::span<const int32_t> tokens) {
+  const auto rows = static_cast<int64_t>(tokens.size());
+  const int64_t vocab = model.info().vocab_size;
+  std::vector<float> logits(static_cast<size_t>(rows * vocab));
+  Sequence sequence = *model.NewSequence();
+  const SequenceInput input{&sequence, tokens, true};
+  EXPECT_TRUE(model.Forward({&input, 1}, {logits.data(), DType::kF32, {rows, vocab}}).ok());
+  std::vector<std::vector<double>> result;
+  for (int64_t row = 0; row < rows; ++row) {
+    std::vector<double> x(logits.begin() + row * vocab, logits.begin() + (row + 1) * vocab);
+    double sum = 0;
+    for (const double value : x) sum += std::exp(value);
+    for (double& value : x) value -= std::log(sum);
+    result.push_back(std::move(x));
+  }
+  return result;
+}
+
+TEST(CompareModels, IsTheDefinitionOverAWindow) {
+  constexpr size_t kWindow = 200;
+  const Model model = Open(kSample);
+  const Model other = Open(std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe");
+  const std::vector<int32_t> tokens = ValidationTokens();
+  const auto q = LogProbabilities(model, std::span(tokens).first(kWindow));
+  const auto p = LogProbabilities(other, std::span(tokens).first(kWindow));
+  std::vector<double> kl;
+  std::vector<double> differences;
+  double same = 0;
+  for (size_t i = 0; i < kWindow; ++i) {
+    kl.push_back(0);
+    for (size_t j = 0; j < p[i].size(); ++j) kl.back() += std::exp(p[i][j]) * (p[i][j] - q[i][j]);
+    const auto target = static_cast<size_t>(tokens[i + 1]);
+    differences.push_back(p[i][target] - q[i][target]);
+    const auto top = [](const std::vector<double>& x) {
+      return std::max_element(x.begin(), x.end()) - x.begin();
+    };
+    same += top(p[i]) == top(q[i]) ? 1 : 0;
+  }
+  const auto mean = [](const std::vector<double>& x) {
+    double sum = 0;
+    for (const double value : x) sum += value;
+    return sum / static_cast<double>(x.size());
+  };
+  double variance = 0;
+  for (const double d : differences) variance += (d - mean(differences)) * (d - mean(differences));
+  variance /= kWindow - 1;
+  const auto got = CompareModels(model, other, std::span(tokens).first(kWindow + 1),
+                                 {.window = static_cast<int64_t>(kWindow)});
+  ASSERT_TRUE(got.ok()) << got.status().message();
+  EXPECT_NEAR(got->kl_mean, mean(kl), 1e-5);
+  EXPECT_NEAR(got->perplexity_ratio, std::exp(mean(differences)), 1e-5);
+  EXPECT_NEAR(got->perplexity_ratio, got->model.perplexity / got->reference.perplexity, 1e-9);
+  EXPECT_NEAR(got->perplexity_ratio_error, got->perplexity_ratio * std::sqrt(variance / kWindow),
+              1e-5);
+  EXPECT_NEAR(got->top1_agreement, same / kWindow, 1e-12);
+  std::sort(kl.begin(), kl.end());
+  EXPECT_NEAR(got->kl_median, kl[kWindow / 2], 1e-5);
+  EXPECT_NEAR(got->kl_p99, kl[kWindow * 99 / 100 - 1], 1e-5);
+  EXPECT_NEAR(got->kl_max, kl.back(), 1e-5);
 }
 
 TEST(CompareModels, DifferentModelsDiffer) {
