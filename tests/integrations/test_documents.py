@@ -1,7 +1,9 @@
-"""Runs the Python examples of the documents, each page in one process and directory."""
+"""Runs the examples of the documents with the installed package: the Python blocks of each page in
+one process and directory, and every console block with the package's command."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,5 +25,15 @@ def test_examples_run(page: str, tmp_path: Path) -> None:
     code = "\n".join(blocks)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_of_the_package_run() -> None:
+    """What ctest runs with the plain command, with the command that has a tokenizer."""
+    done = subprocess.run(
+        [sys.executable, "-B", ROOT / "tests/examples/documents_test.py"],
+        env={**os.environ, "METAL_MARLIN": str(Path(sys.executable).parent / "metal-marlin")},
+        capture_output=True, text=True, check=False,
     )
     assert done.returncode == 0, done.stderr
