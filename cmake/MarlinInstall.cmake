@@ -17,5 +17,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/marlin)
 install(EXPORT marlinTargets NAMESPACE marlin:: DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_SOURCE_DIR}/cmake/marlinConfig.cmake
+configure_file(${PROJECT_SOURCE_DIR}/cmake/marlinConfig.cmake
+               ${CMAKE_BINARY_DIR}/marlinConfig.cmake @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/marlinConfig.cmake
         ${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake DESTINATION ${package_dir})

@@ -1,7 +1,8 @@
-# marlin_layer(name [MUTANTS] [LINK libs...]): one object library per folder of src/, and with MUTANTS
+# marlin_layer(name [MUTANTS] [CUDA] [LINK libs...]): one object library per folder of src/, and with MUTANTS
 # a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
-# does, so that one binary runs on every machine.
+# does, so that one binary runs on every machine. A CUDA layer has *.cu files too, and where CUDA is
+# not built only without_cuda.cc of it.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -20,9 +21,15 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 endif()
 
 function(marlin_layer name)
-  cmake_parse_arguments(arg "MUTANTS" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "MUTANTS;CUDA" "" "LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  if(arg_CUDA AND MARLIN_HAVE_CUDA)
+    file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
+    list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cc$")
+  elseif(arg_CUDA)
+    list(FILTER sources INCLUDE REGEX "/without_cuda\\.cc$")
+  endif()
   if(NOT MARLIN_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
   endif()
@@ -37,12 +44,16 @@ function(marlin_layer name)
     list(APPEND targets ${target}_mutants)
   endif()
   foreach(object_library IN LISTS targets)
-    add_library(${object_library} OBJECT ${sources})
+    add_library(${object_library} OBJECT ${sources} ${device_sources})
     target_include_directories(${object_library} PRIVATE ${PROJECT_SOURCE_DIR}/src
                                ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
     target_link_libraries(${object_library} PRIVATE marlin_warnings Threads::Threads ${MARLIN_FMT}
                           nlohmann_json::nlohmann_json ${arg_LINK})
   endforeach()
+  if(device_sources)
+    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${MARLIN_CUDA_FLAGS}>")
+  endif()
   if(TARGET ${target}_mutants)
     set_target_properties(${target}_mutants PROPERTIES EXCLUDE_FROM_ALL ON)
     target_compile_definitions(${target}_mutants PRIVATE MARLIN_MUTANTS)

@@ -44,17 +44,51 @@ class Device {
  public:
   class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
 
-  /// Opens "cpu" or "auto". On the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
+  /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ... or "auto" (the CPU). On
+  /// the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
   /// neon forces a level. Errors: kInvalidArgument for an unknown name, kUnsupported for a level
-  /// that this processor lacks.
+  /// that this processor lacks and for a device that is not there.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
   DeviceInfo info() const;
+
+  /// Waits for everything that was started on the stream (null: the device's default one) and says
+  /// whether it worked; at once on the CPU. Errors: kDeviceLost when a kernel failed, after which
+  /// every call on the device fails.
+  Status Synchronize(void* stream = nullptr) const;
   Impl& impl() const { return *impl_; }
+  const std::shared_ptr<Impl>& shared() const { return impl_; }
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
   std::shared_ptr<Impl> impl_;
+};
+
+/// Memory that a device's kernels read and write, for programs that do not want to deal with the
+/// device's own interface. Move-only; frees on destruction, which on a GPU waits for the device.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  /// Uninitialised bytes, aligned to 64 or more. Errors: kInvalidArgument for a negative size,
+  /// kOutOfMemory.
+  static Result<DeviceBuffer> Allocate(const Device& device, int64_t bytes);
+
+  /// In the device's address space; what TensorView takes.
+  void* data() const { return data_.get(); }
+  int64_t bytes() const { return bytes_; }
+
+  /// Copies [offset, offset + bytes) from or to the host and waits. Errors: kInvalidArgument for a
+  /// range outside of the buffer, kDeviceLost.
+  Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
+  Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
+
+ private:
+  struct Free {
+    std::shared_ptr<Device::Impl> device;
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Free> data_;
+  int64_t bytes_ = 0;
 };
 
 /// Every device of this machine.

@@ -40,6 +40,10 @@ struct GemmOptions {
   std::string kernel = {};    ///< Forces one kernel by name; empty lets the plan choose.
   void* workspace = nullptr;  ///< At least WorkspaceBytes; null: the device's own, grown on demand.
   int64_t workspace_bytes = 0;
+  /// The stream that the work is put on (a cudaStream_t; null: the default stream). The call
+  /// returns before the work is done, and errors of the work itself come from Device::Synchronize.
+  /// Ignored by the CPU.
+  void* stream = nullptr;
 };
 
 /// What Gemm will run, printable; a pure function of the arguments.
@@ -54,9 +58,10 @@ struct GemmPlan {
 Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                           const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Computes out[m, n] = epilogue(A[m, k] x W[k, n]). A and out are f32, bf16 or f16, rows at any
-/// stride, columns contiguous; sums are fp32. m, n, k may be 0. Nothing is allocated when a
-/// workspace is given. Errors: kInvalidArgument with both shapes, kUnsupported with the reason.
+/// Computes out[m, n] = epilogue(A[m, k] x W[k, n]). All memory is the device's own. A and out are
+/// f32, bf16 or f16, rows at any stride, columns contiguous; sums are fp32. m, n, k may be 0.
+/// Nothing is allocated when a workspace is given. Errors: kInvalidArgument with both shapes,
+/// kUnsupported with the reason.
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
@@ -64,9 +69,9 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Writes the weights as out [k, n] (f32, bf16, f16), each rounded once.
+/// Writes the weights as out [k, n] (f32, bf16, f16), each rounded once; on `stream` as Gemm.
 Status Dequantize(const Device& device, const PreparedWeights& weights,
-                  const MutableTensorView& out, int64_t expert = 0);
+                  const MutableTensorView& out, int64_t expert = 0, void* stream = nullptr);
 
 }  // namespace marlin
 #pragma GCC visibility pop

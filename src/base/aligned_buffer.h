@@ -20,6 +20,13 @@ class AlignedBuffer {
   /// Errors: kInvalidArgument for negative sizes, kOutOfMemory.
   static Result<AlignedBuffer> Allocate(int64_t bytes);
 
+  /// Gives the memory up, to be freed by FreeReleased.
+  std::byte* Release() {
+    size_ = 0;
+    return data_.release();
+  }
+  static void FreeReleased(std::byte* data) { Free()(data); }
+
   std::byte* data() const { return data_.get(); }
   int64_t size() const { return size_; }
   template <typename T>

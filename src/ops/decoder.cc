@@ -12,8 +12,6 @@
 namespace marlin {
 namespace {
 
-const DecoderBackend& DecoderOf(const Device& device) { return device.impl().backend().decoder(); }
-
 Status CheckRank(const char* name, const TensorView& view, int rank) {
   if (view.rank() == rank) return {};
   return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
@@ -75,39 +73,43 @@ Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
 
 Status LookUpRows(const Device& device, const TensorView& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("table", table, table.shape()));
   MARLIN_RETURN_IF_ERROR(CheckIds(ids, table.dim(0), out, table.dim(1)));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "table", table, false));
-  if (out.ElementCount() > 0) DecoderOf(device).LookUpRows(table, ids, out);
+  if (out.ElementCount() > 0) decoder->LookUpRows(table, ids, out);
   return {};
 }
 
 Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, table, 0).WithContext("table"));
   const WeightsSpec& spec = table.spec();
   if (spec.experts != 1) {
     return Invalid(fmt::format("table: expected one matrix, got {} experts", spec.experts));
   }
   MARLIN_RETURN_IF_ERROR(CheckIds(ids, spec.n, out, spec.k));
-  if (out.ElementCount() > 0) DecoderOf(device).LookUpRows(*table.storage(), ids, out);
+  if (out.ElementCount() > 0) decoder->LookUpRows(*table.storage(), ids, out);
   return {};
 }
 
 Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
-  if (x.ElementCount() > 0) DecoderOf(device).Convert(x, out);
+  if (x.ElementCount() > 0) decoder->Convert(x, out);
   return {};
 }
 
 Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weight, float epsilon,
                const MutableTensorView& out) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
@@ -118,21 +120,23 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "weight", weight, false));
   if (!(epsilon >= 0.0F))
     return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
-  if (x.ElementCount() > 0) DecoderOf(device).RmsNorm(x, weight, epsilon, out);
+  if (x.ElementCount() > 0) decoder->RmsNorm(x, weight, epsilon, out);
   return {};
 }
 
 Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x, float scale) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("y", y, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "y", y, true));
-  if (x.ElementCount() > 0) DecoderOf(device).AddTo(y, x, scale);
+  if (x.ElementCount() > 0) decoder->AddTo(y, x, scale);
   return {};
 }
 
 Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
                    std::span<const int32_t> positions, const MutableTensorView& x) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   const TensorView& frequencies = rotary.inverse_frequencies;
@@ -152,12 +156,13 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
       return Invalid(fmt::format("positions: expected 0 or more, got {} at {}", positions[i], i));
     }
   }
-  if (x.ElementCount() > 0) DecoderOf(device).ApplyRotary(rotary, positions, x);
+  if (x.ElementCount() > 0) decoder->ApplyRotary(rotary, positions, x);
   return {};
 }
 
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   const bool has_sinks = !options.sinks.empty();
   if (has_sinks) {
     MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
@@ -169,17 +174,17 @@ Status Attention(const Device& device, std::span<const AttentionInput> inputs,
   for (const AttentionInput& input : inputs) {
     MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, has_sinks ? options.sinks.dim(0) : -1));
   }
-  const DecoderBackend& decoder = DecoderOf(device);
   MARLIN_ASSIGN_OR_RETURN(
-      AlignedBuffer workspace,
-      device.impl().TakeWorkspace(decoder.AttentionWorkspaceBytes(inputs, options)));
-  decoder.Attention(inputs, options, workspace.data());
-  device.impl().ReturnWorkspace(std::move(workspace));
+      const Workspace workspace,
+      device.impl().TakeWorkspace(nullptr, decoder->AttentionWorkspaceBytes(inputs, options)));
+  decoder->Attention(inputs, options, workspace.data);
+  device.impl().ReturnWorkspace(workspace);
   return {};
 }
 
 Status ApplyGate(const Device& device, const TensorView& gate, const TensorView& up,
                  const MutableTensorView& out, const GateOptions& options) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, out.shape()));
@@ -189,7 +194,7 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   if (!(options.limit >= 0.0F)) {
     return Invalid(fmt::format("limit: expected 0 or more, got {}", options.limit));
   }
-  if (out.ElementCount() > 0) DecoderOf(device).ApplyGate(gate, up, out, options);
+  if (out.ElementCount() > 0) decoder->ApplyGate(gate, up, out, options);
   return {};
 }
 

@@ -5,38 +5,67 @@
 #include <system_error>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/cuda/cuda_backend.h"
+#include "base/aligned_buffer.h"
 #include "base/macros.h"
 
 namespace marlin {
 
-Result<AlignedBuffer> Device::Impl::TakeWorkspace(int64_t bytes) {
+Device::Impl::~Impl() {
+  for (const Workspace& workspace : spare_) backend_->Free(workspace.data);
+}
+
+Result<Workspace> Device::Impl::TakeWorkspace(void* stream, int64_t bytes) {
+  if (backend_->calls_block()) stream = nullptr;
+  Workspace found;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!spare_.empty()) {
-      AlignedBuffer buffer = std::move(spare_.back());
-      spare_.pop_back();
-      if (buffer.size() >= bytes) return buffer;
+    const auto same = std::find_if(spare_.begin(), spare_.end(), [&](const Workspace& workspace) {
+      return workspace.stream == stream;
+    });
+    if (same != spare_.end()) {
+      found = *same;
+      spare_.erase(same);
     }
   }
-  return AlignedBuffer::Allocate(bytes);
+  if (found.data != nullptr && found.bytes >= bytes) return found;
+  if (found.data != nullptr) backend_->Free(found.data);
+  // Never none, so that a later, larger call finds one to replace.
+  const int64_t size = std::max<int64_t>(bytes, kBufferAlignment);
+  MARLIN_ASSIGN_OR_RETURN(void* data, backend_->Allocate(size));
+  return Workspace{data, size, stream};
 }
 
-void Device::Impl::ReturnWorkspace(AlignedBuffer workspace) {
+void Device::Impl::ReturnWorkspace(const Workspace& workspace) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  spare_.push_back(std::move(workspace));
+  spare_.push_back(workspace);
 }
+
+Result<const DecoderBackend*> DecoderOf(const Device& device) {
+  const DecoderBackend* decoder = device.impl().backend().decoder();
+  if (decoder != nullptr) return decoder;
+  return Status(Code::kUnsupported,
+                device.info().name + ": has products only; open the model on \"cpu\"");
+}
+
+namespace {
+
+Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const DeviceOptions& options) {
+  if (name == "cpu" || name == "auto") return cpu::OpenCpu(options);
+  if (name == "cuda" || name.starts_with("cuda:")) return cuda::OpenCuda(name);
+  return Status(Code::kInvalidArgument,
+                "device: unknown name '" + std::string(name) + "'; known: cpu, cuda, cuda:N, auto");
+}
+
+}  // namespace
 
 Result<Device> Device::Open(std::string_view name, const DeviceOptions& options) {
-  if (name != "cpu" && name != "auto") {
-    return Status(Code::kInvalidArgument,
-                  "device: unknown name '" + std::string(name) + "'; known: cpu, auto");
-  }
   if (options.threads < 0) {
     return Status(Code::kInvalidArgument,
                   "threads: expected 0 or more, got " + std::to_string(options.threads));
   }
   try {
-    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, cpu::OpenCpu(options));
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
     return Device(std::make_shared<Impl>(std::move(backend)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");
@@ -48,9 +77,55 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
 
 DeviceInfo Device::info() const { return impl_->backend().Info(); }
 
+Status Device::Synchronize(void* stream) const { return impl_->backend().Synchronize(stream); }
+
+Result<DeviceBuffer> DeviceBuffer::Allocate(const Device& device, int64_t bytes) {
+  if (bytes < 0) {
+    return Status(Code::kInvalidArgument,
+                  "bytes: expected 0 or more, got " + std::to_string(bytes));
+  }
+  DeviceBuffer buffer;
+  MARLIN_ASSIGN_OR_RETURN(void* data,
+                          device.impl().backend().Allocate(std::max<int64_t>(bytes, 1)));
+  buffer.data_ = {data, Free{device.shared()}};
+  buffer.bytes_ = bytes;
+  return buffer;
+}
+
+void DeviceBuffer::Free::operator()(void* data) const { device->backend().Free(data); }
+
+namespace {
+
+Status CheckRange(int64_t bytes, int64_t offset, int64_t size) {
+  if (bytes >= 0 && offset >= 0 && offset <= size && bytes <= size - offset) return Status();
+  return Status(Code::kInvalidArgument, "copy: bytes " + std::to_string(offset) + " to " +
+                                            std::to_string(offset) + " + " + std::to_string(bytes) +
+                                            " of a buffer of " + std::to_string(size));
+}
+
+}  // namespace
+
+Status DeviceBuffer::CopyFrom(const void* host, int64_t bytes, int64_t offset) const {
+  MARLIN_RETURN_IF_ERROR(CheckRange(bytes, offset, bytes_));
+  if (bytes == 0) return Status();
+  return data_.get_deleter().device->backend().CopyToDevice(
+      static_cast<std::byte*>(data_.get()) + offset, host, bytes);
+}
+
+Status DeviceBuffer::CopyTo(void* host, int64_t bytes, int64_t offset) const {
+  MARLIN_RETURN_IF_ERROR(CheckRange(bytes, offset, bytes_));
+  if (bytes == 0) return Status();
+  return data_.get_deleter().device->backend().CopyToHost(
+      host, static_cast<const std::byte*>(data_.get()) + offset, bytes);
+}
+
 std::vector<DeviceInfo> ListDevices() {
   std::vector<DeviceInfo> devices;
   if (Result<Device> device = Device::Open("cpu"); device.ok()) devices.push_back(device->info());
+  for (int i = 0; i < cuda::DeviceCount(); ++i) {
+    const Result<Device> device = Device::Open("cuda:" + std::to_string(i));
+    if (device.ok()) devices.push_back(device->info());
+  }
   return devices;
 }
 

@@ -4,6 +4,7 @@
 
 #include <new>
 
+#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "ops/checks.h"
 #include "ops/device.h"
@@ -27,6 +28,13 @@ Status Validate(const Device& device, const TensorView& a, const PreparedWeights
   return CheckVector("row_weight", options.row_weight, a.dim(0), true);
 }
 
+/// Whether every row begins at a multiple of 16 bytes, as copy engines want it.
+bool RowsAreAligned(const TensorView& a) {
+  constexpr int64_t kAlignment = 16;
+  const int64_t row = (a.dim(0) > 1 ? a.stride(0) : 0) * DTypeBytes(a.dtype());
+  return reinterpret_cast<uintptr_t>(a.data()) % kAlignment == 0 && row % kAlignment == 0;
+}
+
 GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const MutableTensorView& out,
                   const GemmOptions& options) {
   const WeightsSpec& spec = weights.spec();
@@ -45,6 +53,9 @@ GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const Mut
   desc.allow_bf16_activations = options.allow_bf16_activations;
   desc.accuracy = options.accuracy;
   desc.determinism = options.determinism;
+  desc.tiled = weights.storage()->tiled;
+  desc.fits_f16 = weights.storage()->fits_f16;
+  desc.aligned = RowsAreAligned(a);
   return desc;
 }
 
@@ -65,6 +76,7 @@ GemmCall MakeCall(const KernelDesc* kernel, const GemmDesc& desc, const TensorVi
   call.epilogue.activation = options.activation;
   call.epilogue.gated = options.gated;
   call.epilogue.row_weight = options.row_weight.As<float>();
+  call.stream = options.stream;
   return call;
 }
 
@@ -75,10 +87,11 @@ Result<const KernelDesc*> Plan(const Device& device, const GemmDesc& desc,
 }
 
 Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace, device.impl().TakeWorkspace(bytes));
-  call.workspace = workspace.data();
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(call.stream, bytes));
+  call.workspace = workspace.data;
   Status status = device.impl().backend().Run(call);
-  device.impl().ReturnWorkspace(std::move(workspace));
+  device.impl().ReturnWorkspace(workspace);
   return status;
 }
 
@@ -136,7 +149,7 @@ Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& we
 }
 
 Status Dequantize(const Device& device, const PreparedWeights& weights,
-                  const MutableTensorView& out, int64_t expert) {
+                  const MutableTensorView& out, int64_t expert, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, expert));
   const WeightsSpec& spec = weights.spec();
   if (!IsActivationType(out.dtype())) {
@@ -148,7 +161,7 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
   }
   if (out.ElementCount() == 0) return Status();
   if (out.empty()) return Invalid("out: null data");
-  return device.impl().backend().Dequantize(*weights.storage(), expert, out);
+  return device.impl().backend().Dequantize(*weights.storage(), expert, out, stream);
 }
 
 const WeightsSpec& PreparedWeights::spec() const { return storage_->spec; }

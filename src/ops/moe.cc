@@ -63,11 +63,12 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
-  const DecoderBackend& decoder = device.impl().backend().decoder();
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer workspace,
-                          device.impl().TakeWorkspace(decoder.RouteWorkspaceBytes(logits.dim(1))));
-  Status status = decoder.RouteTokens(logits, options, ids, weights, workspace.data());
-  device.impl().ReturnWorkspace(std::move(workspace));
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  MARLIN_ASSIGN_OR_RETURN(
+      const Workspace workspace,
+      device.impl().TakeWorkspace(nullptr, decoder->RouteWorkspaceBytes(logits.dim(1))));
+  Status status = decoder->RouteTokens(logits, options, ids, weights, workspace.data);
+  device.impl().ReturnWorkspace(workspace);
   return status;
 }
 

@@ -20,6 +20,8 @@ struct PreparedWeights::Storage {
   WeightsSpec spec;
   const void* backend = nullptr;  ///< The Backend that made it; ops compare it.
   int64_t bytes = 0;
+  bool tiled = false;     ///< Arranged for the matrix units; else only slow kernels read it.
+  bool fits_f16 = false;  ///< The tiles' weights keep their precision in fp16.
   virtual ~Storage() = default;
 };
 
@@ -43,7 +45,8 @@ struct GemmCall {
   void* c = nullptr;
   int64_t c_stride = 0;
   Epilogue epilogue;
-  void* workspace = nullptr;  ///< WorkspaceBytes(), 64-byte aligned.
+  void* workspace = nullptr;  ///< WorkspaceBytes(), 64-byte aligned, in the device's memory.
+  void* stream = nullptr;
 };
 
 /// One device's implementation. Thread-safe; const calls have no visible state.
@@ -58,9 +61,21 @@ class Backend {
   virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
   virtual Status Run(const GemmCall& call) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
-                            const MutableTensorView& out) const = 0;
-  /// The operations beside the products; lives as long as the backend.
-  virtual const DecoderBackend& decoder() const = 0;
+                            const MutableTensorView& out, void* stream) const = 0;
+  /// The operations beside the products; lives as long as the backend. Null: not there.
+  virtual const DecoderBackend* decoder() const = 0;
+
+  /// Memory that the kernels use, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.
+  virtual Result<void*> Allocate(int64_t bytes) const = 0;
+  virtual void Free(void* data) const = 0;
+  /// Copy and wait. Errors: kDeviceLost.
+  virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
+  virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
+  /// Errors: kDeviceLost.
+  virtual Status Synchronize(void* stream) const = 0;
+  /// Whether a workspace may serve a call while another stream's work still uses it: false where
+  /// calls return before their work is done.
+  virtual bool calls_block() const = 0;
 };
 
 }  // namespace marlin

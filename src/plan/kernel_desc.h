@@ -37,13 +37,13 @@ struct Support {
   bool ok() const { return reason.empty(); }
 };
 
-/// Instruction-set levels of the CPU backend, each including the ones before on its architecture.
-enum class CpuLevel : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon };
-const char* CpuLevelName(CpuLevel level);
+/// Instruction-set levels. Of the CPU each includes the ones before on its architecture.
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90 };
+const char* IsaName(Isa level);
 
 /// What selection may know about a device.
 struct DeviceFacts {
-  CpuLevel level = CpuLevel::kScalar;
+  Isa level = Isa::kScalar;
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   int threads = 1;
@@ -53,7 +53,7 @@ struct DeviceFacts {
 struct KernelDesc {
   const char* name;
   const char* op;
-  CpuLevel level;
+  Isa level;
   Grade grade;
   int tile_m;
   int tile_n;

@@ -17,9 +17,10 @@ bool FitsDefault(const KernelDesc& kernel, const GemmDesc& desc) {
   return desc.determinism == Determinism::kDefault && desc.m >= kMatrixUnitFromM;
 }
 
-bool LevelIncludes(CpuLevel device, CpuLevel kernel) {
-  if (device == CpuLevel::kNeon || kernel == CpuLevel::kNeon) {
-    return device == kernel || kernel == CpuLevel::kScalar;
+bool LevelIncludes(Isa device, Isa kernel) {
+  if (device == Isa::kSm90 || kernel == Isa::kSm90) return device == kernel;
+  if (device == Isa::kNeon || kernel == Isa::kNeon) {
+    return device == kernel || kernel == Isa::kScalar;
   }
   return static_cast<int>(device) >= static_cast<int>(kernel);
 }
@@ -38,18 +39,20 @@ const char* GradeName(Grade grade) {
   return "unknown";
 }
 
-const char* CpuLevelName(CpuLevel level) {
+const char* IsaName(Isa level) {
   switch (level) {
-    case CpuLevel::kScalar:
+    case Isa::kScalar:
       return "scalar";
-    case CpuLevel::kAvx2:
+    case Isa::kAvx2:
       return "avx2";
-    case CpuLevel::kAvx512:
+    case Isa::kAvx512:
       return "avx512";
-    case CpuLevel::kAmx:
+    case Isa::kAmx:
       return "amx";
-    case CpuLevel::kNeon:
+    case Isa::kNeon:
       return "neon";
+    case Isa::kSm90:
+      return "sm_90";
   }
   return "unknown";
 }
@@ -62,8 +65,8 @@ std::string GemmDesc::ToString() const {
 
 Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const DeviceFacts& facts) {
   if (!LevelIncludes(facts.level, kernel.level)) {
-    return {fmt::format("needs {}, the device runs at {}", CpuLevelName(kernel.level),
-                        CpuLevelName(facts.level))};
+    return {fmt::format("needs {}, the device runs at {}", IsaName(kernel.level),
+                        IsaName(facts.level))};
   }
   return kernel.supports(desc, facts);
 }

@@ -11,14 +11,13 @@
 namespace marlin::conformance {
 namespace {
 
-constexpr CpuLevel kLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512,
-                                CpuLevel::kAmx, CpuLevel::kNeon};
+constexpr Isa kLevels[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx, Isa::kNeon};
 
 // Opens the CPU at one level; the variable is put back as it was.
-Result<Device> OpenLevel(CpuLevel level, int threads) {
+Result<Device> OpenLevel(Isa level, int threads) {
   const char* before = std::getenv("MARLIN_CPU");
   const std::string saved = before == nullptr ? "" : before;
-  setenv("MARLIN_CPU", CpuLevelName(level), 1);
+  setenv("MARLIN_CPU", IsaName(level), 1);
   DeviceOptions options;
   options.threads = threads;
   Result<Device> device = Device::Open("cpu", options);
@@ -31,11 +30,11 @@ Result<Device> OpenLevel(CpuLevel level, int threads) {
 }
 
 // MARLIN_CPU limits the levels that are judged.
-bool IsAllowed(CpuLevel level) {
+bool IsAllowed(Isa level) {
   const char* limit = std::getenv("MARLIN_CPU");
   if (limit == nullptr || *limit == '\0') return true;
-  for (CpuLevel allowed : kLevels) {
-    if (std::string_view(limit) == CpuLevelName(allowed)) return level <= allowed;
+  for (Isa allowed : kLevels) {
+    if (std::string_view(limit) == IsaName(allowed)) return level <= allowed;
   }
   return true;
 }
@@ -44,10 +43,10 @@ bool IsAllowed(CpuLevel level) {
 
 Result<Machine> Machine::Open() {
   Machine machine;
-  std::map<CpuLevel, std::string> missing;
-  for (CpuLevel level : kLevels) {
+  std::map<Isa, std::string> missing;
+  for (Isa level : kLevels) {
     if (!IsAllowed(level)) {
-      missing[level] = fmt::format("MARLIN_CPU leaves out {}", CpuLevelName(level));
+      missing[level] = fmt::format("MARLIN_CPU leaves out {}", IsaName(level));
       continue;
     }
     Result<Device> device = OpenLevel(level, 2);
@@ -55,7 +54,7 @@ Result<Machine> Machine::Open() {
       machine.devices_.emplace(level, *device);
       machine.best_ = level;
     } else {
-      missing[level] = fmt::format("no {}", CpuLevelName(level));
+      missing[level] = fmt::format("no {}", IsaName(level));
     }
   }
   if (machine.devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
@@ -71,8 +70,8 @@ Result<Machine> Machine::Open() {
   }
   machine.rows_.push_back({std::string(kPlanned), "gemm", machine.best_, nullptr, ""});
   // Dequantize is not in the table: the level of a device decides how it decodes.
-  for (CpuLevel level : kLevels) {
-    machine.rows_.push_back({fmt::format("marlin_dequantize_{}", CpuLevelName(level)), "dequantize",
+  for (Isa level : kLevels) {
+    machine.rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "dequantize",
                              level, nullptr, missing[level]});
   }
   return machine;
@@ -90,7 +89,7 @@ const Row* Machine::Find(std::string_view name) const {
 const Device& Machine::DeviceFor(const Row& row) const { return devices_.at(row.level); }
 
 Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
-  static std::map<std::pair<CpuLevel, int>, Device> cache;
+  static std::map<std::pair<Isa, int>, Device> cache;
   const std::pair key(row.level, threads);
   if (const auto found = cache.find(key); found != cache.end()) return found->second;
   MARLIN_ASSIGN_OR_RETURN(Device device, OpenLevel(key.first, threads));

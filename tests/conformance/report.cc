@@ -29,7 +29,7 @@ std::string DepthText(const ErrorModel& model) {
 // The part of a table line that the kernel table decides; the measured part follows it.
 std::string DeclaredLine(const KernelDesc& kernel) {
   return fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} |", kernel.name,
-                     CpuLevelName(kernel.level), GradeName(kernel.grade),
+                     IsaName(kernel.level), GradeName(kernel.grade),
                      PowerOfTwo(kernel.error.weight_unit), PowerOfTwo(kernel.error.activation_unit),
                      PowerOfTwo(kernel.error.accumulate_unit), DepthText(kernel.error),
                      kernel.error.int8_block);

@@ -38,7 +38,7 @@ struct CaseResult {
 struct Row {
   std::string name;
   std::string op;  ///< "gemm" or "dequantize".
-  CpuLevel level = CpuLevel::kScalar;
+  Isa level = Isa::kScalar;
   const KernelDesc* desc = nullptr;  ///< Null for the planned row and for dequantize.
   std::string unavailable;           ///< Why this machine cannot run it; empty when it can.
 };
@@ -62,8 +62,8 @@ class Machine {
 
  private:
   std::vector<Row> rows_;
-  std::map<CpuLevel, Device> devices_;
-  CpuLevel best_ = CpuLevel::kScalar;
+  std::map<Isa, Device> devices_;
+  Isa best_ = Isa::kScalar;
 };
 
 /// Runs one case. The problem is the one of the case; weights are prepared here.

@@ -84,7 +84,7 @@ class Suite {
     if (problem.data != DataClass::kLatticeInt8 || wants_dequantize) return true;
     // The int8 lattice is judged on the int8 kernels, and on the scalar one to check the data.
     if (row.desc == nullptr) return false;
-    return row.desc->grade == Grade::kW4A8 || row.level == CpuLevel::kScalar;
+    return row.desc->grade == Grade::kW4A8 || row.level == Isa::kScalar;
   }
 
   // Of "no kernel for <problem>: <kernel>: <reason>" what does not depend on the problem.

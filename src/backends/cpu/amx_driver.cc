@@ -110,7 +110,7 @@ void StoreTask(const AmxPass& pass, const TaskBlocks& blocks, ColumnRange column
     const float* up = pass.call.desc.gated ? rows + blocks.up_first * kBlockRows +
                                                  (half + columns.first) % kBlockRows
                                            : nullptr;
-    StoreRows(pass.call, ExactKernelsOf(CpuLevel::kAmx), pass.bias, columns, pass.first_m + first,
+    StoreRows(pass.call, ExactKernelsOf(Isa::kAmx), pass.bias, columns, pass.first_m + first,
               std::min(amx::kTileM, pass.rows - first), {gate, up, stride});
   }
 }

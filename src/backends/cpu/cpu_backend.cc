@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "backends/cpu/cpu_decoder.h"
@@ -9,6 +10,7 @@
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/kernel_table.h"
 #include "backends/cpu/prepared_panels.h"
+#include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/mutant.h"
@@ -35,7 +37,7 @@ void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, flo
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(CpuLevel level, const DeviceOptions& options)
+  CpuBackend(Isa level, const DeviceOptions& options)
       : level_(level),
         pool_(options.parallel_for
                   ? std::make_unique<ThreadPool>(options.parallel_for, options.threads)
@@ -61,8 +63,8 @@ class CpuBackend final : public Backend {
   DeviceFacts Facts() const override {
     DeviceFacts facts;
     facts.level = level_;
-    facts.avx512_vnni = level_ >= CpuLevel::kAvx512 && GetCpuFeatures().avx512_vnni;
-    facts.avx512_bf16 = level_ >= CpuLevel::kAvx512 && GetCpuFeatures().avx512_bf16;
+    facts.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
+    facts.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
     facts.threads = pool_->worker_count();
     return facts;
   }
@@ -97,7 +99,7 @@ class CpuBackend final : public Backend {
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
-                    const MutableTensorView& out) const override {
+                    const MutableTensorView& out, void* /*stream*/) const override {
     const PanelView view = static_cast<const PreparedPanels&>(weights).View(expert);
     const ExactKernels& kernels = ExactKernelsOf(level_);
     pool_->Run(view.blocks * view.chunks, [&](int64_t task, int) {
@@ -117,10 +119,28 @@ class CpuBackend final : public Backend {
     return Status();
   }
 
-  const DecoderBackend& decoder() const override { return decoder_; }
+  const DecoderBackend* decoder() const override { return &decoder_; }
+
+  Result<void*> Allocate(int64_t bytes) const override {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    return static_cast<void*>(buffer.Release());
+  }
+  void Free(void* data) const override {
+    AlignedBuffer::FreeReleased(static_cast<std::byte*>(data));
+  }
+  Status CopyToDevice(void* device, const void* host, int64_t bytes) const override {
+    std::memcpy(device, host, static_cast<size_t>(bytes));
+    return Status();
+  }
+  Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
+    std::memcpy(host, device, static_cast<size_t>(bytes));
+    return Status();
+  }
+  Status Synchronize(void* /*stream*/) const override { return Status(); }
+  bool calls_block() const override { return true; }
 
  private:
-  CpuLevel level_;
+  Isa level_;
   std::unique_ptr<ThreadPool> pool_;
   CpuDecoder decoder_;
 };
@@ -128,9 +148,9 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options) {
-  CpuLevel level = BestLevel(GetCpuFeatures());
+  Isa level = BestLevel(GetCpuFeatures());
   if (const char* forced = std::getenv("MARLIN_CPU"); forced != nullptr && *forced != '\0') {
-    MARLIN_ASSIGN_OR_RETURN(level, ParseCpuLevel(forced));
+    MARLIN_ASSIGN_OR_RETURN(level, ParseIsa(forced));
     MARLIN_RETURN_IF_ERROR(CheckLevel(level, GetCpuFeatures()).WithContext("MARLIN_CPU"));
   }
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(level, options));

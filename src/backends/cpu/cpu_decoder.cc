@@ -17,16 +17,16 @@ namespace {
 /// Elements of a row that are fp32 at a time.
 constexpr int64_t kPiece = 512;
 
-const DecoderKernels& KernelsOf(CpuLevel level) {
+const DecoderKernels& KernelsOf(Isa level) {
   switch (level) {
 #if defined(__x86_64__)
-    case CpuLevel::kAmx:
-    case CpuLevel::kAvx512:
+    case Isa::kAmx:
+    case Isa::kAvx512:
       return avx512::kDecoderKernels;
-    case CpuLevel::kAvx2:
+    case Isa::kAvx2:
       return avx2::kDecoderKernels;
 #elif defined(__aarch64__)
-    case CpuLevel::kNeon:
+    case Isa::kNeon:
       return neon::kDecoderKernels;
 #endif
     default:
@@ -34,9 +34,9 @@ const DecoderKernels& KernelsOf(CpuLevel level) {
   }
 }
 
-const SegmentKernel* SegmentKernelOf([[maybe_unused]] CpuLevel level) {
+const SegmentKernel* SegmentKernelOf([[maybe_unused]] Isa level) {
 #if defined(__x86_64__)
-  if (level == CpuLevel::kAmx) return &amx::kSegmentKernel;
+  if (level == Isa::kAmx) return &amx::kSegmentKernel;
 #endif
   return nullptr;
 }
@@ -74,7 +74,7 @@ void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_t
 
 }  // namespace
 
-CpuDecoder::CpuDecoder(CpuLevel level, ThreadPool& pool)
+CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
     : pool_(pool),
       kernels_(KernelsOf(level)),
       segment_kernel_(SegmentKernelOf(level)),

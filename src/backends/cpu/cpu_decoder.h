@@ -16,7 +16,7 @@ namespace marlin::cpu {
 class CpuDecoder final : public DecoderBackend {
  public:
   /// The pool must outlive this.
-  CpuDecoder(CpuLevel level, ThreadPool& pool);
+  CpuDecoder(Isa level, ThreadPool& pool);
 
   void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) const override;

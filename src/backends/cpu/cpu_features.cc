@@ -91,14 +91,14 @@ CpuFeatures Probe() {
 #endif
 
 struct LevelName {
-  CpuLevel level;
+  Isa level;
   const char* name;
 };
-constexpr LevelName kLevels[] = {{CpuLevel::kScalar, "scalar"},
-                                 {CpuLevel::kAvx2, "avx2"},
-                                 {CpuLevel::kAvx512, "avx512"},
-                                 {CpuLevel::kAmx, "amx"},
-                                 {CpuLevel::kNeon, "neon"}};
+constexpr LevelName kLevels[] = {{Isa::kScalar, "scalar"},
+                                 {Isa::kAvx2, "avx2"},
+                                 {Isa::kAvx512, "avx512"},
+                                 {Isa::kAmx, "amx"},
+                                 {Isa::kNeon, "neon"}};
 
 }  // namespace
 
@@ -121,25 +121,25 @@ const CpuFeatures& GetCpuFeatures() {
   return features;
 }
 
-CpuLevel BestLevel(const CpuFeatures& features) {
-  if (features.amx_bf16) return CpuLevel::kAmx;
-  if (features.avx512) return CpuLevel::kAvx512;
-  if (features.avx2) return CpuLevel::kAvx2;
-  if (features.neon) return CpuLevel::kNeon;
-  return CpuLevel::kScalar;
+Isa BestLevel(const CpuFeatures& features) {
+  if (features.amx_bf16) return Isa::kAmx;
+  if (features.avx512) return Isa::kAvx512;
+  if (features.avx2) return Isa::kAvx2;
+  if (features.neon) return Isa::kNeon;
+  return Isa::kScalar;
 }
 
-Status CheckLevel(CpuLevel level, const CpuFeatures& features) {
-  const bool ok = level == CpuLevel::kScalar || (level == CpuLevel::kAvx2 && features.avx2) ||
-                  (level == CpuLevel::kAvx512 && features.avx512) ||
-                  (level == CpuLevel::kAmx && features.amx_bf16) ||
-                  (level == CpuLevel::kNeon && features.neon);
+Status CheckLevel(Isa level, const CpuFeatures& features) {
+  const bool ok = level == Isa::kScalar || (level == Isa::kAvx2 && features.avx2) ||
+                  (level == Isa::kAvx512 && features.avx512) ||
+                  (level == Isa::kAmx && features.amx_bf16) ||
+                  (level == Isa::kNeon && features.neon);
   if (ok) return Status();
-  return Status(Code::kUnsupported, std::string("level ") + CpuLevelName(level) +
+  return Status(Code::kUnsupported, std::string("level ") + IsaName(level) +
                                         ": this processor or operating system does not offer it");
 }
 
-Result<CpuLevel> ParseCpuLevel(const std::string& name) {
+Result<Isa> ParseIsa(const std::string& name) {
   for (const LevelName& level : kLevels) {
     if (name == level.name) return level.level;
   }

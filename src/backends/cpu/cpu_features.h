@@ -26,12 +26,12 @@ struct CpuFeatures {
 const CpuFeatures& GetCpuFeatures();
 
 /// The highest level that this machine can run.
-CpuLevel BestLevel(const CpuFeatures& features);
+Isa BestLevel(const CpuFeatures& features);
 
 /// Whether a level can run here; kUnsupported names what is missing.
-Status CheckLevel(CpuLevel level, const CpuFeatures& features);
+Status CheckLevel(Isa level, const CpuFeatures& features);
 
 /// "scalar", "avx2", "avx512", "amx", "neon". Errors: kInvalidArgument listing the names.
-Result<CpuLevel> ParseCpuLevel(const std::string& name);
+Result<Isa> ParseIsa(const std::string& name);
 
 }  // namespace marlin::cpu

@@ -82,17 +82,17 @@ const float* MultiplyColumns(const RowsProduct& product, ColumnRange columns, fl
 
 }  // namespace
 
-const ExactKernels& ExactKernelsOf(CpuLevel level) {
+const ExactKernels& ExactKernelsOf(Isa level) {
   switch (level) {
 #if defined(__x86_64__)
-    case CpuLevel::kAvx2:
+    case Isa::kAvx2:
       return avx2::kExactKernels;
-    case CpuLevel::kAvx512:
-    case CpuLevel::kAmx:
+    case Isa::kAvx512:
+    case Isa::kAmx:
       return avx512::kExactKernels;
 #endif
 #if defined(__aarch64__)
-    case CpuLevel::kNeon:
+    case Isa::kNeon:
       return neon::kExactKernels;
 #endif
     default:
@@ -100,7 +100,7 @@ const ExactKernels& ExactKernelsOf(CpuLevel level) {
   }
 }
 
-RowKernels ExactRowKernels(CpuLevel level) {
+RowKernels ExactRowKernels(Isa level) {
   const ExactKernels& kernels = ExactKernelsOf(level);
   return {&kernels, nullptr, kernels.select};
 }

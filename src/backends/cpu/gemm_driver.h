@@ -11,7 +11,7 @@
 namespace marlin::cpu {
 
 /// The vector kernels of a level (AMX runs its vector parts on AVX-512).
-const ExactKernels& ExactKernelsOf(CpuLevel level);
+const ExactKernels& ExactKernelsOf(Isa level);
 
 /// Columns of the output that one task finishes, and the panel blocks behind them.
 struct ColumnRange {
@@ -44,8 +44,8 @@ struct RowKernels {
   void (*quantize_row)(float* x, int64_t padded_k);  ///< Rewrites a packed row in place, or null.
   ExactKernels::MultiplyBlock (*select)(const PanelView& weights);
 };
-RowKernels ExactRowKernels(CpuLevel level);
-RowKernels W4a8RowKernels(CpuLevel level);
+RowKernels ExactRowKernels(Isa level);
+RowKernels W4a8RowKernels(Isa level);
 
 int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers);
 void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool);

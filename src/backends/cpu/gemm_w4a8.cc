@@ -104,13 +104,13 @@ void QuantizeRow(float* x, int64_t padded_k) {
   }
 }
 
-RowKernels W4a8RowKernels(CpuLevel level) {
+RowKernels W4a8RowKernels(Isa level) {
   const ExactKernels* vector = &ExactKernelsOf(level);
   switch (level) {
 #if defined(__x86_64__)
-    case CpuLevel::kAvx2:
+    case Isa::kAvx2:
       return {vector, &QuantizeRow, &avx2::SelectW4a8};
-    case CpuLevel::kAvx512:
+    case Isa::kAvx512:
       return {vector, &QuantizeRow, &vnni::SelectW4a8};
 #endif
     default:

@@ -43,12 +43,12 @@ Support SupportsVnni(const GemmDesc& desc, const DeviceFacts& facts) {
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({
-#define MARLIN_CPU_KERNEL(name, level, grade, tile_m, tile_n, tile_k, weight_unit,           \
-                          activation_unit, lanes, extra_depth, int8_block, supports)         \
-  {#name,           "gemm",                                                                  \
-   CpuLevel::level, Grade::grade,                                                            \
-   tile_m,          tile_n,                                                                  \
-   tile_k,          {weight_unit, activation_unit, 0x1p-24, lanes, extra_depth, int8_block}, \
+#define MARLIN_CPU_KERNEL(name, level, grade, tile_m, tile_n, tile_k, weight_unit,      \
+                          activation_unit, lanes, extra_depth, int8_block, supports)    \
+  {#name,      "gemm",                                                                  \
+   Isa::level, Grade::grade,                                                            \
+   tile_m,     tile_n,                                                                  \
+   tile_k,     {weight_unit, activation_unit, 0x1p-24, lanes, extra_depth, int8_block}, \
    &supports},
 #include "backends/cpu/kernels.def"
 #undef MARLIN_CPU_KERNEL

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int64_t kBufferBytes = int64_t{1} << 30;
 
-const RooflineProbes& ProbesOf(CpuLevel level) {
+const RooflineProbes& ProbesOf(Isa level) {
 #if defined(__x86_64__)
-  if (level == CpuLevel::kAvx2) return avx2::kRooflineProbes;
-  if (level == CpuLevel::kAvx512 || level == CpuLevel::kAmx) return avx512::kRooflineProbes;
+  if (level == Isa::kAvx2) return avx2::kRooflineProbes;
+  if (level == Isa::kAvx512 || level == Isa::kAmx) return avx512::kRooflineProbes;
 #endif
   (void)level;
   return scalar::kRooflineProbes;
@@ -38,10 +38,10 @@ double Flops(ThreadPool& pool, Loop&& loop) {
 
 }  // namespace
 
-Roofline::Roofline(CpuLevel level, ThreadPool& pool, AlignedBuffer buffer)
+Roofline::Roofline(Isa level, ThreadPool& pool, AlignedBuffer buffer)
     : level_(level), pool_(&pool), probes_(&ProbesOf(level)), buffer_(std::move(buffer)) {}
 
-Result<Roofline> Roofline::Make(CpuLevel level, ThreadPool& pool) {
+Result<Roofline> Roofline::Make(Isa level, ThreadPool& pool) {
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(kBufferBytes));
   // Touched by all workers, so that every page is there and none is the shared zero page.
   constexpr int64_t kPart = int64_t{16} << 20;
@@ -74,7 +74,7 @@ double Roofline::FmaFlops() {
 
 double Roofline::TileFlops() {
 #if defined(__x86_64__)
-  if (level_ == CpuLevel::kAmx) {
+  if (level_ == Isa::kAmx) {
     return Flops(*pool_, [] { return amx::MultiplyTiles(1 << 17); });
   }
 #endif

@@ -36,7 +36,7 @@ int64_t MultiplyTiles(int64_t iterations);
 class Roofline {
  public:
   /// Errors: kOutOfMemory.
-  static Result<Roofline> Make(CpuLevel level, ThreadPool& pool);
+  static Result<Roofline> Make(Isa level, ThreadPool& pool);
 
   /// Seconds to read kPassBytes once by all threads, each with `streams` streams; every call reads
   /// another part of the buffer.
@@ -50,8 +50,8 @@ class Roofline {
   double ForkJoinSeconds();
 
  private:
-  Roofline(CpuLevel level, ThreadPool& pool, AlignedBuffer buffer);
-  CpuLevel level_;
+  Roofline(Isa level, ThreadPool& pool, AlignedBuffer buffer);
+  Isa level_;
   ThreadPool* pool_;
   const RooflineProbes* probes_;
   AlignedBuffer buffer_;

@@ -1,0 +1,32 @@
+# MARLIN_CUDA=AUTO builds the CUDA backend where nvcc is found; ON demands it. The runtime library is
+# linked statically and loads the driver when it is first used, so that what is built also runs on
+# machines without one.
+set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
+set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(MARLIN_HAVE_CUDA OFF)
+# Sanitizers and fuzzers look at host code; nvcc does not take their flags.
+if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANITIZE
+   AND NOT MARLIN_BUILD_FUZZERS)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(MARLIN_HAVE_CUDA ON)
+  endif()
+elseif(MARLIN_CUDA STREQUAL "ON")
+  set(MARLIN_HAVE_CUDA ON)
+endif()
+if(MARLIN_HAVE_CUDA)
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90a)
+  endif()
+  enable_language(CUDA)
+  find_package(CUDAToolkit 12.3 REQUIRED)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  # No contraction as in host code: what is fused is written as fma.
+  set(MARLIN_CUDA_FLAGS --fmad=false -Xcompiler=-fvisibility=hidden --expt-relaxed-constexpr)
+  if(MARLIN_WERROR)
+    list(APPEND MARLIN_CUDA_FLAGS --Werror=all-warnings)
+  endif()
+endif()
+message(STATUS "CUDA backend: ${MARLIN_HAVE_CUDA}")
