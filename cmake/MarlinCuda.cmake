@@ -21,6 +21,11 @@ if(MARLIN_HAVE_CUDA)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit 12.3 REQUIRED)
+  # Before 3.26 CMake does not know how nvcc is asked for C++20.
+  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   # No contraction as in host code: what is fused is written as fma.
