@@ -23,6 +23,8 @@ constexpr Named<Check> kChecks[] = {
     {"threads", Check::kThreads},
     {"row_permutation", Check::kRowPermutation},
     {"repeat", Check::kRepeat},
+    {"streams", Check::kStreams},
+    {"large", Check::kLarge},
 };
 constexpr Named<DataClass> kDataClasses[] = {
     {"lattice", DataClass::kLattice},
@@ -180,8 +182,8 @@ bool IsLattice(DataClass data) {
 }
 
 std::string CaseName(const Case& c) {
-  return fmt::format("{}/{}/cpu/{}/{}/{}/{}_{}/{}/{}/seed{}", NameOf(kChecks, c.check),
-                     FormatName(c.format), c.kernel, ShapePart(c), WeightPart(c),
+  return fmt::format("{}/{}/{}/{}/{}/{}/{}_{}/{}/{}/seed{}", NameOf(kChecks, c.check),
+                     FormatName(c.format), c.backend, c.kernel, ShapePart(c), WeightPart(c),
                      NameOf(kTypes, c.a_type), NameOf(kTypes, c.c_type), EpiloguePart(c),
                      NameOf(kDataClasses, c.data), c.seed);
 }
@@ -194,15 +196,16 @@ std::string ProblemName(const Case& c) {
 
 Result<Case> ParseCase(std::string_view name) {
   const std::vector<std::string_view> parts = Split(name, '/');
-  if (parts.size() != 10 || parts[2] != "cpu") {
+  if (parts.size() != 10 || (parts[2] != "cpu" && parts[2] != "cuda")) {
     return Status(Code::kInvalidArgument,
-                  fmt::format("case: expected check/format/cpu/kernel/shape/weights/types/epilogue/"
-                              "data/seed, got '{}'",
+                  fmt::format("case: expected check/format/cpu|cuda/kernel/shape/weights/types/"
+                              "epilogue/data/seed, got '{}'",
                               name));
   }
   Case c;
   MARLIN_RETURN_IF_ERROR(Find(kChecks, parts[0], &c.check));
   MARLIN_ASSIGN_OR_RETURN(c.format, ParseFormat(parts[1]));
+  c.backend = parts[2];
   c.kernel = parts[3];
   MARLIN_RETURN_IF_ERROR(ParseShape(parts[4], &c));
   MARLIN_RETURN_IF_ERROR(ParseWeightPart(parts[5], &c));

@@ -20,6 +20,8 @@ enum class Check : uint8_t {
   kThreads,         ///< 1, 2, 3 and 5 threads: the same bits.
   kRowPermutation,  ///< Permuted rows of A give permuted rows of the output.
   kRepeat,          ///< Repeated runs give one hash.
+  kStreams,         ///< The same product from 16 threads at once, each on its stream: one hash.
+  kLarge,           ///< More than 2^31 elements: a small lattice problem repeated along m and n.
 };
 
 enum class ZeroKind : uint8_t { kNone, kInteger, kFractional };
@@ -39,7 +41,8 @@ enum class DataClass : uint8_t {
 struct Case {
   Check check = Check::kGemm;
   Format format = Format::kFp4E2M1;
-  std::string kernel;  ///< A kernel's name, or "planned": the plan chooses.
+  std::string backend = "cpu";  ///< Of the kernels that the case is for: "cpu", "cuda".
+  std::string kernel;           ///< A kernel's name, or "planned": the plan chooses.
   int64_t m = 1;
   int64_t n = 1;
   int64_t k = 1;

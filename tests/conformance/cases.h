@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "case.h"
@@ -17,11 +17,16 @@ struct SelectionSize {
   int dequantize = 160;
 };
 
-/// All problems, kernel left empty: each runs on every row of its op. A pure function of the
-/// arguments; tile sizes of the rows decide the shape classes.
-std::vector<Case> SelectProblems(std::span<const KernelDesc> rows, const SelectionSize& size);
+/// All problems for the kernels of a backend, kernel left empty: each runs on every row of its op.
+/// A pure function of the arguments; on the CPU the tile sizes of the rows decide the shapes.
+std::vector<Case> SelectProblems(std::string_view backend, std::span<const KernelDesc> rows,
+                                 const SelectionSize& size);
 
-/// The properties of a case whose pairs are covered, e.g. "format=u4"; for the coverage report.
-std::vector<std::string> Properties(const Case& c);
+/// Those of a GPU: shapes around tiles of up to 128 x 256 x 128 and such as split k among blocks.
+std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const KernelDesc> rows,
+                                    const SelectionSize& size);
+
+/// Problems with operands of more than 2^31 elements.
+std::vector<Case> LargeProblems(std::string_view backend);
 
 }  // namespace marlin::conformance

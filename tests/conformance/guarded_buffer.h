@@ -21,7 +21,8 @@
 namespace marlin::conformance {
 
 /// Every byte is 0xff at first, inside and in the guards: NaN in f32, bf16, f16, E4M3 and E8M0.
-/// Under ASan there is no guard behind the data, so that one byte too far is reported there.
+/// Under ASan there is no guard behind the data, so that one byte too far is reported there; nor is
+/// there one where `trailing_bytes` is 0, for the checker of a GPU's memory.
 class GuardedBuffer {
  public:
   GuardedBuffer() = default;
@@ -29,10 +30,17 @@ class GuardedBuffer {
   explicit GuardedBuffer(int64_t bytes, int64_t offset = 0)
       : bytes_(bytes),
         begin_(kGuardBytes + offset),
-        total_(begin_ + bytes + kTrailingBytes),
+        total_(begin_ + bytes + trailing_bytes),
         data_(static_cast<std::byte*>(
             ::operator new (static_cast<size_t>(total_), std::align_val_t{64}))) {
     std::memset(data_.get(), kPoison, static_cast<size_t>(total_));
+  }
+
+  /// Another one with the same bytes at the same alignment.
+  GuardedBuffer Copy() const {
+    GuardedBuffer copy(bytes_, begin_ - kGuardBytes);
+    std::memcpy(copy.data_.get(), data_.get(), static_cast<size_t>(total_));
+    return copy;
   }
 
   std::byte* data() const { return data_ ? data_.get() + begin_ : nullptr; }
@@ -44,15 +52,21 @@ class GuardedBuffer {
   bool Untouched(int64_t from, int64_t to) const { return IsPoison(begin_ + from, begin_ + to); }
   void Poison() { std::memset(data(), kPoison, static_cast<size_t>(bytes_)); }
 
+  /// Guards and data, from a 64-byte boundary on; the data begin data_offset() bytes later.
+  std::byte* image() const { return data_.get(); }
+  int64_t image_bytes() const { return total_; }
+  int64_t data_offset() const { return begin_; }
+
   static constexpr int kPoison = 0xff;
+#if defined(MARLIN_CONFORMANCE_ASAN)
+  static constexpr bool kAsan = true;
+#else
+  static constexpr bool kAsan = false;
+#endif
+  inline static int64_t trailing_bytes = kAsan ? 0 : 256;
 
  private:
   static constexpr int64_t kGuardBytes = 256;
-#if defined(MARLIN_CONFORMANCE_ASAN)
-  static constexpr int64_t kTrailingBytes = 0;
-#else
-  static constexpr int64_t kTrailingBytes = 256;
-#endif
   struct Free {
     void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{64}); }
   };

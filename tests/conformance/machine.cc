@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 
 #include "backends/cpu/kernel_table.h"
+#include "backends/cuda/kernel_table.h"
 #include "base/macros.h"
 #include "runner.h"
 
@@ -39,11 +41,35 @@ bool IsAllowed(Isa level) {
   return true;
 }
 
+// Why the device does not run the kernel; empty when it does.
+std::string WhyNot(const Device& device, std::string_view kernel) {
+  for (const KernelInfo& info : device.info().kernels) {
+    if (info.name == kernel && !info.available) return info.reason;
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<Machine> Machine::Open() {
+Result<Machine> Machine::Open(std::string_view backend) {
   Machine machine;
+  if (backend != "cuda") MARLIN_RETURN_IF_ERROR(machine.AddCpu());
+  if (backend != "cpu") {
+    machine.AddDevice("cuda", Isa::kSm90, Device::Open("cuda"), cuda::CudaKernels());
+  }
+  return machine;
+}
+
+Machine Machine::Of(std::string_view backend, Isa level, const Device& device,
+                    std::span<const KernelDesc> kernels) {
+  Machine machine;
+  machine.AddDevice(backend, level, device, kernels);
+  return machine;
+}
+
+Status Machine::AddCpu() {
   std::map<Isa, std::string> missing;
+  Isa best = Isa::kScalar;
   for (Isa level : kLevels) {
     if (!IsAllowed(level)) {
       missing[level] = fmt::format("MARLIN_CPU leaves out {}", IsaName(level));
@@ -51,37 +77,52 @@ Result<Machine> Machine::Open() {
     }
     Result<Device> device = OpenLevel(level, 2);
     if (device.ok()) {
-      machine.devices_.emplace(level, *device);
-      machine.best_ = level;
+      devices_.emplace(level, *device);
+      best = level;
     } else {
       missing[level] = fmt::format("no {}", IsaName(level));
     }
   }
-  if (machine.devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
+  if (devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
 
+  backends_.push_back("cpu");
   for (const KernelDesc& desc : cpu::CpuKernels()) {
-    Row row{desc.name, desc.op, desc.level, &desc, missing[desc.level]};
-    if (row.unavailable.empty()) {
-      for (const KernelInfo& info : machine.devices_.at(desc.level).info().kernels) {
-        if (info.name == desc.name && !info.available) row.unavailable = info.reason;
-      }
-    }
-    machine.rows_.push_back(std::move(row));
+    Row row{desc.name, "cpu", desc.op, desc.level, &desc, missing[desc.level]};
+    if (row.unavailable.empty()) row.unavailable = WhyNot(devices_.at(desc.level), desc.name);
+    rows_.push_back(std::move(row));
   }
-  machine.rows_.push_back({std::string(kPlanned), "gemm", machine.best_, nullptr, ""});
+  rows_.push_back({std::string(kPlanned), "cpu", "gemm", best, nullptr, ""});
   // Dequantize is not in the table: the level of a device decides how it decodes.
   for (Isa level : kLevels) {
-    machine.rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "dequantize",
-                             level, nullptr, missing[level]});
+    rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "cpu", "dequantize",
+                     level, nullptr, missing[level]});
   }
-  return machine;
+  return Status();
 }
 
-std::span<const KernelDesc> Machine::Kernels() const { return cpu::CpuKernels(); }
+void Machine::AddDevice(std::string_view backend, Isa level, const Result<Device>& device,
+                        std::span<const KernelDesc> kernels) {
+  const std::string name(backend);
+  std::string missing;
+  if (device.ok()) {
+    devices_.emplace(level, *device);
+  } else {
+    missing =
+        fmt::format("no {} device ({})", name == "cuda" ? "CUDA" : name, device.status().message());
+  }
+  backends_.push_back(name);
+  for (const KernelDesc& desc : kernels) {
+    Row row{desc.name, name, desc.op, level, &desc, missing};
+    if (device.ok()) row.unavailable = WhyNot(*device, desc.name);
+    rows_.push_back(std::move(row));
+  }
+  rows_.push_back({std::string(kPlanned), name, "gemm", level, nullptr, missing});
+  rows_.push_back({"marlin_dequantize_" + name, name, "dequantize", level, nullptr, missing});
+}
 
-const Row* Machine::Find(std::string_view name) const {
+const Row* Machine::Find(std::string_view backend, std::string_view name) const {
   for (const Row& row : rows_) {
-    if (row.name == name) return &row;
+    if (row.backend == backend && row.name == name) return &row;
   }
   return nullptr;
 }
@@ -89,7 +130,9 @@ const Row* Machine::Find(std::string_view name) const {
 const Device& Machine::DeviceFor(const Row& row) const { return devices_.at(row.level); }
 
 Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
+  static std::mutex mutex;
   static std::map<std::pair<Isa, int>, Device> cache;
+  const std::lock_guard<std::mutex> lock(mutex);
   const std::pair key(row.level, threads);
   if (const auto found = cache.find(key); found != cache.end()) return found->second;
   MARLIN_ASSIGN_OR_RETURN(Device device, OpenLevel(key.first, threads));
@@ -97,9 +140,8 @@ Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
   return device;
 }
 
-const KernelDesc* Machine::Kernel(std::string_view name) const {
-  const Row* row = Find(name);
-  return row == nullptr ? nullptr : row->desc;
+std::span<const KernelDesc> KernelTable(std::string_view backend) {
+  return backend == "cpu" ? cpu::CpuKernels() : cuda::CudaKernels();
 }
 
 }  // namespace marlin::conformance

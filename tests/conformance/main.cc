@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <string>
 
+#include "guarded_buffer.h"
 #include "suite.h"
 
 namespace {
 
+using marlin::conformance::GuardedBuffer;
 using marlin::conformance::SuiteOptions;
 
 int Run(int argc, char** argv) {
@@ -16,6 +18,16 @@ int Run(int argc, char** argv) {
   CLI::App app("Judges every kernel against the double-precision reference.");
   app.add_option("--case", options.name, "Run the one case of this name");
   app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
+  app.add_option("--device", options.device, "Judge the kernels of cpu, cuda or all (default)")
+      ->check(CLI::IsMember({"cpu", "cuda", "all"}));
+  app.add_option("--jobs", options.jobs, "Problems at a time; 0: one per processor")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--repeat", options.repetitions, "Runs of every repeat check")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--large", options.large,
+               "On a GPU also products of more than 2^31 elements: 20 GB of memory on either side");
+  app.add_flag("--no-guards{0}", GuardedBuffer::trailing_bytes,
+               "No guard zone behind the data, for programs that check memory themselves");
   app.add_flag("--list", options.list, "Print the names and stop");
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
   app.add_flag("--nightly", options.nightly, "The larger selection");

@@ -18,8 +18,11 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 // Elements between the rows of a padded matrix.
 constexpr int64_t kRowPadding = 13;
+// How many activations of a sparse lattice row are not zero, about.
+constexpr int64_t kSparseTerms = 300;
 
 double LatticeActivation(Random& random, const Case& c, int64_t m, int64_t k) {
+  if (c.k > kMaxDenseLatticeK && !random.OneIn(c.k / kSparseTerms + 1)) return 0;
   if (c.data == DataClass::kLatticeWide && (k * 7 + m) % std::max<int64_t>(c.k / 4, 1) == 0) {
     // Nine bits: needs both terms where activations are split into two bf16 numbers.
     return static_cast<double>(random.Integer(257, 511)) * (random.OneIn(2) ? 1.0 : -1.0);
@@ -158,9 +161,26 @@ void CheckScalesDiffer(Problem& problem) {
 
 }  // namespace
 
-Result<std::unique_ptr<Problem>> MakeProblem(const Case& c) {
+Result<PreparedWeights> Problem::PreparedFor(const Device& device) const {
+  if (prepared_device_ == device.shared()) return prepared_;
+  prepared_ = {};
+  MARLIN_ASSIGN_OR_RETURN(
+      prepared_,
+      Prepare(c.check == Check::kLarge ? RepeatColumns(weights, large_n) : weights, device));
+  prepared_device_ = device.shared();
+  return prepared_;
+}
+
+Result<std::unique_ptr<Problem>> MakeProblem(const Case& whole) {
   auto problem = std::make_unique<Problem>();
-  problem->c = c;
+  problem->c = whole;
+  const Case& c = problem->c;
+  if (c.check == Check::kLarge) {
+    problem->large_m = c.m;
+    problem->large_n = c.n;
+    problem->c.m = std::min(c.m, kLargeRows);
+    problem->c.n = std::min(c.n, kLargeColumns);
+  }
   problem->weights = MakeWeights(c);
   problem->expert = c.experts - 1;
   FillActivations(*problem);

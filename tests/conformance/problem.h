@@ -7,6 +7,7 @@
 
 #include "case.h"
 #include "guarded_buffer.h"
+#include "marlin/device.h"
 #include "marlin/weights.h"
 #include "reference/gemm.h"
 
@@ -15,9 +16,20 @@ namespace marlin::conformance {
 /// Weights straight from random codes and scales; they own their memory.
 QuantizedWeights MakeWeights(const Case& c);
 
+/// Lattice data are dense up to this k; longer rows are mostly zero, or their sums would not be
+/// exact.
+inline constexpr int64_t kMaxDenseLatticeK = 420;
+
+/// The period of a large problem along m and n: primes, so that no tile or power of two hides a
+/// wrong index.
+inline constexpr int64_t kLargeRows = 37;
+inline constexpr int64_t kLargeColumns = 251;
+
 /// Everything of a case that does not depend on the kernel.
 struct Problem {
-  Case c;
+  Case c;  ///< Of a large case: the small one that it repeats.
+  int64_t large_m = 0;
+  int64_t large_n = 0;
   QuantizedWeights weights;
   int64_t expert = 0;
   GuardedBuffer a_memory;
@@ -36,7 +48,18 @@ struct Problem {
   bool weights_fit_bf16 = false;
 
   int64_t out_n() const { return c.gated ? c.n / 2 : c.n; }
+
+  /// The weights, of a large case all of them, on a device; prepared once for all of its rows. Not
+  /// thread-safe.
+  Result<PreparedWeights> PreparedFor(const Device& device) const;
+
+ private:
+  mutable std::shared_ptr<Device::Impl> prepared_device_;
+  mutable PreparedWeights prepared_;
 };
+
+/// The weights, each column repeated every spec.n of n.
+QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n);
 
 /// Builds data and reference. Errors: those of the reference.
 Result<std::unique_ptr<Problem>> MakeProblem(const Case& c);

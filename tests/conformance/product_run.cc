@@ -17,29 +17,125 @@ constexpr int64_t kRowPadding = 11;
 
 }  // namespace
 
+Status ProductRun::PlaceInputs(const Problem& problem, const std::vector<int64_t>& rows) {
+  const Case& c = problem.c;
+  const int64_t bytes = DTypeBytes(c.a_type);
+  const int64_t stride = problem.a.stride(0);
+  GuardedBuffer a(rows.empty() ? 0 : ((rows_ - 1) * stride + c.k) * bytes,
+                  c.misaligned ? bytes : 0);
+  GuardedBuffer row_weight(c.row_weight ? rows_ * 4 : 0, c.misaligned ? 4 : 0);
+  for (int64_t i = 0; i < rows_; ++i) {
+    const int64_t row = rows[static_cast<size_t>(i)];
+    std::memcpy(a.data() + i * stride * bytes, problem.a_memory.data() + row * stride * bytes,
+                static_cast<size_t>(c.k * bytes));
+    if (c.row_weight) {
+      std::memcpy(row_weight.data() + i * 4, problem.row_weight_memory.data() + row * 4, 4);
+    }
+  }
+  MARLIN_ASSIGN_OR_RETURN(a_, DeviceImage::Make(device_, std::move(a)));
+  a_view_ = TensorView(a_.data(), c.a_type, {rows_, c.k}, {stride, 1});
+  if (c.row_weight) {
+    MARLIN_ASSIGN_OR_RETURN(row_weight_, DeviceImage::Make(device_, std::move(row_weight)));
+    options_.row_weight = TensorView(row_weight_.data(), DType::kF32, {rows_});
+  }
+  if (c.bias) {
+    MARLIN_ASSIGN_OR_RETURN(bias_, DeviceImage::Make(device_, problem.bias_memory.Copy()));
+    options_.bias = TensorView(bias_.data(), c.bias_type, {c.n});
+  }
+  return Status();
+}
+
+Status ProductRun::PlaceOutput(const Case& c) {
+  const int64_t bytes = DTypeBytes(type_);
+  const int64_t count = rows_ == 0 ? 0 : (rows_ - 1) * stride_ + columns_;
+  MARLIN_ASSIGN_OR_RETURN(
+      output_, DeviceImage::Make(device_, GuardedBuffer(count * bytes, c.misaligned ? bytes : 0)));
+  out_view_ = MutableTensorView(output_.data(), type_, {rows_, columns_}, {stride_, 1});
+  return Status();
+}
+
+Status ProductRun::Plan() {
+  MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
+                          PlanGemm(device_, a_view_, prepared_, out_view_, options_));
+  kernel_ = plan.kernel;
+  if (plan.workspace_bytes == 0) return Status();
+  MARLIN_ASSIGN_OR_RETURN(workspace_,
+                          DeviceImage::Make(device_, GuardedBuffer(plan.workspace_bytes)));
+  options_.workspace = workspace_.data();
+  options_.workspace_bytes = plan.workspace_bytes;
+  return Status();
+}
+
+Result<ProductRun> ProductRun::Make(const Device& device, const PreparedWeights& prepared,
+                                    const Problem& problem, GemmOptions options,
+                                    const std::vector<int64_t>& rows) {
+  const Case& c = problem.c;
+  ProductRun run(device, prepared, std::move(options));
+  run.rows_ = static_cast<int64_t>(rows.size());
+  run.columns_ = prepared.spec().n / (c.gated ? 2 : 1);
+  run.stride_ = run.columns_ + (c.padded ? kRowPadding : 0);
+  run.type_ = c.c_type;
+  run.as_vector_ = run.rows_ == 1 && c.seed % 2 == 1;
+  MARLIN_RETURN_IF_ERROR(run.PlaceInputs(problem, rows));
+  MARLIN_RETURN_IF_ERROR(run.PlaceOutput(c));
+  MARLIN_RETURN_IF_ERROR(run.Plan());
+  return run;
+}
+
+Status ProductRun::Launch() const {
+  if (!as_vector_) return Gemm(device_, a_view_, prepared_, out_view_, options_);
+  const TensorView vector(a_view_.data(), a_view_.dtype(), {a_view_.dim(1)});
+  const MutableTensorView out(out_view_.data(), type_, {columns_});
+  return Gemv(device_, vector, prepared_, out, options_);
+}
+
+Status ProductRun::Collect() {
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize(options_.stream));
+  MARLIN_RETURN_IF_ERROR(output_.Download());
+  if (workspace_.data() != nullptr) MARLIN_RETURN_IF_ERROR(workspace_.Download());
+  inputs_changed_ = false;
+  for (const DeviceImage* input : {&a_, &bias_, &row_weight_}) {
+    MARLIN_ASSIGN_OR_RETURN(const bool changed, input->Changed());
+    inputs_changed_ |= changed;
+  }
+  return Status();
+}
+
+Status ProductRun::Reset() {
+  MARLIN_RETURN_IF_ERROR(output_.Poison());
+  return workspace_.data() == nullptr ? Status() : workspace_.Poison();
+}
+
 double ProductRun::Output(int64_t m, int64_t n) const {
-  return reference::LoadElement(output_.data(), type_, m * stride_ + n);
+  return reference::LoadElement(output_.host().data(), type_, m * stride_ + n);
+}
+
+const std::byte* ProductRun::Row(int64_t m) const {
+  return output_.host().data() + m * stride_ * DTypeBytes(type_);
 }
 
 uint32_t ProductRun::Bits(int64_t m, int64_t n) const {
   const int64_t bytes = DTypeBytes(type_);
   uint32_t bits = 0;
-  std::memcpy(&bits, output_.data() + (m * stride_ + n) * bytes, static_cast<size_t>(bytes));
+  std::memcpy(&bits, Row(m) + n * bytes, static_cast<size_t>(bytes));
   return bits;
 }
 
 uint64_t ProductRun::Hash() const {
+  const GuardedBuffer& output = output_.host();
   return HashText(
-      {reinterpret_cast<const char*>(output_.data()), static_cast<size_t>(output_.bytes())});
+      {reinterpret_cast<const char*>(output.data()), static_cast<size_t>(output.bytes())});
 }
 
 std::string ProductRun::Damage() const {
-  if (!output_.Intact()) return "output: wrote outside of it";
-  if (workspace_.data() != nullptr && !workspace_.Intact()) return "workspace: wrote outside of it";
+  if (!output_.host().Intact()) return "output: wrote outside of it";
+  if (workspace_.data() != nullptr && !workspace_.host().Intact()) {
+    return "workspace: wrote outside of it";
+  }
   if (inputs_changed_) return "inputs: a guard or an operand was written to";
   const int64_t bytes = DTypeBytes(type_);
   for (int64_t m = 0; m + 1 < rows_; ++m) {
-    if (!output_.Untouched((m * stride_ + columns_) * bytes, (m + 1) * stride_ * bytes)) {
+    if (!output_.host().Untouched((m * stride_ + columns_) * bytes, (m + 1) * stride_ * bytes)) {
       return fmt::format("output: wrote between rows {} and {}", m, m + 1);
     }
   }
@@ -48,74 +144,31 @@ std::string ProductRun::Damage() const {
 
 GemmOptions ProductOptions(const Problem& problem) {
   GemmOptions options;
-  options.bias = problem.epilogue.bias;
   options.activation = problem.c.activation;
   options.gated = problem.c.gated;
-  options.row_weight = problem.epilogue.row_weight;
   options.allow_bf16_activations = problem.c.allow_bf16_activations;
   options.expert = problem.expert;
   return options;
 }
 
+std::vector<int64_t> AllRows(int64_t m) {
+  std::vector<int64_t> rows(static_cast<size_t>(m));
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  return rows;
+}
+
 Result<ProductRun> RunProduct(const Device& device, const PreparedWeights& prepared,
                               const Problem& problem, const GemmOptions& options) {
-  std::vector<int64_t> rows(static_cast<size_t>(problem.c.m));
-  std::iota(rows.begin(), rows.end(), int64_t{0});
-  return RunProductRows(device, prepared, problem, options, rows);
+  return RunProductRows(device, prepared, problem, options, AllRows(problem.c.m));
 }
 
 Result<ProductRun> RunProductRows(const Device& device, const PreparedWeights& prepared,
-                                  const Problem& problem, GemmOptions options,
+                                  const Problem& problem, const GemmOptions& options,
                                   const std::vector<int64_t>& rows) {
-  const Case& c = problem.c;
-  ProductRun run;
-  run.rows_ = static_cast<int64_t>(rows.size());
-  run.columns_ = problem.out_n();
-  run.stride_ = run.columns_ + (c.padded ? kRowPadding : 0);
-  run.type_ = c.c_type;
-
-  // Operands are copied into fresh guarded memory: the copy is also what shows a write to them.
-  const int64_t a_bytes = DTypeBytes(c.a_type);
-  const int64_t a_stride = problem.a.stride(0);
-  GuardedBuffer a(rows.empty() ? 0 : ((run.rows_ - 1) * a_stride + c.k) * a_bytes,
-                  c.misaligned ? a_bytes : 0);
-  std::vector<float> row_weight;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::memcpy(a.data() + static_cast<int64_t>(i) * a_stride * a_bytes,
-                problem.a_memory.data() + rows[i] * a_stride * a_bytes,
-                static_cast<size_t>(c.k * a_bytes));
-    if (c.row_weight) {
-      row_weight.push_back(static_cast<float>(
-          reference::LoadElement(problem.row_weight_memory.data(), DType::kF32, rows[i])));
-    }
-  }
-  if (c.row_weight) options.row_weight = TensorView(row_weight.data(), DType::kF32, {run.rows_});
-  const TensorView a_view(a.data(), c.a_type, {run.rows_, c.k}, {a_stride, 1});
-  const uint64_t a_hash =
-      HashText({reinterpret_cast<const char*>(a.data()), static_cast<size_t>(a.bytes())});
-
-  const int64_t c_bytes = DTypeBytes(c.c_type);
-  const int64_t count = rows.empty() ? 0 : (run.rows_ - 1) * run.stride_ + run.columns_;
-  run.output_ = GuardedBuffer(count * c_bytes, c.misaligned ? c_bytes : 0);
-  const MutableTensorView out(run.output_.data(), c.c_type, {run.rows_, run.columns_},
-                              {run.stride_, 1});
-
-  MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan, PlanGemm(device, a_view, prepared, out, options));
-  run.kernel_ = plan.kernel;
-  if (plan.workspace_bytes > 0) {
-    run.workspace_ = GuardedBuffer(plan.workspace_bytes);
-    options.workspace = run.workspace_.data();
-    options.workspace_bytes = plan.workspace_bytes;
-  }
-  if (run.rows_ == 1 && c.seed % 2 == 1) {
-    const TensorView vector(a.data(), c.a_type, {c.k});
-    const MutableTensorView out_vector(run.output_.data(), c.c_type, {run.columns_});
-    MARLIN_RETURN_IF_ERROR(Gemv(device, vector, prepared, out_vector, options));
-  } else {
-    MARLIN_RETURN_IF_ERROR(Gemm(device, a_view, prepared, out, options));
-  }
-  run.inputs_changed_ = !a.Intact() || a_hash != HashText({reinterpret_cast<const char*>(a.data()),
-                                                           static_cast<size_t>(a.bytes())});
+  MARLIN_ASSIGN_OR_RETURN(ProductRun run,
+                          ProductRun::Make(device, prepared, problem, options, rows));
+  MARLIN_RETURN_IF_ERROR(run.Launch());
+  MARLIN_RETURN_IF_ERROR(run.Collect());
   return run;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,8 @@ struct RowCounts {
   double worst_ratio = 0;
   std::string worst_case;
 };
-using Counts = std::map<std::string, RowCounts>;
+/// In the order of Machine::rows().
+using Counts = std::vector<RowCounts>;
 
 /// Compares with the pinned counts: a row that this machine can run must not pass fewer cases than
 /// pinned, nor decline or mistrust more. Returns one line per violation.
@@ -30,11 +30,13 @@ std::vector<std::string> CompareCounts(const Machine& machine, const Counts& cou
 /// Writes the counts; rows that this machine cannot run keep their pinned numbers.
 Status WriteCounts(const Machine& machine, const Counts& counts, const std::string& path);
 
-/// The table of declared error models; `counts` adds the measured worst ratios when not null.
-std::string ModelsMarkdown(const Machine& machine, const Counts& counts);
+/// Writes the table of declared error models of all backends with the worst ratios of the rows that
+/// ran. What did not run keeps the file's ratio if its declared model is still the same; a backend
+/// that this build lacks keeps its section.
+Status WriteModels(const Machine& machine, const Counts& counts, const std::string& path);
 
-/// Empty, or why the declared part of the file differs from the kernel table.
-std::string CompareModels(const Machine& machine, const std::string& path);
+/// Empty, or why the declared part of the file differs from the kernel tables.
+std::string CompareModels(const std::string& path);
 
 Status WriteText(const std::string& path, const std::string& text);
 

@@ -4,13 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "bounds.h"
-#include "guarded_buffer.h"
+#include "device_image.h"
+#include "large.h"
 #include "product_run.h"
 #include "reference/elements.h"
+#include "streams.h"
 
 namespace marlin::conformance {
 namespace {
@@ -70,47 +75,38 @@ GemmOptions OptionsFor(const Row& row, const Problem& problem) {
 
 CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Device& device = machine.DeviceFor(row);
-  Result<PreparedWeights> prepared = Prepare(problem.weights, device);
+  const bool large = problem.c.check == Check::kLarge;
+  Result<PreparedWeights> prepared = problem.PreparedFor(device);
   if (!prepared.ok()) return FromStatus(prepared.status());
-  Result<ProductRun> run = RunProduct(device, *prepared, problem, OptionsFor(row, problem));
+  std::vector<int64_t> rows = AllRows(large ? problem.large_m : problem.c.m);
+  for (int64_t& m : rows) m %= std::max<int64_t>(problem.c.m, 1);
+  Result<ProductRun> run =
+      RunProductRows(device, *prepared, problem, OptionsFor(row, problem), rows);
   if (!run.ok()) return FromStatus(run.status());
   if (row.desc != nullptr && run->kernel() != row.name) {
     return Failed(fmt::format("kernel: asked for {}, the plan says {}", row.name, run->kernel()));
   }
-  const KernelDesc* kernel = machine.Kernel(run->kernel());
-  if (kernel == nullptr) return Failed(fmt::format("kernel: no row named {}", run->kernel()));
-  if (LatticeIsExactFor(problem, kernel->grade) && !problem.broken_precondition.empty()) {
+  const Row* chosen = machine.Find(row.backend, run->kernel());
+  if (chosen == nullptr) return Failed(fmt::format("kernel: no row named {}", run->kernel()));
+  const KernelDesc& kernel = *chosen->desc;
+  if (large) return JudgeLargeProduct(problem, *run, kernel.grade);
+  if (LatticeIsExactFor(problem, kernel.grade) && !problem.broken_precondition.empty()) {
     return Failed(problem.broken_precondition);
   }
   const std::string damage = run->Damage();
   if (!damage.empty()) return Failed(damage);
-  CaseResult result = JudgeProduct(problem, *run, *kernel);
+  CaseResult result = JudgeProduct(problem, *run, kernel);
   if (result.outcome == Outcome::kPassed && IsMistrusted(problem)) {
     result.outcome = Outcome::kMistrusted;
   }
   return result;
 }
 
-// Dequantize has no options: the level of the device decides the kernel.
-CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Problem& problem) {
+// Compares decoded weights, rows `stride` elements apart, with the reference.
+CaseResult JudgeWeights(const Problem& problem, const GuardedBuffer& memory, int64_t stride) {
   const Case& c = problem.c;
-  const Device& device = machine.DeviceFor(row);
-  Result<PreparedWeights> prepared = Prepare(problem.weights, device);
-  if (!prepared.ok()) return FromStatus(prepared.status());
-  const int64_t bytes = DTypeBytes(c.c_type);
-  const int64_t stride = c.n + (c.padded ? 7 : 0);
-  const int64_t count = c.k == 0 ? 0 : (c.k - 1) * stride + c.n;
-  GuardedBuffer memory(count * bytes, c.misaligned ? bytes : 0);
-  const MutableTensorView out(memory.data(), c.c_type, {c.k, c.n}, {stride, 1});
-  const Status status = Dequantize(device, *prepared, out, problem.expert);
-  if (!status.ok()) return FromStatus(status);
-  if (!memory.Intact()) return Failed("output: wrote outside of it");
-
   CaseResult result;
   for (int64_t k = 0; k < c.k; ++k) {
-    if (k + 1 < c.k && !memory.Untouched((k * stride + c.n) * bytes, (k + 1) * stride * bytes)) {
-      return Failed(fmt::format("output: wrote between rows {} and {}", k, k + 1));
-    }
     for (int64_t n = 0; n < c.n; ++n) {
       const auto at = static_cast<size_t>(k * c.n + n);
       const double got = reference::LoadElement(memory.data(), c.c_type, k * stride + n);
@@ -128,6 +124,42 @@ CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Probl
     }
   }
   return result;
+}
+
+// What dequantizing into poisoned memory of the device leaves there.
+Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem, int64_t columns,
+                                  int64_t stride) {
+  const Case& c = problem.c;
+  const int64_t bytes = DTypeBytes(c.c_type);
+  const int64_t count = c.k == 0 ? 0 : (c.k - 1) * stride + columns;
+  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, problem.PreparedFor(device));
+  MARLIN_ASSIGN_OR_RETURN(
+      DeviceImage image,
+      DeviceImage::Make(device, GuardedBuffer(count * bytes, c.misaligned ? bytes : 0)));
+  const MutableTensorView out(image.data(), c.c_type, {c.k, columns}, {stride, 1});
+  MARLIN_RETURN_IF_ERROR(Dequantize(device, prepared, out, problem.expert));
+  MARLIN_RETURN_IF_ERROR(device.Synchronize());
+  MARLIN_RETURN_IF_ERROR(image.Download());
+  return image;
+}
+
+// Dequantize has no options: the level of the device decides the kernel.
+CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Problem& problem) {
+  const Case& c = problem.c;
+  const int64_t bytes = DTypeBytes(c.c_type);
+  const int64_t columns = c.check == Check::kLarge ? problem.large_n : c.n;
+  const int64_t stride = columns + (c.padded ? 7 : 0);
+  const Result<DeviceImage> image = DecodeWeights(machine.DeviceFor(row), problem, columns, stride);
+  if (!image.ok()) return FromStatus(image.status());
+  const GuardedBuffer& memory = image->host();
+  if (!memory.Intact()) return Failed("output: wrote outside of it");
+  for (int64_t k = 0; k + 1 < c.k; ++k) {
+    if (!memory.Untouched((k * stride + columns) * bytes, (k + 1) * stride * bytes)) {
+      return Failed(fmt::format("output: wrote between rows {} and {}", k, k + 1));
+    }
+  }
+  return c.check == Check::kLarge ? JudgeLargeWeights(problem, memory.data(), stride)
+                                  : JudgeWeights(problem, memory, stride);
 }
 
 // Runs the product with `rows` of A in place of the problem's own and compares the outputs with
@@ -152,7 +184,7 @@ Status SameRows(const Device& device, const PreparedWeights& prepared, const Pro
 CaseResult RunRowsCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Case& c = problem.c;
   const Device& device = machine.DeviceFor(row);
-  Result<PreparedWeights> prepared = Prepare(problem.weights, device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
   if (!prepared.ok()) return FromStatus(prepared.status());
   GemmOptions options = OptionsFor(row, problem);
   options.determinism = Determinism::kBatchInvariant;
@@ -174,45 +206,120 @@ CaseResult RunRowsCase(const Machine& machine, const Row& row, const Problem& pr
   return {};
 }
 
-CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem& problem) {
-  const bool vary_threads = problem.c.check == Check::kThreads;
-  std::vector<Device> devices;
-  for (int threads : {1, 2, 3, 5}) {
-    if (!vary_threads) continue;
-    Result<Device> device = machine.DeviceWithThreads(row, threads);
-    if (!device.ok()) return FromStatus(device.status());
-    devices.push_back(*device);
-  }
-  while (!vary_threads && devices.size() < 20) devices.push_back(machine.DeviceFor(row));
-
+CaseResult RunThreads(const Machine& machine, const Row& row, const Problem& problem) {
   uint64_t first = 0;
-  for (size_t i = 0; i < devices.size(); ++i) {
-    Result<PreparedWeights> prepared = Prepare(problem.weights, devices[i]);
+  for (int threads : {1, 2, 3, 5}) {
+    const Result<Device> device = machine.DeviceWithThreads(row, threads);
+    if (!device.ok()) return FromStatus(device.status());
+    const Result<PreparedWeights> prepared = Prepare(problem.weights, *device);
     if (!prepared.ok()) return FromStatus(prepared.status());
-    Result<ProductRun> run = RunProduct(devices[i], *prepared, problem, OptionsFor(row, problem));
+    const Result<ProductRun> run =
+        RunProduct(*device, *prepared, problem, OptionsFor(row, problem));
     if (!run.ok()) return FromStatus(run.status());
-    if (i == 0) first = run->Hash();
-    if (run->Hash() == first) continue;
-    return Failed(vary_threads ? fmt::format("{} threads differ from 1", devices[i].info().threads)
-                               : fmt::format("run {} differs from the first", i + 1));
+    if (threads == 1) first = run->Hash();
+    if (run->Hash() != first) return Failed(fmt::format("{} threads differ from 1", threads));
+  }
+  return {};
+}
+
+// Launches and collects a product again; its hash. Errors: kInternal with the damage, if any.
+Result<uint64_t> HashAgain(ProductRun& run) {
+  MARLIN_RETURN_IF_ERROR(run.Reset());
+  MARLIN_RETURN_IF_ERROR(run.Launch());
+  MARLIN_RETURN_IF_ERROR(run.Collect());
+  const std::string damage = run.Damage();
+  if (!damage.empty()) return Status(Code::kInternal, damage);
+  return run.Hash();
+}
+
+CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem& problem,
+                          int repetitions) {
+  // Weights prepared and memory placed anew so often; then the same memory again and again.
+  constexpr int kPreparations = 20;
+  const Device& device = machine.DeviceFor(row);
+  std::optional<ProductRun> run;
+  uint64_t first = 0;
+  for (int i = 0; i < repetitions; ++i) {
+    if (i < kPreparations) {
+      const Result<PreparedWeights> prepared = Prepare(problem.weights, device);
+      if (!prepared.ok()) return FromStatus(prepared.status());
+      Result<ProductRun> made = ProductRun::Make(device, *prepared, problem,
+                                                 OptionsFor(row, problem), AllRows(problem.c.m));
+      if (!made.ok()) return FromStatus(made.status());
+      run.emplace(std::move(*made));
+    }
+    const Result<uint64_t> hash = HashAgain(*run);
+    if (!hash.ok()) return FromStatus(hash.status());
+    if (i == 0) first = *hash;
+    if (*hash != first) return Failed(fmt::format("run {} differs from the first", i + 1));
+  }
+  return {};
+}
+
+CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& problem) {
+  constexpr size_t kStreams = 16;
+  constexpr int kLaunches = 8;
+  const Device& device = machine.DeviceFor(row);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  if (!prepared.ok()) return FromStatus(prepared.status());
+  GemmOptions options = OptionsFor(row, problem);
+  const Result<ProductRun> alone = RunProduct(device, *prepared, problem, options);
+  if (!alone.ok()) return FromStatus(alone.status());
+
+  std::vector<std::shared_ptr<void>> streams;
+  std::vector<ProductRun> runs;
+  for (size_t i = 0; i < kStreams; ++i) {
+    Result<std::shared_ptr<void>> stream = MakeStream(row.backend);
+    if (!stream.ok()) return FromStatus(stream.status());
+    streams.push_back(*stream);
+    options.stream = stream->get();
+    Result<ProductRun> run =
+        ProductRun::Make(device, *prepared, problem, options, AllRows(problem.c.m));
+    if (!run.ok()) return FromStatus(run.status());
+    runs.push_back(std::move(*run));
+  }
+  std::vector<Status> statuses(kStreams);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kStreams; ++i) {
+    threads.emplace_back([&, i] {
+      for (int launch = 0; launch < kLaunches && statuses[i].ok(); ++launch) {
+        statuses[i] = runs[i].Launch();
+      }
+      if (statuses[i].ok()) statuses[i] = runs[i].Collect();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < kStreams; ++i) {
+    if (!statuses[i].ok()) return FromStatus(statuses[i]);
+    const std::string damage = runs[i].Damage();
+    if (!damage.empty()) return Failed(fmt::format("stream {}: {}", i + 1, damage));
+    if (runs[i].Hash() == alone->Hash()) continue;
+    return Failed(fmt::format("stream {} of {} differs from one alone", i + 1, kStreams));
   }
   return {};
 }
 
 }  // namespace
 
-CaseResult RunCase(const Machine& machine, const Row& row, const Case& c, const Problem& problem) {
-  switch (c.check) {
+CaseResult RunCase(const Machine& machine, const Row& row, const Problem& problem,
+                   int repetitions) {
+  switch (problem.c.check) {
     case Check::kGemm:
       return RunGemmCase(machine, row, problem);
     case Check::kDequantize:
       return RunDequantizeCase(machine, row, problem);
+    case Check::kLarge:
+      return row.op == "gemm" ? RunGemmCase(machine, row, problem)
+                              : RunDequantizeCase(machine, row, problem);
     case Check::kBatchInvariant:
     case Check::kRowPermutation:
       return RunRowsCase(machine, row, problem);
     case Check::kThreads:
+      return RunThreads(machine, row, problem);
     case Check::kRepeat:
-      return RunRepetitions(machine, row, problem);
+      return RunRepetitions(machine, row, problem, repetitions);
+    case Check::kStreams:
+      return RunStreams(machine, row, problem);
   }
   return Failed("check: unknown");
 }

@@ -34,39 +34,56 @@ struct CaseResult {
   double worst_ratio = 0;  ///< Largest error over tight bound among the outputs.
 };
 
-/// One kernel of the table and the device that it is judged on.
+/// One kernel of a backend's table and the device that it is judged on.
 struct Row {
   std::string name;
+  std::string backend;
   std::string op;  ///< "gemm" or "dequantize".
   Isa level = Isa::kScalar;
   const KernelDesc* desc = nullptr;  ///< Null for the planned row and for dequantize.
   std::string unavailable;           ///< Why this machine cannot run it; empty when it can.
 };
 
-/// The devices of all instruction-set levels that this machine has, and their kernels.
+/// The rows of one or all backends, and the devices that run them: the CPU at every
+/// instruction-set level that this machine has, and the GPU.
 class Machine {
  public:
-  /// Errors: kUnsupported when not even the scalar level opens.
-  static Result<Machine> Open();
+  /// `backend` is "cpu", "cuda" or "all". Errors: kUnsupported when the CPU is asked for and not
+  /// even the scalar level opens. A GPU that does not open leaves its rows unavailable.
+  static Result<Machine> Open(std::string_view backend);
+  /// Of one device alone, whose kernels at `level` are judged.
+  static Machine Of(std::string_view backend, Isa level, const Device& device,
+                    std::span<const KernelDesc> kernels);
 
   const std::vector<Row>& rows() const { return rows_; }
-  /// The rows of the kernel table, whether this machine runs them or not.
-  std::span<const KernelDesc> Kernels() const;
-  const Row* Find(std::string_view name) const;
-  /// The device to run a row on, with 2 threads.
+  /// Those that have rows.
+  const std::vector<std::string>& backends() const { return backends_; }
+  const Row* Find(std::string_view backend, std::string_view name) const;
+  /// Where a row of rows() is.
+  size_t IndexOf(const Row& row) const { return static_cast<size_t>(&row - rows_.data()); }
+  /// The device to run a row on; a CPU has 2 threads.
   const Device& DeviceFor(const Row& row) const;
-  /// A device of the row's level with a number of threads; made on first use.
+  /// A CPU of the row's level with a number of threads; made on first use.
   Result<Device> DeviceWithThreads(const Row& row, int threads) const;
-  /// The declared model of a kernel by name; null when the table does not have it.
-  const KernelDesc* Kernel(std::string_view name) const;
 
  private:
+  Status AddCpu();
+  void AddDevice(std::string_view backend, Isa level, const Result<Device>& device,
+                 std::span<const KernelDesc> kernels);
+
   std::vector<Row> rows_;
+  std::vector<std::string> backends_;
   std::map<Isa, Device> devices_;
-  Isa best_ = Isa::kScalar;
 };
 
-/// Runs one case. The problem is the one of the case; weights are prepared here.
-CaseResult RunCase(const Machine& machine, const Row& row, const Case& c, const Problem& problem);
+/// The kernel table of a backend, the same on every machine.
+std::span<const KernelDesc> KernelTable(std::string_view backend);
+
+/// How often a repeat check runs its product unless told otherwise.
+inline constexpr int kRepetitions = 20;
+
+/// Runs one case on a row; `problem` is the case's. Thread-safe for different problems.
+CaseResult RunCase(const Machine& machine, const Row& row, const Problem& problem,
+                   int repetitions = kRepetitions);
 
 }  // namespace marlin::conformance

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <utility>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "cases.h"
 #include "report.h"
 #include "runner.h"
@@ -14,44 +18,38 @@
 namespace marlin::conformance {
 namespace {
 
+// What became of a case.
+struct CaseRun {
+  const Row* row = nullptr;
+  std::string name;
+  bool skipped = false;
+  CaseResult result;
+};
+
 class Suite {
  public:
   Suite(const SuiteOptions& options, const Machine& machine)
-      : options_(options), machine_(machine), filter_(options.filter) {
-    for (const Row& row : machine.rows()) counts_[row.name];
-  }
+      : options_(options),
+        machine_(machine),
+        filter_(options.filter),
+        counts_(machine.rows().size()) {}
 
-  // Runs one problem on all rows that take it and that the filter names.
-  void RunProblem(const Case& problem) {
-    std::unique_ptr<Problem> data;
-    for (const Row& row : machine_.rows()) {
-      if (!Takes(row, problem)) continue;
-      Case c = problem;
-      c.kernel = row.name;
-      const std::string name = CaseName(c);
-      if (!options_.filter.empty() && !std::regex_search(name, filter_)) continue;
-      const Result<Case> parsed = ParseCase(name);
-      if (!parsed.ok() || *parsed != c) {
-        Record(row, name, {Outcome::kFailed, "the name does not give this case back", 0});
-        continue;
+  // Runs problems, several at a time, until a failure ends the run; reports in their order.
+  void RunProblems(const std::vector<Case>& problems, int jobs) {
+    ThreadPool pool(jobs);
+    // One at a time stops at the first failure; more keep the processors busy.
+    const size_t batch =
+        pool.worker_count() == 1 ? 1 : 8 * static_cast<size_t>(pool.worker_count());
+    for (size_t begin = 0; begin < problems.size() && !Stopped(); begin += batch) {
+      const size_t count = std::min(batch, problems.size() - begin);
+      std::vector<std::vector<CaseRun>> runs(count);
+      pool.Run(static_cast<int64_t>(count), [&](int64_t i, int) {
+        const auto at = static_cast<size_t>(i);
+        runs[at] = RunProblem(problems[begin + at]);
+      });
+      for (const std::vector<CaseRun>& of_problem : runs) {
+        for (const CaseRun& run : of_problem) Record(run);
       }
-      if (options_.list) {
-        fmt::print("{}\n", name);
-        continue;
-      }
-      if (!row.unavailable.empty()) {
-        ++counts_[row.name].skipped;
-        continue;
-      }
-      if (data == nullptr) {
-        Result<std::unique_ptr<Problem>> made = MakeProblem(problem);
-        if (!made.ok()) {
-          Record(row, name, {Outcome::kFailed, made.status().message(), 0});
-          continue;
-        }
-        data = std::move(*made);
-      }
-      Record(row, name, RunCase(machine_, row, c, *data));
     }
   }
 
@@ -63,7 +61,7 @@ class Suite {
       violations = CompareCounts(machine_, counts_, options_.expected_path);
     }
     if (!options_.check_models_path.empty()) {
-      const std::string difference = CompareModels(machine_, options_.check_models_path);
+      const std::string difference = CompareModels(options_.check_models_path);
       if (!difference.empty()) violations.push_back(difference);
     }
     WriteFiles(&violations);
@@ -75,10 +73,46 @@ class Suite {
     return failed_ > 0 || !violations.empty() || (passed_ == 0 && skipped_ == 0) ? 1 : 0;
   }
 
+ private:
   bool Stopped() const { return options_.stop_at_failure && failed_ > 0; }
 
- private:
+  // Runs one problem on all rows that take it and that the filter names.
+  std::vector<CaseRun> RunProblem(const Case& problem) const {
+    std::vector<CaseRun> runs;
+    std::unique_ptr<Problem> data;
+    for (const Row& row : machine_.rows()) {
+      if (!Takes(row, problem)) continue;
+      Case c = problem;
+      c.kernel = row.name;
+      CaseRun run{&row, CaseName(c), false, {}};
+      if (!options_.filter.empty() && !std::regex_search(run.name, filter_)) continue;
+      const Result<Case> parsed = ParseCase(run.name);
+      if (!parsed.ok() || *parsed != c) {
+        run.result = {Outcome::kFailed, "the name does not give this case back", 0};
+      } else if (options_.list || !row.unavailable.empty()) {
+        run.skipped = true;
+      } else {
+        run.result = RunOn(row, problem, &data);
+      }
+      runs.push_back(std::move(run));
+    }
+    return runs;
+  }
+
+  // `data` is made when it is first needed.
+  CaseResult RunOn(const Row& row, const Case& problem, std::unique_ptr<Problem>* data) const {
+    if (*data == nullptr) {
+      Result<std::unique_ptr<Problem>> made = MakeProblem(problem);
+      if (!made.ok()) return {Outcome::kFailed, made.status().message(), 0};
+      *data = std::move(*made);
+    }
+    return RunCase(machine_, row, **data, options_.repetitions);
+  }
+
   static bool Takes(const Row& row, const Case& problem) {
+    if (row.backend != problem.backend) return false;
+    // Which rows of A are multiplied makes no difference to the weights: once is enough.
+    if (problem.check == Check::kLarge && problem.m == 1) return true;
     const bool wants_dequantize = problem.check == Check::kDequantize;
     if (wants_dequantize != (row.op == "dequantize")) return false;
     if (problem.data != DataClass::kLatticeInt8 || wants_dequantize) return true;
@@ -93,8 +127,20 @@ class Suite {
     return at == std::string::npos ? row.name + ": " + message : message.substr(at);
   }
 
-  void Record(const Row& row, const std::string& name, const CaseResult& result) {
-    RowCounts& counts = counts_[row.name];
+  void Record(const CaseRun& run) {
+    const Row& row = *run.row;
+    const std::string& name = run.name;
+    const CaseResult& result = run.result;
+    RowCounts& counts = counts_[machine_.IndexOf(row)];
+    if (options_.list) {
+      fmt::print("{}\n", name);
+      return;
+    }
+    if (run.skipped) {
+      ++counts.skipped;
+      ++skipped_;
+      return;
+    }
     switch (result.outcome) {
       case Outcome::kPassed:
         ++counts.passed;
@@ -136,26 +182,28 @@ class Suite {
       if (!written.ok()) violations->push_back(written.message());
     }
     if (!options_.write_models_path.empty()) {
-      const Status written =
-          WriteText(options_.write_models_path, ModelsMarkdown(machine_, counts_));
+      const Status written = WriteModels(machine_, counts_, options_.write_models_path);
       if (!written.ok()) violations->push_back(written.message());
     }
   }
 
   void PrintTable(const std::vector<std::string>& violations) {
-    fmt::print("{:<28} {:>7} {:>7} {:>12} {:>11} {:>7}  {}\n", "kernel", "passed", "failed",
+    fmt::print("{:<30} {:>7} {:>7} {:>12} {:>11} {:>7}  {}\n", "kernel", "passed", "failed",
                "unsupported", "mistrusted", "skipped", "worst error / tight bound");
-    for (const Row& row : machine_.rows()) {
-      const RowCounts& counts = counts_[row.name];
-      fmt::print("{:<28} {:>7} {:>7} {:>12} {:>11} {:>7}  {:.3f} {}\n", row.name, counts.passed,
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const Row& row = machine_.rows()[i];
+      const RowCounts& counts = counts_[i];
+      const std::string name =
+          row.desc == nullptr ? fmt::format("{} ({})", row.name, row.backend) : row.name;
+      fmt::print("{:<30} {:>7} {:>7} {:>12} {:>11} {:>7}  {:.3f} {}\n", name, counts.passed,
                  counts.failed, counts.unsupported, counts.mistrusted, counts.skipped,
                  counts.worst_ratio, counts.worst_case);
     }
     for (const auto& [reason, count] : reasons_) fmt::print("unsupported x{}: {}\n", count, reason);
-    for (const Row& row : machine_.rows()) {
-      const int64_t skipped = counts_[row.name].skipped;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const Row& row = machine_.rows()[i];
+      const int64_t skipped = counts_[i].skipped;
       if (skipped == 0) continue;
-      skipped_ += skipped;
       fmt::print("skipped: {}: {} ({} cases)\n", row.unavailable, row.name, skipped);
     }
     for (const std::string& violation : violations) fmt::print("VIOLATION {}\n", violation);
@@ -164,10 +212,11 @@ class Suite {
 
   void PrintJson(const std::vector<std::string>& violations) {
     nlohmann::json rows = nlohmann::json::array();
-    for (const Row& row : machine_.rows()) {
-      const RowCounts& counts = counts_[row.name];
-      skipped_ += counts.skipped;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const Row& row = machine_.rows()[i];
+      const RowCounts& counts = counts_[i];
       rows.push_back({{"kernel", row.name},
+                      {"backend", row.backend},
                       {"passed", counts.passed},
                       {"failed", counts.failed},
                       {"unsupported", counts.unsupported},
@@ -202,21 +251,31 @@ int RunNamedCase(const SuiteOptions& options, const Machine& machine) {
     fmt::print(stderr, "{}\n", c.status().message());
     return 1;
   }
-  if (machine.Find(c->kernel) == nullptr) {
+  if (machine.Find(c->backend, c->kernel) == nullptr) {
     fmt::print(stderr, "case: no kernel named '{}'\n", c->kernel);
     return 1;
   }
   SuiteOptions one = options;
-  one.filter = "/cpu/" + c->kernel + "/";
+  one.filter = "/" + c->kernel + "/";
   Suite suite(one, machine);
-  suite.RunProblem(*c);
+  suite.RunProblems({*c}, 1);
   return suite.Finish();
+}
+
+// The counts of every backend are in a file of their own.
+bool NamesOneDevice(const SuiteOptions& options) {
+  return (options.expected_path.empty() && options.write_expected_path.empty()) ||
+         options.device != "all";
 }
 
 }  // namespace
 
 int RunSuite(const SuiteOptions& options) {
-  const Result<Machine> machine = Machine::Open();
+  if (!NamesOneDevice(options)) {
+    fmt::print(stderr, "--expected and --write-expected need --device cpu or --device cuda\n");
+    return 64;
+  }
+  const Result<Machine> machine = Machine::Open(options.device);
   if (!machine.ok()) {
     fmt::print(stderr, "{}\n", machine.status().message());
     return 5;
@@ -226,9 +285,10 @@ int RunSuite(const SuiteOptions& options) {
   SelectionSize size;
   if (options.nightly) size = {.gemm = 6000, .dequantize = 800};
   Suite suite(options, *machine);
-  for (const Case& problem : SelectProblems(machine->Kernels(), size)) {
-    suite.RunProblem(problem);
-    if (suite.Stopped()) break;
+  for (const std::string& backend : machine->backends()) {
+    suite.RunProblems(SelectProblems(backend, KernelTable(backend), size), options.jobs);
+    // One at a time: each fills much of the memory.
+    if (options.large && backend != "cpu") suite.RunProblems(LargeProblems(backend), 1);
   }
   return suite.Finish();
 }

@@ -3,11 +3,17 @@
 
 #include <string>
 
+#include "runner.h"
+
 namespace marlin::conformance {
 
 struct SuiteOptions {
   std::string name;
   std::string filter;
+  std::string device = "all";  ///< "cpu", "cuda" or "all".
+  int jobs = 1;                ///< Problems made and judged at a time; 0: one per processor.
+  int repetitions = kRepetitions;
+  bool large = false;
   bool list = false;
   bool json = false;
   bool nightly = false;

@@ -1,4 +1,5 @@
 // Random quantized weights in the canonical layout, written with this program's own bit arithmetic.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -175,7 +176,41 @@ std::vector<float> LatticeCodebook(int bits) {
   return table;
 }
 
+// The rows of a view [1, rows, columns] of weights, each repeated up to n columns.
+TensorView RepeatRows(const TensorView& view, int64_t n, GuardedBuffer* memory) {
+  if (view.empty()) return {};
+  const int64_t rows = view.dim(1);
+  const int64_t columns = view.dim(2);
+  const int64_t bytes = DTypeBytes(view.dtype());
+  *memory = GuardedBuffer(rows * n * bytes);
+  const auto* from = static_cast<const std::byte*>(view.data());
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t at = 0; at < n; at += columns) {
+      std::memcpy(memory->data() + (row * n + at) * bytes, from + row * columns * bytes,
+                  static_cast<size_t>(std::min(columns, n - at) * bytes));
+    }
+  }
+  return TensorView(memory->data(), view.dtype(), {1, rows, n});
+}
+
 }  // namespace
+
+QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n) {
+  auto memory = std::make_shared<WeightMemory>();
+  QuantizedWeights wide = weights;
+  wide.spec.n = n;
+  wide.codes = RepeatRows(weights.codes, n, &memory->codes);
+  wide.scales = RepeatRows(weights.scales, n, &memory->scales);
+  wide.zeros = RepeatRows(weights.zeros, n, &memory->zeros);
+  wide.biases = RepeatRows(weights.biases, n, &memory->biases);
+  if (!weights.global_scale.empty()) {
+    memory->global_scale = GuardedBuffer(4);
+    std::memcpy(memory->global_scale.data(), weights.global_scale.data(), 4);
+    wide.global_scale = TensorView(memory->global_scale.data(), DType::kF32, {1});
+  }
+  wide.owner = memory;
+  return wide;
+}
 
 QuantizedWeights MakeWeights(const Case& c) {
   Random random(HashText("weights") ^ (c.seed * 0x9e3779b9u) ^

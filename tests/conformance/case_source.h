@@ -1,0 +1,48 @@
+// Random cases that make sense, and a choice of them in which every pair of properties occurs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "case.h"
+#include "random.h"
+
+namespace marlin::conformance {
+
+/// What the cases of one backend are drawn from.
+struct SizeClasses {
+  std::string backend;
+  std::vector<int64_t> m;
+  std::vector<int64_t> n;
+  std::vector<int64_t> k;
+  std::vector<int64_t> groups;  ///< 0 stands for k.
+  int64_t max_work = 0;         ///< Multiply-adds of one problem: keeps the reference cheap.
+  int64_t max_lattice_k = 0;    ///< Lattice data up to here.
+  bool int8 = false;            ///< Whether there are int8 kernels to draw data for.
+};
+
+/// Draws cases that make sense; a pure function of the arguments.
+class CaseSource {
+ public:
+  CaseSource(SizeClasses sizes, uint64_t seed) : random_(seed), sizes_(std::move(sizes)) {}
+
+  Case Draw(Check check);
+
+ private:
+  DType DrawType();
+  void DrawShape(Case& c);
+  void DrawWeights(Case& c);
+  void DrawEpilogue(Case& c);
+
+  Random random_;
+  SizeClasses sizes_;
+};
+
+/// Takes, `count` times, the candidate that brings most pairs of properties not seen before.
+void SelectByPairs(CaseSource& source, Check check, int count, std::vector<Case>* selected);
+
+/// The properties of a case whose pairs are covered, e.g. "format=u4".
+std::vector<std::string> Properties(const Case& c);
+
+}  // namespace marlin::conformance

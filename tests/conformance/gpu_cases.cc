@@ -1,0 +1,234 @@
+// The problems of GPU kernels.
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "case_source.h"
+#include "cases.h"
+#include "problem.h"
+#include "random.h"
+
+namespace marlin::conformance {
+namespace {
+
+struct Shape {
+  int64_t m, n, k, group;
+};
+
+// Plain cases, with the activation types in turn.
+class PlainCases {
+ public:
+  PlainCases(std::string_view backend, std::vector<Case>* cases)
+      : backend_(backend), cases_(cases) {}
+
+  Case Make(Format format, const Shape& shape) {
+    constexpr DType kTypes[] = {DType::kBf16, DType::kF16, DType::kF32};
+    const FormatInfo& info = GetFormatInfo(format);
+    Case c;
+    c.backend = backend_;
+    c.format = format;
+    c.m = shape.m;
+    c.n = shape.n;
+    c.k = shape.k;
+    c.group_size = info.quantized ? shape.group : std::max<int64_t>(shape.k, 1);
+    c.zero = info.zero_point == ZeroPoint::kRequired ? ZeroKind::kInteger : ZeroKind::kNone;
+    // The built-in quantiles are no lattice.
+    c.user_codebook = info.has_codebook && format != Format::kCodebook4;
+    c.a_type = kTypes[seed_ % 3];
+    c.c_type = kTypes[seed_ / 3 % 3];
+    c.seed = seed_++;
+    return c;
+  }
+  void Add(Case c) { cases_->push_back(std::move(c)); }
+
+ private:
+  std::string backend_;
+  std::vector<Case>* cases_;
+  uint64_t seed_ = 1;
+};
+
+constexpr Format kSomeFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16};
+
+// Every format on every plain shape class. tests/conformance/compute_sanitizer.sh names the shapes
+// of 40 and of 72 columns.
+void AddEveryFormat(PlainCases& plain) {
+  constexpr Shape kShapes[] = {
+      {1, 128, 256, 128},   {2, 33, 144, 16},    {8, 64, 128, 64},    {16, 256, 384, 128},
+      {17, 40, 96, 32},     {33, 300, 400, 100}, {64, 128, 272, 16},  {65, 72, 160, 32},
+      {128, 129, 144, 48},  {129, 520, 96, 96},  {256, 136, 128, 64}, {257, 31, 80, 16},
+      {300, 264, 192, 256},
+  };
+  for (const FormatInfo& info : AllFormats()) {
+    for (const Shape& shape : kShapes) {
+      plain.Add(plain.Make(info.format, shape));
+      if (shape.m != 17 && shape.m != 65) continue;
+      Case c = plain.Make(info.format, shape);
+      c.check = Check::kDequantize;
+      c.m = 1;
+      c.a_type = DType::kF32;
+      plain.Add(c);
+    }
+  }
+}
+
+// Zero points and biases of the weights that a format may have.
+std::vector<std::pair<ZeroKind, bool>> GroupKinds(const FormatInfo& info) {
+  std::vector<std::pair<ZeroKind, bool>> kinds = {{ZeroKind::kNone, true}};
+  if (info.zero_point != ZeroPoint::kRequired) kinds.push_back({ZeroKind::kNone, false});
+  if (info.zero_point != ZeroPoint::kNone) {
+    kinds.push_back({ZeroKind::kInteger, false});
+    kinds.push_back({ZeroKind::kFractional, false});
+  }
+  return kinds;
+}
+
+// Every format with every group size, type of scales, and kind of zero points and biases, on
+// shapes that change from one to the next.
+void AddEveryWeights(PlainCases& plain) {
+  constexpr int64_t kGroups[] = {16, 32, 48, 64, 96, 100, 128, 256, 0};
+  constexpr int64_t kM[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
+  constexpr int64_t kN[] = {8, 24, 64, 33, 128, 72, 16, 130, 65, 7, 40};
+  constexpr int64_t kTails[] = {0, 16, 13, 32, 8, 64, 1};
+  size_t at = 0;
+  const auto add = [&](const FormatInfo& info, int64_t group, ScaleType scale,
+                       const std::pair<ZeroKind, bool>& kind) {
+    const int64_t k = (group == 0 ? 96 : 2 * group) + kTails[at % std::size(kTails)];
+    Case c = plain.Make(
+        info.format, {kM[at % std::size(kM)], kN[at % std::size(kN)], k, group == 0 ? k : group});
+    c.scale_type = scale;
+    c.zero = kind.first;
+    c.weight_biases = kind.second;
+    const bool fp8 = info.format == Format::kFp8E4M3 || info.format == Format::kFp8E5M2;
+    const bool lattice = k <= kMaxDenseLatticeK && !(fp8 && c.weight_biases) && at % 3 != 0;
+    c.data = lattice ? DataClass::kLattice : DataClass::kGaussian;
+    c.bias = !lattice && at % 2 == 0;
+    ++at;
+    plain.Add(c);
+  };
+  for (const FormatInfo& info : AllFormats()) {
+    if (!info.quantized) continue;
+    for (int64_t group : kGroups) {
+      for (int scale = 0; scale < 5; ++scale) {
+        for (const auto& kind : GroupKinds(info)) {
+          add(info, group, static_cast<ScaleType>(scale), kind);
+        }
+      }
+    }
+  }
+}
+
+// Zero sizes, many tiles, and the 73,448 columns of a real vocabulary.
+void AddSpecialShapes(PlainCases& plain) {
+  constexpr Shape kShapes[] = {{0, 16, 32, 32},     {3, 0, 32, 32},       {3, 16, 0, 32},
+                               {0, 0, 0, 32},       {1, 73448, 16, 16},   {2, 73448, 32, 32},
+                               {17, 73448, 32, 16}, {65, 73448, 16, 16},  {7, 8200, 128, 128},
+                               {64, 4104, 400, 64}, {300, 1000, 512, 32}, {129, 2304, 256, 128},
+                               {1030, 520, 192, 64}};
+  for (const Shape& shape : kShapes) {
+    for (Format format : kSomeFormats) plain.Add(plain.Make(format, shape));
+  }
+}
+
+// Few columns and a long k: what occupies a GPU only when blocks share the sums.
+void AddLongSums(PlainCases& plain) {
+  constexpr Shape kShapes[] = {
+      {0, 64, 16384, 128}, {0, 8, 4096, 64}, {0, 192, 2064, 32}, {0, 72, 5136, 48}};
+  for (const Shape& shape : kShapes) {
+    for (int64_t m : {1, 2, 4, 8, 16, 17, 33, 64}) {
+      for (Format format : kSomeFormats) {
+        Case c = plain.Make(format, {m, shape.n, shape.k, shape.group});
+        c.data = c.seed % 2 == 0 ? DataClass::kLattice : DataClass::kGaussian;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
+// Gated products of more columns than a tile has.
+void AddWideGated(PlainCases& plain) {
+  for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
+    for (int64_t m : {1, 3, 16, 40, 130}) {
+      for (int64_t n : {400, 1040}) {
+        Case c = plain.Make(format, {m, n, 48, 32});
+        c.gated = true;
+        c.bias = true;
+        c.activation = c.seed % 2 == 0 ? Activation::kRelu : Activation::kNone;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
+void AddPromises(PlainCases& plain) {
+  constexpr Check kPromises[] = {Check::kBatchInvariant, Check::kRowPermutation, Check::kRepeat,
+                                 Check::kStreams};
+  constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kU4,      Format::kNf3,
+                                 Format::kInt2,    Format::kFp8E4M3, Format::kBf16};
+  constexpr Shape kShapes[] = {{64, 40, 208, 32}, {8, 64, 4096, 128}, {130, 264, 512, 64}};
+  for (Check check : kPromises) {
+    for (Format format : kFormats) {
+      for (const Shape& shape : kShapes) {
+        Case c = plain.Make(format, shape);
+        c.check = check;
+        c.zero = format == Format::kU4 ? ZeroKind::kFractional : ZeroKind::kNone;
+        c.user_codebook = false;
+        c.data = check == Check::kRowPermutation ? DataClass::kNonFinite : DataClass::kGaussian;
+        c.c_type = DType::kF32;
+        c.row_weight = c.seed % 2 == 0;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const KernelDesc> rows,
+                                    const SelectionSize& size) {
+  std::vector<Case> cases;
+  PlainCases plain(backend, &cases);
+  AddEveryFormat(plain);
+  AddEveryWeights(plain);
+  AddSpecialShapes(plain);
+  AddLongSums(plain);
+  AddWideGated(plain);
+  AddPromises(plain);
+  SizeClasses sizes;
+  sizes.backend = backend;
+  sizes.m = {1,  2,  7,  8,  9,   15,  16,  17,  31,  32,  33, 63,
+             64, 65, 66, 96, 127, 128, 129, 255, 256, 257, 300};
+  sizes.n = {1,  2,  7,  8,   9,   15,  16,  17,  31,  32,  33,  63,  64,
+             65, 72, 96, 127, 128, 129, 136, 200, 255, 256, 257, 300, 520};
+  sizes.k = {1,   8,   15,  16,  17,  31,  32,  33,  48,  63,  64,  65,  80,  100,  112, 127,
+             128, 129, 144, 192, 255, 256, 257, 272, 384, 389, 416, 520, 640, 1040, 2064};
+  sizes.groups = {16, 32, 48, 64, 96, 100, 128, 256, 0};
+  sizes.max_work = 8'000'000;
+  sizes.max_lattice_k = std::numeric_limits<int64_t>::max();
+  sizes.int8 = std::any_of(rows.begin(), rows.end(),
+                           [](const KernelDesc& row) { return row.grade == Grade::kW4A8; });
+  CaseSource source(std::move(sizes), HashText("conformance of GPUs"));
+  SelectByPairs(source, Check::kGemm, size.gemm, &cases);
+  SelectByPairs(source, Check::kDequantize, size.dequantize, &cases);
+  return cases;
+}
+
+std::vector<Case> LargeProblems(std::string_view backend) {
+  std::vector<Case> cases;
+  PlainCases plain(backend, &cases);
+  const auto add = [&](Format format, const Shape& shape) {
+    Case c = plain.Make(format, shape);
+    c.check = Check::kLarge;
+    c.a_type = c.c_type = DType::kBf16;
+    plain.Add(c);
+  };
+  // More than 2^31 weights, outputs, activations.
+  for (Format format : {Format::kFp4E2M1, Format::kS8, Format::kBf16}) {
+    for (int64_t m : {1, 16, 130}) add(format, {m, 65'600, 32'768, 128});
+  }
+  add(Format::kFp4E2M1, {32'800, 65'600, 64, 32});
+  add(Format::kFp4E2M1, {65'600, 64, 32'768, 128});
+  return cases;
+}
+
+}  // namespace marlin::conformance

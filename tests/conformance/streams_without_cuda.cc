@@ -1,0 +1,10 @@
+#include "streams.h"
+
+namespace marlin::conformance {
+
+Result<std::shared_ptr<void>> MakeStream(std::string_view backend) {
+  if (backend == "cuda") return Status(Code::kUnsupported, "stream: built without CUDA");
+  return std::shared_ptr<void>();
+}
+
+}  // namespace marlin::conformance
