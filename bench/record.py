@@ -5,7 +5,8 @@
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
 
 Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
-on a machine where nothing else runs.
+on a machine where nothing else runs. A recording that was broken off goes on where it was: finished
+runs of the same commit lie beside the record, in FILE.partial, until all are there.
 """
 
 import argparse
@@ -59,6 +60,19 @@ CUDA_RUNS: list[tuple[str, list[str]]] = [
 ]
 
 
+def named(arguments: list[str]) -> list[str]:
+    """The arguments as the record has them: without this machine's paths."""
+    return [argument.replace(str(SHAPES), "bench/shapes") for argument in arguments]
+
+
+def finished(partial: Path, commit: str) -> list[dict[str, Any]]:
+    """The runs of a recording of this commit that was broken off."""
+    if not partial.exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(partial.read_text())["runs"]
+    return [run for run in runs if run["commit"] == commit]
+
+
 def measure(command: str, level: str, arguments: list[str], commit: str) -> dict[str, Any]:
     """Runs one bench; exits with its message when it fails."""
     environment = dict(os.environ)
@@ -70,7 +84,7 @@ def measure(command: str, level: str, arguments: list[str], commit: str) -> dict
         sys.exit(f"{' '.join(line)}: {done.stderr.strip()}")
     document: dict[str, Any] = json.loads(done.stdout)
     document["level"] = level or "best"
-    document["arguments"] = [a.replace(str(SHAPES), "bench/shapes") for a in arguments]
+    document["arguments"] = named(arguments)
     return document
 
 
@@ -88,11 +102,16 @@ def main() -> None:
         output = output or BENCH / "records" / "gemm-h200.json"
     if output is None:
         parser.error("-o: needed for the CPU")
-    documents = []
+    partial = output.with_name(output.name + ".partial")
+    documents = finished(partial, options.commit)
+    done = [(run["level"], run["arguments"]) for run in documents]
     for i, (level, arguments) in enumerate(runs):
         print(f"[{i + 1}/{len(runs)}] {level} {' '.join(arguments)}", file=sys.stderr)
+        if (level or "best", named(arguments)) in done:
+            continue
         documents.append(measure(options.command, level, arguments, options.commit))
-    output.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+        partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+    partial.replace(output)
 
 
 if __name__ == "__main__":

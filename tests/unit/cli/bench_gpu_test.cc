@@ -124,17 +124,17 @@ TEST_F(BenchGpu, TakesTurnsAndRotates) {
   ASSERT_TRUE(gpu.MeasureCeilings(1 << 20, 64).ok());
   timer_ = FakeTimer();
   calls_ = PeerCalls();
-  timer_.seconds = {4e-3, 2e-3, 1e-3};  // Peer, alone, in a chain.
+  timer_.seconds = {4e-6, 2e-6, 1e-6};  // Peer, alone, in a chain.
   const auto result = Run(gpu, SmallCase(3, 5));
   ASSERT_TRUE(result.ok()) << result.status().message();
   ASSERT_EQ(result->kernels.size(), 1U);
   ASSERT_EQ(result->peers.size(), 1U);
   const KernelTiming& timing = result->kernels.front();
   EXPECT_TRUE(timing.planned);
-  EXPECT_DOUBLE_EQ(result->peers.front().timing.median, 4e-3);
-  EXPECT_DOUBLE_EQ(timing.alone.median, 2e-3);
+  EXPECT_DOUBLE_EQ(result->peers.front().timing.median, 4e-6);
+  EXPECT_DOUBLE_EQ(timing.alone.median, 2e-6);
   ASSERT_TRUE(timing.chain.has_value());
-  EXPECT_DOUBLE_EQ(timing.chain->median, 1e-3);
+  EXPECT_DOUBLE_EQ(timing.chain->median, 1e-6);
   EXPECT_GE(timing.alone.repetitions, 11);
   // Every copy equally often, and the peer's weights beyond the cache.
   ASSERT_EQ(timer_.counts.size(), 3U);
@@ -142,6 +142,15 @@ TEST_F(BenchGpu, TakesTurnsAndRotates) {
   EXPECT_EQ(timer_.counts[1], timer_.counts[2]);
   EXPECT_EQ(static_cast<int64_t>(calls_.weights.size()), (kBeyondL2Bytes + 65535) / 65536);
   for (size_t i = 0; i < timer_.replays.size(); ++i) EXPECT_EQ(timer_.replays[i], i % 3);
+}
+
+TEST_F(BenchGpu, SlowProductsRunFewerRounds) {
+  GpuBench gpu(device_, timer_, nullptr);
+  ASSERT_TRUE(gpu.MeasureCeilings(1 << 20, 64).ok());
+  timer_.seconds = {10.0};
+  const auto result = Run(gpu, SmallCase(1, 2));
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->kernels.front().alone.repetitions, 5);
 }
 
 TEST_F(BenchGpu, AllKernelsAreThoseThatSupportTheProblem) {
