@@ -81,10 +81,10 @@ struct DecodeTable {
                                                                : 0;
   uint32_t low[kEntries == 0 ? 1 : kEntries];
   uint32_t high[kEntries == 0 ? 1 : kEntries];
-  uint32_t offset;  ///< kInt4: magic + offset, twice. kDense16: whether numbers are of type T.
+  uint32_t same;  ///< kDense16: whether the numbers are of type T.
 
   MARLIN_DEVICE explicit DecodeTable(const TileView& view) {
-    low[0] = high[0] = offset = 0;
+    low[0] = high[0] = same = 0;
     if constexpr (kEntries > 0) {
       const uint32_t* planes = view.table + (T::kIsBf16 ? 0 : 8);
 #pragma unroll
@@ -92,13 +92,8 @@ struct DecodeTable {
         low[i] = planes[i];
         high[i] = planes[4 + i];
       }
-    } else if constexpr (kKind == CodeKind::kInt4) {
-      // magic + offset is exact: both are small integers.
-      const float magic = T::kIsBf16 ? 128.0f : 1024.0f;
-      const float value = magic + static_cast<float>(view.offset);
-      offset = T::Pack(value, value);
     } else if constexpr (kKind == CodeKind::kDense16) {
-      offset = view.bf16_codes == T::kIsBf16 ? 1u : 0u;
+      same = view.bf16_codes == T::kIsBf16 ? 1u : 0u;
     }
   }
 };
@@ -122,22 +117,23 @@ struct FragmentDecoder {
   static constexpr int kWords = CodeBits(kKind);
   using Table = DecodeTable<kKind, T>;
 
-  /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode.
+  /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode. Of kInt4
+  /// `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
   static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j, const Table& table,
-                                   uint32_t (&pairs)[4]) {
+                                   const uint32_t (&offset)[2], uint32_t (&pairs)[4]) {
     if constexpr (kKind == CodeKind::kFp4) {
       DecodeFp4(words[j], pairs);
     } else if constexpr (kKind == CodeKind::kInt4) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         const uint32_t biased = AndOr(words[j] >> (4 * p), 0x000f000fu, T::kMagic);
-        pairs[p] = T::Subtract(biased, table.offset);
+        pairs[p] = T::Subtract(biased, offset[p & 1]);
       }
     } else if constexpr (Table::kEntries > 0) {
       DecodeTableCodes(Nibbles(words, j), table, pairs);
     } else if constexpr (kKind == CodeKind::kDense16) {
 #pragma unroll
-      for (int p = 0; p < 4; ++p) pairs[p] = Convert16(words[4 * j + p], table.offset != 0);
+      for (int p = 0; p < 4; ++p) pairs[p] = Convert16(words[4 * j + p], table.same != 0);
     } else {
 #pragma unroll
       for (int p = 0; p < 4; ++p) pairs[p] = DecodeBytes(words[2 * j + p / 2], p % 2);
@@ -201,7 +197,8 @@ struct FragmentDecoder {
   /// Bytes 2 `which` and 2 `which` + 1 of a word.
   static MARLIN_DEVICE uint32_t DecodeBytes(uint32_t word, int which) {
     if constexpr (kKind == CodeKind::kInt8) {
-      // 2^23 + byte as a float, minus 2^23 + 128.
+      // Two's complement to offset binary; 2^23 + byte as a float, minus 2^23 + 128.
+      word ^= 0x80808080u;
       const uint32_t low = __byte_perm(word, 0x4b000000u, which == 0 ? 0x7440 : 0x7442);
       const uint32_t high = __byte_perm(word, 0x4b000000u, which == 0 ? 0x7441 : 0x7443);
       return T::Pack(__uint_as_float(low) - 8388736.0f, __uint_as_float(high) - 8388736.0f);
@@ -225,12 +222,35 @@ struct FragmentDecoder {
   }
 };
 
-/// Scales and offsets of two rows of a fragment for one group, each twice in a register:
-/// weight = decoded x scale + offset.
-template <typename T>
+/// What of a view turns codes and stored parameters into weights. The same for all threads.
+struct ParameterMode {
+  bool bf16;
+  /// What a weight needs beside its scale: 0 nothing, 1 zeros subtracted before, 2 biases added after.
+  int extra;
+  bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
+  float offset;        ///< kInt4: magic + offset.
+  float unit;          ///< Of biases (2^-(shift + table exponent)) or zeros (2^(decode - table's)).
+};
+
+template <CodeKind kKind, typename T>
+MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
+  constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
+  ParameterMode mode;
+  mode.bf16 = view.bf16_parameters;
+  mode.integer_zeros = kKind == CodeKind::kInt4 && view.zero_kind == 1 && view.integer_zeros;
+  mode.extra = mode.integer_zeros ? 0 : view.zero_kind;
+  const float magic = T::kIsBf16 ? 128.0f : 1024.0f;
+  mode.offset = magic + static_cast<float>(view.offset);
+  const int exponent = view.zero_kind == 1 ? kExponents.decode : -kExponents.shift;
+  mode.unit = exp2f(static_cast<float>(exponent - view.table_exponent));
+  return mode;
+}
+
+/// The operands of one group for rows g and g + 8 of a fragment, each twice in a register.
 struct GroupOperands {
   uint32_t scale[2];
-  uint32_t offset[2];
+  uint32_t offset[2];  ///< kInt4.
+  uint32_t extra[2];   ///< Zeros or biases.
 };
 
 /// A pair of stored parameters as floats.
@@ -238,54 +258,51 @@ MARLIN_DEVICE float2 LoadParameters(uint32_t pair, bool bf16) {
   return bf16 ? Bf16::Unpack(pair) : F16::Unpack(pair);
 }
 
-/// What of a view turns stored parameters into operands.
-struct ParameterKind {
-  bool bf16;
-  int zero_kind;
-  float offset_unit;  ///< Of zero x scale and of biases: 2^-(shift + table exponent).
-};
+template <typename T>
+MARLIN_DEVICE void Spread(float low, float high, uint32_t (&operands)[2]) {
+  const uint32_t packed = T::Pack(low, high);
+  operands[0] = SpreadLow(packed);
+  operands[1] = SpreadHigh(packed);
+}
 
-/// From the stored pairs {row g, row g + 8}: scales, and zeros or biases as the kind says.
+/// From the stored pairs {row g, row g + 8} of scales, and of zeros or biases.
 template <CodeKind kKind, typename T>
-MARLIN_DEVICE GroupOperands<T> MakeOperands(uint32_t scales, uint32_t zeros,
-                                            const ParameterKind& kind) {
+MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const ParameterMode& mode,
+                                GroupOperands& operands) {
   constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   constexpr float kScale = PowerOfTwo(-kExponents.decode - kExponents.shift);
-  GroupOperands<T> operands;
-  const float2 scale = LoadParameters(scales, kind.bf16);
-  float2 offset = {0.0f, 0.0f};
-  if (kind.zero_kind == 1) {
-    const float2 zero = F16::Unpack(zeros);
-    offset = {-(zero.x * scale.x) * kind.offset_unit, -(zero.y * scale.y) * kind.offset_unit};
-  } else if (kind.zero_kind == 2) {
-    const float2 bias = LoadParameters(zeros, kind.bf16);
-    offset = {bias.x * kind.offset_unit, bias.y * kind.offset_unit};
+  const float2 scale = LoadParameters(scales, mode.bf16);
+  Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
+  if constexpr (kKind == CodeKind::kInt4) {
+    float2 zero = {0.0f, 0.0f};
+    if (mode.integer_zeros) zero = F16::Unpack(zeros);
+    Spread<T>(mode.offset + zero.x, mode.offset + zero.y, operands.offset);
   }
-  const uint32_t packed = T::Pack(scale.x * kScale, scale.y * kScale);
-  operands.scale[0] = SpreadLow(packed);
-  operands.scale[1] = SpreadHigh(packed);
-  const uint32_t packed_offset = T::Pack(offset.x, offset.y);
-  operands.offset[0] = SpreadLow(packed_offset);
-  operands.offset[1] = SpreadHigh(packed_offset);
-  return operands;
+  if (mode.extra != 0) {
+    const float2 extra = LoadParameters(zeros, mode.extra == 2 && mode.bf16);
+    Spread<T>(extra.x * mode.unit, extra.y * mode.unit, operands.extra);
+  }
 }
 
-template <CodeKind kKind, typename T>
-MARLIN_DEVICE ParameterKind ParameterKindOf(const TileView& view) {
-  const int exponent = ExponentsOf(kKind, T::kIsBf16).shift + view.table_exponent;
-  return {view.bf16_parameters, view.zero_kind, exp2f(static_cast<float>(-exponent))};
-}
-
-/// Decodes a fragment and applies its group's scales. Pairs 0 and 2 are of row g, 1 and 3 of g + 8.
-template <CodeKind kKind, typename T>
+/// Decodes a fragment and applies its group's parameters. Pairs 0 and 2 are of row g, 1 and 3 of
+/// g + 8. `kPlain`: mode.extra is 0.
+template <CodeKind kKind, typename T, bool kPlain>
 MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
-                                const DecodeTable<kKind, T>& table,
-                                const GroupOperands<T>& operands, uint32_t (&pairs)[4]) {
-  FragmentDecoder<kKind, T>::Decode(words, j, table, pairs);
+                                const DecodeTable<kKind, T>& table, const ParameterMode& mode,
+                                const GroupOperands& operands, uint32_t (&pairs)[4]) {
+  FragmentDecoder<kKind, T>::Decode(words, j, table, operands.offset, pairs);
   if constexpr (kKind != CodeKind::kDense16) {
+    if (!kPlain && mode.extra == 2) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.extra[p & 1]);
+      }
+      return;
+    }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.offset[p & 1]);
+      if (!kPlain && mode.extra == 1) pairs[p] = T::Subtract(pairs[p], operands.extra[p & 1]);
+      pairs[p] = T::Multiply(pairs[p], operands.scale[p & 1]);
     }
   }
 }

@@ -16,7 +16,9 @@ class DeviceScope {
  public:
   explicit DeviceScope(int device) {
     cudaGetDevice(&before_);
-    if (before_ != device) cudaSetDevice(device);
+    // Also where it is the current one: the driver's own functions need a thread that was given a
+    // device, and a new thread was not.
+    cudaSetDevice(device);
     changed_ = before_ != device;
   }
   ~DeviceScope() {

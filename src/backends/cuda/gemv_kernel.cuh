@@ -68,7 +68,8 @@ struct TileStream {
 };
 
 /// The products of one tile and the tokens' activations; kTokenTiles of 8 tokens.
-template <CodeKind kKind, typename T, int kTokenTiles>
+/// kPlain: one group in a tile and nothing beside scales.
+template <CodeKind kKind, typename T, int kTokenTiles, bool kPlain>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
 
@@ -76,17 +77,16 @@ struct TileProduct {
   /// group that is before the products, so that the slot is being filled again nearly always.
   template <typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, uint32_t token_tile_bytes,
-                                int lane, int groups, const ParameterKind& parameters,
+                                int lane, int groups, const ParameterMode& mode,
                                 const DecodeTable<kKind, T>& table,
                                 float (&acc)[2][kTokenTiles][4], const Release& release) {
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
     uint32_t words[4][kBits];
 #pragma unroll
     for (int i = 0; i < 4; ++i) LoadWords<kBits>(tile + i * BlockBytes(kBits), lane, words[i]);
-    GroupOperands<T> operands[2];
-    int loaded = 0;
-    if (kKind != CodeKind::kDense16) LoadOperands(first_parameters, groups, parameters, operands);
-    if (groups <= 1) release();
+    GroupOperands operands[2];
+    if (kKind != CodeKind::kDense16) LoadOperands(first_parameters, groups, mode, operands);
+    if (kPlain || groups <= 1) release();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -99,15 +99,16 @@ struct TileProduct {
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
           const int j = pair * 2 + step;
-          const int group = (half * 4 + j) * groups >> 3;
-          if (kKind != CodeKind::kDense16 && group != loaded) {
-            LoadOperands(first_parameters + group * kGroupBytes, groups, parameters, operands);
-            loaded = group;
+          // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+          const int place = (half * 4 + j) * groups;
+          if (!kPlain && kKind != CodeKind::kDense16 && place > 0 && (place & 7) < groups) {
+            LoadOperands(first_parameters + (place >> 3) * kGroupBytes, groups, mode, operands);
           }
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             uint32_t weights[4];
-            DecodeScaled<kKind, T>(words[half * 2 + r], j, table, operands[r], weights);
+            DecodeScaled<kKind, T, kPlain>(words[half * 2 + r], j, table, mode, operands[r],
+                                           weights);
 #pragma unroll
             for (int t = 0; t < kTokenTiles; ++t) {
               MultiplyAdd<T>(acc[r][t], weights, tokens[t][2 * step], tokens[t][2 * step + 1]);
@@ -116,18 +117,20 @@ struct TileProduct {
         }
       }
     }
-    if (groups > 1) release();
+    if (!kPlain && groups > 1) release();
   }
 
  private:
   static MARLIN_DEVICE void LoadOperands(uint32_t address, int groups,
-                                         const ParameterKind& parameters,
-                                         GroupOperands<T> (&operands)[2]) {
+                                         const ParameterMode& mode,
+                                         GroupOperands (&operands)[2]) {
     const uint2 scales = LoadShared8(address);
     uint2 zeros = {0, 0};
-    if (parameters.zero_kind != 0) zeros = LoadShared8(address + groups * kGroupBytes);
-    operands[0] = MakeOperands<kKind, T>(scales.x, zeros.x, parameters);
-    operands[1] = MakeOperands<kKind, T>(scales.y, zeros.y, parameters);
+    if (mode.extra != 0 || mode.integer_zeros) {
+      zeros = LoadShared8(address + groups * kGroupBytes);
+    }
+    MakeOperands<kKind, T>(scales.x, zeros.x, mode, operands[0]);
+    MakeOperands<kKind, T>(scales.y, zeros.y, mode, operands[1]);
   }
 };
 
@@ -136,10 +139,14 @@ MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint3
   const int columns = args.tiles_of_split * kTileK;
   const int pieces = columns / 8;
   const auto* from = static_cast<const uint8_t*>(args.a);
-  for (int i = static_cast<int>(threadIdx.x); i < args.m * pieces;
-       i += static_cast<int>(blockDim.x)) {
-    const int m = i / pieces;
-    const int piece = i % pieces;
+  int m = 0;
+  for (int piece = static_cast<int>(threadIdx.x);; piece += static_cast<int>(blockDim.x)) {
+    // Counted up, not divided: this is on the way to the first product.
+    while (piece >= pieces) {
+      piece -= pieces;
+      ++m;
+    }
+    if (m >= args.m) break;
     const int k = first_k + piece * 8;
     const int inside = min(max(args.k - k, 0), 8) * 2;
     // An address in range even where nothing is read.
@@ -183,15 +190,14 @@ MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int lane_of_strips) {
   }
 }
 
-template <CodeKind kKind, typename T, int kTokenTiles>
+template <CodeKind kKind, typename T, int kTokenTiles, bool kPlain>
 __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const int warps = static_cast<int>(blockDim.x) >> 5;
   const int strip_lane = warp >> args.share_log;
   const int sharer = warp & (args.share - 1);
-  const int lanes = warps >> args.share_log;
+  const int lanes = 1 << args.lanes_log;
   const int group = static_cast<int>(blockIdx.y);
   const int first_strip = group * args.strips_base + min(group, args.strips_rest);
   const int strips = args.strips_base + (group < args.strips_rest ? 1 : 0);
@@ -205,7 +211,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
 
-  const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) / lanes : 0;
+  const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
   const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
   TileStream stream;
   stream.to_next_tile = static_cast<int64_t>(tile_bytes) << args.share_log;
@@ -228,7 +234,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   __syncthreads();
 
   const DecodeTable<kKind, T> table(args.weights);
-  const ParameterKind parameters = ParameterKindOf<kKind, T>(args.weights);
+  const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
   // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
   const int token = lane & 7;
   uint32_t my_row = activations + (lane >> 3) * 16 + min(token, args.m - 1) * args.row_bytes;
@@ -246,9 +252,9 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
           stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
         }
       };
-      TileProduct<kKind, T, kTokenTiles>::Run(
+      TileProduct<kKind, T, kTokenTiles, kPlain>::Run(
           ring + slot * tile_bytes, my_row + (i * args.share + sharer) * (kTileK * 2),
-          token_tile_bytes, lane, args.weights.groups_per_tile, parameters, table, acc, release);
+          token_tile_bytes, lane, args.weights.groups_per_tile, mode, table, acc, release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;

@@ -22,6 +22,7 @@ struct GemvArguments {
   int strips_rest = 0;
   int share = 1;
   int share_log = 0;
+  int lanes_log = 0;  ///< Of the strips that a block works on at a time: warps / share.
   int stages = 2;
   int row_bytes = 0;           ///< From one row of activations in shared memory to the next.
   int activations_offset = 0;  ///< In shared memory, behind the rings.

@@ -1,4 +1,5 @@
-// The kernels that exist once for every kind of codes, as what cudaLaunchKernelExC takes.
+// The kernels that exist once for every kind of codes, as what cudaLaunchKernelExC takes. `plain` ones
+// are for one group in a tile and nothing beside scales.
 #pragma once
 
 #include "backends/cuda/tile_layout.h"
@@ -7,17 +8,17 @@ namespace marlin::cuda {
 
 /// Parameters of the kernel: GemvArguments.
 template <CodeKind kKind>
-const void* GemvFunction(bool bf16, int token_tiles);
+const void* GemvFunction(bool bf16, int token_tiles, bool plain);
 
 /// Parameters of the kernel: CUtensorMap, WgmmaArguments.
 template <CodeKind kKind>
-const void* WgmmaFunction(bool bf16, int tokens);
+const void* WgmmaFunction(bool bf16, int tokens, bool plain);
 
-#define MARLIN_KIND(kind)                                          \
-  template <>                                                      \
-  const void* GemvFunction<CodeKind::kind>(bool bf16, int tokens); \
-  template <>                                                      \
-  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens);
+#define MARLIN_KIND(kind)                                                      \
+  template <>                                                                  \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, int tokens, bool plain); \
+  template <>                                                                  \
+  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, bool plain);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
 

@@ -63,6 +63,7 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
       std::bit_floor(static_cast<unsigned>(std::min(strips_of_block, plan.warps))));
   args.share = plan.warps / lanes;
   args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
+  args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
   plan.partials = plan.splits > 1 || problem.gated;
   return plan;
 }
@@ -143,14 +144,13 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
   args.items = args.token_tiles * args.blocks * plan.splits;
   plan.grid = std::min(args.items, device.multiprocessors);
 
-  const int exchange = fused_gate ? kExchangeBytes : 0;
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
   constexpr int kMaxStages = 8;
   const int stage_and_barriers = stage + 2 * kBarrierBytes;
-  args.stages = std::min((device.shared_bytes - exchange) / stage_and_barriers, kMaxStages);
+  args.stages = std::min((device.shared_bytes - kExchangeBytes) / stage_and_barriers, kMaxStages);
   args.weights_offset = args.stages * StageActivationBytes(plan.tokens);
   args.exchange_offset = args.stages * stage;
-  args.barriers_offset = args.exchange_offset + exchange;
+  args.barriers_offset = args.exchange_offset + kExchangeBytes;
   plan.shared_bytes = args.barriers_offset + args.stages * 2 * kBarrierBytes;
   return plan;
 }

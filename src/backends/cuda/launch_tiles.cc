@@ -8,26 +8,34 @@
 namespace marlin::cuda {
 namespace {
 
-const void* GemvFunctionOf(CodeKind kind, bool bf16, int token_tiles) {
+const void* GemvFunctionOf(CodeKind kind, bool bf16, int token_tiles, bool plain) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return GemvFunction<CodeKind::name>(bf16, token_tiles);
+    return GemvFunction<CodeKind::name>(bf16, token_tiles, plain);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
   return nullptr;
 }
 
-const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens) {
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, bool plain) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return WgmmaFunction<CodeKind::name>(bf16, tokens);
+    return WgmmaFunction<CodeKind::name>(bf16, tokens, plain);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
   return nullptr;
+}
+
+/// One group in a tile, and zeros at most of the kind that is subtracted for nothing.
+bool IsPlain(const TileGemm& gemm) {
+  const TileView& view = gemm.weights;
+  const bool free_zeros =
+      view.zero_kind == 1 && view.integer_zeros && gemm.kind == CodeKind::kInt4;
+  return view.groups_per_tile <= 1 && (view.zero_kind == 0 || free_zeros);
 }
 
 struct LaunchSize {
@@ -108,7 +116,7 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
       plan.warps * 32, plan.shared_bytes, gemm.overlap_previous};
-  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, args.m > 8 ? 2 : 1);
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, args.m > 8 ? 2 : 1, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }
@@ -125,7 +133,7 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   constexpr int kThreads = 384;
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,
                            gemm.overlap_previous};
-  const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens);
+  const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }

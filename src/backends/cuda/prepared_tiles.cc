@@ -136,6 +136,16 @@ void FillPlanes(std::span<const float> values, int exponent, bool bf16, uint32_t
   std::memcpy(planes + 4, high.data(), high.size());
 }
 
+/// Whether zeros can be subtracted together with a magic number of 2^7.
+bool AreSmallIntegers(const TensorView& zeros) {
+  constexpr float kLargest = 127;
+  for (int64_t i = 0; i < zeros.ElementCount(); ++i) {
+    const float zero = HalfToFloat(zeros.As<uint16_t>()[i]);
+    if (!(zero >= 0 && zero <= kLargest && zero == std::floor(zero))) return false;
+  }
+  return true;
+}
+
 bool IsTable(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
@@ -278,6 +288,7 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   tiles_.n = static_cast<int>(spec.n);
   tiles_.groups_per_tile = scaled ? static_cast<int>(kTileK / CommonGroup(spec)) : 0;
   tiles_.zero_kind = spec.has_zeros ? 1 : (spec.has_biases ? 2 : 0);
+  tiles_.integer_zeros = spec.has_zeros && AreSmallIntegers(weights.zeros);
   tiles_.bf16_parameters =
       spec.scale_type == ScaleType::kBf16 || spec.scale_type == ScaleType::kE8M0;
   tiles_.bf16_codes = spec.format == Format::kBf16;

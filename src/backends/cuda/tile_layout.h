@@ -80,6 +80,7 @@ struct TileView {
   int tile_bytes = 0;
   int groups_per_tile = 1;     ///< 1, 2, 4 or 8; 0 for kDense16.
   int zero_kind = 0;           ///< 0: none, 1: zeros in fp16, 2: biases of the scales' type.
+  bool integer_zeros = false;  ///< All zeros are integers from 0 to 127.
   bool bf16_parameters = false;  ///< Scales (and biases) are bf16; else fp16.
   bool bf16_codes = false;     ///< kDense16: the numbers are bf16; else fp16.
   float multiplier = 1;  ///< scale = stored scale x this: stored ones are normalised.

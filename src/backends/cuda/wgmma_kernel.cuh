@@ -168,7 +168,8 @@ struct ConsumerPlace {
   int rows;   ///< Which 16 outputs of the strip.
 };
 
-template <CodeKind kKind, typename T>
+/// kPlain: one group in a tile and nothing beside scales.
+template <CodeKind kKind, typename T, bool kPlain>
 struct WeightHalf {
   static constexpr int kBits = CodeBits(kKind);
   uint32_t words[kBits];
@@ -177,36 +178,40 @@ struct WeightHalf {
     LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane, words);
   }
 
-  /// The four fragments of the half.
+  static MARLIN_DEVICE void LoadOperands(uint32_t tile, const ConsumerPlace& place, int group,
+                                         int groups, const ParameterMode& mode,
+                                         GroupOperands& operands) {
+    const uint32_t at = tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 +
+                        group * kGroupBytes;
+    uint32_t zeros = 0;
+    if (mode.extra != 0 || mode.integer_zeros) zeros = LoadShared4(at + groups * kGroupBytes);
+    MakeOperands<kKind, T>(LoadShared4(at), zeros, mode, operands);
+  }
+
+  /// The four fragments of the half; `operands` are those of the tile's first group before half 0.
   MARLIN_DEVICE void Decode(uint32_t tile, const ConsumerPlace& place, int half, int groups,
-                            const ParameterKind& parameters, const DecodeTable<kKind, T>& table,
-                            GroupOperands<T>& operands, uint32_t (&fragments)[4][4]) const {
-    const uint32_t first =
-        tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4;
-    int loaded = half == 0 || groups > 1 ? -1 : 0;
+                            const ParameterMode& mode, const DecodeTable<kKind, T>& table,
+                            GroupOperands& operands, uint32_t (&fragments)[4][4]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int group = (half * 4 + j) * groups >> 3;
-      if (kKind != CodeKind::kDense16 && group != loaded) {
-        const uint32_t at = first + group * kGroupBytes;
-        const uint32_t zeros =
-            parameters.zero_kind != 0 ? LoadShared4(at + groups * kGroupBytes) : 0;
-        operands = MakeOperands<kKind, T>(LoadShared4(at), zeros, parameters);
-        loaded = group;
+      // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+      const int at = (half * 4 + j) * groups;
+      if (!kPlain && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
+        LoadOperands(tile, place, at >> 3, groups, mode, operands);
       }
-      DecodeScaled<kKind, T>(words, j, table, operands, fragments[j]);
+      DecodeScaled<kKind, T, kPlain>(words, j, table, mode, operands, fragments[j]);
     }
   }
 };
 
 /// The sums of one item.
-template <CodeKind kKind, typename T, int kTokens>
+template <CodeKind kKind, typename T, int kTokens, bool kPlain>
 struct WgmmaConsumer {
   const WgmmaArguments& args;
   const WgmmaShared& shared;
   ConsumerPlace place;
   DecodeTable<kKind, T> table;
-  ParameterKind parameters;
+  ParameterMode mode;
 
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
                               bool accumulate, float (&acc)[kTokens / 2]) const {
@@ -231,7 +236,7 @@ struct WgmmaConsumer {
     const int tile_bytes = args.weights.tile_bytes;
     constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
-    GroupOperands<T> operands;
+    GroupOperands operands;
     int before = -1;
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
@@ -240,15 +245,18 @@ struct WgmmaConsumer {
       const uint32_t weights =
           shared.weights + (stage * kStripsOfBlock + place.strip) * tile_bytes;
       const uint32_t activations = shared.activations + stage * StageActivationBytes(kTokens);
-      WeightHalf<kKind, T> first;
-      WeightHalf<kKind, T> second;
+      WeightHalf<kKind, T, kPlain> first;
+      WeightHalf<kKind, T, kPlain> second;
       first.Load(weights, place, 0);
       second.Load(weights, place, 1);
-      first.Decode(weights, place, 0, groups, parameters, table, operands, fragments[0]);
+      if (kKind != CodeKind::kDense16) {
+        first.LoadOperands(weights, place, 0, groups, mode, operands);
+      }
+      first.Decode(weights, place, 0, groups, mode, table, operands, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
       if (before >= 0) Release(before);
-      second.Decode(weights, place, 1, groups, parameters, table, operands, fragments[1]);
+      second.Decode(weights, place, 1, groups, mode, table, operands, fragments[1]);
       Multiply(fragments[1], activations + kHalfBytes, true, acc);
       WaitForProducts<1>();
       before = stage;
@@ -259,145 +267,121 @@ struct WgmmaConsumer {
   }
 };
 
-/// Stores two neighbouring outputs of a token.
-MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float low, float high,
-                             bool whole) {
-  if (whole && view.type != Element::kF32) {
-    const uint32_t pair =
-        view.type == Element::kBf16 ? Bf16::Pack(low, high) : F16::Pack(low, high);
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(view.out) + at) = pair;
-    return;
-  }
-  StoreFloat(view.out, view.type, at, low);
-  StoreFloat(view.out, view.type, at + 1, high);
-}
-
 /// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
-/// token 8 i + 2 t + (e & 1), for lane 4 g + t.
+/// token 8 i + 2 t + (e & 1), for lane 4 g + t. The 64 outputs of a warpgroup go through shared memory
+/// for kExchangeTokens tokens at a time: a warp then stores neighbouring outputs of one token, and
+/// gates meet their ups. Rolled loops: unrolled, this code would be larger than the instruction cache.
 template <int kTokens>
 struct WgmmaEpilogue {
   const WgmmaArguments& args;
   ConsumerPlace place;
+  int warpgroup;
+  float* exchange;  ///< Of the warpgroup: [kExchangeTokens][kExchangeStride]
 
-  MARLIN_DEVICE void StorePartials(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
-    const int n = args.epilogue.n;
-    const int first_n = StripOf(args, item.block, place.strip) * kStripOutputs + place.rows * 16 +
-                        (place.lane >> 2);
-    const int first_m = item.token_tile * kTokens + (place.lane & 3) * 2;
-    float* to = args.partials + static_cast<int64_t>(item.split) * args.m * n;
+  MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+#pragma unroll 1
+    for (int chunk = 0; chunk < kTokens / kExchangeTokens; ++chunk) {
+      const int first_m = item.token_tile * kTokens + chunk * kExchangeTokens;
+      if (first_m >= args.m) break;
+      Put(acc, chunk);
+      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+      if (args.half_strips != 0) {
+        StoreGated(item, first_m);
+      } else {
+        StorePairs(item, first_m);
+      }
+      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+    }
+  }
+
+ private:
+  MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
+
+  /// The sums of a chunk; the loop over constants is what indexes registers.
+  MARLIN_DEVICE void Put(const float (&acc)[kTokens / 2], int chunk) const {
+    float* to = exchange + (place.lane & 3) * 2 * kExchangeStride + (place.strip & 1) * 32 +
+                place.rows * 16 + (place.lane >> 2);
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
+    for (int c = 0; c < kTokens / kExchangeTokens; ++c) {
+      if (c != chunk) continue;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int m = first_m + i * 8 + (e & 1);
-        const int column = first_n + 8 * (e >> 1);
-        if (m < args.m && column < n) {
-          __stcg(to + static_cast<int64_t>(m) * n + column, acc[4 * i + e]);
-        }
+      for (int e = 0; e < 8; ++e) {
+        to[((e >> 2) * 8 + (e & 1)) * kExchangeStride + ((e >> 1) & 1) * 8] = acc[8 * c + e];
       }
     }
   }
 
-  MARLIN_DEVICE void Store(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+  /// Two outputs of a token and the epilogue, or their partial sums.
+  MARLIN_DEVICE void StorePairs(const WgmmaItem& item, int first_m) const {
     const EpilogueView& view = args.epilogue;
-    const int first_n = StripOf(args, item.block, place.strip) * kStripOutputs + place.rows * 16 +
-                        (place.lane >> 2);
+    const int pair = Thread() % 32;
+    const int n = item.block * kBlockOutputs + warpgroup * 64 + pair * 2;
+    if (n >= view.n) return;
+    const bool both = n + 1 < view.n;
     float bias[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (view.bias != nullptr && first_n + 8 * h < view.n) {
-        bias[h] = LoadFloat(view.bias, view.bias_type, first_n + 8 * h);
-      }
+    if (view.bias != nullptr && args.partials == nullptr) {
+      bias[0] = LoadFloat(view.bias, view.bias_type, n);
+      if (both) bias[1] = LoadFloat(view.bias, view.bias_type, n + 1);
     }
-    const int first_m = item.token_tile * kTokens + (place.lane & 3) * 2;
-#pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
-      float value[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        value[e] = acc[4 * i + e] * view.multiplier;
-        if (view.bias != nullptr) value[e] += bias[e >> 1];
-        value[e] = Activate(view.activation, value[e]);
-        const int m = first_m + i * 8 + (e & 1);
-        if (view.row_weight != nullptr && m < args.m) value[e] *= view.row_weight[m];
+#pragma unroll 1
+    for (int token = Thread() / 32; token < kExchangeTokens; token += 4) {
+      const int m = first_m + token;
+      if (m >= args.m) break;
+      float2 sum = *reinterpret_cast<const float2*>(exchange + token * kExchangeStride + pair * 2);
+      if (args.partials != nullptr) {
+        float* to = args.partials + (static_cast<int64_t>(item.split) * args.m + m) * view.n + n;
+        __stcg(to, sum.x);
+        if (both) __stcg(to + 1, sum.y);
+        continue;
       }
-      StoreTokens(item, i, value);
+      sum.x = sum.x * view.multiplier;
+      sum.y = sum.y * view.multiplier;
+      if (view.bias != nullptr) {
+        sum.x += bias[0];
+        sum.y += bias[1];
+      }
+      if (view.activation != 0) {
+        sum.x = Activate(view.activation, sum.x);
+        sum.y = Activate(view.activation, sum.y);
+      }
+      if (view.row_weight != nullptr) {
+        sum.x *= view.row_weight[m];
+        sum.y *= view.row_weight[m];
+      }
+      StorePair(view, m * view.stride + n, sum, both);
     }
   }
 
-  /// Eight tokens of 16 outputs; transposed so that neighbouring lanes store neighbouring outputs.
-  MARLIN_DEVICE void StoreTokens(const WgmmaItem& item, int i, const float (&value)[4]) const {
-    const EpilogueView& view = args.epilogue;
-    const int strip_n =
-        StripOf(args, item.block, place.strip) * kStripOutputs + place.rows * 16;
-    if (view.type == Element::kF32) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int m = item.token_tile * kTokens + i * 8 + (place.lane & 3) * 2 + (e & 1);
-        const int n = strip_n + (place.lane >> 2) + 8 * (e >> 1);
-        if (m < args.m && n < view.n) {
-          static_cast<float*>(view.out)[m * view.stride + n] = value[e];
-        }
-      }
+  /// Two neighbouring outputs, in one store where they lie as one.
+  static MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float2 value,
+                                      bool both) {
+    const bool small = view.type != Element::kF32;
+    auto* to = static_cast<uint8_t*>(view.out) + at * (small ? 2 : 4);
+    if (both && small && (reinterpret_cast<uintptr_t>(to) & 3) == 0) {
+      *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16
+                                             ? Bf16::Pack(value.x, value.y)
+                                             : F16::Pack(value.x, value.y);
       return;
     }
-    const int m = item.token_tile * kTokens + i * 8 + (place.lane >> 2);
-    const bool paired = ((view.stride | view.n) & 1) == 0 &&
-                        (reinterpret_cast<uintptr_t>(view.out) & 3) == 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32_t pair = view.type == Element::kBf16 ? Bf16::Pack(value[2 * h], value[2 * h + 1])
-                                                  : F16::Pack(value[2 * h], value[2 * h + 1]);
-      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
-      const int n = strip_n + 8 * h + (place.lane & 3) * 2;
-      if (m >= args.m || n >= view.n) continue;
-      auto* to = static_cast<uint16_t*>(view.out) + m * view.stride + n;
-      if (paired) {
-        *reinterpret_cast<uint32_t*>(to) = pair;
-      } else {
-        to[0] = static_cast<uint16_t>(pair);
-        if (n + 1 < view.n) to[1] = static_cast<uint16_t>(pair >> 16);
-      }
-    }
+    StoreFloat(view.out, view.type, at, value.x);
+    if (both) StoreFloat(view.out, view.type, at + 1, value.y);
   }
 
-  /// Gates and ups of a warpgroup meet in shared memory, a few tokens at a time.
-  MARLIN_DEVICE void StoreGated(const WgmmaItem& item, const float (&acc)[kTokens / 2],
-                                float* exchange, int warpgroup) const {
-    const EpilogueView& view = args.epilogue;
-    constexpr int kStride = kExchangeTokens + 1;
-    const bool up = place.strip % 2 == 1;
-    const int row = place.rows * 16 + (place.lane >> 2);
-    const int n = (item.block * 2 + warpgroup) * kStripOutputs + row;
-    float* mine = exchange + warpgroup * kStripOutputs * kStride;
-#pragma unroll
-    for (int i = 0; i < kTokens / 8; i += kExchangeTokens / 8) {
-      if (up) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const int token = (e >> 2) * 8 + (place.lane & 3) * 2 + (e & 1);
-          mine[(row + 8 * ((e >> 1) & 1)) * kStride + token] = acc[4 * i + e];
-        }
-      }
-      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-      if (!up) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const int token = (e >> 2) * 8 + (place.lane & 3) * 2 + (e & 1);
-          const int m = item.token_tile * kTokens + i * 8 + token;
-          const int column = n + 8 * ((e >> 1) & 1);
-          if (m < args.m && column < view.n / 2) {
-            FinishGated(view, m, column, acc[4 * i + e],
-                        mine[(row + 8 * ((e >> 1) & 1)) * kStride + token]);
-          }
-        }
-      }
-      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+  MARLIN_DEVICE void StoreGated(const WgmmaItem& item, int first_m) const {
+    const int column = Thread() % 32;
+    const int n = (item.block * 2 + warpgroup) * kStripOutputs + column;
+    if (n >= args.epilogue.n / 2) return;
+#pragma unroll 1
+    for (int token = Thread() / 32; token < kExchangeTokens; token += 4) {
+      const int m = first_m + token;
+      if (m >= args.m) break;
+      const float* row = exchange + token * kExchangeStride + column;
+      FinishGated(args.epilogue, m, n, row[0], row[32]);
     }
   }
 };
 
-template <CodeKind kKind, typename T, int kTokens>
+template <CodeKind kKind, typename T, int kTokens, bool kPlain>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int warpgroup = warp / 4;
@@ -406,26 +390,21 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   place.strip = warp / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
-  const WgmmaConsumer<kKind, T, kTokens> consumer{args, shared, place,
-                                                  DecodeTable<kKind, T>(args.weights),
-                                                  ParameterKindOf<kKind, T>(args.weights)};
-  const WgmmaEpilogue<kTokens> epilogue{args, place};
+  const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{
+      args, shared, place, DecodeTable<kKind, T>(args.weights),
+      ParameterModeOf<kKind, T>(args.weights)};
+  const WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
+                                        exchange + warpgroup * kExchangeTokens * kExchangeStride};
   StageCursor cursor;
   for (int i = static_cast<int>(blockIdx.x); i < args.items; i += static_cast<int>(gridDim.x)) {
     const WgmmaItem item = ItemAt(args, i);
     float acc[kTokens / 2];
     consumer.Run(item, cursor, acc);
-    if (args.partials != nullptr) {
-      epilogue.StorePartials(item, acc);
-    } else if (args.half_strips != 0) {
-      epilogue.StoreGated(item, acc, exchange, warpgroup);
-    } else {
-      epilogue.Store(item, acc);
-    }
+    epilogue.Run(item, acc);
   }
 }
 
-template <CodeKind kKind, typename T, int kTokens>
+template <CodeKind kKind, typename T, int kTokens, bool kPlain>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
@@ -449,7 +428,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (threadIdx.x == 0) Produce<kTokens>(args, &map, shared);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Consume<kKind, T, kTokens>(args, shared,
+    Consume<kKind, T, kTokens, kPlain>(args, shared,
                                reinterpret_cast<float*>(memory + args.exchange_offset));
   }
 }

@@ -30,8 +30,10 @@ inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
 
-/// Tokens that gates and ups are exchanged for at a time, and the floats for it.
+/// Tokens whose sums a warpgroup puts into shared memory at a time: [tokens][64 outputs and 4 to spread
+/// the banks] floats.
 inline constexpr int kExchangeTokens = 16;
-inline constexpr int kExchangeBytes = 2 * kStripOutputs * (kExchangeTokens + 1) * 4;
+inline constexpr int kExchangeStride = 68;
+inline constexpr int kExchangeBytes = 2 * kExchangeTokens * kExchangeStride * 4;
 
 }  // namespace marlin::cuda
