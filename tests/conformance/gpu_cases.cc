@@ -54,9 +54,9 @@ constexpr Format kSomeFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8, F
 // of 40 and of 72 columns.
 void AddEveryFormat(PlainCases& plain) {
   constexpr Shape kShapes[] = {
-      {1, 128, 256, 128},   {2, 33, 144, 16},    {8, 64, 128, 64},    {16, 256, 384, 128},
-      {17, 40, 96, 32},     {33, 300, 400, 100}, {64, 128, 272, 16},  {65, 72, 160, 32},
-      {128, 129, 144, 48},  {129, 520, 96, 96},  {256, 136, 128, 64}, {257, 31, 80, 16},
+      {1, 128, 256, 128},   {2, 33, 144, 16},   {8, 64, 128, 64},    {16, 256, 384, 128},
+      {17, 40, 96, 32},     {33, 300, 400, 80}, {64, 128, 272, 16},  {65, 72, 160, 32},
+      {128, 129, 144, 48},  {129, 520, 96, 96}, {256, 136, 128, 64}, {257, 31, 80, 16},
       {300, 264, 192, 256},
   };
   for (const FormatInfo& info : AllFormats()) {
@@ -86,7 +86,7 @@ std::vector<std::pair<ZeroKind, bool>> GroupKinds(const FormatInfo& info) {
 // Every format with every group size, type of scales, and kind of zero points and biases, on
 // shapes that change from one to the next.
 void AddEveryWeights(PlainCases& plain) {
-  constexpr int64_t kGroups[] = {16, 32, 48, 64, 96, 100, 128, 256, 0};
+  constexpr int64_t kGroups[] = {16, 32, 48, 64, 96, 112, 128, 256, 0};
   constexpr int64_t kM[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
   constexpr int64_t kN[] = {8, 24, 64, 33, 128, 72, 16, 130, 65, 7, 40};
   constexpr int64_t kTails[] = {0, 16, 13, 32, 8, 64, 1};
@@ -202,7 +202,7 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
              65, 72, 96, 127, 128, 129, 136, 200, 255, 256, 257, 300, 520};
   sizes.k = {1,   8,   15,  16,  17,  31,  32,  33,  48,  63,  64,  65,  80,  100,  112, 127,
              128, 129, 144, 192, 255, 256, 257, 272, 384, 389, 416, 520, 640, 1040, 2064};
-  sizes.groups = {16, 32, 48, 64, 96, 100, 128, 256, 0};
+  sizes.groups = {16, 32, 48, 64, 96, 112, 128, 256, 0};
   sizes.max_work = 8'000'000;
   sizes.max_lattice_k = std::numeric_limits<int64_t>::max();
   sizes.int8 = std::any_of(rows.begin(), rows.end(),
