@@ -16,7 +16,7 @@ struct Shape {
   int64_t m, n, k, group;
 };
 
-// Plain cases, with the activation types in turn.
+// Plain cases whose types of activations and output are drawn.
 class PlainCases {
  public:
   PlainCases(std::string_view backend, std::vector<Case>* cases)
@@ -35,16 +35,18 @@ class PlainCases {
     c.zero = info.zero_point == ZeroPoint::kRequired ? ZeroKind::kInteger : ZeroKind::kNone;
     // The built-in quantiles are no lattice.
     c.user_codebook = info.has_codebook && format != Format::kCodebook4;
-    c.a_type = kTypes[seed_ % 3];
-    c.c_type = kTypes[seed_ / 3 % 3];
+    c.a_type = kTypes[random_.Integer(0, 2)];
+    c.c_type = kTypes[random_.Integer(0, 2)];
     c.seed = seed_++;
     return c;
   }
   void Add(Case c) { cases_->push_back(std::move(c)); }
+  bool OneIn(int64_t count) { return random_.OneIn(count); }
 
  private:
   std::string backend_;
   std::vector<Case>* cases_;
+  Random random_ = Random(HashText("plain cases"));
   uint64_t seed_ = 1;
 };
 
@@ -100,9 +102,9 @@ void AddEveryWeights(PlainCases& plain) {
     c.zero = kind.first;
     c.weight_biases = kind.second;
     const bool fp8 = info.format == Format::kFp8E4M3 || info.format == Format::kFp8E5M2;
-    const bool lattice = k <= kMaxDenseLatticeK && !(fp8 && c.weight_biases) && at % 3 != 0;
+    const bool lattice = !plain.OneIn(3) && !(fp8 && c.weight_biases);
     c.data = lattice ? DataClass::kLattice : DataClass::kGaussian;
-    c.bias = !lattice && at % 2 == 0;
+    c.bias = !lattice && plain.OneIn(2);
     ++at;
     plain.Add(c);
   };
@@ -138,7 +140,7 @@ void AddLongSums(PlainCases& plain) {
     for (int64_t m : {1, 2, 4, 8, 16, 17, 33, 64}) {
       for (Format format : kSomeFormats) {
         Case c = plain.Make(format, {m, shape.n, shape.k, shape.group});
-        c.data = c.seed % 2 == 0 ? DataClass::kLattice : DataClass::kGaussian;
+        c.data = plain.OneIn(2) ? DataClass::kLattice : DataClass::kGaussian;
         plain.Add(c);
       }
     }
@@ -153,7 +155,7 @@ void AddWideGated(PlainCases& plain) {
         Case c = plain.Make(format, {m, n, 48, 32});
         c.gated = true;
         c.bias = true;
-        c.activation = c.seed % 2 == 0 ? Activation::kRelu : Activation::kNone;
+        c.activation = plain.OneIn(2) ? Activation::kRelu : Activation::kNone;
         plain.Add(c);
       }
     }
