@@ -44,6 +44,11 @@ struct GemmOptions {
   /// returns before the work is done, and errors of the work itself come from Device::Synchronize.
   /// Ignored by the CPU.
   void* stream = nullptr;
+  /// Lets the kernel start, and load its weights, before earlier work on the stream has finished;
+  /// it still waits for that work before it reads anything else or writes. For chains of products:
+  /// a layer's weights arrive while the layer before computes. Nothing earlier on the stream may
+  /// write the weights. The bits of the result are the same either way. Ignored by the CPU.
+  bool overlap_previous = false;
 };
 
 /// What Gemm will run, printable; a pure function of the arguments.

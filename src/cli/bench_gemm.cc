@@ -13,8 +13,6 @@
 namespace marlin::cli {
 namespace {
 
-constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
-
 double MedianOf(int count, const std::function<double()>& measure) {
   std::vector<double> values(static_cast<size_t>(count));
   for (double& value : values) value = measure();
@@ -126,9 +124,8 @@ MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
   return ceilings;
 }
 
-int64_t CopiesBeyondCache(const WeightsSpec& one) {
-  const int64_t bytes = std::max<int64_t>(StoredBytes(one), 1);
-  return std::clamp<int64_t>(CeilDivide(kBeyondCacheBytes, bytes), 1, 256);
+int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one) {
+  return std::clamp<int64_t>(CeilDivide(bytes, std::max<int64_t>(StoredBytes(one), 1)), 1, 1024);
 }
 
 Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {

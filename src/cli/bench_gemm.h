@@ -57,8 +57,11 @@ struct MachineCeilings {
 };
 MachineCeilings MeasureCeilings(cpu::Roofline& roofline);
 
-/// Copies of a matrix that together exceed the caches: 1 GiB, at most 256.
-int64_t CopiesBeyondCache(const WeightsSpec& one);
+/// What exceeds a processor's caches.
+inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
+
+/// Copies of a matrix that together have at least `bytes`, but at most 1024 of them.
+int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one);
 
 /// Runs one case. `blas` may be null. Errors: those of Prepare and Gemm.
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,

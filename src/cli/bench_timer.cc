@@ -58,21 +58,14 @@ Timing Summarize(const std::vector<Sample>& samples) {
   for (const Sample& sample : samples) {
     if (sample.undisturbed) chosen.push_back(sample.seconds);
   }
-  Timing timing;
-  timing.repetitions = static_cast<int64_t>(samples.size());
-  timing.undisturbed = static_cast<int64_t>(chosen.size());
-  if (chosen.size() < 5) {
+  const auto undisturbed = static_cast<int64_t>(chosen.size());
+  if (undisturbed < 5) {
     chosen.clear();
     for (const Sample& sample : samples) chosen.push_back(sample.seconds);
   }
-  std::sort(chosen.begin(), chosen.end());
-  const auto at = [&](double fraction) {
-    return chosen[static_cast<size_t>(
-        std::lround(fraction * static_cast<double>(chosen.size() - 1)))];
-  };
-  timing.median = at(0.5);
-  timing.p10 = at(0.1);
-  timing.p90 = at(0.9);
+  Timing timing = SummarizeSeconds(std::move(chosen));
+  timing.repetitions = static_cast<int64_t>(samples.size());
+  timing.undisturbed = undisturbed;
   return timing;
 }
 
@@ -81,6 +74,16 @@ Timing Summarize(const std::vector<Sample>& samples) {
 Stopwatch::Stopwatch() : start_(Now()) {}
 
 double Stopwatch::Seconds() const { return Now() - start_; }
+
+Timing SummarizeSeconds(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const auto at = [&](double fraction) {
+    return seconds[static_cast<size_t>(
+        std::lround(fraction * static_cast<double>(seconds.size() - 1)))];
+  };
+  const auto count = static_cast<int64_t>(seconds.size());
+  return {at(0.5), at(0.1), at(0.9), count, count};
+}
 
 std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t)>>& bodies,
                                     const TimingOptions& options) {

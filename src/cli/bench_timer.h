@@ -27,6 +27,9 @@ struct Timing {
   int64_t undisturbed = 0;
 };
 
+/// Of runs that were all undisturbed. Precondition: at least one.
+Timing SummarizeSeconds(std::vector<double> seconds);
+
 struct TimingOptions {
   double min_seconds = 0.4;
   double max_seconds = 4.0;

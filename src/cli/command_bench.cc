@@ -3,15 +3,19 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "backends/cuda/graph_timer.h"
 #include "base/macros.h"
+#include "cli/bench_document.h"
 #include "cli/bench_gemm.h"
+#include "cli/bench_gpu.h"
+#include "cli/bench_gpu_report.h"
 #include "cli/bench_model.h"
 #include "cli/command.h"
+#include "cli/peer_cublas.h"
 #include "cli/table.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
@@ -39,21 +43,6 @@ Result<GemmShape> ParseShape(const std::string& text) {
   return shape;
 }
 
-std::string Today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
-Json TimingJson(const Timing& timing) {
-  return {{"seconds", timing.median},
-          {"seconds_p10", timing.p10},
-          {"seconds_p90", timing.p90},
-          {"repetitions", timing.repetitions},
-          {"undisturbed", timing.undisturbed}};
-}
-
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -66,14 +55,14 @@ class BenchCommand final : public Command {
     arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
     arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
     arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
-    arguments.Option("--kernel", &kernel_, "NAME", "Forces one kernel");
-    arguments.Option(
-        "--copies", &copies_, "N",
-        "Weight matrices to rotate through; default: 1 GiB of them, beyond the caches");
+    arguments.Option("--kernel", &kernel_, "NAME",
+                     "Forces one kernel; all, on a GPU: times every one that can");
+    arguments.Option("--copies", &copies_, "N",
+                     "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
-    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
     arguments.Option("--against", &against_, "PEER",
-                     "openblas: the dense product, in the same run");
+                     "The dense product in the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
     arguments.Option("--prompt-tokens", &prompt_tokens_, "N",
                      "model: tokens to read; default 512, less where the context is smaller");
@@ -94,6 +83,7 @@ class BenchCommand final : public Command {
     };
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_, options));
     const DeviceInfo info = device.info();
+    if (info.backend == "cuda") return RunOnGpu(console, device);
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
     if (op_ == "model") {
@@ -101,13 +91,15 @@ class BenchCommand final : public Command {
     } else {
       MARLIN_RETURN_IF_ERROR(RunCases(console, device, roofline));
     }
-    const Json document = Document(info);
-    if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
-    if (console.json()) return console.PrintJson(document);
-    return console.Print(Heading(info) + (op_ == "model" ? ModelText() : Text()));
+    return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
 
  private:
+  Status Report(Console& console, const Json& document, const std::string& text) const {
+    if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
+    return console.json() ? console.PrintJson(document) : console.Print(text);
+  }
+
   /// The op, its place for a model, and options that belong to other ops.
   Status CheckOp() const {
     const auto refuse = [](std::string message) {
@@ -167,21 +159,65 @@ class BenchCommand final : public Command {
       MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
     }
     ceilings_ = MeasureCeilings(roofline);
+    return ForEachCase(console, device, kBeyondCacheBytes, [&](const BenchCase& bench) -> Status {
+      MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline,
+                                                           blas ? &*blas : nullptr));
+      result.prepare_rate = prepare_rate_;
+      results_.push_back(std::move(result));
+      return Status();
+    });
+  }
+
+  Status RunOnGpu(Console& console, const Device& device) {
+    if (op_ == "model") {
+      return Status(Code::kUnsupported, "bench model: runs on the CPU, not on " + device_);
+    }
+    MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
+                            cuda::OpenGraphTimer(device_));
+    // Also without --against: its largest product is the ceiling of arithmetic.
+    const Result<CublasPeer> cublas = LoadCublas(device);
+    if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
+    GpuBench gpu(device, *timer, cublas.ok() ? &cublas->peer : nullptr);
+    MARLIN_ASSIGN_OR_RETURN(const GpuCeilings ceilings, gpu.MeasureCeilings());
+    std::vector<GpuBenchResult> results;
+    MARLIN_RETURN_IF_ERROR(
+        ForEachCase(console, device, kBeyondL2Bytes, [&](const BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result,
+                                  gpu.Run(prepared_, bench, !against_.empty()));
+          result.prepare_rate = prepare_rate_;
+          results.push_back(std::move(result));
+          return Status();
+        }));
+    const DeviceInfo info = device.info();
+    const std::string version = cublas.ok() ? cublas->version : "";
+    Json document = DocumentHead(info, commit_);
+    document.update(GpuDocument(ceilings, version, results));
+    return Report(console, document, GpuText(info, ceilings, version, results));
+  }
+
+  /// Calls run(case) for all formats and shapes, with that case's weights in prepared_.
+  Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
+                     const std::function<Status(const BenchCase&)>& run) {
     for (const Format format : parsed_formats_) {
       for (const GemmShape& shape : parsed_shapes_) {
         console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
                                     shape.n, shape.k));
-        MARLIN_RETURN_IF_ERROR(RunCase(device, format, shape, roofline, blas ? &*blas : nullptr));
+        const BenchCase bench = MakeCase(format, shape, weight_bytes);
+        MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
+        MARLIN_RETURN_IF_ERROR(run(bench));
       }
     }
     return {};
   }
 
   Status ReadArguments() {
+    const bool gpu = device_.starts_with("cuda");
     for (const std::string& peer : against_) {
-      if (peer != "openblas") {
+      // PyTorch's bf16 product is cuBLAS's.
+      if (gpu ? peer != "cublas" && peer != "torch" : peer != "openblas") {
         return Status(Code::kInvalidArgument,
-                      fmt::format("--against: unknown peer '{}'; known: openblas", peer));
+                      fmt::format("--against: unknown peer '{}' on {}; known: {}", peer, device_,
+                                  gpu ? "cublas, torch" : "openblas"));
       }
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());
@@ -234,8 +270,7 @@ class BenchCommand final : public Command {
     return Status();
   }
 
-  Status RunCase(const Device& device, Format format, const GemmShape& shape,
-                 cpu::Roofline& roofline, const OpenBlas* blas) {
+  BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const {
     BenchCase bench;
     bench.op = op_;
     bench.shape = shape;
@@ -245,7 +280,7 @@ class BenchCommand final : public Command {
     bench.spec.k = shape.k;
     bench.spec.group_size = std::min(group_size_.value_or(128), shape.k);
     bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
-    bench.spec.experts = copies_.value_or(CopiesBeyondCache(bench.spec));
+    bench.spec.experts = copies_.value_or(CopiesBeyond(weight_bytes, bench.spec));
     bench.activation_type = activation_type_ == "bf16"  ? DType::kBf16
                             : activation_type_ == "f16" ? DType::kF16
                                                         : DType::kF32;
@@ -253,16 +288,18 @@ class BenchCommand final : public Command {
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
                              : accuracy_ == "w4a8" ? Accuracy::kW4A8
                                                    : Accuracy::kDefault;
-    if (!(prepared_.storage() != nullptr && prepared_.spec() == bench.spec)) {
-      prepared_ = PreparedWeights();
-      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
-      const Stopwatch stopwatch;
-      MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
-      prepare_rate_ = static_cast<double>(prepared_.bytes()) / stopwatch.Seconds();
-    }
-    MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline, blas));
-    result.prepare_rate = prepare_rate_;
-    results_.push_back(std::move(result));
+    return bench;
+  }
+
+  /// Cases of the same weights share them.
+  Status PrepareWeights(const Device& device, const WeightsSpec& spec) {
+    if (prepared_.storage() != nullptr && prepared_.spec() == spec) return Status();
+    prepared_ = PreparedWeights();
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
+    const Stopwatch stopwatch;
+    MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
+    MARLIN_RETURN_IF_ERROR(device.Synchronize());
+    prepare_rate_ = static_cast<double>(prepared_.bytes()) / stopwatch.Seconds();
     return Status();
   }
 
@@ -287,10 +324,7 @@ class BenchCommand final : public Command {
   }
 
   Json Document(const DeviceInfo& info) const {
-    Json document = {
-        {"device", {{"name", info.name}, {"model", info.model}, {"threads", info.threads}}},
-        {"date", Today()}};
-    if (!commit_.empty()) document["commit"] = commit_;
+    Json document = DocumentHead(info, commit_);
     document["roofline"] = {{"read_gbps", ceilings_.read_plain * 1e-9},
                             {"read_streams_gbps", ceilings_.read_streams * 1e-9},
                             {"fp32_fma_tflops", ceilings_.fma * 1e-12},

@@ -77,6 +77,7 @@ GemmCall MakeCall(const KernelDesc* kernel, const GemmDesc& desc, const TensorVi
   call.epilogue.gated = options.gated;
   call.epilogue.row_weight = options.row_weight.As<float>();
   call.stream = options.stream;
+  call.overlap_previous = options.overlap_previous;
   return call;
 }
 

@@ -47,6 +47,7 @@ struct GemmCall {
   Epilogue epilogue;
   void* workspace = nullptr;  ///< WorkspaceBytes(), 64-byte aligned, in the device's memory.
   void* stream = nullptr;
+  bool overlap_previous = false;  ///< GemmOptions::overlap_previous.
 };
 
 /// One device's implementation. Thread-safe; const calls have no visible state.

@@ -1,4 +1,4 @@
-// The rows of kernels.def as kernel descriptors; none in builds without CUDA.
+// The rows of kernels.def as kernel descriptors, in builds with CUDA and without.
 #pragma once
 
 #include <span>
@@ -8,5 +8,8 @@
 namespace marlin::cuda {
 
 std::span<const KernelDesc> CudaKernels();
+
+/// Activations that the tile kernels read as they are: bf16, and fp16 where the weights fit.
+bool NeedsStaging(const GemmDesc& desc);
 
 }  // namespace marlin::cuda

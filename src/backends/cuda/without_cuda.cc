@@ -2,16 +2,23 @@
 #include <string>
 
 #include "backends/cuda/cuda_backend.h"
-#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/graph_timer.h"
 
 namespace marlin::cuda {
+namespace {
+
+Status BuiltWithoutCuda(std::string_view name) {
+  return Status(Code::kUnsupported, std::string(name) + ": built without CUDA");
+}
+
+}  // namespace
 
 int DeviceCount() { return 0; }
 
-std::span<const KernelDesc> CudaKernels() { return {}; }
+Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) { return BuiltWithoutCuda(name); }
 
-Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
-  return Status(Code::kUnsupported, std::string(name) + ": built without CUDA");
+Result<std::unique_ptr<GraphTimer>> OpenGraphTimer(std::string_view device) {
+  return BuiltWithoutCuda(device);
 }
 
 }  // namespace marlin::cuda

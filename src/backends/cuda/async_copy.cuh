@@ -1,0 +1,94 @@
+// Hopper's asynchronous machinery: barriers in shared memory, bulk and tensor copies, and launches
+// that overlap the kernel before.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backends/cuda/fragment_math.cuh"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Barriers are 8 bytes of shared memory, given by address; a phase ends when `arrivals` threads have
+/// arrived and all expected bytes are there.
+MARLIN_DEVICE void InitBarrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Makes initialised barriers visible to the copy engine.
+MARLIN_DEVICE void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+MARLIN_DEVICE void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+MARLIN_DEVICE void ArriveExpecting(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// Copies `bytes` (a multiple of 16, both sides aligned to 16) and counts them at the barrier.
+MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+/// Copies the box of a tensor map that begins at (x, y); what lies outside reads as zero.
+MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
+/// Programmatic dependent launch: the next kernel on the stream may begin; and, before anything that
+/// earlier kernels wrote is read or anything that they read is written, they have ended.
+MARLIN_DEVICE void LetNextBegin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/// The attribute of a launch that may begin before the one before it has ended.
+inline cudaLaunchAttribute ChainedLaunch() {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+MARLIN_DEVICE uint4 LoadShared16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address));
+  return v;
+}
+MARLIN_DEVICE uint2 LoadShared8(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+MARLIN_DEVICE uint32_t LoadShared4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,287 @@
+#include "backends/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string>
+
+#include "backends/cuda/device_memory.h"
+#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/launch.h"
+#include "backends/cuda/prepared_tiles.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "plan/select.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+Element ElementOf(DType type) {
+  if (type == DType::kBf16) return Element::kBf16;
+  return type == DType::kF16 ? Element::kF16 : Element::kF32;
+}
+
+/// The type of the matrix unit's operands.
+bool UsesBf16(const GemmDesc& desc) { return desc.a_type != DType::kF16 || !desc.fits_f16; }
+
+int TileBytesOf(const GemmDesc& desc) {
+  const int bits = CodeBits(KindOf(desc.format));
+  if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
+  const int64_t group = desc.group_size >= desc.k ? kTileK : desc.group_size & -desc.group_size;
+  const auto groups = static_cast<int>(kTileK / std::min<int64_t>(group, kTileK));
+  return TileCodeBytes(bits) +
+         groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
+}
+
+TileProblem ProblemOf(const GemmDesc& desc) {
+  TileProblem problem;
+  problem.m = static_cast<int>(desc.m);
+  problem.n = static_cast<int>(desc.n);
+  problem.k = static_cast<int>(desc.k);
+  problem.tile_bytes = TileBytesOf(desc);
+  problem.gated = desc.gated;
+  problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
+  return problem;
+}
+
+/// Rows of staged activations: whole 16 bytes.
+int StagedColumns(const GemmDesc& desc) {
+  return static_cast<int>(RoundUp(desc.k, int64_t{8}));
+}
+
+int64_t StagedBytes(const GemmDesc& desc) {
+  if (!NeedsStaging(desc)) return 0;
+  return RoundUp(desc.m * StagedColumns(desc) * 2, kWorkspaceAlignment);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int index, const cudaDeviceProp& properties)
+      : device_(std::make_shared<DeviceHandle>()), properties_(properties) {
+    device_->index = index;
+    shape_.multiprocessors = properties.multiProcessorCount;
+    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+  }
+
+  DeviceInfo Info() const override {
+    DeviceInfo info;
+    info.name = "cuda:" + std::to_string(device_->index);
+    info.backend = "cuda";
+    info.model = properties_.name;
+    info.features = {
+        "sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
+        std::to_string(properties_.multiProcessorCount) + " multiprocessors",
+        std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
+    for (const KernelDesc& kernel : CudaKernels()) {
+      GemmDesc any;
+      any.a_type = DType::kBf16;
+      any.tiled = any.fits_f16 = true;
+      const Support support = CheckSupport(kernel, any, Facts());
+      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason});
+    }
+    return info;
+  }
+
+  DeviceFacts Facts() const override {
+    DeviceFacts facts;
+    facts.level = Isa::kSm90;
+    return facts;
+  }
+
+  std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
+
+  Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
+      const QuantizedWeights& weights) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, this, device_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
+  }
+
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
+    const TileProblem problem = ProblemOf(desc);
+    return StagedBytes(desc) + PartialsOf(kernel, problem);
+  }
+
+  Status Run(const GemmCall& call) const override {
+    if (call.desc.m == 0 || call.desc.n == 0) return Status();
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    // A sum of nothing is zero, and only the exact kernel counts to zero.
+    const bool exact = call.kernel->grade == Grade::kExact || call.desc.k == 0;
+    const cudaError_t error = exact ? RunExact(call) : RunTiles(call);
+    return device_->errors.Check(error, call.kernel->name);
+  }
+
+  Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
+                    const MutableTensorView& out, void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    const auto& prepared = static_cast<const PreparedTiles&>(weights);
+    const Element type = ElementOf(out.dtype());
+    auto* on = static_cast<cudaStream_t>(stream);
+    const cudaError_t error =
+        prepared.tiled ? LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), out.data(),
+                                               out.stride(0), type, on)
+                       : LaunchDequantizeCanonical(prepared.Canonical(expert), out.data(),
+                                                   out.stride(0), type, on);
+    return device_->errors.Check(error, "marlin_dequantize");
+  }
+
+  const DecoderBackend* decoder() const override { return nullptr; }
+
+  Result<void*> Allocate(int64_t bytes) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(device_, bytes));
+    return memory.Release();
+  }
+  void Free(void* data) const override {
+    const DeviceScope scope(device_->index);
+    cudaFree(data);
+  }
+  Status CopyToDevice(void* device, const void* host, int64_t bytes) const override {
+    return Copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+  Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
+    return Copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+  Status Synchronize(void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    return device_->errors.Check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
+                                 "cudaStreamSynchronize");
+  }
+  bool calls_block() const override { return false; }
+
+ private:
+  Status Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) const {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    return device_->errors.Check(cudaMemcpy(to, from, static_cast<size_t>(bytes), kind),
+                                 "cudaMemcpy");
+  }
+
+  static bool IsGemv(const KernelDesc& kernel) { return kernel.tile_m <= kMaxGemvRows; }
+
+  int64_t PartialsOf(const KernelDesc& kernel, const TileProblem& problem) const {
+    if (IsGemv(kernel)) {
+      const GemvPlan plan = PlanGemv(problem, shape_);
+      return plan.partials ? PartialBytes(problem, plan.splits) : 0;
+    }
+    const WgmmaPlan plan = PlanWgmma(problem, shape_);
+    return plan.partials ? PartialBytes(problem, plan.splits) : 0;
+  }
+
+  static EpilogueView EpilogueOf(const GemmCall& call) {
+    EpilogueView view;
+    view.out = call.c;
+    view.stride = call.c_stride;
+    view.type = ElementOf(call.desc.c_type);
+    view.bias = call.epilogue.bias;
+    view.bias_type = ElementOf(call.epilogue.bias_type);
+    view.activation = static_cast<int>(call.epilogue.activation);
+    view.gated = call.epilogue.gated;
+    view.row_weight = call.epilogue.row_weight;
+    view.n = static_cast<int>(call.desc.n);
+    return view;
+  }
+
+  static ActivationView ActivationsOf(const GemmCall& call) {
+    return {call.a, call.a_stride, ElementOf(call.desc.a_type), static_cast<int>(call.desc.m),
+            static_cast<int>(call.desc.k)};
+  }
+
+  cudaError_t RunExact(const GemmCall& call) const {
+    const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+    auto* stream = static_cast<cudaStream_t>(call.stream);
+    if (prepared.tiled) {
+      return LaunchExactTiles(prepared.Tiles(call.expert), prepared.kind(), ActivationsOf(call),
+                              EpilogueOf(call), stream);
+    }
+    return LaunchExactCanonical(prepared.Canonical(call.expert), ActivationsOf(call),
+                                EpilogueOf(call), stream);
+  }
+
+  cudaError_t RunTiles(const GemmCall& call) const {
+    const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+    auto* stream = static_cast<cudaStream_t>(call.stream);
+    TileGemm gemm;
+    gemm.weights = prepared.Tiles(call.expert);
+    gemm.kind = prepared.kind();
+    gemm.bf16 = UsesBf16(call.desc);
+    gemm.a = ActivationsOf(call);
+    gemm.epilogue = EpilogueOf(call);
+    gemm.epilogue.multiplier =
+        gemm.weights.multiplier * PowerOf(ExponentsOf(gemm.kind, gemm.bf16).shift +
+                                          gemm.weights.table_exponent);
+    gemm.overlap_previous = call.overlap_previous;
+    auto* workspace = static_cast<uint8_t*>(call.workspace);
+    if (NeedsStaging(call.desc)) {
+      const int columns = StagedColumns(call.desc);
+      const cudaError_t error =
+          LaunchStageActivations(gemm.a, workspace, columns, gemm.bf16, stream);
+      if (error != cudaSuccess) return error;
+      gemm.a.data = workspace;
+      gemm.a.stride = columns;
+      workspace += StagedBytes(call.desc);
+    }
+    gemm.partials = reinterpret_cast<float*>(workspace);
+    const TileProblem problem = ProblemOf(call.desc);
+    if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
+    return LaunchWgmma(gemm, PlanWgmma(problem, shape_), stream);
+  }
+
+  static float PowerOf(int exponent) { return std::ldexp(1.0F, exponent); }
+
+  std::shared_ptr<DeviceHandle> device_;
+  cudaDeviceProp properties_;
+  DeviceShape shape_;
+};
+
+}  // namespace
+
+int DeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
+  int index = 0;
+  if (name == "cuda") {
+    if (cudaGetDevice(&index) != cudaSuccess) cudaGetLastError();
+  } else {
+    const std::string_view number = name.substr(5);
+    const auto parsed = std::from_chars(number.data(), number.data() + number.size(), index);
+    if (parsed.ec != std::errc() || parsed.ptr != number.data() + number.size() || index < 0) {
+      return Status(Code::kInvalidArgument,
+                    "device: '" + std::string(name) + "' is not cuda:N with a number N");
+    }
+  }
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || index >= count) {
+    cudaGetLastError();
+    const std::string why = error == cudaSuccess ? std::to_string(count) + " devices are there"
+                                                 : std::string(cudaGetErrorString(error));
+    return Status(Code::kUnsupported, std::string(name) + ": no CUDA device (" + why + ")");
+  }
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
+    return Status(Code::kUnsupported, std::string(name) + ": no properties");
+  }
+  if (properties.major != 9) {
+    return Status(Code::kUnsupported,
+                  std::string(name) + ": " + properties.name + " has compute capability " +
+                      std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                      "; the kernels are for 9.0 (Hopper)");
+  }
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(index, properties));
+}
+
+}  // namespace marlin::cuda

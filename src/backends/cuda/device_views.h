@@ -1,0 +1,53 @@
+// What kernels are given: plain structs that pass from host to device by value.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Element types of activations, outputs, biases and scales, as kernels switch over them.
+enum class Element : uint8_t { kF32, kBf16, kF16, kE8M0, kE4M3 };
+
+/// Weights as they are stored in checkpoints (docs/formats): for what has no tiles.
+struct CanonicalView {
+  const uint32_t* words = nullptr;  ///< [words along k, n]; dense formats: numbers [k, n].
+  const void* scales = nullptr;     ///< [groups, n], null for dense formats.
+  const void* zeros = nullptr;      ///< fp16 [groups, n] or null.
+  const void* biases = nullptr;     ///< [groups, n] or null.
+  const float* values = nullptr;    ///< Of all codes.
+  int64_t group_size = 1;
+  float global_scale = 1;
+  int bits = 4;  ///< 16 and 32 are dense formats.
+  Element scale_type = Element::kF16;
+  Element bias_type = Element::kF16;
+  Element dense_type = Element::kBf16;
+  int k = 0;
+  int n = 0;
+};
+
+/// Rows of activations; columns are contiguous, strides count elements.
+struct ActivationView {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  Element type = Element::kBf16;
+  int m = 0;
+  int k = 0;
+};
+
+/// From fp32 sums to the output.
+struct EpilogueView {
+  void* out = nullptr;
+  int64_t stride = 0;
+  Element type = Element::kBf16;
+  float multiplier = 1;  ///< Of every sum, first.
+  const void* bias = nullptr;
+  Element bias_type = Element::kF32;
+  int activation = 0;  ///< marlin::Activation.
+  bool gated = false;
+  const float* row_weight = nullptr;
+  int n = 0;  ///< Columns of the sums; the output has half of them when gated.
+};
+
+}  // namespace marlin::cuda

@@ -1,0 +1,100 @@
+// The 16-bit arithmetic of fragments: pairs of bf16 or fp16 numbers in 32-bit registers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#define MARLIN_DEVICE __device__ __forceinline__
+
+namespace marlin::cuda {
+
+template <uint32_t kTruth>
+MARLIN_DEVICE uint32_t Lop3(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(kTruth));
+  return d;
+}
+/// (a & b) | c in one instruction.
+MARLIN_DEVICE uint32_t AndOr(uint32_t a, uint32_t b, uint32_t c) { return Lop3<0xea>(a, b, c); }
+
+/// Numbers of 8 significant bits with the range of fp32.
+struct Bf16 {
+  static constexpr bool kIsBf16 = true;
+  using Scalar = __nv_bfloat16;
+  /// 2^7 twice: a nibble put into its low bits is 128 + nibble.
+  static constexpr uint32_t kMagic = 0x43004300u;
+
+  static MARLIN_DEVICE uint32_t Fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t Multiply(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t Subtract(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
+  /// Rounds two floats; the first goes to the low half.
+  static MARLIN_DEVICE uint32_t Pack(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+  }
+  static MARLIN_DEVICE float2 Unpack(uint32_t pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  }
+};
+
+/// Numbers of 11 significant bits up to 65504.
+struct F16 {
+  static constexpr bool kIsBf16 = false;
+  using Scalar = __half;
+  /// 2^10 twice: a byte put into its low bits is 1024 + byte.
+  static constexpr uint32_t kMagic = 0x64006400u;
+
+  static MARLIN_DEVICE uint32_t Fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t Multiply(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t Subtract(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t Pack(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+  }
+  static MARLIN_DEVICE float2 Unpack(uint32_t pair) {
+    const __half2 halves = *reinterpret_cast<const __half2*>(&pair);
+    return __half22float2(halves);
+  }
+};
+
+/// The low or the high half of a pair in both halves.
+MARLIN_DEVICE uint32_t SpreadLow(uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
+MARLIN_DEVICE uint32_t SpreadHigh(uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }
+
+/// 2^exponent, for -126 <= exponent <= 127.
+MARLIN_DEVICE constexpr float PowerOfTwo(int exponent) {
+  float value = 1.0f;
+  for (int i = 0; i < exponent; ++i) value *= 2.0f;
+  for (int i = 0; i > exponent; --i) value *= 0.5f;
+  return value;
+}
+
+}  // namespace marlin::cuda

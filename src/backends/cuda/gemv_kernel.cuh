@@ -1,0 +1,272 @@
+// Products of up to 16 rows: the weights stream once through registers, memory bandwidth is the floor.
+//
+//   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that a
+//   single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
+//
+//        k ->        split 0            split 1 ...
+//     strip 0   [tile][tile][tile] .. [tile][tile]    a strip is 32 outputs, a tile 128 k of it;
+//     strip 1   [tile] ...                            blockIdx.x is the split, blockIdx.y a run of
+//        n                                            strips
+//
+//   `share` warps take the tiles of a strip in turn, `lanes` = warps / share strips are worked on at a
+//   time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight are
+//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared memory,
+//   all of them, before the first product. Sums of a strip's warps meet in shared memory and are
+//   added in the order of the warps; sums of splits in the workspace and in the order of the splits.
+//   Weight copies begin before the kernel waits for earlier work on the stream.
+#pragma once
+
+#include "backends/cuda/async_copy.cuh"
+#include "backends/cuda/decode_fragment.cuh"
+#include "backends/cuda/epilogue.cuh"
+#include "backends/cuda/gemv_layout.h"
+#include "backends/cuda/launch.h"
+#include "backends/cuda/tile_loads.cuh"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+template <typename T>
+MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (T::kIsBf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// The tiles that a warp copies, in the order that it multiplies them in.
+struct TileStream {
+  const uint8_t* next;
+  int64_t to_next_tile;   ///< Of this warp in the strip.
+  int64_t to_next_strip;  ///< From behind a strip's last tile to the first one of the next strip.
+  int tiles_of_strip;
+  int left_in_strip;
+  int left;
+
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, int bytes) {
+    ArriveExpecting(barrier, bytes);
+    CopyBulk(slot, next, bytes, barrier);
+    next += to_next_tile;
+    --left;
+    if (--left_in_strip == 0) {
+      left_in_strip = tiles_of_strip;
+      next += to_next_strip;
+    }
+  }
+};
+
+/// The products of one tile and the tokens' activations; kTokenTiles of 8 tokens.
+template <CodeKind kKind, typename T, int kTokenTiles>
+struct TileProduct {
+  static constexpr int kBits = CodeBits(kKind);
+
+  /// acc[16 outputs][8 tokens][register]
+  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, uint32_t token_tile_bytes,
+                                int lane, int groups, const ParameterKind& parameters,
+                                const DecodeTable<kKind, T>& table,
+                                float (&acc)[2][kTokenTiles][4]) {
+    const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
+    GroupOperands<T> operands[2];
+    int loaded = -1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t words[2][kBits];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        LoadWords<kBits>(tile + (half * 2 + r) * BlockBytes(kBits), lane, words[r]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t tokens[kTokenTiles][4];
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+          LoadMatrices(tokens[t], activations + t * token_tile_bytes + (half * 2 + pair) * 64);
+        }
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          const int j = pair * 2 + step;
+          const int group = (half * 4 + j) * groups >> 3;
+          if (kKind != CodeKind::kDense16 && group != loaded) {
+            LoadOperands(first_parameters + group * kGroupBytes, groups, parameters, operands);
+            loaded = group;
+          }
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            uint32_t weights[4];
+            DecodeScaled<kKind, T>(words[r], j, table, operands[r], weights);
+#pragma unroll
+            for (int t = 0; t < kTokenTiles; ++t) {
+              MultiplyAdd<T>(acc[r][t], weights, tokens[t][2 * step], tokens[t][2 * step + 1]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static MARLIN_DEVICE void LoadOperands(uint32_t address, int groups,
+                                         const ParameterKind& parameters,
+                                         GroupOperands<T> (&operands)[2]) {
+    const uint2 scales = LoadShared8(address);
+    uint2 zeros = {0, 0};
+    if (parameters.zero_kind != 0) zeros = LoadShared8(address + groups * kGroupBytes);
+    operands[0] = MakeOperands<kKind, T>(scales.x, zeros.x, parameters);
+    operands[1] = MakeOperands<kKind, T>(scales.y, zeros.y, parameters);
+  }
+};
+
+/// Copies this split's columns of all rows of A; what lies behind k becomes zero.
+MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to) {
+  const int columns = args.tiles_of_split * kTileK;
+  const int pieces = columns / 8;
+  const auto* from = static_cast<const uint8_t*>(args.a);
+  for (int i = static_cast<int>(threadIdx.x); i < args.m * pieces;
+       i += static_cast<int>(blockDim.x)) {
+    const int m = i / pieces;
+    const int piece = i % pieces;
+    const int k = first_k + piece * 8;
+    const int inside = min(max(args.k - k, 0), 8) * 2;
+    // An address in range even where nothing is read.
+    const uint8_t* source = from + (m * args.a_stride + (inside > 0 ? k : 0)) * 2;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     to + m * args.row_bytes + piece * 16),
+                 "l"(source), "r"(inside)
+                 : "memory");
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/// Adds the sums of a strip's warps in order and finishes or stores them. `sums` holds, for every
+/// warp of the strip, [tokens][33] floats.
+template <int kTokenTiles>
+MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float* sums, int thread) {
+  constexpr int kWarpFloats = GemvSumFloats(kTokenTiles);
+  const int threads = args.share * 32;
+  for (int i = thread; i < args.m * kStripOutputs; i += threads) {
+    const int m = i / kStripOutputs;
+    const int row = i % kStripOutputs;
+    const int n = strip * kStripOutputs + row;
+    float sum = 0.0f;
+    for (int w = 0; w < args.share; ++w) sum += sums[w * kWarpFloats + m * kSumStride + row];
+    if (n >= args.epilogue.n) continue;
+    if (args.partials == nullptr) {
+      Finish(args.epilogue, m, n, sum);
+    } else {
+      const int64_t at = static_cast<int64_t>(blockIdx.x) * args.m + m;
+      __stcg(args.partials + at * args.epilogue.n + n, sum);
+    }
+  }
+}
+
+/// A barrier among the warps that share a strip.
+MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int lane_of_strips) {
+  if (args.share == 1) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(lane_of_strips + 1), "r"(args.share * 32) : "memory");
+  }
+}
+
+template <CodeKind kKind, typename T, int kTokenTiles>
+__global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int warps = static_cast<int>(blockDim.x) >> 5;
+  const int strip_lane = warp >> args.share_log;
+  const int sharer = warp & (args.share - 1);
+  const int lanes = warps >> args.share_log;
+  const int group = static_cast<int>(blockIdx.y);
+  const int first_strip = group * args.strips_base + min(group, args.strips_rest);
+  const int strips = args.strips_base + (group < args.strips_rest ? 1 : 0);
+  const int first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
+  const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
+
+  const int tile_bytes = args.weights.tile_bytes;
+  const uint32_t base = SharedAddress(shared);
+  const uint32_t ring = base + warp * args.stages * tile_bytes;
+  const uint32_t activations = base + args.activations_offset;
+  const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
+  auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
+
+  const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) / lanes : 0;
+  const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+  TileStream stream;
+  stream.to_next_tile = static_cast<int64_t>(tile_bytes) << args.share_log;
+  stream.to_next_strip = args.weights.strip_bytes * lanes - my_tiles * stream.to_next_tile;
+  stream.next = args.weights.tiles + (first_strip + strip_lane) * args.weights.strip_bytes +
+                static_cast<int64_t>(first_tile + sharer) * tile_bytes;
+  stream.tiles_of_strip = stream.left_in_strip = my_tiles;
+  stream.left = my_strips * my_tiles;
+  if (lane == 0) {
+    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
+    FenceBarrierInit();
+    for (int s = 0; s < args.stages && stream.left > 0; ++s) {
+      stream.Copy(ring + s * tile_bytes, barriers + 8 * s, tile_bytes);
+    }
+  }
+  __syncwarp();
+  LetNextBegin();
+  WaitForEarlierWork();
+  CopyActivations(args, first_tile * kTileK, activations);
+  __syncthreads();
+
+  const DecodeTable<kKind, T> table(args.weights);
+  const ParameterKind parameters = ParameterKindOf<kKind, T>(args.weights);
+  // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
+  const int token = lane & 7;
+  uint32_t my_row = activations + (lane >> 3) * 16 + min(token, args.m - 1) * args.row_bytes;
+  const uint32_t token_tile_bytes =
+      kTokenTiles == 1 ? 0 : (min(token + 8, args.m - 1) - min(token, args.m - 1)) * args.row_bytes;
+  int slot = 0;
+  int parity = 0;
+  for (int s = strip_lane; s < strips; s += lanes) {
+    float acc[2][kTokenTiles][4] = {};
+    for (int i = 0; i < my_tiles; ++i) {
+      Wait(barriers + 8 * slot, parity);
+      TileProduct<kKind, T, kTokenTiles>::Run(
+          ring + slot * tile_bytes, my_row + (i * args.share + sharer) * (kTileK * 2),
+          token_tile_bytes, lane, args.weights.groups_per_tile, parameters, table, acc);
+      __syncwarp();
+      if (lane == 0 && stream.left > 0) {
+        stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
+      }
+      if (++slot == args.stages) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+    float* mine = sums + warp * GemvSumFloats(kTokenTiles);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int m = t * 8 + (lane & 3) * 2 + (e & 1);
+          mine[m * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][t][e];
+        }
+      }
+    }
+    SyncSharers(args, strip_lane);
+    FinishStrip<kTokenTiles>(args, first_strip + s,
+                             sums + strip_lane * args.share * GemvSumFloats(kTokenTiles),
+                             sharer * 32 + lane);
+    SyncSharers(args, strip_lane);
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,40 @@
+// What the kernel for few rows is given, and how it divides shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device_views.h"
+#include "backends/cuda/tile_layout.h"
+
+namespace marlin::cuda {
+
+struct GemvArguments {
+  TileView weights;
+  const void* a = nullptr;  ///< Of the kernel's 16-bit type, rows at multiples of 16 bytes.
+  int64_t a_stride = 0;
+  EpilogueView epilogue;
+  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  int m = 0;
+  int k = 0;
+  int tiles = 0;           ///< Of a strip.
+  int tiles_of_split = 0;  ///< Of every split but perhaps the last.
+  int strips_base = 0;     ///< Strips of a block, one more in the first strips_rest blocks.
+  int strips_rest = 0;
+  int share = 1;
+  int share_log = 0;
+  int stages = 2;
+  int row_bytes = 0;           ///< From one row of activations in shared memory to the next.
+  int activations_offset = 0;  ///< In shared memory, behind the rings.
+  int sums_offset = 0;
+  int barriers_offset = 0;
+};
+
+/// Floats between the tokens of a strip's sums: 32 outputs and one to spread the banks.
+inline constexpr int kSumStride = kStripOutputs + 1;
+
+/// Floats of one warp's sums.
+MARLIN_HOST_DEVICE constexpr int GemvSumFloats(int token_tiles) {
+  return token_tiles * 8 * kSumStride;
+}
+
+}  // namespace marlin::cuda

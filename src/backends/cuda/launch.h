@@ -1,0 +1,61 @@
+// The kernels as host functions. Every one puts its work on a stream and returns CUDA's answer to the
+// launch; nothing here allocates or waits.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backends/cuda/device_views.h"
+#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// A product on tiles; activations are of the matrix unit's type, their rows at multiples of 16 bytes.
+struct TileGemm {
+  TileView weights;
+  CodeKind kind = CodeKind::kFp4;
+  ActivationView a;
+  EpilogueView epilogue;      ///< Multiplier set; see LaunchGemv.
+  bool bf16 = true;           ///< The type of the matrix unit's operands.
+  float* partials = nullptr;  ///< [splits, m, n], where the plan has splits or gates lie apart.
+  bool overlap_previous = false;
+};
+
+/// Canonical words to tiles, one expert.
+struct PackJob {
+  CanonicalView from;
+  TileView to;
+  CodeKind kind = CodeKind::kFp4;
+  uint8_t* tiles = nullptr;
+  float scale_factor = 1;  ///< Power of two that normalises scales and biases.
+};
+cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream);
+
+/// out[k, n] with `stride` between rows.
+cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, void* out, int64_t stride,
+                                  Element type, cudaStream_t stream);
+cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, void* out, int64_t stride,
+                                      Element type, cudaStream_t stream);
+
+/// fp32 products of fp32 weights and activations, any layout.
+cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ActivationView& a,
+                             const EpilogueView& epilogue, cudaStream_t stream);
+cudaError_t LaunchExactCanonical(const CanonicalView& weights, const ActivationView& a,
+                                 const EpilogueView& epilogue, cudaStream_t stream);
+
+/// Copies activations to rows of `k_padded` elements of bf16 or fp16, rounded, zeros behind k.
+cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
+                                   cudaStream_t stream);
+
+/// out = epilogue(partials[0] + partials[1] + ...), in that order; partials are [splits, m, n].
+cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
+                                 const EpilogueView& epilogue, bool chained, cudaStream_t stream);
+
+/// Products on tiles as planned, and the sums of splits. Errors of the tensor map come back as
+/// cudaErrorInvalidValue.
+cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream);
+cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream);
+
+}  // namespace marlin::cuda

@@ -1,0 +1,55 @@
+// How products are cut into thread blocks: pure functions of the problem and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/gemv_layout.h"
+#include "backends/cuda/tile_layout.h"
+#include "backends/cuda/wgmma_layout.h"
+
+namespace marlin::cuda {
+
+/// Facts of a device that plans depend on.
+struct DeviceShape {
+  int multiprocessors = 132;
+  int shared_bytes = 227 * 1024;  ///< That a thread block may have.
+};
+
+/// A problem on tiles.
+struct TileProblem {
+  int m = 0;
+  int n = 0;
+  int k = 0;
+  int tile_bytes = 0;
+  bool gated = false;
+  bool batch_invariant = false;
+};
+
+inline constexpr int kMaxGemvRows = 16;
+
+struct GemvPlan {
+  int splits = 1;
+  int groups = 1;  ///< Blocks along n.
+  int warps = 16;
+  int shared_bytes = 0;
+  bool partials = false;    ///< Sums go to the workspace; another kernel adds and finishes them.
+  GemvArguments arguments;  ///< The parts that depend on the problem's shape alone.
+};
+/// Precondition: 1 <= m <= kMaxGemvRows, n, k > 0.
+GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
+
+struct WgmmaPlan {
+  int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
+  int splits = 1;
+  int shared_bytes = 0;
+  int grid = 1;
+  bool partials = false;
+  WgmmaArguments arguments;
+};
+/// Precondition: m, n, k > 0.
+WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device);
+
+/// Bytes of partial sums in the workspace.
+int64_t PartialBytes(const TileProblem& problem, int splits);
+
+}  // namespace marlin::cuda

@@ -1,0 +1,132 @@
+#include <cuda.h>
+
+#include <array>
+
+#include "backends/cuda/kernel_functions.h"
+#include "backends/cuda/launch.h"
+
+namespace marlin::cuda {
+namespace {
+
+const void* GemvFunctionOf(CodeKind kind, bool bf16, int token_tiles) {
+  switch (kind) {
+#define MARLIN_KIND(name) \
+  case CodeKind::name:    \
+    return GemvFunction<CodeKind::name>(bf16, token_tiles);
+#include "backends/cuda/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens) {
+  switch (kind) {
+#define MARLIN_KIND(name) \
+  case CodeKind::name:    \
+    return WgmmaFunction<CodeKind::name>(bf16, tokens);
+#include "backends/cuda/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+struct LaunchSize {
+  dim3 grid;
+  int threads = 0;
+  int shared_bytes = 0;
+  bool overlap_previous = false;
+};
+
+cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
+                   cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      function, cudaFuncAttributeMaxDynamicSharedMemorySize, size.shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = size.grid;
+  config.blockDim = dim3(static_cast<unsigned>(size.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(size.shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = size.overlap_previous ? 1 : 0;
+  return cudaLaunchKernelExC(&config, function, parameters);
+}
+
+/// The driver's function, found at run time so that nothing links to the driver.
+using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
+
+EncodeFunction FindEncode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned kVersion = 12000;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &function, kVersion, cudaEnableDefault, &result);
+  return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<EncodeFunction>(function)
+             : nullptr;
+}
+
+/// Boxes of 64 k x `tokens` rows in the 128-byte swizzle; zeros outside of A.
+cudaError_t EncodeMap(const ActivationView& a, bool bf16, int tokens, CUtensorMap* map) {
+  static const EncodeFunction encode = FindEncode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const std::array<cuuint64_t, 2> dims = {static_cast<cuuint64_t>(a.k),
+                                          static_cast<cuuint64_t>(a.m)};
+  // Of one row the stride does not matter, but must be valid.
+  const int64_t stride = a.m > 1 ? a.stride * 2 : (int64_t{a.k} * 2 + 15) / 16 * 16;
+  const std::array<cuuint64_t, 1> strides = {static_cast<cuuint64_t>(stride)};
+  const std::array<cuuint32_t, 2> box = {kTileK / 2, static_cast<cuuint32_t>(tokens)};
+  const std::array<cuuint32_t, 2> steps = {1, 1};
+  const CUresult result = encode(
+      map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+      const_cast<void*>(a.data), dims.data(), strides.data(), box.data(), steps.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaError_t launched,
+                        cudaStream_t stream) {
+  if (launched != cudaSuccess || !partials) return launched;
+  return LaunchReducePartials(gemm.partials, splits, gemm.a.m, gemm.epilogue, true, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream) {
+  GemvArguments args = plan.arguments;
+  args.weights = gemm.weights;
+  args.a = gemm.a.data;
+  args.a_stride = gemm.a.stride;
+  args.epilogue = gemm.epilogue;
+  args.partials = plan.partials ? gemm.partials : nullptr;
+  void* parameters[] = {&args};
+  const LaunchSize size = {
+      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
+      plan.warps * 32, plan.shared_bytes, gemm.overlap_previous};
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, args.m > 8 ? 2 : 1);
+  return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
+                     stream);
+}
+
+cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
+  CUtensorMap map;
+  const cudaError_t encoded = EncodeMap(gemm.a, gemm.bf16, plan.tokens, &map);
+  if (encoded != cudaSuccess) return encoded;
+  WgmmaArguments args = plan.arguments;
+  args.weights = gemm.weights;
+  args.epilogue = gemm.epilogue;
+  args.partials = plan.partials ? gemm.partials : nullptr;
+  void* parameters[] = {&map, &args};
+  constexpr int kThreads = 384;
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,
+                           gemm.overlap_previous};
+  const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens);
+  return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
+                     stream);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,51 @@
+// Prepared weights on a CUDA device: tiles where the format and its groups allow, the canonical
+// arrays otherwise.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/cuda/device_memory.h"
+#include "backends/cuda/device_views.h"
+#include "backends/cuda/tile_layout.h"
+#include "plan/backend.h"
+
+namespace marlin::cuda {
+
+/// The kind of codes that a format is decoded as.
+CodeKind KindOf(Format format);
+
+class PreparedTiles : public PreparedWeights::Storage {
+ public:
+  /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
+  /// dimensions beyond 2^31.
+  static Result<std::shared_ptr<const PreparedTiles>> Make(const QuantizedWeights& weights,
+                                                           const Backend* backend,
+                                                           std::shared_ptr<DeviceHandle> device);
+
+  CodeKind kind() const { return kind_; }
+  /// Precondition: tiled.
+  TileView Tiles(int64_t expert) const;
+  /// Precondition: !tiled.
+  CanonicalView Canonical(int64_t expert) const;
+
+ private:
+  Status Upload(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
+  Status Pack(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
+  void DescribeTiles(const QuantizedWeights& weights);
+
+  CodeKind kind_ = CodeKind::kFp4;
+  TileView tiles_;          ///< Of expert 0.
+  CanonicalView canonical_;  ///< Of expert 0.
+  int64_t expert_bytes_ = 0;  ///< Tiles of one expert.
+  int64_t words_bytes_ = 0;   ///< Canonical arrays of one expert.
+  int64_t scales_bytes_ = 0;
+  int64_t zeros_bytes_ = 0;
+  int64_t biases_bytes_ = 0;
+  std::vector<int> exponents_;  ///< Of the power of two that normalised an expert's scales.
+  std::vector<float> global_scales_;
+  DeviceMemory memory_;
+  DeviceMemory tables_;
+};
+
+}  // namespace marlin::cuda

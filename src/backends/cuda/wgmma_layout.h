@@ -1,0 +1,37 @@
+// What the warpgroup kernel is given, and how it divides shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device_views.h"
+#include "backends/cuda/tile_layout.h"
+
+namespace marlin::cuda {
+
+struct WgmmaArguments {
+  TileView weights;
+  EpilogueView epilogue;
+  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  int m = 0;
+  int token_tiles = 0;
+  int blocks = 0;          ///< Of 128 rows of the matrix instruction.
+  int tiles = 0;           ///< Of k.
+  int tiles_of_split = 0;  ///< Of every split but perhaps the last.
+  int items = 0;           ///< token_tiles * blocks * splits
+  int stages = 2;
+  int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
+  int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
+  int exchange_offset = 0;
+  int barriers_offset = 0;
+};
+
+inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
+
+/// Bytes of one stage's activations.
+MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
+
+/// Tokens that gates and ups are exchanged for at a time, and the floats for it.
+inline constexpr int kExchangeTokens = 16;
+inline constexpr int kExchangeBytes = 2 * kStripOutputs * (kExchangeTokens + 1) * 4;
+
+}  // namespace marlin::cuda

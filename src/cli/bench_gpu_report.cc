@@ -1,0 +1,131 @@
+#include "cli/bench_gpu_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cli/bench_document.h"
+#include "cli/table.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
+  const WeightsSpec& spec = result.bench.spec;
+  const GemmShape& shape = result.bench.shape;
+  Json row = {{"op", result.bench.op},
+              {"kernel", timing.kernel},
+              {"accuracy", timing.accuracy},
+              {"planned", timing.planned},
+              {"format", FormatName(spec.format)},
+              {"group_size", spec.group_size},
+              {"scale_type", ScaleTypeName(spec.scale_type)},
+              {"activations", DTypeName(result.bench.activation_type)},
+              {"m", shape.m},
+              {"n", shape.n},
+              {"k", shape.k}};
+  row.update(TimingJson(timing.alone));
+  row["gbps"] = result.weight_bytes / timing.alone.median * 1e-9;
+  row["tflops"] = result.operations / timing.alone.median * 1e-12;
+  row["floor_seconds"] = result.floor_seconds;
+  row["floor_fraction"] = result.floor_seconds / timing.alone.median;
+  if (timing.chain) {
+    row["chain"] = TimingJson(*timing.chain);
+    row["chain"]["floor_fraction"] = result.floor_seconds / timing.chain->median;
+  }
+  row["prepare_gbps"] = result.prepare_rate * 1e-9;
+  for (const PeerTiming& peer : result.peers) {
+    Json entry = {{"name", peer.name}};
+    entry.update(TimingJson(peer.timing));
+    entry["speedup"] = peer.timing.median / timing.alone.median;
+    if (timing.chain) entry["chain_speedup"] = peer.timing.median / timing.chain->median;
+    row["peers"].push_back(std::move(entry));
+  }
+  return row;
+}
+
+std::string Microseconds(const Timing& timing) {
+  return fmt::format("{:.2f} ({:.2f} to {:.2f})", timing.median * 1e6, timing.p10 * 1e6,
+                     timing.p90 * 1e6);
+}
+
+std::vector<std::string> KernelCells(const GpuBenchResult& result, const KernelTiming& timing) {
+  const GemmShape& shape = result.bench.shape;
+  const auto of_floor = [&](const Timing& taken) {
+    return fmt::format("{:.0f} %", 100 * result.floor_seconds / taken.median);
+  };
+  std::vector<std::string> cells = {std::string(FormatName(result.bench.spec.format)),
+                                    std::to_string(shape.m),
+                                    std::to_string(shape.n),
+                                    std::to_string(shape.k),
+                                    timing.kernel + (timing.planned ? " *" : ""),
+                                    fmt::format("{:.2f}", result.floor_seconds * 1e6),
+                                    Microseconds(timing.alone),
+                                    of_floor(timing.alone),
+                                    timing.chain ? Microseconds(*timing.chain) : "",
+                                    timing.chain ? of_floor(*timing.chain) : ""};
+  for (const PeerTiming& peer : result.peers) {
+    cells.push_back(Microseconds(peer.timing));
+    cells.push_back(fmt::format("{:.2f}x", peer.timing.median / timing.alone.median));
+    cells.push_back(timing.chain ? fmt::format("{:.2f}x", peer.timing.median / timing.chain->median)
+                                 : "");
+  }
+  return cells;
+}
+
+}  // namespace
+
+Json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
+                 std::span<const GpuBenchResult> results) {
+  Json document;
+  document["roofline"] = {{"read_bulk_gbps", ceilings.read_bulk * 1e-9},
+                          {"read_loads_gbps", ceilings.read_loads * 1e-9},
+                          {"cold_launch_us", kColdLaunchSeconds * 1e6},
+                          {"empty_kernel_us", ceilings.empty * 1e6}};
+  if (!cublas_version.empty()) {
+    document["roofline"]["bf16_tensor_tflops"] = ceilings.tensor * 1e-12;
+    document["roofline"]["cublas_version"] = cublas_version;
+  }
+  document["results"] = Json::array();
+  document["warnings"] = Json::array();
+  for (const GpuBenchResult& result : results) {
+    for (const KernelTiming& timing : result.kernels) {
+      document["results"].push_back(KernelJson(result, timing));
+    }
+    for (std::string& warning : result.Warnings()) document["warnings"].push_back(warning);
+  }
+  return document;
+}
+
+std::string GpuText(const DeviceInfo& info, const GpuCeilings& ceilings,
+                    const std::string& cublas_version, std::span<const GpuBenchResult> results) {
+  std::string text = fmt::format(
+      "{}: read {:.0f} GB/s by bulk copies, {:.0f} by loads; empty kernel {:.2f} us; {}\n\n",
+      info.model, ceilings.read_bulk * 1e-9, ceilings.read_loads * 1e-9, ceilings.empty * 1e6,
+      cublas_version.empty()
+          ? "no cuBLAS, so floors count memory alone"
+          : fmt::format("cuBLAS {} {:.0f} TFLOP/s", cublas_version, ceilings.tensor * 1e-12));
+  std::vector<std::string> header = {"format",        "m",        "n",        "k",
+                                     "kernel",        "floor us", "us alone", "of floor",
+                                     "us in a chain", "of floor"};
+  for (const PeerTiming& peer : results.front().peers) {
+    header.push_back(peer.name + " us");
+    header.insert(header.end(), {"/ alone", "/ chain"});
+  }
+  Table table(header);
+  std::string warnings;
+  for (const GpuBenchResult& result : results) {
+    for (const KernelTiming& timing : result.kernels) table.AddRow(KernelCells(result, timing));
+    for (const std::string& warning : result.Warnings()) {
+      warnings += fmt::format("warning: {}\n", warning);
+    }
+  }
+  text += table.ToString() + "\n* what the plan chooses\n";
+  return text + warnings;
+}
+
+}  // namespace marlin::cli
