@@ -37,6 +37,7 @@ class PlainCases {
     c.user_codebook = info.has_codebook && format != Format::kCodebook4;
     c.a_type = kTypes[random_.Integer(0, 2)];
     c.c_type = kTypes[random_.Integer(0, 2)];
+    c.allow_bf16_activations = c.a_type != DType::kBf16 && OneIn(2);
     c.seed = seed_++;
     return c;
   }
@@ -69,6 +70,7 @@ void AddEveryFormat(PlainCases& plain) {
       c.check = Check::kDequantize;
       c.m = 1;
       c.a_type = DType::kF32;
+      c.allow_bf16_activations = false;
       plain.Add(c);
     }
   }
@@ -151,11 +153,51 @@ void AddLongSums(PlainCases& plain) {
 void AddWideGated(PlainCases& plain) {
   for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
     for (int64_t m : {1, 3, 16, 40, 130}) {
-      for (int64_t n : {400, 1040}) {
+      for (int64_t n : {192, 400, 512, 1040}) {
         Case c = plain.Make(format, {m, n, 48, 32});
         c.gated = true;
         c.bias = true;
         c.activation = plain.OneIn(2) ? Activation::kRelu : Activation::kNone;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
+// Products of many tiles, whole and with split sums: an H200 takes every size of tiles for some of
+// them, once and several times a multiprocessor. Their reference is that of one period, so it costs
+// little.
+void AddPeriodic(PlainCases& plain) {
+  constexpr Shape kShapes[] = {
+      {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},   {16, 40000, 144, 16},
+      {33, 4104, 2064, 64},   {65, 4096, 4112, 128},  {100, 16384, 400, 80}, {257, 4608, 272, 64},
+      {300, 20000, 144, 32},  {520, 8192, 400, 128},  {1030, 8192, 400, 32}, {1030, 520, 8208, 64},
+      {1030, 1040, 8208, 32}, {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
+  constexpr Activation kActivations[] = {Activation::kNone, Activation::kSilu, Activation::kRelu};
+  for (const FormatInfo& info : AllFormats()) {
+    for (const Shape& shape : kShapes) {
+      Case c = plain.Make(info.format, shape);
+      c.check = Check::kPeriodic;
+      c.gated = plain.OneIn(3);
+      c.activation = kActivations[c.seed % 3];
+      c.row_weight = plain.OneIn(4);
+      c.padded = plain.OneIn(4);
+      c.misaligned = plain.OneIn(4);
+      plain.Add(c);
+    }
+  }
+}
+
+// Square products of bf16, so that the output of one is the A of the next.
+void AddChains(PlainCases& plain) {
+  for (int64_t m : {1, 7, 16, 33, 130}) {
+    for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16}) {
+      for (int64_t n : {256, 1040}) {
+        Case c = plain.Make(format, {m, n, n, 32});
+        c.check = Check::kChain;
+        c.a_type = c.c_type = DType::kBf16;
+        c.allow_bf16_activations = false;
+        c.data = DataClass::kGaussian;
         plain.Add(c);
       }
     }
@@ -167,7 +209,8 @@ void AddPromises(PlainCases& plain) {
                                  Check::kStreams};
   constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kU4,      Format::kNf3,
                                  Format::kInt2,    Format::kFp8E4M3, Format::kBf16};
-  constexpr Shape kShapes[] = {{64, 40, 208, 32}, {8, 64, 4096, 128}, {130, 264, 512, 64}};
+  constexpr Shape kShapes[] = {
+      {64, 40, 208, 32}, {8, 64, 4096, 128}, {130, 264, 512, 64}, {260, 72, 272, 32}};
   for (Check check : kPromises) {
     for (Format format : kFormats) {
       for (const Shape& shape : kShapes) {
@@ -195,6 +238,8 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
   AddSpecialShapes(plain);
   AddLongSums(plain);
   AddWideGated(plain);
+  AddPeriodic(plain);
+  AddChains(plain);
   AddPromises(plain);
   SizeClasses sizes;
   sizes.backend = backend;
@@ -220,8 +265,9 @@ std::vector<Case> LargeProblems(std::string_view backend) {
   PlainCases plain(backend, &cases);
   const auto add = [&](Format format, const Shape& shape) {
     Case c = plain.Make(format, shape);
-    c.check = Check::kLarge;
+    c.check = Check::kPeriodic;
     c.a_type = c.c_type = DType::kBf16;
+    c.allow_bf16_activations = false;
     plain.Add(c);
   };
   // More than 2^31 weights, outputs, activations.

@@ -26,7 +26,7 @@ int Run(int argc, char** argv) {
   app.add_option("--repeat", options.repetitions, "Runs of every repeat check")
       ->check(CLI::PositiveNumber);
   app.add_flag("--large", options.large,
-               "On a GPU also products of more than 2^31 elements: 20 GB of memory on either side");
+               "Instead of the usual problems those of more than 2^31 elements, on a GPU");
   app.add_flag("--no-guards", no_guards,
                "No guard zone behind the data, for programs that check memory themselves");
   app.add_flag("--list", options.list, "Print the names and stop");
