@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measures the CPU kernels and writes one record.
+"""Measures the kernels of one device and writes one record.
 
     bench/record.py build/bin/metal-marlin --commit HASH -o bench/records/gemm-DEVICE.json
+    bench/record.py build/bin/metal-marlin --commit HASH --device cuda
 
 Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
-on a machine where nothing else runs.
+on a machine where nothing else runs. A recording that was broken off goes on where it was: finished
+runs of the same commit lie beside the record, in FILE.partial, until all are there.
 """
 
 import argparse
@@ -15,20 +17,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SHAPES = Path(__file__).parent / "shapes"
+BENCH = Path(__file__).parent
+SHAPES = BENCH / "shapes"
 FORMATS = ["u4", "s4", "nf4", "nf3", "nf2", "int3", "int2", "fp8_e4m3", "fp8_e5m2", "s8", "bf16"]
 
+
+def shapes_of(n: int, k: int, *rows: int) -> list[str]:
+    """The options of some numbers of rows times one matrix."""
+    return [part for m in rows for part in ("--shape", f"{m},{n},{k}")]
+
+
 # (MARLIN_CPU or "", arguments)
-RUNS: list[tuple[str, list[str]]] = [
+CPU_RUNS: list[tuple[str, list[str]]] = [
     ("", ["gemm", "--shapes", str(SHAPES / "decode.txt"), "--against", "openblas"]),
     ("", ["gemm", "--shapes", str(SHAPES / "prefill.txt"), "--against", "openblas"]),
-    *(
-        ("", ["gemm", "--format", name, "--shape", "1,4096,4096", "--shape", "512,4096,4096"])
-        for name in FORMATS
-    ),
+    *(("", ["gemm", "--format", name, *shapes_of(4096, 4096, 1, 512)]) for name in FORMATS),
     ("", ["gemm", "--group-size", "32", "--scale-dtype", "e8m0"]),
     ("", ["gemm", "--group-size", "16", "--scale-dtype", "e4m3"]),
-    ("", ["gemm", "--activations", "f16", "--shape", "16,4096,4096", "--shape", "512,4096,4096"]),
+    ("", ["gemm", "--activations", "f16", *shapes_of(4096, 4096, 16, 512)]),
     *((level, ["gemm", "--against", "openblas"]) for level in ("avx512", "avx2")),
     *(
         (level, ["gemm", "--accuracy", "w4a8", "--group-size", "32"])
@@ -36,6 +42,35 @@ RUNS: list[tuple[str, list[str]]] = [
     ),
     ("", ["dequantize", "--format", "fp4_e2m1", "--shape", "1,4096,4096"]),
 ]
+
+SEVERAL_ROWS = shapes_of(14336, 4096, 1, 16, 64, 512)
+CUDA_RUNS: list[tuple[str, list[str]]] = [
+    ("", ["gemm", "--shapes", str(SHAPES / "cuda_decode.txt"), "--against", "cublas"]),
+    ("", ["gemm", "--shapes", str(SHAPES / "cuda_prefill.txt"), "--against", "cublas"]),
+    ("", ["gemm", *(part for name in FORMATS for part in ("--format", name)), *SEVERAL_ROWS,
+          "--against", "cublas"]),
+    ("", ["gemm", "--group-size", "32", "--scale-dtype", "e8m0", *SEVERAL_ROWS,
+          "--against", "cublas"]),
+    ("", ["gemm", "--group-size", "16", "--scale-dtype", "e4m3", *SEVERAL_ROWS,
+          "--against", "cublas"]),
+    ("", ["gemm", "--activations", "f16", *SEVERAL_ROWS]),
+    ("", ["gemm", "--accuracy", "exact", *SEVERAL_ROWS]),
+    ("", ["gemm", "--kernel", "all", *shapes_of(4096, 4096, 1, 4, 8, 16, 32, 64, 128, 256, 512)]),
+    ("", ["dequantize", "--shape", "1,4096,4096", "--shape", "1,8192,8192"]),
+]
+
+
+def named(arguments: list[str]) -> list[str]:
+    """The arguments as the record has them: without this machine's paths."""
+    return [argument.replace(str(SHAPES), "bench/shapes") for argument in arguments]
+
+
+def finished(partial: Path, commit: str) -> list[dict[str, Any]]:
+    """The runs of a recording of this commit that was broken off."""
+    if not partial.exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(partial.read_text())["runs"]
+    return [run for run in runs if run["commit"] == commit]
 
 
 def measure(command: str, level: str, arguments: list[str], commit: str) -> dict[str, Any]:
@@ -49,7 +84,7 @@ def measure(command: str, level: str, arguments: list[str], commit: str) -> dict
         sys.exit(f"{' '.join(line)}: {done.stderr.strip()}")
     document: dict[str, Any] = json.loads(done.stdout)
     document["level"] = level or "best"
-    document["arguments"] = [a.replace(str(SHAPES), "bench/shapes") for a in arguments]
+    document["arguments"] = named(arguments)
     return document
 
 
@@ -57,13 +92,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure")
     parser.add_argument("--commit", required=True)
-    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("-o", "--output", type=Path, help="cuda: default records/gemm-h200.json")
     options = parser.parse_args()
-    runs = []
-    for i, (level, arguments) in enumerate(RUNS):
-        print(f"[{i + 1}/{len(RUNS)}] {level} {' '.join(arguments)}", file=sys.stderr)
-        runs.append(measure(options.command, level, arguments, options.commit))
-    options.output.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    output: Path | None = options.output
+    runs = CPU_RUNS
+    if options.device == "cuda":
+        runs = [(level, [*arguments, "--device", "cuda"]) for level, arguments in CUDA_RUNS]
+        output = output or BENCH / "records" / "gemm-h200.json"
+    if output is None:
+        parser.error("-o: needed for the CPU")
+    partial = output.with_name(output.name + ".partial")
+    documents = finished(partial, options.commit)
+    done = [(run["level"], run["arguments"]) for run in documents]
+    for i, (level, arguments) in enumerate(runs):
+        print(f"[{i + 1}/{len(runs)}] {level} {' '.join(arguments)}", file=sys.stderr)
+        if (level or "best", named(arguments)) in done:
+            continue
+        documents.append(measure(options.command, level, arguments, options.commit))
+        partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+    partial.replace(output)
 
 
 if __name__ == "__main__":

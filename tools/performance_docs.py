@@ -15,21 +15,18 @@ PAGE = ROOT / "docs" / "performance.md"
 MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
-def ratio(row: dict[str, Any], peer: str) -> str:
+def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
     """How many times faster than a peer of the same run."""
     for entry in row.get("peers", []):
-        if entry["name"] == peer:
-            return f"{entry['speedup']:.2f}x"
+        if entry["name"] == peer and key in entry:
+            return f"{entry[key]:.2f}x"
     return ""
 
 
-def table(run: dict[str, Any]) -> list[str]:
-    """One run as Markdown lines."""
+def cpu_table(run: dict[str, Any]) -> list[str]:
+    """One run of the CPU as Markdown lines, without its command."""
     roof = run["roofline"]
     lines = [
-        f"`bench {' '.join(run['arguments'])}`"
-        + (f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""),
-        "",
         f"Ceilings of this run: read {roof['read_gbps']:.1f} GB/s in one stream a thread, "
         f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
         f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
@@ -51,23 +48,88 @@ def table(run: dict[str, Any]) -> list[str]:
     return lines
 
 
+def microseconds(timing: dict[str, Any]) -> str:
+    low, high = timing["seconds_p10"] * 1e6, timing["seconds_p90"] * 1e6
+    return f"{timing['seconds'] * 1e6:.2f} ({low:.2f} to {high:.2f})"
+
+
+def gpu_row(row: dict[str, Any]) -> str:
+    """One kernel on one problem."""
+    chain = row.get("chain")
+    dense = [entry for entry in row.get("peers", []) if entry["name"] == "cublas_bf16"]
+    cells = [
+        f"`{row['format']}` g{row['group_size']} {row['scale_type']}",
+        f"{row['m']}, {row['n']}, {row['k']}",
+        f"`{row['kernel']}`" + (" *" if row["planned"] else ""),
+        f"{row['floor_seconds'] * 1e6:.2f}",
+        microseconds(row),
+        f"{row['floor_fraction'] * 100:.0f} %",
+        microseconds(chain) if chain else "",
+        f"{chain['floor_fraction'] * 100:.0f} %" if chain else "",
+        microseconds(dense[0]) if dense else "",
+        ratio(row, "cublas_bf16"),
+        ratio(row, "cublas_bf16", "chain_speedup"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def gpu_table(run: dict[str, Any]) -> list[str]:
+    """One run of a GPU as Markdown lines, without its command."""
+    roof = run["roofline"]
+    ceilings = (
+        f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by bulk copies, "
+        f"{roof['read_loads_gbps']:.0f} by loads; an empty kernel {roof['empty_kernel_us']:.2f} us"
+    )
+    if "cublas_version" in roof:
+        rate = roof["bf16_tensor_tflops"]
+        ceilings += f"; cuBLAS {roof['cublas_version']} bf16 at 8192^3 {rate:.0f} TFLOP/s"
+    return [
+        f"{ceilings}.",
+        "",
+        "| format | m, n, k | kernel | floor us | us alone | of the floor | us in a chain "
+        "| of the floor | cuBLAS bf16 us | against it, alone | in a chain |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(gpu_row(row) for row in run["results"]),
+        *(line for text in run["warnings"] for line in ("", f"Not the best plan: {text}.")),
+    ]
+
+
+def table(run: dict[str, Any]) -> list[str]:
+    """One run as Markdown lines."""
+    level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
+    lines = gpu_table(run) if "read_bulk_gbps" in run["roofline"] else cpu_table(run)
+    return [f"`bench {' '.join(run['arguments'])}`{level}", "", *lines]
+
+
+def pictures(record: Path) -> list[str]:
+    """What bench/plot.py has drawn of a record."""
+    drawn = sorted((ROOT / "docs" / "images").glob(f"{record.stem}-*.svg"))
+    return [line for path in drawn for line in (f"![{path.stem}](images/{path.name})", "")]
+
+
 def tables(path: Path) -> str:
-    """All runs of a record."""
+    """All runs of a record, if it has been made."""
+    if not path.exists():
+        return "Not measured yet.\n"
     runs = json.loads(path.read_text())["runs"]
     first = runs[0]
-    lines = [
-        f"{first['device']['model']}, {first['device']['threads']} threads, {first['date']}, "
-        f"commit {first['commit']}.",
-        "",
-    ]
+    device = first["device"]["model"]
+    if first["device"]["threads"] > 1:
+        device += f", {first['device']['threads']} threads"
+    lines = [f"{device}, {first['date']}, commit {first['commit']}.", "", *pictures(path)]
     for run in runs:
         lines += [*table(run), ""]
     return "\n".join(lines)
 
 
+def fill(text: str) -> str:
+    """The page with what its records say between the marks."""
+    return MARK.sub(lambda m: m[1] + tables(ROOT / m[2]) + m[3], text)
+
+
 def main() -> int:
     text = PAGE.read_text()
-    fresh = MARK.sub(lambda m: m[1] + tables(ROOT / m[2]) + m[3], text)
+    fresh = fill(text)
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/performance.md differs from its records: run tools/performance_docs.py")

@@ -23,7 +23,14 @@ constexpr double kReplaySeconds = 1.5e-3;
 struct Rounds {
   int least = 11;
   int most = 41;
-  double seconds = 0.25;  ///< Of measured time; rounds end after it.
+  double seconds = 0.25;  ///< Of measured time; enough once the least rounds are done.
+
+  bool Enough(int done, double measured) const {
+    // Slow products vary little, and are not worth minutes of a device.
+    constexpr int kLeastOfSlow = 5;
+    const int needed = measured > 8 * seconds ? kLeastOfSlow : least;
+    return done >= most || (done >= needed && measured > seconds);
+  }
 };
 
 /// Copies of `bytes` that lie beyond the second-level cache.
@@ -94,8 +101,7 @@ struct GpuBench::Sequence {
   /// Replays all in turn: one round to warm up, then until there are enough.
   static Status TakeTurns(std::vector<Sequence>& sequences, const Rounds& rounds) {
     double total = 0;
-    for (int round = 0; round <= rounds.most; ++round) {
-      if (round > rounds.least && total > rounds.seconds) break;
+    for (int round = 0; !rounds.Enough(round - 1, total); ++round) {
       for (Sequence& sequence : sequences) {
         MARLIN_ASSIGN_OR_RETURN(const double seconds, sequence.launches->Replay());
         if (round == 0) continue;

@@ -46,6 +46,35 @@ class Bench(CommandTestCase):
             self.assertEqual(document["model"]["batch"], batch)
         self.assertIn("products alone", self.succeed("bench", "model", QWEN))
 
+    def test_gpu_that_is_not_there(self) -> None:
+        devices = self.document("devices")["devices"]
+        if any(device["backend"] == "cuda" for device in devices):
+            self.skipTest("there is one")
+        for op in ("gemm", "dequantize"):
+            self.refuse(USAGE, "bench", op, "--device", "cuda", says=("cuda: ",))
+        self.refuse(USAGE, "bench", "gemm", "--device", "cuda", "--against", "openblas",
+                    says=("unknown peer 'openblas' on cuda; known: cublas, torch",))
+
+    def test_gpu(self) -> None:
+        devices = self.document("devices")["devices"]
+        if not any(device["backend"] == "cuda" for device in devices):
+            self.skipTest("no GPU")
+        for op in ("gemm", "dequantize"):
+            document = self.document("bench", op, "--device", "cuda", "--shape", "2,256,512",
+                                     "--copies", 2)
+            (row,) = document["results"]
+            self.assertEqual((row["op"], row["m"], row["n"], row["k"]), (op, 2, 256, 512))
+            self.assertTrue(row["planned"])
+            self.assertEqual("chain" in row, op == "gemm")
+            for key in ("seconds", "gbps", "tflops", "floor_seconds", "floor_fraction"):
+                self.assertGreater(row[key], 0)
+            for key in ("read_bulk_gbps", "read_loads_gbps", "empty_kernel_us"):
+                self.assertGreater(document["roofline"][key], 0)
+        rows = self.document("bench", "gemm", "--device", "cuda", "--shape", "2,256,512",
+                             "--copies", 2, "--kernel", "all")["results"]
+        self.assertEqual(sum(row["planned"] for row in rows), 1)
+        self.refuse(USAGE, "bench", "model", QWEN, "--device", "cuda", says=("runs on the CPU",))
+
     def test_wrong_use(self) -> None:
         for arguments, says in (
                 (("conv",), "expected gemm, dequantize or model, got 'conv'"),

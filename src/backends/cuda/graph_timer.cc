@@ -86,6 +86,8 @@ class CapturedGraph final : public CapturedLaunches {
     MARLIN_RETURN_IF_ERROR(
         Check(cudaEventRecordWithFlags(begin_.get(), stream_, cudaEventRecordExternal),
               "cudaEventRecordWithFlags"));
+    // A launch that overlaps the one before wants a kernel there, not an event.
+    MARLIN_RETURN_IF_ERROR(Check(LaunchEmpty(stream_), "empty kernel"));
     for (int i = 0; i < count_; ++i) MARLIN_RETURN_IF_ERROR(launch(i, stream_));
     return Check(cudaEventRecordWithFlags(end_.get(), stream_, cudaEventRecordExternal),
                  "cudaEventRecordWithFlags");

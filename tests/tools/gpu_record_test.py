@@ -1,0 +1,146 @@
+"""What is made of a GPU's record: tables and pictures, from a made-up one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
+
+import performance_docs  # noqa: E402
+import plot  # noqa: E402
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timing(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "seconds_p10": 0.9 * seconds, "seconds_p90": 1.1 * seconds,
+            "repetitions": 11, "undisturbed": 11}
+
+
+def row(m: int, n: int, k: int) -> dict[str, Any]:
+    """Twice the floor alone, 1.25 times in a chain; cuBLAS takes four times the floor."""
+    floor = 1e-5 * m
+    return {"op": "gemm", "kernel": "marlin_made_up", "accuracy": "bf16_compute", "planned": True,
+            "format": "fp4_e2m1", "group_size": 128, "scale_type": "fp16", "activations": "bf16",
+            "m": m, "n": n, "k": k, **timing(2 * floor), "gbps": 1.0, "tflops": 1.0,
+            "floor_seconds": floor, "floor_fraction": 0.5,
+            "chain": {**timing(1.25 * floor), "floor_fraction": 0.8}, "prepare_gbps": 1.0,
+            "peers": [{"name": "cublas_bf16", **timing(4 * floor), "speedup": 2.0,
+                       "chain_speedup": 3.2}]}
+
+
+def record() -> dict[str, Any]:
+    run = {"device": {"name": "cuda:0", "model": "Made-up <GPU>", "threads": 1},
+           "date": "2026-01-02", "commit": "abc1234", "level": "best",
+           "arguments": ["gemm", "--device", "cuda"],
+           "roofline": {"read_bulk_gbps": 4600.0, "read_loads_gbps": 4350.0, "cold_launch_us": 1.9,
+                        "empty_kernel_us": 0.7, "bf16_tensor_tflops": 678.0,
+                        "cublas_version": "13.1.0"},
+           "results": [row(m, n, 4096) for n in (4096, 768) for m in (1, 4, 16)], "warnings": []}
+    return {"runs": [run]}
+
+
+class Pictures(unittest.TestCase):
+    def points(self, picture: str, style: str) -> list[list[tuple[float, float]]]:
+        """The lines of one style, one for each panel."""
+        lines = [line.attrib["points"].split() for line in
+                 ElementTree.fromstring(picture).iter(f"{SVG}polyline")
+                 if line.attrib["class"] == style]
+        return [[(float(x), float(y)) for x, y in (point.split(",") for point in line)]
+                for line in lines]
+
+    def test_lines_lie_where_the_numbers_say(self) -> None:
+        picture = plot.draw(plot.FLOOR, record())
+        alone, chain, peer = (self.points(picture, s) for s in ("alone", "chain", "peer"))
+        self.assertEqual([len(alone), len(chain), len(peer)], [2, 2, 2])
+        lines = ElementTree.fromstring(picture).iter(f"{SVG}line")
+        ones = [float(line.attrib["y1"]) for line in lines if line.attrib["class"] == "one"]
+        self.assertEqual(len(ones), 2)
+        for panel, one in enumerate(ones):
+            self.assertEqual(len(alone[panel]), 3)
+            for (x, twice), (_, quarter_more), (_, four_times) in zip(
+                    alone[panel], chain[panel], peer[panel], strict=True):
+                self.assertGreater(x, 0)
+                # Logarithmic and upwards: 4 is as far above 2 as 2 is above 1.
+                self.assertLess(twice, quarter_more)
+                self.assertLess(quarter_more, one)
+                self.assertAlmostEqual(one - twice, twice - four_times, delta=0.2)
+        steps = [b[0] - a[0] for a, b in zip(alone[0], alone[0][1:], strict=False)]
+        self.assertAlmostEqual(steps[0], steps[1], delta=0.2)
+
+    def test_ratios_have_no_line_for_the_peer(self) -> None:
+        picture = plot.draw(plot.AGAINST, record())
+        self.assertEqual(self.points(picture, "peer"), [])
+        self.assertEqual(len(self.points(picture, "alone")), 2)
+
+    def test_text_is_escaped_and_follows_the_readers_colours(self) -> None:
+        picture = plot.draw(plot.FLOOR, record())
+        texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+        self.assertIn("Time over the floor: Made-up <GPU>, fp4_e2m1, groups of 128", texts)
+        for label in ("rows (m)", "time / floor", "k 4096, n 768", "16", "cuBLAS bf16"):
+            self.assertIn(label, texts)
+        self.assertIn("prefers-color-scheme: dark", picture)
+
+    def test_only_the_first_kind_of_weights_and_planned_kernels(self) -> None:
+        document = record()
+        other = {**row(64, 4096, 4096), "format": "u4"}
+        slow = {**row(1, 4096, 4096), "planned": False, "seconds": 1.0}
+        document["runs"][0]["results"] += [other, slow]
+        self.assertEqual(plot.draw(plot.FLOOR, document), plot.draw(plot.FLOOR, record()))
+
+    def test_without_peers(self) -> None:
+        document = record()
+        for result in document["runs"][0]["results"]:
+            del result["peers"]
+        self.assertEqual(self.points(plot.draw(plot.FLOOR, document), "peer"), [])
+
+    def test_command(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "gemm-made.json")
+            script = [sys.executable, "-B", str(ROOT / "bench/plot.py"), str(path), "-o", folder]
+            path.write_text(json.dumps(record()))
+            subprocess.run(script, check=True)
+            for suffix in ("floor", "cublas"):
+                ElementTree.parse(pathlib.Path(folder, f"gemm-made-{suffix}.svg"))
+            path.write_text(json.dumps({"runs": []}))
+            done = subprocess.run(script, check=False, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("has no products", done.stderr)
+
+
+class Tables(unittest.TestCase):
+    def test_a_record_that_is_not_there(self) -> None:
+        page = "a\n<!-- record: bench/records/absent.json -->\nold\n<!-- end of record -->\nb\n"
+        self.assertEqual(performance_docs.fill(page), page.replace("old", "Not measured yet."))
+
+    def test_rows(self) -> None:
+        lines = performance_docs.table(record()["runs"][0])
+        self.assertEqual(lines[0], "`bench gemm --device cuda`")
+        self.assertIn("cuBLAS 13.1.0 bf16 at 8192^3 678 TFLOP/s", lines[2])
+        self.assertEqual(
+            lines[6],
+            "| `fp4_e2m1` g128 fp16 | 1, 4096, 4096 | `marlin_made_up` * | 10.00 "
+            "| 20.00 (18.00 to 22.00) | 50 % | 12.50 (11.25 to 13.75) | 80 % "
+            "| 40.00 (36.00 to 44.00) | 2.00x | 3.20x |")
+
+    def test_rows_without_chain_and_peers(self) -> None:
+        run = copy.deepcopy(record()["runs"][0])
+        for result in run["results"]:
+            del result["chain"], result["peers"]
+        run["warnings"] = ["m=1: another takes 1.00 us"]
+        lines = performance_docs.table(run)
+        self.assertTrue(lines[6].endswith("| 50 % |  |  |  |  |  |"), lines[6])
+        self.assertEqual(lines[-1], "Not the best plan: m=1: another takes 1.00 us.")
+
+
+if __name__ == "__main__":
+    unittest.main()
