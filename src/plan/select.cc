@@ -13,6 +13,8 @@ constexpr int64_t kMatrixUnitFromM = 5;
 bool FitsDefault(const KernelDesc& kernel, const GemmDesc& desc) {
   if (kernel.grade == Grade::kExact) return true;
   if (kernel.grade == Grade::kW4A8) return desc.accuracy == Accuracy::kW4A8;
+  // A GPU's kernels round alike for every m, and say themselves what they promise.
+  if (kernel.level == Isa::kSm90) return true;
   // A grade that depended on m would make a row depend on the rows beside it.
   return desc.determinism == Determinism::kDefault && desc.m >= kMatrixUnitFromM;
 }

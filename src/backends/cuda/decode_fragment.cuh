@@ -209,9 +209,12 @@ struct FragmentDecoder {
       // Each byte at the top of its half.
       const uint32_t top = __byte_perm(word, 0, which == 0 ? 0x1404 : 0x3424);
       constexpr int kDown = kKind == CodeKind::kE4M3 ? (T::kIsBf16 ? 4 : 1) : (T::kIsBf16 ? 3 : 0);
-      if constexpr (kDown == 0) return top;
       constexpr uint32_t kMagnitude = (0x7f00u >> kDown) * 0x00010001u;
-      return AndOr(top, 0x80008000u, (top >> kDown) & kMagnitude);
+      if constexpr (kDown == 0) {
+        return top;
+      } else {
+        return AndOr(top, 0x80008000u, (top >> kDown) & kMagnitude);
+      }
     }
   }
 
@@ -279,10 +282,11 @@ MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
                                 const DecodeTable<kKind, T>& table,
                                 const GroupOperands<T>& operands, uint32_t (&pairs)[4]) {
   FragmentDecoder<kKind, T>::Decode(words, j, table, pairs);
-  if constexpr (kKind == CodeKind::kDense16) return;
+  if constexpr (kKind != CodeKind::kDense16) {
 #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.offset[p & 1]);
+    for (int p = 0; p < 4; ++p) {
+      pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.offset[p & 1]);
+    }
   }
 }
 

@@ -72,21 +72,23 @@ template <CodeKind kKind, typename T, int kTokenTiles>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
 
-  /// acc[16 outputs][8 tokens][register]
+  /// acc[16 outputs][8 tokens][register]. Calls `release` once, when the tile has been read: with one
+  /// group that is before the products, so that the slot is being filled again nearly always.
+  template <typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, uint32_t token_tile_bytes,
                                 int lane, int groups, const ParameterKind& parameters,
                                 const DecodeTable<kKind, T>& table,
-                                float (&acc)[2][kTokenTiles][4]) {
+                                float (&acc)[2][kTokenTiles][4], const Release& release) {
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
+    uint32_t words[4][kBits];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) LoadWords<kBits>(tile + i * BlockBytes(kBits), lane, words[i]);
     GroupOperands<T> operands[2];
-    int loaded = -1;
+    int loaded = 0;
+    if (kKind != CodeKind::kDense16) LoadOperands(first_parameters, groups, parameters, operands);
+    if (groups <= 1) release();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t words[2][kBits];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        LoadWords<kBits>(tile + (half * 2 + r) * BlockBytes(kBits), lane, words[r]);
-      }
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t tokens[kTokenTiles][4];
@@ -105,7 +107,7 @@ struct TileProduct {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             uint32_t weights[4];
-            DecodeScaled<kKind, T>(words[r], j, table, operands[r], weights);
+            DecodeScaled<kKind, T>(words[half * 2 + r], j, table, operands[r], weights);
 #pragma unroll
             for (int t = 0; t < kTokenTiles; ++t) {
               MultiplyAdd<T>(acc[r][t], weights, tokens[t][2 * step], tokens[t][2 * step + 1]);
@@ -114,6 +116,7 @@ struct TileProduct {
         }
       }
     }
+    if (groups > 1) release();
   }
 
  private:
@@ -237,13 +240,15 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     float acc[2][kTokenTiles][4] = {};
     for (int i = 0; i < my_tiles; ++i) {
       Wait(barriers + 8 * slot, parity);
+      const auto release = [&] {
+        __syncwarp();
+        if (lane == 0 && stream.left > 0) {
+          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
+        }
+      };
       TileProduct<kKind, T, kTokenTiles>::Run(
           ring + slot * tile_bytes, my_row + (i * args.share + sharer) * (kTileK * 2),
-          token_tile_bytes, lane, args.weights.groups_per_tile, parameters, table, acc);
-      __syncwarp();
-      if (lane == 0 && stream.left > 0) {
-        stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
-      }
+          token_tile_bytes, lane, args.weights.groups_per_tile, parameters, table, acc, release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;

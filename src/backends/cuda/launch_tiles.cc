@@ -39,8 +39,9 @@ struct LaunchSize {
 
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
                    cudaStream_t stream) {
+  // The same for every launch: the attribute is the function's, and other threads launch it too.
   const cudaError_t error = cudaFuncSetAttribute(
-      function, cudaFuncAttributeMaxDynamicSharedMemorySize, size.shared_bytes);
+      function, cudaFuncAttributeMaxDynamicSharedMemorySize, DeviceShape().shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = size.grid;
