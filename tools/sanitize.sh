@@ -28,8 +28,8 @@ skipped=$(($(count skipped) + $(count disabled)))
 conformance=$(find "$build" -type f -name marlin_conformance -perm -u+x | head -n 1)
 if [ -n "$conformance" ]; then
   log=$build/conformance.log
-  set --
-  [ -z "$filter" ] || set -- --filter "$filter"
+  set -- --device cpu
+  [ -z "$filter" ] || set -- --device cpu --filter "$filter"
   "$conformance" "$@" </dev/null >"$log" 2>&1 || rc=$?
   tail -n 20 "$log"
   line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$log" | tail -n 1)

@@ -24,7 +24,8 @@ constexpr Named<Check> kChecks[] = {
     {"row_permutation", Check::kRowPermutation},
     {"repeat", Check::kRepeat},
     {"streams", Check::kStreams},
-    {"large", Check::kLarge},
+    {"periodic", Check::kPeriodic},
+    {"chain", Check::kChain},
 };
 constexpr Named<DataClass> kDataClasses[] = {
     {"lattice", DataClass::kLattice},

@@ -21,7 +21,8 @@ enum class Check : uint8_t {
   kRowPermutation,  ///< Permuted rows of A give permuted rows of the output.
   kRepeat,          ///< Repeated runs give one hash.
   kStreams,         ///< The same product from 16 threads at once, each on its stream: one hash.
-  kLarge,           ///< More than 2^31 elements: a small lattice problem repeated along m and n.
+  kPeriodic,        ///< A small lattice problem repeated along m and n, and so must its output be.
+  kChain,           ///< Products that read one another's output, begun before it is done.
 };
 
 enum class ZeroKind : uint8_t { kNone, kInteger, kFractional };

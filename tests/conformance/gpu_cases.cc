@@ -16,7 +16,7 @@ struct Shape {
   int64_t m, n, k, group;
 };
 
-// Plain cases, with the activation types in turn.
+// Plain cases whose types of activations and output are drawn.
 class PlainCases {
  public:
   PlainCases(std::string_view backend, std::vector<Case>* cases)
@@ -35,16 +35,19 @@ class PlainCases {
     c.zero = info.zero_point == ZeroPoint::kRequired ? ZeroKind::kInteger : ZeroKind::kNone;
     // The built-in quantiles are no lattice.
     c.user_codebook = info.has_codebook && format != Format::kCodebook4;
-    c.a_type = kTypes[seed_ % 3];
-    c.c_type = kTypes[seed_ / 3 % 3];
+    c.a_type = kTypes[random_.Integer(0, 2)];
+    c.c_type = kTypes[random_.Integer(0, 2)];
+    c.allow_bf16_activations = c.a_type != DType::kBf16 && OneIn(2);
     c.seed = seed_++;
     return c;
   }
   void Add(Case c) { cases_->push_back(std::move(c)); }
+  bool OneIn(int64_t count) { return random_.OneIn(count); }
 
  private:
   std::string backend_;
   std::vector<Case>* cases_;
+  Random random_ = Random(HashText("plain cases"));
   uint64_t seed_ = 1;
 };
 
@@ -54,9 +57,9 @@ constexpr Format kSomeFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8, F
 // of 40 and of 72 columns.
 void AddEveryFormat(PlainCases& plain) {
   constexpr Shape kShapes[] = {
-      {1, 128, 256, 128},   {2, 33, 144, 16},    {8, 64, 128, 64},    {16, 256, 384, 128},
+      {1, 128, 256, 128},   {2, 33, 144, 16},   {8, 64, 128, 64},    {16, 256, 384, 128},
       {17, 40, 96, 32},     {33, 300, 400, 80}, {64, 128, 272, 16},  {65, 72, 160, 32},
-      {128, 129, 144, 48},  {129, 520, 96, 96},  {256, 136, 128, 64}, {257, 31, 80, 16},
+      {128, 129, 144, 48},  {129, 520, 96, 96}, {256, 136, 128, 64}, {257, 31, 80, 16},
       {300, 264, 192, 256},
   };
   for (const FormatInfo& info : AllFormats()) {
@@ -67,6 +70,7 @@ void AddEveryFormat(PlainCases& plain) {
       c.check = Check::kDequantize;
       c.m = 1;
       c.a_type = DType::kF32;
+      c.allow_bf16_activations = false;
       plain.Add(c);
     }
   }
@@ -86,7 +90,7 @@ std::vector<std::pair<ZeroKind, bool>> GroupKinds(const FormatInfo& info) {
 // Every format with every group size, type of scales, and kind of zero points and biases, on
 // shapes that change from one to the next.
 void AddEveryWeights(PlainCases& plain) {
-  constexpr int64_t kGroups[] = {16, 32, 48, 64, 80, 96, 128, 256, 0};
+  constexpr int64_t kGroups[] = {16, 32, 48, 64, 96, 112, 128, 256, 0};
   constexpr int64_t kM[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
   constexpr int64_t kN[] = {8, 24, 64, 33, 128, 72, 16, 130, 65, 7, 40};
   constexpr int64_t kTails[] = {0, 16, 13, 32, 8, 64, 1};
@@ -100,9 +104,9 @@ void AddEveryWeights(PlainCases& plain) {
     c.zero = kind.first;
     c.weight_biases = kind.second;
     const bool fp8 = info.format == Format::kFp8E4M3 || info.format == Format::kFp8E5M2;
-    const bool lattice = k <= kMaxDenseLatticeK && !(fp8 && c.weight_biases) && at % 3 != 0;
+    const bool lattice = !plain.OneIn(3) && !(fp8 && c.weight_biases);
     c.data = lattice ? DataClass::kLattice : DataClass::kGaussian;
-    c.bias = !lattice && at % 2 == 0;
+    c.bias = !lattice && plain.OneIn(2);
     ++at;
     plain.Add(c);
   };
@@ -138,7 +142,7 @@ void AddLongSums(PlainCases& plain) {
     for (int64_t m : {1, 2, 4, 8, 16, 17, 33, 64}) {
       for (Format format : kSomeFormats) {
         Case c = plain.Make(format, {m, shape.n, shape.k, shape.group});
-        c.data = c.seed % 2 == 0 ? DataClass::kLattice : DataClass::kGaussian;
+        c.data = plain.OneIn(2) ? DataClass::kLattice : DataClass::kGaussian;
         plain.Add(c);
       }
     }
@@ -149,11 +153,51 @@ void AddLongSums(PlainCases& plain) {
 void AddWideGated(PlainCases& plain) {
   for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
     for (int64_t m : {1, 3, 16, 40, 130}) {
-      for (int64_t n : {400, 1040}) {
+      for (int64_t n : {192, 400, 512, 1040}) {
         Case c = plain.Make(format, {m, n, 48, 32});
         c.gated = true;
         c.bias = true;
-        c.activation = c.seed % 2 == 0 ? Activation::kRelu : Activation::kNone;
+        c.activation = plain.OneIn(2) ? Activation::kRelu : Activation::kNone;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
+// Products of many tiles, whole and with split sums: an H200 takes every size of tiles for some of
+// them, once and several times a multiprocessor. Their reference is that of one period, so it costs
+// little.
+void AddPeriodic(PlainCases& plain) {
+  constexpr Shape kShapes[] = {
+      {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},   {16, 40000, 144, 16},
+      {33, 4104, 2064, 64},   {65, 4096, 4112, 128},  {100, 16384, 400, 80}, {257, 4608, 272, 64},
+      {300, 20000, 144, 32},  {520, 8192, 400, 128},  {1030, 8192, 400, 32}, {1030, 520, 8208, 64},
+      {1030, 1040, 8208, 32}, {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
+  constexpr Activation kActivations[] = {Activation::kNone, Activation::kSilu, Activation::kRelu};
+  for (const FormatInfo& info : AllFormats()) {
+    for (const Shape& shape : kShapes) {
+      Case c = plain.Make(info.format, shape);
+      c.check = Check::kPeriodic;
+      c.gated = plain.OneIn(3);
+      c.activation = kActivations[c.seed % 3];
+      c.row_weight = plain.OneIn(4);
+      c.padded = plain.OneIn(4);
+      c.misaligned = plain.OneIn(4);
+      plain.Add(c);
+    }
+  }
+}
+
+// Square products of bf16, so that the output of one is the A of the next.
+void AddChains(PlainCases& plain) {
+  for (int64_t m : {1, 7, 16, 33, 130}) {
+    for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16}) {
+      for (int64_t n : {256, 1040}) {
+        Case c = plain.Make(format, {m, n, n, 32});
+        c.check = Check::kChain;
+        c.a_type = c.c_type = DType::kBf16;
+        c.allow_bf16_activations = false;
+        c.data = DataClass::kGaussian;
         plain.Add(c);
       }
     }
@@ -165,7 +209,8 @@ void AddPromises(PlainCases& plain) {
                                  Check::kStreams};
   constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kU4,      Format::kNf3,
                                  Format::kInt2,    Format::kFp8E4M3, Format::kBf16};
-  constexpr Shape kShapes[] = {{64, 40, 208, 32}, {8, 64, 4096, 128}, {130, 264, 512, 64}};
+  constexpr Shape kShapes[] = {
+      {64, 40, 208, 32}, {8, 64, 4096, 128}, {130, 264, 512, 64}, {260, 72, 272, 32}};
   for (Check check : kPromises) {
     for (Format format : kFormats) {
       for (const Shape& shape : kShapes) {
@@ -193,6 +238,8 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
   AddSpecialShapes(plain);
   AddLongSums(plain);
   AddWideGated(plain);
+  AddPeriodic(plain);
+  AddChains(plain);
   AddPromises(plain);
   SizeClasses sizes;
   sizes.backend = backend;
@@ -202,7 +249,7 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
              65, 72, 96, 127, 128, 129, 136, 200, 255, 256, 257, 300, 520};
   sizes.k = {1,   8,   15,  16,  17,  31,  32,  33,  48,  63,  64,  65,  80,  100,  112, 127,
              128, 129, 144, 192, 255, 256, 257, 272, 384, 389, 416, 520, 640, 1040, 2064};
-  sizes.groups = {16, 32, 48, 64, 80, 96, 128, 256, 0};
+  sizes.groups = {16, 32, 48, 64, 96, 112, 128, 256, 0};
   sizes.max_work = 8'000'000;
   sizes.max_lattice_k = std::numeric_limits<int64_t>::max();
   sizes.int8 = std::any_of(rows.begin(), rows.end(),
@@ -218,8 +265,9 @@ std::vector<Case> LargeProblems(std::string_view backend) {
   PlainCases plain(backend, &cases);
   const auto add = [&](Format format, const Shape& shape) {
     Case c = plain.Make(format, shape);
-    c.check = Check::kLarge;
+    c.check = Check::kPeriodic;
     c.a_type = c.c_type = DType::kBf16;
+    c.allow_bf16_activations = false;
     plain.Add(c);
   };
   // More than 2^31 weights, outputs, activations.

@@ -15,6 +15,7 @@ using marlin::conformance::SuiteOptions;
 
 int Run(int argc, char** argv) {
   SuiteOptions options;
+  bool no_guards = false;
   CLI::App app("Judges every kernel against the double-precision reference.");
   app.add_option("--case", options.name, "Run the one case of this name");
   app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
@@ -25,8 +26,8 @@ int Run(int argc, char** argv) {
   app.add_option("--repeat", options.repetitions, "Runs of every repeat check")
       ->check(CLI::PositiveNumber);
   app.add_flag("--large", options.large,
-               "On a GPU also products of more than 2^31 elements: 20 GB of memory on either side");
-  app.add_flag("--no-guards{0}", GuardedBuffer::trailing_bytes,
+               "Instead of the usual problems those of more than 2^31 elements, on a GPU");
+  app.add_flag("--no-guards", no_guards,
                "No guard zone behind the data, for programs that check memory themselves");
   app.add_flag("--list", options.list, "Print the names and stop");
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
@@ -39,6 +40,7 @@ int Run(int argc, char** argv) {
   app.add_option("--check-models", options.check_models_path,
                  "Compare the error models with this Markdown file");
   CLI11_PARSE(app, argc, argv);
+  if (no_guards) GuardedBuffer::trailing_bytes = 0;
   return marlin::conformance::RunSuite(options);
 }
 

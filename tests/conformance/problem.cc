@@ -165,8 +165,7 @@ Result<PreparedWeights> Problem::PreparedFor(const Device& device) const {
   if (prepared_device_ == device.shared()) return prepared_;
   prepared_ = {};
   MARLIN_ASSIGN_OR_RETURN(
-      prepared_,
-      Prepare(c.check == Check::kLarge ? RepeatColumns(weights, large_n) : weights, device));
+      prepared_, Prepare(n == c.n ? weights : RepeatColumns(weights, n, c.gated ? 2 : 1), device));
   prepared_device_ = device.shared();
   return prepared_;
 }
@@ -175,11 +174,11 @@ Result<std::unique_ptr<Problem>> MakeProblem(const Case& whole) {
   auto problem = std::make_unique<Problem>();
   problem->c = whole;
   const Case& c = problem->c;
-  if (c.check == Check::kLarge) {
-    problem->large_m = c.m;
-    problem->large_n = c.n;
-    problem->c.m = std::min(c.m, kLargeRows);
-    problem->c.n = std::min(c.n, kLargeColumns);
+  problem->m = c.m;
+  problem->n = c.n;
+  if (c.check == Check::kPeriodic) {
+    problem->c.m = std::min(c.m, kPeriodRows);
+    problem->c.n = std::min(c.n, (c.gated ? 2 : 1) * kPeriodColumns);
   }
   problem->weights = MakeWeights(c);
   problem->expert = c.experts - 1;

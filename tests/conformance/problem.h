@@ -20,16 +20,16 @@ QuantizedWeights MakeWeights(const Case& c);
 /// exact.
 inline constexpr int64_t kMaxDenseLatticeK = 420;
 
-/// The period of a large problem along m and n: primes, so that no tile or power of two hides a
-/// wrong index.
-inline constexpr int64_t kLargeRows = 37;
-inline constexpr int64_t kLargeColumns = 251;
+/// The period of a periodic problem along m and, in each half of a gated one, along n: primes, so
+/// that no tile or power of two hides a wrong index.
+inline constexpr int64_t kPeriodRows = 37;
+inline constexpr int64_t kPeriodColumns = 251;
 
 /// Everything of a case that does not depend on the kernel.
 struct Problem {
-  Case c;  ///< Of a large case: the small one that it repeats.
-  int64_t large_m = 0;
-  int64_t large_n = 0;
+  Case c;         ///< Of a periodic case: one period.
+  int64_t m = 0;  ///< Rows to multiply: those of c, again and again.
+  int64_t n = 0;  ///< Columns of the weights, likewise.
   QuantizedWeights weights;
   int64_t expert = 0;
   GuardedBuffer a_memory;
@@ -49,8 +49,8 @@ struct Problem {
 
   int64_t out_n() const { return c.gated ? c.n / 2 : c.n; }
 
-  /// The weights, of a large case all of them, on a device; prepared once for all of its rows. Not
-  /// thread-safe.
+  /// The weights, of a periodic case all of them, on a device; prepared once for all of its rows.
+  /// Not thread-safe.
   Result<PreparedWeights> PreparedFor(const Device& device) const;
 
  private:
@@ -58,8 +58,12 @@ struct Problem {
   mutable PreparedWeights prepared_;
 };
 
-/// The weights, each column repeated every spec.n of n.
-QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n);
+/// Weights of n columns in `parts` equal parts, each of which repeats its part of `weights`.
+QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n, int parts);
+
+/// Elements [1, rows, columns], each row repeated likewise up to n columns; `offset` as for the
+/// buffer.
+GuardedBuffer RepeatRows(const TensorView& view, int64_t n, int parts, int64_t offset = 0);
 
 /// Builds data and reference. Errors: those of the reference.
 Result<std::unique_ptr<Problem>> MakeProblem(const Case& c);

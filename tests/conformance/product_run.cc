@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/macros.h"
@@ -39,8 +38,11 @@ Status ProductRun::PlaceInputs(const Problem& problem, const std::vector<int64_t
     options_.row_weight = TensorView(row_weight_.data(), DType::kF32, {rows_});
   }
   if (c.bias) {
-    MARLIN_ASSIGN_OR_RETURN(bias_, DeviceImage::Make(device_, problem.bias_memory.Copy()));
-    options_.bias = TensorView(bias_.data(), c.bias_type, {c.n});
+    const TensorView row(problem.bias_memory.data(), c.bias_type, {1, 1, c.n});
+    const int64_t offset = c.misaligned ? DTypeBytes(c.bias_type) : 0;
+    MARLIN_ASSIGN_OR_RETURN(
+        bias_, DeviceImage::Make(device_, RepeatRows(row, problem.n, c.gated ? 2 : 1, offset)));
+    options_.bias = TensorView(bias_.data(), c.bias_type, {problem.n});
   }
   return Status();
 }
@@ -106,18 +108,20 @@ Status ProductRun::Reset() {
   return workspace_.data() == nullptr ? Status() : workspace_.Poison();
 }
 
+void ProductRun::ReadFrom(const ProductRun& other) { a_view_ = other.out_view_; }
+
 double ProductRun::Output(int64_t m, int64_t n) const {
   return reference::LoadElement(output_.host().data(), type_, m * stride_ + n);
 }
 
-const std::byte* ProductRun::Row(int64_t m) const {
-  return output_.host().data() + m * stride_ * DTypeBytes(type_);
+PeriodicOutput ProductRun::Repeated(int64_t rows, int64_t columns) const {
+  return {output_.host().data(), type_, rows_, columns_, stride_, rows, columns};
 }
 
 uint32_t ProductRun::Bits(int64_t m, int64_t n) const {
   const int64_t bytes = DTypeBytes(type_);
   uint32_t bits = 0;
-  std::memcpy(&bits, Row(m) + n * bytes, static_cast<size_t>(bytes));
+  std::memcpy(&bits, output_.host().data() + (m * stride_ + n) * bytes, static_cast<size_t>(bytes));
   return bits;
 }
 
@@ -151,15 +155,15 @@ GemmOptions ProductOptions(const Problem& problem) {
   return options;
 }
 
-std::vector<int64_t> AllRows(int64_t m) {
-  std::vector<int64_t> rows(static_cast<size_t>(m));
-  std::iota(rows.begin(), rows.end(), int64_t{0});
+std::vector<int64_t> AllRows(const Problem& problem) {
+  std::vector<int64_t> rows(static_cast<size_t>(problem.m));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i) % problem.c.m;
   return rows;
 }
 
 Result<ProductRun> RunProduct(const Device& device, const PreparedWeights& prepared,
                               const Problem& problem, const GemmOptions& options) {
-  return RunProductRows(device, prepared, problem, options, AllRows(problem.c.m));
+  return RunProductRows(device, prepared, problem, options, AllRows(problem));
 }
 
 Result<ProductRun> RunProductRows(const Device& device, const PreparedWeights& prepared,

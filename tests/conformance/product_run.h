@@ -7,6 +7,7 @@
 
 #include "device_image.h"
 #include "marlin/gemm.h"
+#include "periodic.h"
 #include "problem.h"
 
 namespace marlin::conformance {
@@ -27,12 +28,16 @@ class ProductRun {
   Status Collect();
   /// Poisons output and workspace again, for another Launch.
   Status Reset();
+  /// From now on A is the output of `other`, which must have the type and the columns of A.
+  void ReadFrom(const ProductRun& other);
+  /// Lets the kernel begin before the work before it on the stream is done.
+  void OverlapPrevious() { options_.overlap_previous = true; }
 
   double Output(int64_t m, int64_t n) const;
   /// The stored bits of an output.
   uint32_t Bits(int64_t m, int64_t n) const;
-  /// The stored row, contiguous.
-  const std::byte* Row(int64_t m) const;
+  /// All outputs, to be compared with one period of `rows` and `columns`.
+  PeriodicOutput Repeated(int64_t rows, int64_t columns) const;
   /// A hash of all outputs.
   uint64_t Hash() const;
   /// Empty, or what was written that must not be.
@@ -78,7 +83,7 @@ Result<ProductRun> RunProductRows(const Device& device, const PreparedWeights& p
                                   const Problem& problem, const GemmOptions& options,
                                   const std::vector<int64_t>& rows);
 
-/// 0, 1, ..., m - 1.
-std::vector<int64_t> AllRows(int64_t m);
+/// The rows of a problem; of a periodic one those of its period, again and again.
+std::vector<int64_t> AllRows(const Problem& problem);
 
 }  // namespace marlin::conformance

@@ -39,7 +39,9 @@ std::string DeclaredLine(const KernelDesc& kernel) {
 
 constexpr const char* kBackends[] = {"cpu", "cuda"};
 
-std::string SectionTitle(std::string_view backend) { return fmt::format("\n## {}\n", backend); }
+std::string SectionTitle(std::string_view backend) {
+  return fmt::format("\n## {}\n", backend == "cpu" ? "CPU" : "CUDA");
+}
 
 // The file's section of a backend, title included; empty when there is none.
 std::string SectionOf(const std::string& text, std::string_view backend) {
@@ -63,7 +65,7 @@ std::string MakeSection(const Machine& machine, const Counts& counts, std::strin
                      "ratio |\n|---|---|---|---|---|---|---|---|---|\n";
   for (const KernelDesc& kernel : KernelTable(backend)) {
     const Row* row = machine.Find(backend, kernel.name);
-    const bool measured = row != nullptr && row->unavailable.empty();
+    const bool measured = row != nullptr && counts[machine.IndexOf(*row)].passed > 0;
     const std::string declared = DeclaredLine(kernel);
     text += declared;
     text += measured ? fmt::format(" {:.2f} |\n", counts[machine.IndexOf(*row)].worst_ratio)

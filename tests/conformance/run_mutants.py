@@ -43,8 +43,9 @@ def find_mutants(root: Path) -> dict[int, str]:
 def run(program: Path, mutant: int, extra: list[str]) -> tuple[bool, str, dict]:
     """Whether the program passed, what it said first, and its report."""
     environment = dict(os.environ, MARLIN_MUTANT=str(mutant))
-    result = subprocess.run([program, "--device", "cpu", "--stop", "--json", *extra], env=environment, timeout=900,
-                            capture_output=True, text=True, check=False)
+    command = [program, "--device", "cpu", "--stop", "--json", *extra]
+    result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
+                            check=False)
     if result.returncode < 0:
         return False, f"ended by signal {-result.returncode}", {}
     try:

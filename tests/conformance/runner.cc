@@ -12,7 +12,7 @@
 #include "base/scalars.h"
 #include "bounds.h"
 #include "device_image.h"
-#include "large.h"
+#include "periodic.h"
 #include "product_run.h"
 #include "reference/elements.h"
 #include "streams.h"
@@ -75,13 +75,9 @@ GemmOptions OptionsFor(const Row& row, const Problem& problem) {
 
 CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Device& device = machine.DeviceFor(row);
-  const bool large = problem.c.check == Check::kLarge;
-  Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
   if (!prepared.ok()) return FromStatus(prepared.status());
-  std::vector<int64_t> rows = AllRows(large ? problem.large_m : problem.c.m);
-  for (int64_t& m : rows) m %= std::max<int64_t>(problem.c.m, 1);
-  Result<ProductRun> run =
-      RunProductRows(device, *prepared, problem, OptionsFor(row, problem), rows);
+  const Result<ProductRun> run = RunProduct(device, *prepared, problem, OptionsFor(row, problem));
   if (!run.ok()) return FromStatus(run.status());
   if (row.desc != nullptr && run->kernel() != row.name) {
     return Failed(fmt::format("kernel: asked for {}, the plan says {}", row.name, run->kernel()));
@@ -89,12 +85,15 @@ CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& pr
   const Row* chosen = machine.Find(row.backend, run->kernel());
   if (chosen == nullptr) return Failed(fmt::format("kernel: no row named {}", run->kernel()));
   const KernelDesc& kernel = *chosen->desc;
-  if (large) return JudgeLargeProduct(problem, *run, kernel.grade);
-  if (LatticeIsExactFor(problem, kernel.grade) && !problem.broken_precondition.empty()) {
-    return Failed(problem.broken_precondition);
-  }
+  const bool exact = LatticeIsExactFor(problem, kernel.grade);
+  if (exact && !problem.broken_precondition.empty()) return Failed(problem.broken_precondition);
   const std::string damage = run->Damage();
   if (!damage.empty()) return Failed(damage);
+  if (problem.c.check == Check::kPeriodic) {
+    if (!exact) return Failed("periodic: the sums of this kernel may differ from tile to tile");
+    const std::string aperiodic = FindAperiodic(run->Repeated(problem.c.m, problem.out_n()));
+    if (!aperiodic.empty()) return Failed(aperiodic);
+  }
   CaseResult result = JudgeProduct(problem, *run, kernel);
   if (result.outcome == Outcome::kPassed && IsMistrusted(problem)) {
     result.outcome = Outcome::kMistrusted;
@@ -127,16 +126,15 @@ CaseResult JudgeWeights(const Problem& problem, const GuardedBuffer& memory, int
 }
 
 // What dequantizing into poisoned memory of the device leaves there.
-Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem, int64_t columns,
-                                  int64_t stride) {
+Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem, int64_t stride) {
   const Case& c = problem.c;
   const int64_t bytes = DTypeBytes(c.c_type);
-  const int64_t count = c.k == 0 ? 0 : (c.k - 1) * stride + columns;
+  const int64_t count = c.k == 0 ? 0 : (c.k - 1) * stride + problem.n;
   MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, problem.PreparedFor(device));
   MARLIN_ASSIGN_OR_RETURN(
       DeviceImage image,
       DeviceImage::Make(device, GuardedBuffer(count * bytes, c.misaligned ? bytes : 0)));
-  const MutableTensorView out(image.data(), c.c_type, {c.k, columns}, {stride, 1});
+  const MutableTensorView out(image.data(), c.c_type, {c.k, problem.n}, {stride, 1});
   MARLIN_RETURN_IF_ERROR(Dequantize(device, prepared, out, problem.expert));
   MARLIN_RETURN_IF_ERROR(device.Synchronize());
   MARLIN_RETURN_IF_ERROR(image.Download());
@@ -147,19 +145,22 @@ Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem, 
 CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Case& c = problem.c;
   const int64_t bytes = DTypeBytes(c.c_type);
-  const int64_t columns = c.check == Check::kLarge ? problem.large_n : c.n;
-  const int64_t stride = columns + (c.padded ? 7 : 0);
-  const Result<DeviceImage> image = DecodeWeights(machine.DeviceFor(row), problem, columns, stride);
+  const int64_t stride = problem.n + (c.padded ? 7 : 0);
+  const Result<DeviceImage> image = DecodeWeights(machine.DeviceFor(row), problem, stride);
   if (!image.ok()) return FromStatus(image.status());
   const GuardedBuffer& memory = image->host();
   if (!memory.Intact()) return Failed("output: wrote outside of it");
   for (int64_t k = 0; k + 1 < c.k; ++k) {
-    if (!memory.Untouched((k * stride + columns) * bytes, (k + 1) * stride * bytes)) {
+    if (!memory.Untouched((k * stride + problem.n) * bytes, (k + 1) * stride * bytes)) {
       return Failed(fmt::format("output: wrote between rows {} and {}", k, k + 1));
     }
   }
-  return c.check == Check::kLarge ? JudgeLargeWeights(problem, memory.data(), stride)
-                                  : JudgeWeights(problem, memory, stride);
+  if (c.check == Check::kPeriodic && !c.gated) {
+    const std::string aperiodic =
+        FindAperiodic({memory.data(), c.c_type, c.k, problem.n, stride, c.k, c.n});
+    if (!aperiodic.empty()) return Failed(aperiodic);
+  }
+  return JudgeWeights(problem, memory, stride);
 }
 
 // Runs the product with `rows` of A in place of the problem's own and compares the outputs with
@@ -243,8 +244,8 @@ CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem&
     if (i < kPreparations) {
       const Result<PreparedWeights> prepared = Prepare(problem.weights, device);
       if (!prepared.ok()) return FromStatus(prepared.status());
-      Result<ProductRun> made = ProductRun::Make(device, *prepared, problem,
-                                                 OptionsFor(row, problem), AllRows(problem.c.m));
+      Result<ProductRun> made =
+          ProductRun::Make(device, *prepared, problem, OptionsFor(row, problem), AllRows(problem));
       if (!made.ok()) return FromStatus(made.status());
       run.emplace(std::move(*made));
     }
@@ -274,9 +275,10 @@ CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& pro
     streams.push_back(*stream);
     options.stream = stream->get();
     Result<ProductRun> run =
-        ProductRun::Make(device, *prepared, problem, options, AllRows(problem.c.m));
+        ProductRun::Make(device, *prepared, problem, options, AllRows(problem));
     if (!run.ok()) return FromStatus(run.status());
     runs.push_back(std::move(*run));
+    if (i % 2 == 1) runs[i].OverlapPrevious();
   }
   std::vector<Status> statuses(kStreams);
   std::vector<std::thread> threads;
@@ -299,6 +301,49 @@ CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& pro
   return {};
 }
 
+// Products in a row, each of the output of the one before.
+CaseResult RunChain(const Machine& machine, const Row& row, const Problem& problem) {
+  constexpr size_t kLinks = 4;
+  constexpr int kRounds = 20;
+  const Device& device = machine.DeviceFor(row);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  if (!prepared.ok()) return FromStatus(prepared.status());
+  std::vector<ProductRun> links;
+  for (size_t i = 0; i < kLinks; ++i) {
+    Result<ProductRun> run =
+        ProductRun::Make(device, *prepared, problem, OptionsFor(row, problem), AllRows(problem));
+    if (!run.ok()) return FromStatus(run.status());
+    links.push_back(std::move(*run));
+    if (i > 0) links[i].ReadFrom(links[i - 1]);
+  }
+  const auto poison = [&]() -> Status {
+    for (ProductRun& link : links) MARLIN_RETURN_IF_ERROR(link.Reset());
+    return Status();
+  };
+  const auto launch = [&](bool wait) -> Status {
+    for (const ProductRun& link : links) {
+      MARLIN_RETURN_IF_ERROR(link.Launch());
+      if (wait) MARLIN_RETURN_IF_ERROR(device.Synchronize());
+    }
+    return links.back().Collect();
+  };
+  Status status = launch(true);
+  if (!status.ok()) return FromStatus(status);
+  const uint64_t expected = links.back().Hash();
+  for (ProductRun& link : links) link.OverlapPrevious();
+  for (int round = 0; round < kRounds; ++round) {
+    status = poison();
+    if (status.ok()) status = launch(false);
+    if (!status.ok()) return FromStatus(status);
+    const std::string damage = links.back().Damage();
+    if (!damage.empty()) return Failed(damage);
+    if (links.back().Hash() != expected) {
+      return Failed(fmt::format("round {} differs from one product at a time", round + 1));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 CaseResult RunCase(const Machine& machine, const Row& row, const Problem& problem,
@@ -308,7 +353,7 @@ CaseResult RunCase(const Machine& machine, const Row& row, const Problem& proble
       return RunGemmCase(machine, row, problem);
     case Check::kDequantize:
       return RunDequantizeCase(machine, row, problem);
-    case Check::kLarge:
+    case Check::kPeriodic:
       return row.op == "gemm" ? RunGemmCase(machine, row, problem)
                               : RunDequantizeCase(machine, row, problem);
     case Check::kBatchInvariant:
@@ -320,6 +365,8 @@ CaseResult RunCase(const Machine& machine, const Row& row, const Problem& proble
       return RunRepetitions(machine, row, problem, repetitions);
     case Check::kStreams:
       return RunStreams(machine, row, problem);
+    case Check::kChain:
+      return RunChain(machine, row, problem);
   }
   return Failed("check: unknown");
 }

@@ -206,11 +206,17 @@ TEST(CaseName, GivesTheCaseBack) {
   const auto parsed = ParseCase(name);
   ASSERT_TRUE(parsed.ok()) << parsed.status().message();
   EXPECT_EQ(*parsed, c);
+  c.backend = "cuda";
+  EXPECT_EQ(CaseName(c).substr(0, 30), "batch_invariant/fp4_e2m1/cuda/");
+  const auto other = ParseCase(CaseName(c));
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_EQ(*other, c);
 }
 
 TEST(CaseName, RefusesWhatItDoesNotUnderstand) {
   for (const char* name : {"", "gemm", "gemm/u4/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice",
                            "gemm/u5/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
+                           "gemm/u4/gpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/cpu/k/m-1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/cpu/k/m1_n1_k1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/cpu/k/m1_n1_k1_g1/fp16_x/f32_f32/none/lattice/seed1",

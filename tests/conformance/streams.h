@@ -9,7 +9,7 @@
 namespace marlin::conformance {
 
 /// A new stream of a backend's current device; null on the CPU, which has none. Errors:
-/// kUnsupported in builds without the backend, kDeviceLost.
+/// kInternal in builds without the backend, kDeviceLost.
 Result<std::shared_ptr<void>> MakeStream(std::string_view backend);
 
 }  // namespace marlin::conformance

@@ -3,7 +3,7 @@
 namespace marlin::conformance {
 
 Result<std::shared_ptr<void>> MakeStream(std::string_view backend) {
-  if (backend == "cuda") return Status(Code::kUnsupported, "stream: built without CUDA");
+  if (backend == "cuda") return Status(Code::kInternal, "stream: built without CUDA");
   return std::shared_ptr<void>();
 }
 

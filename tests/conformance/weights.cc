@@ -20,6 +20,7 @@ struct WeightMemory {
   GuardedBuffer zeros;
   GuardedBuffer biases;
   GuardedBuffer global_scale;
+  std::shared_ptr<const void> narrow;
 };
 
 // A float format whose all codes at once would need more than 24 bits gets a window of exponents
@@ -176,38 +177,39 @@ std::vector<float> LatticeCodebook(int bits) {
   return table;
 }
 
-// The rows of a view [1, rows, columns] of weights, each repeated up to n columns.
-TensorView RepeatRows(const TensorView& view, int64_t n, GuardedBuffer* memory) {
-  if (view.empty()) return {};
-  const int64_t rows = view.dim(1);
-  const int64_t columns = view.dim(2);
-  const int64_t bytes = DTypeBytes(view.dtype());
-  *memory = GuardedBuffer(rows * n * bytes);
-  const auto* from = static_cast<const std::byte*>(view.data());
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t at = 0; at < n; at += columns) {
-      std::memcpy(memory->data() + (row * n + at) * bytes, from + row * columns * bytes,
-                  static_cast<size_t>(std::min(columns, n - at) * bytes));
-    }
-  }
-  return TensorView(memory->data(), view.dtype(), {1, rows, n});
-}
-
 }  // namespace
 
-QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n) {
+GuardedBuffer RepeatRows(const TensorView& view, int64_t n, int parts, int64_t offset) {
+  const int64_t rows = view.dim(1);
+  const int64_t bytes = DTypeBytes(view.dtype());
+  const int64_t period = view.dim(2) / parts * bytes;
+  const int64_t part = n / parts * bytes;
+  GuardedBuffer memory(rows * n * bytes, offset);
+  const auto* from = static_cast<const std::byte*>(view.data());
+  std::byte* to = memory.data();
+  for (int64_t i = 0; i < rows * parts; ++i, from += period, to += part) {
+    for (int64_t at = 0; at < part; at += period) {
+      std::memcpy(to + at, from, static_cast<size_t>(std::min(period, part - at)));
+    }
+  }
+  return memory;
+}
+
+QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n, int parts) {
   auto memory = std::make_shared<WeightMemory>();
   QuantizedWeights wide = weights;
+  const auto repeat = [&](const TensorView& view, GuardedBuffer& repeated) {
+    if (view.empty()) return TensorView();
+    repeated = RepeatRows(view, n, parts);
+    return TensorView(repeated.data(), view.dtype(), {1, view.dim(1), n});
+  };
   wide.spec.n = n;
-  wide.codes = RepeatRows(weights.codes, n, &memory->codes);
-  wide.scales = RepeatRows(weights.scales, n, &memory->scales);
-  wide.zeros = RepeatRows(weights.zeros, n, &memory->zeros);
-  wide.biases = RepeatRows(weights.biases, n, &memory->biases);
-  if (!weights.global_scale.empty()) {
-    memory->global_scale = GuardedBuffer(4);
-    std::memcpy(memory->global_scale.data(), weights.global_scale.data(), 4);
-    wide.global_scale = TensorView(memory->global_scale.data(), DType::kF32, {1});
-  }
+  wide.codes = repeat(weights.codes, memory->codes);
+  wide.scales = repeat(weights.scales, memory->scales);
+  wide.zeros = repeat(weights.zeros, memory->zeros);
+  wide.biases = repeat(weights.biases, memory->biases);
+  // The global scale has no columns: the narrow weights keep it alive.
+  memory->narrow = weights.owner;
   wide.owner = memory;
   return wide;
 }

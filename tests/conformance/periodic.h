@@ -1,0 +1,27 @@
+// Outputs that repeat themselves along m and n because the operands do: what is right in one period
+// is then right everywhere, however large the whole is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "marlin/tensor.h"
+
+namespace marlin::conformance {
+
+/// Rows of `columns` elements, `stride` apart, that repeat every `row_period` and `column_period`.
+struct PeriodicOutput {
+  const std::byte* data = nullptr;
+  DType type = DType::kF32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+  int64_t row_period = 0;
+  int64_t column_period = 0;
+};
+
+/// Empty, or the first element that differs from the one of the first period. The sign of a zero is
+/// free.
+std::string FindAperiodic(const PeriodicOutput& output);
+
+}  // namespace marlin::conformance

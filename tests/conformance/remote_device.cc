@@ -1,0 +1,158 @@
+#include "remote_device.h"
+
+#include <cstring>
+
+#include "base/macros.h"
+
+namespace marlin::conformance {
+namespace {
+
+// Makes an address that no processor maps.
+constexpr uintptr_t kFarAway = uintptr_t{1} << 60;
+
+Status Stray(const char* what) {
+  return Status(Code::kDeviceLost, std::string(what) + ": not in the device's memory");
+}
+
+}  // namespace
+
+std::byte* RemoteDevice::Local(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto block = blocks_.upper_bound(at);
+  if (block == blocks_.begin()) return nullptr;
+  --block;
+  const bool inside = at - block->first <= static_cast<uintptr_t>(block->second);
+  return inside ? reinterpret_cast<std::byte*>(at - kFarAway) : nullptr;
+}
+
+Result<std::shared_ptr<const PreparedWeights::Storage>> RemoteDevice::Prepare(
+    const QuantizedWeights& weights) const {
+  MARLIN_ASSIGN_OR_RETURN(auto storage, cpu_->Prepare(weights));
+  std::const_pointer_cast<PreparedWeights::Storage>(storage)->backend = this;
+  return storage;
+}
+
+Status RemoteDevice::Put(std::function<Status()> work) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back(std::move(work));
+  return Status();
+}
+
+Status RemoteDevice::Run(const GemmCall& call) const {
+  return Put([this, call] { return RunNow(call); });
+}
+
+Status RemoteDevice::Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
+                                const MutableTensorView& out, void* /*stream*/) const {
+  return Put([this, &weights, expert, out] {
+    std::byte* data = Local(out.data());
+    if (data == nullptr) return Stray("out");
+    const MutableTensorView local(data, out.dtype(), {out.dim(0), out.dim(1)},
+                                  {out.stride(0), out.stride(1)});
+    return cpu_->Dequantize(weights, expert, local, nullptr);
+  });
+}
+
+Status RemoteDevice::RunNow(const GemmCall& call) const {
+  GemmCall local = call;
+  local.a = Local(call.a);
+  local.c = Local(call.c);
+  if (local.a == nullptr) return Stray("a");
+  if (local.c == nullptr) return Stray("out");
+  if (call.epilogue.bias != nullptr) {
+    local.epilogue.bias = Local(call.epilogue.bias);
+    if (local.epilogue.bias == nullptr) return Stray("bias");
+  }
+  if (call.epilogue.row_weight != nullptr) {
+    local.epilogue.row_weight = reinterpret_cast<const float*>(Local(call.epilogue.row_weight));
+    if (local.epilogue.row_weight == nullptr) return Stray("row_weight");
+  }
+  if (call.workspace != nullptr) {
+    local.workspace = Local(call.workspace);
+    if (local.workspace == nullptr) return Stray("workspace");
+  }
+  MARLIN_RETURN_IF_ERROR(cpu_->Run(local));
+  Spoil(local);
+  return Status();
+}
+
+void RemoteDevice::Spoil(const GemmCall& call) const {
+  const int64_t bytes = DTypeBytes(call.desc.c_type);
+  const int64_t columns = call.desc.gated ? call.desc.n / 2 : call.desc.n;
+  auto* out = static_cast<std::byte*>(call.c);
+  const int64_t end = ((call.desc.m - 1) * call.c_stride + columns) * bytes;
+  const auto flip = [](const void* at) {
+    *static_cast<std::byte*>(const_cast<void*>(at)) ^= std::byte{1};
+  };
+  switch (fault_) {
+    case RemoteFault::kNone:
+    case RemoteFault::kFailsLater:
+      return;
+    case RemoteFault::kWritesBeforeOutput:
+      return flip(out - 1);
+    case RemoteFault::kWritesBehindOutput:
+      return flip(out + end);
+    case RemoteFault::kWritesBetweenRows:
+      return flip(out + columns * bytes);
+    case RemoteFault::kWritesBehindWorkspace:
+      return flip(static_cast<std::byte*>(call.workspace) +
+                  cpu_->WorkspaceBytes(*call.kernel, call.desc));
+    case RemoteFault::kWritesActivations:
+      return flip(call.a);
+    case RemoteFault::kWritesBias:
+      return flip(call.epilogue.bias);
+    case RemoteFault::kWritesRowWeights:
+      return flip(call.epilogue.row_weight);
+    case RemoteFault::kForgetsLastOutput:
+      std::memset(out + end - bytes, 0xff, static_cast<size_t>(bytes));
+      return;
+    case RemoteFault::kOtherBitsFromRun9:
+      if (++runs_ >= 9) flip(out);
+      return;
+  }
+}
+
+Result<void*> RemoteDevice::Allocate(int64_t bytes) const {
+  MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(data) + kFarAway;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  blocks_[address] = bytes;
+  return reinterpret_cast<void*>(address);
+}
+
+void RemoteDevice::Free(void* data) const {
+  std::byte* local = Local(data);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  blocks_.erase(reinterpret_cast<uintptr_t>(data));
+  cpu_->Free(local);
+}
+
+Status RemoteDevice::CopyToDevice(void* device, const void* host, int64_t bytes) const {
+  std::byte* local = Local(device);
+  if (local == nullptr) return Stray("copy");
+  std::memcpy(local, host, static_cast<size_t>(bytes));
+  return Status();
+}
+
+Status RemoteDevice::CopyToHost(void* host, const void* device, int64_t bytes) const {
+  const std::byte* local = Local(device);
+  if (local == nullptr) return Stray("copy");
+  std::memcpy(host, local, static_cast<size_t>(bytes));
+  return Status();
+}
+
+Status RemoteDevice::Synchronize(void* /*stream*/) const {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> turn(one_at_a_time);
+  std::vector<std::function<Status()>> queue;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue.swap(queue_);
+  }
+  for (const std::function<Status()>& work : queue) MARLIN_RETURN_IF_ERROR(work());
+  if (fault_ == RemoteFault::kFailsLater) return Status(Code::kDeviceLost, "a kernel failed");
+  return Status();
+}
+
+}  // namespace marlin::conformance
