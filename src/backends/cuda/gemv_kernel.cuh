@@ -11,7 +11,7 @@
 //   `share` warps take the tiles of a strip in turn, `lanes` = warps / share strips are worked on at a
 //   time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight are
 //   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared memory,
-//   all of them, before the first product. Sums of a strip's warps meet in shared memory and are
+//   where they arrive in pieces. Sums of a strip's warps meet in shared memory and are
 //   added in the order of the warps; sums of splits in the workspace and in the order of the splits.
 //   Weight copies begin before the kernel waits for earlier work on the stream.
 #pragma once
@@ -134,29 +134,37 @@ struct TileProduct {
   }
 };
 
-/// Copies this split's columns of all rows of A; what lies behind k becomes zero.
-MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to) {
-  const int columns = args.tiles_of_split * kTileK;
-  const int pieces = columns / 8;
-  const auto* from = static_cast<const uint8_t*>(args.a);
-  int m = 0;
-  for (int piece = static_cast<int>(threadIdx.x);; piece += static_cast<int>(blockDim.x)) {
-    // Counted up, not divided: this is on the way to the first product.
-    while (piece >= pieces) {
-      piece -= pieces;
-      ++m;
+/// Copies 8 numbers of a row of A; what lies behind k becomes zero.
+MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t to) {
+  const int bytes = min(max(args.k - k, 0), 8) * 2;
+  // An address in range even where nothing is read.
+  const uint8_t* from =
+      static_cast<const uint8_t*>(args.a) + (m * args.a_stride + (bytes > 0 ? k : 0)) * 2;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+/// Copies this split's columns of all rows of A, a piece of the columns after the other, so that
+/// products can begin when the first has come. All threads arrive at the barrier of every piece.
+MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to,
+                                   uint32_t barriers) {
+  const int chunks = args.tiles_of_piece * (kTileK / 8);  // Of a row's piece, 8 numbers each.
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const int first = piece * chunks;
+    const int count = min(chunks, args.tiles_of_split * (kTileK / 8) - first);
+    int m = 0;
+    // Rows are counted up, not divided out: this is on the way to the first product.
+    for (int i = static_cast<int>(threadIdx.x);; i += static_cast<int>(blockDim.x)) {
+      while (i >= count && m < args.m) {
+        i -= count;
+        ++m;
+      }
+      if (m >= args.m) break;
+      CopyEight(args, m, first_k + (first + i) * 8, to + m * args.row_bytes + (first + i) * 16);
     }
-    if (m >= args.m) break;
-    const int k = first_k + piece * 8;
-    const int inside = min(max(args.k - k, 0), 8) * 2;
-    // An address in range even where nothing is read.
-    const uint8_t* source = from + (m * args.a_stride + (inside > 0 ? k : 0)) * 2;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     to + m * args.row_bytes + piece * 16),
-                 "l"(source), "r"(inside)
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barriers + 8 * piece)
                  : "memory");
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /// Adds the sums of a strip's warps in order and finishes or stores them. `sums` holds, for every
@@ -170,6 +178,7 @@ MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float
     const int row = i % kStripOutputs;
     const int n = strip * kStripOutputs + row;
     float sum = 0.0f;
+#pragma unroll 4
     for (int w = 0; w < args.share; ++w) sum += sums[w * kWarpFloats + m * kSumStride + row];
     if (n >= args.epilogue.n) continue;
     if (args.partials == nullptr) {
@@ -208,7 +217,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const uint32_t base = SharedAddress(shared);
   const uint32_t ring = base + warp * args.stages * tile_bytes;
   const uint32_t activations = base + args.activations_offset;
-  const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
+  const uint32_t arrived = base + args.barriers_offset;  // Of the pieces of activations.
+  const uint32_t barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
 
   const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
@@ -221,17 +231,19 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   stream.tiles_of_strip = stream.left_in_strip = my_tiles;
   stream.left = my_strips * my_tiles;
   if (lane == 0) {
+#pragma unroll 1
     for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
+    if (warp < args.pieces) InitBarrier(arrived + 8 * warp, static_cast<int>(blockDim.x));
     FenceBarrierInit();
+#pragma unroll 1
     for (int s = 0; s < args.stages && stream.left > 0; ++s) {
       stream.Copy(ring + s * tile_bytes, barriers + 8 * s, tile_bytes);
     }
   }
-  __syncwarp();
+  __syncthreads();
   LetNextBegin();
   WaitForEarlierWork();
-  CopyActivations(args, first_tile * kTileK, activations);
-  __syncthreads();
+  CopyActivations(args, first_tile * kTileK, activations, arrived);
 
   const DecodeTable<kKind, T> table(args.weights);
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
@@ -244,7 +256,10 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   int parity = 0;
   for (int s = strip_lane; s < strips; s += lanes) {
     float acc[2][kTokenTiles][4] = {};
+#pragma unroll 1
     for (int i = 0; i < my_tiles; ++i) {
+      const int tile = i * args.share + sharer;
+      if (s == strip_lane) Wait(arrived + 8 * (tile >> args.piece_log), 0);
       Wait(barriers + 8 * slot, parity);
       const auto release = [&] {
         __syncwarp();
@@ -253,7 +268,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
         }
       };
       TileProduct<kKind, T, kTokenTiles, kPlain>::Run(
-          ring + slot * tile_bytes, my_row + (i * args.share + sharer) * (kTileK * 2),
+          ring + slot * tile_bytes, my_row + tile * (kTileK * 2),
           token_tile_bytes, lane, args.weights.groups_per_tile, mode, table, acc, release);
       if (++slot == args.stages) {
         slot = 0;

@@ -25,12 +25,16 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
   args.tiles_of_split = Ceil(args.tiles, splits);
   plan->splits = Ceil(args.tiles, args.tiles_of_split);
   plan->warps = warps;
+  args.piece_log = 0;
+  while (args.tiles_of_split > kMaxPieces << args.piece_log) ++args.piece_log;
+  args.tiles_of_piece = 1 << args.piece_log;
+  args.pieces = Ceil(args.tiles_of_split, args.tiles_of_piece);
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
   const int64_t ring = int64_t{warps} * args.stages * problem.tile_bytes;
   const int64_t activations = row_bytes * problem.m;
   const int64_t sums = int64_t{warps} * GemvSumFloats(token_tiles) * 4;
   const int64_t total = RoundUp(ring, int64_t{128}) + RoundUp(activations, int64_t{16}) + sums +
-                        int64_t{warps} * args.stages * kBarrierBytes;
+                        (kMaxPieces + int64_t{warps} * args.stages) * kBarrierBytes;
   if (total > device.shared_bytes) return false;
   args.row_bytes = static_cast<int>(row_bytes);
   args.activations_offset = static_cast<int>(RoundUp(ring, int64_t{128}));

@@ -129,6 +129,8 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   args.weights = gemm.weights;
   args.epilogue = gemm.epilogue;
   args.partials = plan.partials ? gemm.partials : nullptr;
+  args.quads = gemm.epilogue.n % 4 == 0 && gemm.epilogue.stride % 4 == 0 &&
+               reinterpret_cast<uintptr_t>(gemm.epilogue.out) % 8 == 0;
   void* parameters[] = {&map, &args};
   constexpr int kThreads = 384;
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,

@@ -268,9 +268,11 @@ struct WgmmaConsumer {
 };
 
 /// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
-/// token 8 i + 2 t + (e & 1), for lane 4 g + t. The 64 outputs of a warpgroup go through shared memory
-/// for kExchangeTokens tokens at a time: a warp then stores neighbouring outputs of one token, and
-/// gates meet their ups. Rolled loops: unrolled, this code would be larger than the instruction cache.
+/// token 8 i + 2 t + (e & 1), for lane 4 g + t.
+/// Partial sums, fp32 outputs and plain 16-bit outputs (a multiplier and a bias) are stored from
+/// registers, the last after a transposition within the warp. For all others the 64 outputs of a
+/// warpgroup go through shared memory for kExchangeTokens tokens at a time, where gates meet their
+/// ups; in rolled loops, because unrolled this code would be larger than the instruction cache.
 template <int kTokens>
 struct WgmmaEpilogue {
   const WgmmaArguments& args;
@@ -279,6 +281,87 @@ struct WgmmaEpilogue {
   float* exchange;  ///< Of the warpgroup: [kExchangeTokens][kExchangeStride]
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+    const EpilogueView& view = args.epilogue;
+    if (args.partials != nullptr) {
+      float* to = args.partials + static_cast<int64_t>(item.split) * args.m * view.n;
+      StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
+    } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
+      RunThroughShared(item, acc);
+    } else if (view.type == Element::kF32) {
+      StoreFloats(item, acc, static_cast<float*>(view.out), view.stride, view.multiplier, view.bias);
+    } else if (args.quads) {
+      StoreQuads(item, acc);
+    } else {
+      RunThroughShared(item, acc);
+    }
+  }
+
+ private:
+  MARLIN_DEVICE int FirstColumn(const WgmmaItem& item) const {
+    return StripOf(args, item.block, place.strip) * kStripOutputs + place.rows * 16;
+  }
+
+  /// The biases of rows g and g + 8.
+  MARLIN_DEVICE float2 LoadBias(const void* bias, int n) const {
+    float2 values = {0.0f, 0.0f};
+    if (bias == nullptr) return values;
+    if (n < args.epilogue.n) values.x = LoadFloat(bias, args.epilogue.bias_type, n);
+    if (n + 8 < args.epilogue.n) values.y = LoadFloat(bias, args.epilogue.bias_type, n + 8);
+    return values;
+  }
+
+  /// Eight lanes store eight neighbouring floats: whole sectors.
+  MARLIN_DEVICE void StoreFloats(const WgmmaItem& item, const float (&acc)[kTokens / 2], float* to,
+                                 int64_t stride, float multiplier, const void* bias) const {
+    const int n = FirstColumn(item) + (place.lane >> 2);
+    const int m = item.token_tile * kTokens + (place.lane & 3) * 2;
+    const float2 biases = LoadBias(bias, n);
+    const bool inside[2] = {n < args.epilogue.n, n + 8 < args.epilogue.n};
+    to += m * stride + n;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float value = acc[4 * i + e] * multiplier + (e < 2 ? biases.x : biases.y);
+        if (m + i * 8 + (e & 1) < args.m && inside[e >> 1]) {
+          __stcg(to + (i * 8 + (e & 1)) * stride + 8 * (e >> 1), value);
+        }
+      }
+    }
+  }
+
+  /// Four neighbouring 16-bit outputs a lane. Precondition: they are one aligned store.
+  MARLIN_DEVICE void StoreQuads(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+    const EpilogueView& view = args.epilogue;
+    const int first_n = FirstColumn(item);
+    const float2 bias = LoadBias(view.bias, first_n + (place.lane >> 2));
+    const bool odd = (place.lane & 1) != 0;
+    const int n = first_n + (odd ? 8 : 0) + (place.lane & 2) * 2;
+    const int m = item.token_tile * kTokens + (place.lane >> 2);
+    uint16_t* to = static_cast<uint16_t*>(view.out) + m * view.stride + n;
+    const int64_t step = view.stride * 8;
+    const bool bf16 = view.type == Element::kBf16;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      const float value[4] = {acc[4 * i] * view.multiplier + bias.x,
+                              acc[4 * i + 1] * view.multiplier + bias.x,
+                              acc[4 * i + 2] * view.multiplier + bias.y,
+                              acc[4 * i + 3] * view.multiplier + bias.y};
+      uint32_t low = bf16 ? Bf16::Pack(value[0], value[1]) : F16::Pack(value[0], value[1]);
+      uint32_t high = bf16 ? Bf16::Pack(value[2], value[3]) : F16::Pack(value[2], value[3]);
+      // From {output g, tokens 2 t and 2 t + 1} to {token g, outputs 2 t and 2 t + 1}.
+      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(low));
+      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(high));
+      // Even lanes get the outputs 0..7 of two lanes, odd ones the outputs 8..15.
+      const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+      const uint2 quad = odd ? uint2{other, high} : uint2{low, other};
+      if (m + i * 8 < args.m && n < view.n) *reinterpret_cast<uint2*>(to) = quad;
+      to += step;
+    }
+  }
+
+  MARLIN_DEVICE void RunThroughShared(const WgmmaItem& item,
+                                      const float (&acc)[kTokens / 2]) const {
 #pragma unroll 1
     for (int chunk = 0; chunk < kTokens / kExchangeTokens; ++chunk) {
       const int first_m = item.token_tile * kTokens + chunk * kExchangeTokens;
@@ -294,7 +377,6 @@ struct WgmmaEpilogue {
     }
   }
 
- private:
   MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
 
   /// The sums of a chunk; the loop over constants is what indexes registers.
@@ -311,7 +393,7 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// Two outputs of a token and the epilogue, or their partial sums.
+  /// Two outputs of a token at a time.
   MARLIN_DEVICE void StorePairs(const WgmmaItem& item, int first_m) const {
     const EpilogueView& view = args.epilogue;
     const int pair = Thread() % 32;
@@ -319,7 +401,7 @@ struct WgmmaEpilogue {
     if (n >= view.n) return;
     const bool both = n + 1 < view.n;
     float bias[2] = {0.0f, 0.0f};
-    if (view.bias != nullptr && args.partials == nullptr) {
+    if (view.bias != nullptr) {
       bias[0] = LoadFloat(view.bias, view.bias_type, n);
       if (both) bias[1] = LoadFloat(view.bias, view.bias_type, n + 1);
     }
@@ -328,12 +410,6 @@ struct WgmmaEpilogue {
       const int m = first_m + token;
       if (m >= args.m) break;
       float2 sum = *reinterpret_cast<const float2*>(exchange + token * kExchangeStride + pair * 2);
-      if (args.partials != nullptr) {
-        float* to = args.partials + (static_cast<int64_t>(item.split) * args.m + m) * view.n + n;
-        __stcg(to, sum.x);
-        if (both) __stcg(to + 1, sum.y);
-        continue;
-      }
       sum.x = sum.x * view.multiplier;
       sum.y = sum.y * view.multiplier;
       if (view.bias != nullptr) {

@@ -19,6 +19,7 @@ struct WgmmaArguments {
   int tiles_of_split = 0;  ///< Of every split but perhaps the last.
   int items = 0;           ///< token_tiles * blocks * splits
   int stages = 2;
+  bool quads = false;      ///< Four neighbouring 16-bit outputs may be stored as one.
   int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
   int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
   int exchange_offset = 0;
