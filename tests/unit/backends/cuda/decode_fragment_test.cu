@@ -1,0 +1,61 @@
+// Every code of every kind in every place of a lane's words: put in and taken out, on the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "lane_codes.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+TEST(EncodeWords, GivesBackEveryCodeFromEveryPlace) {
+  for (const CodeKind kind : CodedKinds()) {
+    for (const int background : {0, CountOf(kind) - 1}) {
+      for (int place = 0; place < kCodes; ++place) {
+        for (int code = 0; code < CountOf(kind); ++code) {
+          LaneCodes codes;
+          codes.fill(static_cast<uint8_t>(background));
+          codes[static_cast<size_t>(place)] = static_cast<uint8_t>(code);
+          const LaneWords words = Encode(kind, codes);
+          for (int i = 0; i < kCodes; ++i) {
+            ASSERT_EQ(CodeOf(kind, words.data(), i), codes[static_cast<size_t>(i)])
+                << "kind " << static_cast<int>(kind) << ", code " << code << " at " << place
+                << ", read at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// As many bits as the codes have: nothing lies beside them, and no word behind them is written.
+TEST(EncodeWords, FillsItsWordsAndNoMore) {
+  for (const CodeKind kind : CodedKinds()) {
+    LaneCodes codes;
+    codes.fill(static_cast<uint8_t>(CountOf(kind) - 1));
+    const LaneWords words = Encode(kind, codes);
+    for (int i = 0; i < kMaxWords; ++i) {
+      EXPECT_EQ(words[static_cast<size_t>(i)], i < CodeBits(kind) ? 0xffffffffu : 0u)
+          << "kind " << static_cast<int>(kind) << ", word " << i;
+    }
+  }
+}
+
+/// The words of all lanes lie in a block once each.
+TEST(WordOffset, IsOneToOne) {
+  for (const int bits : {2, 3, 4, 8, 16}) {
+    std::vector<int> seen(static_cast<size_t>(BlockBytes(bits) / 4), 0);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int word = 0; word < bits; ++word) {
+        const int offset = WordOffset(bits, lane, word);
+        ASSERT_LT(static_cast<size_t>(offset), seen.size()) << bits << " bits";
+        ++seen[static_cast<size_t>(offset)];
+      }
+    }
+    EXPECT_EQ(*std::min_element(seen.begin(), seen.end()), 1) << bits << " bits";
+  }
+}
+
+}  // namespace
+}  // namespace marlin::cuda
