@@ -5,7 +5,7 @@
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(MARLIN_HAVE_CUDA OFF)
-set(MARLIN_CUDA_VERSION 12.3)
+set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers look at host code; nvcc does not take their flags.
 if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANITIZE
    AND NOT MARLIN_BUILD_FUZZERS)
