@@ -172,8 +172,7 @@ class CudaBackend final : public Backend {
       const GemvPlan plan = PlanGemv(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
-    const WgmmaPlan plan = PlanWgmma(problem, shape_);
-    return plan.partials ? PartialBytes(problem, plan.splits) : 0;
+    return PlanWgmma(problem, shape_).partials ? PartialBytes(problem, 1) : 0;
   }
 
   static EpilogueView EpilogueOf(const GemmCall& call) {

@@ -83,46 +83,44 @@ struct StepCost {
 };
 constexpr StepCost kStepCosts[] = {{32, 660, 1500}, {64, 800, 1700}, {128, 1150, 2000},
                                    {256, 2052, 2600}};
-/// Another kernel that adds partial sums: its launch, and cycles a byte of partials over all
-/// multiprocessors.
-constexpr double kReduceCycles = 2500;
-constexpr double kReduceCyclesPerByte = 1.0 / 1500;
+/// What a cluster of 1, 2, 4 and 8 blocks costs: its start, two barriers and the sums sent.
+constexpr double kClusterCycles[] = {0, 1000, 2000, 2800};
 
 struct WgmmaShape {
   int tokens;
   int splits;
 };
 
-bool HalvesAligned(const TileProblem& problem) {
-  return problem.n % (2 * kStripOutputs) == 0;
+bool HalvesAligned(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+
+/// Clusters finish at least two groups of 8 tokens a block, and have at least four tiles each.
+bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
+              int splits_log) {
+  constexpr int kLeastTiles = 4;
+  const int splits = 1 << splits_log;
+  return !problem.batch_invariant && tokens <= kMaxClusterTokens && tokens / 4 / splits >= 2 &&
+         Ceil(problem.k, kTileK) >= splits * kLeastTiles &&
+         items * splits <= device.in_clusters[splits_log];
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
-              int blocks, int splits) {
-  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
-  const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks * splits;
-  const auto waves = static_cast<double>(CeilDivide(items, device.multiprocessors));
-  double cycles = waves * (tiles_of_split * cost.step + cost.item);
-  if (splits > 1) {
-    cycles += kReduceCycles + kReduceCyclesPerByte * 2 *
-                                  static_cast<double>(PartialBytes(problem, splits));
-  }
-  return cycles;
+              int64_t items, int splits_log) {
+  const int tiles = Ceil(Ceil(problem.k, kTileK), int64_t{1} << splits_log);
+  const auto waves = static_cast<double>(CeilDivide(items << splits_log, device.multiprocessors));
+  return waves * (tiles * cost.step + cost.item) + kClusterCycles[splits_log];
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
-  constexpr int kMaxSplits = 16;
-  constexpr int kLeastTiles = 4;  // Shorter splits do little else than begin and end.
-  const int tiles = Ceil(problem.k, kTileK);
   WgmmaShape best = {256, 1};
   double best_cost = 0;
   for (const StepCost& cost : kStepCosts) {
-    for (int splits = 1; splits <= kMaxSplits; ++splits) {
-      if (splits > 1 && (problem.batch_invariant || tiles < splits * kLeastTiles)) break;
-      const double cycles = CostOf(problem, device, cost, blocks, splits);
+    const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks;
+    for (int splits_log = 0; 1 << splits_log <= kMaxSplits; ++splits_log) {
+      if (splits_log > 0 && !CanSplit(problem, device, cost.tokens, items, splits_log)) break;
+      const double cycles = CostOf(problem, device, cost, items, splits_log);
       if (best_cost == 0 || cycles < best_cost) {
         best_cost = cycles;
-        best = {cost.tokens, splits};
+        best = {cost.tokens, 1 << splits_log};
       }
     }
   }
@@ -139,14 +137,13 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
   const WgmmaShape shape = CheapestShape(problem, device, args.blocks);
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
-  args.tiles_of_split = Ceil(args.tiles, shape.splits);
-  plan.splits = Ceil(args.tiles, args.tiles_of_split);
-  plan.partials = plan.splits > 1 || (problem.gated && !fused_gate);
+  args.splits = shape.splits;
+  plan.partials = problem.gated && !fused_gate;
   if (fused_gate) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
-  args.items = args.token_tiles * args.blocks * plan.splits;
-  plan.grid = std::min(args.items, device.multiprocessors);
+  args.items = args.token_tiles * args.blocks;
+  plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
   constexpr int kMaxStages = 8;

@@ -12,6 +12,8 @@ namespace marlin::cuda {
 /// Facts of a device that plans depend on.
 struct DeviceShape {
   int multiprocessors = 132;
+  /// Multiprocessors that clusters of 1, 2, 4 and 8 blocks, one block to each, can fill.
+  int in_clusters[4] = {132, 132, 120, 96};
   int shared_bytes = 227 * 1024;  ///< That a thread block may have.
 };
 
@@ -40,7 +42,6 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 
 struct WgmmaPlan {
   int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
-  int splits = 1;
   int shared_bytes = 0;
   int grid = 1;
   bool partials = false;

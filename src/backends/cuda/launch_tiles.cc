@@ -43,6 +43,7 @@ struct LaunchSize {
   int threads = 0;
   int shared_bytes = 0;
   bool overlap_previous = false;
+  int cluster = 1;  ///< Thread blocks along x.
 };
 
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
@@ -56,11 +57,18 @@ cudaError_t Launch(const void* function, const LaunchSize& size, void** paramete
   config.blockDim = dim3(static_cast<unsigned>(size.threads));
   config.dynamicSmemBytes = static_cast<size_t>(size.shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = size.overlap_previous ? 1 : 0;
+  std::array<cudaLaunchAttribute, 2> attributes = {};
+  config.attrs = attributes.data();
+  if (size.overlap_previous) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(size.cluster), 1, 1};
+  }
   return cudaLaunchKernelExC(&config, function, parameters);
 }
 
@@ -134,10 +142,9 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   void* parameters[] = {&map, &args};
   constexpr int kThreads = 384;
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,
-                           gemm.overlap_previous};
+                           gemm.overlap_previous, plan.arguments.splits};
   const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, IsPlain(gemm));
-  return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
-                     stream);
+  return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
 }
 
 }  // namespace marlin::cuda

@@ -12,9 +12,10 @@
 //
 //   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the codes
 //   of one half of 64 k are decoded while the matrix instructions of the other half run. Thread
-//   blocks are persistent and take items (token tile, block of outputs, split of k) in an order that
-//   keeps neighbouring token tiles on the same weights. Sums of splits go to the workspace and are
-//   added in order by another kernel.
+//   blocks are persistent and take items (token tile, block of outputs) in an order that keeps
+//   neighbouring token tiles on the same weights. Where items are few, the blocks of a cluster divide
+//   k among them, send each other their sums through shared memory and finish a part of the item each;
+//   sums are added in the order of the blocks.
 //   Gated products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
 //   warpgroup the gates, warps 2 and 3 the ups.
 #pragma once
@@ -48,29 +49,25 @@ MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
   return descriptor;
 }
 
-/// Where an item is.
+/// Where an item is, and the block's part of its k.
 struct WgmmaItem {
   int token_tile;
   int block;
   int first_tile;
   int tiles;
-  int split;
 };
 
-MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i) {
+MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
   constexpr int kGroup = 8;  // Token tiles that are neighbours in time.
   WgmmaItem item;
-  const int of_split = args.token_tiles * args.blocks;
-  item.split = i / of_split;
-  i -= item.split * of_split;
   const int per_group = kGroup * args.blocks;
   const int group = i / per_group;
   const int inside = i - group * per_group;
   const int size = min(kGroup, args.token_tiles - group * kGroup);
   item.block = inside / size;
   item.token_tile = group * kGroup + inside - item.block * size;
-  item.first_tile = item.split * args.tiles_of_split;
-  item.tiles = min(args.tiles_of_split, args.tiles - item.first_tile);
+  item.first_tile = split * args.tiles / args.splits;
+  item.tiles = (split + 1) * args.tiles / args.splits - item.first_tile;
   return item;
 }
 
@@ -135,9 +132,11 @@ MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
   // More would only delay the first activations.
   constexpr int kAhead = 2;
   int ahead = 0;
-  const auto first = static_cast<int>(blockIdx.x);
+  const int split = static_cast<int>(blockIdx.x) % args.splits;
+  const int first = static_cast<int>(blockIdx.x) / args.splits;
+  const int step = static_cast<int>(gridDim.x) / args.splits;
   if (first < args.items) {
-    const WgmmaItem item = ItemAt(args, first);
+    const WgmmaItem item = ItemAt(args, first, split);
     for (; ahead < min(min(kAhead, args.stages), item.tiles); ++ahead) {
       ArriveExpecting(shared.full + 8 * ahead, stage_bytes);
       CopyWeights(args, shared, item, ahead, ahead);
@@ -145,8 +144,8 @@ MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
   }
   WaitForEarlierWork();
   StageCursor cursor;
-  for (int i = first; i < args.items; i += static_cast<int>(gridDim.x)) {
-    const WgmmaItem item = ItemAt(args, i);
+  for (int i = first; i < args.items; i += step) {
+    const WgmmaItem item = ItemAt(args, i, split);
     for (int tile = 0; tile < item.tiles; ++tile) {
       Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
       if (ahead > 0) {
@@ -267,6 +266,67 @@ struct WgmmaConsumer {
   }
 };
 
+/// The parts of an item that the blocks of a cluster finish: block r the outputs of warpgroup r & 1 and
+/// one of splits / 2 runs of token groups (8 tokens, acc[4 i] to acc[4 i + 3]).
+struct ClusterPart {
+  int rank = 0;
+  int splits = 1;
+  int groups_log = 0;  ///< Of a run.
+
+  /// Who finishes group i of a warpgroup.
+  MARLIN_DEVICE int OwnerOf(int i, int warpgroup) const {
+    return (i >> groups_log) * 2 + warpgroup;
+  }
+};
+
+MARLIN_DEVICE void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks. Shared
+/// memory at `slots` (in every block alike) must have been left by all of the cluster; afterwards only
+/// the sums of groups that this block owns are whole.
+template <int kTokens>
+MARLIN_DEVICE void ReduceInCluster(const ClusterPart& part, int warpgroup, uint32_t slots,
+                                   float (&acc)[kTokens / 2]) {
+  constexpr int kSlotBytes = 128 * 16;  // One group of a warpgroup's threads.
+  const uint32_t mine = slots + (threadIdx.x & 127) * 16;
+  const int groups = 1 << part.groups_log;
+  SyncCluster();
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    const int owner = part.OwnerOf(i, warpgroup);
+    if (owner == part.rank) continue;
+    const int slot = part.rank * groups + (i & (groups - 1));
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(remote)
+                 : "r"(mine + slot * kSlotBytes), "r"(owner));
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote),
+                 "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]), "f"(acc[4 * i + 3])
+                 : "memory");
+  }
+  SyncCluster();
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    if (part.OwnerOf(i, warpgroup) != part.rank) continue;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int from = 0; from < part.splits; ++from) {
+      const int slot = from * groups + (i & (groups - 1));
+      const uint4 v = LoadShared16(mine + slot * kSlotBytes);
+      const bool own = from == part.rank;
+      sum[0] += own ? acc[4 * i] : __uint_as_float(v.x);
+      sum[1] += own ? acc[4 * i + 1] : __uint_as_float(v.y);
+      sum[2] += own ? acc[4 * i + 2] : __uint_as_float(v.z);
+      sum[3] += own ? acc[4 * i + 3] : __uint_as_float(v.w);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[4 * i + e] = sum[e];
+  }
+}
+
 /// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
 /// token 8 i + 2 t + (e & 1), for lane 4 g + t.
 /// Partial sums, fp32 outputs and plain 16-bit outputs (a multiplier and a bias) are stored from
@@ -279,12 +339,13 @@ struct WgmmaEpilogue {
   ConsumerPlace place;
   int warpgroup;
   float* exchange;  ///< Of the warpgroup: [kExchangeTokens][kExchangeStride]
+  int first_group;  ///< Groups of 8 tokens that are stored.
+  int last_group;
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
     if (args.partials != nullptr) {
-      float* to = args.partials + static_cast<int64_t>(item.split) * args.m * view.n;
-      StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
+      StoreFloats(item, acc, args.partials, view.n, 1.0f, nullptr);
     } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
       RunThroughShared(item, acc);
     } else if (view.type == Element::kF32) {
@@ -320,6 +381,7 @@ struct WgmmaEpilogue {
     to += m * stride + n;
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
+      if (i < first_group || i >= last_group) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float value = acc[4 * i + e] * multiplier + (e < 2 ? biases.x : biases.y);
@@ -342,7 +404,8 @@ struct WgmmaEpilogue {
     const int64_t step = view.stride * 8;
     const bool bf16 = view.type == Element::kBf16;
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
+    for (int i = 0; i < kTokens / 8; ++i, to += step) {
+      if (i < first_group || i >= last_group) continue;
       const float value[4] = {acc[4 * i] * view.multiplier + bias.x,
                               acc[4 * i + 1] * view.multiplier + bias.x,
                               acc[4 * i + 2] * view.multiplier + bias.y,
@@ -356,14 +419,13 @@ struct WgmmaEpilogue {
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
       const uint2 quad = odd ? uint2{other, high} : uint2{low, other};
       if (m + i * 8 < args.m && n < view.n) *reinterpret_cast<uint2*>(to) = quad;
-      to += step;
     }
   }
 
   MARLIN_DEVICE void RunThroughShared(const WgmmaItem& item,
                                       const float (&acc)[kTokens / 2]) const {
 #pragma unroll 1
-    for (int chunk = 0; chunk < kTokens / kExchangeTokens; ++chunk) {
+    for (int chunk = first_group / 2; chunk < last_group / 2; ++chunk) {
       const int first_m = item.token_tile * kTokens + chunk * kExchangeTokens;
       if (first_m >= args.m) break;
       Put(acc, chunk);
@@ -469,13 +531,28 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{
       args, shared, place, DecodeTable<kKind, T>(args.weights),
       ParameterModeOf<kKind, T>(args.weights)};
-  const WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
-                                        exchange + warpgroup * kExchangeTokens * kExchangeStride};
+  WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
+                                  exchange + warpgroup * kExchangeTokens * kExchangeStride, 0,
+                                  kTokens / 8};
   StageCursor cursor;
-  for (int i = static_cast<int>(blockIdx.x); i < args.items; i += static_cast<int>(gridDim.x)) {
-    const WgmmaItem item = ItemAt(args, i);
+  const int splits = args.splits;
+  ClusterPart part;
+  part.rank = static_cast<int>(blockIdx.x) % splits;
+  for (int i = static_cast<int>(blockIdx.x) / splits; i < args.items;
+       i += static_cast<int>(gridDim.x) / splits) {
+    const WgmmaItem item = ItemAt(args, i, part.rank);
     float acc[kTokens / 2];
     consumer.Run(item, cursor, acc);
+    if constexpr (kTokens <= kMaxClusterTokens) {
+      if (splits > 1) {
+        part.splits = splits;
+        part.groups_log = 31 - __clz(kTokens / 4 / splits);
+        ReduceInCluster<kTokens>(part, warpgroup, shared.activations, acc);
+        if (warpgroup != (part.rank & 1)) continue;
+        epilogue.first_group = (part.rank >> 1) << part.groups_log;
+        epilogue.last_group = epilogue.first_group + (1 << part.groups_log);
+      }
+    }
     epilogue.Run(item, acc);
   }
 }
@@ -502,6 +579,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) Produce<kTokens>(args, &map, shared);
+    if (kTokens <= kMaxClusterTokens && args.splits > 1) {
+      // The barriers of ReduceInCluster are for all threads of the cluster.
+      __syncwarp();
+      SyncCluster();
+      SyncCluster();
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kPlain>(args, shared,
