@@ -83,8 +83,9 @@ struct StepCost {
 };
 constexpr StepCost kStepCosts[] = {{32, 660, 1500}, {64, 800, 1700}, {128, 1150, 2000},
                                    {256, 2052, 2600}};
-/// What a cluster of 1, 2, 4 and 8 blocks costs: its start, two barriers and the sums sent.
-constexpr double kClusterCycles[] = {0, 1000, 2000, 2800};
+/// What a cluster costs: its start, two barriers and the sums sent, more for every block.
+constexpr double kClusterCycles = 700;
+constexpr double kClusterCyclesPerBlock = 250;
 
 struct WgmmaShape {
   int tokens;
@@ -93,21 +94,20 @@ struct WgmmaShape {
 
 bool HalvesAligned(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-/// Clusters finish at least two groups of 8 tokens a block, and have at least four tiles each.
+/// Clusters run at once, have at least four tiles a block, and a part of the sums for every block.
 bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
-              int splits_log) {
+              int splits) {
   constexpr int kLeastTiles = 4;
-  const int splits = 1 << splits_log;
-  return !problem.batch_invariant && tokens <= kMaxClusterTokens && tokens / 4 / splits >= 2 &&
-         Ceil(problem.k, kTileK) >= splits * kLeastTiles &&
-         items * splits <= device.in_clusters[splits_log];
+  return !problem.batch_invariant && tokens <= kMaxClusterTokens && splits <= tokens / 8 &&
+         Ceil(problem.k, kTileK) >= splits * kLeastTiles && items <= device.clusters[splits - 1];
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
-              int64_t items, int splits_log) {
-  const int tiles = Ceil(Ceil(problem.k, kTileK), int64_t{1} << splits_log);
-  const auto waves = static_cast<double>(CeilDivide(items << splits_log, device.multiprocessors));
-  return waves * (tiles * cost.step + cost.item) + kClusterCycles[splits_log];
+              int64_t items, int splits) {
+  const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
+  const auto waves = static_cast<double>(CeilDivide(items * splits, device.multiprocessors));
+  const double cluster = splits > 1 ? kClusterCycles + splits * kClusterCyclesPerBlock : 0;
+  return waves * (tiles * cost.step + cost.item) + cluster;
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
@@ -115,12 +115,12 @@ WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, 
   double best_cost = 0;
   for (const StepCost& cost : kStepCosts) {
     const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks;
-    for (int splits_log = 0; 1 << splits_log <= kMaxSplits; ++splits_log) {
-      if (splits_log > 0 && !CanSplit(problem, device, cost.tokens, items, splits_log)) break;
-      const double cycles = CostOf(problem, device, cost, items, splits_log);
+    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+      if (splits > 1 && !CanSplit(problem, device, cost.tokens, items, splits)) continue;
+      const double cycles = CostOf(problem, device, cost, items, splits);
       if (best_cost == 0 || cycles < best_cost) {
         best_cost = cycles;
-        best = {cost.tokens, 1 << splits_log};
+        best = {cost.tokens, splits};
       }
     }
   }

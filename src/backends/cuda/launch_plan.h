@@ -12,8 +12,8 @@ namespace marlin::cuda {
 /// Facts of a device that plans depend on.
 struct DeviceShape {
   int multiprocessors = 132;
-  /// Multiprocessors that clusters of 1, 2, 4 and 8 blocks, one block to each, can fill.
-  int in_clusters[4] = {132, 132, 120, 96};
+  /// How many clusters of 1, 2, ... blocks, one block to a multiprocessor, run at once.
+  int clusters[kMaxSplits] = {132, 66, 42, 30, 24, 20, 16, 14};
   int shared_bytes = 227 * 1024;  ///< That a thread block may have.
 };
 

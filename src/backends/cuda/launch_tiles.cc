@@ -113,6 +113,28 @@ cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaErr
 
 }  // namespace
 
+int CountClusters(int blocks) {
+  const void* function = WgmmaFunctionOf(CodeKind::kFp4, true, kMaxClusterTokens, true);
+  const int shared_bytes = DeviceShape().shared_bytes;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kWgmmaThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
+          cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
 cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream) {
   GemvArguments args = plan.arguments;
   args.weights = gemm.weights;
@@ -140,8 +162,7 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   args.quads = gemm.epilogue.n % 4 == 0 && gemm.epilogue.stride % 4 == 0 &&
                reinterpret_cast<uintptr_t>(gemm.epilogue.out) % 8 == 0;
   void* parameters[] = {&map, &args};
-  constexpr int kThreads = 384;
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            gemm.overlap_previous, plan.arguments.splits};
   const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);

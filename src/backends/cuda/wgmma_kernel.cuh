@@ -31,13 +31,20 @@
 namespace marlin::cuda {
 
 constexpr int kConsumerWarps = 8;
-constexpr int kWgmmaThreads = 32 * kConsumerWarps + 128;
+static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
 
 MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MARLIN_DEVICE void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 MARLIN_DEVICE void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving sums in flight: for it, an asynchronous product is done at once.
+template <int kCount>
+MARLIN_DEVICE void PinSums(float (&acc)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
 /// Describes k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is address / 16 with
@@ -167,19 +174,17 @@ struct ConsumerPlace {
   int rows;   ///< Which 16 outputs of the strip.
 };
 
+/// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
 /// kPlain: one group in a tile and nothing beside scales.
 template <CodeKind kKind, typename T, bool kPlain>
-struct WeightHalf {
+struct WarpTile {
   static constexpr int kBits = CodeBits(kKind);
-  uint32_t words[kBits];
+  uint32_t words[2][kBits];
+  GroupOperands operands;
+  uint32_t tile;
 
-  MARLIN_DEVICE void Load(uint32_t tile, const ConsumerPlace& place, int half) {
-    LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane, words);
-  }
-
-  static MARLIN_DEVICE void LoadOperands(uint32_t tile, const ConsumerPlace& place, int group,
-                                         int groups, const ParameterMode& mode,
-                                         GroupOperands& operands) {
+  MARLIN_DEVICE void LoadOperands(const ConsumerPlace& place, int group, int groups,
+                                  const ParameterMode& mode) {
     const uint32_t at = tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 +
                         group * kGroupBytes;
     uint32_t zeros = 0;
@@ -187,18 +192,29 @@ struct WeightHalf {
     MakeOperands<kKind, T>(LoadShared4(at), zeros, mode, operands);
   }
 
-  /// The four fragments of the half; `operands` are those of the tile's first group before half 0.
-  MARLIN_DEVICE void Decode(uint32_t tile, const ConsumerPlace& place, int half, int groups,
+  MARLIN_DEVICE void Load(uint32_t from, const ConsumerPlace& place, int groups,
+                          const ParameterMode& mode) {
+    tile = from;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane,
+                       words[half]);
+    }
+    if constexpr (kKind != CodeKind::kDense16) LoadOperands(place, 0, groups, mode);
+  }
+
+  /// The four fragments of a half; half 0 first.
+  MARLIN_DEVICE void Decode(int half, const ConsumerPlace& place, int groups,
                             const ParameterMode& mode, const DecodeTable<kKind, T>& table,
-                            GroupOperands& operands, uint32_t (&fragments)[4][4]) const {
+                            uint32_t (&fragments)[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
       const int at = (half * 4 + j) * groups;
       if (!kPlain && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
-        LoadOperands(tile, place, at >> 3, groups, mode, operands);
+        LoadOperands(place, at >> 3, groups, mode);
       }
-      DecodeScaled<kKind, T, kPlain>(words, j, table, mode, operands, fragments[j]);
+      DecodeScaled<kKind, T, kPlain>(words[half], j, table, mode, operands, fragments[j]);
     }
   }
 };
@@ -229,54 +245,55 @@ struct WgmmaConsumer {
     if (place.lane == 0) Arrive(shared.empty + 8 * stage);
   }
 
+  MARLIN_DEVICE uint32_t TileAt(int stage) const {
+    return shared.weights + (stage * kStripsOfBlock + place.strip) * args.weights.tile_bytes;
+  }
+
   MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
-    const int tile_bytes = args.weights.tile_bytes;
     constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
-    GroupOperands operands;
+    WarpTile<kKind, T, kPlain> weights;
     int before = -1;
+    PinSums(acc);
+    Wait(shared.full + 8 * cursor.stage, cursor.parity);
+    weights.Load(TileAt(cursor.stage), place, groups, mode);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
       const int stage = cursor.stage;
-      Wait(shared.full + 8 * stage, cursor.parity);
-      const uint32_t weights =
-          shared.weights + (stage * kStripsOfBlock + place.strip) * tile_bytes;
       const uint32_t activations = shared.activations + stage * StageActivationBytes(kTokens);
-      WeightHalf<kKind, T, kPlain> first;
-      WeightHalf<kKind, T, kPlain> second;
-      first.Load(weights, place, 0);
-      second.Load(weights, place, 1);
-      if (kKind != CodeKind::kDense16) {
-        first.LoadOperands(weights, place, 0, groups, mode, operands);
-      }
-      first.Decode(weights, place, 0, groups, mode, table, operands, fragments[0]);
+      weights.Decode(0, place, groups, mode, table, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
       if (before >= 0) Release(before);
-      second.Decode(weights, place, 1, groups, mode, table, operands, fragments[1]);
+      weights.Decode(1, place, groups, mode, table, fragments[1]);
       Multiply(fragments[1], activations + kHalfBytes, true, acc);
-      WaitForProducts<1>();
       before = stage;
       cursor.Advance(args.stages);
+      if (tile + 1 < item.tiles) {
+        // What the next step needs arrives while the products run.
+        Wait(shared.full + 8 * cursor.stage, cursor.parity);
+        weights.Load(TileAt(cursor.stage), place, groups, mode);
+      }
+      WaitForProducts<1>();
     }
     WaitForProducts<0>();
-    if (before >= 0) Release(before);
+    PinSums(acc);
+    Release(before);
   }
 };
 
-/// The parts of an item that the blocks of a cluster finish: block r the outputs of warpgroup r & 1 and
-/// one of splits / 2 runs of token groups (8 tokens, acc[4 i] to acc[4 i + 3]).
+/// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup (two
+/// groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
 struct ClusterPart {
   int rank = 0;
   int splits = 1;
-  int groups_log = 0;  ///< Of a run.
+  int units = 1;
 
-  /// Who finishes group i of a warpgroup.
-  MARLIN_DEVICE int OwnerOf(int i, int warpgroup) const {
-    return (i >> groups_log) * 2 + warpgroup;
-  }
+  MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / units; }
+  /// The first unit of a block: the least u with OwnerOf(u) >= rank.
+  MARLIN_DEVICE int FirstOf(int block) const { return (block * units + splits - 1) / splits; }
 };
 
 MARLIN_DEVICE void SyncCluster() {
@@ -286,19 +303,22 @@ MARLIN_DEVICE void SyncCluster() {
 
 /// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks. Shared
 /// memory at `slots` (in every block alike) must have been left by all of the cluster; afterwards only
-/// the sums of groups that this block owns are whole.
+/// the sums of units that this block owns are whole.
 template <int kTokens>
 MARLIN_DEVICE void ReduceInCluster(const ClusterPart& part, int warpgroup, uint32_t slots,
                                    float (&acc)[kTokens / 2]) {
   constexpr int kSlotBytes = 128 * 16;  // One group of a warpgroup's threads.
+  constexpr int kUnits = kTokens / 16;  // Of a warpgroup.
   const uint32_t mine = slots + (threadIdx.x & 127) * 16;
-  const int groups = 1 << part.groups_log;
+  // Slots of one sender: as many as any block owns.
+  const int run = (part.units + part.splits - 1) / part.splits * 2;
   SyncCluster();
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
-    const int owner = part.OwnerOf(i, warpgroup);
+    const int unit = warpgroup * kUnits + i / 2;
+    const int owner = part.OwnerOf(unit);
     if (owner == part.rank) continue;
-    const int slot = part.rank * groups + (i & (groups - 1));
+    const int slot = part.rank * run + (unit - part.FirstOf(owner)) * 2 + i % 2;
     uint32_t remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(remote)
@@ -310,13 +330,14 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart& part, int warpgroup, uint3
   SyncCluster();
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
-    if (part.OwnerOf(i, warpgroup) != part.rank) continue;
+    const int unit = warpgroup * kUnits + i / 2;
+    if (part.OwnerOf(unit) != part.rank) continue;
+    const uint32_t first = mine + ((unit - part.FirstOf(part.rank)) * 2 + i % 2) * kSlotBytes;
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
     for (int from = 0; from < part.splits; ++from) {
-      const int slot = from * groups + (i & (groups - 1));
-      const uint4 v = LoadShared16(mine + slot * kSlotBytes);
       const bool own = from == part.rank;
+      const uint4 v = LoadShared16(first + from * run * kSlotBytes);
       sum[0] += own ? acc[4 * i] : __uint_as_float(v.x);
       sum[1] += own ? acc[4 * i + 1] : __uint_as_float(v.y);
       sum[2] += own ? acc[4 * i + 2] : __uint_as_float(v.z);
@@ -545,12 +566,15 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
     consumer.Run(item, cursor, acc);
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (splits > 1) {
+        constexpr int kUnits = kTokens / 16;
         part.splits = splits;
-        part.groups_log = 31 - __clz(kTokens / 4 / splits);
+        part.units = 2 * kUnits;
         ReduceInCluster<kTokens>(part, warpgroup, shared.activations, acc);
-        if (warpgroup != (part.rank & 1)) continue;
-        epilogue.first_group = (part.rank >> 1) << part.groups_log;
-        epilogue.last_group = epilogue.first_group + (1 << part.groups_log);
+        const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
+        const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
+        epilogue.first_group = first * 2;
+        epilogue.last_group = last * 2;
+        if (first >= last) continue;
       }
     }
     epilogue.Run(item, acc);

@@ -26,6 +26,9 @@ struct WgmmaArguments {
   int barriers_offset = 0;
 };
 
+/// Two consumer warpgroups and the producer's.
+inline constexpr int kWgmmaThreads = 384;
+
 /// Items of more tokens are not divided among the blocks of a cluster.
 inline constexpr int kMaxClusterTokens = 128;
 inline constexpr int kMaxSplits = 8;
