@@ -48,26 +48,29 @@ MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 /// The tiles that a warp copies, in the order that it multiplies them in.
 struct TileStream {
+  const TileView& view;
   const uint8_t* next;
-  int64_t to_next_tile;   ///< Of this warp in the strip.
-  int64_t to_next_strip;  ///< From behind a strip's last tile to the first one of the next strip.
+  int64_t to_next_tile;  ///< Of this warp in the strip.
+  int strip;
+  int first_tile;
+  int lanes;  ///< From one of this warp's strips to the next.
   int tiles_of_strip;
   int left_in_strip;
   int left;
 
-  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, int bytes) {
-    ArriveExpecting(barrier, bytes);
-    CopyBulk(slot, next, bytes, barrier);
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier) {
+    ArriveExpecting(barrier, view.tile_bytes);
+    CopyBulk(slot, next, view.tile_bytes, barrier);
     next += to_next_tile;
     --left;
     if (--left_in_strip == 0) {
       left_in_strip = tiles_of_strip;
-      next += to_next_strip;
+      strip += lanes;
+      next = view.tiles + TileOffset(view, strip, first_tile);
     }
   }
 };
 
-/// The products of one tile and the tokens' activations; kTokenTiles of 8 tokens.
 /// kPlain: one group in a tile and nothing beside scales.
 template <CodeKind kKind, typename T, int kTokenTiles, bool kPlain>
 struct TileProduct {
@@ -223,11 +226,12 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 
   const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
   const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
-  TileStream stream;
-  stream.to_next_tile = static_cast<int64_t>(tile_bytes) << args.share_log;
-  stream.to_next_strip = args.weights.strip_bytes * lanes - my_tiles * stream.to_next_tile;
-  stream.next = args.weights.tiles + (first_strip + strip_lane) * args.weights.strip_bytes +
-                static_cast<int64_t>(first_tile + sharer) * tile_bytes;
+  TileStream stream{args.weights};
+  stream.strip = first_strip + strip_lane;
+  stream.first_tile = first_tile + sharer;
+  stream.lanes = lanes;
+  stream.to_next_tile = (static_cast<int64_t>(tile_bytes) * kStripsOfBlock) << args.share_log;
+  stream.next = args.weights.tiles + TileOffset(args.weights, stream.strip, stream.first_tile);
   stream.tiles_of_strip = stream.left_in_strip = my_tiles;
   stream.left = my_strips * my_tiles;
   if (lane == 0) {
@@ -237,7 +241,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     FenceBarrierInit();
 #pragma unroll 1
     for (int s = 0; s < args.stages && stream.left > 0; ++s) {
-      stream.Copy(ring + s * tile_bytes, barriers + 8 * s, tile_bytes);
+      stream.Copy(ring + s * tile_bytes, barriers + 8 * s);
     }
   }
   __syncthreads();
@@ -264,7 +268,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       const auto release = [&] {
         __syncwarp();
         if (lane == 0 && stream.left > 0) {
-          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
+          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot);
         }
       };
       TileProduct<kKind, T, kTokenTiles, kPlain>::Run(

@@ -92,7 +92,8 @@ struct WgmmaShape {
   int splits;
 };
 
-bool HalvesAligned(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+/// Gates and ups begin at whole pairs of strips.
+bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
 
 /// Clusters run at once, have at least four tiles a block, and a part of the sums for every block.
 bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,

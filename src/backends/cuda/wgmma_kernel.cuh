@@ -7,7 +7,7 @@
 //                    +----------------------------+
 //     outputs  0..63 | consumer warpgroup 0       |   each thread: kTokens / 2 sums
 //                    +----------------------------+
-//     outputs 64.127 | consumer warpgroup 1       |   + a producer warp that issues every copy
+//     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
 //                    +----------------------------+
 //
 //   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the codes
@@ -78,11 +78,10 @@ MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
   return item;
 }
 
-/// The strip of the weights that is strip `i` of a block; one that exists where there is none.
+/// The strip of the weights that is strip `i` of a block.
 MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
   if (args.half_strips == 0) return block * kStripsOfBlock + i;
-  const int strip = min(block * 2 + i / 2, args.half_strips - 1);
-  return i % 2 == 0 ? strip : strip + args.half_strips;
+  return block * 2 + i / 2 + (i % 2 == 0 ? 0 : args.half_strips);
 }
 
 /// A place in the ring of stages.
@@ -105,63 +104,85 @@ struct WgmmaShared {
   uint32_t empty;
 };
 
-template <int kTokens>
-MARLIN_DEVICE void CopyStage(const WgmmaArguments& args, const CUtensorMap* map,
-                             const WgmmaShared& shared, const WgmmaItem& item, int tile,
-                             int stage) {
-  constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
-  const uint32_t full = shared.full + 8 * stage;
-  const int k = (item.first_tile + tile) * kTileK;
-  const uint32_t to = shared.activations + stage * StageActivationBytes(kTokens);
-  CopyBox(to, map, k, item.token_tile * kTokens, full);
-  CopyBox(to + kHalfBytes, map, k + kTileK / 2, item.token_tile * kTokens, full);
-}
+/// The items of a thread block.
+struct ItemRange {
+  int first;
+  int step;
+  int split;
 
-MARLIN_DEVICE void CopyWeights(const WgmmaArguments& args, const WgmmaShared& shared,
-                               const WgmmaItem& item, int tile, int stage) {
-  const int bytes = args.weights.tile_bytes;
-  const uint32_t to = shared.weights + stage * kStripsOfBlock * bytes;
-  const int64_t along_k = static_cast<int64_t>(item.first_tile + tile) * bytes;
-#pragma unroll
-  for (int i = 0; i < kStripsOfBlock; ++i) {
-    const uint8_t* from =
-        args.weights.tiles + StripOf(args, item.block, i) * args.weights.strip_bytes + along_k;
-    CopyBulk(to + i * bytes, from, bytes, shared.full + 8 * stage);
+  MARLIN_DEVICE explicit ItemRange(const WgmmaArguments& args)
+      : first(static_cast<int>(blockIdx.x) / args.splits),
+        step(static_cast<int>(gridDim.x) / args.splits),
+        split(static_cast<int>(blockIdx.x) % args.splits) {}
+};
+
+/// Where the weights of an item begin, and the copies that bring one step of them: all four strips of
+/// a block at once, or two strips of gates and their two strips of ups.
+struct WeightSource {
+  const uint8_t* from[2];
+  int copies;
+  int bytes;        ///< Of one copy.
+  int64_t to_next;  ///< From one step to the next.
+
+  MARLIN_DEVICE WeightSource(const WgmmaArguments& args, const WgmmaItem& item) {
+    const TileView& view = args.weights;
+    copies = args.half_strips == 0 ? 1 : 2;
+    bytes = kStripsOfBlock / copies * view.tile_bytes;
+    to_next = static_cast<int64_t>(kStripsOfBlock) * view.tile_bytes;
+    const int strip = copies == 1 ? item.block * kStripsOfBlock : item.block * 2;
+    from[0] = view.tiles + TileOffset(view, strip, item.first_tile);
+    from[1] = view.tiles + TileOffset(view, strip + args.half_strips, item.first_tile);
   }
-}
 
-/// One thread issues all copies. Weights of the first stages go ahead of earlier work on the stream.
-template <int kTokens>
-MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
-                           const WgmmaShared& shared) {
-  const int stage_bytes =
-      StageActivationBytes(kTokens) + kStripsOfBlock * args.weights.tile_bytes;
-  // More would only delay the first activations.
-  constexpr int kAhead = 2;
-  int ahead = 0;
-  const int split = static_cast<int>(blockIdx.x) % args.splits;
-  const int first = static_cast<int>(blockIdx.x) / args.splits;
-  const int step = static_cast<int>(gridDim.x) / args.splits;
-  if (first < args.items) {
-    const WgmmaItem item = ItemAt(args, first, split);
-    for (; ahead < min(min(kAhead, args.stages), item.tiles); ++ahead) {
-      ArriveExpecting(shared.full + 8 * ahead, stage_bytes);
-      CopyWeights(args, shared, item, ahead, ahead);
+  MARLIN_DEVICE void Copy(uint32_t to, uint32_t barrier) {
+    CopyBulk(to, from[0], bytes, barrier);
+    from[0] += to_next;
+    if (copies == 2) {
+      CopyBulk(to + bytes, from[1], bytes, barrier);
+      from[1] += to_next;
     }
   }
-  WaitForEarlierWork();
+};
+
+/// One thread copies the weights. Those of the first stages go ahead of earlier work on the stream.
+MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
+                                  int activation_bytes) {
+  const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
+  const ItemRange range(args);
   StageCursor cursor;
-  for (int i = first; i < args.items; i += step) {
-    const WgmmaItem item = ItemAt(args, i, split);
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
+    WeightSource source(args, item);
+#pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
+      const uint32_t full = shared.full + 8 * cursor.stage;
       Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
-      if (ahead > 0) {
-        --ahead;
-      } else {
-        ArriveExpecting(shared.full + 8 * cursor.stage, stage_bytes);
-        CopyWeights(args, shared, item, tile, cursor.stage);
-      }
-      CopyStage<kTokens>(args, map, shared, item, tile, cursor.stage);
+      ArriveExpecting(full, weight_bytes + activation_bytes);
+      source.Copy(shared.weights + cursor.stage * weight_bytes, full);
+      cursor.Advance(args.stages);
+    }
+  }
+}
+
+/// One thread of another warp copies the activations, when earlier work is done.
+template <int kTokens>
+MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
+                                      const WgmmaShared& shared) {
+  constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
+  const ItemRange range(args);
+  StageCursor cursor;
+  WaitForEarlierWork();
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
+    const int m = item.token_tile * kTokens;
+    int k = item.first_tile * kTileK;
+#pragma unroll 1
+    for (int tile = 0; tile < item.tiles; ++tile, k += kTileK) {
+      const uint32_t full = shared.full + 8 * cursor.stage;
+      const uint32_t to = shared.activations + cursor.stage * (2 * kHalfBytes);
+      Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
+      CopyBox(to, map, k, m, full);
+      CopyBox(to + kHalfBytes, map, k + kTileK / 2, m, full);
       cursor.Advance(args.stages);
     }
   }
@@ -170,7 +191,8 @@ MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
 /// A consumer thread's place in its block.
 struct ConsumerPlace {
   int lane;
-  int strip;  ///< Of the block's four.
+  int strip;  ///< Of the block's four; gated: gates, ups, gates, ups.
+  int tile;   ///< Where its tile lies among the stage's four; gated: gates, gates, ups, ups.
   int rows;   ///< Which 16 outputs of the strip.
 };
 
@@ -246,7 +268,7 @@ struct WgmmaConsumer {
   }
 
   MARLIN_DEVICE uint32_t TileAt(int stage) const {
-    return shared.weights + (stage * kStripsOfBlock + place.strip) * args.weights.tile_bytes;
+    return shared.weights + (stage * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
   }
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
@@ -547,6 +569,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   ConsumerPlace place;
   place.lane = static_cast<int>(threadIdx.x) % 32;
   place.strip = warp / 2;
+  place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
   const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{
@@ -557,11 +580,11 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
                                   kTokens / 8};
   StageCursor cursor;
   const int splits = args.splits;
+  const ItemRange range(args);
   ClusterPart part;
-  part.rank = static_cast<int>(blockIdx.x) % splits;
-  for (int i = static_cast<int>(blockIdx.x) / splits; i < args.items;
-       i += static_cast<int>(gridDim.x) / splits) {
-    const WgmmaItem item = ItemAt(args, i, part.rank);
+  part.rank = range.split;
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
     float acc[kTokens / 2];
     consumer.Run(item, cursor, acc);
     if constexpr (kTokens <= kMaxClusterTokens) {
@@ -602,7 +625,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   LetNextBegin();
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) Produce<kTokens>(args, &map, shared);
+    if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
+    if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
     if (kTokens <= kMaxClusterTokens && args.splits > 1) {
       // The barriers of ReduceInCluster are for all threads of the cluster.
       __syncwarp();

@@ -33,8 +33,6 @@ inline constexpr int kWgmmaThreads = 384;
 inline constexpr int kMaxClusterTokens = 128;
 inline constexpr int kMaxSplits = 8;
 
-inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
-
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
 
