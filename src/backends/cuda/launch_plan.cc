@@ -17,7 +17,6 @@ constexpr int kRowPadding = 16;
 /// Divides shared memory for a number of splits; false when it does not fit.
 bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, int splits,
               GemvPlan* plan) {
-  const int token_tiles = problem.m > 8 ? 2 : 1;
   GemvArguments& args = plan->arguments;
   args.m = problem.m;
   args.k = problem.k;
@@ -32,7 +31,7 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
   const int64_t ring = int64_t{warps} * args.stages * problem.tile_bytes;
   const int64_t activations = row_bytes * problem.m;
-  const int64_t sums = int64_t{warps} * GemvSumFloats(token_tiles) * 4;
+  const int64_t sums = int64_t{warps} * kSumFloats * 4;
   const int64_t total = RoundUp(ring, int64_t{128}) + RoundUp(activations, int64_t{16}) + sums +
                         (kMaxPieces + int64_t{warps} * args.stages) * kBarrierBytes;
   if (total > device.shared_bytes) return false;
@@ -81,8 +80,8 @@ struct StepCost {
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {{32, 660, 1500}, {64, 800, 1700}, {128, 1150, 2000},
-                                   {256, 2052, 2600}};
+constexpr StepCost kStepCosts[] = {{32, 760, 1500}, {64, 950, 1700}, {128, 1250, 2000},
+                                   {256, 2060, 2800}};
 /// What a cluster costs: its start, two barriers and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;

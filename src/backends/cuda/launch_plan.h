@@ -27,7 +27,7 @@ struct TileProblem {
   bool batch_invariant = false;
 };
 
-inline constexpr int kMaxGemvRows = 16;
+inline constexpr int kMaxGemvRows = 8;
 
 struct GemvPlan {
   int splits = 1;

@@ -8,11 +8,11 @@
 namespace marlin::cuda {
 namespace {
 
-const void* GemvFunctionOf(CodeKind kind, bool bf16, int token_tiles, bool plain) {
+const void* GemvFunctionOf(CodeKind kind, bool bf16, bool plain) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return GemvFunction<CodeKind::name>(bf16, token_tiles, plain);
+    return GemvFunction<CodeKind::name>(bf16, plain);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
@@ -146,7 +146,7 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
       plan.warps * 32, plan.shared_bytes, gemm.overlap_previous};
-  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, args.m > 8 ? 2 : 1, IsPlain(gemm));
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }

@@ -308,14 +308,19 @@ struct WgmmaConsumer {
 
 /// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup (two
 /// groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
+template <int kTokens>
 struct ClusterPart {
-  int rank = 0;
-  int splits = 1;
-  int units = 1;
+  static constexpr int kUnits = kTokens / 16;  ///< Of a warpgroup.
+  int rank;
+  int splits;
 
-  MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / units; }
-  /// The first unit of a block: the least u with OwnerOf(u) >= rank.
-  MARLIN_DEVICE int FirstOf(int block) const { return (block * units + splits - 1) / splits; }
+  MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
+  /// The first unit of a block: the least u with OwnerOf(u) >= block.
+  MARLIN_DEVICE int FirstOf(int block) const {
+    return (block * 2 * kUnits + splits - 1) / splits;
+  }
+  /// Groups that any block owns at most: slots of one sender.
+  MARLIN_DEVICE int SlotsOfSender() const { return (2 * kUnits + splits - 1) / splits * 2; }
 };
 
 MARLIN_DEVICE void SyncCluster() {
@@ -323,47 +328,71 @@ MARLIN_DEVICE void SyncCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/// sums[first] to sums[first + 3] plus four floats in shared memory.
+template <int kCount>
+MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
+  const uint4 v = LoadShared16(address);
+  sums[first] += __uint_as_float(v.x);
+  sums[first + 1] += __uint_as_float(v.y);
+  sums[first + 2] += __uint_as_float(v.z);
+  sums[first + 3] += __uint_as_float(v.w);
+}
+
 /// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks. Shared
 /// memory at `slots` (in every block alike) must have been left by all of the cluster; afterwards only
 /// the sums of units that this block owns are whole.
 template <int kTokens>
-MARLIN_DEVICE void ReduceInCluster(const ClusterPart& part, int warpgroup, uint32_t slots,
+MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup, uint32_t slots,
                                    float (&acc)[kTokens / 2]) {
   constexpr int kSlotBytes = 128 * 16;  // One group of a warpgroup's threads.
-  constexpr int kUnits = kTokens / 16;  // Of a warpgroup.
+  constexpr int kUnits = ClusterPart<kTokens>::kUnits;
   const uint32_t mine = slots + (threadIdx.x & 127) * 16;
-  // Slots of one sender: as many as any block owns.
-  const int run = (part.units + part.splits - 1) / part.splits * 2;
+  const int sender_bytes = part.SlotsOfSender() * kSlotBytes;
   SyncCluster();
+  int owner = part.OwnerOf(warpgroup * kUnits);
+  int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
 #pragma unroll
-  for (int i = 0; i < kTokens / 8; ++i) {
-    const int unit = warpgroup * kUnits + i / 2;
-    const int owner = part.OwnerOf(unit);
-    if (owner == part.rank) continue;
-    const int slot = part.rank * run + (unit - part.FirstOf(owner)) * 2 + i % 2;
-    uint32_t remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(remote)
-                 : "r"(mine + slot * kSlotBytes), "r"(owner));
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote),
-                 "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]), "f"(acc[4 * i + 3])
-                 : "memory");
+  for (int unit = 0; unit < kUnits; ++unit) {
+    const int next = part.OwnerOf(warpgroup * kUnits + unit);
+    if (next != owner) place = 0;
+    owner = next;
+    if (owner != part.rank) {
+      uint32_t remote;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                   : "=r"(remote)
+                   : "r"(mine + part.rank * sender_bytes + place * 2 * kSlotBytes), "r"(owner));
+#pragma unroll
+      for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
+        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                         remote + i % 2 * kSlotBytes),
+                     "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]),
+                     "f"(acc[4 * i + 3])
+                     : "memory");
+      }
+    }
+    ++place;
   }
   SyncCluster();
+  const int first = part.FirstOf(part.rank) - warpgroup * kUnits;
+  const int last = part.FirstOf(part.rank + 1) - warpgroup * kUnits;
+  const uint32_t base = mine - first * 2 * kSlotBytes;
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
-    const int unit = warpgroup * kUnits + i / 2;
-    if (part.OwnerOf(unit) != part.rank) continue;
-    const uint32_t first = mine + ((unit - part.FirstOf(part.rank)) * 2 + i % 2) * kSlotBytes;
+    if (i / 2 < first || i / 2 >= last) continue;
+    if (part.splits == 2) {
+      // Of two the order does not matter, and no step waits for another.
+      AddSent(base + (1 - part.rank) * sender_bytes + i * kSlotBytes, acc, 4 * i);
+      continue;
+    }
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
     for (int from = 0; from < part.splits; ++from) {
-      const bool own = from == part.rank;
-      const uint4 v = LoadShared16(first + from * run * kSlotBytes);
-      sum[0] += own ? acc[4 * i] : __uint_as_float(v.x);
-      sum[1] += own ? acc[4 * i + 1] : __uint_as_float(v.y);
-      sum[2] += own ? acc[4 * i + 2] : __uint_as_float(v.z);
-      sum[3] += own ? acc[4 * i + 3] : __uint_as_float(v.w);
+      if (from == part.rank) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
+      } else {
+        AddSent(base + from * sender_bytes + i * kSlotBytes, sum, 0);
+      }
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) acc[4 * i + e] = sum[e];
@@ -581,8 +610,6 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   StageCursor cursor;
   const int splits = args.splits;
   const ItemRange range(args);
-  ClusterPart part;
-  part.rank = range.split;
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
     float acc[kTokens / 2];
@@ -590,8 +617,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (splits > 1) {
         constexpr int kUnits = kTokens / 16;
-        part.splits = splits;
-        part.units = 2 * kUnits;
+        const ClusterPart<kTokens> part{range.split, splits};
         ReduceInCluster<kTokens>(part, warpgroup, shared.activations, acc);
         const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
         const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
