@@ -65,6 +65,10 @@ class CudaBackend final : public Backend {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
     shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+    const DeviceScope scope(index);
+    for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
+      if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
+    }
   }
 
   DeviceInfo Info() const override {
@@ -172,8 +176,7 @@ class CudaBackend final : public Backend {
       const GemvPlan plan = PlanGemv(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
-    const WgmmaPlan plan = PlanWgmma(problem, shape_);
-    return plan.partials ? PartialBytes(problem, plan.splits) : 0;
+    return PlanWgmma(problem, shape_).partials ? PartialBytes(problem, 1) : 0;
   }
 
   static EpilogueView EpilogueOf(const GemmCall& call) {

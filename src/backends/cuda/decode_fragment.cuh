@@ -8,20 +8,68 @@
 
 namespace marlin::cuda {
 
-/// Where the bits of FP4 pair `pair` (0..3) of a half word lie: pairs 0 to 2 are {sign, e1 e0 m} at
-/// {15, 8..6} shifted right by 0, 3, 6; what is left for pair 3 is {14, 13, 11, 10}.
-MARLIN_HOST_DEVICE constexpr uint32_t PlaceFp4(uint32_t code, int pair) {
-  const uint32_t sign = code >> 3;
-  const uint32_t magnitude = code & 7u;
-  if (pair < 3) return ((sign << 15) | (magnitude << 6)) >> (3 * pair);
-  return (sign << 14) | ((magnitude >> 2) << 13) | ((magnitude & 3u) << 10);
+/// FP4 words are coded so that shifts, one exclusive or and one mask give the four pairs, each code as
+/// {sign, e1 e0 m} at bits {15, 8..6} of its half: a bf16 number of value x 2^-126. The map from
+/// words to those 32 bits is linear over GF(2) and has an inverse, which is how words are made.
+constexpr uint32_t kFp4Mask = 0x81c081c0u;
+MARLIN_HOST_DEVICE constexpr uint32_t RotateLeft(uint32_t word, int by) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_l(word, word, by);
+#else
+  return (word << by) | (word >> (32 - by));
+#endif
 }
-MARLIN_HOST_DEVICE constexpr uint32_t TakeFp4(uint32_t half, int pair) {
-  if (pair < 3) {
-    const uint32_t placed = half << (3 * pair);
-    return ((placed >> 12) & 8u) | ((placed >> 6) & 7u);
+struct Fp4Pairs {
+  uint32_t pair[4];
+};
+MARLIN_HOST_DEVICE constexpr Fp4Pairs SplitFp4(uint32_t word) {
+  const uint32_t up = word << 2;
+  return {{word & kFp4Mask, RotateLeft(word, 12) & kFp4Mask, (up ^ (word << 6)) & kFp4Mask,
+           (up ^ RotateLeft(word, 8)) & kFp4Mask}};
+}
+/// The code in half `half` of a pair.
+MARLIN_HOST_DEVICE constexpr uint32_t TakeFp4(uint32_t pair, int half) {
+  const uint32_t bits = pair >> (16 * half);
+  return ((bits >> 12) & 8u) | ((bits >> 6) & 7u);
+}
+
+/// For bit b of code 2 p + h, at 8 p + 4 h + b, the word that decodes to this bit alone.
+struct Fp4Inverse {
+  uint32_t word[32];
+};
+constexpr Fp4Inverse InvertFp4() {
+  // Gauss-Jordan over GF(2): row t is {word bits whose sum is decoded bit t} | unit vector t.
+  uint64_t rows[32] = {};
+  for (int t = 0; t < 32; ++t) rows[t] = uint64_t{1} << (32 + t);
+  for (int j = 0; j < 32; ++j) {
+    for (int t = 0; t < 32; ++t) {
+      // The host's rotation: this runs in the compiler.
+      const uint32_t one = uint32_t{1} << j;
+      const auto rotate = [](uint32_t word, int by) { return (word << by) | (word >> (32 - by)); };
+      const uint32_t pairs[4] = {one, rotate(one, 12), (one << 2) ^ (one << 6),
+                                 (one << 2) ^ rotate(one, 8)};
+      if (((TakeFp4(pairs[t / 8] & kFp4Mask, t / 4 % 2) >> (t % 4)) & 1u) != 0) {
+        rows[t] |= uint64_t{1} << j;
+      }
+    }
   }
-  return ((half >> 11) & 8u) | ((half >> 11) & 4u) | ((half >> 10) & 3u);
+  for (int c = 0; c < 32; ++c) {
+    int pivot = c;
+    while (((rows[pivot] >> c) & 1u) == 0) ++pivot;
+    const uint64_t row = rows[pivot];
+    rows[pivot] = rows[c];
+    rows[c] = row;
+    for (int r = 0; r < 32; ++r) {
+      if (r != c && ((rows[r] >> c) & 1u) != 0) rows[r] ^= row;
+    }
+  }
+  Fp4Inverse inverse = {};
+  for (int t = 0; t < 32; ++t) {
+    for (int c = 0; c < 32; ++c) {
+      if (((rows[c] >> (32 + t)) & 1u) != 0) inverse.word[t] |= uint32_t{1} << c;
+    }
+  }
+  return inverse;
 }
 
 /// One lane's 32 codes (step j of 16 k, pair p, half h at 8 j + 2 p + h) as words; 16-bit kinds are
@@ -35,7 +83,10 @@ MARLIN_HOST_DEVICE void EncodeWords(const uint8_t (&codes)[32], uint32_t* words)
     const int step = i / 8;
     const int place = i % 8;
     if constexpr (kKind == CodeKind::kFp4) {
-      words[step] |= PlaceFp4(code, place / 2) << (16 * (place % 2));
+      constexpr Fp4Inverse kInverse = InvertFp4();
+      for (int b = 0; b < 4; ++b) {
+        if (((code >> b) & 1u) != 0) words[step] ^= kInverse.word[4 * place + b];
+      }
     } else if constexpr (kKind == CodeKind::kInt4) {
       words[step] |= code << (4 * (place / 2) + 16 * (place % 2));
     } else if constexpr (kKind == CodeKind::kTable4) {
@@ -57,7 +108,7 @@ MARLIN_HOST_DEVICE uint32_t CodeOf(CodeKind kind, const uint32_t* words, int i) 
   const int place = i % 8;
   switch (kind) {
     case CodeKind::kFp4:
-      return TakeFp4((words[step] >> (16 * (place % 2))) & 0xffffu, place / 2);
+      return TakeFp4(SplitFp4(words[step]).pair[place / 2], place % 2);
     case CodeKind::kInt4:
       return (words[step] >> (4 * (place / 2) + 16 * (place % 2))) & 15u;
     case CodeKind::kTable4:
@@ -141,22 +192,13 @@ struct FragmentDecoder {
   }
 
  private:
-  static MARLIN_DEVICE void DecodeFp4(uint32_t w, uint32_t (&pairs)[4]) {
-    if constexpr (T::kIsBf16) {
-      constexpr uint32_t kMask = 0x81c081c0u;
-      pairs[0] = w & kMask;
-      pairs[1] = (w << 3) & kMask;
-      pairs[2] = (w << 6) & kMask;
-      const uint32_t low = AndOr(w >> 4, 0x00c000c0u, (w >> 5) & 0x01000100u);
-      pairs[3] = AndOr(w << 1, 0x80008000u, low);
-    } else {
-      constexpr uint32_t kSign = 0x80008000u;
-      constexpr uint32_t kMagnitude = 0x0e000e00u;
-      pairs[0] = AndOr(w, kSign, (w << 3) & kMagnitude);
-      pairs[1] = AndOr(w << 3, kSign, (w << 6) & kMagnitude);
-      pairs[2] = AndOr(w << 6, kSign, (w << 9) & kMagnitude);
-      const uint32_t low = AndOr(w >> 1, 0x06000600u, (w >> 2) & 0x08000800u);
-      pairs[3] = AndOr(w << 1, kSign, low);
+  static MARLIN_DEVICE void DecodeFp4(uint32_t word, uint32_t (&pairs)[4]) {
+    const Fp4Pairs split = SplitFp4(word);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      pairs[p] = split.pair[p];
+      // fp16 has three more bits of mantissa below the same fields.
+      if (!T::kIsBf16) pairs[p] = AndOr(pairs[p], 0x80008000u, (pairs[p] << 3) & 0x0e000e00u);
     }
   }
 

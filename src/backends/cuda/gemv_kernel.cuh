@@ -1,4 +1,4 @@
-// Products of up to 16 rows: the weights stream once through registers, memory bandwidth is the floor.
+// Products of up to 8 rows: the weights stream once through registers, memory bandwidth is the floor.
 //
 //   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that a
 //   single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
@@ -48,38 +48,40 @@ MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 /// The tiles that a warp copies, in the order that it multiplies them in.
 struct TileStream {
+  const TileView& view;
   const uint8_t* next;
-  int64_t to_next_tile;   ///< Of this warp in the strip.
-  int64_t to_next_strip;  ///< From behind a strip's last tile to the first one of the next strip.
+  int64_t to_next_tile;  ///< Of this warp in the strip.
+  int strip;
+  int first_tile;
+  int lanes;  ///< From one of this warp's strips to the next.
   int tiles_of_strip;
   int left_in_strip;
   int left;
 
-  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, int bytes) {
-    ArriveExpecting(barrier, bytes);
-    CopyBulk(slot, next, bytes, barrier);
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier) {
+    ArriveExpecting(barrier, view.tile_bytes);
+    CopyBulk(slot, next, view.tile_bytes, barrier);
     next += to_next_tile;
     --left;
     if (--left_in_strip == 0) {
       left_in_strip = tiles_of_strip;
-      next += to_next_strip;
+      strip += lanes;
+      next = view.tiles + TileOffset(view, strip, first_tile);
     }
   }
 };
 
-/// The products of one tile and the tokens' activations; kTokenTiles of 8 tokens.
 /// kPlain: one group in a tile and nothing beside scales.
-template <CodeKind kKind, typename T, int kTokenTiles, bool kPlain>
+template <CodeKind kKind, typename T, bool kPlain>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
 
-  /// acc[16 outputs][8 tokens][register]. Calls `release` once, when the tile has been read: with one
+  /// acc[16 outputs][register], 8 tokens. Calls `release` once, when the tile has been read: with one
   /// group that is before the products, so that the slot is being filled again nearly always.
   template <typename Release>
-  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, uint32_t token_tile_bytes,
-                                int lane, int groups, const ParameterMode& mode,
+  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, int lane, int groups, const ParameterMode& mode,
                                 const DecodeTable<kKind, T>& table,
-                                float (&acc)[2][kTokenTiles][4], const Release& release) {
+                                float (&acc)[2][4], const Release& release) {
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
     uint32_t words[4][kBits];
 #pragma unroll
@@ -91,11 +93,8 @@ struct TileProduct {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        uint32_t tokens[kTokenTiles][4];
-#pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-          LoadMatrices(tokens[t], activations + t * token_tile_bytes + (half * 2 + pair) * 64);
-        }
+        uint32_t tokens[4];
+        LoadMatrices(tokens, activations + (half * 2 + pair) * 64);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
           const int j = pair * 2 + step;
@@ -109,10 +108,7 @@ struct TileProduct {
             uint32_t weights[4];
             DecodeScaled<kKind, T, kPlain>(words[half * 2 + r], j, table, mode, operands[r],
                                            weights);
-#pragma unroll
-            for (int t = 0; t < kTokenTiles; ++t) {
-              MultiplyAdd<T>(acc[r][t], weights, tokens[t][2 * step], tokens[t][2 * step + 1]);
-            }
+            MultiplyAdd<T>(acc[r], weights, tokens[2 * step], tokens[2 * step + 1]);
           }
         }
       }
@@ -169,9 +165,7 @@ MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint3
 
 /// Adds the sums of a strip's warps in order and finishes or stores them. `sums` holds, for every
 /// warp of the strip, [tokens][33] floats.
-template <int kTokenTiles>
 MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float* sums, int thread) {
-  constexpr int kWarpFloats = GemvSumFloats(kTokenTiles);
   const int threads = args.share * 32;
   for (int i = thread; i < args.m * kStripOutputs; i += threads) {
     const int m = i / kStripOutputs;
@@ -179,7 +173,7 @@ MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float
     const int n = strip * kStripOutputs + row;
     float sum = 0.0f;
 #pragma unroll 4
-    for (int w = 0; w < args.share; ++w) sum += sums[w * kWarpFloats + m * kSumStride + row];
+    for (int w = 0; w < args.share; ++w) sum += sums[w * kSumFloats + m * kSumStride + row];
     if (n >= args.epilogue.n) continue;
     if (args.partials == nullptr) {
       Finish(args.epilogue, m, n, sum);
@@ -199,7 +193,7 @@ MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int lane_of_strips) {
   }
 }
 
-template <CodeKind kKind, typename T, int kTokenTiles, bool kPlain>
+template <CodeKind kKind, typename T, bool kPlain>
 __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -223,11 +217,12 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 
   const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
   const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
-  TileStream stream;
-  stream.to_next_tile = static_cast<int64_t>(tile_bytes) << args.share_log;
-  stream.to_next_strip = args.weights.strip_bytes * lanes - my_tiles * stream.to_next_tile;
-  stream.next = args.weights.tiles + (first_strip + strip_lane) * args.weights.strip_bytes +
-                static_cast<int64_t>(first_tile + sharer) * tile_bytes;
+  TileStream stream{args.weights};
+  stream.strip = first_strip + strip_lane;
+  stream.first_tile = first_tile + sharer;
+  stream.lanes = lanes;
+  stream.to_next_tile = (static_cast<int64_t>(tile_bytes) * kStripsOfBlock) << args.share_log;
+  stream.next = args.weights.tiles + TileOffset(args.weights, stream.strip, stream.first_tile);
   stream.tiles_of_strip = stream.left_in_strip = my_tiles;
   stream.left = my_strips * my_tiles;
   if (lane == 0) {
@@ -237,7 +232,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     FenceBarrierInit();
 #pragma unroll 1
     for (int s = 0; s < args.stages && stream.left > 0; ++s) {
-      stream.Copy(ring + s * tile_bytes, barriers + 8 * s, tile_bytes);
+      stream.Copy(ring + s * tile_bytes, barriers + 8 * s);
     }
   }
   __syncthreads();
@@ -248,14 +243,11 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const DecodeTable<kKind, T> table(args.weights);
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
   // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
-  const int token = lane & 7;
-  uint32_t my_row = activations + (lane >> 3) * 16 + min(token, args.m - 1) * args.row_bytes;
-  const uint32_t token_tile_bytes =
-      kTokenTiles == 1 ? 0 : (min(token + 8, args.m - 1) - min(token, args.m - 1)) * args.row_bytes;
+    const uint32_t my_row = activations + (lane >> 3) * 16 + min(lane & 7, args.m - 1) * args.row_bytes;
   int slot = 0;
   int parity = 0;
   for (int s = strip_lane; s < strips; s += lanes) {
-    float acc[2][kTokenTiles][4] = {};
+    float acc[2][4] = {};
 #pragma unroll 1
     for (int i = 0; i < my_tiles; ++i) {
       const int tile = i * args.share + sharer;
@@ -264,33 +256,28 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       const auto release = [&] {
         __syncwarp();
         if (lane == 0 && stream.left > 0) {
-          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot, tile_bytes);
+          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot);
         }
       };
-      TileProduct<kKind, T, kTokenTiles, kPlain>::Run(
-          ring + slot * tile_bytes, my_row + tile * (kTileK * 2),
-          token_tile_bytes, lane, args.weights.groups_per_tile, mode, table, acc, release);
+      TileProduct<kKind, T, kPlain>::Run(
+          ring + slot * tile_bytes, my_row + tile * (kTileK * 2), lane, args.weights.groups_per_tile, mode, table, acc, release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;
       }
     }
-    float* mine = sums + warp * GemvSumFloats(kTokenTiles);
+    float* mine = sums + warp * kSumFloats;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int m = t * 8 + (lane & 3) * 2 + (e & 1);
-          mine[m * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][t][e];
-        }
+      for (int e = 0; e < 4; ++e) {
+        const int m = (lane & 3) * 2 + (e & 1);
+        mine[m * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][e];
       }
     }
     SyncSharers(args, strip_lane);
-    FinishStrip<kTokenTiles>(args, first_strip + s,
-                             sums + strip_lane * args.share * GemvSumFloats(kTokenTiles),
-                             sharer * 32 + lane);
+    FinishStrip(args, first_strip + s, sums + strip_lane * args.share * kSumFloats,
+                sharer * 32 + lane);
     SyncSharers(args, strip_lane);
   }
 }

@@ -39,8 +39,6 @@ inline constexpr int kMaxPieces = 4;
 inline constexpr int kSumStride = kStripOutputs + 1;
 
 /// Floats of one warp's sums.
-MARLIN_HOST_DEVICE constexpr int GemvSumFloats(int token_tiles) {
-  return token_tiles * 8 * kSumStride;
-}
+inline constexpr int kSumFloats = 8 * kSumStride;
 
 }  // namespace marlin::cuda

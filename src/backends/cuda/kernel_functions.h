@@ -8,7 +8,7 @@ namespace marlin::cuda {
 
 /// Parameters of the kernel: GemvArguments.
 template <CodeKind kKind>
-const void* GemvFunction(bool bf16, int token_tiles, bool plain);
+const void* GemvFunction(bool bf16, bool plain);
 
 /// Parameters of the kernel: CUtensorMap, WgmmaArguments.
 template <CodeKind kKind>
@@ -16,7 +16,7 @@ const void* WgmmaFunction(bool bf16, int tokens, bool plain);
 
 #define MARLIN_KIND(kind)                                                      \
   template <>                                                                  \
-  const void* GemvFunction<CodeKind::kind>(bool bf16, int tokens, bool plain); \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, bool plain);             \
   template <>                                                                  \
   const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, bool plain);
 #include "backends/cuda/code_kinds.def"

@@ -56,6 +56,10 @@ cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
 /// Products on tiles as planned, and the sums of splits. Errors of the tensor map come back as
 /// cudaErrorInvalidValue.
 cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream);
+/// Clusters of `blocks` thread blocks, each with a multiprocessor of its own, that run at once on the
+/// current device; 0 where it cannot be found out.
+int CountClusters(int blocks);
+
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream);
 
 }  // namespace marlin::cuda

@@ -17,7 +17,6 @@ constexpr int kRowPadding = 16;
 /// Divides shared memory for a number of splits; false when it does not fit.
 bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, int splits,
               GemvPlan* plan) {
-  const int token_tiles = problem.m > 8 ? 2 : 1;
   GemvArguments& args = plan->arguments;
   args.m = problem.m;
   args.k = problem.k;
@@ -32,7 +31,7 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
   const int64_t ring = int64_t{warps} * args.stages * problem.tile_bytes;
   const int64_t activations = row_bytes * problem.m;
-  const int64_t sums = int64_t{warps} * GemvSumFloats(token_tiles) * 4;
+  const int64_t sums = int64_t{warps} * kSumFloats * 4;
   const int64_t total = RoundUp(ring, int64_t{128}) + RoundUp(activations, int64_t{16}) + sums +
                         (kMaxPieces + int64_t{warps} * args.stages) * kBarrierBytes;
   if (total > device.shared_bytes) return false;
@@ -81,45 +80,44 @@ struct StepCost {
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {{32, 660, 1500}, {64, 800, 1700}, {128, 1150, 2000},
-                                   {256, 2052, 2600}};
-/// Another kernel that adds partial sums: its launch, and cycles a byte of partials over all
-/// multiprocessors.
-constexpr double kReduceCycles = 2500;
-constexpr double kReduceCyclesPerByte = 1.0 / 1500;
+constexpr StepCost kStepCosts[] = {{32, 760, 1500}, {64, 950, 1700}, {128, 1250, 2000},
+                                   {256, 2060, 2800}};
+/// What a cluster costs: its start, two barriers and the sums sent, more for every block.
+constexpr double kClusterCycles = 700;
+constexpr double kClusterCyclesPerBlock = 250;
 
 struct WgmmaShape {
   int tokens;
   int splits;
 };
 
-bool HalvesAligned(const TileProblem& problem) {
-  return problem.n % (2 * kStripOutputs) == 0;
+/// Gates and ups begin at whole pairs of strips.
+bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
+
+/// Clusters run at once, have at least four tiles a block, and a part of the sums for every block.
+bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
+              int splits) {
+  constexpr int kLeastTiles = 4;
+  return !problem.batch_invariant && tokens <= kMaxClusterTokens && splits <= tokens / 8 &&
+         Ceil(problem.k, kTileK) >= splits * kLeastTiles && items <= device.clusters[splits - 1];
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
-              int blocks, int splits) {
-  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
-  const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks * splits;
-  const auto waves = static_cast<double>(CeilDivide(items, device.multiprocessors));
-  double cycles = waves * (tiles_of_split * cost.step + cost.item);
-  if (splits > 1) {
-    cycles += kReduceCycles + kReduceCyclesPerByte * 2 *
-                                  static_cast<double>(PartialBytes(problem, splits));
-  }
-  return cycles;
+              int64_t items, int splits) {
+  const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
+  const auto waves = static_cast<double>(CeilDivide(items * splits, device.multiprocessors));
+  const double cluster = splits > 1 ? kClusterCycles + splits * kClusterCyclesPerBlock : 0;
+  return waves * (tiles * cost.step + cost.item) + cluster;
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
-  constexpr int kMaxSplits = 16;
-  constexpr int kLeastTiles = 4;  // Shorter splits do little else than begin and end.
-  const int tiles = Ceil(problem.k, kTileK);
   WgmmaShape best = {256, 1};
   double best_cost = 0;
   for (const StepCost& cost : kStepCosts) {
+    const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
-      if (splits > 1 && (problem.batch_invariant || tiles < splits * kLeastTiles)) break;
-      const double cycles = CostOf(problem, device, cost, blocks, splits);
+      if (splits > 1 && !CanSplit(problem, device, cost.tokens, items, splits)) continue;
+      const double cycles = CostOf(problem, device, cost, items, splits);
       if (best_cost == 0 || cycles < best_cost) {
         best_cost = cycles;
         best = {cost.tokens, splits};
@@ -139,14 +137,13 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
   const WgmmaShape shape = CheapestShape(problem, device, args.blocks);
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
-  args.tiles_of_split = Ceil(args.tiles, shape.splits);
-  plan.splits = Ceil(args.tiles, args.tiles_of_split);
-  plan.partials = plan.splits > 1 || (problem.gated && !fused_gate);
+  args.splits = shape.splits;
+  plan.partials = problem.gated && !fused_gate;
   if (fused_gate) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
-  args.items = args.token_tiles * args.blocks * plan.splits;
-  plan.grid = std::min(args.items, device.multiprocessors);
+  args.items = args.token_tiles * args.blocks;
+  plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
   constexpr int kMaxStages = 8;

@@ -12,6 +12,8 @@ namespace marlin::cuda {
 /// Facts of a device that plans depend on.
 struct DeviceShape {
   int multiprocessors = 132;
+  /// How many clusters of 1, 2, ... blocks, one block to a multiprocessor, run at once.
+  int clusters[kMaxSplits] = {132, 66, 42, 30, 24, 20, 16, 14};
   int shared_bytes = 227 * 1024;  ///< That a thread block may have.
 };
 
@@ -25,7 +27,7 @@ struct TileProblem {
   bool batch_invariant = false;
 };
 
-inline constexpr int kMaxGemvRows = 16;
+inline constexpr int kMaxGemvRows = 8;
 
 struct GemvPlan {
   int splits = 1;
@@ -40,7 +42,6 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 
 struct WgmmaPlan {
   int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
-  int splits = 1;
   int shared_bytes = 0;
   int grid = 1;
   bool partials = false;

@@ -8,11 +8,11 @@
 namespace marlin::cuda {
 namespace {
 
-const void* GemvFunctionOf(CodeKind kind, bool bf16, int token_tiles, bool plain) {
+const void* GemvFunctionOf(CodeKind kind, bool bf16, bool plain) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return GemvFunction<CodeKind::name>(bf16, token_tiles, plain);
+    return GemvFunction<CodeKind::name>(bf16, plain);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
@@ -43,6 +43,7 @@ struct LaunchSize {
   int threads = 0;
   int shared_bytes = 0;
   bool overlap_previous = false;
+  int cluster = 1;  ///< Thread blocks along x.
 };
 
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
@@ -56,11 +57,18 @@ cudaError_t Launch(const void* function, const LaunchSize& size, void** paramete
   config.blockDim = dim3(static_cast<unsigned>(size.threads));
   config.dynamicSmemBytes = static_cast<size_t>(size.shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = size.overlap_previous ? 1 : 0;
+  std::array<cudaLaunchAttribute, 2> attributes = {};
+  config.attrs = attributes.data();
+  if (size.overlap_previous) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(size.cluster), 1, 1};
+  }
   return cudaLaunchKernelExC(&config, function, parameters);
 }
 
@@ -105,6 +113,28 @@ cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaErr
 
 }  // namespace
 
+int CountClusters(int blocks) {
+  const void* function = WgmmaFunctionOf(CodeKind::kFp4, true, kMaxClusterTokens, true);
+  const int shared_bytes = DeviceShape().shared_bytes;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kWgmmaThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
+          cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
 cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream) {
   GemvArguments args = plan.arguments;
   args.weights = gemm.weights;
@@ -116,7 +146,7 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
       plan.warps * 32, plan.shared_bytes, gemm.overlap_previous};
-  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, args.m > 8 ? 2 : 1, IsPlain(gemm));
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }
@@ -132,12 +162,10 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   args.quads = gemm.epilogue.n % 4 == 0 && gemm.epilogue.stride % 4 == 0 &&
                reinterpret_cast<uintptr_t>(gemm.epilogue.out) % 8 == 0;
   void* parameters[] = {&map, &args};
-  constexpr int kThreads = 384;
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kThreads, plan.shared_bytes,
-                           gemm.overlap_previous};
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
+                           gemm.overlap_previous, plan.arguments.splits};
   const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, IsPlain(gemm));
-  return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
-                     stream);
+  return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
 }
 
 }  // namespace marlin::cuda

@@ -63,8 +63,7 @@ template <CodeKind kKind>
 __global__ void __launch_bounds__(kThreads) PackTilesKernel(PackJob job) {
   const int strip = static_cast<int>(blockIdx.x);
   const int tile = static_cast<int>(blockIdx.y);
-  uint8_t* out = job.tiles + strip * job.to.strip_bytes +
-                 static_cast<int64_t>(tile) * job.to.tile_bytes;
+  uint8_t* out = job.tiles + TileOffset(job.to, strip, tile);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kBits = CodeBits(kKind);

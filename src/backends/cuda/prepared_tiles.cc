@@ -297,10 +297,9 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   }
   const int parameters = tiles_.zero_kind == 0 ? 1 : 2;
   tiles_.tile_bytes = TileCodeBytes(bits) + tiles_.groups_per_tile * kGroupBytes * parameters;
-  const int64_t tiles_of_strip = CeilDivide(spec.k, int64_t{kTileK});
-  tiles_.strip_bytes = tiles_of_strip * tiles_.tile_bytes;
+  tiles_.tiles_of_strip = static_cast<int>(CeilDivide(spec.k, int64_t{kTileK}));
   const int64_t strips = RoundUp(spec.n, int64_t{kBlockOutputs}) / kStripOutputs;
-  expert_bytes_ = strips * tiles_.strip_bytes;
+  expert_bytes_ = strips * tiles_.tiles_of_strip * tiles_.tile_bytes;
   bytes = expert_bytes_ * spec.experts;
 
   Range values = RangeOfValues(ValuesOf(weights));

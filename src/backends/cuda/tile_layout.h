@@ -1,7 +1,8 @@
 // How prepared weights lie in device memory: tiles of 32 outputs x 128 k in the order of the matrix
 // instructions' registers, scales beside them.
 //
-//   strip s = outputs 32 s .. 32 s + 31, its tiles contiguous along k:
+//   [blocks of 128 outputs][tiles of 128 k][strips of 32 outputs: 4] tiles, so that one copy brings what
+//   a thread block of many rows multiplies with next:
 //     tile  = [half of 64 k: 2][16 outputs: 2] fragment blocks, then the parameters
 //     block = 32 lanes x 32 codes; lane 4 g + t holds, for step j of 16 k, the 8 codes of one
 //             m16n8k16 (or wgmma m64) A fragment:
@@ -76,7 +77,7 @@ MARLIN_HOST_DEVICE constexpr int WordOffset(int bits, int lane, int word) {
 /// Everything that a kernel needs to find a weight. Plain data, passed by value.
 struct TileView {
   const uint8_t* tiles = nullptr;
-  int64_t strip_bytes = 0;  ///< From one strip to the next.
+  int tiles_of_strip = 0;  ///< Along k.
   int tile_bytes = 0;
   int groups_per_tile = 1;     ///< 1, 2, 4 or 8; 0 for kDense16.
   int zero_kind = 0;           ///< 0: none, 1: zeros in fp16, 2: biases of the scales' type.
@@ -91,6 +92,14 @@ struct TileView {
   int k = 0;
   int n = 0;
 };
+
+inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
+
+/// Bytes from the first tile to tile `tile` of strip `strip`.
+MARLIN_HOST_DEVICE int64_t TileOffset(const TileView& view, int strip, int tile) {
+  const int64_t before = static_cast<int64_t>(strip / kStripsOfBlock) * view.tiles_of_strip + tile;
+  return (before * kStripsOfBlock + strip % kStripsOfBlock) * view.tile_bytes;
+}
 
 /// Stored scales are normalised to a largest magnitude of [2^15, 2^16). Decoded weights then carry
 /// powers of two that the finished sum is multiplied with:

@@ -18,9 +18,7 @@ struct TileReader {
   CodeKind kind;
 
   MARLIN_DEVICE float Weight(int k, int n) const {
-    const uint8_t* tile =
-        view.tiles + n / kStripOutputs * view.strip_bytes +
-        static_cast<int64_t>(k / kTileK) * view.tile_bytes;
+    const uint8_t* tile = view.tiles + TileOffset(view, n / kStripOutputs, k / kTileK);
     const int bits = CodeBits(kind);
     const int row = n % kStripOutputs;
     const int inside = k % kTileK;

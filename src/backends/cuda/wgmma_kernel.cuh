@@ -7,14 +7,15 @@
 //                    +----------------------------+
 //     outputs  0..63 | consumer warpgroup 0       |   each thread: kTokens / 2 sums
 //                    +----------------------------+
-//     outputs 64.127 | consumer warpgroup 1       |   + a producer warp that issues every copy
+//     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
 //                    +----------------------------+
 //
 //   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the codes
 //   of one half of 64 k are decoded while the matrix instructions of the other half run. Thread
-//   blocks are persistent and take items (token tile, block of outputs, split of k) in an order that
-//   keeps neighbouring token tiles on the same weights. Sums of splits go to the workspace and are
-//   added in order by another kernel.
+//   blocks are persistent and take items (token tile, block of outputs) in an order that keeps
+//   neighbouring token tiles on the same weights. Where items are few, the blocks of a cluster divide
+//   k among them, send each other their sums through shared memory and finish a part of the item each;
+//   sums are added in the order of the blocks.
 //   Gated products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
 //   warpgroup the gates, warps 2 and 3 the ups.
 #pragma once
@@ -30,13 +31,20 @@
 namespace marlin::cuda {
 
 constexpr int kConsumerWarps = 8;
-constexpr int kWgmmaThreads = 32 * kConsumerWarps + 128;
+static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
 
 MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MARLIN_DEVICE void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 MARLIN_DEVICE void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving sums in flight: for it, an asynchronous product is done at once.
+template <int kCount>
+MARLIN_DEVICE void PinSums(float (&acc)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
 /// Describes k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is address / 16 with
@@ -48,37 +56,32 @@ MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
   return descriptor;
 }
 
-/// Where an item is.
+/// Where an item is, and the block's part of its k.
 struct WgmmaItem {
   int token_tile;
   int block;
   int first_tile;
   int tiles;
-  int split;
 };
 
-MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i) {
+MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
   constexpr int kGroup = 8;  // Token tiles that are neighbours in time.
   WgmmaItem item;
-  const int of_split = args.token_tiles * args.blocks;
-  item.split = i / of_split;
-  i -= item.split * of_split;
   const int per_group = kGroup * args.blocks;
   const int group = i / per_group;
   const int inside = i - group * per_group;
   const int size = min(kGroup, args.token_tiles - group * kGroup);
   item.block = inside / size;
   item.token_tile = group * kGroup + inside - item.block * size;
-  item.first_tile = item.split * args.tiles_of_split;
-  item.tiles = min(args.tiles_of_split, args.tiles - item.first_tile);
+  item.first_tile = split * args.tiles / args.splits;
+  item.tiles = (split + 1) * args.tiles / args.splits - item.first_tile;
   return item;
 }
 
-/// The strip of the weights that is strip `i` of a block; one that exists where there is none.
+/// The strip of the weights that is strip `i` of a block.
 MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
   if (args.half_strips == 0) return block * kStripsOfBlock + i;
-  const int strip = min(block * 2 + i / 2, args.half_strips - 1);
-  return i % 2 == 0 ? strip : strip + args.half_strips;
+  return block * 2 + i / 2 + (i % 2 == 0 ? 0 : args.half_strips);
 }
 
 /// A place in the ring of stages.
@@ -101,61 +104,85 @@ struct WgmmaShared {
   uint32_t empty;
 };
 
-template <int kTokens>
-MARLIN_DEVICE void CopyStage(const WgmmaArguments& args, const CUtensorMap* map,
-                             const WgmmaShared& shared, const WgmmaItem& item, int tile,
-                             int stage) {
-  constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
-  const uint32_t full = shared.full + 8 * stage;
-  const int k = (item.first_tile + tile) * kTileK;
-  const uint32_t to = shared.activations + stage * StageActivationBytes(kTokens);
-  CopyBox(to, map, k, item.token_tile * kTokens, full);
-  CopyBox(to + kHalfBytes, map, k + kTileK / 2, item.token_tile * kTokens, full);
-}
+/// The items of a thread block.
+struct ItemRange {
+  int first;
+  int step;
+  int split;
 
-MARLIN_DEVICE void CopyWeights(const WgmmaArguments& args, const WgmmaShared& shared,
-                               const WgmmaItem& item, int tile, int stage) {
-  const int bytes = args.weights.tile_bytes;
-  const uint32_t to = shared.weights + stage * kStripsOfBlock * bytes;
-  const int64_t along_k = static_cast<int64_t>(item.first_tile + tile) * bytes;
-#pragma unroll
-  for (int i = 0; i < kStripsOfBlock; ++i) {
-    const uint8_t* from =
-        args.weights.tiles + StripOf(args, item.block, i) * args.weights.strip_bytes + along_k;
-    CopyBulk(to + i * bytes, from, bytes, shared.full + 8 * stage);
+  MARLIN_DEVICE explicit ItemRange(const WgmmaArguments& args)
+      : first(static_cast<int>(blockIdx.x) / args.splits),
+        step(static_cast<int>(gridDim.x) / args.splits),
+        split(static_cast<int>(blockIdx.x) % args.splits) {}
+};
+
+/// Where the weights of an item begin, and the copies that bring one step of them: all four strips of
+/// a block at once, or two strips of gates and their two strips of ups.
+struct WeightSource {
+  const uint8_t* from[2];
+  int copies;
+  int bytes;        ///< Of one copy.
+  int64_t to_next;  ///< From one step to the next.
+
+  MARLIN_DEVICE WeightSource(const WgmmaArguments& args, const WgmmaItem& item) {
+    const TileView& view = args.weights;
+    copies = args.half_strips == 0 ? 1 : 2;
+    bytes = kStripsOfBlock / copies * view.tile_bytes;
+    to_next = static_cast<int64_t>(kStripsOfBlock) * view.tile_bytes;
+    const int strip = copies == 1 ? item.block * kStripsOfBlock : item.block * 2;
+    from[0] = view.tiles + TileOffset(view, strip, item.first_tile);
+    from[1] = view.tiles + TileOffset(view, strip + args.half_strips, item.first_tile);
   }
-}
 
-/// One thread issues all copies. Weights of the first stages go ahead of earlier work on the stream.
-template <int kTokens>
-MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
-                           const WgmmaShared& shared) {
-  const int stage_bytes =
-      StageActivationBytes(kTokens) + kStripsOfBlock * args.weights.tile_bytes;
-  // More would only delay the first activations.
-  constexpr int kAhead = 2;
-  int ahead = 0;
-  const auto first = static_cast<int>(blockIdx.x);
-  if (first < args.items) {
-    const WgmmaItem item = ItemAt(args, first);
-    for (; ahead < min(min(kAhead, args.stages), item.tiles); ++ahead) {
-      ArriveExpecting(shared.full + 8 * ahead, stage_bytes);
-      CopyWeights(args, shared, item, ahead, ahead);
+  MARLIN_DEVICE void Copy(uint32_t to, uint32_t barrier) {
+    CopyBulk(to, from[0], bytes, barrier);
+    from[0] += to_next;
+    if (copies == 2) {
+      CopyBulk(to + bytes, from[1], bytes, barrier);
+      from[1] += to_next;
     }
   }
-  WaitForEarlierWork();
+};
+
+/// One thread copies the weights. Those of the first stages go ahead of earlier work on the stream.
+MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
+                                  int activation_bytes) {
+  const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
+  const ItemRange range(args);
   StageCursor cursor;
-  for (int i = first; i < args.items; i += static_cast<int>(gridDim.x)) {
-    const WgmmaItem item = ItemAt(args, i);
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
+    WeightSource source(args, item);
+#pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
+      const uint32_t full = shared.full + 8 * cursor.stage;
       Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
-      if (ahead > 0) {
-        --ahead;
-      } else {
-        ArriveExpecting(shared.full + 8 * cursor.stage, stage_bytes);
-        CopyWeights(args, shared, item, tile, cursor.stage);
-      }
-      CopyStage<kTokens>(args, map, shared, item, tile, cursor.stage);
+      ArriveExpecting(full, weight_bytes + activation_bytes);
+      source.Copy(shared.weights + cursor.stage * weight_bytes, full);
+      cursor.Advance(args.stages);
+    }
+  }
+}
+
+/// One thread of another warp copies the activations, when earlier work is done.
+template <int kTokens>
+MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
+                                      const WgmmaShared& shared) {
+  constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
+  const ItemRange range(args);
+  StageCursor cursor;
+  WaitForEarlierWork();
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
+    const int m = item.token_tile * kTokens;
+    int k = item.first_tile * kTileK;
+#pragma unroll 1
+    for (int tile = 0; tile < item.tiles; ++tile, k += kTileK) {
+      const uint32_t full = shared.full + 8 * cursor.stage;
+      const uint32_t to = shared.activations + cursor.stage * (2 * kHalfBytes);
+      Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
+      CopyBox(to, map, k, m, full);
+      CopyBox(to + kHalfBytes, map, k + kTileK / 2, m, full);
       cursor.Advance(args.stages);
     }
   }
@@ -164,23 +191,22 @@ MARLIN_DEVICE void Produce(const WgmmaArguments& args, const CUtensorMap* map,
 /// A consumer thread's place in its block.
 struct ConsumerPlace {
   int lane;
-  int strip;  ///< Of the block's four.
+  int strip;  ///< Of the block's four; gated: gates, ups, gates, ups.
+  int tile;   ///< Where its tile lies among the stage's four; gated: gates, gates, ups, ups.
   int rows;   ///< Which 16 outputs of the strip.
 };
 
+/// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
 /// kPlain: one group in a tile and nothing beside scales.
 template <CodeKind kKind, typename T, bool kPlain>
-struct WeightHalf {
+struct WarpTile {
   static constexpr int kBits = CodeBits(kKind);
-  uint32_t words[kBits];
+  uint32_t words[2][kBits];
+  GroupOperands operands;
+  uint32_t tile;
 
-  MARLIN_DEVICE void Load(uint32_t tile, const ConsumerPlace& place, int half) {
-    LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane, words);
-  }
-
-  static MARLIN_DEVICE void LoadOperands(uint32_t tile, const ConsumerPlace& place, int group,
-                                         int groups, const ParameterMode& mode,
-                                         GroupOperands& operands) {
+  MARLIN_DEVICE void LoadOperands(const ConsumerPlace& place, int group, int groups,
+                                  const ParameterMode& mode) {
     const uint32_t at = tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 +
                         group * kGroupBytes;
     uint32_t zeros = 0;
@@ -188,18 +214,29 @@ struct WeightHalf {
     MakeOperands<kKind, T>(LoadShared4(at), zeros, mode, operands);
   }
 
-  /// The four fragments of the half; `operands` are those of the tile's first group before half 0.
-  MARLIN_DEVICE void Decode(uint32_t tile, const ConsumerPlace& place, int half, int groups,
+  MARLIN_DEVICE void Load(uint32_t from, const ConsumerPlace& place, int groups,
+                          const ParameterMode& mode) {
+    tile = from;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane,
+                       words[half]);
+    }
+    if constexpr (kKind != CodeKind::kDense16) LoadOperands(place, 0, groups, mode);
+  }
+
+  /// The four fragments of a half; half 0 first.
+  MARLIN_DEVICE void Decode(int half, const ConsumerPlace& place, int groups,
                             const ParameterMode& mode, const DecodeTable<kKind, T>& table,
-                            GroupOperands& operands, uint32_t (&fragments)[4][4]) const {
+                            uint32_t (&fragments)[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
       const int at = (half * 4 + j) * groups;
       if (!kPlain && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
-        LoadOperands(tile, place, at >> 3, groups, mode, operands);
+        LoadOperands(place, at >> 3, groups, mode);
       }
-      DecodeScaled<kKind, T, kPlain>(words, j, table, mode, operands, fragments[j]);
+      DecodeScaled<kKind, T, kPlain>(words[half], j, table, mode, operands, fragments[j]);
     }
   }
 };
@@ -230,42 +267,137 @@ struct WgmmaConsumer {
     if (place.lane == 0) Arrive(shared.empty + 8 * stage);
   }
 
+  MARLIN_DEVICE uint32_t TileAt(int stage) const {
+    return shared.weights + (stage * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
+  }
+
   MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
-    const int tile_bytes = args.weights.tile_bytes;
     constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
-    GroupOperands operands;
+    WarpTile<kKind, T, kPlain> weights;
     int before = -1;
+    PinSums(acc);
+    Wait(shared.full + 8 * cursor.stage, cursor.parity);
+    weights.Load(TileAt(cursor.stage), place, groups, mode);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
       const int stage = cursor.stage;
-      Wait(shared.full + 8 * stage, cursor.parity);
-      const uint32_t weights =
-          shared.weights + (stage * kStripsOfBlock + place.strip) * tile_bytes;
       const uint32_t activations = shared.activations + stage * StageActivationBytes(kTokens);
-      WeightHalf<kKind, T, kPlain> first;
-      WeightHalf<kKind, T, kPlain> second;
-      first.Load(weights, place, 0);
-      second.Load(weights, place, 1);
-      if (kKind != CodeKind::kDense16) {
-        first.LoadOperands(weights, place, 0, groups, mode, operands);
-      }
-      first.Decode(weights, place, 0, groups, mode, table, operands, fragments[0]);
+      weights.Decode(0, place, groups, mode, table, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
       if (before >= 0) Release(before);
-      second.Decode(weights, place, 1, groups, mode, table, operands, fragments[1]);
+      weights.Decode(1, place, groups, mode, table, fragments[1]);
       Multiply(fragments[1], activations + kHalfBytes, true, acc);
-      WaitForProducts<1>();
       before = stage;
       cursor.Advance(args.stages);
+      if (tile + 1 < item.tiles) {
+        // What the next step needs arrives while the products run.
+        Wait(shared.full + 8 * cursor.stage, cursor.parity);
+        weights.Load(TileAt(cursor.stage), place, groups, mode);
+      }
+      WaitForProducts<1>();
     }
     WaitForProducts<0>();
-    if (before >= 0) Release(before);
+    PinSums(acc);
+    Release(before);
   }
 };
+
+/// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup (two
+/// groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
+template <int kTokens>
+struct ClusterPart {
+  static constexpr int kUnits = kTokens / 16;  ///< Of a warpgroup.
+  int rank;
+  int splits;
+
+  MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
+  /// The first unit of a block: the least u with OwnerOf(u) >= block.
+  MARLIN_DEVICE int FirstOf(int block) const {
+    return (block * 2 * kUnits + splits - 1) / splits;
+  }
+  /// Groups that any block owns at most: slots of one sender.
+  MARLIN_DEVICE int SlotsOfSender() const { return (2 * kUnits + splits - 1) / splits * 2; }
+};
+
+MARLIN_DEVICE void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// sums[first] to sums[first + 3] plus four floats in shared memory.
+template <int kCount>
+MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
+  const uint4 v = LoadShared16(address);
+  sums[first] += __uint_as_float(v.x);
+  sums[first + 1] += __uint_as_float(v.y);
+  sums[first + 2] += __uint_as_float(v.z);
+  sums[first + 3] += __uint_as_float(v.w);
+}
+
+/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks. Shared
+/// memory at `slots` (in every block alike) must have been left by all of the cluster; afterwards only
+/// the sums of units that this block owns are whole.
+template <int kTokens>
+MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup, uint32_t slots,
+                                   float (&acc)[kTokens / 2]) {
+  constexpr int kSlotBytes = 128 * 16;  // One group of a warpgroup's threads.
+  constexpr int kUnits = ClusterPart<kTokens>::kUnits;
+  const uint32_t mine = slots + (threadIdx.x & 127) * 16;
+  const int sender_bytes = part.SlotsOfSender() * kSlotBytes;
+  SyncCluster();
+  int owner = part.OwnerOf(warpgroup * kUnits);
+  int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    const int next = part.OwnerOf(warpgroup * kUnits + unit);
+    if (next != owner) place = 0;
+    owner = next;
+    if (owner != part.rank) {
+      uint32_t remote;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                   : "=r"(remote)
+                   : "r"(mine + part.rank * sender_bytes + place * 2 * kSlotBytes), "r"(owner));
+#pragma unroll
+      for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
+        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                         remote + i % 2 * kSlotBytes),
+                     "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]),
+                     "f"(acc[4 * i + 3])
+                     : "memory");
+      }
+    }
+    ++place;
+  }
+  SyncCluster();
+  const int first = part.FirstOf(part.rank) - warpgroup * kUnits;
+  const int last = part.FirstOf(part.rank + 1) - warpgroup * kUnits;
+  const uint32_t base = mine - first * 2 * kSlotBytes;
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    if (i / 2 < first || i / 2 >= last) continue;
+    if (part.splits == 2) {
+      // Of two the order does not matter, and no step waits for another.
+      AddSent(base + (1 - part.rank) * sender_bytes + i * kSlotBytes, acc, 4 * i);
+      continue;
+    }
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int from = 0; from < part.splits; ++from) {
+      if (from == part.rank) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
+      } else {
+        AddSent(base + from * sender_bytes + i * kSlotBytes, sum, 0);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[4 * i + e] = sum[e];
+  }
+}
 
 /// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
 /// token 8 i + 2 t + (e & 1), for lane 4 g + t.
@@ -279,12 +411,13 @@ struct WgmmaEpilogue {
   ConsumerPlace place;
   int warpgroup;
   float* exchange;  ///< Of the warpgroup: [kExchangeTokens][kExchangeStride]
+  int first_group;  ///< Groups of 8 tokens that are stored.
+  int last_group;
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
     if (args.partials != nullptr) {
-      float* to = args.partials + static_cast<int64_t>(item.split) * args.m * view.n;
-      StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
+      StoreFloats(item, acc, args.partials, view.n, 1.0f, nullptr);
     } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
       RunThroughShared(item, acc);
     } else if (view.type == Element::kF32) {
@@ -320,6 +453,7 @@ struct WgmmaEpilogue {
     to += m * stride + n;
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
+      if (i < first_group || i >= last_group) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float value = acc[4 * i + e] * multiplier + (e < 2 ? biases.x : biases.y);
@@ -342,7 +476,8 @@ struct WgmmaEpilogue {
     const int64_t step = view.stride * 8;
     const bool bf16 = view.type == Element::kBf16;
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
+    for (int i = 0; i < kTokens / 8; ++i, to += step) {
+      if (i < first_group || i >= last_group) continue;
       const float value[4] = {acc[4 * i] * view.multiplier + bias.x,
                               acc[4 * i + 1] * view.multiplier + bias.x,
                               acc[4 * i + 2] * view.multiplier + bias.y,
@@ -356,14 +491,13 @@ struct WgmmaEpilogue {
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
       const uint2 quad = odd ? uint2{other, high} : uint2{low, other};
       if (m + i * 8 < args.m && n < view.n) *reinterpret_cast<uint2*>(to) = quad;
-      to += step;
     }
   }
 
   MARLIN_DEVICE void RunThroughShared(const WgmmaItem& item,
                                       const float (&acc)[kTokens / 2]) const {
 #pragma unroll 1
-    for (int chunk = 0; chunk < kTokens / kExchangeTokens; ++chunk) {
+    for (int chunk = first_group / 2; chunk < last_group / 2; ++chunk) {
       const int first_m = item.token_tile * kTokens + chunk * kExchangeTokens;
       if (first_m >= args.m) break;
       Put(acc, chunk);
@@ -464,18 +598,34 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   ConsumerPlace place;
   place.lane = static_cast<int>(threadIdx.x) % 32;
   place.strip = warp / 2;
+  place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
   const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{
       args, shared, place, DecodeTable<kKind, T>(args.weights),
       ParameterModeOf<kKind, T>(args.weights)};
-  const WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
-                                        exchange + warpgroup * kExchangeTokens * kExchangeStride};
+  WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
+                                  exchange + warpgroup * kExchangeTokens * kExchangeStride, 0,
+                                  kTokens / 8};
   StageCursor cursor;
-  for (int i = static_cast<int>(blockIdx.x); i < args.items; i += static_cast<int>(gridDim.x)) {
-    const WgmmaItem item = ItemAt(args, i);
+  const int splits = args.splits;
+  const ItemRange range(args);
+  for (int i = range.first; i < args.items; i += range.step) {
+    const WgmmaItem item = ItemAt(args, i, range.split);
     float acc[kTokens / 2];
     consumer.Run(item, cursor, acc);
+    if constexpr (kTokens <= kMaxClusterTokens) {
+      if (splits > 1) {
+        constexpr int kUnits = kTokens / 16;
+        const ClusterPart<kTokens> part{range.split, splits};
+        ReduceInCluster<kTokens>(part, warpgroup, shared.activations, acc);
+        const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
+        const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
+        epilogue.first_group = first * 2;
+        epilogue.last_group = last * 2;
+        if (first >= last) continue;
+      }
+    }
     epilogue.Run(item, acc);
   }
 }
@@ -501,7 +651,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   LetNextBegin();
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) Produce<kTokens>(args, &map, shared);
+    if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
+    if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
+    if (kTokens <= kMaxClusterTokens && args.splits > 1) {
+      // The barriers of ReduceInCluster are for all threads of the cluster.
+      __syncwarp();
+      SyncCluster();
+      SyncCluster();
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kPlain>(args, shared,

@@ -11,13 +11,13 @@ namespace marlin::cuda {
 struct WgmmaArguments {
   TileView weights;
   EpilogueView epilogue;
-  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  float* partials = nullptr;  ///< [m, n]; null: the epilogue is done here.
   int m = 0;
   int token_tiles = 0;
   int blocks = 0;          ///< Of 128 rows of the matrix instruction.
-  int tiles = 0;           ///< Of k.
-  int tiles_of_split = 0;  ///< Of every split but perhaps the last.
-  int items = 0;           ///< token_tiles * blocks * splits
+  int tiles = 0;   ///< Of k.
+  int splits = 1;  ///< Thread blocks of a cluster, each with its part of k.
+  int items = 0;   ///< token_tiles * blocks
   int stages = 2;
   bool quads = false;      ///< Four neighbouring 16-bit outputs may be stored as one.
   int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
@@ -26,7 +26,12 @@ struct WgmmaArguments {
   int barriers_offset = 0;
 };
 
-inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
+/// Two consumer warpgroups and the producer's.
+inline constexpr int kWgmmaThreads = 384;
+
+/// Items of more tokens are not divided among the blocks of a cluster.
+inline constexpr int kMaxClusterTokens = 128;
+inline constexpr int kMaxSplits = 8;
 
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
