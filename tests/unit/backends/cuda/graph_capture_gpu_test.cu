@@ -138,7 +138,7 @@ TEST_P(GraphCapture, ReplaysWithTheBitsOfDirectCalls) {
 INSTANTIATE_TEST_SUITE_P(
     Products, GraphCapture,
     ::testing::Values(Problem{"few_rows", "marlin_gemv_mma", 1, DType::kBf16, false},
-                      Problem{"few_rows_gated", "marlin_gemv_mma", 16, DType::kBf16, true},
+                      Problem{"few_rows_gated", "marlin_gemv_mma", 8, DType::kBf16, true},
                       Problem{"few_rows_staged", "marlin_gemv_mma", 3, DType::kF32, false},
                       Problem{"many_rows", "marlin_gemm_wgmma", 65, DType::kBf16, false},
                       Problem{"many_rows_gated", "marlin_gemm_wgmma", 40, DType::kBf16, true},

@@ -15,6 +15,8 @@ inline constexpr int kMaxWords = 16;  ///< Of those codes.
 inline constexpr int kSteps = 4;
 inline constexpr int kPairs = 4;  ///< Registers of a fragment.
 
+inline constexpr uint32_t kUntouched = 0xdeadbeefu;  ///< What lies behind the words.
+
 using LaneCodes = std::array<uint8_t, kCodes>;
 using LaneWords = std::array<uint32_t, kMaxWords>;
 
@@ -22,7 +24,8 @@ template <CodeKind kKind>
 LaneWords Encode(const LaneCodes& codes) {
   uint8_t plain[kCodes];
   std::copy(codes.begin(), codes.end(), plain);
-  LaneWords words{};
+  LaneWords words;
+  words.fill(kUntouched);
   EncodeWords<kKind>(plain, words.data());
   return words;
 }

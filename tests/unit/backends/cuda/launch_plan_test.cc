@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -80,6 +81,11 @@ std::vector<DeviceShape> Devices() {
   devices[1].multiprocessors = 114;
   devices[2].multiprocessors = 16;
   devices[3].multiprocessors = 200;
+  for (size_t i = 1; i < devices.size(); ++i) {
+    for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
+      devices[i].clusters[blocks - 1] = devices[i].multiprocessors / blocks;
+    }
+  }
   return devices;
 }
 
@@ -157,8 +163,7 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   Regions regions;
   regions.Add("rings", 0, int64_t{plan.warps} * args.stages * problem.tile_bytes, 128);
   regions.Add("activations", args.activations_offset, int64_t{args.row_bytes} * problem.m, 16);
-  regions.Add("sums", args.sums_offset,
-              int64_t{plan.warps} * GemvSumFloats(problem.m > 8 ? 2 : 1) * 4, 4);
+  regions.Add("sums", args.sums_offset, int64_t{plan.warps} * kSumFloats * 4, 4);
   regions.Add("barriers", args.barriers_offset,
               (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
   EXPECT_LE(regions.end, plan.shared_bytes);
@@ -171,12 +176,40 @@ void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   std::vector<bool> seen(static_cast<size_t>(args.half_strips) * 2, false);
   for (int block = 0; block < args.blocks; ++block) {
     for (int i = 0; i < kStripsOfBlock; ++i) {
-      const int gate = std::min(block * 2 + i / 2, args.half_strips - 1);
+      const int gate = block * 2 + i / 2;
+      ASSERT_LT(gate, args.half_strips);
       seen[static_cast<size_t>(i % 2 == 0 ? gate : gate + args.half_strips)] = true;
     }
   }
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool one) { return one; }));
-  EXPECT_LT((args.blocks - 1) * 2, args.half_strips) << "a block of nothing";
+}
+
+/// Every block of a cluster has tiles of k and a part of the sums to finish, and all clusters run
+/// at once: one item each.
+void CheckCluster(const WgmmaPlan& plan, const DeviceShape& device) {
+  const WgmmaArguments& args = plan.arguments;
+  ASSERT_GE(args.splits, 1);
+  ASSERT_LE(args.splits, kMaxSplits);
+  // As ItemAt in wgmma_kernel.cuh cuts them.
+  int next = 0;
+  for (int split = 0; split < args.splits; ++split) {
+    EXPECT_EQ(int64_t{split} * args.tiles / args.splits, next);
+    const int64_t end = int64_t{split + 1} * args.tiles / args.splits;
+    EXPECT_GT(end, next) << "a block without k";
+    ASSERT_LE(int64_t{split + 1} * args.tiles, std::numeric_limits<int>::max());
+    next = static_cast<int>(end);
+  }
+  EXPECT_EQ(next, args.tiles);
+  if (args.splits == 1) return;
+  EXPECT_LE(plan.tokens, kMaxClusterTokens);
+  EXPECT_LE(args.items, device.clusters[args.splits - 1]);
+  EXPECT_EQ(plan.grid, args.items * args.splits);
+  // What ReduceInCluster sends: units of 16 tokens of a warpgroup, slots for the most that one
+  // owns.
+  const int units = 2 * plan.tokens / 16;
+  EXPECT_GE(units, args.splits) << "a block without sums";
+  const int64_t slots = CeilDivide(units, args.splits) * 2 * args.splits;
+  EXPECT_LE(slots * 128 * 16, args.exchange_offset) << "sums lie over what is in use";
 }
 
 void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
@@ -185,9 +218,9 @@ void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
   EXPECT_TRUE(plan.tokens == 32 || plan.tokens == 64 || plan.tokens == 128 || plan.tokens == 256);
   EXPECT_EQ(args.m, problem.m);
   EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
-  ExpectSplitsCover(args.tiles, args.tiles_of_split, plan.splits);
+  CheckCluster(plan, device);
   if (problem.batch_invariant) {
-    EXPECT_EQ(plan.splits, 1);
+    EXPECT_EQ(args.splits, 1);
   }
   EXPECT_EQ(args.token_tiles, CeilDivide(problem.m, plan.tokens));
   if (args.half_strips != 0) {
@@ -197,9 +230,10 @@ void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
     EXPECT_EQ(args.blocks, CeilDivide(problem.n, kBlockOutputs));
   }
   const bool gates_apart = problem.gated && args.half_strips == 0;
-  EXPECT_EQ(plan.partials, plan.splits > 1 || gates_apart);
-  EXPECT_EQ(args.items, int64_t{args.token_tiles} * args.blocks * plan.splits);
-  EXPECT_EQ(plan.grid, std::min(args.items, device.multiprocessors));
+  EXPECT_EQ(plan.partials, gates_apart);
+  EXPECT_EQ(args.items, int64_t{args.token_tiles} * args.blocks);
+  EXPECT_EQ(plan.grid,
+            std::min<int64_t>(int64_t{args.items} * args.splits, device.multiprocessors));
 
   EXPECT_GE(args.stages, 2) << "no copy would overlap a product";
   const int64_t activations = int64_t{args.stages} * StageActivationBytes(plan.tokens);
@@ -226,7 +260,7 @@ TEST(PlanGemv, CoversEveryShapeOnce) {
 
 TEST(PlanGemv, CoversEverySmallShapeOnce) {
   const DeviceShape device;
-  for (const int m : {1, 8, 9, 16}) {
+  for (const int m : {1, 2, 7, 8}) {
     for (int strips = 1; strips <= 300; ++strips) {
       for (int tiles = 1; tiles <= 40; ++tiles) {
         TileProblem problem;
@@ -245,7 +279,7 @@ TEST(PlanGemv, CoversEverySmallShapeOnce) {
 TEST(PlanGemv, EndsForEveryLengthOfRows) {
   const DeviceShape device;
   for (const int k : {1 << 20, 1 << 22, (1 << 22) + 1, 100000000, 2147483000}) {
-    for (const int m : {1, 16}) {
+    for (const int m : {1, kMaxGemvRows}) {
       for (const int tile_bytes : AllTileBytes()) {
         const TileProblem problem = {m, 64, k, tile_bytes, false, false};
         SCOPED_TRACE(Describe(problem, device));
@@ -281,18 +315,26 @@ TEST(PlanWgmma, CountsLargeShapes) {
       const TileProblem problem = {m, n, k, TileCodeBytes(8) + kGroupBytes, gated, false};
       SCOPED_TRACE(Describe(problem, device));
       CheckWgmma(problem, device);
-      const WgmmaPlan plan = PlanWgmma(problem, device);
-      EXPECT_EQ(PartialBytes(problem, plan.splits), int64_t{4} * m * n * plan.splits);
+      EXPECT_EQ(PartialBytes(problem, 3), int64_t{4} * m * n * 3);
     }
   }
 }
 
 /// The same rows in a larger batch: the order of a row's sums may not change.
+TEST(PlanWgmma, MakesClustersOfFewItems) {
+  const DeviceShape device;
+  const TileProblem few = {16, 1024, 16384, TileCodeBytes(4) + kGroupBytes, false, false};
+  EXPECT_GT(PlanWgmma(few, device).arguments.splits, 1);
+  DeviceShape without = device;
+  for (int blocks = 2; blocks <= kMaxSplits; ++blocks) without.clusters[blocks - 1] = 0;
+  EXPECT_EQ(PlanWgmma(few, without).arguments.splits, 1);
+}
+
 TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
   const DeviceShape device;
   for (int m = 1; m <= 300; ++m) {
     const TileProblem problem = {m, 1024, 100000, TileCodeBytes(4) + kGroupBytes, m % 2 == 0, true};
-    EXPECT_EQ(PlanWgmma(problem, device).splits, 1) << m;
+    EXPECT_EQ(PlanWgmma(problem, device).arguments.splits, 1) << m;
   }
 }
 
@@ -315,7 +357,7 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   };
   EXPECT_EQ(supported(desc), "gemv_mma gemm_wgmma gemm_cuda_exact ");
   GemmDesc rows = desc;
-  rows.m = 17;
+  rows.m = 9;
   EXPECT_EQ(supported(rows), "gemm_wgmma gemm_cuda_exact ");
   GemmDesc invariant = desc;
   invariant.determinism = Determinism::kBatchInvariant;
