@@ -1,16 +1,24 @@
-# MARLIN_CUDA=AUTO builds the CUDA backend where nvcc is found; ON demands it. The runtime library is
+# MARLIN_CUDA=AUTO builds the CUDA backend where a CUDA toolkit that is new enough is found, and says
+# why not where it is not; ON demands it. The runtime library is
 # linked statically and loads the driver when it is first used, so that what is built also runs on
 # machines without one.
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(MARLIN_HAVE_CUDA OFF)
+set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers look at host code; nvcc does not take their flags.
 if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANITIZE
    AND NOT MARLIN_BUILD_FUZZERS)
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    set(MARLIN_HAVE_CUDA ON)
+    find_package(CUDAToolkit ${MARLIN_CUDA_VERSION} QUIET)
+    if(CUDAToolkit_FOUND AND TARGET CUDA::cudart_static)
+      set(MARLIN_HAVE_CUDA ON)
+    else()
+      message(STATUS "CUDA backend: nvcc is there, but no toolkit of ${MARLIN_CUDA_VERSION} or newer "
+                     "(found: ${CUDAToolkit_VERSION})")
+    endif()
   endif()
 elseif(MARLIN_CUDA STREQUAL "ON")
   set(MARLIN_HAVE_CUDA ON)
@@ -20,7 +28,7 @@ if(MARLIN_HAVE_CUDA)
     set(CMAKE_CUDA_ARCHITECTURES 90a-real)
   endif()
   enable_language(CUDA)
-  find_package(CUDAToolkit 12.3 REQUIRED)
+  find_package(CUDAToolkit ${MARLIN_CUDA_VERSION} REQUIRED)
   # Before 3.26 CMake does not know how nvcc is asked for C++20.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -1,7 +1,7 @@
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 find_dependency(fmt)
-if(@MARLIN_HAVE_CUDA@)
+if(@MARLIN_NEEDS_CUDA@)
   find_dependency(CUDAToolkit)
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/marlinTargets.cmake)

@@ -6,8 +6,9 @@ tool=$(command -v clang-format-14) || {
   echo "skipped: no clang-format-14"
   exit 77
 }
-unformatted=$(find include src tests bench -type f \( -name '*.h' -o -name '*.cc' \) \
-  ! -path '*/data/*' -exec "$tool" --dry-run -Werror --ferror-limit=1 {} + 2>&1 |
+unformatted=$(find include src tests bench -type f \
+  \( -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) ! -path '*/data/*' \
+  -exec "$tool" --dry-run -Werror --ferror-limit=1 {} + 2>&1 |
   sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1/p' | sort -u)
 [ -z "$unformatted" ] && exit 0
 echo "run ./dev format; it would change:"

@@ -9,13 +9,16 @@ cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 generator=$(cached CMAKE_GENERATOR)
 compiler=$(cached CMAKE_CXX_COMPILER)
 launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
+cuda=$(cached MARLIN_CUDA)
+cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
 
 rm -rf "$scratch/prefix" "$scratch/consumer"
 mkdir -p "$scratch"
 if [ "$kind" = shared ]; then
   build=$scratch/library
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
-    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
+    -DMARLIN_CUDA="$cuda" -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF -DMARLIN_BUILD_BENCH=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
     cat "$scratch/configure.log"

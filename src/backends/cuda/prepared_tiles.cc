@@ -187,7 +187,7 @@ CodeKind KindOf(Format format) {
 
 Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
     const QuantizedWeights& weights, const Backend* backend,
-    std::shared_ptr<DeviceHandle> device) {
+    const std::shared_ptr<DeviceHandle>& device) {
   const WeightsSpec& spec = weights.spec;
   if (spec.k > kMaxDimension || spec.n > kMaxDimension) {
     return Status(Code::kUnsupported, "prepare: k and n up to " + std::to_string(kMaxDimension) +

@@ -21,7 +21,7 @@ class PreparedTiles : public PreparedWeights::Storage {
   /// dimensions beyond 2^31.
   static Result<std::shared_ptr<const PreparedTiles>> Make(const QuantizedWeights& weights,
                                                            const Backend* backend,
-                                                           std::shared_ptr<DeviceHandle> device);
+                                                           const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind() const { return kind_; }
   /// Precondition: tiled.

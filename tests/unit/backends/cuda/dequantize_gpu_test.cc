@@ -1,0 +1,94 @@
+// What Prepare puts on a GPU, read back: every format with every group and type of scales that it
+// may have, tiles and canonical arrays alike.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/scalars.h"
+#include "gpu_fixture.h"
+#include "reference/dequantize.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kK = 300;  // Neither whole tiles nor whole groups.
+constexpr int64_t kN = 136;  // Nor whole blocks of outputs.
+
+class PreparedOnGpu : public GpuTest<::testing::TestWithParam<std::tuple<Format, ScaleType>>> {
+ protected:
+  static Format format() { return std::get<0>(GetParam()); }
+  static ScaleType scale_type() { return std::get<1>(GetParam()); }
+
+  /// What the device makes of weights, as f32, bf16 or f16.
+  template <typename E>
+  std::vector<E> Read(const PreparedWeights& weights, DType type) const {
+    const DeviceBuffer out = Make(kK * kN * static_cast<int64_t>(sizeof(E)));
+    const Status status = Dequantize(device(), weights, {out.data(), type, {kK, kN}});
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(device().Synchronize().ok());
+    return Download<E>(out);
+  }
+
+  void Check(const QuantizedWeights& weights) const {
+    const Result<PreparedWeights> prepared = Prepare(weights, device());
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    const Result<reference::DenseWeights> expected = reference::Dequantize(weights);
+    ASSERT_TRUE(expected.ok()) << expected.status().message();
+    const std::vector<float> floats = Read<float>(*prepared, DType::kF32);
+    const std::vector<uint16_t> bf16 = Read<uint16_t>(*prepared, DType::kBf16);
+    const std::vector<uint16_t> f16 = Read<uint16_t>(*prepared, DType::kF16);
+    for (size_t i = 0; i < floats.size(); ++i) {
+      // Three roundings of fp32: a global scale, a difference or sum, a product.
+      const double bound = 3 * 0x1p-24 * expected->magnitude[i] + 0x1p-149;
+      ASSERT_NEAR(floats[i], expected->value[i], bound)
+          << "k " << i / kN << ", n " << i % kN << ", group " << weights.spec.group_size;
+      ASSERT_EQ(bf16[i], FloatToBf16(floats[i])) << "k " << i / kN << ", n " << i % kN;
+      ASSERT_EQ(f16[i], FloatToHalf(floats[i])) << "k " << i / kN << ", n " << i % kN;
+    }
+  }
+};
+
+TEST_P(PreparedOnGpu, AreTheWeights) {
+  std::vector<float> dense = GaussianFloats(kK * kN, 7);
+  // Rows of very different size: a neighbour's scale is far from the right one.
+  for (size_t i = 0; i < dense.size(); ++i) {
+    dense[i] = std::ldexp(dense[i], static_cast<int>(i * 5 % kN % 7) - 3);
+  }
+  const TensorView view(dense.data(), DType::kF32, {kK, kN});
+  // 48 and 80 share no power of two but 16; 0 is one group. Scales in fp32 are not put into tiles.
+  for (const int64_t group : {16, 32, 48, 64, 80, 128, 256, 0}) {
+    for (const bool symmetric : {false, true}) {
+      if (symmetric && GetFormatInfo(format()).zero_point != ZeroPoint::kOptional) continue;
+      const Result<QuantizedWeights> weights = Quantize(view, {.format = format(),
+                                                               .group_size = group,
+                                                               .scale_type = scale_type(),
+                                                               .symmetric = symmetric});
+      ASSERT_TRUE(weights.ok()) << weights.status().message();
+      Check(*weights);
+      if (HasFatalFailure() || !GetFormatInfo(format()).quantized) return;
+    }
+  }
+}
+
+std::vector<Format> EveryFormat() {
+  std::vector<Format> formats;
+  for (const FormatInfo& info : AllFormats()) formats.push_back(info.format);
+  return formats;
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, PreparedOnGpu,
+                         ::testing::Combine(::testing::ValuesIn(EveryFormat()),
+                                            ::testing::Values(ScaleType::kF16, ScaleType::kBf16,
+                                                              ScaleType::kF32, ScaleType::kE8M0,
+                                                              ScaleType::kE4M3)),
+                         [](const auto& test) {
+                           return std::string(FormatName(std::get<0>(test.param))) + "_" +
+                                  std::string(ScaleTypeName(std::get<1>(test.param)));
+                         });
+
+}  // namespace
+}  // namespace marlin

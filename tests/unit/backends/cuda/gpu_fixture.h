@@ -1,0 +1,63 @@
+// What tests on a GPU share: the device, or why the test is skipped, and memory on it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "marlin/marlin.h"
+
+namespace marlin {
+
+/// Base of tests on the current CUDA device. `Parent` is ::testing::Test or TestWithParam.
+template <typename Parent>
+class GpuTest : public Parent {
+ protected:
+  void SetUp() override {
+    const Result<Device> device = Device::Open("cuda");
+    // tests/CMakeLists.txt looks for these words.
+    if (!device.ok()) GTEST_SKIP() << "no CUDA device: " << device.status().message();
+    device_ = *device;
+  }
+
+  const Device& device() const { return *device_; }
+
+  /// Memory on the device; a failure of the test where there is none.
+  DeviceBuffer Make(int64_t bytes) const {
+    Result<DeviceBuffer> buffer = DeviceBuffer::Allocate(*device_, bytes);
+    EXPECT_TRUE(buffer.ok()) << buffer.status().message();
+    return buffer.ok() ? std::move(*buffer) : DeviceBuffer();
+  }
+
+  template <typename E>
+  DeviceBuffer Upload(const std::vector<E>& elements) const {
+    const auto bytes = static_cast<int64_t>(elements.size() * sizeof(E));
+    DeviceBuffer buffer = Make(bytes);
+    EXPECT_TRUE(buffer.CopyFrom(elements.data(), bytes).ok());
+    return buffer;
+  }
+
+  template <typename E>
+  std::vector<E> Download(const DeviceBuffer& buffer) const {
+    std::vector<E> elements(static_cast<size_t>(buffer.bytes()) / sizeof(E));
+    EXPECT_TRUE(buffer.CopyTo(elements.data(), buffer.bytes()).ok());
+    return elements;
+  }
+
+ private:
+  std::optional<Device> device_;
+};
+
+inline std::vector<float> GaussianFloats(int64_t count, uint32_t seed) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> draw;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = draw(bits);
+  return values;
+}
+
+}  // namespace marlin

@@ -1,0 +1,64 @@
+// A lane's codes and words in a fragment block, for every kind of codes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "backends/cuda/decode_fragment.cuh"
+
+namespace marlin::cuda {
+
+inline constexpr int kCodes = 32;     ///< Of a lane in a fragment block.
+inline constexpr int kMaxWords = 16;  ///< Of those codes.
+inline constexpr int kSteps = 4;
+inline constexpr int kPairs = 4;  ///< Registers of a fragment.
+
+inline constexpr uint32_t kUntouched = 0xdeadbeefu;  ///< What lies behind the words.
+
+using LaneCodes = std::array<uint8_t, kCodes>;
+using LaneWords = std::array<uint32_t, kMaxWords>;
+
+template <CodeKind kKind>
+LaneWords Encode(const LaneCodes& codes) {
+  uint8_t plain[kCodes];
+  std::copy(codes.begin(), codes.end(), plain);
+  LaneWords words;
+  words.fill(kUntouched);
+  EncodeWords<kKind>(plain, words.data());
+  return words;
+}
+
+inline LaneWords Encode(CodeKind kind, const LaneCodes& codes) {
+  switch (kind) {
+#define MARLIN_KIND(name) \
+  case CodeKind::name:    \
+    return Encode<CodeKind::name>(codes);
+#include "backends/cuda/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return {};
+}
+
+inline std::vector<CodeKind> CodedKinds() {
+  std::vector<CodeKind> kinds;
+#define MARLIN_KIND(name) \
+  if (CodeKind::name != CodeKind::kDense16) kinds.push_back(CodeKind::name);
+#include "backends/cuda/code_kinds.def"
+#undef MARLIN_KIND
+  return kinds;
+}
+
+inline int CountOf(CodeKind kind) { return 1 << CodeBits(kind); }
+
+/// Codes that differ between neighbours; over all `first`, every code is in every place.
+inline LaneCodes Ascending(CodeKind kind, int first) {
+  LaneCodes codes;
+  for (int i = 0; i < kCodes; ++i) {
+    codes[static_cast<size_t>(i)] = static_cast<uint8_t>((first + 7 * i) % CountOf(kind));
+  }
+  return codes;
+}
+
+}  // namespace marlin::cuda

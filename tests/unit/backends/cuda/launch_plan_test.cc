@@ -1,0 +1,378 @@
+// How products are cut into thread blocks, for shapes that no machine here could multiply:
+// everything is covered once, fits, and is counted in numbers that do not overflow.
+#include "backends/cuda/launch_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/kernel_table.h"
+#include "base/checked.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kNamedBarriers = 16;
+
+std::string Describe(const TileProblem& problem, const DeviceShape& device) {
+  return "m " + std::to_string(problem.m) + ", n " + std::to_string(problem.n) + ", k " +
+         std::to_string(problem.k) + ", tile " + std::to_string(problem.tile_bytes) +
+         (problem.gated ? ", gated" : "") + (problem.batch_invariant ? ", invariant" : "") +
+         ", multiprocessors " + std::to_string(device.multiprocessors);
+}
+
+/// The sizes of a tile of every kind of codes with every number of groups, with zeros and without.
+std::vector<int> AllTileBytes() {
+  std::vector<int> sizes;
+  for (const CodeKind kind :
+       {CodeKind::kFp4, CodeKind::kTable3, CodeKind::kTable2, CodeKind::kE4M3}) {
+    for (const int groups : {1, 2, 4, 8}) {
+      for (const int parameters : {1, 2}) {
+        sizes.push_back(TileCodeBytes(CodeBits(kind)) + groups * kGroupBytes * parameters);
+      }
+    }
+  }
+  sizes.push_back(TileCodeBytes(CodeBits(CodeKind::kDense16)));
+  return sizes;
+}
+
+/// Problems with dimensions from 1 up that are as likely small as large, and those around the sizes
+/// of tiles, strips and blocks.
+std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
+  constexpr int kMaxLog = 17;
+  std::mt19937 bits(20261121);
+  const auto draw = [&bits](int largest) {
+    const int log = static_cast<int>(bits() % (kMaxLog + 1));
+    const int near = 1 << log;
+    switch (bits() % 4) {
+      case 0:
+        return std::min(near, largest);
+      case 1:
+        return std::clamp(near + static_cast<int>(bits() % 3) - 1, 1, largest);
+      default:
+        return std::clamp(near + static_cast<int>(bits() % static_cast<uint32_t>(near)), 1,
+                          largest);
+    }
+  };
+  const std::vector<int> tile_bytes = AllTileBytes();
+  std::vector<TileProblem> problems;
+  for (size_t i = 0; i < count; ++i) {
+    TileProblem problem;
+    problem.m = 1 + static_cast<int>(bits() % static_cast<uint32_t>(max_m));
+    problem.n = draw(200000);
+    problem.k = draw(200000);
+    problem.tile_bytes = tile_bytes[i % tile_bytes.size()];
+    problem.gated = problem.n % 2 == 0 && bits() % 4 == 0;
+    problem.batch_invariant = bits() % 4 == 0;
+    problems.push_back(problem);
+  }
+  return problems;
+}
+
+std::vector<DeviceShape> Devices() {
+  std::vector<DeviceShape> devices(4);  // An H200, smaller parts of one, and more than there are.
+  devices[1].multiprocessors = 114;
+  devices[2].multiprocessors = 16;
+  devices[3].multiprocessors = 200;
+  for (size_t i = 1; i < devices.size(); ++i) {
+    for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
+      devices[i].clusters[blocks - 1] = devices[i].multiprocessors / blocks;
+    }
+  }
+  return devices;
+}
+
+/// Splits of `part` tiles each cover `tiles` once, and none of them is empty.
+void ExpectSplitsCover(int tiles, int part, int splits) {
+  EXPECT_GE(part, 1);
+  EXPECT_GE(int64_t{part} * splits, tiles);
+  EXPECT_LT(int64_t{part} * (splits - 1), tiles);
+}
+
+/// Regions of shared memory follow one another, aligned for what lies in them.
+struct Regions {
+  int64_t end = 0;
+  void Add(const char* name, int64_t begin, int64_t bytes, int64_t alignment) {
+    EXPECT_GE(begin, end) << name;
+    EXPECT_EQ(begin % alignment, 0) << name;
+    end = begin + bytes;
+  }
+};
+
+/// Every (strip, tile) of a block is one warp's: as the kernel numbers its warps.
+void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tiles) {
+  const int lanes = 1 << args.lanes_log;
+  ASSERT_EQ(args.share, 1 << args.share_log);
+  ASSERT_EQ(args.share * lanes, warps);
+  EXPECT_LE(lanes, std::max(strips, 1)) << "a warp without a strip";
+  if (args.share > 1) {
+    EXPECT_LT(lanes, kNamedBarriers) << "barrier 0 is the block's";
+  }
+  if (int64_t{strips} * tiles > 20000) return;  // The shape of the argument is seen in small ones.
+  std::vector<int> covered(static_cast<size_t>(strips) * static_cast<size_t>(tiles), 0);
+  for (int warp = 0; warp < warps; ++warp) {
+    const int sharer = warp & (args.share - 1);
+    for (int strip = warp >> args.share_log; strip < strips; strip += lanes) {
+      const int mine = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+      for (int i = 0; i < mine; ++i) {
+        const int tile = i * args.share + sharer;
+        ASSERT_LT(tile, tiles);
+        ++covered[static_cast<size_t>(strip) * static_cast<size_t>(tiles) +
+                  static_cast<size_t>(tile)];
+      }
+    }
+  }
+  EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
+}
+
+void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
+  const GemvPlan plan = PlanGemv(problem, device);
+  const GemvArguments& args = plan.arguments;
+  EXPECT_EQ(args.m, problem.m);
+  EXPECT_EQ(args.k, problem.k);
+  EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
+  ExpectSplitsCover(args.tiles, args.tiles_of_split, plan.splits);
+  EXPECT_EQ(plan.partials, plan.splits > 1 || problem.gated);
+  EXPECT_LE(plan.warps * 32, kMaxThreads);
+
+  // Blocks along n: the first strips_rest of them have one strip more.
+  const int64_t strips = CeilDivide(problem.n, kStripOutputs);
+  EXPECT_GE(args.strips_base, 1);
+  EXPECT_LT(args.strips_rest, plan.groups);
+  EXPECT_EQ(int64_t{args.strips_base} * plan.groups + args.strips_rest, strips);
+  EXPECT_LE(plan.groups, std::max(1, device.multiprocessors / plan.splits)) << "a second wave";
+  ExpectWarpsCover(args, plan.warps, args.strips_base + (args.strips_rest > 0 ? 1 : 0),
+                   args.tiles_of_split);
+
+  // Pieces of the activations.
+  EXPECT_LE(args.pieces, kMaxPieces);
+  EXPECT_LE(args.pieces, plan.warps) << "a warp makes ready the barrier of one piece";
+  EXPECT_EQ(args.tiles_of_piece, 1 << args.piece_log);
+  ExpectSplitsCover(args.tiles_of_split, args.tiles_of_piece, args.pieces);
+
+  EXPECT_GE(args.stages, 1);
+  EXPECT_GE(args.row_bytes, int64_t{args.tiles_of_split} * kTileK * 2);
+  EXPECT_EQ(args.row_bytes % 16, 0);
+  Regions regions;
+  regions.Add("rings", 0, int64_t{plan.warps} * args.stages * problem.tile_bytes, 128);
+  regions.Add("activations", args.activations_offset, int64_t{args.row_bytes} * problem.m, 16);
+  regions.Add("sums", args.sums_offset, int64_t{plan.warps} * kSumFloats * 4, 4);
+  regions.Add("barriers", args.barriers_offset,
+              (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
+  EXPECT_LE(regions.end, plan.shared_bytes);
+  EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+}
+
+/// The strips that the blocks of a gated product read, as StripOf in wgmma_kernel.cuh numbers them.
+void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
+  ASSERT_EQ(args.half_strips * kStripOutputs * 2, n);
+  std::vector<bool> seen(static_cast<size_t>(args.half_strips) * 2, false);
+  for (int block = 0; block < args.blocks; ++block) {
+    for (int i = 0; i < kStripsOfBlock; ++i) {
+      const int gate = block * 2 + i / 2;
+      ASSERT_LT(gate, args.half_strips);
+      seen[static_cast<size_t>(i % 2 == 0 ? gate : gate + args.half_strips)] = true;
+    }
+  }
+  EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool one) { return one; }));
+}
+
+/// Every block of a cluster has tiles of k and a part of the sums to finish, and all clusters run
+/// at once: one item each.
+void CheckCluster(const WgmmaPlan& plan, const DeviceShape& device) {
+  const WgmmaArguments& args = plan.arguments;
+  ASSERT_GE(args.splits, 1);
+  ASSERT_LE(args.splits, kMaxSplits);
+  // As ItemAt in wgmma_kernel.cuh cuts them.
+  int next = 0;
+  for (int split = 0; split < args.splits; ++split) {
+    EXPECT_EQ(int64_t{split} * args.tiles / args.splits, next);
+    const int64_t end = int64_t{split + 1} * args.tiles / args.splits;
+    EXPECT_GT(end, next) << "a block without k";
+    ASSERT_LE(int64_t{split + 1} * args.tiles, std::numeric_limits<int>::max());
+    next = static_cast<int>(end);
+  }
+  EXPECT_EQ(next, args.tiles);
+  if (args.splits == 1) return;
+  EXPECT_LE(plan.tokens, kMaxClusterTokens);
+  EXPECT_LE(args.items, device.clusters[args.splits - 1]);
+  EXPECT_EQ(plan.grid, args.items * args.splits);
+  // What ReduceInCluster sends: units of 16 tokens of a warpgroup, slots for the most that one
+  // owns.
+  const int units = 2 * plan.tokens / 16;
+  EXPECT_GE(units, args.splits) << "a block without sums";
+  const int64_t slots = CeilDivide(units, args.splits) * 2 * args.splits;
+  EXPECT_LE(slots * 128 * 16, args.exchange_offset) << "sums lie over what is in use";
+}
+
+void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
+  const WgmmaPlan plan = PlanWgmma(problem, device);
+  const WgmmaArguments& args = plan.arguments;
+  EXPECT_TRUE(plan.tokens == 32 || plan.tokens == 64 || plan.tokens == 128 || plan.tokens == 256);
+  EXPECT_EQ(args.m, problem.m);
+  EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
+  CheckCluster(plan, device);
+  if (problem.batch_invariant) {
+    EXPECT_EQ(args.splits, 1);
+  }
+  EXPECT_EQ(args.token_tiles, CeilDivide(problem.m, plan.tokens));
+  if (args.half_strips != 0) {
+    EXPECT_TRUE(problem.gated);
+    ExpectGatedStripsCovered(args, problem.n);
+  } else {
+    EXPECT_EQ(args.blocks, CeilDivide(problem.n, kBlockOutputs));
+  }
+  const bool gates_apart = problem.gated && args.half_strips == 0;
+  EXPECT_EQ(plan.partials, gates_apart);
+  EXPECT_EQ(args.items, int64_t{args.token_tiles} * args.blocks);
+  EXPECT_EQ(plan.grid,
+            std::min<int64_t>(int64_t{args.items} * args.splits, device.multiprocessors));
+
+  EXPECT_GE(args.stages, 2) << "no copy would overlap a product";
+  const int64_t activations = int64_t{args.stages} * StageActivationBytes(plan.tokens);
+  const int64_t weights = int64_t{args.stages} * kStripsOfBlock * problem.tile_bytes;
+  Regions regions;
+  regions.Add("activations", 0, activations, 1024);
+  EXPECT_EQ(StageActivationBytes(plan.tokens) / 2 % 1024, 0) << "the swizzle's period";
+  regions.Add("weights", args.weights_offset, weights, 16);
+  regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
+  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16, 8);
+  EXPECT_LE(regions.end, plan.shared_bytes);
+  EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+}
+
+TEST(PlanGemv, CoversEveryShapeOnce) {
+  for (const DeviceShape& device : Devices()) {
+    for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 5000)) {
+      SCOPED_TRACE(Describe(problem, device));
+      CheckGemv(problem, device);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(PlanGemv, CoversEverySmallShapeOnce) {
+  const DeviceShape device;
+  for (const int m : {1, 2, 7, 8}) {
+    for (int strips = 1; strips <= 300; ++strips) {
+      for (int tiles = 1; tiles <= 40; ++tiles) {
+        TileProblem problem;
+        problem.m = m;
+        problem.n = strips * kStripOutputs - strips % kStripOutputs;
+        problem.k = tiles * kTileK - tiles % 3;
+        problem.tile_bytes = TileCodeBytes(4) + kGroupBytes;
+        SCOPED_TRACE(Describe(problem, device));
+        CheckGemv(problem, device);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(PlanGemv, EndsForEveryLengthOfRows) {
+  const DeviceShape device;
+  for (const int k : {1 << 20, 1 << 22, (1 << 22) + 1, 100000000, 2147483000}) {
+    for (const int m : {1, kMaxGemvRows}) {
+      for (const int tile_bytes : AllTileBytes()) {
+        const TileProblem problem = {m, 64, k, tile_bytes, false, false};
+        SCOPED_TRACE(Describe(problem, device));
+        CheckGemv(problem, device);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(PlanWgmma, CoversEveryShapeOnce) {
+  for (const DeviceShape& device : Devices()) {
+    for (const TileProblem& problem : ManyProblems(300, 5000)) {
+      SCOPED_TRACE(Describe(problem, device));
+      CheckWgmma(problem, device);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// As large as fits a device's memory in one dimension.
+TEST(PlanWgmma, CountsLargeShapes) {
+  const DeviceShape device;
+  constexpr int kLarge = 2147483000;
+  for (const auto& [m, n, k] : {std::array<int, 3>{1 << 24, 16384, 4096},
+                                {1 << 30, 128, 128},
+                                {1, kLarge - kLarge % 128, 128},
+                                {300, 1 << 28, 64},
+                                {1, 128, kLarge},
+                                {1 << 20, 200000, 200000},
+                                {200000, 200000, 4096}}) {
+    for (const bool gated : {false, true}) {
+      const TileProblem problem = {m, n, k, TileCodeBytes(8) + kGroupBytes, gated, false};
+      SCOPED_TRACE(Describe(problem, device));
+      CheckWgmma(problem, device);
+      EXPECT_EQ(PartialBytes(problem, 3), int64_t{4} * m * n * 3);
+    }
+  }
+}
+
+/// The same rows in a larger batch: the order of a row's sums may not change.
+TEST(PlanWgmma, MakesClustersOfFewItems) {
+  const DeviceShape device;
+  const TileProblem few = {16, 1024, 16384, TileCodeBytes(4) + kGroupBytes, false, false};
+  EXPECT_GT(PlanWgmma(few, device).arguments.splits, 1);
+  DeviceShape without = device;
+  for (int blocks = 2; blocks <= kMaxSplits; ++blocks) without.clusters[blocks - 1] = 0;
+  EXPECT_EQ(PlanWgmma(few, without).arguments.splits, 1);
+}
+
+TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
+  const DeviceShape device;
+  for (int m = 1; m <= 300; ++m) {
+    const TileProblem problem = {m, 1024, 100000, TileCodeBytes(4) + kGroupBytes, m % 2 == 0, true};
+    EXPECT_EQ(PlanWgmma(problem, device).arguments.splits, 1) << m;
+  }
+}
+
+TEST(CudaKernels, SayWhyTheyDecline) {
+  GemmDesc desc;
+  desc.m = 1;
+  desc.n = desc.k = 256;
+  desc.group_size = 128;
+  desc.a_type = DType::kBf16;
+  desc.tiled = desc.fits_f16 = true;
+  const DeviceFacts facts = {.level = Isa::kSm90};
+  const auto supported = [&](GemmDesc changed) {
+    std::string names;
+    for (const KernelDesc& kernel : CudaKernels()) {
+      const Support support = kernel.supports(changed, facts);
+      if (support.ok()) names += std::string(kernel.name).substr(sizeof("marlin_") - 1) + " ";
+      EXPECT_NE(support.ok(), !support.reason.empty());
+    }
+    return names;
+  };
+  EXPECT_EQ(supported(desc), "gemv_mma gemm_wgmma gemm_cuda_exact ");
+  GemmDesc rows = desc;
+  rows.m = 9;
+  EXPECT_EQ(supported(rows), "gemm_wgmma gemm_cuda_exact ");
+  GemmDesc invariant = desc;
+  invariant.determinism = Determinism::kBatchInvariant;
+  EXPECT_EQ(supported(invariant), "gemm_wgmma gemm_cuda_exact ");
+  GemmDesc canonical = desc;
+  canonical.tiled = false;
+  EXPECT_EQ(supported(canonical), "gemm_cuda_exact ");
+  GemmDesc floats = desc;
+  floats.a_type = DType::kF32;
+  EXPECT_EQ(supported(floats), "gemm_cuda_exact ");
+  floats.allow_bf16_activations = true;
+  EXPECT_EQ(supported(floats), "gemv_mma gemm_wgmma gemm_cuda_exact ");
+  EXPECT_TRUE(NeedsStaging(floats));
+  EXPECT_FALSE(NeedsStaging(desc));
+}
+
+}  // namespace
+}  // namespace marlin::cuda
