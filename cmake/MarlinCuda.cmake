@@ -1,4 +1,4 @@
-# MARLIN_CUDA=AUTO builds the CUDA backend where nvcc is found; ON demands it. The runtime library is
+# MARLIN_CUDA=AUTO builds the CUDA backend where a new enough nvcc is found; ON demands it. The runtime library is
 # linked statically and loads the driver when it is first used, so that what is built also runs on
 # machines without one.
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
@@ -10,7 +10,8 @@ if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANIT
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    set(MARLIN_HAVE_CUDA ON)
+    find_package(CUDAToolkit 12.3 QUIET)
+    set(MARLIN_HAVE_CUDA ${CUDAToolkit_FOUND})
   endif()
 elseif(MARLIN_CUDA STREQUAL "ON")
   set(MARLIN_HAVE_CUDA ON)
