@@ -265,12 +265,12 @@ class MarlinStack(nn.Module):
         target = fn(torch.empty(1, device=before)).device
         stay = self.qweight.device.type == "cpu" and target.type not in ("cpu", "meta")
         if stay:
-            self._buffers = dict.fromkeys(kept)
+            self._buffers.update(dict.fromkeys(kept))
         try:
             result = super()._apply(fn, recurse)
         finally:
             if stay:
-                self._buffers = kept
+                self._buffers.update(kept)
         # Types mean what they are: .half() must not round scales or codes.
         for name, buffer in kept.items():
             moved = self._buffers[name]
