@@ -1,7 +1,8 @@
 """Large language models with 2- to 8-bit weights.
 
-Arrays are NumPy, PyTorch or MLX; results come back in the kind that went in. Importing this package
-imports neither PyTorch nor MLX; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm` do.
+Arrays are NumPy, PyTorch, CuPy or MLX; results come back in the kind that went in. Importing this
+package imports none of these but NumPy; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm`
+do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ._core import (
     MixedPrecisionConfig,
     PreparedWeights,
     QuantizedWeights,
+    devices,
     formats,
     supported_model_types,
 )
@@ -30,6 +32,7 @@ from .linear import (
     default_device,
     dequantize,
     matmul,
+    open_device,
     pack_fp4_weights,
     pack_u4_weights,
     pack_weights,
@@ -58,11 +61,13 @@ __all__ = [
     "UnsupportedError",
     "default_device",
     "dequantize",
+    "devices",
     "errors",
     "formats",
     "kernels",
     "load",
     "matmul",
+    "open_device",
     "pack_fp4_weights",
     "pack_u4_weights",
     "pack_weights",

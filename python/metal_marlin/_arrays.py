@@ -2,38 +2,102 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
 import numpy as np
 
+from . import _core
 from .errors import InvalidArgumentError
 
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
 def kind_of(array: Any) -> str:
-    """"numpy", "torch" or "mlx"; whatever else numpy can read counts as numpy."""
+    """"numpy", "torch", "mlx" or "cupy"; whatever else numpy can read counts as numpy."""
     module = type(array).__module__.partition(".")[0]
-    return module if module in ("torch", "mlx") else "numpy"
+    return module if module in ("torch", "mlx", "cupy") else "numpy"
+
+
+def device_name(array: Any) -> str:
+    """The device that an array is on, as Device takes it."""
+    kind = kind_of(array)
+    if kind == "torch" and array.device.type == "cuda":
+        return f"cuda:{array.device.index}"
+    return f"cuda:{array.device.id}" if kind == "cupy" else "cpu"
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether calls with an array return before their work is done."""
+    return device_name(array) != "cpu"
+
+
+def torch_view(tensor: Any) -> _core.ArrayView:
+    """A tensor as the core reads it, on any device; DLPack wants it on the current one."""
+    return _core.ArrayView(
+        tensor,
+        tensor.data_ptr(),
+        dtype_name(tensor),
+        tensor.shape,
+        tensor.stride(),
+        tensor.device.type,
+        tensor.device.index or 0,
+    )
 
 
 def to_core(array: Any) -> Any:
-    """Something that the core can read in place, or a copy where the framework demands one."""
+    """Something that the core can read where it is, or a copy where the framework demands one."""
     kind = kind_of(array)
     if kind == "torch":
-        if array.device.type != "cpu":
-            raise InvalidArgumentError(
-                f"array: on {array.device}, but this build has no kernels for it; use .cpu()"
-            )
-        return array.detach()
+        return torch_view(array.detach().resolve_neg())
     if kind == "mlx":
         import mlx.core as mx
 
         # bfloat16 has no NumPy type; DLPack carries it.
         mx.eval(array)
         return array
-    return np.asarray(array)
+    return array if kind == "cupy" else np.asarray(array)
+
+
+def to_host(array: Any) -> Any:
+    """An array in the host's memory that the core can read; a copy of what is on a GPU."""
+    kind = kind_of(array)
+    if kind == "torch":
+        return array.detach().cpu()
+    return array.get() if kind == "cupy" else to_core(array)
+
+
+def stream_scope(like: Any, stream: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Makes a stream, given by its handle, the framework's current one; None leaves it."""
+    if stream is None or not on_gpu(like):
+        return contextlib.nullcontext()
+    framework = sys.modules[kind_of(like)]
+    if kind_of(like) == "torch":
+        outer = framework.cuda.ExternalStream(stream, device=like.device)
+        return framework.cuda.stream(outer)  # type: ignore[no-any-return]
+    return framework.cuda.ExternalStream(stream)  # type: ignore[no-any-return]
+
+
+def current_stream(like: Any) -> int:
+    """The handle of the stream that the framework puts an array's work on; 0 for the host."""
+    if not on_gpu(like):
+        return 0
+    framework = sys.modules[kind_of(like)]
+    if kind_of(like) == "torch":
+        return int(framework.cuda.current_stream(like.device).cuda_stream)
+    return int(framework.cuda.get_current_stream().ptr)
+
+
+def allocator(like: Any) -> Any:
+    """How the core gets memory beside an array from its framework; None: from the library.
+
+    What a framework allocates belongs to its current stream, and to a graph that is captured.
+    """
+    if kind_of(like) != "torch" or not on_gpu(like):
+        return None
+    torch = sys.modules["torch"]
+    return lambda count: torch_view(torch.empty(count, dtype=torch.uint8, device=like.device))
 
 
 def dtype_name(array: Any) -> str:
@@ -54,7 +118,11 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
     kind = kind_of(like)
     if kind == "torch":
         torch = sys.modules["torch"]
-        out = torch.empty(shape, dtype=like.dtype)
+        out = torch.empty(shape, dtype=like.dtype, device=like.device)
+        write(out)
+        return out
+    if kind == "cupy":
+        out = sys.modules["cupy"].empty(shape, like.dtype)
         write(out)
         return out
     if kind == "mlx":
@@ -75,7 +143,9 @@ def like_kind(like: Any, array: Any) -> Any:
     if kind == "torch":
         torch = sys.modules["torch"]
         writable = np.array(array)
-        return torch.from_numpy(writable)
+        return torch.from_numpy(writable).to(like.device)
+    if kind == "cupy":
+        return sys.modules["cupy"].asarray(array)
     if kind == "mlx":
         import mlx.core as mx
 

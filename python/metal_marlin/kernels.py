@@ -1,15 +1,17 @@
 """One named kernel, no selection.
 
-`names()` lists the kernels of the default device; each is a function of this module:
-`kernels.marlin_gemm_avx512(x, weights)`. The kernels of the Metal and CUDA backends are not in this
-build; asking for one raises UnsupportedError.
+`names()` lists the kernels of a device; each is a function of this module:
+`kernels.marlin_gemm_avx512(x, weights)`. The kernels of the Metal backend are not in this build;
+asking for one raises UnsupportedError.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from ._core import Device, devices
 from .errors import UnsupportedError
 from .linear import default_device, matmul, unpack_weights
 
@@ -22,9 +24,15 @@ _ELSEWHERE = (
 )
 
 
-def names() -> list[str]:
-    """The product kernels that the default device can run."""
-    return [k["name"] for k in default_device().info["kernels"] if k["available"]]
+def names(device: Device | None = None) -> list[str]:
+    """The product kernels that a device, or the default one, can run."""
+    info = (device or default_device()).info
+    return [k["name"] for k in info["kernels"] if k["available"]]
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    return frozenset(k["name"] for info in devices() for k in info["kernels"])
 
 
 def dequant_fp4(packed: Any, scales: Any, group_size: int = 32) -> Any:
@@ -40,11 +48,10 @@ def dequant_u4(packed: Any, scales: Any, zeros: Any, group_size: int = 128) -> A
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in _ELSEWHERE:
         raise UnsupportedError(
-            f"{name}: a kernel of the Metal and CUDA backends, which this build does not have; "
+            f"{name}: a kernel of the Metal backend, which this build does not have; "
             f"here: {', '.join(names())}"
         )
-    known = {k["name"] for k in default_device().info["kernels"]}
-    if name not in known:
+    if name.startswith("_") or name not in _known():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def run(x: Any, weights: Any, bias: Any = None, **options: Any) -> Any:

@@ -9,15 +9,39 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import check_float, dtype_name, kind_of, like_kind, options, run_into, to_core
+from ._arrays import (
+    allocator,
+    check_float,
+    current_stream,
+    device_name,
+    dtype_name,
+    kind_of,
+    like_kind,
+    options,
+    run_into,
+    stream_scope,
+    to_core,
+    to_host,
+)
 from ._core import Device, PreparedWeights, QuantizedWeights
 from .errors import InvalidArgumentError
 
 
 @functools.cache
+def _opened(name: str) -> Device:
+    return Device(name)
+
+
+def open_device(name: str = "auto") -> Device:
+    """The one Device of a name in this process, so that calls share weights and threads."""
+    if name == "cuda":
+        name = Device(name).name  # The current one, which changes.
+    return _opened("auto" if name == "cpu" else name)
+
+
 def default_device() -> Device:
-    """The device that calls without one use: all processors of this machine."""
-    return Device("auto")
+    """The device that weights are prepared for unless told: all processors of this machine."""
+    return open_device()
 
 
 def pack_weights(
@@ -33,7 +57,7 @@ def pack_weights(
     `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
     scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse".
     """
-    return _core.quantize(to_core(weight), format, group_size, scale_type, method, symmetric)
+    return _core.quantize(to_host(weight), format, group_size, scale_type, method, symmetric)
 
 
 def pack_fp4_weights(weight: Any, group_size: int = 32) -> tuple[Any, Any]:
@@ -55,7 +79,7 @@ def _from_parts(
     packed: Any, scales: Any, group_size: int, zeros: Any, format: str, k: int | None
 ) -> QuantizedWeights:
     bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
-    words = np.asarray(packed) if kind_of(packed) != "torch" else packed
+    words = packed if kind_of(packed) in ("torch", "cupy") else np.asarray(packed)
     width = bits.get(format, 8)
     if k is None:
         k = words.shape[0] * 32 // width if 32 % width == 0 else words.shape[0] // width * 32
@@ -69,9 +93,9 @@ def _from_parts(
         n=int(words.shape[1]),
         group_size=group_size,
         scale_type="fp32" if dtype_name(scales) == "float32" else "fp16",
-        codes=to_core(packed),
-        scales=to_core(scales),
-        zeros=None if zeros is None else to_core(zeros),
+        codes=to_host(packed),
+        scales=to_host(scales),
+        zeros=None if zeros is None else to_host(zeros),
     )
     return QuantizedWeights.from_parts(parts)
 
@@ -97,9 +121,11 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
     return out
 
 
-def prepare(weights: QuantizedWeights, device: Device | None = None) -> PreparedWeights:
-    """Rearranges weights for a device, once, at load."""
-    return _core.prepare(weights, device or default_device())
+def prepare(weights: QuantizedWeights, device: Device | str | None = None) -> PreparedWeights:
+    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", ...), once, at load."""
+    if not isinstance(device, Device):
+        device = open_device(device or "auto")
+    return _core.prepare(weights, device)
 
 
 def matmul(
@@ -114,9 +140,12 @@ def matmul(
     expert: int = 0,
     kernel: str = "",
     device: Device | None = None,
+    stream: int | None = None,
 ) -> Any:
     """x [..., K] times prepared weights: [..., N], or [..., N/2] when gated.
 
+    x and bias are on the weights' device. A GPU's work is put on `stream`, a handle (None: the
+    framework's current one), and the result is there when that stream comes to it.
     float32, float16 or bfloat16 in and out; sums are float32. activation: "none", "silu",
     "gelu_tanh", "relu"; accuracy: "default", "exact" (no rounding of weights or activations) or
     "w4a8". A float32 x may be split in two bfloat16 terms, never rounded to one.
@@ -124,7 +153,6 @@ def matmul(
     check_float("x", x)
     if x.ndim < 1 or x.shape[-1] != weights.k:
         raise InvalidArgumentError(f"x: expected [..., {weights.k}], got {list(x.shape)}")
-    rows = to_core(x.reshape((-1, weights.k)))
     columns = weights.n // 2 if gated else weights.n
 
     product = options(
@@ -136,25 +164,31 @@ def matmul(
         batch_invariant=batch_invariant,
         expert=expert,
         kernel=kernel,
+        allocate=allocator(x),
     )
 
     def write(out: Any) -> None:
         flat = out.reshape((-1, columns))
-        _core.gemm(device or default_device(), rows, weights, flat, product)
+        rows = to_core(x.reshape((-1, weights.k)))
+        _core.gemm(device or weights.device, rows, weights, to_core(flat), product)
 
-    return run_into(x, (*x.shape[:-1], columns), write)
+    with stream_scope(x, stream):
+        product.stream = current_stream(x)
+        return run_into(x, (*x.shape[:-1], columns), write)
 
 
 _prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], PreparedWeights]] = {}
 
 
-def _prepare_cached(arrays: list[Any], key: tuple[Any, ...], make: Any) -> PreparedWeights:
+def _prepare_cached(
+    arrays: list[Any], key: tuple[Any, ...], make: Any, device: str
+) -> PreparedWeights:
     """Prepared weights of packed arrays that are still alive; changes in place are not seen."""
-    key = (*(id(a) for a in arrays), *key)
+    key = (*(id(a) for a in arrays), *key, device)
     found = _prepared.get(key)
     if found is not None and all(ref() is a for ref, a in zip(found[0], arrays, strict=True)):
         return found[1]
-    prepared = prepare(make())
+    prepared = prepare(make(), device)
     try:
         refs = [weakref.ref(a, lambda _: _prepared.pop(key, None)) for a in arrays]
     except TypeError:
@@ -174,8 +208,8 @@ def quantized_linear(
 ) -> Any:
     """x [..., K] times packed weights (see pack_fp4_weights, pack_u4_weights): [..., N].
 
-    The packed arrays are rearranged at the first call and remembered while they live: do not change
-    them in place. `prepare` and `matmul` are the same in two steps.
+    The packed arrays are rearranged at the first call for x's device and remembered while they
+    live: do not change them in place. `prepare` and `matmul` are the same in two steps.
     """
     check_float("x", x)
     arrays = [packed, scales] if zeros is None else [packed, scales, zeros]
@@ -183,5 +217,6 @@ def quantized_linear(
         arrays,
         (group_size, format, int(x.shape[-1])),
         lambda: _from_parts(packed, scales, group_size, zeros, format, int(x.shape[-1])),
+        device_name(x),
     )
     return matmul(x, weights, bias)

@@ -1,12 +1,15 @@
-"""PyTorch: an operator, and modules whose weights are quantized. CPU tensors in this build.
+"""PyTorch: an operator, and modules whose weights are quantized, on the CPU and on NVIDIA GPUs.
 
 The operator `metal_marlin::linear` takes weights by a handle, because they are rearranged for the
-device once. It has a fake implementation (torch.compile) and a gradient for its input.
+device once. It has a fake implementation (torch.compile) and a gradient for its input. On a GPU it
+puts its work on the current stream, waits for nothing, and takes all memory from PyTorch, so that
+graphs can be captured.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from typing import Any
 
@@ -15,9 +18,9 @@ import torch
 from torch import nn
 
 from . import _core
-from ._arrays import options, to_core
+from ._arrays import allocator, current_stream, options, torch_view
 from .errors import InvalidArgumentError, UnsupportedError
-from .linear import default_device, pack_weights, prepare
+from .linear import open_device, pack_weights, prepare
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _SCALE_TYPES = {
@@ -28,24 +31,43 @@ _SCALE_TYPES = {
     "e4m3": torch.uint8,
 }
 _CODEBOOK_BITS = {"nf4": 4, "nf3": 3, "nf2": 2, "codebook4": 4}
+_KERNELS_FOR = ("cpu", "cuda")
+_HOST = torch.device("cpu")
 _handles = itertools.count(1)
 _weights: dict[int, _core.PreparedWeights] = {}
 
 
-def _check_cpu(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(f"x: on {tensor.device}; this build runs on the CPU only")
+def _weights_of(handle: int) -> _core.PreparedWeights:
+    weights = _weights.get(handle)
+    if weights is None:
+        raise InvalidArgumentError(
+            f"handle: {handle} is of no weights (any more); its module was moved, changed or freed"
+        )
+    return weights
 
 
-@torch.library.custom_op("metal_marlin::linear", mutates_args=(), device_types="cpu")
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as a matrix with contiguous columns, in place where its strides allow."""
+    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    overlaps = rows.shape[0] > 1 and rows.stride(0) < rows.shape[1]
+    return rows.contiguous() if overlaps or rows.stride(1) != 1 else rows
+
+
+@torch.library.custom_op("metal_marlin::linear", mutates_args=(), device_types=_KERNELS_FOR)
 def linear(
     x: torch.Tensor, bias: torch.Tensor | None, handle: int, expert: int, out_features: int
 ) -> torch.Tensor:
     """x [..., in] times the weights of a handle (see register): [..., out] in x's type."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = torch.empty((rows.shape[0], out_features), dtype=x.dtype)
-    product = options(_core.ProductOptions(), bias=bias, expert=expert)
-    _core.gemm(default_device(), rows, _weights[handle], out, product)
+    weights, rows = _weights_of(handle), _rows(x)
+    out = torch.empty((rows.shape[0], out_features), dtype=x.dtype, device=x.device)
+    product = options(
+        _core.ProductOptions(),
+        bias=None if bias is None else torch_view(bias.detach().contiguous()),
+        expert=expert,
+        stream=current_stream(x),
+        allocate=allocator(x),
+    )
+    _core.gemm(weights.device, torch_view(rows), weights, torch_view(out), product)
     return out.reshape(*x.shape[:-1], out_features)
 
 
@@ -56,12 +78,13 @@ def _(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.custom_op("metal_marlin::linear_grad", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("metal_marlin::linear_grad", mutates_args=(), device_types=_KERNELS_FOR)
 def linear_grad(grad: torch.Tensor, handle: int, expert: int, in_features: int) -> torch.Tensor:
     """The gradient of x: grad [..., out] times the transposed weights."""
-    weights = _weights[handle]
-    dense = torch.empty((in_features, weights.n), dtype=torch.float32)
-    _core.dequantize_prepared(default_device(), weights, dense, expert)
+    weights = _weights_of(handle)
+    dense = torch.empty((in_features, weights.n), dtype=torch.float32, device=grad.device)
+    stream = current_stream(grad)
+    _core.dequantize_prepared(weights.device, weights, torch_view(dense), expert, stream)
     return (grad.float() @ dense.T).to(grad.dtype)
 
 
@@ -73,22 +96,32 @@ def _(grad: torch.Tensor, handle: int, expert: int, in_features: int) -> torch.T
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, bias, handle, expert, _ = inputs
     ctx.handle, ctx.expert, ctx.in_features = handle, expert, x.shape[-1]
-    ctx.has_bias = bias is not None
+    ctx.bias_type = None if bias is None else bias.dtype
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     grad_x = torch.ops.metal_marlin.linear_grad(grad, ctx.handle, ctx.expert, ctx.in_features)
-    grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.has_bias else None
+    grad_bias = None
+    if ctx.bias_type is not None:
+        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_type)
     return grad_x, grad_bias, None, None, None
 
 
 linear.register_autograd(_backward, setup_context=_setup_context)
 
 
-def register(owner: object, weights: _core.QuantizedWeights) -> int:
-    """Prepares weights and returns a handle that lives as long as `owner`."""
+def register(
+    owner: object, weights: _core.QuantizedWeights, device: torch.device = _HOST
+) -> int:
+    """Prepares weights for a device; returns a handle that lives as long as `owner`."""
+    if device.type not in _KERNELS_FOR:
+        raise UnsupportedError(f"weights: no kernels for {device}; there are for the CPU and CUDA")
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "weights: cannot be prepared while a graph is captured; call the module once before"
+        )
     handle = next(_handles)
-    _weights[handle] = prepare(weights)
+    _weights[handle] = prepare(weights, open_device(str(device)))
     weakref.finalize(owner, _weights.pop, handle, None)
     return handle
 
@@ -97,8 +130,12 @@ class MarlinStack(nn.Module):
     """Quantized matrices [experts, in, out], or one of them, as buffers of a state_dict.
 
     Buffers: qweight uint32 [words, out]; scales, zeros, qbias [groups, out]; global_scale
-    [experts]; codebook [2^bits]; with several experts, they come first.
+    [experts]; codebook [2^bits]; with several experts, they come first. They stay in the host's
+    memory: a GPU has the prepared form only.
     """
+
+    _device = _HOST
+    _handle: int | None = None
 
     def __init__(
         self,
@@ -133,7 +170,6 @@ class MarlinStack(nn.Module):
         self._add("global_scale", global_scale, (experts,), torch.float32)
         book = _CODEBOOK_BITS.get(format)
         self._add("codebook", book is not None, (1 << (book or 0),), torch.float32)
-        self._handle: int | None = None
 
     def _add(self, name: str, present: bool, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.register_buffer(name, torch.zeros(shape, dtype=dtype) if present else None)
@@ -186,9 +222,31 @@ class MarlinStack(nn.Module):
             self.codebook.copy_(torch.tensor(book))
         self.refresh()
 
+    @property
+    def device(self) -> torch.device:
+        """Where products run, and where x has to be."""
+        return self._device
+
     def refresh(self) -> None:
         """Rearranges the weights anew; needed after changing buffers by hand."""
-        self._handle = register(self, self.quantized())
+        self._release()
+        self.settle()
+        self._handle = register(self, self.quantized(), self._device)
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            _weights.pop(self._handle, None)
+        self._handle = None
+
+    def settle(self) -> None:
+        """Takes buffers that a loader put on a GPU as a move there, and brings them back."""
+        found = self.qweight.device
+        if found.type == "meta":
+            raise UnsupportedError("weights: on the meta device; load a state_dict first")
+        if found.type != "cpu":
+            self._device = found
+            for name, buffer in self._buffers.items():
+                self._buffers[name] = None if buffer is None else buffer.to(_HOST)
 
     def handle(self) -> int:
         """The handle of the prepared weights."""
@@ -203,14 +261,27 @@ class MarlinStack(nn.Module):
             self.refresh()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept, before = dict(self._buffers), self._device
+        target = fn(torch.empty(1, device=before)).device
+        stay = self.qweight.device.type == "cpu" and target.type not in ("cpu", "meta")
+        if stay:
+            self._buffers.update(dict.fromkeys(kept))
+        try:
+            result = super()._apply(fn, recurse)
+        finally:
+            if stay:
+                self._buffers.update(kept)
         # Types mean what they are: .half() must not round scales or codes.
-        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        result = super()._apply(fn, recurse)
         for name, buffer in kept.items():
             moved = self._buffers[name]
-            if moved is not None and moved.dtype != buffer.dtype:
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(moved.device)
-        self._handle = None
+        if target.type != "meta":
+            self._device = target
+        if any(self._buffers[name] is not buffer for name, buffer in kept.items()):
+            self._release()
+        elif self._device != before:
+            self.refresh()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,16 +298,20 @@ class MarlinStack(nn.Module):
         stack = f"{self.experts} x " if self.stacked else ""
         return f"{stack}{self.in_features} -> {self.out_features}, {self.format}/g{self.group_size}"
 
-    def apply_expert(self, x: torch.Tensor, expert: int = 0) -> torch.Tensor:
-        """x [..., in] times one of the matrices."""
-        _check_cpu(x)
+    def apply_expert(
+        self, x: torch.Tensor, expert: int = 0, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] times one of the matrices, plus a bias."""
+        handle = self.handle()
+        if x.device != self._device:
+            raise InvalidArgumentError(f"x: on {x.device}, but the weights are on {self._device}")
         if x.dtype not in _FLOATS:
             raise InvalidArgumentError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
         if x.shape[-1] != self.in_features:
             raise InvalidArgumentError(
                 f"x: expected [..., {self.in_features}], got {list(x.shape)}"
             )
-        return torch.ops.metal_marlin.linear(x, None, self.handle(), expert, self.out_features)
+        return torch.ops.metal_marlin.linear(x, bias, handle, expert, self.out_features)
 
 
 class MarlinLinear(MarlinStack):
@@ -264,7 +339,7 @@ class MarlinLinear(MarlinStack):
         method: str = "rtn",
     ) -> MarlinLinear:
         """Quantizes the weight of a linear layer; the bias is kept."""
-        weights = pack_weights(to_core(module.weight).T, format, group_size, scale_type, method)
+        weights = pack_weights(module.weight.T, format, group_size, scale_type, method)
         made = cls(
             module.in_features,
             module.out_features,
@@ -276,6 +351,7 @@ class MarlinLinear(MarlinStack):
             biases=weights.biases is not None,
             global_scale=weights.global_scale is not None,
         )
+        made._device = module.weight.device
         made.fill(weights)
         if module.bias is not None:
             made.bias = nn.Parameter(module.bias.detach().clone())
@@ -283,13 +359,7 @@ class MarlinLinear(MarlinStack):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out], in x's type."""
-        _check_cpu(x)
-        if x.shape[-1] != self.in_features:
-            raise InvalidArgumentError(
-                f"x: expected [..., {self.in_features}], got {list(x.shape)}"
-            )
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return torch.ops.metal_marlin.linear(x, bias, self.handle(), 0, self.out_features)
+        return self.apply_expert(x, 0, self.bias)
 
 
 class MarlinMoE(nn.Module):
@@ -306,15 +376,27 @@ class MarlinMoE(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden [tokens, in], experts and weights [tokens, top_k] -> [tokens, in]."""
-        out = torch.zeros_like(hidden_states)
-        for expert in torch.unique(top_k_index).tolist():
-            token, choice = torch.where(top_k_index == expert)
-            x = hidden_states[token]
-            inner = self.act_fn(self.gate_proj.apply_expert(x, expert))
-            inner = inner * self.up_proj.apply_expert(x, expert)
-            y = self.down_proj.apply_expert(inner, expert) * top_k_weights[token, choice, None]
-            out.index_add_(0, token, y.to(out.dtype))
-        return out
+        experts, top_k = self.gate_proj.experts, top_k_index.shape[-1]
+        chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
+        x = hidden_states[order // top_k]
+        weights = top_k_weights.reshape(-1)[order, None]
+        # The one place that waits for a device: the host starts each expert's products.
+        bounds = torch.arange(experts + 1, dtype=chosen.dtype, device=chosen.device)
+        begins = torch.searchsorted(chosen, bounds).tolist()
+        if begins[0] != 0 or begins[-1] != chosen.numel():
+            raise InvalidArgumentError(f"top_k_index: expected experts 0..{experts - 1}")
+        parts = []
+        for expert in range(experts):
+            own = slice(begins[expert], begins[expert + 1])
+            if own.start < own.stop:
+                inner = self.act_fn(self.gate_proj.apply_expert(x[own], expert))
+                inner = inner * self.up_proj.apply_expert(x[own], expert)
+                parts.append(self.down_proj.apply_expert(inner, expert) * weights[own])
+        if not parts:
+            return torch.zeros_like(hidden_states)
+        # Back to the order of the tokens; sums of a fixed order give the same bits every time.
+        results = torch.cat(parts)[torch.argsort(order)]
+        return results.unflatten(0, (-1, top_k)).sum(1).to(hidden_states.dtype)
 
 
 __all__ = ["MarlinLinear", "MarlinMoE", "MarlinStack", "linear", "register"]

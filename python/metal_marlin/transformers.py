@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.quantizers import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -105,9 +106,14 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         setattr(parent, child, moe)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        for module in model.modules():
-            if isinstance(module, MarlinStack):
-                module.refresh()
+        stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
+        for stack in stacks:
+            stack.settle()
+        if torch.cuda.is_initialized():
+            # The loader put the stored form on the GPU; the prepared one goes in its place.
+            torch.cuda.empty_cache()
+        for stack in stacks:
+            stack.refresh()
         return model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

@@ -2,6 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <string_view>
+#include <type_traits>
+
 #include "base/checked.h"
 
 namespace marlin::python {
@@ -30,18 +36,57 @@ DType TypeOf(const char* name, const nb::dlpack::dtype& dtype) {
                            fmt::format("{}: an element type that is not supported", name)));
 }
 
+void CheckRank(const char* name, size_t rank) {
+  if (rank <= static_cast<size_t>(kMaxRank)) return;
+  throw StatusError(
+      Status(Code::kInvalidArgument,
+             fmt::format("{}: {} dimensions, at most {} are supported", name, rank, kMaxRank)));
+}
+
 template <typename View, typename Source>
 View MakeView(const char* name, const Source& array) {
-  if (array.ndim() > static_cast<size_t>(kMaxRank)) {
-    throw StatusError(Status(
-        Code::kInvalidArgument,
-        fmt::format("{}: {} dimensions, at most {} are supported", name, array.ndim(), kMaxRank)));
-  }
+  CheckRank(name, array.ndim());
   Shape shape;
   for (size_t i = 0; i < array.ndim(); ++i) shape.Append(static_cast<int64_t>(array.shape(i)));
   View view(array.data(), TypeOf(name, array.dtype()), shape);
   for (size_t i = 0; i < array.ndim(); ++i) view.set_stride(static_cast<int>(i), array.stride(i));
   return view;
+}
+
+/// Whether a device's kernels reach memory of a place.
+bool Reaches(const Place& device, const Place& memory) {
+  if (memory.type == nb::device::cuda_managed::value) return true;
+  if (device.type == nb::device::cpu::value) {
+    return memory.type == nb::device::cpu::value || memory.type == nb::device::cuda_host::value;
+  }
+  return memory.type == device.type && memory.index == device.index;
+}
+
+void CheckPlace(const char* name, const Place& memory, const OpenDevice& device) {
+  if (Reaches(device.place, memory)) return;
+  throw StatusError(
+      Status(Code::kInvalidArgument, fmt::format("{}: expected an array on {}, got one on {}", name,
+                                                 device.name, memory.ToString())));
+}
+
+template <typename View, typename Source>
+Operand<View, Source> MakeOperand(const char* name, nb::handle object, const OpenDevice& device) {
+  if (nb::isinstance<ArrayView>(object)) {
+    const auto& known = nb::cast<const ArrayView&>(object);
+    CheckPlace(name, known.place(), device);
+    return {known.view(), Source()};
+  }
+  Source array;
+  if (!nb::try_cast(object, array) || !array.is_valid()) {
+    constexpr bool kWritable = std::is_same_v<View, MutableTensorView>;
+    throw StatusError(
+        Status(Code::kInvalidArgument,
+               fmt::format("{}: expected {} array, got {}", name, kWritable ? "a writable" : "an",
+                           nb::type_name(object.type()).c_str())));
+  }
+  CheckPlace(name, {array.device_type(), array.device_id()}, device);
+  const View view = MakeView<View>(name, array);
+  return {view, std::move(array)};
 }
 
 nb::dlpack::dtype DlpackType(DType dtype) {
@@ -85,6 +130,72 @@ const char* ClassName(Code code) {
 }
 
 }  // namespace
+
+std::string Place::ToString() const {
+  switch (type) {
+    case nb::device::cpu::value:
+    case nb::device::cuda_host::value:
+      return "cpu";
+    case nb::device::cuda::value:
+    case nb::device::cuda_managed::value:
+      return fmt::format("cuda:{}", index);
+    case nb::device::metal::value:
+      return "metal";
+    default:
+      return fmt::format("a device of DLPack type {}", type);
+  }
+}
+
+OpenDevice::OpenDevice(Device opened) : device(std::move(opened)), name(device.info().name) {
+  constexpr std::string_view kCuda = "cuda:";
+  if (!name.starts_with(kCuda)) return;
+  place.type = nb::device::cuda::value;
+  std::from_chars(name.data() + kCuda.size(), name.data() + name.size(), place.index);
+}
+
+ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
+                     const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
+                     const std::string& device, int index)
+    : owner_(std::move(owner)) {
+  struct Known {
+    std::string_view name;
+    DType type;
+  };
+  constexpr Known kTypes[] = {
+      {"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBf16},
+      {"float64", DType::kF64}, {"uint8", DType::kU8},
+  };
+  const Known* known = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                    [&](const Known& type) { return type.name == dtype; });
+  if (known == std::end(kTypes)) {
+    throw StatusError(Status(Code::kInvalidArgument,
+                             fmt::format("array: element type {} is not supported", dtype)));
+  }
+  CheckRank("array", shape.size());
+  if (strides.size() != shape.size()) {
+    throw StatusError(
+        Status(Code::kInvalidArgument,
+               fmt::format("array: {} dimensions but {} strides", shape.size(), strides.size())));
+  }
+  Shape dims;
+  for (const int64_t dim : shape) dims.Append(dim);
+  view_ = MutableTensorView(reinterpret_cast<void*>(data), known->type, dims);
+  for (size_t i = 0; i < strides.size(); ++i) view_.set_stride(static_cast<int>(i), strides[i]);
+  if (device == "cuda") {
+    place_ = {nb::device::cuda::value, index};
+  } else if (device != "cpu") {
+    throw StatusError(Status(Code::kInvalidArgument,
+                             fmt::format("array: on {}, which no device here reads", device)));
+  }
+}
+
+Input InputOf(const char* name, nb::handle object, const OpenDevice& device) {
+  return MakeOperand<TensorView, nb::ndarray<nb::ro>>(name, object, device);
+}
+
+Output OutputOf(const char* name, nb::handle object, const OpenDevice& device) {
+  return MakeOperand<MutableTensorView, nb::ndarray<>>(name, object, device);
+}
 
 TensorView ViewOf(const char* name, const Array& array) {
   return MakeView<TensorView>(name, array);

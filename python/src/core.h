@@ -4,10 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "marlin/device.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
@@ -18,6 +21,53 @@ namespace nb = nanobind;
 /// Any array in CPU memory that speaks DLPack or the buffer protocol.
 using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using MutableArray = nb::ndarray<nb::device::cpu>;
+
+/// Where memory is, in DLPack's numbers.
+struct Place {
+  int type = nb::device::cpu::value;
+  int index = 0;
+  /// "cpu", "cuda:0", ...
+  std::string ToString() const;
+};
+
+/// A device and where its memory is.
+struct OpenDevice {
+  explicit OpenDevice(Device opened);
+  Device device;
+  std::string name;  ///< "cpu", "cuda:0", ...
+  Place place;
+};
+
+/// An array as its framework describes it, for frameworks whose DLPack calls cost more than a
+/// product or refuse what is not on the current device. Keeps its owner, and so its memory, alive.
+class ArrayView {
+ public:
+  ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
+            const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
+            const std::string& device, int index);
+  const MutableTensorView& view() const { return view_; }
+  const Place& place() const { return place_; }
+
+ private:
+  nb::object owner_;
+  MutableTensorView view_;
+  Place place_;
+};
+
+/// An argument of a product: the view, and what keeps an array's memory alive.
+template <typename View, typename Source>
+struct Operand {
+  View view;
+  Source array;
+};
+using Input = Operand<TensorView, nb::ndarray<nb::ro>>;
+using Output = Operand<MutableTensorView, nb::ndarray<>>;
+
+/// The view of an ArrayView, or of an array that speaks DLPack or the buffer protocol; `object`
+/// must outlive it. Throws StatusError for what is neither, for an element type that is none of
+/// ours, and for memory that is not the device's.
+Input InputOf(const char* name, nb::handle object, const OpenDevice& device);
+Output OutputOf(const char* name, nb::handle object, const OpenDevice& device);
 
 /// A Status on its way to the exception of its code.
 class StatusError : public std::runtime_error {

@@ -113,9 +113,10 @@ void BindModels(nb::module_& module) {
   nb::class_<Model>(module, "Model")
       .def(
           "__init__",
-          [](Model* self, const std::string& path, const Device& device, bool exact) {
+          [](Model* self, const std::string& path, const OpenDevice& opened, bool exact) {
             const nb::gil_scoped_release released;
-            new (self) Model(Take(Model::Open(path, device, {.allow_bf16_activations = !exact})));
+            new (self)
+                Model(Take(Model::Open(path, opened.device, {.allow_bf16_activations = !exact})));
           },
           nb::arg("path"), nb::arg("device"), nb::arg("exact") = false)
       .def_prop_ro("info", &InfoOf)

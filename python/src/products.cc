@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "core.h"
@@ -28,8 +29,7 @@ Accuracy ParseAccuracy(const std::string& name) {
                            "accuracy: unknown name '" + name + "'; known: default, exact, w4a8"));
 }
 
-nb::dict InfoOf(const Device& device) {
-  const DeviceInfo info = device.info();
+nb::dict DictOf(const DeviceInfo& info) {
   nb::list kernels;
   for (const KernelInfo& kernel : info.kernels) {
     nb::dict row;
@@ -49,7 +49,13 @@ nb::dict InfoOf(const Device& device) {
   return dict;
 }
 
-/// The epilogue and grade of a product.
+/// Prepared weights and the device that they are for.
+struct ReadyWeights {
+  PreparedWeights weights;
+  OpenDevice device;
+};
+
+/// The epilogue and grade of a product, and how it is put on a stream.
 struct ProductOptions {
   nb::object bias = nb::none();
   nb::object row_weight = nb::none();
@@ -60,21 +66,13 @@ struct ProductOptions {
   bool allow_bf16_activations = false;
   int64_t expert = 0;
   std::string kernel;
+  uintptr_t stream = 0;
+  /// Called with a number of bytes, returns an array of that many; None: the device's own memory.
+  nb::object allocate = nb::none();
 };
 
-void RunGemm(const Device& device, const Array& a, const PreparedWeights& weights,
-             const MutableArray& out, const ProductOptions& product) {
+GemmOptions OptionsOf(const ProductOptions& product) {
   GemmOptions options;
-  Array bias;
-  Array row_weight;
-  if (!product.bias.is_none()) {
-    bias = nb::cast<Array>(product.bias);
-    options.bias = ViewOf("bias", bias);
-  }
-  if (!product.row_weight.is_none()) {
-    row_weight = nb::cast<Array>(product.row_weight);
-    options.row_weight = ViewOf("row_weight", row_weight);
-  }
   options.activation = ParseActivation(product.activation);
   options.gated = product.gated;
   options.accuracy = ParseAccuracy(product.accuracy);
@@ -82,44 +80,103 @@ void RunGemm(const Device& device, const Array& a, const PreparedWeights& weight
   options.allow_bf16_activations = product.allow_bf16_activations;
   options.expert = product.expert;
   options.kernel = product.kernel;
-  const TensorView a_view = ViewOf("a", a);
-  const MutableTensorView out_view = ViewOf("out", out);
-  const nb::gil_scoped_release released;
-  Check(Gemm(device, a_view, weights, out_view, options));
+  options.stream = reinterpret_cast<void*>(product.stream);
+  return options;
 }
 
-void DequantizePrepared(const Device& device, const PreparedWeights& weights,
-                        const MutableArray& out, int64_t expert) {
-  const MutableTensorView view = ViewOf("out", out);
+void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
+             const ProductOptions& product) {
+  GemmOptions options = OptionsOf(product);
+  const Input from = InputOf("a", a, on);
+  const Output to = OutputOf("out", out, on);
+  Input bias;
+  Input row_weight;
+  if (!product.bias.is_none()) {
+    bias = InputOf("bias", product.bias, on);
+    options.bias = bias.view;
+  }
+  if (!product.row_weight.is_none()) {
+    row_weight = InputOf("row_weight", product.row_weight, on);
+    options.row_weight = row_weight.view;
+  }
+  nb::object memory;
+  Output workspace;
+  if (!product.allocate.is_none()) {
+    const GemmPlan plan = Take(PlanGemm(on.device, from.view, ready.weights, to.view, options));
+    // Never none: without a workspace the library would take one of its own.
+    memory = product.allocate(std::max<int64_t>(plan.workspace_bytes, 1));
+    workspace = OutputOf("workspace", memory, on);
+    options.workspace = workspace.view.data();
+    options.workspace_bytes = workspace.view.ByteCount();
+  }
   const nb::gil_scoped_release released;
-  Check(Dequantize(device, weights, view, expert));
+  Check(Gemm(on.device, from.view, ready.weights, to.view, options));
+}
+
+void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::handle out,
+                        int64_t expert, uintptr_t stream) {
+  const Output to = OutputOf("out", out, on);
+  const nb::gil_scoped_release released;
+  Check(Dequantize(on.device, ready.weights, to.view, expert, reinterpret_cast<void*>(stream)));
+}
+
+void BindDevices(nb::module_& module) {
+  nb::class_<OpenDevice>(module, "Device",
+                         "A device that weights are prepared for: \"cpu\", \"cuda\" (the current "
+                         "one), \"cuda:N\" or \"auto\" (the CPU).")
+      .def(
+          "__init__",
+          [](OpenDevice* self, const std::string& name, int threads) {
+            new (self) OpenDevice(Take(Device::Open(name, {threads})));
+          },
+          nb::arg("name") = "auto", nb::arg("threads") = 0)
+      .def_ro("name", &OpenDevice::name)
+      .def_prop_ro("info", [](const OpenDevice& self) { return DictOf(self.device.info()); })
+      .def(
+          "synchronize",
+          [](const OpenDevice& self, std::optional<uintptr_t> stream) {
+            const nb::gil_scoped_release released;
+            Check(self.device.Synchronize(reinterpret_cast<void*>(stream.value_or(0))));
+          },
+          nb::arg("stream") = nb::none(),
+          "Waits for the work on a stream (a handle; None: the default one) and raises what went "
+          "wrong in it. The CPU has nothing to wait for.")
+      .def("__repr__", [](const OpenDevice& self) { return "Device('" + self.name + "')"; });
+  module.def(
+      "devices",
+      [] {
+        nb::list list;
+        for (const DeviceInfo& info : ListDevices()) list.append(DictOf(info));
+        return list;
+      },
+      "What Device.info says of every device of this machine.");
+  nb::class_<ArrayView>(module, "ArrayView",
+                        "An array by its address; keeps its owner alive. Strides count elements.")
+      .def(nb::init<nb::object, uintptr_t, const std::string&, const std::vector<int64_t>&,
+                    const std::vector<int64_t>&, const std::string&, int>(),
+           nb::arg("owner"), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("strides"), nb::arg("device"), nb::arg("index"));
 }
 
 }  // namespace
 
 void BindProducts(nb::module_& module) {
-  nb::class_<Device>(module, "Device", "A device that weights are prepared for.")
-      .def(
-          "__init__",
-          [](Device* self, const std::string& name, int threads) {
-            new (self) Device(Take(Device::Open(name, {threads})));
-          },
-          nb::arg("name") = "auto", nb::arg("threads") = 0)
-      .def_prop_ro("info", &InfoOf);
-  nb::class_<PreparedWeights>(module, "PreparedWeights",
-                              "Weights in the layout that one device's kernels read.")
-      .def_prop_ro("k", [](const PreparedWeights& w) { return w.spec().k; })
-      .def_prop_ro("n", [](const PreparedWeights& w) { return w.spec().n; })
-      .def_prop_ro("experts", [](const PreparedWeights& w) { return w.spec().experts; })
+  BindDevices(module);
+  nb::class_<ReadyWeights>(module, "PreparedWeights",
+                           "Weights in the layout that one device's kernels read.")
+      .def_prop_ro("k", [](const ReadyWeights& w) { return w.weights.spec().k; })
+      .def_prop_ro("n", [](const ReadyWeights& w) { return w.weights.spec().n; })
+      .def_prop_ro("experts", [](const ReadyWeights& w) { return w.weights.spec().experts; })
       .def_prop_ro(
           "format",
-          [](const PreparedWeights& w) { return std::string(FormatName(w.spec().format)); })
-      .def_prop_ro("nbytes", &PreparedWeights::bytes);
+          [](const ReadyWeights& w) { return std::string(FormatName(w.weights.spec().format)); })
+      .def_prop_ro("nbytes", [](const ReadyWeights& w) { return w.weights.bytes(); })
+      .def_ro("device", &ReadyWeights::device);
   module.def(
       "prepare",
-      [](const QuantizedWeights& weights, const Device& device) {
+      [](const QuantizedWeights& weights, const OpenDevice& on) {
         const nb::gil_scoped_release released;
-        return Take(Prepare(weights, device));
+        return ReadyWeights{Take(Prepare(weights, on.device)), on};
       },
       nb::arg("weights"), nb::arg("device"));
   nb::class_<ProductOptions>(module, "ProductOptions", "The epilogue and grade of a product.")
@@ -132,12 +189,15 @@ void BindProducts(nb::module_& module) {
       .def_rw("batch_invariant", &ProductOptions::batch_invariant)
       .def_rw("allow_bf16_activations", &ProductOptions::allow_bf16_activations)
       .def_rw("expert", &ProductOptions::expert)
-      .def_rw("kernel", &ProductOptions::kernel);
+      .def_rw("kernel", &ProductOptions::kernel)
+      .def_rw("stream", &ProductOptions::stream)
+      .def_rw("allocate", &ProductOptions::allocate);
   module.def("gemm", &RunGemm, nb::arg("device"), nb::arg("a"), nb::arg("weights"), nb::arg("out"),
              nb::arg("options"),
-             "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16.");
+             "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
+             "device. A GPU's work is put on options.stream.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
-             nb::arg("out"), nb::arg("expert") = 0);
+             nb::arg("out"), nb::arg("expert") = 0, nb::arg("stream") = 0);
 }
 
 }  // namespace marlin::python

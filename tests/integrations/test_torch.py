@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import metal_marlin as mm
+import metal_marlin.torch as mt
 import numpy as np
 import pytest
 import torch
-from metal_marlin.torch import MarlinLinear, linear
+from metal_marlin.torch import MarlinLinear, MarlinMoE, MarlinStack, linear
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [ROOT / "examples" / "tiny-qwen3-moe", ROOT / "tests" / "data" / "tiny-glm4-moe"]
@@ -76,11 +77,74 @@ def test_state_copies_and_types() -> None:
     assert torch.equal(half.qweight, module.qweight)
 
 
+def test_strides() -> None:
+    module = make()
+    wide = torch.randn(6, 240)
+    for x in (
+        wide[:, 8:104], wide[:, 1:97], wide[:, :192:2], torch.randn(96, 6).T,
+        wide[:1, :96].expand(5, 96), wide[0, :96], wide[:0, :96], torch.randn(2, 3, 4, 96)[:, :, 0],
+    ):
+        assert torch.equal(module(x), module(x.clone(memory_format=torch.contiguous_format)))
+
+
+def test_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make()
+    x = torch.randn(2, 96)
+    want, handle, count = module(x), module.handle(), len(mt._weights)
+    calls: list[str] = []
+    prepare = mt.prepare
+
+    def counted(weights: mm.QuantizedWeights, device: mm.Device) -> mm.PreparedWeights:
+        calls.append(device.name)
+        return prepare(weights, device)
+
+    monkeypatch.setattr(mt, "prepare", counted)
+    module.cpu().to("cpu").double().float()
+    assert torch.equal(module(x), want) and module.device == torch.device("cpu")
+    assert calls == [] and module.handle() == handle
+    module.refresh()
+    assert calls == ["cpu"] and len(mt._weights) == count
+    with pytest.raises(mm.InvalidArgumentError, match=f"handle: {handle} is of no weights"):
+        linear(x, None, handle, 0, 40)
+    empty = MarlinLinear(96, 40, group_size=32).to("meta")
+    with pytest.raises(mm.UnsupportedError, match="on the meta device"):
+        empty(x)
+
+
+def test_a_mixture_of_experts() -> None:
+    stacks, dense = [], []
+    for k, n in ((32, 48), (32, 48), (48, 32)):
+        weights = mm.pack_weights(torch.randn(6, k, n) / k**0.5, "s8", 16)
+        stacks.append(MarlinStack(k, n, "s8", 16, experts=6, zeros=weights.zeros is not None))
+        stacks[-1].fill(weights)
+        dense.append(torch.from_numpy(mm.dequantize(weights)))
+    moe = MarlinMoE(stacks[0], stacks[1], stacks[2], torch.nn.SiLU())
+    for tokens in (0, 1, 20):
+        x = torch.randn(tokens, 32)
+        weights, chosen = torch.topk(torch.softmax(torch.randn(tokens, 6), -1), 2)
+        want = torch.zeros_like(x)
+        for token, choice in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
+            gate, up, down = (d[chosen[token, choice]] for d in dense)
+            inner = torch.nn.functional.silu(x[token] @ gate) * (x[token] @ up)
+            want[token] += weights[token, choice] * (inner @ down)
+        assert torch.allclose(moe(x, chosen, weights), want, atol=0.02)
+    with pytest.raises(mm.InvalidArgumentError, match=r"top_k_index: expected experts 0\.\.5"):
+        moe(torch.randn(1, 32), torch.tensor([[0, 6]]), torch.ones(1, 2))
+
+
 def test_errors() -> None:
     with pytest.raises(mm.InvalidArgumentError, match=r"expected \[\.\.\., 96\]"):
         make()(torch.randn(2, 95))
     with pytest.raises(mm.InvalidArgumentError):
         make()(torch.randn(2, 96).double())
+    with pytest.raises(mm.InvalidArgumentError, match="x: on meta, but the weights are on cpu"):
+        make()(torch.randn(2, 96, device="meta"))
+    ready = mm.prepare(make().quantized())
+    with pytest.raises(mm.InvalidArgumentError, match="array: on meta, which no device here reads"):
+        mm.matmul(torch.randn(2, 96, device="meta"), ready)
+    module = make()
+    with pytest.raises(mm.InvalidArgumentError, match="array: element type float8_e4m3fn"):
+        linear(torch.randn(2, 96).to(torch.float8_e4m3fn), None, module.handle(), 0, 40)
 
 
 def test_numpy_functions_take_tensors() -> None:

@@ -96,10 +96,76 @@ def test_errors_are_typed_one_liners() -> None:
         mm.pack_weights(np.full((32, 4), np.nan, np.float32))
     with pytest.raises(OSError, match="no such directory"):
         mm.load("nowhere")
-    with pytest.raises(mm.UnsupportedError, match="Metal and CUDA"):
+    with pytest.raises(mm.UnsupportedError, match="Metal backend"):
         _ = mm.kernels.marlin_gemm_fp4
     with pytest.raises(AttributeError):
         _ = mm.kernels.no_such_kernel
+
+
+def test_devices_by_name() -> None:
+    names = [info["name"] for info in mm.devices()]
+    assert names[0] == "cpu" and len(set(names)) == len(names)
+    device = mm.Device("cpu")
+    assert device.name == "cpu" and device.info["backend"] == "cpu"
+    device.synchronize()
+    device.synchronize(1)
+    assert mm.open_device("cpu") is mm.default_device()
+    with pytest.raises(mm.InvalidArgumentError, match="known: cpu, cuda, cuda:N, auto"):
+        mm.Device("tpu")
+    with pytest.raises(mm.UnsupportedError, match="^cuda:999: "):
+        mm.Device("cuda:999")
+
+
+def test_weights_know_their_device() -> None:
+    weights = mm.pack_weights(gaussian(64, 32))
+    x = gaussian(2, 64)
+    own = mm.prepare(weights, mm.Device("cpu", threads=1))
+    assert own.device.info["threads"] == 1
+    assert np.array_equal(mm.matmul(x, own), mm.matmul(x, mm.prepare(weights, "cpu"), stream=7))
+    with pytest.raises(mm.InvalidArgumentError, match="weights: prepared for another device"):
+        mm.matmul(x, own, device=mm.default_device())
+
+
+def test_arguments_of_the_core_are_checked() -> None:
+    from metal_marlin import _core
+
+    ready = mm.prepare(mm.pack_weights(gaussian(64, 32)))
+    x, out, options = gaussian(2, 64), np.empty((2, 32), np.float32), _core.ProductOptions()
+
+    def view(offset: int = 0, device: str = "cpu", strides: tuple[int, ...] = (64, 1)) -> Any:
+        return _core.ArrayView(
+            x, x.ctypes.data + offset, "float32", x.shape, strides, device, 3
+        )
+
+    def run(a: Any, to: Any) -> None:
+        _core.gemm(ready.device, a, ready, to, options)
+
+    run(view(), out)
+    assert np.array_equal(out, mm.matmul(x, ready))
+    wrong = [
+        (lambda: run(view(device="cuda"), out), "a: expected an array on cpu, got one on cuda:3"),
+        (lambda: run(view(2), out), "a: data is not aligned to its element of 4 bytes"),
+        (lambda: run("text", out), "a: expected an array, got str"),
+        (lambda: run(x, b"constant"), "out: expected a writable array, got bytes"),
+        (lambda: view(strides=(1,)), "array: 2 dimensions but 1 strides"),
+        (lambda: view(device="mps"), "array: on mps, which no device here reads"),
+    ]
+    for call, message in wrong:
+        with pytest.raises(mm.InvalidArgumentError, match=f"^{message}"):
+            call()
+    memory: list[int] = []
+
+    def allocate(count: int) -> np.ndarray:
+        memory.append(count)
+        whole = np.empty(count + 64, np.uint8)
+        begin = -whole.ctypes.data % 64
+        return whole[begin : begin + count]
+
+    options.allocate = allocate
+    options.bias = gaussian(32, seed=5)
+    run(x, out)
+    assert len(memory) == 1 and memory[0] >= 1
+    assert np.array_equal(out, mm.matmul(x, ready, options.bias))
 
 
 def test_packed_arrays_are_prepared_once_and_forgotten() -> None:

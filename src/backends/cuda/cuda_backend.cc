@@ -43,6 +43,7 @@ TileProblem ProblemOf(const GemmDesc& desc) {
   problem.n = static_cast<int>(desc.n);
   problem.k = static_cast<int>(desc.k);
   problem.tile_bytes = TileBytesOf(desc);
+  problem.plain = problem.tile_bytes <= TileCodeBytes(CodeBits(KindOf(desc.format))) + kGroupBytes;
   problem.gated = desc.gated;
   problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   return problem;

@@ -270,7 +270,7 @@ struct ParameterMode {
   /// What a weight needs beside its scale: 0 nothing, 1 zeros subtracted before, 2 biases added after.
   int extra;
   bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
-  float offset;        ///< kInt4: magic + offset.
+  float offset;        ///< kInt4: magic + offset; else 0.
   float unit;          ///< Of biases (2^-(shift + table exponent)) or zeros (2^(decode - table's)).
 };
 
@@ -281,7 +281,7 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
   mode.bf16 = view.bf16_parameters;
   mode.integer_zeros = kKind == CodeKind::kInt4 && view.zero_kind == 1 && view.integer_zeros;
   mode.extra = mode.integer_zeros ? 0 : view.zero_kind;
-  const float magic = T::kIsBf16 ? 128.0f : 1024.0f;
+  const float magic = kKind != CodeKind::kInt4 ? 0.0f : T::kIsBf16 ? 128.0f : 1024.0f;
   mode.offset = magic + static_cast<float>(view.offset);
   const int exponent = view.zero_kind == 1 ? kExponents.decode : -kExponents.shift;
   mode.unit = exp2f(static_cast<float>(exponent - view.table_exponent));
@@ -291,8 +291,8 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
 /// The operands of one group for rows g and g + 8 of a fragment, each twice in a register.
 struct GroupOperands {
   uint32_t scale[2];
-  uint32_t offset[2];  ///< kInt4.
-  uint32_t extra[2];   ///< Zeros or biases.
+  uint32_t offset[2];  ///< kInt4: magic + offset + integer part of the zero; else the latter alone.
+  uint32_t extra[2];   ///< Fractions of zeros, or biases.
 };
 
 /// A pair of stored parameters as floats.
@@ -315,14 +315,20 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   constexpr float kScale = PowerOfTwo(-kExponents.decode - kExponents.shift);
   const float2 scale = LoadParameters(scales, mode.bf16);
   Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
-  if constexpr (kKind == CodeKind::kInt4) {
-    float2 zero = {0.0f, 0.0f};
-    if (mode.integer_zeros) zero = F16::Unpack(zeros);
-    Spread<T>(mode.offset + zero.x, mode.offset + zero.y, operands.offset);
+  float2 zero = {0.0f, 0.0f};
+  if (mode.integer_zeros || mode.extra == 1) zero = F16::Unpack(zeros);
+  // The integer part of a zero is subtracted first, which is exact; so code - zero keeps its
+  // precision, and is zero only where it is.
+  const float2 whole = {rintf(zero.x), rintf(zero.y)};
+  if (kKind == CodeKind::kInt4 || mode.extra == 1) {
+    const float unit = kKind == CodeKind::kInt4 ? 1.0f : mode.unit;
+    Spread<T>(mode.offset + whole.x * unit, mode.offset + whole.y * unit, operands.offset);
   }
-  if (mode.extra != 0) {
-    const float2 extra = LoadParameters(zeros, mode.extra == 2 && mode.bf16);
-    Spread<T>(extra.x * mode.unit, extra.y * mode.unit, operands.extra);
+  if (mode.extra == 1) {
+    Spread<T>((zero.x - whole.x) * mode.unit, (zero.y - whole.y) * mode.unit, operands.extra);
+  } else if (mode.extra == 2) {
+    const float2 bias = LoadParameters(zeros, mode.bf16);
+    Spread<T>(bias.x * mode.unit, bias.y * mode.unit, operands.extra);
   }
 }
 
@@ -343,7 +349,10 @@ MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      if (!kPlain && mode.extra == 1) pairs[p] = T::Subtract(pairs[p], operands.extra[p & 1]);
+      if (!kPlain && mode.extra == 1) {
+        if (kKind != CodeKind::kInt4) pairs[p] = T::Subtract(pairs[p], operands.offset[p & 1]);
+        pairs[p] = T::Subtract(pairs[p], operands.extra[p & 1]);
+      }
       pairs[p] = T::Multiply(pairs[p], operands.scale[p & 1]);
     }
   }

@@ -49,14 +49,21 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
-  // Two tiles a warp keep memory busy; tiles of wide codes fill the rings with half the warps.
-  args.stages = 2;
+  // Two tiles a warp keep memory busy where a slot is filled again before its products, four where
+  // after; tiles of wide codes fill the rings with half the warps.
+  args.stages = problem.plain ? 2 : 4;
   const int warps = problem.tile_bytes <= 3072 ? 16 : 8;
   const int strips = Ceil(problem.n, kStripOutputs);
   const int tiles = Ceil(problem.k, kTileK);
   // Blocks for all multiprocessors, as far as there is k to split.
   int splits = std::clamp(device.multiprocessors / strips, 1, std::max(1, tiles / warps));
-  while (!FillGemv(problem, device, warps, splits, &plan)) ++splits;
+  while (!FillGemv(problem, device, warps, splits, &plan)) {
+    if (args.stages > 2) {
+      --args.stages;
+    } else {
+      ++splits;
+    }
+  }
   plan.groups = std::min(strips, std::max(1, device.multiprocessors / plan.splits));
   args.strips_base = strips / plan.groups;
   args.strips_rest = strips % plan.groups;
@@ -85,6 +92,7 @@ constexpr StepCost kStepCosts[] = {{32, 760, 1500}, {64, 950, 1700}, {128, 1250,
 /// What a cluster costs: its start, two barriers and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;
+constexpr double kClusterCyclesPerToken = 12;  ///< And block.
 
 struct WgmmaShape {
   int tokens;
@@ -106,7 +114,8 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
   const auto waves = static_cast<double>(CeilDivide(items * splits, device.multiprocessors));
-  const double cluster = splits > 1 ? kClusterCycles + splits * kClusterCyclesPerBlock : 0;
+  const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
+  const double cluster = splits > 1 ? kClusterCycles + splits * per_block : 0;
   return waves * (tiles * cost.step + cost.item) + cluster;
 }
 

@@ -24,6 +24,7 @@ struct TileProblem {
   int k = 0;
   int tile_bytes = 0;
   bool gated = false;
+  bool plain = true;  ///< One group in a tile and nothing beside scales.
   bool batch_invariant = false;
 };
 
