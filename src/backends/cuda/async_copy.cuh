@@ -15,8 +15,8 @@ MARLIN_DEVICE uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Barriers are 8 bytes of shared memory, given by address; a phase ends when `arrivals` threads have
-/// arrived and all expected bytes are there.
+/// Barriers are 8 bytes of shared memory, given by address; a phase ends when `arrivals` threads
+/// have arrived and all expected bytes are there.
 MARLIN_DEVICE void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -46,8 +46,8 @@ MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
 /// Copies `bytes` (a multiple of 16, both sides aligned to 16) and counts them at the barrier.
 MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
@@ -60,9 +60,11 @@ MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, ui
       : "memory");
 }
 
-/// Programmatic dependent launch: the next kernel on the stream may begin; and, before anything that
-/// earlier kernels wrote is read or anything that they read is written, they have ended.
-MARLIN_DEVICE void LetNextBegin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Programmatic dependent launch: the next kernel on the stream may begin; and, before anything
+/// that earlier kernels wrote is read or anything that they read is written, they have ended.
+MARLIN_DEVICE void LetNextBegin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// The attribute of a launch that may begin before the one before it has ended.

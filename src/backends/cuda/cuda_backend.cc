@@ -33,8 +33,7 @@ int TileBytesOf(const GemmDesc& desc) {
   if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
   const int64_t group = desc.group_size >= desc.k ? kTileK : desc.group_size & -desc.group_size;
   const auto groups = static_cast<int>(kTileK / std::min<int64_t>(group, kTileK));
-  return TileCodeBytes(bits) +
-         groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
+  return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
 }
 
 TileProblem ProblemOf(const GemmDesc& desc) {
@@ -50,9 +49,7 @@ TileProblem ProblemOf(const GemmDesc& desc) {
 }
 
 /// Rows of staged activations: whole 16 bytes.
-int StagedColumns(const GemmDesc& desc) {
-  return static_cast<int>(RoundUp(desc.k, int64_t{8}));
-}
+int StagedColumns(const GemmDesc& desc) { return static_cast<int>(RoundUp(desc.k, int64_t{8})); }
 
 int64_t StagedBytes(const GemmDesc& desc) {
   if (!NeedsStaging(desc)) return 0;
@@ -77,10 +74,9 @@ class CudaBackend final : public Backend {
     info.name = "cuda:" + std::to_string(device_->index);
     info.backend = "cuda";
     info.model = properties_.name;
-    info.features = {
-        "sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
-        std::to_string(properties_.multiProcessorCount) + " multiprocessors",
-        std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
+    info.features = {"sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
+                     std::to_string(properties_.multiProcessorCount) + " multiprocessors",
+                     std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
       GemmDesc any;
       any.a_type = DType::kBf16;
@@ -129,11 +125,11 @@ class CudaBackend final : public Backend {
     const auto& prepared = static_cast<const PreparedTiles&>(weights);
     const Element type = ElementOf(out.dtype());
     auto* on = static_cast<cudaStream_t>(stream);
-    const cudaError_t error =
-        prepared.tiled ? LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), out.data(),
-                                               out.stride(0), type, on)
-                       : LaunchDequantizeCanonical(prepared.Canonical(expert), out.data(),
-                                                   out.stride(0), type, on);
+    const cudaError_t error = prepared.tiled
+                                  ? LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(),
+                                                          out.data(), out.stride(0), type, on)
+                                  : LaunchDequantizeCanonical(prepared.Canonical(expert),
+                                                              out.data(), out.stride(0), type, on);
     return device_->errors.Check(error, "marlin_dequantize");
   }
 
@@ -220,8 +216,8 @@ class CudaBackend final : public Backend {
     gemm.a = ActivationsOf(call);
     gemm.epilogue = EpilogueOf(call);
     gemm.epilogue.multiplier =
-        gemm.weights.multiplier * PowerOf(ExponentsOf(gemm.kind, gemm.bf16).shift +
-                                          gemm.weights.table_exponent);
+        gemm.weights.multiplier *
+        PowerOf(ExponentsOf(gemm.kind, gemm.bf16).shift + gemm.weights.table_exponent);
     gemm.overlap_previous = call.overlap_previous;
     auto* workspace = static_cast<uint8_t*>(call.workspace);
     if (NeedsStaging(call.desc)) {

@@ -8,8 +8,8 @@
 
 namespace marlin::cuda {
 
-/// FP4 words are coded so that shifts, one exclusive or and one mask give the four pairs, each code as
-/// {sign, e1 e0 m} at bits {15, 8..6} of its half: a bf16 number of value x 2^-126. The map from
+/// FP4 words are coded so that shifts, one exclusive or and one mask give the four pairs, each code
+/// as {sign, e1 e0 m} at bits {15, 8..6} of its half: a bf16 number of value x 2^-126. The map from
 /// words to those 32 bits is linear over GF(2) and has an inverse, which is how words are made.
 constexpr uint32_t kFp4Mask = 0x81c081c0u;
 MARLIN_HOST_DEVICE constexpr uint32_t RotateLeft(uint32_t word, int by) {
@@ -149,7 +149,8 @@ struct DecodeTable {
   }
 };
 
-/// Four values of a table of 16, 8 or 4 as low and high bytes; selectors are the nibbles of `codes`.
+/// Four values of a table of 16, 8 or 4 as low and high bytes; selectors are the nibbles of
+/// `codes`.
 template <int kEntries>
 MARLIN_DEVICE uint32_t LookUp4(const uint32_t (&plane)[kEntries], uint32_t codes, uint32_t choose) {
   if constexpr (kEntries == 4) {
@@ -168,8 +169,8 @@ struct FragmentDecoder {
   static constexpr int kWords = CodeBits(kKind);
   using Table = DecodeTable<kKind, T>;
 
-  /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode. Of kInt4
-  /// `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
+  /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode. Of
+  /// kInt4 `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
   static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j, const Table& table,
                                    const uint32_t (&offset)[2], uint32_t (&pairs)[4]) {
     if constexpr (kKind == CodeKind::kFp4) {
@@ -267,7 +268,8 @@ struct FragmentDecoder {
 /// What of a view turns codes and stored parameters into weights. The same for all threads.
 struct ParameterMode {
   bool bf16;
-  /// What a weight needs beside its scale: 0 nothing, 1 zeros subtracted before, 2 biases added after.
+  /// What a weight needs beside its scale: 0 nothing, 1 zeros subtracted before, 2 biases added
+  /// after.
   int extra;
   bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
   float offset;        ///< kInt4: magic + offset; else 0.

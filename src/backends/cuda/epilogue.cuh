@@ -72,8 +72,7 @@ MARLIN_DEVICE void Finish(const EpilogueView& view, int m, int n, float sum) {
 
 /// Output column n of a gated product: of sums n and n + view.n / 2.
 MARLIN_DEVICE void FinishGated(const EpilogueView& view, int m, int n, float gate, float up) {
-  float value = Activate(view.activation, Biased(view, n, gate)) *
-                Biased(view, n + view.n / 2, up);
+  float value = Activate(view.activation, Biased(view, n, gate)) * Biased(view, n + view.n / 2, up);
   if (view.row_weight != nullptr) value *= view.row_weight[m];
   StoreFloat(view.out, view.type, m * view.stride + n, value);
 }

@@ -24,8 +24,8 @@ struct GemvArguments {
   int share_log = 0;
   int lanes_log = 0;  ///< Of the strips that a block works on at a time: warps / share.
   int stages = 2;
-  int pieces = 1;          ///< Parts of the activations that arrive one after the other.
-  int piece_log = 0;       ///< Of the tiles of a piece.
+  int pieces = 1;     ///< Parts of the activations that arrive one after the other.
+  int piece_log = 0;  ///< Of the tiles of a piece.
   int tiles_of_piece = 1;
   int row_bytes = 0;           ///< From one row of activations in shared memory to the next.
   int activations_offset = 0;  ///< In shared memory, behind the rings.

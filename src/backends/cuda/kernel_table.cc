@@ -49,8 +49,8 @@ Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
 constexpr auto kKernels = std::to_array<KernelDesc>({
 #define MARLIN_CUDA_KERNEL(name, grade, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
                            supports)                                                          \
-  {#name,  "gemm", Isa::kSm90, Grade::grade,                                                  \
-   tile_m, tile_n, tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},              \
+  {#name,    "gemm", Isa::kSm90, Grade::grade,                                                \
+   tile_m,   tile_n, tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},                 \
    &supports},
 #include "backends/cuda/kernels.def"
 #undef MARLIN_CUDA_KERNEL

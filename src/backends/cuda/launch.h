@@ -1,5 +1,5 @@
-// The kernels as host functions. Every one puts its work on a stream and returns CUDA's answer to the
-// launch; nothing here allocates or waits.
+// The kernels as host functions. Every one puts its work on a stream and returns CUDA's answer to
+// the launch; nothing here allocates or waits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,8 @@
 
 namespace marlin::cuda {
 
-/// A product on tiles; activations are of the matrix unit's type, their rows at multiples of 16 bytes.
+/// A product on tiles; activations are of the matrix unit's type, their rows at multiples of 16
+/// bytes.
 struct TileGemm {
   TileView weights;
   CodeKind kind = CodeKind::kFp4;
@@ -56,8 +57,8 @@ cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
 /// Products on tiles as planned, and the sums of splits. Errors of the tensor map come back as
 /// cudaErrorInvalidValue.
 cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t stream);
-/// Clusters of `blocks` thread blocks, each with a multiprocessor of its own, that run at once on the
-/// current device; 0 where it cannot be found out.
+/// Clusters of `blocks` thread blocks, each with a multiprocessor of its own, that run at once on
+/// the current device; 0 where it cannot be found out.
 int CountClusters(int blocks);
 
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream);

@@ -33,8 +33,7 @@ const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, bool plain) {
 /// One group in a tile, and zeros at most of the kind that is subtracted for nothing.
 bool IsPlain(const TileGemm& gemm) {
   const TileView& view = gemm.weights;
-  const bool free_zeros =
-      view.zero_kind == 1 && view.integer_zeros && gemm.kind == CodeKind::kInt4;
+  const bool free_zeros = view.zero_kind == 1 && view.integer_zeros && gemm.kind == CodeKind::kInt4;
   return view.groups_per_tile <= 1 && (view.zero_kind == 0 || free_zeros);
 }
 
@@ -79,8 +78,8 @@ EncodeFunction FindEncode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
   constexpr unsigned kVersion = 12000;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", &function, kVersion, cudaEnableDefault, &result);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             kVersion, cudaEnableDefault, &result);
   return error == cudaSuccess && result == cudaDriverEntryPointSuccess
              ? reinterpret_cast<EncodeFunction>(function)
              : nullptr;
@@ -97,11 +96,11 @@ cudaError_t EncodeMap(const ActivationView& a, bool bf16, int tokens, CUtensorMa
   const std::array<cuuint64_t, 1> strides = {static_cast<cuuint64_t>(stride)};
   const std::array<cuuint32_t, 2> box = {kTileK / 2, static_cast<cuuint32_t>(tokens)};
   const std::array<cuuint32_t, 2> steps = {1, 1};
-  const CUresult result = encode(
-      map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-      const_cast<void*>(a.data), dims.data(), strides.data(), box.data(), steps.data(),
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+             const_cast<void*>(a.data), dims.data(), strides.data(), box.data(), steps.data(),
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -144,8 +143,8 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   args.partials = plan.partials ? gemm.partials : nullptr;
   void* parameters[] = {&args};
   const LaunchSize size = {
-      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)),
-      plan.warps * 32, plan.shared_bytes, gemm.overlap_previous};
+      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)), plan.warps * 32,
+      plan.shared_bytes, gemm.overlap_previous};
   const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, IsPlain(gemm));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);

@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(kThreads) PackTilesKernel(PackJob job) {
 }  // namespace
 
 cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
-  const int strips = (job.from.n + kBlockOutputs - 1) / kBlockOutputs *
-                     (kBlockOutputs / kStripOutputs);
+  const int strips =
+      (job.from.n + kBlockOutputs - 1) / kBlockOutputs * (kBlockOutputs / kStripOutputs);
   const int tiles = (job.from.k + kTileK - 1) / kTileK;
   const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(tiles));
   switch (job.kind) {
-#define MARLIN_KIND(kind)                                                  \
-  case CodeKind::kind:                                                     \
+#define MARLIN_KIND(kind)                                                \
+  case CodeKind::kind:                                                   \
     PackTilesKernel<CodeKind::kind><<<grid, kThreads, 0, stream>>>(job); \
     break;
 #include "backends/cuda/code_kinds.def"

@@ -97,7 +97,8 @@ int NormalizingExponent(float largest) {
   return std::clamp(15 - ExponentOf(largest), -100, 120);
 }
 
-/// Why a matrix cannot be made of tiles without losing bits; tiles are for scales of 16 bits or less.
+/// Why a matrix cannot be made of tiles without losing bits; tiles are for scales of 16 bits or
+/// less.
 bool CanTile(const QuantizedWeights& weights) {
   const WeightsSpec& spec = weights.spec;
   if (spec.format == Format::kFp32) return false;
@@ -240,8 +241,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
     FillPlanes(known, tiles_.table_exponent, true, planes.data());
     FillPlanes(known, tiles_.table_exponent, false, planes.data() + kTableWords / 2);
   }
-  MARLIN_ASSIGN_OR_RETURN(tables_,
-                          DeviceMemory::Allocate(device, sizeof(values) + sizeof(planes)));
+  MARLIN_ASSIGN_OR_RETURN(tables_, DeviceMemory::Allocate(device, sizeof(values) + sizeof(planes)));
   MARLIN_RETURN_IF_ERROR(device->errors.Check(
       cudaMemcpy(tables_.data(), values.data(), sizeof(values), cudaMemcpyHostToDevice),
       "cudaMemcpy of a table"));
@@ -259,8 +259,8 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   const auto padded = [&](int64_t bytes_of_expert) {
     return RoundUp(bytes_of_expert * experts, int64_t{256});
   };
-  const int64_t total = padded(words_bytes_) + padded(scales_bytes_) + padded(zeros_bytes_) +
-                        padded(biases_bytes_);
+  const int64_t total =
+      padded(words_bytes_) + padded(scales_bytes_) + padded(zeros_bytes_) + padded(biases_bytes_);
   MARLIN_ASSIGN_OR_RETURN(memory_, DeviceMemory::Allocate(device, total));
   bytes = total;
   uint8_t* next = memory_.data();
@@ -339,10 +339,10 @@ Status PreparedTiles::Pack(const QuantizedWeights& weights,
       if (size == 0) return static_cast<void*>(nullptr);
       void* to = next;
       next += padded(size);
-      MARLIN_RETURN_IF_ERROR(device->errors.Check(
-          cudaMemcpy(to, view.As<uint8_t>() + expert * size, static_cast<size_t>(size),
-                     cudaMemcpyHostToDevice),
-          "cudaMemcpy of weights"));
+      MARLIN_RETURN_IF_ERROR(
+          device->errors.Check(cudaMemcpy(to, view.As<uint8_t>() + expert * size,
+                                          static_cast<size_t>(size), cudaMemcpyHostToDevice),
+                               "cudaMemcpy of weights"));
       return to;
     };
     MARLIN_ASSIGN_OR_RETURN(void* words, upload(weights.codes, words_bytes_));

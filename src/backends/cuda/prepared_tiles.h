@@ -19,9 +19,9 @@ class PreparedTiles : public PreparedWeights::Storage {
  public:
   /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
   /// dimensions beyond 2^31.
-  static Result<std::shared_ptr<const PreparedTiles>> Make(const QuantizedWeights& weights,
-                                                           const Backend* backend,
-                                                           const std::shared_ptr<DeviceHandle>& device);
+  static Result<std::shared_ptr<const PreparedTiles>> Make(
+      const QuantizedWeights& weights, const Backend* backend,
+      const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind() const { return kind_; }
   /// Precondition: tiled.
@@ -35,8 +35,8 @@ class PreparedTiles : public PreparedWeights::Storage {
   void DescribeTiles(const QuantizedWeights& weights);
 
   CodeKind kind_ = CodeKind::kFp4;
-  TileView tiles_;          ///< Of expert 0.
-  CanonicalView canonical_;  ///< Of expert 0.
+  TileView tiles_;            ///< Of expert 0.
+  CanonicalView canonical_;   ///< Of expert 0.
   int64_t expert_bytes_ = 0;  ///< Tiles of one expert.
   int64_t words_bytes_ = 0;   ///< Canonical arrays of one expert.
   int64_t scales_bytes_ = 0;

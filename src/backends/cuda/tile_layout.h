@@ -1,8 +1,8 @@
 // How prepared weights lie in device memory: tiles of 32 outputs x 128 k in the order of the matrix
 // instructions' registers, scales beside them.
 //
-//   [blocks of 128 outputs][tiles of 128 k][strips of 32 outputs: 4] tiles, so that one copy brings what
-//   a thread block of many rows multiplies with next:
+//   [blocks of 128 outputs][tiles of 128 k][strips of 32 outputs: 4] tiles, so that one copy brings
+//   what a thread block of many rows multiplies with next:
 //     tile  = [half of 64 k: 2][16 outputs: 2] fragment blocks, then the parameters
 //     block = 32 lanes x 32 codes; lane 4 g + t holds, for step j of 16 k, the 8 codes of one
 //             m16n8k16 (or wgmma m64) A fragment:
@@ -10,8 +10,8 @@
 //     parameters = [groups in the tile][g: 8][outputs g, g + 8, g + 16, g + 24] of 16 bits: scales,
 //             then zeros or biases in the same order where the format has them
 //
-// A group longer than 128 repeats its scale in every tile; one that is no multiple of a power of two
-// from 16 up has no tiles (PreparedTiles::tiled is false) and is read in the canonical layout.
+// A group longer than 128 repeats its scale in every tile; one that is no multiple of a power of
+// two from 16 up has no tiles (PreparedTiles::tiled is false) and is read in the canonical layout.
 // Outputs are padded to whole blocks of 128, k to whole tiles, with code 0 and scale 0.
 #pragma once
 
@@ -32,12 +32,12 @@ inline constexpr int kGroupBytes = kStripOutputs * 2;
 
 /// How the codes of a format lie in words and are decoded; formats of one kind differ in tables.
 enum class CodeKind : uint8_t {
-  kFp4,      ///< Bits placed so that shifts and masks give 16-bit floats.
-  kInt4,     ///< Nibbles, value = code - offset.
-  kTable4,   ///< Nibbles, 16 values.
-  kTable3,   ///< Planes of two bits and of one bit, 8 values.
-  kTable2,   ///< 4 values.
-  kE4M3,     ///< Bytes.
+  kFp4,     ///< Bits placed so that shifts and masks give 16-bit floats.
+  kInt4,    ///< Nibbles, value = code - offset.
+  kTable4,  ///< Nibbles, 16 values.
+  kTable3,  ///< Planes of two bits and of one bit, 8 values.
+  kTable2,  ///< 4 values.
+  kE4M3,    ///< Bytes.
   kE5M2,
   kInt8,     ///< Bytes, value = code - 128.
   kDense16,  ///< bf16 or fp16 numbers themselves.
@@ -66,8 +66,8 @@ MARLIN_HOST_DEVICE constexpr int LaneBytes(int bits) { return 4 * bits; }
 MARLIN_HOST_DEVICE constexpr int BlockBytes(int bits) { return 32 * LaneBytes(bits); }
 MARLIN_HOST_DEVICE constexpr int TileCodeBytes(int bits) { return 4 * BlockBytes(bits); }
 
-/// Word `word` of lane `lane`'s 32 codes within a fragment block, in words. Lanes read 16 bytes at a
-/// time (8 for the two-bit plane, 4 for the one-bit plane), each run of lanes contiguous.
+/// Word `word` of lane `lane`'s 32 codes within a fragment block, in words. Lanes read 16 bytes at
+/// a time (8 for the two-bit plane, 4 for the one-bit plane), each run of lanes contiguous.
 MARLIN_HOST_DEVICE constexpr int WordOffset(int bits, int lane, int word) {
   if (bits == 2) return lane * 2 + word;
   if (bits == 3) return word < 2 ? lane * 2 + word : 64 + lane;
@@ -79,12 +79,12 @@ struct TileView {
   const uint8_t* tiles = nullptr;
   int tiles_of_strip = 0;  ///< Along k.
   int tile_bytes = 0;
-  int groups_per_tile = 1;     ///< 1, 2, 4 or 8; 0 for kDense16.
-  int zero_kind = 0;           ///< 0: none, 1: zeros in fp16, 2: biases of the scales' type.
-  bool integer_zeros = false;  ///< All zeros are integers from 0 to 127.
-  bool bf16_parameters = false;  ///< Scales (and biases) are bf16; else fp16.
-  bool bf16_codes = false;     ///< kDense16: the numbers are bf16; else fp16.
-  float multiplier = 1;  ///< scale = stored scale x this: stored ones are normalised.
+  int groups_per_tile = 1;          ///< 1, 2, 4 or 8; 0 for kDense16.
+  int zero_kind = 0;                ///< 0: none, 1: zeros in fp16, 2: biases of the scales' type.
+  bool integer_zeros = false;       ///< All zeros are integers from 0 to 127.
+  bool bf16_parameters = false;     ///< Scales (and biases) are bf16; else fp16.
+  bool bf16_codes = false;          ///< kDense16: the numbers are bf16; else fp16.
+  float multiplier = 1;             ///< scale = stored scale x this: stored ones are normalised.
   const float* values = nullptr;    ///< Of all codes, exactly; null for kDense16.
   const uint32_t* table = nullptr;  ///< Byte planes for PRMT: [bf16, fp16][low, high][16 bytes].
   int table_exponent = 0;           ///< The table's values are those of the codes / 2^this.

@@ -22,8 +22,8 @@ struct TileReader {
     const int bits = CodeBits(kind);
     const int row = n % kStripOutputs;
     const int inside = k % kTileK;
-    const auto* block = reinterpret_cast<const uint32_t*>(
-        tile + (inside / 64 * 2 + row / 16) * BlockBytes(bits));
+    const auto* block =
+        reinterpret_cast<const uint32_t*>(tile + (inside / 64 * 2 + row / 16) * BlockBytes(bits));
     const int lane = row % 8 * 4 + inside % 8 / 2;
     const int pair = row % 16 / 8 + inside % 16 / 8 * 2;
     const int code_index = inside % 64 / 16 * 8 + pair * 2 + inside % 2;
@@ -38,8 +38,7 @@ struct TileReader {
 
     const int group = inside / (kTileK / view.groups_per_tile);
     const int place = (group * 8 + row % 8) * 4 + row / 8;
-    const auto* parameters =
-        reinterpret_cast<const uint16_t*>(tile + TileCodeBytes(bits)) + place;
+    const auto* parameters = reinterpret_cast<const uint16_t*>(tile + TileCodeBytes(bits)) + place;
     const uint16_t* second = parameters + view.groups_per_tile * kStripOutputs;
     const float scale = Parameter(*parameters, view.bf16_parameters) * view.multiplier;
     if (view.zero_kind == 0) return scale * value;

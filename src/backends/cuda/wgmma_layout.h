@@ -14,7 +14,7 @@ struct WgmmaArguments {
   float* partials = nullptr;  ///< [m, n]; null: the epilogue is done here.
   int m = 0;
   int token_tiles = 0;
-  int blocks = 0;          ///< Of 128 rows of the matrix instruction.
+  int blocks = 0;  ///< Of 128 rows of the matrix instruction.
   int tiles = 0;   ///< Of k.
   int splits = 1;  ///< Thread blocks of a cluster, each with its part of k.
   int items = 0;   ///< token_tiles * blocks
@@ -36,8 +36,8 @@ inline constexpr int kMaxSplits = 8;
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
 
-/// Tokens whose sums a warpgroup puts into shared memory at a time: [tokens][64 outputs and 4 to spread
-/// the banks] floats.
+/// Tokens whose sums a warpgroup puts into shared memory at a time: [tokens][64 outputs and 4 to
+/// spread the banks] floats.
 inline constexpr int kExchangeTokens = 16;
 inline constexpr int kExchangeStride = 68;
 inline constexpr int kExchangeBytes = 2 * kExchangeTokens * kExchangeStride * 4;
