@@ -42,7 +42,6 @@ TileProblem ProblemOf(const GemmDesc& desc) {
   problem.n = static_cast<int>(desc.n);
   problem.k = static_cast<int>(desc.k);
   problem.tile_bytes = TileBytesOf(desc);
-  problem.plain = problem.tile_bytes <= TileCodeBytes(CodeBits(KindOf(desc.format))) + kGroupBytes;
   problem.gated = desc.gated;
   problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   return problem;
@@ -162,8 +161,11 @@ class CudaBackend final : public Backend {
   Status Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) const {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    return device_->errors.Check(cudaMemcpy(to, from, static_cast<size_t>(bytes), kind),
-                                 "cudaMemcpy");
+    cudaError_t error = cudaMemcpy(to, from, static_cast<size_t>(bytes), kind);
+    // From pageable memory it may return before the data have come, and streams that do not wait for
+    // the default one would read what was there before.
+    if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
+    return device_->errors.Check(error, "cudaMemcpy");
   }
 
   static bool IsGemv(const KernelDesc& kernel) { return kernel.tile_m <= kMaxGemvRows; }

@@ -49,21 +49,15 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
-  // Two tiles a warp keep memory busy where a slot is filled again before its products, four where
-  // after; tiles of wide codes fill the rings with half the warps.
-  args.stages = problem.plain ? 2 : 4;
+  // Two tiles a warp keep memory busy; tiles of wide codes fill the rings with half the warps. More
+  // only delay the activations, which queue behind them.
+  args.stages = 2;
   const int warps = problem.tile_bytes <= 3072 ? 16 : 8;
   const int strips = Ceil(problem.n, kStripOutputs);
   const int tiles = Ceil(problem.k, kTileK);
   // Blocks for all multiprocessors, as far as there is k to split.
   int splits = std::clamp(device.multiprocessors / strips, 1, std::max(1, tiles / warps));
-  while (!FillGemv(problem, device, warps, splits, &plan)) {
-    if (args.stages > 2) {
-      --args.stages;
-    } else {
-      ++splits;
-    }
-  }
+  while (!FillGemv(problem, device, warps, splits, &plan)) ++splits;
   plan.groups = std::min(strips, std::max(1, device.multiprocessors / plan.splits));
   args.strips_base = strips / plan.groups;
   args.strips_rest = strips % plan.groups;
@@ -94,13 +88,14 @@ constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;
 constexpr double kClusterCyclesPerToken = 12;  ///< And block.
 
-struct WgmmaShape {
-  int tokens;
-  int splits;
-};
-
 /// Gates and ups begin at whole pairs of strips.
 bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
+
+/// Blocks of 128 outputs, or of 64 gates and their ups.
+int BlocksOf(const TileProblem& problem) {
+  return problem.gated && HalvesAligned(problem) ? Ceil(problem.n / 2, kBlockOutputs / 2)
+                                                 : Ceil(problem.n, kBlockOutputs);
+}
 
 /// Clusters run at once, have at least four tiles a block, and a part of the sums for every block.
 bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
@@ -139,11 +134,15 @@ WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, 
 }  // namespace
 
 WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
+  return PlanWgmmaAs(problem, device, CheapestShape(problem, device, BlocksOf(problem)));
+}
+
+WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
+                      const WgmmaShape& shape) {
   WgmmaPlan plan;
   WgmmaArguments& args = plan.arguments;
   const bool fused_gate = problem.gated && HalvesAligned(problem);
-  args.blocks = fused_gate ? Ceil(problem.n / 2, kBlockOutputs / 2) : Ceil(problem.n, kBlockOutputs);
-  const WgmmaShape shape = CheapestShape(problem, device, args.blocks);
+  args.blocks = BlocksOf(problem);
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;

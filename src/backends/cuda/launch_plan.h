@@ -24,7 +24,6 @@ struct TileProblem {
   int k = 0;
   int tile_bytes = 0;
   bool gated = false;
-  bool plain = true;  ///< One group in a tile and nothing beside scales.
   bool batch_invariant = false;
 };
 
@@ -48,8 +47,16 @@ struct WgmmaPlan {
   bool partials = false;
   WgmmaArguments arguments;
 };
+/// How many tokens an item has and how many blocks divide its k.
+struct WgmmaShape {
+  int tokens;
+  int splits;
+};
 /// Precondition: m, n, k > 0.
 WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device);
+/// The plan of a shape that was chosen elsewhere: for measurements and tests.
+WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
+                      const WgmmaShape& shape);
 
 /// Bytes of partial sums in the workspace.
 int64_t PartialBytes(const TileProblem& problem, int splits);

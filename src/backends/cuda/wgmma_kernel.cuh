@@ -171,6 +171,7 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
   constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
   const ItemRange range(args);
   StageCursor cursor;
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
