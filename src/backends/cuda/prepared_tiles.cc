@@ -278,7 +278,8 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   MARLIN_ASSIGN_OR_RETURN(canonical_.scales, upload(weights.scales, scales_bytes_));
   MARLIN_ASSIGN_OR_RETURN(canonical_.zeros, upload(weights.zeros, zeros_bytes_));
   MARLIN_ASSIGN_OR_RETURN(canonical_.biases, upload(weights.biases, biases_bytes_));
-  return Status();
+  // Copies from pageable memory may return before the data have come.
+  return device->errors.Check(cudaStreamSynchronize(nullptr), "upload of weights");
 }
 
 void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {

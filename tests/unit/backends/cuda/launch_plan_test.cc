@@ -24,9 +24,8 @@ constexpr int kNamedBarriers = 16;
 std::string Describe(const TileProblem& problem, const DeviceShape& device) {
   return "m " + std::to_string(problem.m) + ", n " + std::to_string(problem.n) + ", k " +
          std::to_string(problem.k) + ", tile " + std::to_string(problem.tile_bytes) +
-         (problem.plain ? ", plain" : "") + (problem.gated ? ", gated" : "") +
-         (problem.batch_invariant ? ", invariant" : "") + ", multiprocessors " +
-         std::to_string(device.multiprocessors);
+         (problem.gated ? ", gated" : "") + (problem.batch_invariant ? ", invariant" : "") +
+         ", multiprocessors " + std::to_string(device.multiprocessors);
 }
 
 /// The sizes of a tile of every kind of codes with every number of groups, with zeros and without.
@@ -72,7 +71,6 @@ std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
     problem.tile_bytes = tile_bytes[i % tile_bytes.size()];
     problem.gated = problem.n % 2 == 0 && bits() % 4 == 0;
     problem.batch_invariant = bits() % 4 == 0;
-    problem.plain = bits() % 2 == 0;
     problems.push_back(problem);
   }
   return problems;
@@ -214,8 +212,7 @@ void CheckCluster(const WgmmaPlan& plan, const DeviceShape& device) {
   EXPECT_LE(slots * 128 * 16, args.exchange_offset) << "sums lie over what is in use";
 }
 
-void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
-  const WgmmaPlan plan = PlanWgmma(problem, device);
+void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const DeviceShape& device) {
   const WgmmaArguments& args = plan.arguments;
   EXPECT_TRUE(plan.tokens == 32 || plan.tokens == 64 || plan.tokens == 128 || plan.tokens == 256);
   EXPECT_EQ(args.m, problem.m);
@@ -250,6 +247,27 @@ void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
   EXPECT_LE(plan.shared_bytes, device.shared_bytes);
 }
 
+void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
+  CheckWgmmaPlan(PlanWgmma(problem, device), problem, device);
+}
+
+/// All widths, and all clusters that the problem and the device have room for.
+void CheckEveryWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
+  const int64_t tiles = CeilDivide(problem.k, kTileK);
+  for (const int tokens : {32, 64, 128, 256}) {
+    const WgmmaPlan whole = PlanWgmmaAs(problem, device, {tokens, 1});
+    EXPECT_EQ(whole.tokens, tokens);
+    CheckWgmmaPlan(whole, problem, device);
+    if (tokens > kMaxClusterTokens || problem.batch_invariant) continue;
+    for (int splits = 2; splits <= std::min(kMaxSplits, tokens / 8); ++splits) {
+      if (splits > tiles || whole.arguments.items > device.clusters[splits - 1]) break;
+      const WgmmaPlan divided = PlanWgmmaAs(problem, device, {tokens, splits});
+      EXPECT_EQ(divided.arguments.splits, splits);
+      CheckWgmmaPlan(divided, problem, device);
+    }
+  }
+}
+
 TEST(PlanGemv, CoversEveryShapeOnce) {
   for (const DeviceShape& device : Devices()) {
     for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 5000)) {
@@ -270,7 +288,6 @@ TEST(PlanGemv, CoversEverySmallShapeOnce) {
         problem.n = strips * kStripOutputs - strips % kStripOutputs;
         problem.k = tiles * kTileK - tiles % 3;
         problem.tile_bytes = TileCodeBytes(4) + kGroupBytes;
-        problem.plain = tiles % 2 == 0;
         SCOPED_TRACE(Describe(problem, device));
         CheckGemv(problem, device);
         if (HasFailure()) return;
@@ -298,6 +315,18 @@ TEST(PlanWgmma, CoversEveryShapeOnce) {
     for (const TileProblem& problem : ManyProblems(300, 5000)) {
       SCOPED_TRACE(Describe(problem, device));
       CheckWgmma(problem, device);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(PlanWgmma, CoversWithEveryWidthAndCluster) {
+  for (const DeviceShape& device : Devices()) {
+    for (TileProblem problem : ManyProblems(300, 2000)) {
+      problem.n = 1 + problem.n % 4096;  // Few items: there are clusters for them.
+      problem.gated = problem.gated && problem.n % 2 == 0;
+      SCOPED_TRACE(Describe(problem, device));
+      CheckEveryWgmmaShape(problem, device);
       if (HasFailure()) return;
     }
   }
