@@ -162,8 +162,8 @@ class CudaBackend final : public Backend {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
     cudaError_t error = cudaMemcpy(to, from, static_cast<size_t>(bytes), kind);
-    // From pageable memory it may return before the data have come, and streams that do not wait for
-    // the default one would read what was there before.
+    // From pageable memory it may return before the data have come, and streams that do not wait
+    // for the default one would read what was there before.
     if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
     return device_->errors.Check(error, "cudaMemcpy");
   }
