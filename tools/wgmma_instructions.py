@@ -63,7 +63,7 @@ def wrapper(tokens: int, name: str, ptx: str) -> str:
 def main() -> None:
     text = HEAD + "\n"
     for tokens in TOKENS:
-        for name, ptx in (("Bf16", "bf16"), ("F16", "f16")):
+        for name, ptx in (("Bf16x2", "bf16"), ("F16x2", "f16")):
             text += wrapper(tokens, name, ptx) + "\n"
     text += "}  // namespace marlin::cuda\n"
     if "--check" in sys.argv:

@@ -88,6 +88,7 @@ Result<const KernelDesc*> Plan(const Device& device, const GemmDesc& desc,
 }
 
 Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
+  if (bytes == 0) return device.impl().backend().Run(call);
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
                           device.impl().TakeWorkspace(call.stream, bytes));
   call.workspace = workspace.data;

@@ -260,7 +260,7 @@ struct FragmentDecoder {
 
   static MARLIN_DEVICE uint32_t Convert16(uint32_t pair, bool same) {
     if (same) return pair;
-    const float2 values = T::kIsBf16 ? F16::Unpack(pair) : Bf16::Unpack(pair);
+    const float2 values = T::kIsBf16 ? F16x2::Unpack(pair) : Bf16x2::Unpack(pair);
     return T::Pack(values.x, values.y);
   }
 };
@@ -299,7 +299,7 @@ struct GroupOperands {
 
 /// A pair of stored parameters as floats.
 MARLIN_DEVICE float2 LoadParameters(uint32_t pair, bool bf16) {
-  return bf16 ? Bf16::Unpack(pair) : F16::Unpack(pair);
+  return bf16 ? Bf16x2::Unpack(pair) : F16x2::Unpack(pair);
 }
 
 template <typename T>
@@ -318,7 +318,7 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   const float2 scale = LoadParameters(scales, mode.bf16);
   Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
   float2 zero = {0.0f, 0.0f};
-  if (mode.integer_zeros || mode.extra == 1) zero = F16::Unpack(zeros);
+  if (mode.integer_zeros || mode.extra == 1) zero = F16x2::Unpack(zeros);
   // The integer part of a zero is subtracted first, which is exact; so code - zero keeps its
   // precision, and is zero only where it is.
   const float2 whole = {rintf(zero.x), rintf(zero.y)};

@@ -11,9 +11,9 @@ constexpr int kRowsOfBlock = 32;  ///< k of a thread block; the threads run alon
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads)
     DequantizeKernel(Reader reader, void* out, int64_t stride, Element type) {
-  const int n = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  const int n = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   if (n >= reader.view.n) return;
-  const int first = static_cast<int>(blockIdx.y) * kRowsOfBlock;
+  const int first = static_cast<int>(blockIdx.x) * kRowsOfBlock;
   const int last = min(first + kRowsOfBlock, reader.view.k);
   for (int k = first; k < last; ++k) {
     StoreFloat(out, type, k * stride + n, reader.Weight(k, n));
@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Reader>
 cudaError_t Launch(const Reader& reader, void* out, int64_t stride, Element type,
                    cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((reader.view.n + kThreads - 1) / kThreads),
-                  static_cast<unsigned>((reader.view.k + kRowsOfBlock - 1) / kRowsOfBlock));
+  const dim3 grid(static_cast<unsigned>((reader.view.k + kRowsOfBlock - 1) / kRowsOfBlock),
+                  static_cast<unsigned>((reader.view.n + kThreads - 1) / kThreads));
   DequantizeKernel<<<grid, kThreads, 0, stream>>>(reader, out, stride, type);
   return cudaGetLastError();
 }

@@ -1,8 +1,8 @@
-// Products in fp32 throughout, for every layout, type, shape and alignment: what runs when exactness is
-// asked for and where no tile kernel fits. A row's sums depend on nothing but the row.
+// Products in fp32 throughout, for every layout, type, shape and alignment: what runs when
+// exactness is asked for and where no tile kernel fits. A row's sums depend on nothing but the row.
 //
-//   thread block: 64 outputs x 16 rows, k in steps of 32: the block's weights are decoded into shared
-//   memory once, each of 256 threads adds up 4 rows of one output, k in order.
+//   thread block: 64 outputs x 16 rows, k in steps of 32: the block's weights are decoded into
+//   shared memory once, each of 256 threads adds up 4 rows of one output, k in order.
 #include "backends/cuda/launch.h"
 #include "backends/cuda/weight_reader.cuh"
 

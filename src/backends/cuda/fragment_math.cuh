@@ -20,7 +20,7 @@ MARLIN_DEVICE uint32_t Lop3(uint32_t a, uint32_t b, uint32_t c) {
 MARLIN_DEVICE uint32_t AndOr(uint32_t a, uint32_t b, uint32_t c) { return Lop3<0xea>(a, b, c); }
 
 /// Numbers of 8 significant bits with the range of fp32.
-struct Bf16 {
+struct Bf16x2 {
   static constexpr bool kIsBf16 = true;
   using Scalar = __nv_bfloat16;
   /// 2^7 twice: a nibble put into its low bits is 128 + nibble.
@@ -53,7 +53,7 @@ struct Bf16 {
 };
 
 /// Numbers of 11 significant bits up to 65504.
-struct F16 {
+struct F16x2 {
   static constexpr bool kIsBf16 = false;
   using Scalar = __half;
   /// 2^10 twice: a byte put into its low bits is 1024 + byte.

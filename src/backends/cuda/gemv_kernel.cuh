@@ -1,19 +1,20 @@
-// Products of up to 8 rows: the weights stream once through registers, memory bandwidth is the floor.
+// Products of up to 8 rows: the weights stream once through registers, memory bandwidth is the
+// floor.
 //
-//   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that a
-//   single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
+//   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that
+//   a single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
 //
 //        k ->        split 0            split 1 ...
 //     strip 0   [tile][tile][tile] .. [tile][tile]    a strip is 32 outputs, a tile 128 k of it;
 //     strip 1   [tile] ...                            blockIdx.x is the split, blockIdx.y a run of
 //        n                                            strips
 //
-//   `share` warps take the tiles of a strip in turn, `lanes` = warps / share strips are worked on at a
-//   time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight are
-//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared memory,
-//   where they arrive in pieces. Sums of a strip's warps meet in shared memory and are
-//   added in the order of the warps; sums of splits in the workspace and in the order of the splits.
-//   Weight copies begin before the kernel waits for earlier work on the stream.
+//   `share` warps take the tiles of a strip in turn, `lanes` = warps / share strips are worked on
+//   at a time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight
+//   are warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
+//   memory, where they arrive in pieces. Sums of a strip's warps meet in shared memory and are
+//   added in the order of the warps; sums of splits in the workspace and in the order of the
+//   splits. Weight copies begin before the kernel waits for earlier work on the stream.
 #pragma once
 
 #include "backends/cuda/async_copy.cuh"
@@ -76,11 +77,11 @@ template <CodeKind kKind, typename T, bool kPlain>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
 
-  /// acc[16 outputs][register], 8 tokens. Calls `release` once, when the tile has been read: with one
-  /// group that is before the products, so that the slot is being filled again nearly always.
+  /// acc[16 outputs][register], 8 tokens. Calls `release` once, when the tile has been read: with
+  /// one group that is before the products, so that the slot is being filled again nearly always.
   template <typename Release>
-  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, int lane, int groups, const ParameterMode& mode,
-                                const DecodeTable<kKind, T>& table,
+  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, int lane, int groups,
+                                const ParameterMode& mode, const DecodeTable<kKind, T>& table,
                                 float (&acc)[2][4], const Release& release) {
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
     uint32_t words[4][kBits];
@@ -117,8 +118,7 @@ struct TileProduct {
   }
 
  private:
-  static MARLIN_DEVICE void LoadOperands(uint32_t address, int groups,
-                                         const ParameterMode& mode,
+  static MARLIN_DEVICE void LoadOperands(uint32_t address, int groups, const ParameterMode& mode,
                                          GroupOperands (&operands)[2]) {
     const uint2 scales = LoadShared8(address);
     uint2 zeros = {0, 0};
@@ -165,7 +165,8 @@ MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint3
 
 /// Adds the sums of a strip's warps in order and finishes or stores them. `sums` holds, for every
 /// warp of the strip, [tokens][33] floats.
-MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float* sums, int thread) {
+MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float* sums,
+                               int thread) {
   const int threads = args.share * 32;
   for (int i = thread; i < args.m * kStripOutputs; i += threads) {
     const int m = i / kStripOutputs;
@@ -215,7 +216,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const uint32_t barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
 
-  const int my_strips = strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
+  const int my_strips =
+      strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
   const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
   TileStream stream{args.weights};
   stream.strip = first_strip + strip_lane;
@@ -243,7 +245,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const DecodeTable<kKind, T> table(args.weights);
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
   // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
-    const uint32_t my_row = activations + (lane >> 3) * 16 + min(lane & 7, args.m - 1) * args.row_bytes;
+  const uint32_t my_row =
+      activations + (lane >> 3) * 16 + min(lane & 7, args.m - 1) * args.row_bytes;
   int slot = 0;
   int parity = 0;
   for (int s = strip_lane; s < strips; s += lanes) {
@@ -259,8 +262,9 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
           stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot);
         }
       };
-      TileProduct<kKind, T, kPlain>::Run(
-          ring + slot * tile_bytes, my_row + tile * (kTileK * 2), lane, args.weights.groups_per_tile, mode, table, acc, release);
+      TileProduct<kKind, T, kPlain>::Run(ring + slot * tile_bytes, my_row + tile * (kTileK * 2),
+                                         lane, args.weights.groups_per_tile, mode, table, acc,
+                                         release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;

@@ -37,8 +37,7 @@ bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, 
   if (total > device.shared_bytes) return false;
   args.row_bytes = static_cast<int>(row_bytes);
   args.activations_offset = static_cast<int>(RoundUp(ring, int64_t{128}));
-  args.sums_offset =
-      args.activations_offset + static_cast<int>(RoundUp(activations, int64_t{16}));
+  args.sums_offset = args.activations_offset + static_cast<int>(RoundUp(activations, int64_t{16}));
   args.barriers_offset = args.sums_offset + static_cast<int>(sums);
   plan->shared_bytes = static_cast<int>(total);
   return true;
@@ -75,14 +74,15 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
 namespace {
 
 /// Cycles of one step of 128 k on one multiprocessor, and around the steps of an item (filling the
-/// pipeline, storing), measured on an H200 with FP4; other kinds differ too little to plan otherwise.
+/// pipeline, storing), measured on an H200 with FP4; other kinds differ too little to plan
+/// otherwise.
 struct StepCost {
   int tokens;
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {{32, 760, 1500}, {64, 950, 1700}, {128, 1250, 2000},
-                                   {256, 2060, 2800}};
+constexpr StepCost kStepCosts[] = {
+    {32, 760, 1500}, {64, 950, 1700}, {128, 1250, 2000}, {256, 2060, 2800}};
 /// What a cluster costs: its start, two barriers and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;

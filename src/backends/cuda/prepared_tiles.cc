@@ -15,7 +15,9 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int64_t kMaxDimension = std::numeric_limits<int32_t>::max() - kBlockOutputs;
+/// What the second dimension of a grid covers, of tiles along k and of columns.
+constexpr int64_t kMaxK = int64_t{65535} * kTileK;
+constexpr int64_t kMaxN = int64_t{65535} * 256;
 constexpr int kSmallestGroup = 16;  ///< k of one matrix instruction.
 constexpr size_t kMaxValues = 256;
 constexpr int64_t kTableWords = 16;  ///< Byte planes of bf16 and fp16.
@@ -190,9 +192,10 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
     const QuantizedWeights& weights, const Backend* backend,
     const std::shared_ptr<DeviceHandle>& device) {
   const WeightsSpec& spec = weights.spec;
-  if (spec.k > kMaxDimension || spec.n > kMaxDimension) {
-    return Status(Code::kUnsupported, "prepare: k and n up to " + std::to_string(kMaxDimension) +
-                                          ", got " + std::to_string(spec.k) + " and " +
+  if (spec.k > kMaxK || spec.n > kMaxN) {
+    return Status(Code::kUnsupported, "prepare: k up to " + std::to_string(kMaxK) +
+                                          " and n up to " + std::to_string(kMaxN) + ", got " +
+                                          std::to_string(spec.k) + " and " +
                                           std::to_string(spec.n));
   }
   auto prepared = std::make_shared<PreparedTiles>();

@@ -18,7 +18,7 @@ CodeKind KindOf(Format format);
 class PreparedTiles : public PreparedWeights::Storage {
  public:
   /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
-  /// dimensions beyond 2^31.
+  /// dimensions beyond a grid.
   static Result<std::shared_ptr<const PreparedTiles>> Make(
       const QuantizedWeights& weights, const Backend* backend,
       const std::shared_ptr<DeviceHandle>& device);

@@ -65,9 +65,9 @@ cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_pad
   const unsigned blocks = BlocksFor(static_cast<int64_t>(a.m) * pairs);
   auto* to = static_cast<uint32_t*>(out);
   if (bf16) {
-    StageActivationsKernel<Bf16><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
+    StageActivationsKernel<Bf16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
   } else {
-    StageActivationsKernel<F16><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
+    StageActivationsKernel<F16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
   }
   return cudaGetLastError();
 }

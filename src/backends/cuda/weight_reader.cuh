@@ -30,7 +30,7 @@ struct TileReader {
     if (kind == CodeKind::kDense16) {
       const uint32_t word = block[WordOffset(16, lane, code_index / 2)];
       const uint32_t half = code_index % 2 == 0 ? word & 0xffffu : word >> 16;
-      return view.bf16_codes ? __uint_as_float(half << 16) : F16::Unpack(half).x;
+      return view.bf16_codes ? __uint_as_float(half << 16) : F16x2::Unpack(half).x;
     }
     uint32_t words[8];
     for (int i = 0; i < bits; ++i) words[i] = block[WordOffset(bits, lane, i)];
@@ -51,7 +51,7 @@ struct TileReader {
 
  private:
   static MARLIN_DEVICE float Parameter(uint16_t bits, bool bf16) {
-    return bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : F16::Unpack(bits).x;
+    return bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : F16x2::Unpack(bits).x;
   }
 };
 

@@ -14,7 +14,7 @@ template <typename T, int kTokens>
 struct WarpgroupProduct;
 
 template <>
-struct WarpgroupProduct<Bf16, 32> {
+struct WarpgroupProduct<Bf16x2, 32> {
   static MARLIN_DEVICE void Run(float (&d)[16], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -35,7 +35,7 @@ struct WarpgroupProduct<Bf16, 32> {
 };
 
 template <>
-struct WarpgroupProduct<F16, 32> {
+struct WarpgroupProduct<F16x2, 32> {
   static MARLIN_DEVICE void Run(float (&d)[16], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -56,7 +56,7 @@ struct WarpgroupProduct<F16, 32> {
 };
 
 template <>
-struct WarpgroupProduct<Bf16, 64> {
+struct WarpgroupProduct<Bf16x2, 64> {
   static MARLIN_DEVICE void Run(float (&d)[32], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -81,7 +81,7 @@ struct WarpgroupProduct<Bf16, 64> {
 };
 
 template <>
-struct WarpgroupProduct<F16, 64> {
+struct WarpgroupProduct<F16x2, 64> {
   static MARLIN_DEVICE void Run(float (&d)[32], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -106,7 +106,7 @@ struct WarpgroupProduct<F16, 64> {
 };
 
 template <>
-struct WarpgroupProduct<Bf16, 128> {
+struct WarpgroupProduct<Bf16x2, 128> {
   static MARLIN_DEVICE void Run(float (&d)[64], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -139,7 +139,7 @@ struct WarpgroupProduct<Bf16, 128> {
 };
 
 template <>
-struct WarpgroupProduct<F16, 128> {
+struct WarpgroupProduct<F16x2, 128> {
   static MARLIN_DEVICE void Run(float (&d)[64], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -172,7 +172,7 @@ struct WarpgroupProduct<F16, 128> {
 };
 
 template <>
-struct WarpgroupProduct<Bf16, 256> {
+struct WarpgroupProduct<Bf16x2, 256> {
   static MARLIN_DEVICE void Run(float (&d)[128], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(
@@ -221,7 +221,7 @@ struct WarpgroupProduct<Bf16, 256> {
 };
 
 template <>
-struct WarpgroupProduct<F16, 256> {
+struct WarpgroupProduct<F16x2, 256> {
   static MARLIN_DEVICE void Run(float (&d)[128], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {
     asm volatile(

@@ -1,7 +1,7 @@
 // Products of more than a few rows on Hopper's warpgroup matrix instructions.
 //
-//   C^T = W^T A^T: the 64-row operand is the weights, decoded in registers and never written back; the
-//   tokens are the other operand, k-major in shared memory, put there by tensor copies.
+//   C^T = W^T A^T: the 64-row operand is the weights, decoded in registers and never written back;
+//   the tokens are the other operand, k-major in shared memory, put there by tensor copies.
 //
 //                      kTokens tokens (shared memory, both warpgroups read the same)
 //                    +----------------------------+
@@ -10,14 +10,14 @@
 //     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
 //                    +----------------------------+
 //
-//   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the codes
-//   of one half of 64 k are decoded while the matrix instructions of the other half run. Thread
-//   blocks are persistent and take items (token tile, block of outputs) in an order that keeps
-//   neighbouring token tiles on the same weights. Where items are few, the blocks of a cluster divide
-//   k among them, send each other their sums through shared memory and finish a part of the item each;
-//   sums are added in the order of the blocks.
-//   Gated products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
-//   warpgroup the gates, warps 2 and 3 the ups.
+//   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the
+//   codes of one half of 64 k are decoded while the matrix instructions of the other half run.
+//   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
+//   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
+//   cluster divide k among them, send each other their sums through shared memory and finish a part
+//   of the item each; sums are added in the order of the blocks. Gated products: a block holds 64
+//   gates and the 64 ups that belong to them, warps 0 and 1 of a warpgroup the gates, warps 2 and 3
+//   the ups.
 #pragma once
 
 #include "backends/cuda/async_copy.cuh"
@@ -34,7 +34,9 @@ constexpr int kConsumerWarps = 8;
 static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
 
 MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-MARLIN_DEVICE void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+MARLIN_DEVICE void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending>
 MARLIN_DEVICE void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -116,8 +118,8 @@ struct ItemRange {
         split(static_cast<int>(blockIdx.x) % args.splits) {}
 };
 
-/// Where the weights of an item begin, and the copies that bring one step of them: all four strips of
-/// a block at once, or two strips of gates and their two strips of ups.
+/// Where the weights of an item begin, and the copies that bring one step of them: all four strips
+/// of a block at once, or two strips of gates and their two strips of ups.
 struct WeightSource {
   const uint8_t* from[2];
   int copies;
@@ -208,8 +210,8 @@ struct WarpTile {
 
   MARLIN_DEVICE void LoadOperands(const ConsumerPlace& place, int group, int groups,
                                   const ParameterMode& mode) {
-    const uint32_t at = tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 +
-                        group * kGroupBytes;
+    const uint32_t at =
+        tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 + group * kGroupBytes;
     uint32_t zeros = 0;
     if (mode.extra != 0 || mode.integer_zeros) zeros = LoadShared4(at + groups * kGroupBytes);
     MakeOperands<kKind, T>(LoadShared4(at), zeros, mode, operands);
@@ -220,8 +222,7 @@ struct WarpTile {
     tile = from;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane,
-                       words[half]);
+      LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane, words[half]);
     }
     if constexpr (kKind != CodeKind::kDense16) LoadOperands(place, 0, groups, mode);
   }
@@ -307,8 +308,8 @@ struct WgmmaConsumer {
   }
 };
 
-/// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup (two
-/// groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
+/// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup
+/// (two groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
 template <int kTokens>
 struct ClusterPart {
   static constexpr int kUnits = kTokens / 16;  ///< Of a warpgroup.
@@ -317,9 +318,7 @@ struct ClusterPart {
 
   MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
   /// The first unit of a block: the least u with OwnerOf(u) >= block.
-  MARLIN_DEVICE int FirstOf(int block) const {
-    return (block * 2 * kUnits + splits - 1) / splits;
-  }
+  MARLIN_DEVICE int FirstOf(int block) const { return (block * 2 * kUnits + splits - 1) / splits; }
   /// Groups that any block owns at most: slots of one sender.
   MARLIN_DEVICE int SlotsOfSender() const { return (2 * kUnits + splits - 1) / splits * 2; }
 };
@@ -339,9 +338,9 @@ MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
   sums[first + 3] += __uint_as_float(v.w);
 }
 
-/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks. Shared
-/// memory at `slots` (in every block alike) must have been left by all of the cluster; afterwards only
-/// the sums of units that this block owns are whole.
+/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks.
+/// Shared memory at `slots` (in every block alike) must have been left by all of the cluster;
+/// afterwards only the sums of units that this block owns are whole.
 template <int kTokens>
 MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup, uint32_t slots,
                                    float (&acc)[kTokens / 2]) {
@@ -364,11 +363,10 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
                    : "r"(mine + part.rank * sender_bytes + place * 2 * kSlotBytes), "r"(owner));
 #pragma unroll
       for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         remote + i % 2 * kSlotBytes),
-                     "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]),
-                     "f"(acc[4 * i + 3])
-                     : "memory");
+        asm volatile(
+            "st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote + i % 2 * kSlotBytes),
+            "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]), "f"(acc[4 * i + 3])
+            : "memory");
       }
     }
     ++place;
@@ -400,12 +398,12 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
   }
 }
 
-/// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
-/// token 8 i + 2 t + (e & 1), for lane 4 g + t.
-/// Partial sums, fp32 outputs and plain 16-bit outputs (a multiplier and a bias) are stored from
-/// registers, the last after a transposition within the warp. For all others the 64 outputs of a
-/// warpgroup go through shared memory for kExchangeTokens tokens at a time, where gates meet their
-/// ups; in rolled loops, because unrolled this code would be larger than the instruction cache.
+/// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16
+/// and token 8 i + 2 t + (e & 1), for lane 4 g + t. Partial sums, fp32 outputs and plain 16-bit
+/// outputs (a multiplier and a bias) are stored from registers, the last after a transposition
+/// within the warp. For all others the 64 outputs of a warpgroup go through shared memory for
+/// kExchangeTokens tokens at a time, where gates meet their ups; in rolled loops, because unrolled
+/// this code would be larger than the instruction cache.
 template <int kTokens>
 struct WgmmaEpilogue {
   const WgmmaArguments& args;
@@ -422,7 +420,8 @@ struct WgmmaEpilogue {
     } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
       RunThroughShared(item, acc);
     } else if (view.type == Element::kF32) {
-      StoreFloats(item, acc, static_cast<float*>(view.out), view.stride, view.multiplier, view.bias);
+      StoreFloats(item, acc, static_cast<float*>(view.out), view.stride, view.multiplier,
+                  view.bias);
     } else if (args.quads) {
       StoreQuads(item, acc);
     } else {
@@ -479,12 +478,11 @@ struct WgmmaEpilogue {
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i, to += step) {
       if (i < first_group || i >= last_group) continue;
-      const float value[4] = {acc[4 * i] * view.multiplier + bias.x,
-                              acc[4 * i + 1] * view.multiplier + bias.x,
-                              acc[4 * i + 2] * view.multiplier + bias.y,
-                              acc[4 * i + 3] * view.multiplier + bias.y};
-      uint32_t low = bf16 ? Bf16::Pack(value[0], value[1]) : F16::Pack(value[0], value[1]);
-      uint32_t high = bf16 ? Bf16::Pack(value[2], value[3]) : F16::Pack(value[2], value[3]);
+      const float value[4] = {
+          acc[4 * i] * view.multiplier + bias.x, acc[4 * i + 1] * view.multiplier + bias.x,
+          acc[4 * i + 2] * view.multiplier + bias.y, acc[4 * i + 3] * view.multiplier + bias.y};
+      uint32_t low = bf16 ? Bf16x2::Pack(value[0], value[1]) : F16x2::Pack(value[0], value[1]);
+      uint32_t high = bf16 ? Bf16x2::Pack(value[2], value[3]) : F16x2::Pack(value[2], value[3]);
       // From {output g, tokens 2 t and 2 t + 1} to {token g, outputs 2 t and 2 t + 1}.
       asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(low));
       asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(high));
@@ -570,8 +568,8 @@ struct WgmmaEpilogue {
     auto* to = static_cast<uint8_t*>(view.out) + at * (small ? 2 : 4);
     if (both && small && (reinterpret_cast<uintptr_t>(to) & 3) == 0) {
       *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16
-                                             ? Bf16::Pack(value.x, value.y)
-                                             : F16::Pack(value.x, value.y);
+                                             ? Bf16x2::Pack(value.x, value.y)
+                                             : F16x2::Pack(value.x, value.y);
       return;
     }
     StoreFloat(view.out, view.type, at, value.x);
@@ -602,12 +600,12 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
-  const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{
-      args, shared, place, DecodeTable<kKind, T>(args.weights),
-      ParameterModeOf<kKind, T>(args.weights)};
-  WgmmaEpilogue<kTokens> epilogue{args, place, warpgroup,
-                                  exchange + warpgroup * kExchangeTokens * kExchangeStride, 0,
-                                  kTokens / 8};
+  const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{args, shared, place,
+                                                          DecodeTable<kKind, T>(args.weights),
+                                                          ParameterModeOf<kKind, T>(args.weights)};
+  WgmmaEpilogue<kTokens> epilogue{
+      args, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
+      0,    kTokens / 8};
   StageCursor cursor;
   const int splits = args.splits;
   const ItemRange range(args);
@@ -663,7 +661,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kPlain>(args, shared,
-                               reinterpret_cast<float*>(memory + args.exchange_offset));
+                                       reinterpret_cast<float*>(memory + args.exchange_offset));
   }
 }
 

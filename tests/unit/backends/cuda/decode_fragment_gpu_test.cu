@@ -169,8 +169,8 @@ void CheckFormat(Format format) {
   }
 }
 
-TEST_P(DecodeFragment, GivesTheCodecsValuesInBf16) { CheckFormat<Bf16>(GetParam()); }
-TEST_P(DecodeFragment, GivesTheCodecsValuesInFp16) { CheckFormat<F16>(GetParam()); }
+TEST_P(DecodeFragment, GivesTheCodecsValuesInBf16) { CheckFormat<Bf16x2>(GetParam()); }
+TEST_P(DecodeFragment, GivesTheCodecsValuesInFp16) { CheckFormat<F16x2>(GetParam()); }
 
 std::vector<Format> CodedFormats() {
   std::vector<Format> formats;
