@@ -310,22 +310,30 @@ MARLIN_DEVICE void Spread(float low, float high, uint32_t (&operands)[2]) {
 }
 
 /// From the stored pairs {row g, row g + 8} of scales, and of zeros or biases.
-template <CodeKind kKind, typename T>
+template <CodeKind kKind, typename T, ParameterUse kUse>
 MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const ParameterMode& mode,
                                 GroupOperands& operands) {
   constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   constexpr float kScale = PowerOfTwo(-kExponents.decode - kExponents.shift);
-  const float2 scale = LoadParameters(scales, mode.bf16);
-  Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
+  if (mode.bf16 == T::kIsBf16) {
+    // Of the operands' own type: times a power of two, which is exact.
+    const uint32_t scaled = T::Multiply(scales, T::Pack(kScale, kScale));
+    operands.scale[0] = SpreadLow(scaled);
+    operands.scale[1] = SpreadHigh(scaled);
+  } else {
+    const float2 scale = LoadParameters(scales, mode.bf16);
+    Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
+  }
   float2 zero = {0.0f, 0.0f};
   if (mode.integer_zeros || mode.extra == 1) zero = F16x2::Unpack(zeros);
   // The integer part of a zero is subtracted first, which is exact; so code - zero keeps its
   // precision, and is zero only where it is.
   const float2 whole = {rintf(zero.x), rintf(zero.y)};
-  if (kKind == CodeKind::kInt4 || mode.extra == 1) {
+  if (kKind == CodeKind::kInt4 || (kUse == ParameterUse::kAll && mode.extra == 1)) {
     const float unit = kKind == CodeKind::kInt4 ? 1.0f : mode.unit;
     Spread<T>(mode.offset + whole.x * unit, mode.offset + whole.y * unit, operands.offset);
   }
+  if (kUse != ParameterUse::kAll) return;
   if (mode.extra == 1) {
     Spread<T>((zero.x - whole.x) * mode.unit, (zero.y - whole.y) * mode.unit, operands.extra);
   } else if (mode.extra == 2) {
@@ -335,14 +343,14 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
 }
 
 /// Decodes a fragment and applies its group's parameters. Pairs 0 and 2 are of row g, 1 and 3 of
-/// g + 8. `kPlain`: mode.extra is 0.
-template <CodeKind kKind, typename T, bool kPlain>
+/// g + 8.
+template <CodeKind kKind, typename T, ParameterUse kUse>
 MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
                                 const DecodeTable<kKind, T>& table, const ParameterMode& mode,
                                 const GroupOperands& operands, uint32_t (&pairs)[4]) {
   FragmentDecoder<kKind, T>::Decode(words, j, table, operands.offset, pairs);
   if constexpr (kKind != CodeKind::kDense16) {
-    if (!kPlain && mode.extra == 2) {
+    if (kUse == ParameterUse::kAll && mode.extra == 2) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.extra[p & 1]);
@@ -351,7 +359,7 @@ MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      if (!kPlain && mode.extra == 1) {
+      if (kUse == ParameterUse::kAll && mode.extra == 1) {
         if (kKind != CodeKind::kInt4) pairs[p] = T::Subtract(pairs[p], operands.offset[p & 1]);
         pairs[p] = T::Subtract(pairs[p], operands.extra[p & 1]);
       }

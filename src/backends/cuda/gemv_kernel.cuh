@@ -72,10 +72,10 @@ struct TileStream {
   }
 };
 
-/// kPlain: one group in a tile and nothing beside scales.
-template <CodeKind kKind, typename T, bool kPlain>
+template <CodeKind kKind, typename T, ParameterUse kUse>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
+  static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
 
   /// acc[16 outputs][register], 8 tokens. Calls `release` once, when the tile has been read: with
   /// one group that is before the products, so that the slot is being filled again nearly always.
@@ -89,7 +89,7 @@ struct TileProduct {
     for (int i = 0; i < 4; ++i) LoadWords<kBits>(tile + i * BlockBytes(kBits), lane, words[i]);
     GroupOperands operands[2];
     if (kKind != CodeKind::kDense16) LoadOperands(first_parameters, groups, mode, operands);
-    if (kPlain || groups <= 1) release();
+    if (kOneGroup || groups <= 1) release();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -101,20 +101,19 @@ struct TileProduct {
           const int j = pair * 2 + step;
           // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
           const int place = (half * 4 + j) * groups;
-          if (!kPlain && kKind != CodeKind::kDense16 && place > 0 && (place & 7) < groups) {
+          if (!kOneGroup && kKind != CodeKind::kDense16 && place > 0 && (place & 7) < groups) {
             LoadOperands(first_parameters + (place >> 3) * kGroupBytes, groups, mode, operands);
           }
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             uint32_t weights[4];
-            DecodeScaled<kKind, T, kPlain>(words[half * 2 + r], j, table, mode, operands[r],
-                                           weights);
+            DecodeScaled<kKind, T, kUse>(words[half * 2 + r], j, table, mode, operands[r], weights);
             MultiplyAdd<T>(acc[r], weights, tokens[2 * step], tokens[2 * step + 1]);
           }
         }
       }
     }
-    if (!kPlain && groups > 1) release();
+    if (!kOneGroup && groups > 1) release();
   }
 
  private:
@@ -122,11 +121,11 @@ struct TileProduct {
                                          GroupOperands (&operands)[2]) {
     const uint2 scales = LoadShared8(address);
     uint2 zeros = {0, 0};
-    if (mode.extra != 0 || mode.integer_zeros) {
+    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
       zeros = LoadShared8(address + groups * kGroupBytes);
     }
-    MakeOperands<kKind, T>(scales.x, zeros.x, mode, operands[0]);
-    MakeOperands<kKind, T>(scales.y, zeros.y, mode, operands[1]);
+    MakeOperands<kKind, T, kUse>(scales.x, zeros.x, mode, operands[0]);
+    MakeOperands<kKind, T, kUse>(scales.y, zeros.y, mode, operands[1]);
   }
 };
 
@@ -194,7 +193,7 @@ MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int lane_of_strips) {
   }
 }
 
-template <CodeKind kKind, typename T, bool kPlain>
+template <CodeKind kKind, typename T, ParameterUse kUse>
 __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -262,9 +261,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
           stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot);
         }
       };
-      TileProduct<kKind, T, kPlain>::Run(ring + slot * tile_bytes, my_row + tile * (kTileK * 2),
-                                         lane, args.weights.groups_per_tile, mode, table, acc,
-                                         release);
+      TileProduct<kKind, T, kUse>::Run(ring + slot * tile_bytes, my_row + tile * (kTileK * 2), lane,
+                                       args.weights.groups_per_tile, mode, table, acc, release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;

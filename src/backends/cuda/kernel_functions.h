@@ -1,5 +1,4 @@
-// The kernels that exist once for every kind of codes, as what cudaLaunchKernelExC takes. `plain`
-// ones are for one group in a tile and nothing beside scales.
+// The kernels that exist once for every kind of codes, as what cudaLaunchKernelExC takes.
 #pragma once
 
 #include "backends/cuda/tile_layout.h"
@@ -8,17 +7,17 @@ namespace marlin::cuda {
 
 /// Parameters of the kernel: GemvArguments.
 template <CodeKind kKind>
-const void* GemvFunction(bool bf16, bool plain);
+const void* GemvFunction(bool bf16, ParameterUse use);
 
 /// Parameters of the kernel: CUtensorMap, WgmmaArguments.
 template <CodeKind kKind>
-const void* WgmmaFunction(bool bf16, int tokens, bool plain);
+const void* WgmmaFunction(bool bf16, int tokens, ParameterUse use);
 
-#define MARLIN_KIND(kind)                                          \
-  template <>                                                      \
-  const void* GemvFunction<CodeKind::kind>(bool bf16, bool plain); \
-  template <>                                                      \
-  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, bool plain);
+#define MARLIN_KIND(kind)                                                \
+  template <>                                                            \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, ParameterUse use); \
+  template <>                                                            \
+  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, ParameterUse use);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
 

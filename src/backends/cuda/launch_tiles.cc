@@ -8,33 +8,33 @@
 namespace marlin::cuda {
 namespace {
 
-const void* GemvFunctionOf(CodeKind kind, bool bf16, bool plain) {
+const void* GemvFunctionOf(CodeKind kind, bool bf16, ParameterUse use) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return GemvFunction<CodeKind::name>(bf16, plain);
+    return GemvFunction<CodeKind::name>(bf16, use);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
   return nullptr;
 }
 
-const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, bool plain) {
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return WgmmaFunction<CodeKind::name>(bf16, tokens, plain);
+    return WgmmaFunction<CodeKind::name>(bf16, tokens, use);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
   return nullptr;
 }
 
-/// One group in a tile, and zeros at most of the kind that is subtracted for nothing.
-bool IsPlain(const TileGemm& gemm) {
-  const TileView& view = gemm.weights;
-  const bool free_zeros = view.zero_kind == 1 && view.integer_zeros && gemm.kind == CodeKind::kInt4;
-  return view.groups_per_tile <= 1 && (view.zero_kind == 0 || free_zeros);
+ParameterUse UseOf(const TileView& view, CodeKind kind) {
+  // Integer zeros are subtracted with the offset of the codes, for nothing.
+  const bool free_zeros = view.zero_kind == 1 && view.integer_zeros && kind == CodeKind::kInt4;
+  if (view.zero_kind != 0 && !free_zeros) return ParameterUse::kAll;
+  return view.groups_per_tile <= 1 ? ParameterUse::kOneScale : ParameterUse::kScales;
 }
 
 struct LaunchSize {
@@ -113,7 +113,8 @@ cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaErr
 }  // namespace
 
 int CountClusters(int blocks) {
-  const void* function = WgmmaFunctionOf(CodeKind::kFp4, true, kMaxClusterTokens, true);
+  const void* function =
+      WgmmaFunctionOf(CodeKind::kFp4, true, kMaxClusterTokens, ParameterUse::kOneScale);
   const int shared_bytes = DeviceShape().shared_bytes;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
@@ -145,7 +146,7 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)), plan.warps * 32,
       plan.shared_bytes, gemm.overlap_previous};
-  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, IsPlain(gemm));
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, UseOf(gemm.weights, gemm.kind));
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }
@@ -163,7 +164,8 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   void* parameters[] = {&map, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            gemm.overlap_previous, plan.arguments.splits};
-  const void* function = WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, IsPlain(gemm));
+  const void* function =
+      WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
 }
 

@@ -43,6 +43,13 @@ enum class CodeKind : uint8_t {
   kDense16,  ///< bf16 or fp16 numbers themselves.
 };
 
+/// Which parameters a kernel is compiled for: what it does not know of costs it nothing.
+enum class ParameterUse : uint8_t {
+  kOneScale,  ///< One group in a tile and nothing beside scales (but integer zeros of kInt4).
+  kScales,    ///< Several groups.
+  kAll,       ///< Zeros or biases too.
+};
+
 /// Bits of one code in a tile.
 MARLIN_HOST_DEVICE constexpr int CodeBits(CodeKind kind) {
   switch (kind) {

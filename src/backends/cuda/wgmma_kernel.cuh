@@ -200,10 +200,10 @@ struct ConsumerPlace {
 };
 
 /// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
-/// kPlain: one group in a tile and nothing beside scales.
-template <CodeKind kKind, typename T, bool kPlain>
+template <CodeKind kKind, typename T, ParameterUse kUse>
 struct WarpTile {
   static constexpr int kBits = CodeBits(kKind);
+  static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   uint32_t words[2][kBits];
   GroupOperands operands;
   uint32_t tile;
@@ -213,8 +213,9 @@ struct WarpTile {
     const uint32_t at =
         tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 + group * kGroupBytes;
     uint32_t zeros = 0;
-    if (mode.extra != 0 || mode.integer_zeros) zeros = LoadShared4(at + groups * kGroupBytes);
-    MakeOperands<kKind, T>(LoadShared4(at), zeros, mode, operands);
+    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0))
+      zeros = LoadShared4(at + groups * kGroupBytes);
+    MakeOperands<kKind, T, kUse>(LoadShared4(at), zeros, mode, operands);
   }
 
   MARLIN_DEVICE void Load(uint32_t from, const ConsumerPlace& place, int groups,
@@ -235,16 +236,16 @@ struct WarpTile {
     for (int j = 0; j < 4; ++j) {
       // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
       const int at = (half * 4 + j) * groups;
-      if (!kPlain && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
+      if (!kOneGroup && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
         LoadOperands(place, at >> 3, groups, mode);
       }
-      DecodeScaled<kKind, T, kPlain>(words[half], j, table, mode, operands, fragments[j]);
+      DecodeScaled<kKind, T, kUse>(words[half], j, table, mode, operands, fragments[j]);
     }
   }
 };
 
 /// The sums of one item.
-template <CodeKind kKind, typename T, int kTokens, bool kPlain>
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 struct WgmmaConsumer {
   const WgmmaArguments& args;
   const WgmmaShared& shared;
@@ -278,7 +279,7 @@ struct WgmmaConsumer {
     const int groups = args.weights.groups_per_tile;
     constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
-    WarpTile<kKind, T, kPlain> weights;
+    WarpTile<kKind, T, kUse> weights;
     int before = -1;
     PinSums(acc);
     Wait(shared.full + 8 * cursor.stage, cursor.parity);
@@ -590,7 +591,7 @@ struct WgmmaEpilogue {
   }
 };
 
-template <CodeKind kKind, typename T, int kTokens, bool kPlain>
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int warpgroup = warp / 4;
@@ -600,9 +601,9 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
-  const WgmmaConsumer<kKind, T, kTokens, kPlain> consumer{args, shared, place,
-                                                          DecodeTable<kKind, T>(args.weights),
-                                                          ParameterModeOf<kKind, T>(args.weights)};
+  const WgmmaConsumer<kKind, T, kTokens, kUse> consumer{args, shared, place,
+                                                        DecodeTable<kKind, T>(args.weights),
+                                                        ParameterModeOf<kKind, T>(args.weights)};
   WgmmaEpilogue<kTokens> epilogue{
       args, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,    kTokens / 8};
@@ -629,7 +630,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   }
 }
 
-template <CodeKind kKind, typename T, int kTokens, bool kPlain>
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
@@ -660,8 +661,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Consume<kKind, T, kTokens, kPlain>(args, shared,
-                                       reinterpret_cast<float*>(memory + args.exchange_offset));
+    Consume<kKind, T, kTokens, kUse>(args, shared,
+                                     reinterpret_cast<float*>(memory + args.exchange_offset));
   }
 }
 

@@ -34,11 +34,12 @@ __global__ void DecodeKernel(const uint32_t* words, TileView view, uint32_t scal
   const DecodeTable<kKind, T> table(view);
   const ParameterMode mode = ParameterModeOf<kKind, T>(view);
   GroupOperands operands = {};
-  MakeOperands<kKind, T>(scales, 0, mode, operands);
+  MakeOperands<kKind, T, ParameterUse::kAll>(scales, 0, mode, operands);
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
     FragmentDecoder<kKind, T>::Decode(mine, j, table, operands.offset, out[i].codes[j]);
-    DecodeScaled<kKind, T, true>(mine, j, table, mode, operands, out[i].scaled[j]);
+    DecodeScaled<kKind, T, ParameterUse::kOneScale>(mine, j, table, mode, operands,
+                                                    out[i].scaled[j]);
   }
 }
 
