@@ -43,7 +43,7 @@ def find_mutants(root: Path) -> dict[int, str]:
 def run(program: Path, mutant: int, extra: list[str]) -> tuple[bool, str, dict]:
     """Whether the program passed, what it said first, and its report."""
     environment = dict(os.environ, MARLIN_MUTANT=str(mutant))
-    command = [program, "--device", "cpu", "--stop", "--json", *extra]
+    command = [str(program), "--device", "cpu", "--stop", "--json", *extra]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
                             check=False)
     if result.returncode < 0:
