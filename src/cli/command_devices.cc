@@ -41,11 +41,17 @@ class DevicesCommand final : public Command {
   void Declare(ArgumentList&) override {}
 
   Status Run(Console& console) override {
-    Json document = {{"devices", Json::array()}};
+    Json document = {{"devices", Json::array()}, {"unavailable", Json::array()}};
     std::string text;
+    bool gpu = false;
     for (const DeviceInfo& device : ListDevices()) {
+      gpu = gpu || device.backend == "cuda";
       document["devices"].push_back(DeviceJson(device));
       text += fmt::format("{}{}", text.empty() ? "" : "\n", DeviceText(device));
+    }
+    if (const Result<Device> cuda = Device::Open("cuda"); !gpu && !cuda.ok()) {
+      document["unavailable"].push_back({{"name", "cuda"}, {"reason", cuda.status().message()}});
+      text += fmt::format("\n{}\n", cuda.status().message());
     }
     return console.json() ? console.PrintJson(document) : console.Print(text);
   }

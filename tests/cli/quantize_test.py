@@ -207,13 +207,19 @@ class Demo(CommandTestCase):
         self.assertIn("no validation_tokens.txt", self.succeed("demo", "--model", GLM))
 
     def test_devices(self) -> None:
-        (device,) = self.document("devices")["devices"]
+        document = self.document("devices")
+        device = document["devices"][0]
         self.assertEqual((device["name"], device["backend"]), ("cpu", "cpu"))
         kernels = {kernel["name"]: kernel for kernel in device["kernels"]}
         self.assertTrue(kernels["marlin_gemm_scalar"]["available"])
         for kernel in kernels.values():
             self.assertEqual(kernel["available"], kernel["reason"] == "")
-        self.assertIn("marlin_gemm_scalar", self.succeed("devices"))
+        text = self.succeed("devices")
+        self.assertIn("marlin_gemm_scalar", text)
+        # A GPU is there, or it is said why none is.
+        self.assertGreater(len(document["devices"]) + len(document["unavailable"]), 1)
+        for missing in document["unavailable"]:
+            self.assertIn(missing["reason"], text)
 
 
 class Options(CommandTestCase):
