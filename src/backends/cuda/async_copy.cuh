@@ -51,6 +51,15 @@ MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t b
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+/// The same to all blocks of the cluster whose bits are set, at the same addresses in each.
+MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
+                                     uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
 /// Copies the box of a tensor map that begins at (x, y); what lies outside reads as zero.
 MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
   asm volatile(
@@ -66,6 +75,15 @@ MARLIN_DEVICE void LetNextBegin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/// The two halves of a barrier among all threads of a cluster; writes to shared memory anywhere in
+/// it, done before, are seen after.
+MARLIN_DEVICE void ArriveInCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+MARLIN_DEVICE void WaitForCluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 /// The attribute of a launch that may begin before the one before it has ended.
 inline cudaLaunchAttribute ChainedLaunch() {

@@ -36,12 +36,19 @@ int TileBytesOf(const GemmDesc& desc) {
   return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
 }
 
+bool HasNarrowCodes(const GemmDesc& desc) {
+  const int bits = CodeBits(KindOf(desc.format));
+  return bits <= 4 && TileBytesOf(desc) == TileCodeBytes(bits) + kGroupBytes;
+}
+
 TileProblem ProblemOf(const GemmDesc& desc) {
   TileProblem problem;
   problem.m = static_cast<int>(desc.m);
   problem.n = static_cast<int>(desc.n);
   problem.k = static_cast<int>(desc.k);
   problem.tile_bytes = TileBytesOf(desc);
+  problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
+  problem.narrow_codes = HasNarrowCodes(desc);
   problem.gated = desc.gated;
   problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   return problem;

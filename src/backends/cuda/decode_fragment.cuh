@@ -164,10 +164,37 @@ MARLIN_DEVICE uint32_t LookUp4(const uint32_t (&plane)[kEntries], uint32_t codes
   }
 }
 
+/// A table of 16 values in shared memory: the pairs of values of all 256 pairs of codes, a copy for
+/// every lane, so that lanes read what they want without waiting for each other.
+template <typename T>
+struct SharedPairTable {
+  uint32_t column;  ///< Address of this lane's copy of the first pair.
+
+  MARLIN_DEVICE explicit SharedPairTable(uint32_t base) : column(base + (threadIdx.x & 31) * 4) {}
+
+  /// All threads of the block together; a barrier of the block has to follow.
+  static MARLIN_DEVICE void Fill(uint32_t base, const TileView& view);
+
+  MARLIN_DEVICE uint32_t Pair(uint32_t codes, int which) const {
+    const uint32_t pair = __byte_perm(codes, 0, 0x4440 + which);
+    uint32_t values;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(values) : "r"(column + pair * 128));
+    return values;
+  }
+};
+
 template <CodeKind kKind, typename T>
 struct FragmentDecoder {
   static constexpr int kWords = CodeBits(kKind);
   using Table = DecodeTable<kKind, T>;
+
+  /// The same from a table in shared memory.
+  static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j,
+                                   const SharedPairTable<T>& table, const uint32_t (&)[2],
+                                   uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = table.Pair(words[j], p);
+  }
 
   /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode. Of
   /// kInt4 `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
@@ -265,6 +292,24 @@ struct FragmentDecoder {
   }
 };
 
+template <typename T>
+MARLIN_DEVICE void SharedPairTable<T>::Fill(uint32_t base, const TileView& view) {
+  const DecodeTable<CodeKind::kTable4, T> table(view);
+  const uint32_t no_offset[2] = {0, 0};
+  for (uint32_t pair = threadIdx.x; pair < 256; pair += blockDim.x) {
+    const uint32_t words[4] = {pair, 0, 0, 0};
+    uint32_t values[4];
+    FragmentDecoder<CodeKind::kTable4, T>::Decode(words, 0, table, no_offset, values);
+#pragma unroll 4
+    for (uint32_t i = 0; i < 32; ++i) {
+      // Threads of a warp write to different banks.
+      const uint32_t lane = (i + threadIdx.x) & 31;
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + pair * 128 + lane * 4), "r"(values[0])
+                   : "memory");
+    }
+  }
+}
+
 /// What of a view turns codes and stored parameters into weights. The same for all threads.
 struct ParameterMode {
   bool bf16;
@@ -344,10 +389,10 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
 
 /// Decodes a fragment and applies its group's parameters. Pairs 0 and 2 are of row g, 1 and 3 of
 /// g + 8.
-template <CodeKind kKind, typename T, ParameterUse kUse>
-MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
-                                const DecodeTable<kKind, T>& table, const ParameterMode& mode,
-                                const GroupOperands& operands, uint32_t (&pairs)[4]) {
+template <CodeKind kKind, typename T, ParameterUse kUse, typename Table>
+MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j, const Table& table,
+                                const ParameterMode& mode, const GroupOperands& operands,
+                                uint32_t (&pairs)[4]) {
   FragmentDecoder<kKind, T>::Decode(words, j, table, operands.offset, pairs);
   if constexpr (kKind != CodeKind::kDense16) {
     if (kUse == ParameterUse::kAll && mode.extra == 2) {

@@ -1,25 +1,30 @@
-// Products of up to 8 rows: the weights stream once through registers, memory bandwidth is the
+// Products of up to 16 rows: the weights stream once through registers, memory bandwidth is the
 // floor.
 //
 //   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that
 //   a single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
 //
 //        k ->        split 0            split 1 ...
-//     strip 0   [tile][tile][tile] .. [tile][tile]    a strip is 32 outputs, a tile 128 k of it;
-//     strip 1   [tile] ...                            blockIdx.x is the split, blockIdx.y a run of
-//        n                                            strips
+//     unit 0    [tile][tile][tile] .. [tile][tile]    a unit is one strip of 32 outputs or two side
+//     unit 1    [tile] ...                            by side, a tile 128 k of it; blockIdx.x is
+//        n                                            the split, blockIdx.y a run of units
 //
-//   `share` warps take the tiles of a strip in turn, `lanes` = warps / share strips are worked on
-//   at a time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight
-//   are warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
-//   memory, where they arrive in pieces. Sums of a strip's warps meet in shared memory and are
-//   added in the order of the warps; sums of splits in the workspace and in the order of the
-//   splits. Weight copies begin before the kernel waits for earlier work on the stream.
+//   `share` warps take the tiles of a unit in turn, `lanes` = warps / share units are worked on at
+//   a time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight are
+//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
+//   memory (gemv_activations.cuh). Sums of a unit's warps meet in shared memory and are added in
+//   the order of the warps; the blocks of a split k are a cluster, send their sums to the one that
+//   finishes a strip, and are added in the order of the splits. More splits than a cluster has
+//   blocks go through the workspace. Weight copies begin before the kernel waits for earlier work
+//   on the stream.
 #pragma once
+
+#include <type_traits>
 
 #include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/decode_fragment.cuh"
 #include "backends/cuda/epilogue.cuh"
+#include "backends/cuda/gemv_activations.cuh"
 #include "backends/cuda/gemv_layout.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/tile_loads.cuh"
@@ -47,133 +52,204 @@ MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b
   }
 }
 
-/// The tiles that a warp copies, in the order that it multiplies them in.
+/// The tiles that a warp copies, in the order that it multiplies them in. A unit is `kStrips`
+/// neighbouring strips, whose tiles of the same k lie side by side.
+template <int kStrips>
 struct TileStream {
   const TileView& view;
   const uint8_t* next;
-  int64_t to_next_tile;  ///< Of this warp in the strip.
-  int strip;
+  int64_t to_next_tile;  ///< Of this warp in the unit.
+  int unit;
   int first_tile;
-  int lanes;  ///< From one of this warp's strips to the next.
-  int tiles_of_strip;
-  int left_in_strip;
+  int lanes;  ///< From one of this warp's units to the next.
+  int tiles_of_unit;
+  int left_in_unit;
   int left;
 
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier) {
-    ArriveExpecting(barrier, view.tile_bytes);
-    CopyBulk(slot, next, view.tile_bytes, barrier);
+    const int bytes = kStrips * view.tile_bytes;
+    ArriveExpecting(barrier, bytes);
+    CopyBulk(slot, next, bytes, barrier);
     next += to_next_tile;
     --left;
-    if (--left_in_strip == 0) {
-      left_in_strip = tiles_of_strip;
-      strip += lanes;
-      next = view.tiles + TileOffset(view, strip, first_tile);
+    if (--left_in_unit == 0) {
+      left_in_unit = tiles_of_unit;
+      unit += lanes;
+      next = view.tiles + TileOffset(view, unit * kStrips, first_tile);
     }
   }
 };
 
+/// How the scales of a group enter. Where a tile has one group and few tokens share a weight, codes
+/// are multiplied as they are and the group's sums scaled in fp32: fewer instructions, no rounding
+/// of weights. Else every weight is multiplied with its scale.
 template <CodeKind kKind, typename T, ParameterUse kUse>
+struct GroupSums {
+  static constexpr bool kUsed = kUse == ParameterUse::kOneScale && kKind != CodeKind::kDense16;
+  static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
+  /// Codes that are decoded to tiny numbers meet activations times 2^64, so that sums stay in the
+  /// range of fp32 for activations below 2^63.
+  static constexpr int kLift = kExponents.decode < -64 ? 64 : 0;
+
+  static MARLIN_DEVICE void Lift(uint32_t (&tokens)[4]) {
+    if constexpr (kLift != 0) {
+      constexpr uint32_t kTwo64 = 0x5f805f80u;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) tokens[i] = T::Multiply(tokens[i], kTwo64);
+    }
+  }
+
+  /// Adds part x scale to sums; the scales are those of rows g and g + 8.
+  static MARLIN_DEVICE void AddScaled(const float (&part)[4], float2 scale, float (&sums)[4]) {
+    constexpr float kUnit = PowerOfTwo(-kExponents.decode - kExponents.shift - kLift);
+    scale.x *= kUnit;
+    scale.y *= kUnit;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = __fmaf_rn(part[e], e < 2 ? scale.x : scale.y, sums[e]);
+  }
+};
+
+/// Tables of 16 values are looked up in shared memory: permuting bytes takes twice the
+/// instructions.
+template <CodeKind kKind, typename T>
+using GemvTable =
+    std::conditional_t<kKind == CodeKind::kTable4, SharedPairTable<T>, DecodeTable<kKind, T>>;
+
+/// One warp's product of a unit's tile with `kOctets` times 8 tokens.
+template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
+  static constexpr bool kScaled = kKind != CodeKind::kDense16;
+  static constexpr int kRows = 2 * kStrips;  ///< Blocks of 16 outputs.
+  using Group = GroupSums<kKind, T, kUse>;
+  using Sums = float[kRows][kOctets][4];
+  using Table = GemvTable<kKind, T>;
 
-  /// acc[16 outputs][register], 8 tokens. Calls `release` once, when the tile has been read: with
-  /// one group that is before the products, so that the slot is being filled again nearly always.
+  struct Parameters {
+    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each strip.
+    GroupOperands operands[kRows];
+  };
+
+  /// Calls `release` once, when the tile has been read: with one group that is before most of the
+  /// products, so that the slot is being filled again nearly always.
   template <typename Release>
-  static MARLIN_DEVICE void Run(uint32_t tile, uint32_t activations, int lane, int groups,
-                                const ParameterMode& mode, const DecodeTable<kKind, T>& table,
-                                float (&acc)[2][4], const Release& release) {
+  static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
+                                const uint32_t (&activations)[kOctets], int lane,
+                                const ParameterMode& mode, const Table& table, Sums& acc,
+                                const Release& release) {
+    const int tile_bytes = view.tile_bytes;
+    const int groups = view.groups_per_tile;
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
-    uint32_t words[4][kBits];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) LoadWords<kBits>(tile + i * BlockBytes(kBits), lane, words[i]);
-    GroupOperands operands[2];
-    if (kKind != CodeKind::kDense16) LoadOperands(first_parameters, groups, mode, operands);
-    if (kOneGroup || groups <= 1) release();
+    uint32_t words[2][kRows][kBits];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t tokens[4];
-        LoadMatrices(tokens, activations + (half * 2 + pair) * 64);
+      for (int r = 0; r < kRows; ++r) {
+        LoadWords<kBits>(tile + (r / 2) * tile_bytes + (half * 2 + r % 2) * BlockBytes(kBits), lane,
+                         words[half][r]);
+      }
+    }
+    Parameters parameters;
+    if (kScaled) LoadOperands(first_parameters, tile_bytes, groups, mode, parameters);
+    if (kOneGroup || groups <= 1) release();
+    Sums part = {};
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          const int j = pair * 2 + step;
-          // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
-          const int place = (half * 4 + j) * groups;
-          if (!kOneGroup && kKind != CodeKind::kDense16 && place > 0 && (place & 7) < groups) {
-            LoadOperands(first_parameters + (place >> 3) * kGroupBytes, groups, mode, operands);
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t tokens[kOctets][4];
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        LoadMatrices(tokens[o], activations[o] + pair * 64);
+        if constexpr (Group::kUsed) Group::Lift(tokens[o]);
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+        const int place = (pair * 2 + step) * groups;
+        if (!kOneGroup && kScaled && place > 0 && (place & 7) < groups) {
+          LoadOperands(first_parameters + (place >> 3) * kGroupBytes, tile_bytes, groups, mode,
+                       parameters);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const int j = pair % 2 * 2 + step;
+          const GroupOperands& operands = parameters.operands[r];
+          uint32_t weights[4];
+          if constexpr (Group::kUsed) {
+            FragmentDecoder<kKind, T>::Decode(words[pair / 2][r], j, table, operands.offset,
+                                              weights);
+          } else {
+            DecodeScaled<kKind, T, kUse>(words[pair / 2][r], j, table, mode, operands, weights);
           }
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            uint32_t weights[4];
-            DecodeScaled<kKind, T, kUse>(words[half * 2 + r], j, table, mode, operands[r], weights);
-            MultiplyAdd<T>(acc[r], weights, tokens[2 * step], tokens[2 * step + 1]);
+          for (int o = 0; o < kOctets; ++o) {
+            MultiplyAdd<T>(Group::kUsed ? part[r][o] : acc[r][o], weights, tokens[o][2 * step],
+                           tokens[o][2 * step + 1]);
           }
         }
+      }
+    }
+    if constexpr (Group::kUsed) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const uint2 stored = parameters.stored[r / 2];
+        const float2 scale = LoadParameters(r % 2 == 0 ? stored.x : stored.y, mode.bf16);
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) Group::AddScaled(part[r][o], scale, acc[r][o]);
       }
     }
     if (!kOneGroup && groups > 1) release();
   }
 
  private:
-  static MARLIN_DEVICE void LoadOperands(uint32_t address, int groups, const ParameterMode& mode,
-                                         GroupOperands (&operands)[2]) {
-    const uint2 scales = LoadShared8(address);
-    uint2 zeros = {0, 0};
-    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
-      zeros = LoadShared8(address + groups * kGroupBytes);
+  static MARLIN_DEVICE void LoadOperands(uint32_t address, int tile_bytes, int groups,
+                                         const ParameterMode& mode, Parameters& parameters) {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      parameters.stored[s] = LoadShared8(address + s * tile_bytes);
+      uint2 zeros = {0, 0};
+      if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
+        zeros = LoadShared8(address + s * tile_bytes + groups * kGroupBytes);
+      }
+      MakeOperands<kKind, T, kUse>(parameters.stored[s].x, zeros.x, mode,
+                                   parameters.operands[2 * s]);
+      MakeOperands<kKind, T, kUse>(parameters.stored[s].y, zeros.y, mode,
+                                   parameters.operands[2 * s + 1]);
     }
-    MakeOperands<kKind, T, kUse>(scales.x, zeros.x, mode, operands[0]);
-    MakeOperands<kKind, T, kUse>(scales.y, zeros.y, mode, operands[1]);
   }
 };
 
-/// Copies 8 numbers of a row of A; what lies behind k becomes zero.
-MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t to) {
-  const int bytes = min(max(args.k - k, 0), 8) * 2;
-  // An address in range even where nothing is read.
-  const uint8_t* from =
-      static_cast<const uint8_t*>(args.a) + (m * args.a_stride + (bytes > 0 ? k : 0)) * 2;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+/// One float in the shared memory of block `rank` of the cluster, at the address that it has here.
+MARLIN_DEVICE void StoreInCluster(uint32_t address, int rank, float value) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
 }
 
-/// Copies this split's columns of all rows of A, a piece of the columns after the other, so that
-/// products can begin when the first has come. All threads arrive at the barrier of every piece.
-MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to,
-                                   uint32_t barriers) {
-  const int chunks = args.tiles_of_piece * (kTileK / 8);  // Of a row's piece, 8 numbers each.
-  for (int piece = 0; piece < args.pieces; ++piece) {
-    const int first = piece * chunks;
-    const int count = min(chunks, args.tiles_of_split * (kTileK / 8) - first);
-    int m = 0;
-    // Rows are counted up, not divided out: this is on the way to the first product.
-    for (int i = static_cast<int>(threadIdx.x);; i += static_cast<int>(blockDim.x)) {
-      while (i >= count && m < args.m) {
-        i -= count;
-        ++m;
-      }
-      if (m >= args.m) break;
-      CopyEight(args, m, first_k + (first + i) * 8, to + m * args.row_bytes + (first + i) * 16);
-    }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barriers + 8 * piece)
-                 : "memory");
-  }
-}
-
-/// Adds the sums of a strip's warps in order and finishes or stores them. `sums` holds, for every
-/// warp of the strip, [tokens][33] floats.
-MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float* sums,
-                               int thread) {
+/// Adds the sums of a strip's warps for one octet of tokens, in the order of the warps, and
+/// finishes them, or sends them to who does. `sums` holds, for every warp, [tokens][kSumStride]
+/// floats; `local_strip` counts the strips of this block.
+MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int local_strip,
+                               int octet, const float* sums, uint32_t inbox, int thread) {
   const int threads = args.share * 32;
-  for (int i = thread; i < args.m * kStripOutputs; i += threads) {
-    const int m = i / kStripOutputs;
+  const int tokens = min(args.m - octet * kOctet, kOctet);
+  const int strip = first_strip + local_strip;
+  for (int i = thread; i < tokens * kStripOutputs; i += threads) {
+    const int token = i / kStripOutputs;
     const int row = i % kStripOutputs;
+    const int m = octet * kOctet + token;
     const int n = strip * kStripOutputs + row;
     float sum = 0.0f;
 #pragma unroll 4
-    for (int w = 0; w < args.share; ++w) sum += sums[w * kSumFloats + m * kSumStride + row];
+    for (int w = 0; w < args.share; ++w) sum += sums[w * kSumFloats + token * kSumStride + row];
+    if (args.in_cluster) {
+      const int owner = local_strip % args.splits;
+      const int slot = local_strip / args.splits * args.splits + static_cast<int>(blockIdx.x);
+      const int rank =
+          owner + (args.mates == 1 ? 0 : static_cast<int>(blockIdx.y & 1) * args.splits);
+      StoreInCluster(inbox + ((slot * args.m + m) * kStripOutputs + row) * 4, rank, sum);
+      continue;
+    }
     if (n >= args.epilogue.n) continue;
     if (args.partials == nullptr) {
       Finish(args.epilogue, m, n, sum);
@@ -184,103 +260,202 @@ MARLIN_DEVICE void FinishStrip(const GemvArguments& args, int strip, const float
   }
 }
 
-/// A barrier among the warps that share a strip.
-MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int lane_of_strips) {
-  if (args.share == 1) {
-    __syncwarp();
-  } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(lane_of_strips + 1), "r"(args.share * 32) : "memory");
+/// Finishes this block's strips of the cluster's: adds what the blocks sent, in their order.
+MARLIN_DEVICE void FinishInbox(const GemvArguments& args, int first_strip, int strips,
+                               const float* inbox) {
+  const int per_part = args.m * kStripOutputs;
+  int slot = 0;
+  for (int s = static_cast<int>(blockIdx.x); s < strips; s += args.splits, slot += args.splits) {
+    for (int i = static_cast<int>(threadIdx.x); i < per_part; i += static_cast<int>(blockDim.x)) {
+      float sum = 0.0f;
+      for (int part = 0; part < args.splits; ++part) sum += inbox[(slot + part) * per_part + i];
+      const int n = (first_strip + s) * kStripOutputs + i % kStripOutputs;
+      if (n < args.epilogue.n) Finish(args.epilogue, i / kStripOutputs, n, sum);
+    }
   }
 }
 
-template <CodeKind kKind, typename T, ParameterUse kUse>
-__global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const int strip_lane = warp >> args.share_log;
-  const int sharer = warp & (args.share - 1);
-  const int lanes = 1 << args.lanes_log;
-  const int group = static_cast<int>(blockIdx.y);
-  const int first_strip = group * args.strips_base + min(group, args.strips_rest);
-  const int strips = args.strips_base + (group < args.strips_rest ? 1 : 0);
-  const int first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
-  const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
+/// A barrier among the warps that share a strip.
+MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int unit_lane) {
+  __syncwarp();
+  if (args.share > 1) {
+    asm volatile("bar.sync %0, %1;" ::"r"(unit_lane + 1), "r"(args.share * 32) : "memory");
+  }
+}
 
-  const int tile_bytes = args.weights.tile_bytes;
-  const uint32_t base = SharedAddress(shared);
-  const uint32_t ring = base + warp * args.stages * tile_bytes;
-  const uint32_t activations = base + args.activations_offset;
-  const uint32_t arrived = base + args.barriers_offset;  // Of the pieces of activations.
-  const uint32_t barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
-  auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
+/// The units and tiles of a warp, and where things lie in shared memory.
+template <int kStrips>
+struct GemvBlock {
+  int lane;
+  int warp;
+  int unit_lane;  ///< Which of the units that are worked on at a time.
+  int sharer;     ///< Which of the warps that share it.
+  int first_unit;
+  int units;
+  int first_tile;
+  int my_units;
+  int my_tiles;  ///< Of a unit.
+  int slot_bytes;
+  uint32_t ring;
+  uint32_t barriers;  ///< Of the ring.
+  uint32_t activations;
+  uint32_t arrived;  ///< Barriers of the pieces of activations.
 
-  const int my_strips =
-      strips > strip_lane ? (strips - strip_lane + lanes - 1) >> args.lanes_log : 0;
-  const int my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
-  TileStream stream{args.weights};
-  stream.strip = first_strip + strip_lane;
-  stream.first_tile = first_tile + sharer;
-  stream.lanes = lanes;
-  stream.to_next_tile = (static_cast<int64_t>(tile_bytes) * kStripsOfBlock) << args.share_log;
-  stream.next = args.weights.tiles + TileOffset(args.weights, stream.strip, stream.first_tile);
-  stream.tiles_of_strip = stream.left_in_strip = my_tiles;
-  stream.left = my_strips * my_tiles;
-  if (lane == 0) {
-#pragma unroll 1
-    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
-    if (warp < args.pieces) InitBarrier(arrived + 8 * warp, static_cast<int>(blockDim.x));
-    FenceBarrierInit();
-#pragma unroll 1
-    for (int s = 0; s < args.stages && stream.left > 0; ++s) {
-      stream.Copy(ring + s * tile_bytes, barriers + 8 * s);
+  MARLIN_DEVICE GemvBlock(const GemvArguments& args, uint32_t base) {
+    lane = static_cast<int>(threadIdx.x) & 31;
+    warp = static_cast<int>(threadIdx.x) >> 5;
+    unit_lane = warp >> args.share_log;
+    sharer = warp & (args.share - 1);
+    const int group = static_cast<int>(blockIdx.y);
+    first_unit = group * args.units_base + min(group, args.units_rest);
+    units = args.units_base + (group < args.units_rest ? 1 : 0);
+    first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
+    const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
+    const int lanes = 1 << args.lanes_log;
+    my_units = units > unit_lane ? (units - unit_lane + lanes - 1) >> args.lanes_log : 0;
+    my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+    slot_bytes = kStrips * args.weights.tile_bytes;
+    ring = base + warp * args.stages * slot_bytes;
+    activations = base + args.activations_offset;
+    arrived = base + args.barriers_offset;
+    barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
+  }
+
+  MARLIN_DEVICE TileStream<kStrips> Stream(const GemvArguments& args) const {
+    const TileView& view = args.weights;
+    TileStream<kStrips> stream{view};
+    stream.unit = first_unit + unit_lane;
+    stream.first_tile = first_tile + sharer;
+    stream.lanes = 1 << args.lanes_log;
+    stream.to_next_tile = (static_cast<int64_t>(view.tile_bytes) * kStripsOfBlock)
+                          << args.share_log;
+    stream.next = view.tiles + TileOffset(view, stream.unit * kStrips, stream.first_tile);
+    stream.tiles_of_unit = stream.left_in_unit = my_tiles;
+    stream.left = my_units * my_tiles;
+    return stream;
+  }
+};
+
+/// Brings the sums of the warps that share a unit together, 32 outputs and 8 tokens after another.
+template <int kStrips, int kOctets>
+MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
+                              int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
+                              float* sums, uint32_t inbox) {
+  const int lane = block.lane;
+  float* mine = sums + block.warp * kSumFloats;
+#pragma unroll
+  for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      if (o * kOctet >= args.m) break;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int token = (lane & 3) * 2 + (e & 1);
+          mine[token * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[2 * s + r][o][e];
+        }
+      }
+      SyncSharers(args, block.unit_lane);
+      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o,
+                  sums + block.unit_lane * args.share * kSumFloats, inbox,
+                  block.sharer * 32 + lane);
+      SyncSharers(args, block.unit_lane);
     }
   }
+}
+
+template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
+__global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t base = SharedAddress(shared);
+  const GemvBlock<kStrips> block(args, base);
+  const int lane = block.lane;
+  const int first_k = block.first_tile * kTileK;
+  TileStream<kStrips> stream = block.Stream(args);
+  if (lane == 0) {
+#pragma unroll 1
+    for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
+    if (block.warp < args.pieces) {
+      InitBarrier(block.arrived + 8 * block.warp, args.bulk ? 1 : static_cast<int>(blockDim.x));
+    }
+    FenceBarrierInit();
+    if (args.bulk) ExpectActivations(args, first_k, block.arrived, block.warp);
+#pragma unroll 1
+    for (int s = 0; s < args.stages && stream.left > 0; ++s) {
+      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
+    }
+  }
+  if (args.bulk) ClearBehindK(args, first_k, block.activations);
+  if constexpr (kKind == CodeKind::kTable4) {
+    SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
+  }
   __syncthreads();
+  // What is sent to another block of the cluster must find it running, its barriers ready.
+  const bool in_cluster = args.in_cluster || args.mates > 1;
+  if (in_cluster) ArriveInCluster();
   LetNextBegin();
   WaitForEarlierWork();
-  CopyActivations(args, first_tile * kTileK, activations, arrived);
+  if (in_cluster) WaitForCluster();
+  if (!args.bulk) {
+    CopyActivations(args, first_k, block.activations, block.arrived);
+  } else if (lane == 0) {
+    CopyActivationRows(args, first_k, block.activations, block.arrived, block.warp);
+  }
+  __syncwarp();
 
-  const DecodeTable<kKind, T> table(args.weights);
+  const auto table = [&] {
+    if constexpr (kKind == CodeKind::kTable4) {
+      return SharedPairTable<T>(base + args.table_offset);
+    } else {
+      return DecodeTable<kKind, T>(args.weights);
+    }
+  }();
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
   // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
-  const uint32_t my_row =
-      activations + (lane >> 3) * 16 + min(lane & 7, args.m - 1) * args.row_bytes;
+  uint32_t my_rows[kOctets];
+#pragma unroll
+  for (int o = 0; o < kOctets; ++o) {
+    my_rows[o] = block.activations + (lane >> 3) * 16 +
+                 min(o * kOctet + (lane & 7), args.m - 1) * args.row_bytes;
+  }
+  auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
   int slot = 0;
   int parity = 0;
-  for (int s = strip_lane; s < strips; s += lanes) {
-    float acc[2][4] = {};
+  for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
+    float acc[2 * kStrips][kOctets][4] = {};
 #pragma unroll 1
-    for (int i = 0; i < my_tiles; ++i) {
-      const int tile = i * args.share + sharer;
-      if (s == strip_lane) Wait(arrived + 8 * (tile >> args.piece_log), 0);
-      Wait(barriers + 8 * slot, parity);
+    for (int i = 0; i < block.my_tiles; ++i) {
+      const int tile = i * args.share + block.sharer;
+      if (u == block.unit_lane) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      const uint32_t barrier = block.barriers + 8 * slot;
+      const uint32_t from = block.ring + slot * block.slot_bytes;
+      Wait(barrier, parity);
       const auto release = [&] {
         __syncwarp();
-        if (lane == 0 && stream.left > 0) {
-          stream.Copy(ring + slot * tile_bytes, barriers + 8 * slot);
-        }
+        if (lane == 0 && stream.left > 0) stream.Copy(from, barrier);
       };
-      TileProduct<kKind, T, kUse>::Run(ring + slot * tile_bytes, my_row + tile * (kTileK * 2), lane,
-                                       args.weights.groups_per_tile, mode, table, acc, release);
+      uint32_t rows[kOctets];
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o] + tile * (kTileK * 2);
+      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(from, args.weights, rows, lane, mode,
+                                                         table, acc, release);
       if (++slot == args.stages) {
         slot = 0;
         parity ^= 1;
       }
     }
-    float* mine = sums + warp * kSumFloats;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int m = (lane & 3) * 2 + (e & 1);
-        mine[m * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][e];
-      }
-    }
-    SyncSharers(args, strip_lane);
-    FinishStrip(args, first_strip + s, sums + strip_lane * args.share * kSumFloats,
-                sharer * 32 + lane);
-    SyncSharers(args, strip_lane);
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, sums, base + args.inbox_offset);
+  }
+  // What others bring must have come before this block's shared memory goes.
+  if (args.mates > 1) {
+    for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
+  }
+  if (args.in_cluster) {
+    ArriveInCluster();
+    WaitForCluster();
+    FinishInbox(args, block.first_unit * kStrips, block.units * kStrips,
+                reinterpret_cast<const float*>(shared + args.inbox_offset));
   }
 }
 

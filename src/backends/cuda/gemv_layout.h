@@ -14,31 +14,42 @@ struct GemvArguments {
   int64_t a_stride = 0;
   EpilogueView epilogue;
   float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  int splits = 1;             ///< Blocks that divide k among them: blockIdx.x.
+  bool in_cluster = false;    ///< They are a cluster and exchange sums in shared memory.
   int m = 0;
   int k = 0;
-  int tiles = 0;           ///< Of a strip.
+  int tiles = 0;           ///< Of a unit, along k.
   int tiles_of_split = 0;  ///< Of every split but perhaps the last.
-  int strips_base = 0;     ///< Strips of a block, one more in the first strips_rest blocks.
-  int strips_rest = 0;
+  int units_base = 0;      ///< Units of a block, one more in the first units_rest blocks.
+  int units_rest = 0;
   int share = 1;
   int share_log = 0;
-  int lanes_log = 0;  ///< Of the strips that a block works on at a time: warps / share.
+  int lanes_log = 0;  ///< Of the units that a block works on at a time: warps / share.
   int stages = 2;
+  int mates = 1;      ///< Neighbouring blocks of a cluster that share the copies of activations.
+  bool bulk = false;  ///< Activations come by bulk copies; rows are whole multiples of 16 bytes.
   int pieces = 1;     ///< Parts of the activations that arrive one after the other.
   int piece_log = 0;  ///< Of the tiles of a piece.
-  int tiles_of_piece = 1;
-  int row_bytes = 0;           ///< From one row of activations in shared memory to the next.
+  int row_bytes = 0;  ///< From one row of activations in shared memory to the next.
   int activations_offset = 0;  ///< In shared memory, behind the rings.
   int sums_offset = 0;
+  int inbox_offset = 0;  ///< in_cluster: [strips finished here][splits][m][32] sums.
+  int table_offset = 0;  ///< kTable4: kPairTableBytes.
   int barriers_offset = 0;
 };
 
 inline constexpr int kMaxPieces = 4;
 
-/// Floats between the tokens of a strip's sums: 32 outputs and one to spread the banks.
-inline constexpr int kSumStride = kStripOutputs + 1;
+/// A table of 16 values in shared memory: pairs of values for all pairs of codes and every lane.
+inline constexpr int kPairTableBytes = 256 * 32 * 4;
 
-/// Floats of one warp's sums.
-inline constexpr int kSumFloats = 8 * kSumStride;
+/// Floats between the tokens of a strip's sums: 32 outputs and some to spread the banks.
+inline constexpr int kSumStride = kStripOutputs + 4;
+
+/// Tokens of a matrix instruction.
+inline constexpr int kOctet = 8;
+
+/// Floats of one warp's sums of an octet.
+inline constexpr int kSumFloats = kOctet * kSumStride;
 
 }  // namespace marlin::cuda

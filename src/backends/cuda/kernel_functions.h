@@ -5,18 +5,25 @@
 
 namespace marlin::cuda {
 
+/// What a kernel for few rows is compiled for.
+struct GemvVariant {
+  ParameterUse use;
+  int strips;  ///< Of a unit: 2 only for codes of up to 4 bits, one scale and one octet.
+  int octets;  ///< Of tokens: 1 or 2.
+};
+
 /// Parameters of the kernel: GemvArguments.
 template <CodeKind kKind>
-const void* GemvFunction(bool bf16, ParameterUse use);
+const void* GemvFunction(bool bf16, const GemvVariant& variant);
 
 /// Parameters of the kernel: CUtensorMap, WgmmaArguments.
 template <CodeKind kKind>
 const void* WgmmaFunction(bool bf16, int tokens, ParameterUse use);
 
-#define MARLIN_KIND(kind)                                                \
-  template <>                                                            \
-  const void* GemvFunction<CodeKind::kind>(bool bf16, ParameterUse use); \
-  template <>                                                            \
+#define MARLIN_KIND(kind)                                                          \
+  template <>                                                                      \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, const GemvVariant& variant); \
+  template <>                                                                      \
   const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, ParameterUse use);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND

@@ -29,7 +29,7 @@ Support SupportsTiles(const GemmDesc& desc) {
 }
 
 Support SupportsGemv(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
-  if (desc.m > kMaxGemvRows) return {"takes up to 8 rows"};
+  if (desc.m > kMaxGemvRows) return {"takes up to 16 rows"};
   if (desc.determinism == Determinism::kBatchInvariant) return {"splits k as m asks for"};
   return SupportsTiles(desc);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/checked.h"
 
@@ -14,61 +15,108 @@ int Ceil(int64_t a, int64_t b) { return static_cast<int>(CeilDivide(a, b)); }
 /// Between rows of activations, so that the rows of a matrix begin in different banks.
 constexpr int kRowPadding = 16;
 
-/// Divides shared memory for a number of splits; false when it does not fit.
-bool FillGemv(const TileProblem& problem, const DeviceShape& device, int warps, int splits,
-              GemvPlan* plan) {
+/// Divides shared memory; false when it does not suffice.
+bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
-  args.m = problem.m;
-  args.k = problem.k;
-  args.tiles = Ceil(problem.k, kTileK);
-  args.tiles_of_split = Ceil(args.tiles, splits);
-  plan->splits = Ceil(args.tiles, args.tiles_of_split);
-  plan->warps = warps;
   args.piece_log = 0;
   while (args.tiles_of_split > kMaxPieces << args.piece_log) ++args.piece_log;
-  args.tiles_of_piece = 1 << args.piece_log;
-  args.pieces = Ceil(args.tiles_of_split, args.tiles_of_piece);
+  args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log);
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
-  const int64_t ring = int64_t{warps} * args.stages * problem.tile_bytes;
-  const int64_t activations = row_bytes * problem.m;
-  const int64_t sums = int64_t{warps} * kSumFloats * 4;
-  const int64_t total = RoundUp(ring, int64_t{128}) + RoundUp(activations, int64_t{16}) + sums +
-                        (kMaxPieces + int64_t{warps} * args.stages) * kBarrierBytes;
+  const int64_t slot_bytes = int64_t{plan->strips} * problem.tile_bytes;
+  const int64_t ring = RoundUp(plan->warps * args.stages * slot_bytes, int64_t{128});
+  const int64_t activations = RoundUp(row_bytes * problem.m, int64_t{16});
+  const int64_t sums = int64_t{plan->warps} * kSumFloats * 4;
+  const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan->strips;
+  const int64_t slots = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
+  const int64_t inbox = slots * problem.m * kStripOutputs * 4;
+  const int64_t barriers = (kMaxPieces + int64_t{plan->warps} * args.stages) * kBarrierBytes;
+  const int64_t table = problem.pair_table ? kPairTableBytes : 0;
+  const int64_t total = ring + activations + sums + inbox + table + barriers;
   if (total > device.shared_bytes) return false;
   args.row_bytes = static_cast<int>(row_bytes);
-  args.activations_offset = static_cast<int>(RoundUp(ring, int64_t{128}));
-  args.sums_offset = args.activations_offset + static_cast<int>(RoundUp(activations, int64_t{16}));
-  args.barriers_offset = args.sums_offset + static_cast<int>(sums);
-  plan->shared_bytes = static_cast<int>(total);
+  args.activations_offset = static_cast<int>(ring);
+  args.sums_offset = args.activations_offset + static_cast<int>(activations);
+  args.inbox_offset = args.sums_offset + static_cast<int>(sums);
+  args.table_offset = args.inbox_offset + static_cast<int>(inbox);
+  args.barriers_offset = args.table_offset + static_cast<int>(table);
+  // Over half of what there is: blocks of the next launch, which may begin early, would spread
+  // unevenly over the multiprocessors if two fitted on one.
+  plan->shared_bytes = std::max(static_cast<int>(total), device.shared_bytes / 2 + 1);
   return true;
+}
+
+/// Which warps work on which units: as many units at a time as leave the fewest tiles to the
+/// busiest warp, for with every unit its warps wait for each other.
+void ShareUnits(int units_of_block, GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  int64_t least = 0;
+  for (int lanes = 1; lanes <= std::min(plan->warps, units_of_block); lanes *= 2) {
+    const int64_t tiles =
+        int64_t{Ceil(units_of_block, lanes)} * Ceil(args.tiles_of_split, plan->warps / lanes);
+    if (least != 0 && tiles > least) continue;
+    least = tiles;
+    args.share = plan->warps / lanes;
+    args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
+  }
+  args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
 }
 
 }  // namespace
 
-GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
+std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
+                                   const GemvShape& shape) {
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
-  // Two tiles a warp keep memory busy; tiles of wide codes fill the rings with half the warps. More
-  // only delay the activations, which queue behind them.
-  args.stages = 2;
-  const int warps = problem.tile_bytes <= 3072 ? 16 : 8;
+  args.m = problem.m;
+  args.k = problem.k;
+  args.stages = shape.stages;
+  args.tiles = Ceil(problem.k, kTileK);
+  args.tiles_of_split = Ceil(args.tiles, shape.splits);
+  args.splits = Ceil(args.tiles, args.tiles_of_split);
+  args.mates = shape.mates;
+  args.bulk = problem.k % 8 == 0;
+  args.in_cluster = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  plan.warps = shape.warps;
+  plan.strips = shape.strips;
+  plan.splits = args.splits;
+  plan.partials = problem.gated || (args.splits > 1 && !args.in_cluster);
+
+  const int units = Ceil(problem.n, kStripOutputs * plan.strips);
+  const int cluster = (args.in_cluster ? args.splits : 1) * args.mates;
+  const int blocks = cluster > 1 ? device.clusters[cluster - 1] * args.mates
+                                 : std::max(1, device.multiprocessors / args.splits);
+  // Whole clusters; a block without units shares copies.
+  plan.groups = static_cast<int>(RoundUp(std::clamp(blocks, 1, units), int64_t{args.mates}));
+  args.units_base = units / plan.groups;
+  args.units_rest = units % plan.groups;
+  ShareUnits(Ceil(units, plan.groups), &plan);
+  if (!DivideShared(problem, device, &plan)) return std::nullopt;
+  return plan;
+}
+
+GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   const int strips = Ceil(problem.n, kStripOutputs);
   const int tiles = Ceil(problem.k, kTileK);
-  // Blocks for all multiprocessors, as far as there is k to split.
-  int splits = std::clamp(device.multiprocessors / strips, 1, std::max(1, tiles / warps));
-  while (!FillGemv(problem, device, warps, splits, &plan)) ++splits;
-  plan.groups = std::min(strips, std::max(1, device.multiprocessors / plan.splits));
-  args.strips_base = strips / plan.groups;
-  args.strips_rest = strips % plan.groups;
-  // As many warps to a strip as leave none without one.
-  const int strips_of_block = Ceil(strips, plan.groups);
-  const auto lanes = static_cast<int>(
-      std::bit_floor(static_cast<unsigned>(std::min(strips_of_block, plan.warps))));
-  args.share = plan.warps / lanes;
-  args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
-  args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
-  plan.partials = plan.splits > 1 || problem.gated;
-  return plan;
+  const int strips_of_block = Ceil(strips, device.multiprocessors);
+  // All of this is measured on an H200. Warps wait for each other less often with wide units, but
+  // those are for matrices that have enough of them.
+  const int wide = problem.narrow_codes && problem.m <= kOctet && strips_of_block > 4 ? 2 : 1;
+  // Two tiles a warp keep memory busy; where a block has few, more only delay the activations.
+  const int stages = strips_of_block <= 2 || problem.tile_bytes > 3072 ? 1 : 2;
+  constexpr int64_t kLeastShared = 56 * 1024;
+  const bool share =
+      problem.k % 8 == 0 && strips > 1 && int64_t{problem.m} * problem.k * 2 >= kLeastShared;
+  constexpr int kWarps = 16;
+  // As many as it takes to occupy the multiprocessors and to hold the activations.
+  const int held = Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes);
+  const int busy = std::clamp(device.multiprocessors / strips, 1, std::max(1, tiles / kWarps));
+  for (int splits = std::max(held, busy);; ++splits) {
+    const int mates = share && splits == 1 ? 2 : 1;
+    for (const auto& [warps, deep] : {std::pair{kWarps, stages}, {kWarps, 1}, {8, 2}, {8, 1}}) {
+      const auto plan = PlanGemvAs(problem, device, {warps, deep, splits, wide, mates});
+      if (plan) return *plan;
+    }
+  }
 }
 
 namespace {

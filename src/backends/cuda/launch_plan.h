@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "backends/cuda/gemv_layout.h"
 #include "backends/cuda/tile_layout.h"
@@ -25,18 +26,34 @@ struct TileProblem {
   int tile_bytes = 0;
   bool gated = false;
   bool batch_invariant = false;
+  bool pair_table = false;    ///< Codes are looked up in a table in shared memory (kTable4).
+  bool narrow_codes = false;  ///< Up to 4 bits, one scale to a tile: units may have two strips.
 };
 
-inline constexpr int kMaxGemvRows = 8;
+inline constexpr int kMaxGemvRows = 16;
 
 struct GemvPlan {
   int splits = 1;
   int groups = 1;  ///< Blocks along n.
   int warps = 16;
+  int strips = 1;  ///< Of a unit: what a warp works on at a time.
   int shared_bytes = 0;
   bool partials = false;    ///< Sums go to the workspace; another kernel adds and finishes them.
   GemvArguments arguments;  ///< The parts that depend on the problem's shape alone.
 };
+/// How the blocks of the kernel for few rows are made.
+struct GemvShape {
+  int warps;
+  int stages;  ///< Tiles in flight of every warp.
+  int splits;  ///< Blocks that divide k.
+  int strips;  ///< Of a unit: 1 or 2.
+  /// Blocks that share copies of activations: 1, or 2 if k is a multiple of 8 and splits x 2 are at
+  /// most kMaxSplits.
+  int mates;
+};
+/// Nothing where shared memory does not suffice. Preconditions as for PlanGemv.
+std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
+                                   const GemvShape& shape);
 /// Precondition: 1 <= m <= kMaxGemvRows, n, k > 0.
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 

@@ -8,11 +8,11 @@
 namespace marlin::cuda {
 namespace {
 
-const void* GemvFunctionOf(CodeKind kind, bool bf16, ParameterUse use) {
+const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
   switch (kind) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
-    return GemvFunction<CodeKind::name>(bf16, use);
+    return GemvFunction<CodeKind::name>(bf16, variant);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
   }
@@ -42,7 +42,7 @@ struct LaunchSize {
   int threads = 0;
   int shared_bytes = 0;
   bool overlap_previous = false;
-  int cluster = 1;  ///< Thread blocks along x.
+  dim3 cluster = {1, 1, 1};
 };
 
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
@@ -63,10 +63,10 @@ cudaError_t Launch(const void* function, const LaunchSize& size, void** paramete
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
-  if (size.cluster > 1) {
+  if (size.cluster.x * size.cluster.y > 1) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(size.cluster), 1, 1};
+    attribute.val.clusterDim = {size.cluster.x, size.cluster.y, 1};
   }
   return cudaLaunchKernelExC(&config, function, parameters);
 }
@@ -145,8 +145,12 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   void* parameters[] = {&args};
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)), plan.warps * 32,
-      plan.shared_bytes, gemm.overlap_previous};
-  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, UseOf(gemm.weights, gemm.kind));
+      plan.shared_bytes, gemm.overlap_previous,
+      dim3(args.in_cluster ? static_cast<unsigned>(plan.splits) : 1,
+           static_cast<unsigned>(args.mates))};
+  const GemvVariant variant = {UseOf(gemm.weights, gemm.kind), plan.strips,
+                               (args.m + kOctet - 1) / kOctet};
+  const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, variant);
   return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
                      stream);
 }
@@ -163,7 +167,8 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
                reinterpret_cast<uintptr_t>(gemm.epilogue.out) % 8 == 0;
   void* parameters[] = {&map, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
-                           gemm.overlap_previous, plan.arguments.splits};
+                           gemm.overlap_previous,
+                           dim3(static_cast<unsigned>(plan.arguments.splits))};
   const void* function =
       WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);

@@ -325,8 +325,8 @@ struct ClusterPart {
 };
 
 MARLIN_DEVICE void SyncCluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  ArriveInCluster();
+  WaitForCluster();
 }
 
 /// sums[first] to sums[first + 3] plus four floats in shared memory.

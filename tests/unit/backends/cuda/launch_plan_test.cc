@@ -70,6 +70,8 @@ std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
     problem.k = draw(200000);
     problem.tile_bytes = tile_bytes[i % tile_bytes.size()];
     problem.gated = problem.n % 2 == 0 && bits() % 4 == 0;
+    problem.pair_table = bits() % 4 == 0;
+    problem.narrow_codes = problem.tile_bytes == TileCodeBytes(4) + kGroupBytes;
     problem.batch_invariant = bits() % 4 == 0;
     problems.push_back(problem);
   }
@@ -139,31 +141,47 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   EXPECT_EQ(args.k, problem.k);
   EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
   ExpectSplitsCover(args.tiles, args.tiles_of_split, plan.splits);
-  EXPECT_EQ(plan.partials, plan.splits > 1 || problem.gated);
+  EXPECT_EQ(args.splits, plan.splits);
+  EXPECT_EQ(args.in_cluster, plan.splits > 1 && plan.splits <= kMaxSplits && !problem.gated);
+  EXPECT_EQ(plan.partials, problem.gated || plan.splits > kMaxSplits);
   EXPECT_LE(plan.warps * 32, kMaxThreads);
 
-  // Blocks along n: the first strips_rest of them have one strip more.
-  const int64_t strips = CeilDivide(problem.n, kStripOutputs);
-  EXPECT_GE(args.strips_base, 1);
-  EXPECT_LT(args.strips_rest, plan.groups);
-  EXPECT_EQ(int64_t{args.strips_base} * plan.groups + args.strips_rest, strips);
-  EXPECT_LE(plan.groups, std::max(1, device.multiprocessors / plan.splits)) << "a second wave";
-  ExpectWarpsCover(args, plan.warps, args.strips_base + (args.strips_rest > 0 ? 1 : 0),
+  // Blocks along n: the first units_rest of them have one unit more; of two that share copies the
+  // second may have none.
+  const int64_t units = CeilDivide(problem.n, kStripOutputs * plan.strips);
+  EXPECT_TRUE(plan.strips == 1 || (problem.narrow_codes && problem.m <= kOctet));
+  EXPECT_TRUE(args.units_base >= 1 || (args.mates == 2 && args.units_rest == plan.groups - 1));
+  EXPECT_LT(args.units_rest, plan.groups);
+  EXPECT_EQ(int64_t{args.units_base} * plan.groups + args.units_rest, units);
+  const int cluster = (args.in_cluster ? args.splits : 1) * args.mates;
+  ASSERT_LE(cluster, kMaxSplits);
+  EXPECT_EQ(plan.groups % args.mates, 0);
+  EXPECT_LE(plan.groups / args.mates,
+            std::max(1, cluster == 1 ? device.multiprocessors / plan.splits
+                                     : device.clusters[cluster - 1]))
+      << "a second wave";
+  ExpectWarpsCover(args, plan.warps, args.units_base + (args.units_rest > 0 ? 1 : 0),
                    args.tiles_of_split);
 
   // Pieces of the activations.
   EXPECT_LE(args.pieces, kMaxPieces);
   EXPECT_LE(args.pieces, plan.warps) << "a warp makes ready the barrier of one piece";
-  EXPECT_EQ(args.tiles_of_piece, 1 << args.piece_log);
-  ExpectSplitsCover(args.tiles_of_split, args.tiles_of_piece, args.pieces);
+  ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log, args.pieces);
+  EXPECT_TRUE(args.mates == 1 || args.bulk);
+  EXPECT_EQ(args.bulk, problem.k % 8 == 0);
 
-  EXPECT_GE(args.stages, 2) << "nothing would be copied during products";
+  EXPECT_GE(args.stages, 1);
   EXPECT_GE(args.row_bytes, int64_t{args.tiles_of_split} * kTileK * 2);
   EXPECT_EQ(args.row_bytes % 16, 0);
   Regions regions;
-  regions.Add("rings", 0, int64_t{plan.warps} * args.stages * problem.tile_bytes, 128);
+  regions.Add("rings", 0, int64_t{plan.warps} * args.stages * plan.strips * problem.tile_bytes,
+              128);
   regions.Add("activations", args.activations_offset, int64_t{args.row_bytes} * problem.m, 16);
   regions.Add("sums", args.sums_offset, int64_t{plan.warps} * kSumFloats * 4, 4);
+  const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan.strips;
+  const int64_t parts = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
+  regions.Add("inbox", args.inbox_offset, parts * problem.m * kStripOutputs * 4, 4);
+  regions.Add("table", args.table_offset, problem.pair_table ? kPairTableBytes : 0, 4);
   regions.Add("barriers", args.barriers_offset,
               (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
   EXPECT_LE(regions.end, plan.shared_bytes);
@@ -280,7 +298,7 @@ TEST(PlanGemv, CoversEveryShapeOnce) {
 
 TEST(PlanGemv, CoversEverySmallShapeOnce) {
   const DeviceShape device;
-  for (const int m : {1, 2, 7, 8}) {
+  for (const int m : {1, 2, 7, 8, 9, 16}) {
     for (int strips = 1; strips <= 300; ++strips) {
       for (int tiles = 1; tiles <= 40; ++tiles) {
         TileProblem problem;
@@ -288,6 +306,7 @@ TEST(PlanGemv, CoversEverySmallShapeOnce) {
         problem.n = strips * kStripOutputs - strips % kStripOutputs;
         problem.k = tiles * kTileK - tiles % 3;
         problem.tile_bytes = TileCodeBytes(4) + kGroupBytes;
+        problem.narrow_codes = strips % 2 == 0;
         SCOPED_TRACE(Describe(problem, device));
         CheckGemv(problem, device);
         if (HasFailure()) return;
@@ -396,7 +415,7 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   };
   EXPECT_EQ(supported(desc), "gemv_mma gemm_wgmma gemm_cuda_exact ");
   GemmDesc rows = desc;
-  rows.m = 9;
+  rows.m = 17;
   EXPECT_EQ(supported(rows), "gemm_wgmma gemm_cuda_exact ");
   GemmDesc invariant = desc;
   invariant.determinism = Determinism::kBatchInvariant;
