@@ -23,8 +23,8 @@ int ChooseParallel(int64_t tiles, int steps, int64_t stripes) {
   int best = 1;
   int64_t best_cost = CeilDivide(tiles, stripes) * steps;
   for (int parallel = 2; parallel * kLeastStepsOfSlice <= steps; ++parallel) {
-    // More slices than stripes twice over only enlarge the workspace.
-    if (tiles * parallel > 2 * stripes) break;
+    // More units than four to a stripe only enlarge the workspace.
+    if (tiles * parallel > 4 * stripes) break;
     const int64_t units = CeilDivide(tiles * parallel, stripes);
     const int64_t cost = units * SliceSteps(steps, parallel) + kStepsOfPartial * parallel;
     if (cost < best_cost) {

@@ -36,6 +36,10 @@ constexpr int SharedBytes(int buffers) {
   return bytes > kBlockSumBytes ? bytes : kBlockSumBytes;
 }
 
+constexpr int kEights = 4;
+using Place = BlockPlace<kEights>;
+using Sums = BlockSums<kEights>;
+
 MARLIN_DEVICE void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -53,12 +57,12 @@ MARLIN_DEVICE uint32_t FragmentRow(int lane) {
 template <typename T, ParameterUse kUse>
 class Stager {
  public:
-  MARLIN_DEVICE Stager(const BlockArguments& args, const BlockPlace& place)
+  MARLIN_DEVICE Stager(const BlockArguments& args, const Place& place)
       : view_(args.weights.codes),
         mode_(ParameterModeOf<CodeKind::kFp4, T>(view_)),
         table_(view_),
         lane_(place.lane),
-        sixteen_(place.warp_token / 32),
+        sixteen_(place.half),
         to_((place.strip_of_block * kStripOutputs + sixteen_ * 16) * kRowBytes +
             FragmentRow(place.lane)),
         strip_(view_.tiles + TileOffset(view_, place.strip(), 0)) {}
@@ -68,6 +72,12 @@ class Stager {
     const int in_tile = step % kSteps;
     const uint8_t* tile =
         strip_ + static_cast<int64_t>(step / kSteps) * kStripsOfBlock * view_.tile_bytes;
+    // One step ahead is not enough for the way from memory; from the cache it nearly is.
+    if (in_tile == 0 && sixteen_ == 0 && lane_ * 128 < view_.tile_bytes &&
+        step / kSteps + 1 < view_.tiles_of_strip) {
+      asm volatile(
+          "prefetch.global.L2 [%0];" ::"l"(tile + kStripsOfBlock * view_.tile_bytes + lane_ * 128));
+    }
     const int block = in_tile / 2 * 2 + sixteen_;
     codes_ = __ldg(reinterpret_cast<const uint2*>(tile + block * BlockBytes(4) + lane_ * 16 +
                                                   in_tile % 2 * 8));
@@ -111,10 +121,39 @@ class Stager {
   uint32_t zeros_[2] = {0, 0};
 };
 
+/// Adds the products of a step. `tokens` is where they begin in shared memory, `weights(j, r,
+/// fragment)` gives that of step j of 16 k and outputs 16 r of the warp's strip.
+template <typename T, typename Weights>
+MARLIN_DEVICE void Multiply(uint32_t tokens, const Place& place, const Weights& weights,
+                            Sums& sums) {
+  // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8, which is of 8 k.
+  const uint32_t row =
+      tokens + (place.warp_token() + (place.lane & 7)) * kRowBytes + (place.lane >> 3) * 16;
+  uint32_t fragments[kEights][4];
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) {
+    if (e < place.eights) LoadMatrices(fragments[e], row + e * 8 * kRowBytes);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t pairs[4];
+      weights(j, r, pairs);
+#pragma unroll
+      for (int e = 0; e < kEights; ++e) {
+        if (e < place.eights) {
+          MultiplyAdd<T>(sums[r][e], pairs, fragments[e][2 * j], fragments[e][2 * j + 1]);
+        }
+      }
+    }
+  }
+}
+
 /// Adds steps [first, last) of a tile to the sums.
 template <typename T, ParameterUse kUse, int kBuffers>
-MARLIN_DEVICE void AddSteps(const BlockArguments& args, const BlockPlace& place, int first,
-                            int last, uint32_t shared, BlockSums& sums) {
+MARLIN_DEVICE void AddSteps(const BlockArguments& args, const Place& place, int first, int last,
+                            uint32_t shared, Sums& sums) {
   Stager<T, kUse> stager(args, place);
   const uint32_t my_outputs =
       kOperandBytes + place.strip_of_block * kStripOutputs * kRowBytes + FragmentRow(place.lane);
@@ -127,7 +166,7 @@ MARLIN_DEVICE void AddSteps(const BlockArguments& args, const BlockPlace& place,
     const auto weights = [&](int j, int r, uint32_t(&pairs)[4]) {
       LoadMatrices(pairs, buffer + my_outputs + r * 16 * kRowBytes + j * 32);
     };
-    MultiplyBlock<T, kStagedStep>(buffer, place, weights, sums);
+    Multiply<T>(buffer, place, weights, sums);
   };
   const auto end = [&](uint32_t buffer) {
     stager.Decode(buffer + kOperandBytes);
@@ -157,8 +196,8 @@ template <typename T, ParameterUse kUse, int kBuffers>
 __global__ void __launch_bounds__(kBlockThreads)
     StagedGemmKernel(const __grid_constant__ BlockArguments args) {
   __shared__ __align__(16) uint8_t shared[SharedBytes(kBuffers)];
-  const BlockPlace place(args, blockIdx.x);
-  BlockSums sums = {};
+  const Place place(args, blockIdx.x);
+  Sums sums = {};
   AddSteps<T, kUse, kBuffers>(args, place, 0, args.plan.steps, SharedAddress(shared), sums);
   FinishBlock(args, place, 0, sums, reinterpret_cast<float*>(shared));
 }
@@ -177,8 +216,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t end = min(last, (tile + 1) * plan.parallel);
     const int slice = static_cast<int>(unit - tile * plan.parallel);
     const int slices = static_cast<int>(end - unit);
-    const BlockPlace place(args, tile);
-    BlockSums sums = {};
+    const Place place(args, tile);
+    Sums sums = {};
     AddSteps<T, kUse, 2>(args, place, slice * plan.steps_of_slice,
                          min((slice + slices) * plan.steps_of_slice, plan.steps),
                          SharedAddress(shared), sums);
@@ -194,7 +233,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t unit = blockIdx.x;
   const int64_t slice = unit % plan.parallel;
   if (slice == 0 || unit % plan.units_of_block == 0) return;
-  const BlockPlace place(args, unit / plan.parallel);
+  const Place place(args, unit / plan.parallel);
   for (int i = static_cast<int>(threadIdx.x); i < place.tokens * kBlockTile; i += kBlockThreads) {
     const int n = place.first_output + i % kBlockTile;
     const int64_t row = slice * args.m + place.first_token + i / kBlockTile;

@@ -68,13 +68,22 @@ TEST(PlanBlocks, SlicesWhereTilesAreFew) {
   EXPECT_EQ(PlanBlocks(BlockKernel::kStriped, many, DeviceShape()).parallel, 1);
 }
 
+// A run of several slices leaves partial sums to zero. The conformance cases have this shape.
+TEST(PlanBlocks, GivesBlocksSeveralSlices) {
+  const TileProblem problem = {.m = 2049, .n = 1040, .k = 8208};
+  const BlockPlan plan = PlanBlocks(BlockKernel::kStriped, problem, DeviceShape());
+  EXPECT_GT(plan.parallel, 1);
+  EXPECT_GT(plan.units_of_block, 1);
+  EXPECT_NE(plan.units_of_block % plan.parallel, 0);
+}
+
 TEST(PlanBlocks, KeepsPartialSumsFew) {
   for (const int m : {1, 100, 1000, 5000}) {
     for (const int n : {64, 1000, 30000}) {
       const TileProblem problem = {.m = m, .n = n, .k = 65536};
       const BlockPlan plan = PlanBlocks(BlockKernel::kStriped, problem, DeviceShape());
       if (plan.parallel == 1) continue;
-      EXPECT_LE(PartialBytes(problem, plan.parallel), int64_t{32} << 20) << m << " x " << n;
+      EXPECT_LE(PartialBytes(problem, plan.parallel), int64_t{34} << 20) << m << " x " << n;
     }
   }
 }
