@@ -18,7 +18,8 @@ struct KernelInfo {
   std::string name;
   std::string op;
   bool available = false;
-  std::string reason;  ///< Why it is not available; empty when it is.
+  std::string reason;         ///< Why it is not available; empty when it is.
+  bool only_by_name = false;  ///< Runs where GemmOptions::kernel names it, never chosen otherwise.
 };
 
 struct DeviceInfo {

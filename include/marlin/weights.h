@@ -90,9 +90,16 @@ class PreparedWeights {
   std::shared_ptr<const Storage> storage_;
 };
 
+struct PrepareOptions {
+  /// Keeps 4-bit codes on the device as PackedLayout::kMarlinW4, in place of the layout that its
+  /// kernels like best: for the kernel that reads them as they lie, "marlin_gemm_w4" (CUDA).
+  bool marlin_w4 = false;
+};
+
 /// Rearranges weights for a device, once, at load. The source may be freed afterwards.
 /// Errors: those of Validate, kUnsupported, kOutOfMemory.
-Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device);
+Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
+                                const PrepareOptions& options = {});
 
 }  // namespace marlin
 #pragma GCC visibility pop

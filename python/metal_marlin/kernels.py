@@ -1,8 +1,8 @@
 """One named kernel, no selection.
 
 `names()` lists the kernels of a device; each is a function of this module:
-`kernels.marlin_gemm_avx512(x, weights)`. The kernels of the Metal backend are not in this build;
-asking for one raises UnsupportedError.
+`kernels.marlin_gemm_avx512(x, weights)`, or on a GPU `kernels.marlin_gemm_fp4(x, weights)` with
+x and weights there. Asking for a kernel that no device here has raises UnsupportedError.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from ._core import Device, devices
 from .errors import UnsupportedError
 from .linear import default_device, matmul, unpack_weights
 
-_ELSEWHERE = (
+_OF_GPUS = (
     "marlin_gemm_fp4",
     "marlin_gemm_fp4_single_stage",
     "marlin_gemm_fp4_striped",
     "marlin_gemm_fused_fp4",
     "marlin_gemm_fused_u4",
+    "marlin_gemm_w4",
 )
 
 
@@ -46,10 +47,9 @@ def dequant_u4(packed: Any, scales: Any, zeros: Any, group_size: int = 128) -> A
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name in _ELSEWHERE:
+    if name in _OF_GPUS and name not in _known():
         raise UnsupportedError(
-            f"{name}: a kernel of the Metal backend, which this build does not have; "
-            f"here: {', '.join(names())}"
+            f"{name}: a kernel of GPUs, and no GPU is here that has it; here: {', '.join(names())}"
         )
     if name.startswith("_") or name not in _known():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -121,11 +121,17 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
     return out
 
 
-def prepare(weights: QuantizedWeights, device: Device | str | None = None) -> PreparedWeights:
-    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", ...), once, at load."""
+def prepare(
+    weights: QuantizedWeights, device: Device | str | None = None, *, marlin_w4: bool = False
+) -> PreparedWeights:
+    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", ...), once, at load.
+
+    `marlin_w4` keeps 4-bit codes in the public layout of that name, for the kernel that reads it
+    (kernels.marlin_gemm_w4, on a GPU).
+    """
     if not isinstance(device, Device):
         device = open_device(device or "auto")
-    return _core.prepare(weights, device)
+    return _core.prepare(weights, device, marlin_w4)
 
 
 def matmul(

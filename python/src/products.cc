@@ -37,6 +37,7 @@ nb::dict DictOf(const DeviceInfo& info) {
     row["op"] = kernel.op;
     row["available"] = kernel.available;
     row["reason"] = kernel.reason;
+    row["only_by_name"] = kernel.only_by_name;
     kernels.append(row);
   }
   nb::dict dict;
@@ -174,11 +175,11 @@ void BindProducts(nb::module_& module) {
       .def_ro("device", &ReadyWeights::device);
   module.def(
       "prepare",
-      [](const QuantizedWeights& weights, const OpenDevice& on) {
+      [](const QuantizedWeights& weights, const OpenDevice& on, bool marlin_w4) {
         const nb::gil_scoped_release released;
-        return ReadyWeights{Take(Prepare(weights, on.device)), on};
+        return ReadyWeights{Take(Prepare(weights, on.device, {marlin_w4})), on};
       },
-      nb::arg("weights"), nb::arg("device"));
+      nb::arg("weights"), nb::arg("device"), nb::arg("marlin_w4") = false);
   nb::class_<ProductOptions>(module, "ProductOptions", "The epilogue and grade of a product.")
       .def(nb::init<>())
       .def_rw("bias", &ProductOptions::bias)

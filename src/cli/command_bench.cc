@@ -297,7 +297,8 @@ class BenchCommand final : public Command {
     prepared_ = PreparedWeights();
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
     const Stopwatch stopwatch;
-    MARLIN_ASSIGN_OR_RETURN(prepared_, Prepare(weights, device));
+    MARLIN_ASSIGN_OR_RETURN(prepared_,
+                            Prepare(weights, device, {.marlin_w4 = kernel_ == "marlin_gemm_w4"}));
     MARLIN_RETURN_IF_ERROR(device.Synchronize());
     prepare_rate_ = static_cast<double>(prepared_.bytes()) / stopwatch.Seconds();
     return Status();

@@ -20,7 +20,8 @@ Json DeviceJson(const DeviceInfo& device) {
     json["kernels"].push_back({{"name", kernel.name},
                                {"op", kernel.op},
                                {"available", kernel.available},
-                               {"reason", kernel.reason}});
+                               {"reason", kernel.reason},
+                               {"only_by_name", kernel.only_by_name}});
   }
   return json;
 }
@@ -30,7 +31,8 @@ std::string DeviceText(const DeviceInfo& device) {
   for (const std::string& feature : device.features) features += " " + feature;
   Table table({"kernel", "op", "runs here", "why not"}, 4);
   for (const KernelInfo& kernel : device.kernels) {
-    table.AddRow({kernel.name, kernel.op, kernel.available ? "yes" : "no", kernel.reason});
+    const char* runs = !kernel.available ? "no" : kernel.only_by_name ? "by name" : "yes";
+    table.AddRow({kernel.name, kernel.op, runs, kernel.reason});
   }
   return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\n\n{}", device.name, device.backend,
                      device.model, device.threads, features, table.ToString());

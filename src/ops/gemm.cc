@@ -54,6 +54,7 @@ GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const Mut
   desc.accuracy = options.accuracy;
   desc.determinism = options.determinism;
   desc.tiled = weights.storage()->tiled;
+  desc.marlin_w4 = weights.storage()->marlin_w4;
   desc.fits_f16 = weights.storage()->fits_f16;
   desc.aligned = RowsAreAligned(a);
   return desc;
@@ -169,10 +170,11 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
 const WeightsSpec& PreparedWeights::spec() const { return storage_->spec; }
 int64_t PreparedWeights::bytes() const { return storage_->bytes; }
 
-Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device) {
+Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
+                                const PrepareOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights));
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
     return PreparedWeights(std::move(storage));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");

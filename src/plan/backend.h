@@ -20,8 +20,9 @@ struct PreparedWeights::Storage {
   WeightsSpec spec;
   const void* backend = nullptr;  ///< The Backend that made it; ops compare it.
   int64_t bytes = 0;
-  bool tiled = false;     ///< Arranged for the matrix units; else only slow kernels read it.
-  bool fits_f16 = false;  ///< The tiles' weights keep their precision in fp16.
+  bool tiled = false;      ///< Arranged for the matrix units; else only slow kernels read it.
+  bool marlin_w4 = false;  ///< In the public layout of that name (PrepareOptions).
+  bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
   virtual ~Storage() = default;
 };
 
@@ -58,7 +59,7 @@ class Backend {
   virtual DeviceFacts Facts() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
-      const QuantizedWeights& weights) const = 0;
+      const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
   virtual Status Run(const GemmCall& call) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,

@@ -25,9 +25,10 @@ struct GemmDesc {
   bool has_biases = false;
   bool gated = false;
   bool allow_bf16_activations = false;
-  bool tiled = false;     ///< PreparedWeights::Storage::tiled.
-  bool fits_f16 = false;  ///< PreparedWeights::Storage::fits_f16.
-  bool aligned = true;    ///< Rows of A begin at multiples of 16 bytes.
+  bool tiled = false;      ///< PreparedWeights::Storage::tiled.
+  bool marlin_w4 = false;  ///< PreparedWeights::Storage::marlin_w4.
+  bool fits_f16 = false;   ///< PreparedWeights::Storage::fits_f16.
+  bool aligned = true;     ///< Rows of A begin at multiples of 16 bytes.
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
 

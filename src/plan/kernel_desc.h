@@ -61,6 +61,10 @@ struct KernelDesc {
   ErrorModel error;
   /// Flat list of early returns with reasons.
   Support (*supports)(const GemmDesc& desc, const DeviceFacts& facts);
+  /// Runs where GemmOptions::kernel names it and is never chosen otherwise.
+  bool only_by_name = false;
+  /// Takes weights of PrepareOptions::marlin_w4 and no others.
+  bool reads_marlin_w4 = false;
 };
 
 }  // namespace marlin

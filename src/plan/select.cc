@@ -78,7 +78,7 @@ Result<const KernelDesc*> SelectKernel(const GemmDesc& desc, const DeviceFacts& 
                                        std::string_view forced) {
   std::string reasons;
   for (const KernelDesc& kernel : kernels) {
-    if (!forced.empty() && forced != kernel.name) continue;
+    if (forced.empty() ? kernel.only_by_name : forced != kernel.name) continue;
     const Support support = CheckSupport(kernel, desc, facts);
     if (support.ok() && (!forced.empty() || FitsDefault(kernel, desc))) return &kernel;
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,

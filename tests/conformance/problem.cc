@@ -161,12 +161,17 @@ void CheckScalesDiffer(Problem& problem) {
 
 }  // namespace
 
-Result<PreparedWeights> Problem::PreparedFor(const Device& device) const {
-  if (prepared_device_ == device.shared()) return prepared_;
+Result<PreparedWeights> Problem::PreparedFor(const Device& device,
+                                             const PrepareOptions& options) const {
+  const bool same_layout = prepared_options_.marlin_w4 == options.marlin_w4;
+  if (prepared_device_ == device.shared() && same_layout) return prepared_;
+  prepared_device_ = nullptr;
   prepared_ = {};
   MARLIN_ASSIGN_OR_RETURN(
-      prepared_, Prepare(n == c.n ? weights : RepeatColumns(weights, n, c.gated ? 2 : 1), device));
+      prepared_,
+      Prepare(n == c.n ? weights : RepeatColumns(weights, n, c.gated ? 2 : 1), device, options));
   prepared_device_ = device.shared();
+  prepared_options_ = options;
   return prepared_;
 }
 

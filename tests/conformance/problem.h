@@ -49,12 +49,14 @@ struct Problem {
 
   int64_t out_n() const { return c.gated ? c.n / 2 : c.n; }
 
-  /// The weights, of a periodic case all of them, on a device; prepared once for all of its rows.
-  /// Not thread-safe.
-  Result<PreparedWeights> PreparedFor(const Device& device) const;
+  /// The weights, of a periodic case all of them, on a device; prepared once for all rows that want
+  /// them in the same layout. Not thread-safe.
+  Result<PreparedWeights> PreparedFor(const Device& device,
+                                      const PrepareOptions& options = {}) const;
 
  private:
   mutable std::shared_ptr<Device::Impl> prepared_device_;
+  mutable PrepareOptions prepared_options_;
   mutable PreparedWeights prepared_;
 };
 

@@ -27,8 +27,8 @@ std::byte* RemoteDevice::Local(const void* address) const {
 }
 
 Result<std::shared_ptr<const PreparedWeights::Storage>> RemoteDevice::Prepare(
-    const QuantizedWeights& weights) const {
-  MARLIN_ASSIGN_OR_RETURN(auto storage, cpu_->Prepare(weights));
+    const QuantizedWeights& weights, const PrepareOptions& options) const {
+  MARLIN_ASSIGN_OR_RETURN(auto storage, cpu_->Prepare(weights, options));
   std::const_pointer_cast<PreparedWeights::Storage>(storage)->backend = this;
   return storage;
 }

@@ -43,7 +43,7 @@ class RemoteDevice final : public Backend {
   DeviceFacts Facts() const override { return cpu_->Facts(); }
   std::span<const KernelDesc> Kernels() const override { return cpu_->Kernels(); }
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
-      const QuantizedWeights& weights) const override;
+      const QuantizedWeights& weights, const PrepareOptions& options) const override;
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
     return cpu_->WorkspaceBytes(kernel, desc);
   }

@@ -73,9 +73,16 @@ GemmOptions OptionsFor(const Row& row, const Problem& problem) {
   return options;
 }
 
+// The layout that a row's kernel reads.
+PrepareOptions LayoutFor(const Row& row) {
+  PrepareOptions options;
+  options.marlin_w4 = row.desc != nullptr && row.desc->reads_marlin_w4;
+  return options;
+}
+
 CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Device& device = machine.DeviceFor(row);
-  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device, LayoutFor(row));
   if (!prepared.ok()) return FromStatus(prepared.status());
   const Result<ProductRun> run = RunProduct(device, *prepared, problem, OptionsFor(row, problem));
   if (!run.ok()) return FromStatus(run.status());
@@ -185,7 +192,7 @@ Status SameRows(const Device& device, const PreparedWeights& prepared, const Pro
 CaseResult RunRowsCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Case& c = problem.c;
   const Device& device = machine.DeviceFor(row);
-  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device, LayoutFor(row));
   if (!prepared.ok()) return FromStatus(prepared.status());
   GemmOptions options = OptionsFor(row, problem);
   options.determinism = Determinism::kBatchInvariant;
@@ -212,7 +219,7 @@ CaseResult RunThreads(const Machine& machine, const Row& row, const Problem& pro
   for (int threads : {1, 2, 3, 5}) {
     const Result<Device> device = machine.DeviceWithThreads(row, threads);
     if (!device.ok()) return FromStatus(device.status());
-    const Result<PreparedWeights> prepared = Prepare(problem.weights, *device);
+    const Result<PreparedWeights> prepared = Prepare(problem.weights, *device, LayoutFor(row));
     if (!prepared.ok()) return FromStatus(prepared.status());
     const Result<ProductRun> run =
         RunProduct(*device, *prepared, problem, OptionsFor(row, problem));
@@ -242,7 +249,7 @@ CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem&
   uint64_t first = 0;
   for (int i = 0; i < repetitions; ++i) {
     if (i < kPreparations) {
-      const Result<PreparedWeights> prepared = Prepare(problem.weights, device);
+      const Result<PreparedWeights> prepared = Prepare(problem.weights, device, LayoutFor(row));
       if (!prepared.ok()) return FromStatus(prepared.status());
       Result<ProductRun> made =
           ProductRun::Make(device, *prepared, problem, OptionsFor(row, problem), AllRows(problem));
@@ -261,7 +268,7 @@ CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& pro
   constexpr size_t kStreams = 16;
   constexpr int kLaunches = 8;
   const Device& device = machine.DeviceFor(row);
-  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device, LayoutFor(row));
   if (!prepared.ok()) return FromStatus(prepared.status());
   GemmOptions options = OptionsFor(row, problem);
   const Result<ProductRun> alone = RunProduct(device, *prepared, problem, options);
@@ -306,7 +313,7 @@ CaseResult RunChain(const Machine& machine, const Row& row, const Problem& probl
   constexpr size_t kLinks = 4;
   constexpr int kRounds = 20;
   const Device& device = machine.DeviceFor(row);
-  const Result<PreparedWeights> prepared = problem.PreparedFor(device);
+  const Result<PreparedWeights> prepared = problem.PreparedFor(device, LayoutFor(row));
   if (!prepared.ok()) return FromStatus(prepared.status());
   std::vector<ProductRun> links;
   for (size_t i = 0; i < kLinks; ++i) {

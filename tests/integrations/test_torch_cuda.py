@@ -465,6 +465,23 @@ def test_matmul_and_its_options() -> None:
     assert torch.equal(one, exact)
 
 
+def test_kernels_by_name() -> None:
+    kernels = ("marlin_gemm_fp4", "marlin_gemm_fp4_single_stage", "marlin_gemm_fp4_striped")
+    x = random(9, 640).to(CUDA, torch.bfloat16)
+    for format, names in (
+        ("fp4_e2m1", (*kernels, "marlin_gemm_fused_fp4", "marlin_gemm_w4")),
+        ("u4", ("marlin_gemm_fused_u4", "marlin_gemm_w4")),
+    ):
+        weights = mm.pack_weights(random(640, 96, seed=1), format, 32)
+        want = x.cpu().double() @ torch.from_numpy(mm.dequantize(weights)).double()
+        for name in names:
+            ready = mm.prepare(weights, "cuda:0", marlin_w4=name == "marlin_gemm_w4")
+            got = getattr(mm.kernels, name)(x, ready)
+            assert got.device == CUDA and relative_error(got, want) < 0.015
+    with pytest.raises(mm.UnsupportedError, match="takes fp4_e2m1 alone"):
+        mm.kernels.marlin_gemm_fp4(x, mm.prepare(weights, "cuda:0"))
+
+
 def test_a_stream_by_its_handle() -> None:
     weights = exact_linear(bias=False).quantized()
     ready = mm.prepare(weights, mm.Device("cuda:0"))

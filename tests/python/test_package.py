@@ -96,7 +96,9 @@ def test_errors_are_typed_one_liners() -> None:
         mm.pack_weights(np.full((32, 4), np.nan, np.float32))
     with pytest.raises(OSError, match="no such directory"):
         mm.load("nowhere")
-    with pytest.raises(mm.UnsupportedError, match="Metal backend"):
+    with pytest.raises(mm.UnsupportedError, match="reads marlin_w4"):
+        mm.prepare(mm.pack_weights(gaussian(32, 8)), "cpu", marlin_w4=True)
+    with pytest.raises(mm.UnsupportedError, match="a kernel of GPUs"):
         _ = mm.kernels.marlin_gemm_fp4
     with pytest.raises(AttributeError):
         _ = mm.kernels.no_such_kernel

@@ -72,7 +72,10 @@ class CpuBackend final : public Backend {
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
-      const QuantizedWeights& weights) const override {
+      const QuantizedWeights& weights, const PrepareOptions& options) const override {
+    if (options.marlin_w4) {
+      return Status(Code::kUnsupported, "prepare: no kernel of the CPU reads marlin_w4");
+    }
     MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(weights, this, *pool_));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "backends/cuda/block_gemm.h"
 #include "backends/cuda/device_memory.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
@@ -86,9 +87,14 @@ class CudaBackend final : public Backend {
     for (const KernelDesc& kernel : CudaKernels()) {
       GemmDesc any;
       any.a_type = DType::kBf16;
+      any.marlin_w4 = kernel.reads_marlin_w4;
       any.tiled = any.fits_f16 = true;
-      const Support support = CheckSupport(kernel, any, Facts());
-      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason});
+      Support support = CheckSupport(kernel, any, Facts());
+      // Some kernels are for the formats of integers.
+      any.format = Format::kU4;
+      if (!support.ok()) support = CheckSupport(kernel, any, Facts());
+      info.kernels.push_back(
+          {kernel.name, kernel.op, support.ok(), support.reason, kernel.only_by_name});
     }
     return info;
   }
@@ -102,9 +108,9 @@ class CudaBackend final : public Backend {
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
-      const QuantizedWeights& weights) const override {
+      const QuantizedWeights& weights, const PrepareOptions& options) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
-    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, this, device_));
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, options, this, device_));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
 
@@ -118,8 +124,9 @@ class CudaBackend final : public Backend {
     if (call.desc.m == 0 || call.desc.n == 0) return Status();
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    // A sum of nothing is zero, and only the exact kernel counts to zero.
-    const bool exact = call.kernel->grade == Grade::kExact || call.desc.k == 0;
+    // A sum of nothing is zero, and only the exact kernel and blocks count to zero.
+    const bool exact = call.kernel->grade == Grade::kExact ||
+                       (call.desc.k == 0 && !BlockKernelOf(call.kernel->name));
     const cudaError_t error = exact ? RunExact(call) : RunTiles(call);
     return device_->errors.Check(error, call.kernel->name);
   }
@@ -131,12 +138,19 @@ class CudaBackend final : public Backend {
     const auto& prepared = static_cast<const PreparedTiles&>(weights);
     const Element type = ElementOf(out.dtype());
     auto* on = static_cast<cudaStream_t>(stream);
-    const cudaError_t error = prepared.tiled
-                                  ? LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(),
-                                                          out.data(), out.stride(0), type, on)
-                                  : LaunchDequantizeCanonical(prepared.Canonical(expert),
-                                                              out.data(), out.stride(0), type, on);
-    return device_->errors.Check(error, "marlin_dequantize");
+    const auto launch = [&] {
+      if (prepared.marlin_w4) {
+        return LaunchDequantizeMarlinW4(prepared.MarlinW4(expert), out.data(), out.stride(0), type,
+                                        on);
+      }
+      if (prepared.tiled) {
+        return LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), out.data(),
+                                     out.stride(0), type, on);
+      }
+      return LaunchDequantizeCanonical(prepared.Canonical(expert), out.data(), out.stride(0), type,
+                                       on);
+    };
+    return device_->errors.Check(launch(), "marlin_dequantize");
   }
 
   const DecoderBackend* decoder() const override { return nullptr; }
@@ -178,6 +192,10 @@ class CudaBackend final : public Backend {
   static bool IsGemv(const KernelDesc& kernel) { return kernel.tile_m <= kMaxGemvRows; }
 
   int64_t PartialsOf(const KernelDesc& kernel, const TileProblem& problem) const {
+    if (const auto block = BlockKernelOf(kernel.name)) {
+      const BlockPlan plan = PlanBlocks(*block, problem, shape_);
+      return plan.partials ? PartialBytes(problem, plan.parallel) : 0;
+    }
     if (IsGemv(kernel)) {
       const GemvPlan plan = PlanGemv(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
@@ -219,7 +237,9 @@ class CudaBackend final : public Backend {
     const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
     auto* stream = static_cast<cudaStream_t>(call.stream);
     TileGemm gemm;
-    gemm.weights = prepared.Tiles(call.expert);
+    MarlinW4View w4;
+    if (prepared.marlin_w4) w4 = prepared.MarlinW4(call.expert);
+    gemm.weights = prepared.marlin_w4 ? w4.codes : prepared.Tiles(call.expert);
     gemm.kind = prepared.kind();
     gemm.bf16 = UsesBf16(call.desc);
     gemm.a = ActivationsOf(call);
@@ -240,6 +260,10 @@ class CudaBackend final : public Backend {
     }
     gemm.partials = reinterpret_cast<float*>(workspace);
     const TileProblem problem = ProblemOf(call.desc);
+    if (const auto block = BlockKernelOf(call.kernel->name)) {
+      w4.codes = gemm.weights;
+      return LaunchBlockGemm(*block, gemm, w4, PlanBlocks(*block, problem, shape_), stream);
+    }
     if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
     return LaunchWgmma(gemm, PlanWgmma(problem, shape_), stream);
   }

@@ -387,13 +387,11 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   }
 }
 
-/// Decodes a fragment and applies its group's parameters. Pairs 0 and 2 are of row g, 1 and 3 of
-/// g + 8.
-template <CodeKind kKind, typename T, ParameterUse kUse, typename Table>
-MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j, const Table& table,
-                                const ParameterMode& mode, const GroupOperands& operands,
-                                uint32_t (&pairs)[4]) {
-  FragmentDecoder<kKind, T>::Decode(words, j, table, operands.offset, pairs);
+/// Applies a group's parameters to a decoded fragment. Pairs 0 and 2 are of row g, 1 and 3 of g
+/// + 8.
+template <CodeKind kKind, typename T, ParameterUse kUse>
+MARLIN_DEVICE void ScaleFragment(const ParameterMode& mode, const GroupOperands& operands,
+                                 uint32_t (&pairs)[4]) {
   if constexpr (kKind != CodeKind::kDense16) {
     if (kUse == ParameterUse::kAll && mode.extra == 2) {
 #pragma unroll
@@ -411,6 +409,15 @@ MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j,
       pairs[p] = T::Multiply(pairs[p], operands.scale[p & 1]);
     }
   }
+}
+
+/// Decodes a fragment and applies its group's parameters.
+template <CodeKind kKind, typename T, ParameterUse kUse, typename Table>
+MARLIN_DEVICE void DecodeScaled(const uint32_t (&words)[CodeBits(kKind)], int j, const Table& table,
+                                const ParameterMode& mode, const GroupOperands& operands,
+                                uint32_t (&pairs)[4]) {
+  FragmentDecoder<kKind, T>::Decode(words, j, table, operands.offset, pairs);
+  ScaleFragment<kKind, T, kUse>(mode, operands, pairs);
 }
 
 }  // namespace marlin::cuda

@@ -1,5 +1,7 @@
 // Dense weights from prepared ones, each rounded once.
+#include "backends/cuda/block_gemm.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/marlin_w4.cuh"
 #include "backends/cuda/weight_reader.cuh"
 
 namespace marlin::cuda {
@@ -39,6 +41,11 @@ cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, void* 
 cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, void* out, int64_t stride,
                                       Element type, cudaStream_t stream) {
   return Launch(CanonicalReader{weights}, out, stride, type, stream);
+}
+
+cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, void* out, int64_t stride,
+                                     Element type, cudaStream_t stream) {
+  return Launch(MarlinW4Reader{weights, weights.codes}, out, stride, type, stream);
 }
 
 }  // namespace marlin::cuda

@@ -27,6 +27,17 @@ struct CanonicalView {
   int n = 0;
 };
 
+/// Weights in the marlin_w4 layout (docs/formats/marlin_w4.md), parameters beside them.
+struct MarlinW4View {
+  /// tiles: the words [K/32][N/32][32 lanes][4]; groups_per_tile: as if they were tiles.
+  TileView codes;
+  /// [groups][N/32][g: 8][outputs g, g + 8, g + 16, g + 24] of 16 bits as in tiles: scales, then
+  /// zeros or biases where the format has them.
+  const uint8_t* parameters = nullptr;
+  int group_size = 1;
+  int groups = 0;
+};
+
 /// Rows of activations; columns are contiguous, strides count elements.
 struct ActivationView {
   const void* data = nullptr;

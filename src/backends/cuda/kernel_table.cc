@@ -10,6 +10,7 @@ namespace marlin::cuda {
 namespace {
 
 Support SupportsTiles(const GemmDesc& desc) {
+  if (desc.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to 16 bits"};
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
   if (!desc.tiled) {
@@ -41,19 +42,45 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
 Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   constexpr int64_t kMaxColumns = 65535 * 32;
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
+  if (desc.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (desc.n > kMaxColumns) return {"takes up to " + std::to_string(kMaxColumns) + " columns"};
   if (desc.m > std::numeric_limits<int32_t>::max() / 2) return {"takes up to 2^30 rows"};
   return {};
 }
 
+Support SupportsFp4(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  if (desc.format != Format::kFp4E2M1) return {"takes fp4_e2m1 alone"};
+  return SupportsTiles(desc);
+}
+
+Support SupportsInt4(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  if (desc.format != Format::kU4 && desc.format != Format::kS4) return {"takes u4 and s4 alone"};
+  return SupportsTiles(desc);
+}
+
+Support SupportsMarlinW4(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  if (!desc.marlin_w4) return {"takes weights that were prepared in the marlin_w4 layout"};
+  // Its operands are those of tiles.
+  GemmDesc in_tiles = desc;
+  in_tiles.tiled = true;
+  in_tiles.marlin_w4 = false;
+  return SupportsTiles(in_tiles);
+}
+
 constexpr auto kKernels = std::to_array<KernelDesc>({
-#define MARLIN_CUDA_KERNEL(name, grade, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
-                           supports)                                                          \
-  {#name,    "gemm", Isa::kSm90, Grade::grade,                                                \
-   tile_m,   tile_n, tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},                 \
-   &supports},
+#define MARLIN_ROW(by_name, w4, name, grade, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
+                   supports)                                                                       \
+  {#name,     "gemm",  Isa::kSm90, Grade::grade,                                                   \
+   tile_m,    tile_n,  tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},                    \
+   &supports, by_name, w4},
+#define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, false, __VA_ARGS__)
+#define MARLIN_CUDA_NAMED_KERNEL(...) MARLIN_ROW(true, false, __VA_ARGS__)
+#define MARLIN_CUDA_W4_KERNEL(...) MARLIN_ROW(false, true, __VA_ARGS__)
 #include "backends/cuda/kernels.def"
+#undef MARLIN_CUDA_W4_KERNEL
+#undef MARLIN_CUDA_NAMED_KERNEL
 #undef MARLIN_CUDA_KERNEL
+#undef MARLIN_ROW
 });
 
 }  // namespace

@@ -46,6 +46,9 @@ cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const Activ
 cudaError_t LaunchExactCanonical(const CanonicalView& weights, const ActivationView& a,
                                  const EpilogueView& epilogue, cudaStream_t stream);
 
+/// Which of the kernels of a kind of codes these weights need.
+ParameterUse UseOf(const TileView& view, CodeKind kind);
+
 /// Copies activations to rows of `k_padded` elements of bf16 or fp16, rounded, zeros behind k.
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
                                    cudaStream_t stream);

@@ -43,21 +43,6 @@ int64_t CommonGroup(const WeightsSpec& spec) {
   return std::min<int64_t>(spec.group_size & -spec.group_size, kTileK);
 }
 
-float LoadScale(const TensorView& view, int64_t i) {
-  switch (view.dtype()) {
-    case DType::kF16:
-      return HalfToFloat(view.As<uint16_t>()[i]);
-    case DType::kBf16:
-      return Bf16ToFloat(view.As<uint16_t>()[i]);
-    case DType::kF8E8M0:
-      return E8M0ToFloat(view.As<uint8_t>()[i]);
-    case DType::kF8E4M3:
-      return Fp8E4M3ToFloat(view.As<uint8_t>()[i]);
-    default:
-      return view.As<float>()[i];
-  }
-}
-
 /// Smallest and largest nonzero magnitude.
 struct Range {
   float smallest = std::numeric_limits<float>::infinity();
@@ -159,6 +144,21 @@ int64_t BytesOfExpert(const TensorView& view, int64_t experts) {
 
 }  // namespace
 
+float LoadScale(const TensorView& view, int64_t i) {
+  switch (view.dtype()) {
+    case DType::kF16:
+      return HalfToFloat(view.As<uint16_t>()[i]);
+    case DType::kBf16:
+      return Bf16ToFloat(view.As<uint16_t>()[i]);
+    case DType::kF8E8M0:
+      return E8M0ToFloat(view.As<uint8_t>()[i]);
+    case DType::kF8E4M3:
+      return Fp8E4M3ToFloat(view.As<uint8_t>()[i]);
+    default:
+      return view.As<float>()[i];
+  }
+}
+
 CodeKind KindOf(Format format) {
   switch (format) {
     case Format::kFp4E2M1:
@@ -189,7 +189,7 @@ CodeKind KindOf(Format format) {
 }
 
 Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
-    const QuantizedWeights& weights, const Backend* backend,
+    const QuantizedWeights& weights, const PrepareOptions& options, const Backend* backend,
     const std::shared_ptr<DeviceHandle>& device) {
   const WeightsSpec& spec = weights.spec;
   if (spec.k > kMaxK || spec.n > kMaxN) {
@@ -202,13 +202,15 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
   prepared->spec = spec;
   prepared->backend = backend;
   prepared->kind_ = KindOf(spec.format);
-  prepared->tiled = CanTile(weights);
+  const bool can_tile = CanTile(weights);
+  if (options.marlin_w4) MARLIN_RETURN_IF_ERROR(CheckMarlinW4(spec, can_tile));
+  prepared->marlin_w4 = options.marlin_w4;
+  prepared->tiled = can_tile && !options.marlin_w4;
   const DeviceScope scope(device->index);
   MARLIN_RETURN_IF_ERROR(prepared->Upload(weights, device));
-  if (prepared->tiled) {
-    prepared->DescribeTiles(weights);
-    MARLIN_RETURN_IF_ERROR(prepared->Pack(weights, device));
-  }
+  if (can_tile) prepared->DescribeTiles(weights);
+  if (prepared->marlin_w4) MARLIN_RETURN_IF_ERROR(prepared->UploadMarlinW4(weights, device));
+  if (prepared->tiled) MARLIN_RETURN_IF_ERROR(prepared->Pack(weights, device));
   return std::shared_ptr<const PreparedTiles>(std::move(prepared));
 }
 
@@ -256,7 +258,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   canonical_.values = on_device;
   tiles_.values = on_device;
   tiles_.table = reinterpret_cast<const uint32_t*>(tables_.data() + sizeof(values));
-  if (tiled) return Status();
+  if (tiled || marlin_w4) return Status();
 
   // Every part begins at a multiple of 256 bytes.
   const auto padded = [&](int64_t bytes_of_expert) {

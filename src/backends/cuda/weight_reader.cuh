@@ -40,6 +40,12 @@ struct TileReader {
     const int place = (group * 8 + row % 8) * 4 + row / 8;
     const auto* parameters = reinterpret_cast<const uint16_t*>(tile + TileCodeBytes(bits)) + place;
     const uint16_t* second = parameters + view.groups_per_tile * kStripOutputs;
+    return Combine(view, value, parameters, second);
+  }
+
+  /// A weight from its code's value and stored parameters; `second` is of zeros or biases.
+  static MARLIN_DEVICE float Combine(const TileView& view, float value, const uint16_t* parameters,
+                                     const uint16_t* second) {
     const float scale = Parameter(*parameters, view.bf16_parameters) * view.multiplier;
     if (view.zero_kind == 0) return scale * value;
     if (view.zero_kind == 1) {

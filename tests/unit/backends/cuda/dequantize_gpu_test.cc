@@ -33,8 +33,8 @@ class PreparedOnGpu : public GpuTest<::testing::TestWithParam<std::tuple<Format,
     return Download<E>(out);
   }
 
-  void Check(const QuantizedWeights& weights) const {
-    const Result<PreparedWeights> prepared = Prepare(weights, device());
+  void Check(const QuantizedWeights& weights, const PrepareOptions& options = {}) const {
+    const Result<PreparedWeights> prepared = Prepare(weights, device(), options);
     ASSERT_TRUE(prepared.ok()) << prepared.status().message();
     const Result<reference::DenseWeights> expected = reference::Dequantize(weights);
     ASSERT_TRUE(expected.ok()) << expected.status().message();
@@ -69,6 +69,13 @@ TEST_P(PreparedOnGpu, AreTheWeights) {
                                                                .symmetric = symmetric});
       ASSERT_TRUE(weights.ok()) << weights.status().message();
       Check(*weights);
+      const FormatInfo& info = GetFormatInfo(format());
+      if (info.quantized && info.bits == 4 && scale_type() != ScaleType::kF32) {
+        Check(*weights, {.marlin_w4 = true});
+      } else {
+        const Result<PreparedWeights> refused = Prepare(*weights, device(), {.marlin_w4 = true});
+        ASSERT_EQ(refused.status().code(), Code::kUnsupported);
+      }
       if (HasFatalFailure() || !GetFormatInfo(format()).quantized) return;
     }
   }

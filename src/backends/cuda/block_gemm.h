@@ -1,0 +1,44 @@
+// The kernels of blocks of 64 tokens x 64 outputs, one for each way to bring weights to the matrix
+// unit; run by name (marlin_gemm_fp4, ...). What they are given, and their launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backends/cuda/block_plan.h"
+#include "backends/cuda/device_views.h"
+#include "backends/cuda/launch.h"
+#include "backends/cuda/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Parameters of the kernels.
+struct BlockArguments {
+  MarlinW4View weights;  ///< Of tiles `codes` alone.
+  const void* a = nullptr;
+  int64_t a_stride = 0;
+  EpilogueView epilogue;
+  float* partials = nullptr;  ///< [parallel, m, n]; null: the epilogue is done here.
+  int m = 0;
+  int k = 0;
+  BlockPlan plan;
+};
+
+/// A product of blocks, and the sums of slices. `gemm.weights` and `weights.codes` are the same;
+/// tiles need nothing else of `weights`.
+cudaError_t LaunchBlockGemm(BlockKernel kernel, const TileGemm& gemm, const MarlinW4View& weights,
+                            const BlockPlan& plan, cudaStream_t stream);
+
+/// The parts of LaunchBlockGemm: kernels with or without what stands beside scales.
+const void* StagedFunction(BlockKernel kernel, bool bf16, bool extras);
+const void* FusedFunction(BlockKernel kernel, CodeKind kind, bool bf16, bool extras);
+/// Zeroes the partial sums of units that continue their thread block's unit before: those are added
+/// up in registers and stored with the first of them.
+cudaError_t LaunchZeroReduction(const BlockArguments& args, cudaStream_t stream);
+
+/// out[k, n] with `stride` between rows.
+cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, void* out, int64_t stride,
+                                     Element type, cudaStream_t stream);
+
+}  // namespace marlin::cuda
