@@ -55,6 +55,7 @@ GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const Mut
   desc.determinism = options.determinism;
   desc.tiled = weights.storage()->tiled;
   desc.fits_f16 = weights.storage()->fits_f16;
+  desc.fits_fp8 = weights.storage()->fits_fp8;
   desc.aligned = RowsAreAligned(a);
   return desc;
 }
