@@ -13,9 +13,9 @@
 //     outputs 64.127 |                           |  consumer warpgroup 1
 //                    +---------------------------+
 //
-//   Codes of 128 k are decoded once for all chunks; while a chunk is multiplied, the one before it
-//   is scaled and added. Decoding for narrow tiles takes longer than multiplying, so that tiles are
-//   as wide as registers allow.
+//   Codes of 128 k are decoded once for all chunks, by one warpgroup at a time, while the other one
+//   multiplies; while a chunk is multiplied, the one before it is scaled and added. Decoding for
+//   narrow tiles takes longer than multiplying, so that tiles are as wide as registers allow.
 //   The matrix unit keeps about 14 bits of a sum; every 128 k, or with every 32 where groups are
 //   shorter, it goes to fp32 by a fused multiply-add.
 //   Shared memory: stages of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
@@ -50,6 +50,27 @@ MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUten
   }
 }
 
+/// Whose turn it is to decode: of two warpgroups that decode at the same time, neither keeps the
+/// matrix unit busy. Turns alternate, by two named barriers.
+struct DecodeTurns {
+  static constexpr int kFirstBarrier = 3;  ///< Behind those of the epilogue.
+  int warpgroup;
+
+  MARLIN_DEVICE void Begin() const {
+    if (warpgroup == 1) Give();
+  }
+  MARLIN_DEVICE void Take() const {
+    asm volatile("bar.sync %0, 256;" ::"r"(kFirstBarrier + warpgroup) : "memory");
+  }
+  MARLIN_DEVICE void Give() const {
+    asm volatile("bar.arrive %0, 256;" ::"r"(kFirstBarrier + 1 - warpgroup) : "memory");
+  }
+  /// Takes the last turn given, so that the barriers are left as they were found.
+  MARLIN_DEVICE void End() const {
+    if (warpgroup == 0) Take();
+  }
+};
+
 /// The sums of one item, not yet times the scales of the rows.
 template <CodeKind kKind, int kTokens, bool kOneGroup>
 struct Fp8Consumer {
@@ -66,12 +87,13 @@ struct Fp8Consumer {
   const WgmmaArguments& args;
   const WgmmaShared& shared;
   ConsumerPlace place;
+  DecodeTurns turns;
   Fp8Table<kKind> table;
 
-  /// A tile's codes as instructions take them, and the scales of outputs g and g + 8.
+  /// A tile's codes as instructions take them, and the stored scales of outputs g and g + 8.
   struct Operands {
     uint32_t fragments[kSteps][4];
-    float2 scale[kParts];
+    uint32_t scales[kParts];
   };
 
   MARLIN_DEVICE uint32_t TileAt(int stage) const {
@@ -96,8 +118,7 @@ struct Fp8Consumer {
       if (step % kStepsOfPart == 0) {
         const int group = kOneGroup ? 0 : step * view.groups_per_tile / kSteps;
         const uint32_t at = parameters + group * kGroupBytes;
-        const float2 scale = LoadParameters(LoadShared4(at), view.bf16_parameters);
-        operands.scale[step / kStepsOfPart] = {scale.x * kUnit, scale.y * kUnit};
+        operands.scales[step / kStepsOfPart] = LoadShared4(at);
         if constexpr (kKind == CodeKind::kInt4) {
           float2 zero = {0.0f, 0.0f};
           if (view.zero_kind != 0) {
@@ -133,7 +154,9 @@ struct Fp8Consumer {
 
   MARLIN_DEVICE void Add(const Operands& operands, int unit, float (&sums)[kChunkSums],
                          float (&acc)[kTokens / 2]) const {
-    const float2 scale = operands.scale[unit / kChunks];
+    float2 scale = LoadParameters(operands.scales[unit / kChunks], args.weights.bf16_parameters);
+    scale.x *= kUnit;
+    scale.y *= kUnit;
     PinSums(sums);
 #pragma unroll
     for (int i = 0; i < kChunkSums; ++i) {
@@ -157,7 +180,9 @@ struct Fp8Consumer {
       const uint32_t activations = shared.activations + stage * Fp8StageBytes(kTokens);
       // In a uniform register, which the instruction wants.
       const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
+      turns.Take();
       Decode(TileAt(stage), words, operands);
+      turns.Give();
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         Multiply(operands, low, unit, sums[unit % 2]);
@@ -212,13 +237,14 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
   place.tile = product.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
-  const Fp8Consumer<kKind, kTokens, kOneGroup> consumer{product, shared, place,
-                                                        Fp8Table<kKind>(product.weights)};
+  const Fp8Consumer<kKind, kTokens, kOneGroup> consumer{
+      product, shared, place, DecodeTurns{warpgroup}, Fp8Table<kKind>(product.weights)};
   const WgmmaEpilogue<kTokens> epilogue{
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
   StageCursor cursor;
   const ItemRange range(product);
+  consumer.turns.Begin();
   for (int i = range.first; i < product.items; i += range.step) {
     const WgmmaItem item = ItemAt(product, i, range.split);
     float acc[kTokens / 2];
@@ -226,6 +252,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
     ScaleRows<kTokens>(args, item, place.lane, acc);
     epilogue.Run(item, acc);
   }
+  consumer.turns.End();
 }
 
 template <CodeKind kKind, int kTokens, bool kOneGroup>
