@@ -154,7 +154,10 @@ struct Fp8Consumer {
 
   MARLIN_DEVICE void Add(const Operands& operands, int unit, float (&sums)[kChunkSums],
                          float (&acc)[kTokens / 2]) const {
-    float2 scale = LoadParameters(operands.scales[unit / kChunks], args.weights.bf16_parameters);
+    uint32_t stored = operands.scales[unit / kChunks];
+    // Converted here: all scales as floats would not fit in registers.
+    if (!kOneGroup) asm volatile("" : "+r"(stored));
+    float2 scale = LoadParameters(stored, args.weights.bf16_parameters);
     scale.x *= kUnit;
     scale.y *= kUnit;
     PinSums(sums);
