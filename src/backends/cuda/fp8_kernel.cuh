@@ -13,9 +13,9 @@
 //     outputs 64.127 |                           |  consumer warpgroup 1
 //                    +---------------------------+
 //
-//   Codes of 128 k are decoded once for all chunks, by one warpgroup at a time, while the other one
-//   multiplies; while a chunk is multiplied, the one before it is scaled and added. Decoding for
-//   narrow tiles takes longer than multiplying, so that tiles are as wide as registers allow.
+//   Codes of 128 k are decoded once for all chunks; while a chunk is multiplied, the one before it
+//   is scaled and added. Decoding for narrow tiles takes longer than multiplying, so that tiles are
+//   as wide as registers allow.
 //   The matrix unit keeps about 14 bits of a sum; every 128 k, or with every 32 where groups are
 //   shorter, it goes to fp32 by a fused multiply-add.
 //   Shared memory: stages of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
@@ -50,27 +50,6 @@ MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUten
   }
 }
 
-/// Whose turn it is to decode: of two warpgroups that decode at the same time, neither keeps the
-/// matrix unit busy. Turns alternate, by two named barriers.
-struct DecodeTurns {
-  static constexpr int kFirstBarrier = 3;  ///< Behind those of the epilogue.
-  int warpgroup;
-
-  MARLIN_DEVICE void Begin() const {
-    if (warpgroup == 1) Give();
-  }
-  MARLIN_DEVICE void Take() const {
-    asm volatile("bar.sync %0, 256;" ::"r"(kFirstBarrier + warpgroup) : "memory");
-  }
-  MARLIN_DEVICE void Give() const {
-    asm volatile("bar.arrive %0, 256;" ::"r"(kFirstBarrier + 1 - warpgroup) : "memory");
-  }
-  /// Takes the last turn given, so that the barriers are left as they were found.
-  MARLIN_DEVICE void End() const {
-    if (warpgroup == 0) Take();
-  }
-};
-
 /// The sums of one item, not yet times the scales of the rows.
 template <CodeKind kKind, int kTokens, bool kOneGroup>
 struct Fp8Consumer {
@@ -87,7 +66,6 @@ struct Fp8Consumer {
   const WgmmaArguments& args;
   const WgmmaShared& shared;
   ConsumerPlace place;
-  DecodeTurns turns;
   Fp8Table<kKind> table;
 
   /// A tile's codes as instructions take them, and the stored scales of outputs g and g + 8.
@@ -183,9 +161,7 @@ struct Fp8Consumer {
       const uint32_t activations = shared.activations + stage * Fp8StageBytes(kTokens);
       // In a uniform register, which the instruction wants.
       const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
-      turns.Take();
       Decode(TileAt(stage), words, operands);
-      turns.Give();
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         Multiply(operands, low, unit, sums[unit % 2]);
@@ -240,14 +216,13 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
   place.tile = product.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
   place.rows = warp % 2;
   WaitForEarlierWork();
-  const Fp8Consumer<kKind, kTokens, kOneGroup> consumer{
-      product, shared, place, DecodeTurns{warpgroup}, Fp8Table<kKind>(product.weights)};
+  const Fp8Consumer<kKind, kTokens, kOneGroup> consumer{product, shared, place,
+                                                        Fp8Table<kKind>(product.weights)};
   const WgmmaEpilogue<kTokens> epilogue{
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
   StageCursor cursor;
   const ItemRange range(product);
-  consumer.turns.Begin();
   for (int i = range.first; i < product.items; i += range.step) {
     const WgmmaItem item = ItemAt(product, i, range.split);
     float acc[kTokens / 2];
@@ -255,7 +230,6 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
     ScaleRows<kTokens>(args, item, place.lane, acc);
     epilogue.Run(item, acc);
   }
-  consumer.turns.End();
 }
 
 template <CodeKind kKind, int kTokens, bool kOneGroup>

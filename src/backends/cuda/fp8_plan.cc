@@ -14,7 +14,7 @@ struct StepCost {
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {{64, 1000, 1700}, {128, 1250, 2000}, {256, 1900, 2800}};
+constexpr StepCost kStepCosts[] = {{64, 900, 1700}, {128, 1150, 2000}, {256, 1800, 2800}};
 
 }  // namespace
 
