@@ -23,7 +23,7 @@ enum class Determinism : uint8_t {
 enum class Accuracy : uint8_t {
   kDefault,  ///< exact for few rows, bf16_compute where a bf16 matrix unit makes it faster.
   kExact,    ///< fp32 weights times fp32 activations.
-  kW4A8,     ///< Opt-in: activations quantized to int8 per group along K.
+  kW4A8,     ///< Opt-in: activations quantized to int8 per 32 k (CPU) or e4m3 per row (CUDA).
 };
 
 struct GemmOptions {

@@ -55,7 +55,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def run(x: Any, weights: Any, bias: Any = None, **options: Any) -> Any:
-        accuracy = "w4a8" if "w4a8" in name else "default"
+        quantizes = "w4a8" in name or "fp8" in name
+        accuracy = "w4a8" if quantizes else "default"
         return matmul(x, weights, bias, kernel=name, accuracy=accuracy, **options)
 
     run.__name__ = name

@@ -56,6 +56,7 @@ GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const Mut
   desc.tiled = weights.storage()->tiled;
   desc.marlin_w4 = weights.storage()->marlin_w4;
   desc.fits_f16 = weights.storage()->fits_f16;
+  desc.fits_fp8 = weights.storage()->fits_fp8;
   desc.aligned = RowsAreAligned(a);
   return desc;
 }

@@ -23,6 +23,7 @@ struct PreparedWeights::Storage {
   bool tiled = false;      ///< Arranged for the matrix units; else only slow kernels read it.
   bool marlin_w4 = false;  ///< In the public layout of that name (PrepareOptions).
   bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
+  bool fits_fp8 = false;   ///< The tiles' codes (minus their zeros) are e4m3 numbers.
   virtual ~Storage() = default;
 };
 

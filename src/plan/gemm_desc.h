@@ -28,6 +28,7 @@ struct GemmDesc {
   bool tiled = false;      ///< PreparedWeights::Storage::tiled.
   bool marlin_w4 = false;  ///< PreparedWeights::Storage::marlin_w4.
   bool fits_f16 = false;   ///< PreparedWeights::Storage::fits_f16.
+  bool fits_fp8 = false;   ///< PreparedWeights::Storage::fits_fp8.
   bool aligned = true;     ///< Rows of A begin at multiples of 16 bytes.
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;

@@ -13,7 +13,7 @@ namespace marlin {
 enum class Grade : uint8_t {
   kExact,        ///< fp32 weight (scale * (value - zero) rounded once) times fp32 activation.
   kBf16Compute,  ///< The weight rounded once more to bf16; bf16 activations.
-  kW4A8,         ///< int8 activations per 32 k, int32 dot products, scales on the fp32 sum.
+  kW4A8,         ///< Quantized activations (int8 per 32 k, e4m3 per row), scales on fp32 sums.
 };
 const char* GradeName(Grade grade);
 
@@ -21,14 +21,19 @@ const char* GradeName(Grade grade);
 /// double and S = sum_k |a_k w_k|:
 ///   |C' - C| <= gamma(depth) * S + (weight_unit + activation_unit) * S + u_out * |C| + eta
 /// where gamma(d) = d u / (1 - d u), u = accumulate_unit, depth = ceil(k / lanes) + extra_depth.
-/// An int8 kernel adds sum over its blocks of (amax(a) / 254) * sum |w| instead of activation_unit.
+/// An int8 kernel adds sum over its blocks of (amax(a) / 254) * sum |w| instead of activation_unit,
+/// an e4m3 kernel activation_floor * amax(a) * sum |w| and the additions that the matrix unit does
+/// in less than fp32: gamma(block_depth) * S with u = block_unit.
 struct ErrorModel {
   double weight_unit = 0;
   double activation_unit = 0;
   double accumulate_unit = 0x1p-24;
   int64_t lanes = 1;
   int64_t extra_depth = 0;
-  int64_t int8_block = 0;  ///< k per activation scale; 0 when activations are not int8.
+  int64_t int8_block = 0;       ///< k per activation scale; 0 when activations are not int8.
+  double activation_floor = 0;  ///< Of a row's largest activation; 0 when they are not e4m3.
+  double block_unit = 0;
+  int64_t block_depth = 0;  ///< Whatever k is: then the sum is added in fp32.
 };
 
 /// Why a kernel cannot run a problem; an empty reason means that it can.

@@ -30,10 +30,11 @@ struct SumError {
   double tight = 0;
 };
 
-// Per (row, column): sum over the blocks of amax(a) / 254 * sum |w|, and the same as a random walk.
-class Int8Error {
+// Activations that are quantized to steps, a part of the largest in their block: per (row, column)
+// the sum over the blocks of part * amax(a) * sum |w|, and the same as a random walk.
+class StepError {
  public:
-  Int8Error(const Problem& problem, int64_t block) : problem_(problem), block_(block) {
+  StepError(const Problem& problem, int64_t block, double part) : problem_(problem), block_(block) {
     if (block == 0) return;
     const Case& c = problem.c;
     blocks_ = (c.k + block - 1) / block;
@@ -47,14 +48,14 @@ class Int8Error {
         squares_[static_cast<size_t>(k / block) * n + column] += w * w;
       }
     }
-    // The smallest int8 scale is the smallest normal number.
+    // Scales are no smaller than the smallest normal number, however small activations are.
     steps_.assign(static_cast<size_t>(c.m * blocks_), 0x1p-127);
     for (int64_t m = 0; m < c.m; ++m) {
       for (int64_t k = 0; k < c.k; ++k) {
         const double a = reference::LoadElement(problem.a.data(), problem.a.dtype(),
                                                 m * problem.a.stride(0) + k);
         double& step = steps_[static_cast<size_t>(m * blocks_ + k / block)];
-        step = std::max(step, std::abs(a) / 254.0);
+        step = std::max(step, std::abs(a) * part);
       }
     }
   }
@@ -176,7 +177,7 @@ class EpilogueError {
 
 }  // namespace
 
-bool LatticeIsExactFor(const Problem& problem, Grade grade) {
+bool LatticeIsExactFor(const Problem& problem, const ErrorModel& model, Grade grade) {
   const Case& c = problem.c;
   if (!IsLattice(c.data)) return false;
   switch (grade) {
@@ -186,21 +187,31 @@ bool LatticeIsExactFor(const Problem& problem, Grade grade) {
       return problem.weights_fit_bf16 &&
              !(c.data == DataClass::kLatticeWide && c.allow_bf16_activations);
     case Grade::kW4A8:
-      return c.data == DataClass::kLatticeInt8;
+      // Numbers of 4 bits in sums below 2^13 are exact in e4m3 and in the sums of a block.
+      return c.data == (model.int8_block != 0 ? DataClass::kLatticeInt8 : DataClass::kLattice);
   }
   return false;
 }
 
 std::vector<Allowance> Allowances(const Problem& problem, const ErrorModel& model, Grade grade) {
   const Case& c = problem.c;
-  const bool lattice = LatticeIsExactFor(problem, grade);
-  const Int8Error int8_error(problem, lattice ? 0 : model.int8_block);
+  const bool lattice = LatticeIsExactFor(problem, model, grade);
+  const bool int8 = model.int8_block != 0;
+  const bool steps = !lattice && (int8 || model.activation_floor > 0);
+  const StepError step_error(problem,
+                             !steps ? 0
+                             : int8 ? model.int8_block
+                                    : c.k,
+                             int8 ? 1 / 254.0 : model.activation_floor);
   const EpilogueError epilogue(problem);
 
   const auto depth = static_cast<double>((c.k + model.lanes - 1) / model.lanes + model.extra_depth);
   const double u = model.accumulate_unit;
-  const double gamma = depth * u / (1.0 - depth * u);
-  const double gamma_tight = std::min(gamma, 6.0 * std::sqrt(depth) * u);
+  const auto gamma_of = [](double d, double unit) { return d * unit / (1.0 - d * unit); };
+  const auto block_depth = static_cast<double>(model.block_depth);
+  const double gamma = gamma_of(depth, u) + gamma_of(block_depth, model.block_unit);
+  const double gamma_tight =
+      std::min(gamma, 6.0 * (std::sqrt(depth) * u + std::sqrt(block_depth) * model.block_unit));
   // A caller may allow one rounding of the activations to bf16 where they are split otherwise.
   const bool rounds_activations = grade == Grade::kBf16Compute && c.allow_bf16_activations;
   const double activation_unit = rounds_activations ? 0x1p-8 : model.activation_unit;
@@ -218,10 +229,10 @@ std::vector<Allowance> Allowances(const Problem& problem, const ErrorModel& mode
     if (lattice) return SumError{};
     const double s = problem.product.magnitude[at];
     const double root = problem.product.root_square[at];
-    const SumError int8 = int8_error.At(m, n);
+    const SumError step = step_error.At(m, n);
     const double underflow = SumUnderflow(problem, grade, row_sum[static_cast<size_t>(m)]);
-    return SumError{gamma * s + unit * s + int8.hard + underflow,
-                    gamma_tight * s + unit * std::min(s, 6.0 * root) + int8.tight + underflow};
+    return SumError{gamma * s + unit * s + step.hard + underflow,
+                    gamma_tight * s + unit * std::min(s, 6.0 * root) + step.tight + underflow};
   };
 
   const int64_t out_n = problem.out_n();
@@ -254,6 +265,8 @@ Verdict Judge(double got, double expected, const Allowance& allowance, DType c_t
                        OutputUnit(c_type) * (std::abs(expected) + allowance.tight) +
                        OutputStep(c_type);
   if (!std::isfinite(got)) {
+    // A sum of -Inf may have become NaN, which an activation keeps where it takes -Inf to 0.
+    if (lenient_infinity && std::isnan(got) && std::isinf(allowance.hard)) return {true, 0};
     // Overflow of the output type gives Inf: right when a value inside the bound rounds to it.
     const double farthest = expected + std::copysign(allowance.hard, got);
     return {std::isinf(got) && reference::RoundTo(farthest, c_type) == got, 0};

@@ -20,7 +20,7 @@ struct Allowance {
 std::vector<Allowance> Allowances(const Problem& problem, const ErrorModel& model, Grade grade);
 
 /// Whether the kernel sees the activations and weights of a lattice problem exactly.
-bool LatticeIsExactFor(const Problem& problem, Grade grade);
+bool LatticeIsExactFor(const Problem& problem, const ErrorModel& model, Grade grade);
 
 /// The verdict on one output.
 struct Verdict {

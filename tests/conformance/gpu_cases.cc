@@ -253,7 +253,7 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
   sizes.max_work = 8'000'000;
   sizes.max_lattice_k = std::numeric_limits<int64_t>::max();
   sizes.int8 = std::any_of(rows.begin(), rows.end(),
-                           [](const KernelDesc& row) { return row.grade == Grade::kW4A8; });
+                           [](const KernelDesc& row) { return row.error.int8_block != 0; });
   CaseSource source(std::move(sizes), HashText("conformance of GPUs"));
   SelectByPairs(source, Check::kGemm, size.gemm, &cases);
   SelectByPairs(source, Check::kDequantize, size.dequantize, &cases);

@@ -25,16 +25,24 @@ std::string PowerOfTwo(double value) {
 }
 
 std::string DepthText(const ErrorModel& model) {
-  return fmt::format("ceil(k / {}) + {}", model.lanes, model.extra_depth);
+  const std::string text = fmt::format("ceil(k / {}) + {}", model.lanes, model.extra_depth);
+  if (model.block_depth == 0) return text;
+  return fmt::format("{}; {} at {} in a block", text, model.block_depth,
+                     PowerOfTwo(model.block_unit));
+}
+
+std::string ActivationText(const ErrorModel& model) {
+  const std::string text = PowerOfTwo(model.activation_unit);
+  if (model.activation_floor == 0) return text;
+  return fmt::format("{}, {} of the row's largest", text, PowerOfTwo(model.activation_floor));
 }
 
 // The part of a table line that the kernel table decides; the measured part follows it.
 std::string DeclaredLine(const KernelDesc& kernel) {
-  return fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} |", kernel.name,
-                     IsaName(kernel.level), GradeName(kernel.grade),
-                     PowerOfTwo(kernel.error.weight_unit), PowerOfTwo(kernel.error.activation_unit),
-                     PowerOfTwo(kernel.error.accumulate_unit), DepthText(kernel.error),
-                     kernel.error.int8_block);
+  return fmt::format(
+      "| `{}` | {} | {} | {} | {} | {} | {} | {} |", kernel.name, IsaName(kernel.level),
+      GradeName(kernel.grade), PowerOfTwo(kernel.error.weight_unit), ActivationText(kernel.error),
+      PowerOfTwo(kernel.error.accumulate_unit), DepthText(kernel.error), kernel.error.int8_block);
 }
 
 constexpr const char* kBackends[] = {"cpu", "cuda"};

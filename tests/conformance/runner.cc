@@ -92,7 +92,7 @@ CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& pr
   const Row* chosen = machine.Find(row.backend, run->kernel());
   if (chosen == nullptr) return Failed(fmt::format("kernel: no row named {}", run->kernel()));
   const KernelDesc& kernel = *chosen->desc;
-  const bool exact = LatticeIsExactFor(problem, kernel.grade);
+  const bool exact = LatticeIsExactFor(problem, kernel.error, kernel.grade);
   if (exact && !problem.broken_precondition.empty()) return Failed(problem.broken_precondition);
   const std::string damage = run->Damage();
   if (!damage.empty()) return Failed(damage);

@@ -181,6 +181,10 @@ TEST(Judge, NonFiniteOutputs) {
   EXPECT_TRUE(Judge(-kInf, -kInf, allowance, DType::kF32, false).passed);
   EXPECT_FALSE(Judge(kInf, -kInf, allowance, DType::kF32, false).passed);
   EXPECT_FALSE(Judge(NAN, kInf, allowance, DType::kF32, false).passed);
+  // Lenient kernels make NaN of an Inf, which relu would have taken to 0; of numbers never.
+  EXPECT_FALSE(Judge(NAN, 0.0, allowance, DType::kF32, true).passed);
+  EXPECT_TRUE(Judge(NAN, 0.0, {kInf, kInf, false}, DType::kF32, true).passed);
+  EXPECT_FALSE(Judge(NAN, 0.0, {kInf, kInf, false}, DType::kF32, false).passed);
   EXPECT_TRUE(Judge(NAN, kInf, allowance, DType::kF32, true).passed);
   // fp16 overflows at 65520: inside the bound of it either answer is right.
   EXPECT_TRUE(Judge(kInf, 65519.5, allowance, DType::kF16, false).passed);

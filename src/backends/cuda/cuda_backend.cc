@@ -63,6 +63,14 @@ int64_t StagedBytes(const GemmDesc& desc) {
   return RoundUp(desc.m * StagedColumns(desc) * 2, kWorkspaceAlignment);
 }
 
+int64_t QuantizedBytes(const GemmDesc& desc) {
+  return RoundUp(desc.m * QuantizedColumns(static_cast<int>(desc.k)), kWorkspaceAlignment);
+}
+
+int64_t RowScaleBytes(const GemmDesc& desc) {
+  return RoundUp(desc.m * int64_t{sizeof(float)}, kWorkspaceAlignment);
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int index, const cudaDeviceProp& properties)
@@ -88,7 +96,8 @@ class CudaBackend final : public Backend {
       GemmDesc any;
       any.a_type = DType::kBf16;
       any.marlin_w4 = kernel.reads_marlin_w4;
-      any.tiled = any.fits_f16 = true;
+      any.tiled = any.fits_f16 = any.fits_fp8 = true;
+      if (kernel.grade == Grade::kW4A8) any.accuracy = Accuracy::kW4A8;
       Support support = CheckSupport(kernel, any, Facts());
       // Some kernels are for the formats of integers.
       any.format = Format::kU4;
@@ -117,6 +126,10 @@ class CudaBackend final : public Backend {
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
     if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
     const TileProblem problem = ProblemOf(desc);
+    if (kernel.grade == Grade::kW4A8) {
+      return QuantizedBytes(desc) + RowScaleBytes(desc) +
+             (PlanFp8(problem, shape_).partials ? PartialBytes(problem, 1) : 0);
+    }
     return StagedBytes(desc) + PartialsOf(kernel, problem);
   }
 
@@ -127,7 +140,8 @@ class CudaBackend final : public Backend {
     // A sum of nothing is zero, and only the exact kernel and blocks count to zero.
     const bool exact = call.kernel->grade == Grade::kExact ||
                        (call.desc.k == 0 && !BlockKernelOf(call.kernel->name));
-    const cudaError_t error = exact ? RunExact(call) : RunTiles(call);
+    const bool fp8 = call.kernel->grade == Grade::kW4A8;
+    const cudaError_t error = exact ? RunExact(call) : fp8 ? RunFp8(call) : RunTiles(call);
     return device_->errors.Check(error, call.kernel->name);
   }
 
@@ -231,6 +245,26 @@ class CudaBackend final : public Backend {
     }
     return LaunchExactCanonical(prepared.Canonical(call.expert), ActivationsOf(call),
                                 EpilogueOf(call), stream);
+  }
+
+  cudaError_t RunFp8(const GemmCall& call) const {
+    const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+    auto* stream = static_cast<cudaStream_t>(call.stream);
+    auto* quantized = static_cast<uint8_t*>(call.workspace);
+    auto* row_scales = reinterpret_cast<float*>(quantized + QuantizedBytes(call.desc));
+    TileGemm gemm;
+    gemm.weights = prepared.Tiles(call.expert);
+    gemm.kind = prepared.kind();
+    gemm.a = ActivationsOf(call);
+    const int columns = QuantizedColumns(gemm.a.k);
+    const cudaError_t error = LaunchQuantizeRows(gemm.a, quantized, columns, row_scales, stream);
+    if (error != cudaSuccess) return error;
+    gemm.a.data = quantized;
+    gemm.a.stride = gemm.a.k = columns;
+    gemm.epilogue = EpilogueOf(call);
+    gemm.epilogue.multiplier = gemm.weights.multiplier * PowerOf(kFp8Shift);
+    gemm.partials = row_scales + RowScaleBytes(call.desc) / int64_t{sizeof(float)};
+    return LaunchFp8(gemm, row_scales, PlanFp8(ProblemOf(call.desc), shape_), stream);
   }
 
   cudaError_t RunTiles(const GemmCall& call) const {

@@ -164,6 +164,22 @@ MARLIN_DEVICE uint32_t LookUp4(const uint32_t (&plane)[kEntries], uint32_t codes
   }
 }
 
+/// The codes of step j of a table's kind as nibbles.
+template <CodeKind kKind>
+MARLIN_DEVICE uint32_t CodeNibbles(const uint32_t (&words)[CodeBits(kKind)], int j) {
+  if constexpr (kKind == CodeKind::kTable4) {
+    return words[j];
+  } else {
+    const uint32_t low = (words[j / 2] >> (2 * (j % 2))) & 0x33333333u;
+    if constexpr (kKind == CodeKind::kTable2) {
+      return low;
+    } else {
+      const uint32_t high = j <= 2 ? words[2] << (2 - j) : words[2] >> (j - 2);
+      return AndOr(high, 0x44444444u, low);
+    }
+  }
+}
+
 /// A table of 16 values in shared memory: the pairs of values of all 256 pairs of codes, a copy for
 /// every lane, so that lanes read what they want without waiting for each other.
 template <typename T>
@@ -209,7 +225,7 @@ struct FragmentDecoder {
         pairs[p] = T::Subtract(biased, offset[p & 1]);
       }
     } else if constexpr (Table::kEntries > 0) {
-      DecodeTableCodes(Nibbles(words, j), table, pairs);
+      DecodeTableCodes(CodeNibbles<kKind>(words, j), table, pairs);
     } else if constexpr (kKind == CodeKind::kDense16) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) pairs[p] = Convert16(words[4 * j + p], table.same != 0);
@@ -227,21 +243,6 @@ struct FragmentDecoder {
       pairs[p] = split.pair[p];
       // fp16 has three more bits of mantissa below the same fields.
       if (!T::kIsBf16) pairs[p] = AndOr(pairs[p], 0x80008000u, (pairs[p] << 3) & 0x0e000e00u);
-    }
-  }
-
-  /// The codes of step j as nibbles.
-  static MARLIN_DEVICE uint32_t Nibbles(const uint32_t (&words)[kWords], int j) {
-    if constexpr (kKind == CodeKind::kTable4) {
-      return words[j];
-    } else {
-      const uint32_t low = (words[j / 2] >> (2 * (j % 2))) & 0x33333333u;
-      if constexpr (kKind == CodeKind::kTable2) {
-        return low;
-      } else {
-        const uint32_t high = j <= 2 ? words[2] << (2 - j) : words[2] >> (j - 2);
-        return AndOr(high, 0x44444444u, low);
-      }
     }
   }
 

@@ -85,6 +85,21 @@ struct F16x2 {
   }
 };
 
+/// Four numbers of 4 significant bits up to 448, of 8 bits each.
+struct E4M3x4 {
+  /// Rounds two numbers to the low half, the lower one lowest; what is too large becomes 448.
+  static MARLIN_DEVICE uint32_t FromF16(uint32_t pair) {
+    uint16_t d;
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(pair));
+    return d;
+  }
+  static MARLIN_DEVICE uint32_t FromFloats(float low, float high) {
+    uint16_t d;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+    return d;
+  }
+};
+
 /// The low or the high half of a pair in both halves.
 MARLIN_DEVICE uint32_t SpreadLow(uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
 MARLIN_DEVICE uint32_t SpreadHigh(uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }

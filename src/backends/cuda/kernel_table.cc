@@ -39,6 +39,17 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   return SupportsTiles(desc);
 }
 
+Support SupportsFp8(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
+  if (!desc.fits_fp8) {
+    return {
+        "groups are no multiple of 32, scales are fp32, or codes less their zeros or biases do "
+        "not fit e4m3"};
+  }
+  if (desc.m > std::numeric_limits<int32_t>::max() / 2) return {"takes up to 2^30 rows"};
+  return {};
+}
+
 Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   constexpr int64_t kMaxColumns = 65535 * 32;
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
@@ -67,11 +78,24 @@ Support SupportsMarlinW4(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   return SupportsTiles(in_tiles);
 }
 
+/// What a kernel of a grade declares; the matrix unit's sums of e4m3 numbers keep 13 bits behind
+/// the point of their largest addend: four instructions of 32 products and a sum.
+constexpr ErrorModel ModelOf(Grade grade, double weight_unit, double accumulate_unit) {
+  ErrorModel model = {weight_unit, 0, accumulate_unit, 1, 16, 0};
+  if (grade == Grade::kW4A8) {
+    model.activation_unit = 0x1p-4;
+    model.activation_floor = 0x1p-10 / 224;
+    model.block_unit = 0x1p-13;
+    model.block_depth = 4 * (32 + 2);
+  }
+  return model;
+}
+
 constexpr auto kKernels = std::to_array<KernelDesc>({
 #define MARLIN_ROW(by_name, w4, name, grade, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
                    supports)                                                                       \
   {#name,     "gemm",  Isa::kSm90, Grade::grade,                                                   \
-   tile_m,    tile_n,  tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},                    \
+   tile_m,    tile_n,  tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit),            \
    &supports, by_name, w4},
 #define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, false, __VA_ARGS__)
 #define MARLIN_CUDA_NAMED_KERNEL(...) MARLIN_ROW(true, false, __VA_ARGS__)

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device_views.h"
+#include "backends/cuda/fp8_plan.h"
 #include "backends/cuda/launch_plan.h"
 #include "backends/cuda/tile_layout.h"
 
@@ -53,6 +54,10 @@ ParameterUse UseOf(const TileView& view, CodeKind kind);
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
                                    cudaStream_t stream);
 
+/// A power of two and `columns` (a multiple of 128) e4m3 numbers for every row: fp8_quantize.cu.
+cudaError_t LaunchQuantizeRows(const ActivationView& a, void* out, int columns, float* scales,
+                               cudaStream_t stream);
+
 /// out = epilogue(partials[0] + partials[1] + ...), in that order; partials are [splits, m, n].
 cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
                                  const EpilogueView& epilogue, bool chained, cudaStream_t stream);
@@ -65,5 +70,10 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
 int CountClusters(int blocks);
 
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream);
+
+/// A product of rows quantized by LaunchQuantizeRows, which comes just before on the stream: of
+/// `gemm.a` data and stride are those of the quantized rows.
+cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,
+                      cudaStream_t stream);
 
 }  // namespace marlin::cuda

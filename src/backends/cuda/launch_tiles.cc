@@ -30,6 +30,18 @@ const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse u
   return nullptr;
 }
 
+const void* Fp8FunctionOf(CodeKind kind, int tokens, bool one_group) {
+  switch (kind) {
+#define MARLIN_FP8_KIND(name) \
+  case CodeKind::name:        \
+    return Fp8Function<CodeKind::name>(tokens, one_group);
+#include "backends/cuda/fp8_kinds.def"
+#undef MARLIN_FP8_KIND
+    default:
+      return nullptr;
+  }
+}
+
 }  // namespace
 
 ParameterUse UseOf(const TileView& view, CodeKind kind) {
@@ -89,23 +101,30 @@ EncodeFunction FindEncode() {
              : nullptr;
 }
 
-/// Boxes of 64 k x `tokens` rows in the 128-byte swizzle; zeros outside of A.
-cudaError_t EncodeMap(const ActivationView& a, bool bf16, int tokens, CUtensorMap* map) {
+/// Boxes of 128 bytes x `tokens` rows in the 128-byte swizzle; zeros outside of A.
+cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int element_bytes,
+                      int tokens, CUtensorMap* map) {
   static const EncodeFunction encode = FindEncode();
   if (encode == nullptr) return cudaErrorNotSupported;
   const std::array<cuuint64_t, 2> dims = {static_cast<cuuint64_t>(a.k),
                                           static_cast<cuuint64_t>(a.m)};
   // Of one row the stride does not matter, but must be valid.
-  const int64_t stride = a.m > 1 ? a.stride * 2 : (int64_t{a.k} * 2 + 15) / 16 * 16;
-  const std::array<cuuint64_t, 1> strides = {static_cast<cuuint64_t>(stride)};
-  const std::array<cuuint32_t, 2> box = {kTileK / 2, static_cast<cuuint32_t>(tokens)};
+  const int64_t columns = a.m > 1 ? a.stride : a.k;
+  const std::array<cuuint64_t, 1> strides = {
+      static_cast<cuuint64_t>((columns * element_bytes + 15) / 16 * 16)};
+  const std::array<cuuint32_t, 2> box = {128U / static_cast<cuuint32_t>(element_bytes),
+                                         static_cast<cuuint32_t>(tokens)};
   const std::array<cuuint32_t, 2> steps = {1, 1};
   const CUresult result =
-      encode(map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-             const_cast<void*>(a.data), dims.data(), strides.data(), box.data(), steps.data(),
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encode(map, type, 2, const_cast<void*>(a.data), dims.data(), strides.data(), box.data(),
+             steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/// Whether four neighbouring 16-bit outputs are one aligned store.
+bool StoresQuads(const EpilogueView& view) {
+  return view.n % 4 == 0 && view.stride % 4 == 0 && reinterpret_cast<uintptr_t>(view.out) % 8 == 0;
 }
 
 cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaError_t launched,
@@ -161,20 +180,41 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
 
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
   CUtensorMap map;
-  const cudaError_t encoded = EncodeMap(gemm.a, gemm.bf16, plan.tokens, &map);
+  const cudaError_t encoded = EncodeMap(
+      gemm.a, gemm.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+      plan.tokens, &map);
   if (encoded != cudaSuccess) return encoded;
   WgmmaArguments args = plan.arguments;
   args.weights = gemm.weights;
   args.epilogue = gemm.epilogue;
   args.partials = plan.partials ? gemm.partials : nullptr;
-  args.quads = gemm.epilogue.n % 4 == 0 && gemm.epilogue.stride % 4 == 0 &&
-               reinterpret_cast<uintptr_t>(gemm.epilogue.out) % 8 == 0;
+  args.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            gemm.overlap_previous,
                            dim3(static_cast<unsigned>(plan.arguments.splits))};
   const void* function =
       WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
+  return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
+}
+
+cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,
+                      cudaStream_t stream) {
+  CUtensorMap map;
+  const cudaError_t encoded =
+      EncodeMap(gemm.a, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, plan.tokens, &map);
+  if (encoded != cudaSuccess) return encoded;
+  Fp8Arguments args = plan.arguments;
+  args.row_scales = row_scales;
+  args.product.weights = gemm.weights;
+  args.product.epilogue = gemm.epilogue;
+  args.product.partials = plan.partials ? gemm.partials : nullptr;
+  args.product.quads = StoresQuads(gemm.epilogue);
+  void* parameters[] = {&map, &args};
+  // Copies of weights begin while the last rows are quantized.
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
+                           true};
+  const void* function = Fp8FunctionOf(gemm.kind, plan.tokens, gemm.weights.groups_per_tile == 1);
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
 }
 

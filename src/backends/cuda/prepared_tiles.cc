@@ -134,6 +134,19 @@ bool AreSmallIntegers(const TensorView& zeros) {
   return true;
 }
 
+/// Whether e4m3 holds what is left of every code: integers down to -16 behind integer zeros, or
+/// values that are such numbers.
+bool FitsFp8(CodeKind kind, std::span<const float> values, const TensorView& zeros) {
+  const auto fits = [](float value) { return Fp8E4M3ToFloat(FloatToFp8E4M3(value)) == value; };
+  if (kind == CodeKind::kInt4 && !zeros.empty()) {
+    constexpr float kLeast = -16;
+    return AreSmallIntegers(zeros) && values[0] - RangeOf(zeros, 1, 0).largest >= kLeast;
+  }
+  const bool known = kind == CodeKind::kFp4 || kind == CodeKind::kInt4 ||
+                     kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
+  return known && zeros.empty() && std::all_of(values.begin(), values.end(), fits);
+}
+
 bool IsTable(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
@@ -308,6 +321,10 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   expert_bytes_ = strips * tiles_.tiles_of_strip * tiles_.tile_bytes;
   bytes = expert_bytes_ * spec.experts;
 
+  // An instruction takes 32 k.
+  constexpr int kMostGroups = kTileK / 32;
+  fits_fp8 = scaled && !spec.has_biases && tiles_.groups_per_tile <= kMostGroups &&
+             FitsFp8(kind_, ValuesOf(weights), weights.zeros);
   Range values = RangeOfValues(ValuesOf(weights));
   values.smallest = std::ldexp(values.smallest, -tiles_.table_exponent);
   values.largest = std::ldexp(values.largest, -tiles_.table_exponent);

@@ -58,6 +58,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     captured_ = Make(OutBytes());
     options_.kernel = problem.kernel;
     options_.gated = problem.gated;
+    if (options_.kernel == "marlin_gemm_fp8_wgmma") options_.accuracy = Accuracy::kW4A8;
     options_.allow_bf16_activations = true;
     options_.stream = stream;
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
@@ -146,6 +147,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Problem{"many_rows", "marlin_gemm_wgmma", 65, DType::kBf16, false},
                       Problem{"many_rows_gated", "marlin_gemm_wgmma", 40, DType::kBf16, true},
                       Problem{"many_rows_staged", "marlin_gemm_wgmma", 200, DType::kF32, false},
+                      Problem{"quantized", "marlin_gemm_fp8_wgmma", 70, DType::kF32, false},
+                      Problem{"quantized_gated", "marlin_gemm_fp8_wgmma", 40, DType::kBf16, true},
                       Problem{"exact", "marlin_gemm_cuda_exact", 5, DType::kF32, false}),
     [](const auto& test) { return std::string(test.param.name); });
 

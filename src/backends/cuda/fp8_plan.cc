@@ -1,0 +1,60 @@
+#include "backends/cuda/fp8_plan.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+
+namespace marlin::cuda {
+namespace {
+
+/// Cycles of one step of 128 k on one multiprocessor, and around the steps of an item, measured on
+/// an H200 with FP4 and groups of 128.
+struct StepCost {
+  int tokens;
+  double step;
+  double item;
+};
+constexpr StepCost kStepCosts[] = {{64, 900, 1700}, {128, 1150, 2000}, {256, 1800, 2800}};
+
+}  // namespace
+
+int QuantizedColumns(int k) { return static_cast<int>(RoundUp(int64_t{k}, int64_t{kTileK})); }
+
+Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device) {
+  Fp8Plan best;
+  double best_cycles = 0;
+  for (const StepCost& cost : kStepCosts) {
+    const Fp8Plan plan = PlanFp8As(problem, device, cost.tokens);
+    const WgmmaArguments& args = plan.arguments.product;
+    const auto waves = static_cast<double>(CeilDivide(args.items, device.multiprocessors));
+    const double cycles = waves * (args.tiles * cost.step + cost.item);
+    if (best_cycles == 0 || cycles < best_cycles) {
+      best_cycles = cycles;
+      best = plan;
+    }
+  }
+  return best;
+}
+
+Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tokens) {
+  constexpr int kBarriersBytes = 2 * 8;  // Of a stage.
+  constexpr int kMaxStages = 8;
+  // Tiles, items and gates are those of the warpgroup kernel; shared memory is not.
+  const WgmmaPlan like = PlanWgmmaAs(problem, device, {tokens, 1});
+  Fp8Plan plan;
+  plan.tokens = tokens;
+  plan.grid = like.grid;
+  plan.partials = like.partials;
+  plan.arguments.product = like.arguments;
+  WgmmaArguments& args = plan.arguments.product;
+  const int stage = Fp8StageBytes(tokens) + kStripsOfBlock * problem.tile_bytes;
+  args.stages =
+      std::min((device.shared_bytes - kExchangeBytes) / (stage + kBarriersBytes), kMaxStages);
+  args.weights_offset = args.stages * Fp8StageBytes(tokens);
+  args.exchange_offset = args.stages * stage;
+  args.barriers_offset = args.exchange_offset + kExchangeBytes;
+  plan.shared_bytes = args.barriers_offset + args.stages * kBarriersBytes;
+  return plan;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,24 @@
+// How products of quantized activations are cut into thread blocks.
+#pragma once
+
+#include "backends/cuda/fp8_layout.h"
+#include "backends/cuda/launch_plan.h"
+
+namespace marlin::cuda {
+
+/// Columns of quantized rows.
+int QuantizedColumns(int k);
+
+struct Fp8Plan {
+  int tokens = 64;  ///< Of a tile: 64, 128 or 256.
+  int shared_bytes = 0;
+  int grid = 1;
+  bool partials = false;
+  Fp8Arguments arguments;
+};
+/// Precondition: m, n, k > 0.
+Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device);
+/// The plan of a width that was chosen elsewhere: for measurements and tests.
+Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tokens);
+
+}  // namespace marlin::cuda

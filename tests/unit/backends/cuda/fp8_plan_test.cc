@@ -1,0 +1,76 @@
+// How products of quantized activations are cut: what every plan must keep.
+#include "backends/cuda/fp8_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kFp4TileBytes = TileCodeBytes(4) + kGroupBytes;
+
+TileProblem Problem(int m, int n, int k, int tile_bytes = kFp4TileBytes) {
+  TileProblem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.tile_bytes = tile_bytes;
+  return problem;
+}
+
+/// Areas follow one another, fit, and are aligned as their copies and the swizzle want them.
+void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
+  const WgmmaArguments& args = plan.arguments.product;
+  EXPECT_GE(args.stages, 2);
+  EXPECT_EQ(args.weights_offset, args.stages * Fp8StageBytes(plan.tokens));
+  EXPECT_EQ(args.weights_offset % 1024, 0);
+  EXPECT_EQ(args.exchange_offset,
+            args.weights_offset + args.stages * kStripsOfBlock * problem.tile_bytes);
+  EXPECT_EQ(args.exchange_offset % 16, 0);
+  EXPECT_EQ(args.barriers_offset, args.exchange_offset + kExchangeBytes);
+  EXPECT_EQ(args.barriers_offset % 8, 0);
+  EXPECT_EQ(plan.shared_bytes, args.barriers_offset + args.stages * 16);
+  EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
+  EXPECT_EQ(args.splits, 1);
+  EXPECT_GE(args.token_tiles * plan.tokens, problem.m);
+  EXPECT_GE(args.blocks * kBlockOutputs, problem.n);
+  EXPECT_GE(args.tiles * kTileK, problem.k);
+  EXPECT_EQ(args.items, args.token_tiles * args.blocks);
+  EXPECT_LE(plan.grid, DeviceShape().multiprocessors);
+}
+
+TEST(PlanFp8, FitsForEveryWidthAndTile) {
+  for (const int tokens : {64, 128, 256}) {
+    for (const int bits : {2, 3, 4}) {
+      for (const int parameters : {1, 2, 4, 8}) {
+        const TileProblem problem =
+            Problem(300, 200, 272, TileCodeBytes(bits) + parameters * kGroupBytes);
+        ExpectGood(problem, PlanFp8As(problem, DeviceShape(), tokens));
+        ExpectGood(problem, PlanFp8(problem, DeviceShape()));
+      }
+    }
+  }
+}
+
+TEST(PlanFp8, TakesWideTilesForManyRowsAndNarrowForFew) {
+  EXPECT_EQ(PlanFp8(Problem(1, 8192, 8192), DeviceShape()).tokens, 64);
+  EXPECT_EQ(PlanFp8(Problem(1024, 8192, 8192), DeviceShape()).tokens, 256);
+  EXPECT_EQ(PlanFp8(Problem(4096, 14336, 4096), DeviceShape()).tokens, 256);
+}
+
+TEST(PlanFp8, PutsGatesThatLieApartIntoTheWorkspace) {
+  TileProblem problem = Problem(64, 192, 128);
+  problem.gated = true;
+  EXPECT_TRUE(PlanFp8(problem, DeviceShape()).partials);
+  problem.n = 256;
+  EXPECT_FALSE(PlanFp8(problem, DeviceShape()).partials);
+  EXPECT_EQ(PlanFp8(problem, DeviceShape()).arguments.product.half_strips, 4);
+}
+
+TEST(PlanFp8, RoundsRowsToWholeSteps) {
+  EXPECT_EQ(QuantizedColumns(1), 128);
+  EXPECT_EQ(QuantizedColumns(128), 128);
+  EXPECT_EQ(QuantizedColumns(129), 256);
+}
+
+}  // namespace
+}  // namespace marlin::cuda
