@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -37,6 +39,7 @@ struct Epilogue {
 /// A validated, planned product. Strides count elements; columns are contiguous.
 struct GemmCall {
   const KernelDesc* kernel = nullptr;
+  KernelVariant variant;
   GemmDesc desc;
   const PreparedWeights::Storage* weights = nullptr;
   int64_t expert = 0;
@@ -59,7 +62,21 @@ class Backend {
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights) const = 0;
-  virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
+  /// The variants of a kernel that can run a problem which it supports, first the one that it
+  /// takes when that is left to it. None: there is one way to run it.
+  virtual std::vector<KernelVariant> Variants(const KernelDesc& /*kernel*/,
+                                              const GemmDesc& /*desc*/) const {
+    return {};
+  }
+  /// Whether a variant can run a problem that the kernel supports.
+  virtual bool CanRunAs(const KernelDesc& /*kernel*/, const GemmDesc& /*desc*/,
+                        const KernelVariant& /*variant*/) const {
+    return false;
+  }
+  /// The measurements that the library brings, as tuning_table.h reads them; empty: none.
+  virtual std::string_view ShippedTuning() const { return {}; }
+  virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                                 const KernelVariant& variant) const = 0;
   virtual Status Run(const GemmCall& call) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out, void* stream) const = 0;

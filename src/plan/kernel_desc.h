@@ -49,6 +49,17 @@ struct DeviceFacts {
   int threads = 1;
 };
 
+/// How a kernel is told to cut a problem. Zeros leave it to the kernel.
+struct KernelVariant {
+  int width = 0;   ///< Rows of a tile.
+  int splits = 0;  ///< Parts of k that are computed apart.
+
+  bool automatic() const { return width == 0; }
+  /// "128x2"; empty when it is left to the kernel.
+  std::string ToString() const;
+  friend bool operator==(const KernelVariant&, const KernelVariant&) = default;
+};
+
 /// One kernel, independent of the backend that runs it.
 struct KernelDesc {
   const char* name;
@@ -61,6 +72,9 @@ struct KernelDesc {
   ErrorModel error;
   /// Flat list of early returns with reasons.
   Support (*supports)(const GemmDesc& desc, const DeviceFacts& facts);
+  /// Rules never choose it: it runs where it is named, and where a tuning table has measured that
+  /// it is the fastest.
+  bool measured_only = false;
 };
 
 }  // namespace marlin

@@ -11,6 +11,8 @@
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/prepared_tiles.h"
+#include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/variants.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "plan/select.h"
@@ -37,13 +39,8 @@ int TileBytesOf(const GemmDesc& desc) {
 }
 
 TileProblem ProblemOf(const GemmDesc& desc) {
-  TileProblem problem;
-  problem.m = static_cast<int>(desc.m);
-  problem.n = static_cast<int>(desc.n);
-  problem.k = static_cast<int>(desc.k);
+  TileProblem problem = ShapeOf(desc);
   problem.tile_bytes = TileBytesOf(desc);
-  problem.gated = desc.gated;
-  problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   return problem;
 }
 
@@ -101,7 +98,18 @@ class CudaBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
+  std::vector<KernelVariant> Variants(const KernelDesc& kernel,
+                                      const GemmDesc& desc) const override {
+    return VariantsOf(kernel, desc, shape_);
+  }
+  bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc,
+                const KernelVariant& variant) const override {
+    return cuda::CanRunAs(kernel, desc, shape_, variant);
+  }
+  std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
+
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                         const KernelVariant& /*variant*/) const override {
     if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
     const TileProblem problem = ProblemOf(desc);
     return StagedBytes(desc) + PartialsOf(kernel, problem);
@@ -234,7 +242,12 @@ class CudaBackend final : public Backend {
     gemm.partials = reinterpret_cast<float*>(workspace);
     const TileProblem problem = ProblemOf(call.desc);
     if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
-    return LaunchWgmma(gemm, PlanWgmma(problem, shape_), stream);
+    const KernelVariant& variant = call.variant;
+    return LaunchWgmma(gemm,
+                       variant.automatic()
+                           ? PlanWgmma(problem, shape_)
+                           : PlanWgmmaAs(problem, shape_, {variant.width, variant.splits}),
+                       stream);
   }
 
   static float PowerOf(int exponent) { return std::ldexp(1.0F, exponent); }
