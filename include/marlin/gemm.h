@@ -36,7 +36,7 @@ struct GemmOptions {
   Determinism determinism = Determinism::kDefault;
   /// Lets bf16 kernels round fp16 and fp32 activations to bf16 instead of splitting them in two.
   bool allow_bf16_activations = false;
-  int64_t expert = 0;         ///< Which matrix of stacked weights.
+  int64_t expert = 0;  ///< Which matrix of stacked weights.
   /// Forces one kernel by name, "marlin_gemm_wgmma", or with the way it cuts the problem,
   /// "marlin_gemm_wgmma@128x2" (rows of a tile x parts of k); empty lets the plan choose.
   std::string kernel = {};

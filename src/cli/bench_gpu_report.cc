@@ -21,6 +21,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
               {"kernel", timing.kernel},
               {"accuracy", timing.accuracy},
               {"planned", timing.planned},
+              {"selectable", timing.selectable},
               {"format", FormatName(spec.format)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},

@@ -13,9 +13,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json DeviceJson(const DeviceInfo& device) {
-  Json json = {{"name", device.name},         {"backend", device.backend},
-               {"model", device.model},       {"threads", device.threads},
-               {"features", device.features}, {"kernels", Json::array()}};
+  Json json = {{"name", device.name},
+               {"backend", device.backend},
+               {"model", device.model},
+               {"threads", device.threads},
+               {"features", device.features},
+               {"measured_products", device.measured_products},
+               {"tuning_file", device.tuning_file},
+               {"kernels", Json::array()}};
   for (const KernelInfo& kernel : device.kernels) {
     json["kernels"].push_back({{"name", kernel.name},
                                {"op", kernel.op},
@@ -32,8 +37,11 @@ std::string DeviceText(const DeviceInfo& device) {
   for (const KernelInfo& kernel : device.kernels) {
     table.AddRow({kernel.name, kernel.op, kernel.available ? "yes" : "no", kernel.reason});
   }
-  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\n\n{}", device.name, device.backend,
-                     device.model, device.threads, features, table.ToString());
+  const std::string file = device.tuning_file.empty() ? "" : ", also from " + device.tuning_file;
+  return fmt::format(
+      "{} ({}): {}, {} threads\nfeatures:{}\nmeasured: the fastest kernel of {} products{}\n\n{}",
+      device.name, device.backend, device.model, device.threads, features, device.measured_products,
+      file, table.ToString());
 }
 
 class DevicesCommand final : public Command {

@@ -6,8 +6,10 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "plan/kernel_name.h"
 #include "plan/select.h"
 
 namespace marlin {
@@ -82,14 +84,15 @@ GemmCall MakeCall(const KernelChoice& choice, const GemmDesc& desc, const Tensor
   return call;
 }
 
-Result<KernelChoice> Plan(const Device& device, const GemmDesc& desc, const std::string& forced) {
+Result<KernelChoice> Plan(const Device& device, const GemmDesc& desc, const std::string& forced,
+                          bool rules_alone = false) {
   const Backend& backend = device.impl().backend();
   const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& problem,
                               const KernelVariant& variant) {
     return backend.CanRunAs(kernel, problem, variant);
   };
-  return SelectKernel(
-      desc, {backend.Facts(), backend.Kernels(), can_run_as, &device.impl().tuning()}, forced);
+  const TuningTable* const table = rules_alone ? nullptr : &device.impl().tuning();
+  return SelectKernel(desc, {backend.Facts(), backend.Kernels(), can_run_as, table}, forced);
 }
 
 int64_t WorkspaceBytes(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {
@@ -143,6 +146,34 @@ Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const Prepa
   plan.accuracy = GradeName(choice.kernel->grade);
   plan.workspace_bytes = WorkspaceBytes(device, choice, desc);
   return plan;
+}
+
+Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const TensorView& a,
+                                                  const PreparedWeights& weights,
+                                                  const MutableTensorView& out,
+                                                  const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
+  const GemmDesc desc = Describe(a, weights, out, options);
+  const Backend& backend = device.impl().backend();
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice planned, Plan(device, desc, ""));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice ruled, Plan(device, desc, "", true));
+  const KernelVariant planned_variant = VariantOf(device, planned, desc);
+  std::vector<GemmCandidate> candidates;
+  for (const KernelDesc& kernel : backend.Kernels()) {
+    if (!CheckSupport(kernel, desc, backend.Facts()).ok()) continue;
+    std::vector<KernelVariant> variants = backend.Variants(kernel, desc);
+    if (variants.empty()) variants.emplace_back();
+    for (const KernelVariant& variant : variants) {
+      GemmCandidate candidate;
+      candidate.name = ToString(kernel.name, variant);
+      candidate.accuracy = GradeName(kernel.grade);
+      candidate.workspace_bytes = WorkspaceBytes(device, {&kernel, variant, false}, desc);
+      candidate.planned = planned.kernel == &kernel && planned_variant == variant;
+      candidate.selectable = ruled.kernel == &kernel || MayReplace(kernel, *ruled.kernel, desc);
+      candidates.push_back(std::move(candidate));
+    }
+  }
+  return candidates;
 }
 
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,

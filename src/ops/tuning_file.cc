@@ -46,9 +46,9 @@ Result<std::string> ReadTuningFile(const std::string& path) {
   const uintmax_t bytes = std::filesystem::file_size(path, error);
   if (error) return Unreadable(path, error.message());
   if (bytes > kMostBytes) {
-    return Status(Code::kMalformedFile,
-                  path + ": expected at most " + std::to_string(kMostBytes) +
-                      " bytes of a tuning file, got " + std::to_string(bytes));
+    return Status(Code::kMalformedFile, path + ": expected at most " + std::to_string(kMostBytes) +
+                                            " bytes of a tuning file, got " +
+                                            std::to_string(bytes));
   }
   std::ifstream file(path, std::ios::binary);
   std::string text(static_cast<size_t>(bytes), '\0');

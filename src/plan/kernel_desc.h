@@ -47,6 +47,9 @@ struct DeviceFacts {
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   int threads = 1;
+  /// Whether a library of dense products is there, which is looked for when this is first called;
+  /// null: there is none for this device.
+  bool (*has_dense_library)() = nullptr;
 };
 
 /// How a kernel is told to cut a problem. Zeros leave it to the kernel.

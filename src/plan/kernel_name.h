@@ -1,4 +1,5 @@
-// What names a kernel and the way it cuts a problem: "marlin_gemm_wgmma" or "marlin_gemm_wgmma@128x2".
+// What names a kernel and the way it cuts a problem: "marlin_gemm_wgmma" or
+// "marlin_gemm_wgmma@128x2".
 #pragma once
 
 #include <string>

@@ -110,14 +110,12 @@ Result<KernelChoice> SelectForced(const GemmDesc& desc, const Candidates& candid
 Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candidates) {
   std::string reasons;
   for (const KernelDesc& kernel : candidates.kernels) {
+    // Not even asked: answering may load a library.
+    if (kernel.measured_only) continue;
     const Support support = CheckSupport(kernel, desc, candidates.facts);
-    if (support.ok() && !kernel.measured_only && FitsDefault(kernel, desc)) {
-      return KernelChoice{&kernel, {}, false};
-    }
+    if (support.ok() && FitsDefault(kernel, desc)) return KernelChoice{&kernel, {}, false};
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,
-                           !support.ok()          ? support.reason
-                           : kernel.measured_only ? "runs only by its name or where it was measured"
-                                                  : "not chosen for this m or determinism");
+                           support.ok() ? "not chosen for this m or determinism" : support.reason);
   }
   return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}", desc.ToString(), reasons));
 }
@@ -133,10 +131,10 @@ Result<KernelChoice> SelectKernel(const GemmDesc& desc, const Candidates& candid
   if (entry == nullptr) return ruled;
   for (const KernelDesc& kernel : candidates.kernels) {
     if (entry->kernel != kernel.name) continue;
-    const bool runs = MayReplace(kernel, *ruled.kernel, desc) &&
-                      CheckSupport(kernel, desc, candidates.facts).ok() &&
-                      (entry->variant.automatic() ||
-                       candidates.can_run_as(kernel, desc, entry->variant));
+    const bool runs =
+        MayReplace(kernel, *ruled.kernel, desc) &&
+        CheckSupport(kernel, desc, candidates.facts).ok() &&
+        (entry->variant.automatic() || candidates.can_run_as(kernel, desc, entry->variant));
     return runs ? KernelChoice{&kernel, entry->variant, true} : ruled;
   }
   return ruled;

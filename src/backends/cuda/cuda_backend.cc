@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "backends/cuda/cublas_product.h"
 #include "backends/cuda/device_memory.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
@@ -86,6 +87,7 @@ class CudaBackend final : public Backend {
   DeviceFacts Facts() const override {
     DeviceFacts facts;
     facts.level = Isa::kSm90;
+    facts.has_dense_library = HasCublas;
     return facts;
   }
 
@@ -111,6 +113,7 @@ class CudaBackend final : public Backend {
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
                          const KernelVariant& /*variant*/) const override {
     if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
+    if (IsCublas(kernel)) return StagedBytes(desc) + CublasWorkspace::Of(desc).bytes;
     const TileProblem problem = ProblemOf(desc);
     return StagedBytes(desc) + PartialsOf(kernel, problem);
   }
@@ -121,8 +124,16 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device_->index);
     // A sum of nothing is zero, and only the exact kernel counts to zero.
     const bool exact = call.kernel->grade == Grade::kExact || call.desc.k == 0;
-    const cudaError_t error = exact ? RunExact(call) : RunTiles(call);
-    return device_->errors.Check(error, call.kernel->name);
+    if (exact) return device_->errors.Check(RunExact(call), call.kernel->name);
+    TileGemm gemm;
+    auto* workspace = static_cast<uint8_t*>(call.workspace);
+    MARLIN_RETURN_IF_ERROR(
+        device_->errors.Check(MakeTileGemm(call, &gemm, &workspace), call.kernel->name));
+    if (IsCublas(*call.kernel)) {
+      return cublas_.Run(gemm, call, workspace, device_->errors);
+    }
+    gemm.partials = reinterpret_cast<float*>(workspace);
+    return device_->errors.Check(RunTiles(call, gemm), call.kernel->name);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -216,30 +227,31 @@ class CudaBackend final : public Backend {
                                 EpilogueOf(call), stream);
   }
 
-  cudaError_t RunTiles(const GemmCall& call) const {
+  /// Describes a product on tiles, and puts its activations into the workspace where they cannot
+  /// be read as they are; `workspace` moves behind them.
+  static cudaError_t MakeTileGemm(const GemmCall& call, TileGemm* gemm, uint8_t** workspace) {
     const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+    gemm->weights = prepared.Tiles(call.expert);
+    gemm->kind = prepared.kind();
+    gemm->bf16 = UsesBf16(call.desc);
+    gemm->a = ActivationsOf(call);
+    gemm->epilogue = EpilogueOf(call);
+    gemm->epilogue.multiplier =
+        gemm->weights.multiplier *
+        PowerOf(ExponentsOf(gemm->kind, gemm->bf16).shift + gemm->weights.table_exponent);
+    gemm->overlap_previous = call.overlap_previous;
+    if (!NeedsStaging(call.desc)) return cudaSuccess;
+    const int columns = StagedColumns(call.desc);
+    const cudaError_t error = LaunchStageActivations(gemm->a, *workspace, columns, gemm->bf16,
+                                                     static_cast<cudaStream_t>(call.stream));
+    gemm->a.data = *workspace;
+    gemm->a.stride = columns;
+    *workspace += StagedBytes(call.desc);
+    return error;
+  }
+
+  cudaError_t RunTiles(const GemmCall& call, const TileGemm& gemm) const {
     auto* stream = static_cast<cudaStream_t>(call.stream);
-    TileGemm gemm;
-    gemm.weights = prepared.Tiles(call.expert);
-    gemm.kind = prepared.kind();
-    gemm.bf16 = UsesBf16(call.desc);
-    gemm.a = ActivationsOf(call);
-    gemm.epilogue = EpilogueOf(call);
-    gemm.epilogue.multiplier =
-        gemm.weights.multiplier *
-        PowerOf(ExponentsOf(gemm.kind, gemm.bf16).shift + gemm.weights.table_exponent);
-    gemm.overlap_previous = call.overlap_previous;
-    auto* workspace = static_cast<uint8_t*>(call.workspace);
-    if (NeedsStaging(call.desc)) {
-      const int columns = StagedColumns(call.desc);
-      const cudaError_t error =
-          LaunchStageActivations(gemm.a, workspace, columns, gemm.bf16, stream);
-      if (error != cudaSuccess) return error;
-      gemm.a.data = workspace;
-      gemm.a.stride = columns;
-      workspace += StagedBytes(call.desc);
-    }
-    gemm.partials = reinterpret_cast<float*>(workspace);
     const TileProblem problem = ProblemOf(call.desc);
     if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
     const KernelVariant& variant = call.variant;
@@ -255,6 +267,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
   DeviceShape shape_;
+  CublasGemm cublas_;
 };
 
 }  // namespace

@@ -38,6 +38,14 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   return SupportsTiles(desc);
 }
 
+Support SupportsCublas(const GemmDesc& desc, const DeviceFacts& facts) {
+  if (facts.has_dense_library == nullptr || !facts.has_dense_library()) {
+    return {"libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it"};
+  }
+  if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS divides k as m asks for"};
+  return SupportsTiles(desc);
+}
+
 Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   constexpr int64_t kMaxColumns = 65535 * 32;
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
@@ -52,7 +60,13 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
   {#name,    "gemm", Isa::kSm90, Grade::grade,                                                \
    tile_m,   tile_n, tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},                 \
    &supports},
+#define MARLIN_CUDA_MEASURED_KERNEL(name, grade, tile_m, tile_n, tile_k, weight_unit, \
+                                    accumulate_unit, supports)                        \
+  {#name,     "gemm", Isa::kSm90, Grade::grade,                                       \
+   tile_m,    tile_n, tile_k,     {weight_unit, 0, accumulate_unit, 1, 16, 0},        \
+   &supports, true},
 #include "backends/cuda/kernels.def"
+#undef MARLIN_CUDA_MEASURED_KERNEL
 #undef MARLIN_CUDA_KERNEL
 });
 
