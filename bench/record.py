@@ -55,7 +55,10 @@ CUDA_RUNS: list[tuple[str, list[str]]] = [
           "--against", "cublas"]),
     ("", ["gemm", "--activations", "f16", *SEVERAL_ROWS]),
     ("", ["gemm", "--accuracy", "exact", *SEVERAL_ROWS]),
-    ("", ["gemm", "--kernel", "all", *shapes_of(4096, 4096, 1, 4, 8, 16, 32, 64, 128, 256, 512)]),
+    ("", ["gemm", "--kernel", "all", "--shapes", str(SHAPES / "cuda_selection.txt"),
+          "--against", "cublas"]),
+    ("", ["gemm", "--kernel", "all", *(part for name in ("u4", "s8") for part in ("--format", name)),
+          *shapes_of(4096, 4096, 1, 8, 16, 32, 64, 128, 256, 512), "--against", "cublas"]),
     ("", ["dequantize", "--shape", "1,4096,4096", "--shape", "1,8192,8192"]),
 ]
 

@@ -49,6 +49,21 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
   return row;
 }
 
+/// All kernels of one problem, in short: a record of every variant would be too long otherwise.
+Json CandidatesJson(const GpuBenchResult& result) {
+  Json candidates = Json::array();
+  for (const KernelTiming& timing : result.kernels) {
+    Json row = {{"kernel", timing.kernel},
+                {"accuracy", timing.accuracy},
+                {"selectable", timing.selectable},
+                {"seconds", timing.alone.median},
+                {"repetitions", timing.alone.repetitions}};
+    if (timing.chain) row["chain_seconds"] = timing.chain->median;
+    candidates.push_back(std::move(row));
+  }
+  return candidates;
+}
+
 std::string Microseconds(const Timing& timing) {
   return fmt::format("{:.2f} ({:.2f} to {:.2f})", timing.median * 1e6, timing.p10 * 1e6,
                      timing.p90 * 1e6);
@@ -94,8 +109,11 @@ Json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
   document["results"] = Json::array();
   document["warnings"] = Json::array();
   for (const GpuBenchResult& result : results) {
+    const bool compared = result.kernels.size() > 1;
     for (const KernelTiming& timing : result.kernels) {
+      if (compared && !timing.planned) continue;
       document["results"].push_back(KernelJson(result, timing));
+      if (compared) document["results"].back()["candidates"] = CandidatesJson(result);
     }
     for (std::string& warning : result.Warnings()) document["warnings"].push_back(warning);
   }

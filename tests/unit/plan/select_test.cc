@@ -55,7 +55,8 @@ Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
   TuningTable table;
   if (!kernel.empty()) {
     const auto sections = ParseTuning(
-        "metal-marlin tuning 1\ndevice d\nfp4_e2m1 64 bf16 plain 64 64 16 " + kernel + " 5\n", "t");
+        "metal-marlin tuning 1\ndevice d\nfp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n",
+        "t");
     EXPECT_TRUE(sections.ok()) << sections.status().message();
     table.Add(*sections, "d");
   }
@@ -132,8 +133,8 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
   const auto chosen = [&](int64_t m, const char* kernel) {
     const auto sections = ParseTuning(std::string("metal-marlin tuning 1\ndevice d\n") +
-                                          "fp4_e2m1 64 bf16 plain 64 64 16 " + kernel + " 5\n" +
-                                          "fp4_e2m1 64 bf16 plain 64 64 2 " + kernel + " 5\n",
+                                          "fp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n" +
+                                          "fp4_e2m1 128 bf16 plain 64 64 2 " + kernel + " 5\n",
                                       "t");
     TuningTable table;
     table.Add(*sections, "d");
