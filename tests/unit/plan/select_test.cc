@@ -147,31 +147,38 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
   EXPECT_EQ(chosen(16, "marlin_gemm_w4a8_vnni"), "marlin_gemm_amx_bf16");
 }
 
-TEST(Variants, AreListedOnceAndCanRun) {
+/// Every variant is listed once, can run, and is named as ParseKernelName reads it.
+void CheckVariants(const KernelDesc& kernel, const GemmDesc& desc) {
   const cuda::DeviceShape device;
-  for (const KernelDesc& kernel : cuda::CudaKernels()) {
-    for (const int64_t m : {1, 8, 16, 33, 64, 100, 129, 257, 4096}) {
-      for (const int64_t n : {64, 768, 4096, 4100, 151936}) {
-        for (const int64_t k : {16, 2048, 14336}) {
-          GemmDesc desc = Problem(m);
-          desc.n = n;
-          desc.k = k;
-          const std::vector<KernelVariant> variants = cuda::VariantsOf(kernel, desc, device);
-          for (size_t i = 0; i < variants.size(); ++i) {
-            EXPECT_TRUE(cuda::CanRunAs(kernel, desc, device, variants[i]));
-            const auto name = ParseKernelName(ToString(kernel.name, variants[i]));
-            ASSERT_TRUE(name.ok());
-            EXPECT_EQ(name->variant, variants[i]);
-            EXPECT_EQ(std::count(variants.begin(), variants.end(), variants[i]), 1);
-          }
-          for (const KernelVariant wrong :
-               {KernelVariant{33, 1}, {64, 9}, {256, 2}, {1 << 30, 1}}) {
-            EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, wrong));
-          }
+  const std::vector<KernelVariant> variants = cuda::VariantsOf(kernel, desc, device);
+  for (const KernelVariant& variant : variants) {
+    EXPECT_TRUE(cuda::CanRunAs(kernel, desc, device, variant));
+    const auto name = ParseKernelName(ToString(kernel.name, variant));
+    ASSERT_TRUE(name.ok());
+    EXPECT_EQ(name->variant, variant);
+    EXPECT_EQ(std::count(variants.begin(), variants.end(), variant), 1);
+  }
+  for (const KernelVariant wrong : {KernelVariant{33, 1}, {64, 9}, {256, 2}, {1 << 30, 1}}) {
+    EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, wrong));
+  }
+}
+
+TEST(Variants, AreListedOnceAndCanRun) {
+  size_t most = 0;
+  for (const int64_t m : {1, 8, 16, 33, 64, 100, 129, 257, 4096}) {
+    for (const int64_t n : {64, 768, 4096, 4100, 151936}) {
+      for (const int64_t k : {16, 2048, 14336}) {
+        GemmDesc desc = Problem(m);
+        desc.n = n;
+        desc.k = k;
+        for (const KernelDesc& kernel : cuda::CudaKernels()) {
+          CheckVariants(kernel, desc);
+          most = std::max(most, cuda::VariantsOf(kernel, desc, {}).size());
         }
       }
     }
   }
+  EXPECT_GT(most, 10U);
 }
 
 TEST(ShippedTuning, IsWellFormedAndNamesKernelsThatExist) {

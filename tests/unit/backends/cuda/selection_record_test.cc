@@ -70,6 +70,21 @@ Product ProductOf(const Json& run, const Json& row) {
   return product;
 }
 
+/// What every kernel of a result took.
+void AddTimes(const Json& row, Product* product) {
+  if (!row.contains("candidates")) {
+    product->alone[row["kernel"]] = row["seconds"];
+    product->chain[row["kernel"]] = row["chain"]["seconds"];
+    return;
+  }
+  for (const Json& candidate : row["candidates"]) {
+    if (!candidate["selectable"].get<bool>()) continue;
+    product->alone[candidate["kernel"]] = candidate["seconds"];
+    if (!candidate.contains("chain_seconds")) continue;
+    product->chain[candidate["kernel"]] = candidate["chain_seconds"];
+  }
+}
+
 /// Every product of the record; those that several runs measured, once for each.
 std::vector<Product> ReadRecord() {
   std::ifstream file(SourcePath("bench/records/gemm-h200.json"));
@@ -79,18 +94,7 @@ std::vector<Product> ReadRecord() {
     for (const Json& row : run["results"]) {
       if (row["op"] != "gemm" || !row["planned"].get<bool>()) continue;
       Product product = ProductOf(run, row);
-      if (row.contains("candidates")) {
-        for (const Json& candidate : row["candidates"]) {
-          if (!candidate["selectable"].get<bool>()) continue;
-          product.alone[candidate["kernel"]] = candidate["seconds"];
-          if (candidate.contains("chain_seconds")) {
-            product.chain[candidate["kernel"]] = candidate["chain_seconds"];
-          }
-        }
-      } else {
-        product.alone[row["kernel"]] = row["seconds"];
-        product.chain[row["kernel"]] = row["chain"]["seconds"];
-      }
+      AddTimes(row, &product);
       products.push_back(std::move(product));
     }
   }
