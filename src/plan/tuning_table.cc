@@ -249,7 +249,7 @@ const TuningEntry* TuningTable::Find(const GemmDesc& desc) const {
   const auto entry =
       std::lower_bound(entries.begin(), entries.end(), desc.m,
                        [](const TuningEntry& candidate, int64_t m) { return candidate.m < m; });
-  return entry != entries.end() && entry->m <= 2 * desc.m ? &*entry : nullptr;
+  return entry != entries.end() && entry->m < 2 * desc.m ? &*entry : nullptr;
 }
 
 int64_t TuningTable::size() const {

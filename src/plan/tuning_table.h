@@ -7,8 +7,9 @@
 //   fp4_e2m1 128 bf16 plain 4096 4096 16 marlin_gemm_wgmma@32x4 8590
 //
 // A product of m rows takes the entry of the same matrix with the fewest rows that is measured for
-// m rows or more, but for no more than twice m; where there is none, rules choose (select.h). So a
-// choice never reaches beyond its measurement: a tile that holds more rows holds fewer too.
+// m rows or more, but for fewer than 2 m; where there is none, rules choose (select.h). So entries
+// for powers of two answer for every m, each for the tiles that it needs, and none reaches beyond
+// its measurement: a tile that holds more rows holds fewer too.
 #pragma once
 
 #include <compare>

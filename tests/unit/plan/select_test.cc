@@ -49,14 +49,15 @@ GemmDesc Problem(int64_t m) {
   return desc;
 }
 
-/// Chooses with a table of one entry for up to 16 rows.
+/// Chooses with a table of one kernel for 5 to 16 rows.
 Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
                             std::string_view forced = "") {
   TuningTable table;
   if (!kernel.empty()) {
-    const auto sections = ParseTuning(
-        "metal-marlin tuning 1\ndevice d\nfp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n",
-        "t");
+    const std::string entry = "fp4_e2m1 128 bf16 plain 64 64 ";
+    const auto sections = ParseTuning("metal-marlin tuning 1\ndevice d\n" + entry + "16 " + kernel +
+                                          " 5\n" + entry + "8 " + kernel + " 5\n",
+                                      "t");
     EXPECT_TRUE(sections.ok()) << sections.status().message();
     table.Add(*sections, "d");
   }

@@ -121,7 +121,7 @@ TEST(ParseTuning, AnswersAnyBytes) {
   }
 }
 
-TEST(TuningTable, FindsTheNextLargerMeasurementUpToTwice) {
+TEST(TuningTable, FindsTheNextLargerMeasurementBelowTwice) {
   TuningTable table;
   table.Add(Parsed(kText), "Some GPU 9000");
   EXPECT_EQ(table.size(), 3);
@@ -131,8 +131,8 @@ TEST(TuningTable, FindsTheNextLargerMeasurementUpToTwice) {
   };
   EXPECT_EQ(kernel(1), "marlin_gemv_mma");
   EXPECT_EQ(kernel(2), "");
-  EXPECT_EQ(kernel(7), "");
-  EXPECT_EQ(kernel(8), "marlin_gemm_wgmma");
+  EXPECT_EQ(kernel(8), "");
+  EXPECT_EQ(kernel(9), "marlin_gemm_wgmma");
   EXPECT_EQ(kernel(16), "marlin_gemm_wgmma");
   EXPECT_EQ(kernel(17), "");
   EXPECT_EQ(kernel(0), "");
