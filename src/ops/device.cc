@@ -66,8 +66,8 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
   }
   try {
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
-    MARLIN_ASSIGN_OR_RETURN(Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file,
-                                                      backend->Info().model));
+    MARLIN_ASSIGN_OR_RETURN(
+        Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));
     return Device(std::make_shared<Impl>(std::move(backend), std::move(tuning)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +59,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual DeviceInfo Info() const = 0;
+  /// Info().model, which is what tuning tables know a device by, without the rest.
+  virtual std::string Model() const { return Info().model; }
   virtual DeviceFacts Facts() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(

@@ -84,6 +84,9 @@ class CudaBackend final : public Backend {
     return info;
   }
 
+  /// Info asks every kernel, and one of them looks for a library.
+  std::string Model() const override { return properties_.name; }
+
   DeviceFacts Facts() const override {
     DeviceFacts facts;
     facts.level = Isa::kSm90;
