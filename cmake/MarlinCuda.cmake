@@ -66,3 +66,13 @@ function(marlin_cuda_instances output directory)
   endforeach()
   set(${output} ${sources} PARENT_SCOPE)
 endfunction()
+
+# marlin_shipped_tuning(output DIRECTORY): the source that holds the tuning table of tuning/h200.txt.
+function(marlin_shipped_tuning output directory)
+  set(table ${directory}/tuning/h200.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  file(READ ${table} MARLIN_TUNING)
+  set(source ${MARLIN_GENERATED_DIR}/cuda/shipped_tuning.cc)
+  configure_file(${directory}/shipped_tuning.cc.in ${source} @ONLY)
+  set(${output} ${source} PARENT_SCOPE)
+endfunction()

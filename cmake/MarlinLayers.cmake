@@ -2,7 +2,8 @@
 # a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
 # does, so that one binary runs on every machine. A CUDA layer has *.cu files too, and where CUDA is
-# not built only what needs no CUDA: the table of kernels, their plans, and without_cuda.cc.
+# not built only what needs no CUDA: the table of kernels, their plans and variants, measurements,
+# what loads cuBLAS, and without_cuda.cc.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -30,7 +31,12 @@ function(marlin_layer name)
     list(APPEND device_sources ${instances})
     list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cc$")
   elseif(arg_CUDA)
-    list(FILTER sources INCLUDE REGEX "/(without_cuda|kernel_table|launch_plan|block_plan|fp8_plan)\\.cc$")
+    list(FILTER sources INCLUDE
+         REGEX "/(without_cuda|kernel_table|launch_plan|block_plan|fp8_plan|variants|cublas_library)\\.cc$")
+  endif()
+  if(arg_CUDA)
+    marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+    list(APPEND sources ${tuning})
   endif()
   if(NOT MARLIN_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")

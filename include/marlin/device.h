@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,8 @@ struct DeviceInfo {
   std::vector<std::string> features;
   int threads = 1;
   std::vector<KernelInfo> kernels;
+  int64_t measured_products = 0;  ///< In the device's tuning table; rules choose for all others.
+  std::string tuning_file;        ///< The user's part of it; empty: there is none.
 };
 
 /// Calls body(i) for i in [0, count), in any order and on any threads, and returns when all are
@@ -38,6 +41,10 @@ using ParallelFor = std::function<void(int64_t count, const std::function<void(i
 struct DeviceOptions {
   int threads = 0;                ///< CPU threads; 0 means all that this process may use.
   ParallelFor parallel_for = {};  ///< When set, no threads are made and this is called instead.
+  /// What `metal-marlin tune` wrote: which kernel is the fastest for which product. Not set: the
+  /// file that METAL_MARLIN_TUNING names, else metal-marlin/tuning.txt in the user's folder for
+  /// configurations, where it is there. Empty, as is an empty variable: none.
+  std::optional<std::string> tuning_file = {};
 };
 
 /// A handle to a device; copies share it. Every const call is thread-safe.
@@ -48,7 +55,8 @@ class Device {
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ... or "auto" (the CPU). On
   /// the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
   /// neon forces a level. Errors: kInvalidArgument for an unknown name, kUnsupported for a level
-  /// that this processor lacks and for a device that is not there.
+  /// that this processor lacks and for a device that is not there, kIo and kMalformedFile for a
+  /// tuning file that cannot be read.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
   DeviceInfo info() const;

@@ -36,8 +36,10 @@ struct GemmOptions {
   Determinism determinism = Determinism::kDefault;
   /// Lets bf16 kernels round fp16 and fp32 activations to bf16 instead of splitting them in two.
   bool allow_bf16_activations = false;
-  int64_t expert = 0;         ///< Which matrix of stacked weights.
-  std::string kernel = {};    ///< Forces one kernel by name; empty lets the plan choose.
+  int64_t expert = 0;  ///< Which matrix of stacked weights.
+  /// Forces one kernel by name, "marlin_gemm_wgmma", or with the way it cuts the problem,
+  /// "marlin_gemm_wgmma@128x2" (rows of a tile x parts of k); empty lets the plan choose.
+  std::string kernel = {};
   void* workspace = nullptr;  ///< At least WorkspaceBytes; null: the device's own, grown on demand.
   int64_t workspace_bytes = 0;
   /// The stream that the work is put on (a cudaStream_t; null: the default stream). The call
@@ -51,9 +53,10 @@ struct GemmOptions {
   bool overlap_previous = false;
 };
 
-/// What Gemm will run, printable; a pure function of the arguments.
+/// What Gemm will run, printable; a pure function of the arguments and the device's tuning table.
 struct GemmPlan {
   std::string kernel;
+  std::string variant;   ///< "128x2" of kernels that cut problems in several ways; else empty.
   std::string accuracy;  ///< "exact", "bf16_compute" or "w4a8".
   int64_t workspace_bytes = 0;
   std::string ToString() const;

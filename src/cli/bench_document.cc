@@ -3,7 +3,6 @@
 #include <ctime>
 
 namespace marlin::cli {
-namespace {
 
 std::string Today() {
   const std::time_t now = std::time(nullptr);
@@ -11,8 +10,6 @@ std::string Today() {
   std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
   return text;
 }
-
-}  // namespace
 
 nlohmann::ordered_json DocumentHead(const DeviceInfo& info, const std::string& commit) {
   nlohmann::ordered_json document = {

@@ -9,6 +9,9 @@
 
 namespace marlin::cli {
 
+/// The date of now, "2026-11-21", in UTC.
+std::string Today();
+
 /// {"device", "date"} and, unless it is empty, {"commit"}.
 nlohmann::ordered_json DocumentHead(const DeviceInfo& info, const std::string& commit);
 

@@ -11,8 +11,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "ops/device.h"
-#include "plan/kernel_desc.h"
+#include "ops/candidates.h"
 
 namespace marlin::cli {
 namespace {
@@ -137,7 +136,8 @@ std::vector<std::string> GpuBenchResult::Warnings() const {
   for (const KernelTiming& other : kernels) {
     if (other.accuracy != planned->accuracy && other.accuracy != "exact") continue;
     compare(other, "alone", other.alone.median, planned->alone.median);
-    if (other.chain) compare(other, "in a chain", other.chain->median, planned->chain->median);
+    if (other.chain && planned->chain)
+      compare(other, "in a chain", other.chain->median, planned->chain->median);
   }
   return warnings;
 }
@@ -192,26 +192,80 @@ Result<GpuCeilings> GpuBench::MeasureCeilings(int64_t read_bytes, int64_t size) 
   return ceilings_;
 }
 
-Status GpuBench::AddKernel(const PreparedWeights& weights, GpuBenchResult& result,
-                           GemmOptions options, std::vector<Sequence>& sequences) {
-  const BenchCase& bench = result.bench;
-  const GemmShape& shape = bench.shape;
-  const TensorView a(a_.buffer.data(), bench.activation_type, {shape.m, shape.k});
-  const MutableTensorView c(c_.data(), bench.activation_type, {shape.m, shape.n});
-  options.workspace = workspace_.data();
-  options.workspace_bytes = workspace_.bytes();
+TensorView GpuBench::Activations(const BenchCase& bench) const {
+  return {a_.buffer.data(), bench.activation_type, {bench.shape.m, bench.shape.k}};
+}
+
+MutableTensorView GpuBench::Output(const BenchCase& bench) const {
+  const int64_t columns = bench.options.gated ? bench.shape.n / 2 : bench.shape.n;
+  return {c_.data(), bench.activation_type, {bench.shape.m, columns}};
+}
+
+Result<GpuBench::Sequence> GpuBench::CaptureKernel(const PreparedWeights& weights,
+                                                   const BenchCase& bench,
+                                                   const GemmOptions& options, int count) const {
   const int64_t copies = weights.spec().experts;
-  const int count = LaunchCount(copies, result.floor_seconds);
-  for (const bool overlap : {false, true}) {
-    options.overlap_previous = overlap;
-    MARLIN_ASSIGN_OR_RETURN(
-        Sequence sequence,
-        Capture(count, [this, &weights, a, c, copies, options](int i, void* stream) mutable {
-          options.expert = i % copies;
-          options.stream = stream;
-          return Gemm(device_, a, weights, c, options);
-        }));
-    sequences.push_back(std::move(sequence));
+  GemmOptions launched = options;
+  launched.workspace = workspace_.data();
+  launched.workspace_bytes = workspace_.bytes();
+  return Capture(count, [this, &weights, a = Activations(bench), c = Output(bench), copies,
+                         launched](int i, void* stream) mutable {
+    launched.expert = i % copies;
+    launched.stream = stream;
+    return Gemm(device_, a, weights, c, launched);
+  });
+}
+
+Result<std::vector<KernelTiming>> GpuBench::ListKernels(const PreparedWeights& weights,
+                                                        const BenchCase& bench) {
+  GemmOptions options = bench.options;
+  options.kernel.clear();
+  const TensorView a = Activations(bench);
+  const MutableTensorView c = Output(bench);
+  Result<std::vector<GemmCandidate>> all = ListCandidates(device_, a, weights, c, options);
+  const bool named = !bench.options.kernel.empty() && bench.options.kernel != "all";
+  if (!named) MARLIN_RETURN_IF_ERROR(all.status());
+  std::vector<KernelTiming> timings;
+  int64_t workspace_bytes = 1;
+  const auto add = [&](const GemmCandidate& candidate) {
+    workspace_bytes = std::max(workspace_bytes, candidate.workspace_bytes);
+    timings.push_back(
+        {candidate.name, candidate.accuracy, candidate.planned, candidate.selectable, {}, {}});
+  };
+  if (named) {
+    options.kernel = bench.options.kernel;
+    MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan, PlanGemm(device_, a, weights, c, options));
+    GemmCandidate candidate;
+    candidate.name = plan.kernel + (plan.variant.empty() ? "" : "@" + plan.variant);
+    candidate.accuracy = plan.accuracy;
+    candidate.workspace_bytes = plan.workspace_bytes;
+    for (const GemmCandidate& other : all.ok() ? *all : std::vector<GemmCandidate>()) {
+      if (other.name == candidate.name) candidate = other;
+    }
+    add(candidate);
+  } else {
+    for (const GemmCandidate& candidate : *all) {
+      if (candidate.planned || bench.options.kernel == "all") add(candidate);
+    }
+  }
+  MARLIN_RETURN_IF_ERROR(GrowTo(device_, workspace_, workspace_bytes));
+  return timings;
+}
+
+Status GpuBench::TimeHopeless(const PreparedWeights& weights, GpuBenchResult& result) const {
+  constexpr double kHopeless = 4;
+  if (result.kernels.size() < 2) return Status();
+  GemmOptions options = result.bench.options;
+  std::vector<double> seconds;
+  for (const KernelTiming& timing : result.kernels) {
+    options.kernel = timing.kernel;
+    MARLIN_ASSIGN_OR_RETURN(const Sequence once, CaptureKernel(weights, result.bench, options, 1));
+    MARLIN_ASSIGN_OR_RETURN(const double taken, once.launches->Replay());
+    seconds.push_back(taken);
+  }
+  const double fastest = *std::min_element(seconds.begin(), seconds.end());
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    if (seconds[i] > kHopeless * fastest) result.kernels[i].alone = SummarizeSeconds({seconds[i]});
   }
   return Status();
 }
@@ -222,40 +276,18 @@ Status GpuBench::AddKernels(const PreparedWeights& weights, GpuBenchResult& resu
   const GemmShape& shape = bench.shape;
   MARLIN_RETURN_IF_ERROR(Grow(a_, bench.activation_type, shape.m * shape.k));
   MARLIN_RETURN_IF_ERROR(GrowTo(device_, c_, shape.m * shape.n * 4));
-  const TensorView a(a_.buffer.data(), bench.activation_type, {shape.m, shape.k});
-  const MutableTensorView c(c_.data(), bench.activation_type, {shape.m, shape.n});
-  const bool all = bench.options.kernel == "all";
+  MARLIN_ASSIGN_OR_RETURN(result.kernels, ListKernels(weights, bench));
+  MARLIN_RETURN_IF_ERROR(TimeHopeless(weights, result));
+  const int count = LaunchCount(weights.spec().experts, result.floor_seconds);
   GemmOptions options = bench.options;
-  options.kernel.clear();
-  const Result<GemmPlan> planned = PlanGemm(device_, a, weights, c, options);
-  std::vector<std::string> names;
-  for (const KernelDesc& kernel : device_.impl().backend().Kernels()) {
-    if (all) names.emplace_back(kernel.name);
-  }
-  if (!all && bench.options.kernel.empty()) {
-    MARLIN_RETURN_IF_ERROR(planned.status());
-    names = {planned->kernel};
-  } else if (!all) {
-    names = {bench.options.kernel};
-  }
-  int64_t workspace_bytes = 1;
-  for (const std::string& name : names) {
-    options.kernel = name;
-    const Result<GemmPlan> plan = PlanGemm(device_, a, weights, c, options);
-    if (all && plan.status().code() == Code::kUnsupported) continue;
-    MARLIN_RETURN_IF_ERROR(plan.status());
-    workspace_bytes = std::max(workspace_bytes, plan->workspace_bytes);
-    KernelTiming timing;
-    timing.kernel = plan->kernel;
-    timing.accuracy = plan->accuracy;
-    timing.planned = planned.ok() && planned->kernel == plan->kernel;
-    result.kernels.push_back(std::move(timing));
-  }
-  if (result.kernels.empty()) return planned.status();
-  MARLIN_RETURN_IF_ERROR(GrowTo(device_, workspace_, workspace_bytes));
   for (const KernelTiming& timing : result.kernels) {
+    if (timing.alone.repetitions > 0) continue;
     options.kernel = timing.kernel;
-    MARLIN_RETURN_IF_ERROR(AddKernel(weights, result, options, sequences));
+    for (const bool overlap : {false, true}) {
+      options.overlap_previous = overlap;
+      MARLIN_ASSIGN_OR_RETURN(Sequence sequence, CaptureKernel(weights, bench, options, count));
+      sequences.push_back(std::move(sequence));
+    }
   }
   return Status();
 }
@@ -280,7 +312,7 @@ Status GpuBench::AddDequantize(const PreparedWeights& weights, GpuBenchResult& r
   KernelTiming timing;
   timing.kernel = "marlin_dequantize";
   timing.accuracy = "exact";
-  timing.planned = true;
+  timing.planned = timing.selectable = true;
   result.kernels.push_back(std::move(timing));
   return Status();
 }
@@ -317,19 +349,19 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
   result.floor_seconds =
       ceilings_.FloorSeconds(result.weight_bytes + written, dequantize ? 0.0 : result.operations);
   std::vector<Sequence> sequences;
+  const bool with_peer = compare && peer_ != nullptr && !dequantize;
   if (dequantize) {
     MARLIN_RETURN_IF_ERROR(AddDequantize(weights, result, sequences));
   } else {
     // Both write c_, at the same size: what a graph points to does not move.
-    if (compare && peer_ != nullptr) MARLIN_RETURN_IF_ERROR(AddPeer(bench.shape, sequences));
+    if (with_peer) MARLIN_RETURN_IF_ERROR(AddPeer(bench.shape, sequences));
     MARLIN_RETURN_IF_ERROR(AddKernels(weights, result, sequences));
   }
   MARLIN_RETURN_IF_ERROR(Sequence::TakeTurns(sequences, {}));
   auto next = sequences.begin();
-  if (sequences.size() > (dequantize ? 1 : 2) * result.kernels.size()) {
-    result.peers.push_back({peer_->name, (next++)->Summary()});
-  }
+  if (with_peer) result.peers.push_back({peer_->name, (next++)->Summary()});
   for (KernelTiming& timing : result.kernels) {
+    if (timing.alone.repetitions > 0) continue;  // Hopeless.
     timing.alone = (next++)->Summary();
     if (!dequantize) timing.chain = (next++)->Summary();
   }

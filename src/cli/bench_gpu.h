@@ -35,9 +35,10 @@ struct GpuCeilings {
 
 /// One kernel on one problem.
 struct KernelTiming {
-  std::string kernel;
+  std::string kernel;  ///< With its variant: "marlin_gemm_wgmma@128x2".
   std::string accuracy;
   bool planned = false;         ///< What the plan chooses when no kernel is named.
+  bool selectable = false;      ///< GemmCandidate::selectable.
   Timing alone;                 ///< Each launch after the end of the one before.
   std::optional<Timing> chain;  ///< With GemmOptions::overlap_previous; not for dequantize.
 };
@@ -67,8 +68,10 @@ class GpuBench {
   /// m, n and k. Errors: kOutOfMemory, kDeviceLost.
   Result<GpuCeilings> MeasureCeilings(int64_t read_bytes = int64_t{1} << 30, int64_t size = 8192);
 
-  /// One case; `bench.options.kernel` may be "all": every kernel that supports it. With `compare`
-  /// the peer runs too. Errors: those of PlanGemm, Gemm and Dequantize; kOutOfMemory, kDeviceLost.
+  /// One case; `bench.options.kernel` may be "all": every kernel that supports it, in every
+  /// variant. Of those, what takes over four times as long as another is timed once and alone. With
+  /// `compare` the peer runs too. Errors: those of PlanGemm, Gemm and Dequantize; kOutOfMemory,
+  /// kDeviceLost.
   Result<GpuBenchResult> Run(const PreparedWeights& weights, const BenchCase& bench, bool compare);
 
  private:
@@ -81,13 +84,23 @@ class GpuBench {
 
   Status Grow(RandomBuffer& random, DType type, int64_t count) const;
   Result<Sequence> Capture(int count, const cuda::Launch& launch) const;
-  Status AddKernel(const PreparedWeights& weights, GpuBenchResult& result, GemmOptions options,
-                   std::vector<Sequence>& sequences);
+  /// Captures `count` launches of one kernel.
+  Result<Sequence> CaptureKernel(const PreparedWeights& weights, const BenchCase& bench,
+                                 const GemmOptions& options, int count) const;
+  /// The kernels to measure, and a workspace for all of them.
+  Result<std::vector<KernelTiming>> ListKernels(const PreparedWeights& weights,
+                                                const BenchCase& bench);
+  /// Times each once and keeps that for those which are not worth more.
+  Status TimeHopeless(const PreparedWeights& weights, GpuBenchResult& result) const;
   Status AddKernels(const PreparedWeights& weights, GpuBenchResult& result,
                     std::vector<Sequence>& sequences);
   Status AddDequantize(const PreparedWeights& weights, GpuBenchResult& result,
                        std::vector<Sequence>& sequences);
   Status AddPeer(const GemmShape& shape, std::vector<Sequence>& sequences);
+
+  /// The operands of a case; in memory of this object.
+  TensorView Activations(const BenchCase& bench) const;
+  MutableTensorView Output(const BenchCase& bench) const;
 
   Device device_;
   cuda::GraphTimer& timer_;

@@ -21,6 +21,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
               {"kernel", timing.kernel},
               {"accuracy", timing.accuracy},
               {"planned", timing.planned},
+              {"selectable", timing.selectable},
               {"format", FormatName(spec.format)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
@@ -46,6 +47,21 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
     row["peers"].push_back(std::move(entry));
   }
   return row;
+}
+
+/// All kernels of one problem, in short: a record of every variant would be too long otherwise.
+Json CandidatesJson(const GpuBenchResult& result) {
+  Json candidates = Json::array();
+  for (const KernelTiming& timing : result.kernels) {
+    Json row = {{"kernel", timing.kernel},
+                {"accuracy", timing.accuracy},
+                {"selectable", timing.selectable},
+                {"seconds", timing.alone.median},
+                {"repetitions", timing.alone.repetitions}};
+    if (timing.chain) row["chain_seconds"] = timing.chain->median;
+    candidates.push_back(std::move(row));
+  }
+  return candidates;
 }
 
 std::string Microseconds(const Timing& timing) {
@@ -93,8 +109,11 @@ Json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
   document["results"] = Json::array();
   document["warnings"] = Json::array();
   for (const GpuBenchResult& result : results) {
+    const bool compared = result.kernels.size() > 1;
     for (const KernelTiming& timing : result.kernels) {
+      if (compared && !timing.planned) continue;
       document["results"].push_back(KernelJson(result, timing));
+      if (compared) document["results"].back()["candidates"] = CandidatesJson(result);
     }
     for (std::string& warning : result.Warnings()) document["warnings"].push_back(warning);
   }

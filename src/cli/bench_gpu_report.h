@@ -10,8 +10,9 @@
 
 namespace marlin::cli {
 
-/// {"roofline", "results", "warnings"}: one result per kernel and problem. `cublas_version` is
-/// empty where cuBLAS is not installed.
+/// {"roofline", "results", "warnings"}: one result per problem; where several kernels were timed it
+/// is that of the planned one, with all of them in short as "candidates". `cublas_version` is empty
+/// where cuBLAS is not installed.
 nlohmann::ordered_json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
                                    std::span<const GpuBenchResult> results);
 

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
 
 #include "base/macros.h"
@@ -96,6 +100,44 @@ Result<ModelArchitecture> DescribeCheckpoint(const Checkpoint& checkpoint) {
     model.experts_per_token = std::min(model.experts_per_token, model.expert_count);
   }
   return model;
+}
+
+namespace {
+
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+
+Result<std::string> ReadConfig(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
+  std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) return Status(Code::kIo, fmt::format("{}: cannot be read", path));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+Result<ModelArchitecture> DescribeHeaders(const std::string& source) {
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(source));
+  return DescribeCheckpoint(checkpoint);
+}
+
+}  // namespace
+
+Result<ModelArchitecture> DescribeSource(const std::string& source) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (source.ends_with(".safetensors")) return DescribeHeaders(source);
+  const bool directory = fs::is_directory(source, ignored);
+  const fs::path config = directory ? fs::path(source) / "config.json" : fs::path(source);
+  if (directory && !fs::exists(config, ignored)) return DescribeHeaders(source);
+  MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadConfig(config.string()));
+  Result<ModelArchitecture> model = DescribeModel(text);
+  if (model.ok()) return model;
+  if (directory && model.status().code() == Code::kUnsupported) {
+    Result<ModelArchitecture> from_headers = DescribeHeaders(source);
+    if (from_headers.ok()) return from_headers;
+  }
+  return model.status().WithContext(source);
 }
 
 }  // namespace marlin::cli

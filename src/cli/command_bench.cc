@@ -1,7 +1,6 @@
 // bench: how fast the kernels are, as a fraction of what this machine can do.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "cli/bench_model.h"
 #include "cli/command.h"
 #include "cli/peer_cublas.h"
+#include "cli/product_arguments.h"
 #include "cli/table.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
@@ -25,24 +25,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Result<GemmShape> ParseShape(const std::string& text) {
-  GemmShape shape;
-  int64_t* const fields[] = {&shape.m, &shape.n, &shape.k};
-  const char* position = text.data();
-  const char* const end = position + text.size();
-  for (int i = 0; i < 3; ++i) {
-    const auto [next, error] = std::from_chars(position, end, *fields[i]);
-    const bool last = i == 2;
-    if (error != std::errc() || *fields[i] < 1 || (last ? next != end : next == end) ||
-        (!last && *next != ',')) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--shape: expected M,N,K of at least 1, got '{}'", text));
-    }
-    position = last ? next : next + 1;
-  }
-  return shape;
-}
-
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -50,15 +32,10 @@ class BenchCommand final : public Command {
     arguments.Positionals("MODEL", &models_, "model: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
-    arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
-    arguments.Option("--group-size", &group_size_, "G", "Weights per scale; default 128");
-    arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
-    arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
+    products_.Declare(arguments);
     arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
-                     "Forces one kernel; all, on a GPU: times every one that can");
-    arguments.Option("--copies", &copies_, "N",
-                     "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
+                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: times every one");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
     arguments.Option("--against", &against_, "PEER",
@@ -117,10 +94,11 @@ class BenchCommand final : public Command {
                                 model ? "one" : "no", models_.size()));
     }
     const std::pair<const char*, bool> of_products[] = {
-        {"--shape", !shapes_.empty()},    {"--shapes", !shapes_file_.empty()},
-        {"--format", !formats_.empty()},  {"--group-size", group_size_.has_value()},
-        {"--kernel", !kernel_.empty()},   {"--copies", copies_.has_value()},
+        {"--shape", !shapes_.empty()},
+        {"--shapes", !shapes_file_.empty()},
+        {"--kernel", !kernel_.empty()},
         {"--against", !against_.empty()},
+        {products_.Given(), products_.Given() != nullptr},
     };
     const std::pair<const char*, bool> of_models[] = {
         {"--prompt-tokens", prompt_tokens_.has_value()},
@@ -198,7 +176,7 @@ class BenchCommand final : public Command {
   /// Calls run(case) for all formats and shapes, with that case's weights in prepared_.
   Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
                      const std::function<Status(const BenchCase&)>& run) {
-    for (const Format format : parsed_formats_) {
+    for (const Format format : products_.formats()) {
       for (const GemmShape& shape : parsed_shapes_) {
         console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
                                     shape.n, shape.k));
@@ -221,27 +199,7 @@ class BenchCommand final : public Command {
       }
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());
-    if (formats_.empty()) formats_ = {"fp4_e2m1"};
-    for (const std::string& name : formats_) {
-      MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(name));
-      parsed_formats_.push_back(format);
-    }
-    MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
-    spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;
-    if (activation_type_ != "bf16" && activation_type_ != "f16" && activation_type_ != "f32") {
-      return Status(
-          Code::kInvalidArgument,
-          fmt::format("--activations: expected bf16, f16 or f32, got '{}'", activation_type_));
-    }
-    const int64_t group = group_size_.value_or(128);
-    if (group < 16 || group % 16 != 0) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--group-size: expected a multiple of 16, got {}", group));
-    }
-    if (copies_ && (*copies_ < 1 || *copies_ > 65536)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--copies: expected 1..65536, got {}", *copies_));
-    }
+    MARLIN_RETURN_IF_ERROR(products_.Read());
     if (accuracy_ != "default" && accuracy_ != "exact" && accuracy_ != "w4a8") {
       return Status(
           Code::kInvalidArgument,
@@ -271,19 +229,8 @@ class BenchCommand final : public Command {
   }
 
   BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const {
-    BenchCase bench;
+    BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
     bench.op = op_;
-    bench.shape = shape;
-    bench.spec = spec_;
-    bench.spec.format = format;
-    bench.spec.n = shape.n;
-    bench.spec.k = shape.k;
-    bench.spec.group_size = std::min(group_size_.value_or(128), shape.k);
-    bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
-    bench.spec.experts = copies_.value_or(CopiesBeyond(weight_bytes, bench.spec));
-    bench.activation_type = activation_type_ == "bf16"  ? DType::kBf16
-                            : activation_type_ == "f16" ? DType::kF16
-                                                        : DType::kF32;
     bench.options.kernel = kernel_;
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
                              : accuracy_ == "w4a8" ? Accuracy::kW4A8
@@ -450,13 +397,9 @@ class BenchCommand final : public Command {
   std::string op_;
   std::vector<std::string> shapes_;
   std::string shapes_file_;
-  std::vector<std::string> formats_;
-  std::optional<int64_t> group_size_;
-  std::string scale_type_ = "fp16";
-  std::string activation_type_ = "bf16";
+  ProductArguments products_;
   std::string accuracy_ = "default";
   std::string kernel_;
-  std::optional<int64_t> copies_;
   std::optional<int64_t> threads_;
   std::string device_ = "auto";
   std::vector<std::string> against_;
@@ -468,8 +411,6 @@ class BenchCommand final : public Command {
   std::optional<int64_t> batch_;
 
   std::vector<GemmShape> parsed_shapes_;
-  std::vector<Format> parsed_formats_;
-  WeightsSpec spec_;
   PreparedWeights prepared_;
   double prepare_rate_ = 0;  ///< Bytes per second.
   MachineCeilings ceilings_;

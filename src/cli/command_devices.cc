@@ -13,9 +13,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json DeviceJson(const DeviceInfo& device) {
-  Json json = {{"name", device.name},         {"backend", device.backend},
-               {"model", device.model},       {"threads", device.threads},
-               {"features", device.features}, {"kernels", Json::array()}};
+  Json json = {{"name", device.name},
+               {"backend", device.backend},
+               {"model", device.model},
+               {"threads", device.threads},
+               {"features", device.features},
+               {"measured_products", device.measured_products},
+               {"tuning_file", device.tuning_file},
+               {"kernels", Json::array()}};
   for (const KernelInfo& kernel : device.kernels) {
     json["kernels"].push_back({{"name", kernel.name},
                                {"op", kernel.op},
@@ -34,8 +39,11 @@ std::string DeviceText(const DeviceInfo& device) {
     const char* runs = !kernel.available ? "no" : kernel.only_by_name ? "by name" : "yes";
     table.AddRow({kernel.name, kernel.op, runs, kernel.reason});
   }
-  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\n\n{}", device.name, device.backend,
-                     device.model, device.threads, features, table.ToString());
+  const std::string file = device.tuning_file.empty() ? "" : ", also from " + device.tuning_file;
+  return fmt::format(
+      "{} ({}): {}, {} threads\nfeatures:{}\nmeasured: the fastest kernel of {} products{}\n\n{}",
+      device.name, device.backend, device.model, device.threads, features, device.measured_products,
+      file, table.ToString());
 }
 
 class DevicesCommand final : public Command {

@@ -2,9 +2,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
@@ -20,42 +17,6 @@ namespace marlin::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
-
-Result<std::string> ReadConfig(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
-  std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return Status(Code::kIo, fmt::format("{}: cannot be read", path));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
-Result<ModelArchitecture> DescribeHeaders(const std::string& source) {
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(source));
-  return DescribeCheckpoint(checkpoint);
-}
-
-/// SRC is a config.json, a directory, or a .safetensors file. The headers of a checkpoint answer
-/// where there is no config.json or its architecture is not known.
-Result<ModelArchitecture> DescribeSource(const std::string& source) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  if (source.ends_with(".safetensors")) return DescribeHeaders(source);
-  const bool directory = fs::is_directory(source, ignored);
-  const fs::path config = directory ? fs::path(source) / "config.json" : fs::path(source);
-  if (directory && !fs::exists(config, ignored)) return DescribeHeaders(source);
-  MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadConfig(config.string()));
-  Result<ModelArchitecture> model = DescribeModel(text);
-  if (model.ok()) return model;
-  if (directory && model.status().code() == Code::kUnsupported) {
-    Result<ModelArchitecture> from_headers = DescribeHeaders(source);
-    if (from_headers.ok()) return from_headers;
-  }
-  return model.status().WithContext(source);
-}
 
 Json TotalsJson(const PlanTotals& totals) {
   return {{"tensors", totals.tensors},

@@ -1,4 +1,4 @@
-// cuBLAS as a peer in benchmarks, loaded at run time where it is installed.
+// cuBLAS as a peer in benchmarks.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,9 @@
 
 namespace marlin::cli {
 
-/// Loads libcublas and makes a handle on the calling thread's current device. Looked for, in this
-/// order: in MARLIN_CUBLAS (files or folders between colons), by name, in the CUDA toolkit's usual
-/// folder, and in the folders where Python keeps NVIDIA's wheels. The peer's bf16 product is the
-/// one that PyTorch runs. `version` is cuBLAS's, such as "13.1.0". Errors: kUnsupported when it is
-/// not there, kDeviceLost.
+/// Makes a handle on the calling thread's current device (cublas_library.h says where the library
+/// is looked for). The peer's bf16 product is the one that PyTorch runs. `version` is cuBLAS's,
+/// such as "13.1.0". Errors: kUnsupported when it is not there, kDeviceLost, kOutOfMemory.
 struct CublasPeer {
   DensePeer peer;
   std::string version;

@@ -66,7 +66,9 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
   }
   try {
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
-    return Device(std::make_shared<Impl>(std::move(backend)));
+    MARLIN_ASSIGN_OR_RETURN(
+        Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));
+    return Device(std::make_shared<Impl>(std::move(backend), std::move(tuning)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");
   } catch (const std::system_error& error) {
@@ -75,7 +77,12 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
   }
 }
 
-DeviceInfo Device::info() const { return impl_->backend().Info(); }
+DeviceInfo Device::info() const {
+  DeviceInfo info = impl_->backend().Info();
+  info.measured_products = impl_->tuning().size();
+  info.tuning_file = impl_->tuning_file();
+  return info;
+}
 
 Status Device::Synchronize(void* stream) const { return impl_->backend().Synchronize(stream); }
 

@@ -3,9 +3,12 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "marlin/device.h"
+#include "ops/tuning_file.h"
 #include "plan/backend.h"
 #include "plan/decoder_backend.h"
 
@@ -21,11 +24,14 @@ struct Workspace {
 
 class Device::Impl {
  public:
-  explicit Impl(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  explicit Impl(std::unique_ptr<Backend> backend, Tuning tuning = {})
+      : backend_(std::move(backend)), tuning_(std::move(tuning)) {}
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   Backend& backend() const { return *backend_; }
+  const TuningTable& tuning() const { return tuning_.table; }
+  const std::string& tuning_file() const { return tuning_.file; }
 
   /// Takes a workspace of at least `bytes` from the spare ones, allocating only when none is large
   /// enough; one per concurrent call. Errors: kOutOfMemory, kDeviceLost.
@@ -34,6 +40,7 @@ class Device::Impl {
 
  private:
   std::unique_ptr<Backend> backend_;
+  const Tuning tuning_;
   std::mutex mutex_;
   std::vector<Workspace> spare_;
 };

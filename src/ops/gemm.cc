@@ -6,8 +6,10 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "plan/kernel_name.h"
 #include "plan/select.h"
 
 namespace marlin {
@@ -61,11 +63,12 @@ GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const Mut
   return desc;
 }
 
-GemmCall MakeCall(const KernelDesc* kernel, const GemmDesc& desc, const TensorView& a,
+GemmCall MakeCall(const KernelChoice& choice, const GemmDesc& desc, const TensorView& a,
                   const PreparedWeights& weights, const MutableTensorView& out,
                   const GemmOptions& options) {
   GemmCall call;
-  call.kernel = kernel;
+  call.kernel = choice.kernel;
+  call.variant = choice.variant;
   call.desc = desc;
   call.weights = weights.storage();
   call.expert = options.expert;
@@ -83,10 +86,27 @@ GemmCall MakeCall(const KernelDesc* kernel, const GemmDesc& desc, const TensorVi
   return call;
 }
 
-Result<const KernelDesc*> Plan(const Device& device, const GemmDesc& desc,
-                               const std::string& forced) {
+Result<KernelChoice> Plan(const Device& device, const GemmDesc& desc, const std::string& forced,
+                          bool rules_alone = false) {
   const Backend& backend = device.impl().backend();
-  return SelectKernel(desc, backend.Facts(), backend.Kernels(), forced);
+  const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& problem,
+                              const KernelVariant& variant) {
+    return backend.CanRunAs(kernel, problem, variant);
+  };
+  const TuningTable* const table = rules_alone ? nullptr : &device.impl().tuning();
+  return SelectKernel(desc, {backend.Facts(), backend.Kernels(), can_run_as, table}, forced);
+}
+
+int64_t WorkspaceBytes(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {
+  return device.impl().backend().WorkspaceBytes(*choice.kernel, desc, choice.variant);
+}
+
+/// The variant that will run: what was left to the kernel is what it takes itself.
+KernelVariant VariantOf(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {
+  if (!choice.variant.automatic()) return choice.variant;
+  const std::vector<KernelVariant> variants =
+      device.impl().backend().Variants(*choice.kernel, desc);
+  return variants.empty() ? KernelVariant() : variants.front();
 }
 
 Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
@@ -113,29 +133,59 @@ Status CheckWorkspace(const GemmOptions& options, int64_t bytes) {
 }  // namespace
 
 std::string GemmPlan::ToString() const {
-  return fmt::format("{} ({}), workspace {} bytes", kernel, accuracy, workspace_bytes);
+  return fmt::format("{}{}{} ({}), workspace {} bytes", kernel, variant.empty() ? "" : "@", variant,
+                     accuracy, workspace_bytes);
 }
 
 Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                           const MutableTensorView& out, const GemmOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
   const GemmDesc desc = Describe(a, weights, out, options);
-  MARLIN_ASSIGN_OR_RETURN(const KernelDesc* kernel, Plan(device, desc, options.kernel));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Plan(device, desc, options.kernel));
   GemmPlan plan;
-  plan.kernel = kernel->name;
-  plan.accuracy = GradeName(kernel->grade);
-  plan.workspace_bytes = device.impl().backend().WorkspaceBytes(*kernel, desc);
+  plan.kernel = choice.kernel->name;
+  plan.variant = VariantOf(device, choice, desc).ToString();
+  plan.accuracy = GradeName(choice.kernel->grade);
+  plan.workspace_bytes = WorkspaceBytes(device, choice, desc);
   return plan;
+}
+
+Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const TensorView& a,
+                                                  const PreparedWeights& weights,
+                                                  const MutableTensorView& out,
+                                                  const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
+  const GemmDesc desc = Describe(a, weights, out, options);
+  const Backend& backend = device.impl().backend();
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice planned, Plan(device, desc, ""));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice ruled, Plan(device, desc, "", true));
+  const KernelVariant planned_variant = VariantOf(device, planned, desc);
+  std::vector<GemmCandidate> candidates;
+  for (const KernelDesc& kernel : backend.Kernels()) {
+    if (!CheckSupport(kernel, desc, backend.Facts()).ok()) continue;
+    std::vector<KernelVariant> variants = backend.Variants(kernel, desc);
+    if (variants.empty()) variants.emplace_back();
+    for (const KernelVariant& variant : variants) {
+      GemmCandidate candidate;
+      candidate.name = ToString(kernel.name, variant);
+      candidate.accuracy = GradeName(kernel.grade);
+      candidate.workspace_bytes = WorkspaceBytes(device, {&kernel, variant, false}, desc);
+      candidate.planned = planned.kernel == &kernel && planned_variant == variant;
+      candidate.selectable = ruled.kernel == &kernel || MayReplace(kernel, *ruled.kernel, desc);
+      candidates.push_back(std::move(candidate));
+    }
+  }
+  return candidates;
 }
 
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
   const GemmDesc desc = Describe(a, weights, out, options);
-  MARLIN_ASSIGN_OR_RETURN(const KernelDesc* kernel, Plan(device, desc, options.kernel));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Plan(device, desc, options.kernel));
   if (desc.m == 0 || desc.n == 0) return Status();
-  GemmCall call = MakeCall(kernel, desc, a, weights, out, options);
-  const int64_t bytes = device.impl().backend().WorkspaceBytes(*kernel, desc);
+  GemmCall call = MakeCall(choice, desc, a, weights, out, options);
+  const int64_t bytes = WorkspaceBytes(device, choice, desc);
   if (options.workspace == nullptr) return RunWithOwnWorkspace(device, call, bytes);
   MARLIN_RETURN_IF_ERROR(CheckWorkspace(options, bytes));
   call.workspace = options.workspace;

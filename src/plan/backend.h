@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -39,6 +42,7 @@ struct Epilogue {
 /// A validated, planned product. Strides count elements; columns are contiguous.
 struct GemmCall {
   const KernelDesc* kernel = nullptr;
+  KernelVariant variant;
   GemmDesc desc;
   const PreparedWeights::Storage* weights = nullptr;
   int64_t expert = 0;
@@ -57,11 +61,27 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual DeviceInfo Info() const = 0;
+  /// Info().model, which is what tuning tables know a device by, without the rest.
+  virtual std::string Model() const { return Info().model; }
   virtual DeviceFacts Facts() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
-  virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
+  /// The variants of a kernel that can run a problem which it supports, first the one that it
+  /// takes when that is left to it. None: there is one way to run it.
+  virtual std::vector<KernelVariant> Variants(const KernelDesc& /*kernel*/,
+                                              const GemmDesc& /*desc*/) const {
+    return {};
+  }
+  /// Whether a variant can run a problem that the kernel supports.
+  virtual bool CanRunAs(const KernelDesc& /*kernel*/, const GemmDesc& /*desc*/,
+                        const KernelVariant& /*variant*/) const {
+    return false;
+  }
+  /// The measurements that the library brings, as tuning_table.h reads them; empty: none.
+  virtual std::string_view ShippedTuning() const { return {}; }
+  virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                                 const KernelVariant& variant) const = 0;
   virtual Status Run(const GemmCall& call) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out, void* stream) const = 0;

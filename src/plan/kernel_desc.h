@@ -52,6 +52,20 @@ struct DeviceFacts {
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   int threads = 1;
+  /// Whether a library of dense products is there, which is looked for when this is first called;
+  /// null: there is none for this device.
+  bool (*has_dense_library)() = nullptr;
+};
+
+/// How a kernel is told to cut a problem. Zeros leave it to the kernel.
+struct KernelVariant {
+  int width = 0;   ///< Rows of a tile.
+  int splits = 0;  ///< Parts of k that are computed apart.
+
+  bool automatic() const { return width == 0; }
+  /// "128x2"; empty when it is left to the kernel.
+  std::string ToString() const;
+  friend bool operator==(const KernelVariant&, const KernelVariant&) = default;
 };
 
 /// One kernel, independent of the backend that runs it.
@@ -70,6 +84,9 @@ struct KernelDesc {
   bool only_by_name = false;
   /// Takes weights of PrepareOptions::marlin_w4 and no others.
   bool reads_marlin_w4 = false;
+  /// Rules never choose it: it runs where it is named, and where a tuning table has measured that
+  /// it is the fastest.
+  bool measured_only = false;
 };
 
 }  // namespace marlin

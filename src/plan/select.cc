@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/macros.h"
+#include "plan/kernel_name.h"
+
 namespace marlin {
 namespace {
 
@@ -73,21 +78,66 @@ Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const Devic
   return kernel.supports(desc, facts);
 }
 
-Result<const KernelDesc*> SelectKernel(const GemmDesc& desc, const DeviceFacts& facts,
-                                       std::span<const KernelDesc> kernels,
-                                       std::string_view forced) {
+bool MayReplace(const KernelDesc& kernel, const KernelDesc& ruled, const GemmDesc& desc) {
+  return !kernel.only_by_name && desc.determinism == Determinism::kDefault &&
+         FitsDefault(kernel, desc) && kernel.grade <= ruled.grade;
+}
+
+std::string KernelChoice::ToString() const { return marlin::ToString(kernel->name, variant); }
+
+namespace {
+
+/// A kernel that was asked for by name.
+Result<KernelChoice> SelectForced(const GemmDesc& desc, const Candidates& candidates,
+                                  std::string_view forced) {
+  MARLIN_ASSIGN_OR_RETURN(const KernelName name, ParseKernelName(forced));
+  const auto kernel =
+      std::find_if(candidates.kernels.begin(), candidates.kernels.end(),
+                   [&](const KernelDesc& candidate) { return name.kernel == candidate.name; });
+  if (kernel == candidates.kernels.end()) {
+    return Status(Code::kInvalidArgument, fmt::format("kernel: unknown name '{}'", name.kernel));
+  }
+  Support support = CheckSupport(*kernel, desc, candidates.facts);
+  if (support.ok() && !name.variant.automatic() &&
+      !candidates.can_run_as(*kernel, desc, name.variant)) {
+    support.reason = fmt::format("has no variant {} for this problem", name.variant.ToString());
+  }
+  if (support.ok()) return KernelChoice{&*kernel, name.variant, false};
+  return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}: {}", desc.ToString(),
+                                                kernel->name, support.reason));
+}
+
+Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candidates) {
   std::string reasons;
-  for (const KernelDesc& kernel : kernels) {
-    if (forced.empty() ? kernel.only_by_name : forced != kernel.name) continue;
-    const Support support = CheckSupport(kernel, desc, facts);
-    if (support.ok() && (!forced.empty() || FitsDefault(kernel, desc))) return &kernel;
+  for (const KernelDesc& kernel : candidates.kernels) {
+    // Not even asked: answering may load a library.
+    if (kernel.measured_only || kernel.only_by_name) continue;
+    const Support support = CheckSupport(kernel, desc, candidates.facts);
+    if (support.ok() && FitsDefault(kernel, desc)) return KernelChoice{&kernel, {}, false};
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,
                            support.ok() ? "not chosen for this m or determinism" : support.reason);
   }
-  if (reasons.empty()) {
-    return Status(Code::kInvalidArgument, fmt::format("kernel: unknown name '{}'", forced));
-  }
   return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}", desc.ToString(), reasons));
+}
+
+}  // namespace
+
+Result<KernelChoice> SelectKernel(const GemmDesc& desc, const Candidates& candidates,
+                                  std::string_view forced) {
+  if (!forced.empty()) return SelectForced(desc, candidates, forced);
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice ruled, SelectByRules(desc, candidates));
+  if (candidates.measured == nullptr || desc.determinism != Determinism::kDefault) return ruled;
+  const TuningEntry* const entry = candidates.measured->Find(desc);
+  if (entry == nullptr) return ruled;
+  for (const KernelDesc& kernel : candidates.kernels) {
+    if (entry->kernel != kernel.name) continue;
+    const bool runs =
+        MayReplace(kernel, *ruled.kernel, desc) &&
+        CheckSupport(kernel, desc, candidates.facts).ok() &&
+        (entry->variant.automatic() || candidates.can_run_as(kernel, desc, entry->variant));
+    return runs ? KernelChoice{&kernel, entry->variant, true} : ruled;
+  }
+  return ruled;
 }
 
 }  // namespace marlin

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "ops/candidates.h"
 #include "random.h"
 #include "reference/elements.h"
 
@@ -56,6 +57,19 @@ Status ProductRun::PlaceOutput(const Case& c) {
   return Status();
 }
 
+// Every other problem runs in a variant, so that all together run in all of them.
+void ProductRun::TakeVariant(uint64_t seed) {
+  if (options_.kernel.empty() || seed % 2 == 0) return;
+  const Result<std::vector<GemmCandidate>> candidates =
+      ListCandidates(device_, a_view_, prepared_, out_view_, options_);
+  if (!candidates.ok()) return;  // Planning says why.
+  std::vector<std::string> variants;
+  for (const GemmCandidate& candidate : *candidates) {
+    if (candidate.name.starts_with(options_.kernel + "@")) variants.push_back(candidate.name);
+  }
+  if (!variants.empty()) options_.kernel = variants[seed / 2 % variants.size()];
+}
+
 Status ProductRun::Plan() {
   MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
                           PlanGemm(device_, a_view_, prepared_, out_view_, options_));
@@ -80,6 +94,7 @@ Result<ProductRun> ProductRun::Make(const Device& device, const PreparedWeights&
   run.as_vector_ = run.rows_ == 1 && c.seed % 2 == 1;
   MARLIN_RETURN_IF_ERROR(run.PlaceInputs(problem, rows));
   MARLIN_RETURN_IF_ERROR(run.PlaceOutput(c));
+  run.TakeVariant(c.seed);
   MARLIN_RETURN_IF_ERROR(run.Plan());
   return run;
 }

@@ -50,6 +50,7 @@ class ProductRun {
 
   Status PlaceInputs(const Problem& problem, const std::vector<int64_t>& rows);
   Status PlaceOutput(const Case& c);
+  void TakeVariant(uint64_t seed);
   Status Plan();
 
   Device device_;

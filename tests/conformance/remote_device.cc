@@ -97,7 +97,7 @@ void RemoteDevice::Spoil(const GemmCall& call) const {
       return flip(out + columns * bytes);
     case RemoteFault::kWritesBehindWorkspace:
       return flip(static_cast<std::byte*>(call.workspace) +
-                  cpu_->WorkspaceBytes(*call.kernel, call.desc));
+                  cpu_->WorkspaceBytes(*call.kernel, call.desc, call.variant));
     case RemoteFault::kWritesActivations:
       return flip(call.a);
     case RemoteFault::kWritesBias:

@@ -44,8 +44,9 @@ class RemoteDevice final : public Backend {
   std::span<const KernelDesc> Kernels() const override { return cpu_->Kernels(); }
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override;
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
-    return cpu_->WorkspaceBytes(kernel, desc);
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                         const KernelVariant& variant) const override {
+    return cpu_->WorkspaceBytes(kernel, desc, variant);
   }
   Status Run(const GemmCall& call) const override;
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,

@@ -80,7 +80,8 @@ class CpuBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                         const KernelVariant& /*variant*/) const override {
     return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())
                                                : RowsWorkspaceBytes(desc, pool_->worker_count());
   }

@@ -8,10 +8,13 @@
 #include <string>
 
 #include "backends/cuda/block_gemm.h"
+#include "backends/cuda/cublas_product.h"
 #include "backends/cuda/device_memory.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/prepared_tiles.h"
+#include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/variants.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "plan/select.h"
@@ -43,15 +46,10 @@ bool HasNarrowCodes(const GemmDesc& desc) {
 }
 
 TileProblem ProblemOf(const GemmDesc& desc) {
-  TileProblem problem;
-  problem.m = static_cast<int>(desc.m);
-  problem.n = static_cast<int>(desc.n);
-  problem.k = static_cast<int>(desc.k);
+  TileProblem problem = ShapeOf(desc);
   problem.tile_bytes = TileBytesOf(desc);
   problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
   problem.narrow_codes = HasNarrowCodes(desc);
-  problem.gated = desc.gated;
-  problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   return problem;
 }
 
@@ -108,9 +106,13 @@ class CudaBackend final : public Backend {
     return info;
   }
 
+  /// Info asks every kernel, and one of them looks for a library.
+  std::string Model() const override { return properties_.name; }
+
   DeviceFacts Facts() const override {
     DeviceFacts facts;
     facts.level = Isa::kSm90;
+    facts.has_dense_library = HasCublas;
     return facts;
   }
 
@@ -123,8 +125,20 @@ class CudaBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc) const override {
+  std::vector<KernelVariant> Variants(const KernelDesc& kernel,
+                                      const GemmDesc& desc) const override {
+    return VariantsOf(kernel, desc, shape_);
+  }
+  bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc,
+                const KernelVariant& variant) const override {
+    return cuda::CanRunAs(kernel, desc, shape_, variant);
+  }
+  std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
+
+  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
+                         const KernelVariant& /*variant*/) const override {
     if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
+    if (IsCublas(kernel)) return StagedBytes(desc) + CublasWorkspace::Of(desc).bytes;
     const TileProblem problem = ProblemOf(desc);
     if (kernel.grade == Grade::kW4A8) {
       return QuantizedBytes(desc) + RowScaleBytes(desc) +
@@ -140,9 +154,19 @@ class CudaBackend final : public Backend {
     // A sum of nothing is zero, and only the exact kernel and blocks count to zero.
     const bool exact = call.kernel->grade == Grade::kExact ||
                        (call.desc.k == 0 && !BlockKernelOf(call.kernel->name));
-    const bool fp8 = call.kernel->grade == Grade::kW4A8;
-    const cudaError_t error = exact ? RunExact(call) : fp8 ? RunFp8(call) : RunTiles(call);
-    return device_->errors.Check(error, call.kernel->name);
+    if (exact) return device_->errors.Check(RunExact(call), call.kernel->name);
+    if (call.kernel->grade == Grade::kW4A8) {
+      return device_->errors.Check(RunFp8(call), call.kernel->name);
+    }
+    TileGemm gemm;
+    auto* workspace = static_cast<uint8_t*>(call.workspace);
+    MARLIN_RETURN_IF_ERROR(
+        device_->errors.Check(MakeTileGemm(call, &gemm, &workspace), call.kernel->name));
+    if (IsCublas(*call.kernel)) {
+      return cublas_.Run(gemm, call, workspace, device_->errors);
+    }
+    gemm.partials = reinterpret_cast<float*>(workspace);
+    return device_->errors.Check(RunTiles(call, gemm), call.kernel->name);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -267,39 +291,47 @@ class CudaBackend final : public Backend {
     return LaunchFp8(gemm, row_scales, PlanFp8(ProblemOf(call.desc), shape_), stream);
   }
 
-  cudaError_t RunTiles(const GemmCall& call) const {
+  /// Describes a product on tiles, and puts its activations into the workspace where they cannot
+  /// be read as they are; `workspace` moves behind them.
+  static cudaError_t MakeTileGemm(const GemmCall& call, TileGemm* gemm, uint8_t** workspace) {
     const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+    gemm->weights =
+        prepared.marlin_w4 ? prepared.MarlinW4(call.expert).codes : prepared.Tiles(call.expert);
+    gemm->kind = prepared.kind();
+    gemm->bf16 = UsesBf16(call.desc);
+    gemm->a = ActivationsOf(call);
+    gemm->epilogue = EpilogueOf(call);
+    gemm->epilogue.multiplier =
+        gemm->weights.multiplier *
+        PowerOf(ExponentsOf(gemm->kind, gemm->bf16).shift + gemm->weights.table_exponent);
+    gemm->overlap_previous = call.overlap_previous;
+    if (!NeedsStaging(call.desc)) return cudaSuccess;
+    const int columns = StagedColumns(call.desc);
+    const cudaError_t error = LaunchStageActivations(gemm->a, *workspace, columns, gemm->bf16,
+                                                     static_cast<cudaStream_t>(call.stream));
+    gemm->a.data = *workspace;
+    gemm->a.stride = columns;
+    *workspace += StagedBytes(call.desc);
+    return error;
+  }
+
+  cudaError_t RunTiles(const GemmCall& call, const TileGemm& gemm) const {
     auto* stream = static_cast<cudaStream_t>(call.stream);
-    TileGemm gemm;
-    MarlinW4View w4;
-    if (prepared.marlin_w4) w4 = prepared.MarlinW4(call.expert);
-    gemm.weights = prepared.marlin_w4 ? w4.codes : prepared.Tiles(call.expert);
-    gemm.kind = prepared.kind();
-    gemm.bf16 = UsesBf16(call.desc);
-    gemm.a = ActivationsOf(call);
-    gemm.epilogue = EpilogueOf(call);
-    gemm.epilogue.multiplier =
-        gemm.weights.multiplier *
-        PowerOf(ExponentsOf(gemm.kind, gemm.bf16).shift + gemm.weights.table_exponent);
-    gemm.overlap_previous = call.overlap_previous;
-    auto* workspace = static_cast<uint8_t*>(call.workspace);
-    if (NeedsStaging(call.desc)) {
-      const int columns = StagedColumns(call.desc);
-      const cudaError_t error =
-          LaunchStageActivations(gemm.a, workspace, columns, gemm.bf16, stream);
-      if (error != cudaSuccess) return error;
-      gemm.a.data = workspace;
-      gemm.a.stride = columns;
-      workspace += StagedBytes(call.desc);
-    }
-    gemm.partials = reinterpret_cast<float*>(workspace);
     const TileProblem problem = ProblemOf(call.desc);
     if (const auto block = BlockKernelOf(call.kernel->name)) {
+      const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
+      MarlinW4View w4;
+      if (prepared.marlin_w4) w4 = prepared.MarlinW4(call.expert);
       w4.codes = gemm.weights;
       return LaunchBlockGemm(*block, gemm, w4, PlanBlocks(*block, problem, shape_), stream);
     }
     if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
-    return LaunchWgmma(gemm, PlanWgmma(problem, shape_), stream);
+    const KernelVariant& variant = call.variant;
+    return LaunchWgmma(gemm,
+                       variant.automatic()
+                           ? PlanWgmma(problem, shape_)
+                           : PlanWgmmaAs(problem, shape_, {variant.width, variant.splits}),
+                       stream);
   }
 
   static float PowerOf(int exponent) { return std::ldexp(1.0F, exponent); }
@@ -307,6 +339,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
   DeviceShape shape_;
+  CublasGemm cublas_;
 };
 
 }  // namespace

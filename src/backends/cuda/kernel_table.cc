@@ -50,6 +50,14 @@ Support SupportsFp8(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   return {};
 }
 
+Support SupportsCublas(const GemmDesc& desc, const DeviceFacts& facts) {
+  if (facts.has_dense_library == nullptr || !facts.has_dense_library()) {
+    return {"libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it"};
+  }
+  if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS divides k as m asks for"};
+  return SupportsTiles(desc);
+}
+
 Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   constexpr int64_t kMaxColumns = 65535 * 32;
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
@@ -92,15 +100,17 @@ constexpr ErrorModel ModelOf(Grade grade, double weight_unit, double accumulate_
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({
-#define MARLIN_ROW(by_name, w4, name, grade, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
-                   supports)                                                                       \
-  {#name,     "gemm",  Isa::kSm90, Grade::grade,                                                   \
-   tile_m,    tile_n,  tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit),            \
-   &supports, by_name, w4},
-#define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, false, __VA_ARGS__)
-#define MARLIN_CUDA_NAMED_KERNEL(...) MARLIN_ROW(true, false, __VA_ARGS__)
-#define MARLIN_CUDA_W4_KERNEL(...) MARLIN_ROW(false, true, __VA_ARGS__)
+#define MARLIN_ROW(by_name, w4, measured, name, grade, tile_m, tile_n, tile_k, weight_unit, \
+                   accumulate_unit, supports)                                               \
+  {#name,     "gemm",  Isa::kSm90, Grade::grade,                                            \
+   tile_m,    tile_n,  tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit),     \
+   &supports, by_name, w4,         measured},
+#define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, false, false, __VA_ARGS__)
+#define MARLIN_CUDA_NAMED_KERNEL(...) MARLIN_ROW(true, false, false, __VA_ARGS__)
+#define MARLIN_CUDA_W4_KERNEL(...) MARLIN_ROW(false, true, false, __VA_ARGS__)
+#define MARLIN_CUDA_MEASURED_KERNEL(...) MARLIN_ROW(false, false, true, __VA_ARGS__)
 #include "backends/cuda/kernels.def"
+#undef MARLIN_CUDA_MEASURED_KERNEL
 #undef MARLIN_CUDA_W4_KERNEL
 #undef MARLIN_CUDA_NAMED_KERNEL
 #undef MARLIN_CUDA_KERNEL

@@ -41,6 +41,10 @@ cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, void* 
 cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, void* out, int64_t stride,
                                       Element type, cudaStream_t stream);
 
+/// W^T as a matrix unit's operands: 16-bit rows [n to whole blocks of 128][k to whole tiles].
+cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, void* out,
+                            cudaStream_t stream);
+
 /// fp32 products of fp32 weights and activations, any layout.
 cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ActivationView& a,
                              const EpilogueView& epilogue, cudaStream_t stream);

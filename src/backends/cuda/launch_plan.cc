@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <utility>
 
 #include "base/checked.h"
@@ -181,8 +182,22 @@ WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, 
 
 }  // namespace
 
+WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
+  return CheapestShape(problem, device, BlocksOf(problem));
+}
+
+bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
+                    const WgmmaShape& shape) {
+  const auto has_tokens = [&](const StepCost& cost) { return cost.tokens == shape.tokens; };
+  if (std::none_of(std::begin(kStepCosts), std::end(kStepCosts), has_tokens)) return false;
+  if (shape.splits == 1) return true;
+  const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
+  return shape.splits > 1 && shape.splits <= kMaxSplits &&
+         CanSplit(problem, device, shape.tokens, items, shape.splits);
+}
+
 WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
-  return PlanWgmmaAs(problem, device, CheapestShape(problem, device, BlocksOf(problem)));
+  return PlanWgmmaAs(problem, device, ChooseWgmmaShape(problem, device));
 }
 
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,

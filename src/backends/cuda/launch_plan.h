@@ -71,9 +71,12 @@ struct WgmmaShape {
 };
 /// Precondition: m, n, k > 0.
 WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device);
-/// The plan of a shape that was chosen elsewhere: for measurements and tests.
+/// The plan of a shape that was chosen elsewhere, which CanPlanWgmmaAs allows.
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape);
+/// What PlanWgmma takes.
+WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device);
+bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device, const WgmmaShape& shape);
 
 /// Bytes of partial sums in the workspace.
 int64_t PartialBytes(const TileProblem& problem, int splits);

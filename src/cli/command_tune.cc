@@ -1,0 +1,287 @@
+// tune: measures which kernel is the fastest for which product, and writes the table of it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <system_error>
+#include <tuple>
+
+#include "backends/cuda/graph_timer.h"
+#include "base/macros.h"
+#include "cli/bench_document.h"
+#include "cli/bench_gpu.h"
+#include "cli/checkpoint_architecture.h"
+#include "cli/command.h"
+#include "cli/product_arguments.h"
+#include "cli/progress_bar.h"
+#include "cli/table.h"
+#include "cli/tuning_run.h"
+#include "ops/tuning_file.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kCpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128};
+constexpr int64_t kGpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+
+/// One matrix of weights, or a gate and its up projection side by side.
+struct Matrix {
+  int64_t n = 0;
+  int64_t k = 0;
+  bool gated = false;
+  friend auto operator<=>(const Matrix&, const Matrix&) = default;
+};
+
+/// The attention and the feed-forward layers of a model of 8 billion parameters.
+const std::set<Matrix> kUsualMatrices = {
+    {4096, 4096}, {4096, 14336}, {6144, 4096}, {28672, 4096, true}};
+
+struct Measured {
+  BenchCase bench;
+  std::vector<KernelTiming> timings;
+  const KernelTiming* fastest = nullptr;  ///< Of timings.
+};
+
+/// The matrices of a model's linear layers.
+Result<std::set<Matrix>> MatricesOf(const std::string& source) {
+  MARLIN_ASSIGN_OR_RETURN(const ModelArchitecture model, DescribeSource(source));
+  std::set<Matrix> matrices;
+  for (const ModelTensor& tensor : model.tensors) {
+    const int rank = tensor.shape.rank();
+    const LayerClass layer = tensor.layer_class;
+    if (rank < 2 || layer == LayerClass::kEmbedding || layer == LayerClass::kNorm ||
+        layer == LayerClass::kMoeRouter || layer == LayerClass::kOther) {
+      continue;
+    }
+    Matrix matrix{tensor.shape[rank - 2], tensor.shape[rank - 1], false};
+    if (tensor.input_first) std::swap(matrix.n, matrix.k);
+    matrices.insert(matrix);
+    // A gate is multiplied together with its up projection.
+    const bool gate = layer == LayerClass::kMlpGate ||
+                      tensor.name.find("gate_proj") != std::string::npos ||
+                      tensor.name.find(".w1.") != std::string::npos;
+    if (gate) matrices.insert({2 * matrix.n, matrix.k, true});
+  }
+  if (!matrices.empty()) return matrices;
+  return Status(Code::kUnsupported, source + ": has no linear layers");
+}
+
+class TuneCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
+    arguments.Option("--shape", &shapes_, "M,N,K", "A product; may be given several times");
+    arguments.Option("--model", &model_, "DIR",
+                     "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
+    arguments.Flag("--gated", &gated_, "The products of --shape are gated: n holds gates and ups");
+    products_.Declare(arguments);
+    arguments.Option("--threads", &threads_, "N", "Default: all processors");
+    arguments.Option("-o,--output", &output_, "FILE",
+                     "Default: where the library looks for it, in the user's folder");
+    arguments.Option("--commit", &commit_, "HASH", "Named in the table");
+  }
+
+  Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(products_.Read());
+    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--threads: expected 1..4096, got {}", *threads_));
+    }
+    DeviceOptions options;
+    options.threads = static_cast<int>(threads_.value_or(0));
+    options.tuning_file = "";  // What it says may be wrong: that is why this runs.
+    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_, options));
+    gpu_ = device.info().backend == "cuda";
+    MARLIN_RETURN_IF_ERROR(ListCases());
+    MARLIN_RETURN_IF_ERROR(ReadOld());
+    MARLIN_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(output_));
+    MARLIN_RETURN_IF_ERROR(MeasureCases(console, device));
+    MARLIN_RETURN_IF_ERROR(CheckChoice(device.info()));
+    TuningSection section{device.info().model, Today(), commit_, {}};
+    for (const Measured& one : measured_) {
+      if (one.fastest != nullptr) section.entries.push_back(EntryOf(one.bench, *one.fastest));
+    }
+    ReplaceTuning(std::move(section), sections_);
+    MARLIN_RETURN_IF_ERROR(file.Finish(FormatTuning(sections_)));
+    return console.json() ? console.PrintJson(Document(device.info())) : console.Print(Text());
+  }
+
+ private:
+  Status ListCases() {
+    if (!model_.empty() && !shapes_.empty()) {
+      return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
+    }
+    if (gated_ && shapes_.empty()) {
+      return Status(Code::kInvalidArgument, "--gated: belongs to --shape");
+    }
+    std::vector<std::pair<GemmShape, bool>> shapes;
+    for (const std::string& text : shapes_) {
+      MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
+      shapes.emplace_back(shape, gated_);
+    }
+    if (shapes.empty()) {
+      std::set<Matrix> matrices = kUsualMatrices;
+      if (!model_.empty()) {
+        MARLIN_ASSIGN_OR_RETURN(matrices, MatricesOf(model_));
+      }
+      const std::span<const int64_t> rows = gpu_ ? std::span<const int64_t>(kGpuRows) : kCpuRows;
+      for (const Matrix& matrix : matrices) {
+        for (const int64_t m : rows) {
+          shapes.push_back({{m, matrix.n, matrix.k}, matrix.gated});
+        }
+      }
+    }
+    const int64_t bytes = gpu_ ? kBeyondL2Bytes : kBeyondCacheBytes;
+    std::set<std::tuple<Format, int64_t, int64_t, int64_t, bool>> seen;
+    for (const Format format : products_.formats()) {
+      for (const auto& [shape, gated] : shapes) {
+        if (!seen.emplace(format, shape.m, shape.n, shape.k, gated).second) continue;
+        cases_.push_back(products_.MakeCase(format, shape, bytes));
+        cases_.back().options.gated = gated;
+        cases_.back().options.kernel = "all";
+      }
+    }
+    return {};
+  }
+
+  /// What the file holds already, which stays unless it is measured anew.
+  Status ReadOld() {
+    if (output_.empty()) output_ = DefaultTuningFile();
+    if (output_.empty()) {
+      return Status(Code::kInvalidArgument, "-o: needed where neither HOME nor XDG_CONFIG_HOME is");
+    }
+    std::error_code error;
+    if (!std::filesystem::exists(output_, error)) return {};
+    MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadTuningFile(output_));
+    MARLIN_ASSIGN_OR_RETURN(sections_, ParseTuning(text, output_));
+    return {};
+  }
+
+  Status MeasureCases(const Console& console, const Device& device) {
+    std::unique_ptr<cuda::GraphTimer> timer;
+    std::optional<GpuBench> gpu;
+    if (gpu_) {
+      MARLIN_ASSIGN_OR_RETURN(timer, cuda::OpenGraphTimer(device_));
+      gpu.emplace(device, *timer, nullptr);
+      MARLIN_RETURN_IF_ERROR(gpu->MeasureCeilings().status());
+    }
+    ProgressBar progress(console, "measuring");
+    PreparedWeights prepared;
+    for (const BenchCase& bench : cases_) {
+      progress.Update(static_cast<int64_t>(measured_.size()), static_cast<int64_t>(cases_.size()));
+      if (prepared.storage() == nullptr || !(prepared.spec() == bench.spec)) {
+        prepared = PreparedWeights();
+        MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
+        MARLIN_ASSIGN_OR_RETURN(prepared, Prepare(weights, device));
+        MARLIN_RETURN_IF_ERROR(device.Synchronize());
+      }
+      Measured one{bench, {}, nullptr};
+      if (gpu) {
+        MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result, gpu->Run(prepared, bench, false));
+        one.timings = std::move(result.kernels);
+      } else {
+        MARLIN_ASSIGN_OR_RETURN(one.timings, TimeCandidatesOnCpu(device, prepared, bench));
+      }
+      measured_.push_back(std::move(one));
+      measured_.back().fastest = FastestOf(measured_.back().timings);
+    }
+    return {};
+  }
+
+  /// Where there is one kernel for everything, a table says nothing.
+  Status CheckChoice(const DeviceInfo& info) const {
+    for (const Measured& one : measured_) {
+      const auto selectable =
+          std::count_if(one.timings.begin(), one.timings.end(),
+                        [](const KernelTiming& timing) { return timing.selectable; });
+      if (selectable > 1) return {};
+    }
+    return Status(Code::kUnsupported,
+                  fmt::format("tune: {} ({}) has one kernel for each of these products, so there "
+                              "is nothing to choose",
+                              info.name, info.model));
+  }
+
+  static const KernelTiming* PlannedOf(const Measured& one) {
+    const auto planned = std::find_if(one.timings.begin(), one.timings.end(),
+                                      [](const KernelTiming& timing) { return timing.planned; });
+    return planned == one.timings.end() ? nullptr : &*planned;
+  }
+
+  static double SecondsOf(const KernelTiming& timing) {
+    return (timing.chain ? *timing.chain : timing.alone).median;
+  }
+
+  Json Document(const DeviceInfo& info) const {
+    Json document = DocumentHead(info, commit_);
+    document["file"] = output_;
+    document["results"] = Json::array();
+    for (const Measured& one : measured_) {
+      const BenchCase& bench = one.bench;
+      Json row = {{"format", FormatName(bench.spec.format)},
+                  {"group_size", bench.spec.group_size},
+                  {"activations", DTypeName(bench.activation_type)},
+                  {"gated", bench.options.gated},
+                  {"m", bench.shape.m},
+                  {"n", bench.shape.n},
+                  {"k", bench.shape.k},
+                  {"fastest", one.fastest == nullptr ? Json() : Json(one.fastest->kernel)},
+                  {"kernels", Json::array()}};
+      for (const KernelTiming& timing : one.timings) {
+        Json kernel = {{"kernel", timing.kernel},
+                       {"accuracy", timing.accuracy},
+                       {"planned", timing.planned},
+                       {"selectable", timing.selectable}};
+        kernel.update(TimingJson(timing.alone));
+        if (timing.chain) kernel["chain"] = TimingJson(*timing.chain);
+        row["kernels"].push_back(std::move(kernel));
+      }
+      document["results"].push_back(std::move(row));
+    }
+    return document;
+  }
+
+  std::string Text() const {
+    Table table({"format", "m", "n", "k", "fastest", "us", "without a table", "us", "gain"});
+    for (const Measured& one : measured_) {
+      const KernelTiming* const planned = PlannedOf(one);
+      if (one.fastest == nullptr || planned == nullptr) continue;
+      table.AddRow(
+          {std::string(FormatName(one.bench.spec.format)) +
+               (one.bench.options.gated ? ", gated" : ""),
+           std::to_string(one.bench.shape.m), std::to_string(one.bench.shape.n),
+           std::to_string(one.bench.shape.k), one.fastest->kernel,
+           fmt::format("{:.2f}", SecondsOf(*one.fastest) * 1e6), planned->kernel,
+           fmt::format("{:.2f}", SecondsOf(*planned) * 1e6),
+           fmt::format("{:.1f} %", 100 * (SecondsOf(*planned) / SecondsOf(*one.fastest) - 1))});
+    }
+    return table.ToString() + "\nwritten to " + output_ + "\n";
+  }
+
+  std::string device_ = "auto";
+  std::vector<std::string> shapes_;
+  std::string model_;
+  bool gated_ = false;
+  ProductArguments products_;
+  std::optional<int64_t> threads_;
+  std::string output_;
+  std::string commit_;
+
+  bool gpu_ = false;
+  std::vector<BenchCase> cases_;
+  std::vector<TuningSection> sections_;
+  std::vector<Measured> measured_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_tune() { return std::make_unique<TuneCommand>(); }
+
+}  // namespace marlin::cli

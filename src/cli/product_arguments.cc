@@ -1,0 +1,96 @@
+#include "cli/product_arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/macros.h"
+
+namespace marlin::cli {
+namespace {
+
+constexpr int64_t kDefaultGroup = 128;
+
+DType ActivationType(const std::string& name) {
+  if (name == "bf16") return DType::kBf16;
+  return name == "f16" ? DType::kF16 : DType::kF32;
+}
+
+}  // namespace
+
+Result<GemmShape> ParseShape(const std::string& text) {
+  GemmShape shape;
+  int64_t* const fields[] = {&shape.m, &shape.n, &shape.k};
+  const char* position = text.data();
+  const char* const end = position + text.size();
+  for (int i = 0; i < 3; ++i) {
+    const auto [next, error] = std::from_chars(position, end, *fields[i]);
+    const bool last = i == 2;
+    if (error != std::errc() || *fields[i] < 1 || (last ? next != end : next == end) ||
+        (!last && *next != ',')) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--shape: expected M,N,K of at least 1, got '{}'", text));
+    }
+    position = last ? next : next + 1;
+  }
+  return shape;
+}
+
+void ProductArguments::Declare(ArgumentList& arguments) {
+  arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
+  arguments.Option("--group-size", &group_size_, "G", "Weights per scale; default 128");
+  arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
+  arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
+  arguments.Option("--copies", &copies_, "N",
+                   "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
+}
+
+const char* ProductArguments::Given() const {
+  if (!formats_.empty()) return "--format";
+  if (group_size_) return "--group-size";
+  return copies_ ? "--copies" : nullptr;
+}
+
+Status ProductArguments::Read() {
+  const std::vector<std::string> names =
+      formats_.empty() ? std::vector<std::string>{"fp4_e2m1"} : formats_;
+  for (const std::string& name : names) {
+    MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(name));
+    parsed_formats_.push_back(format);
+  }
+  MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
+  spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;
+  if (activation_type_ != "bf16" && activation_type_ != "f16" && activation_type_ != "f32") {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("--activations: expected bf16, f16 or f32, got '{}'", activation_type_));
+  }
+  const int64_t group = group_size_.value_or(kDefaultGroup);
+  if (group < 16 || group % 16 != 0) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--group-size: expected a multiple of 16, got {}", group));
+  }
+  if (copies_ && (*copies_ < 1 || *copies_ > 65536)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--copies: expected 1..65536, got {}", *copies_));
+  }
+  return Status();
+}
+
+BenchCase ProductArguments::MakeCase(Format format, const GemmShape& shape,
+                                     int64_t weight_bytes) const {
+  BenchCase bench;
+  bench.shape = shape;
+  bench.spec = spec_;
+  bench.spec.format = format;
+  bench.spec.n = shape.n;
+  bench.spec.k = shape.k;
+  bench.spec.group_size = std::min(group_size_.value_or(kDefaultGroup), shape.k);
+  bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
+  bench.spec.experts = copies_.value_or(CopiesBeyond(weight_bytes, bench.spec));
+  bench.activation_type = ActivationType(activation_type_);
+  return bench;
+}
+
+}  // namespace marlin::cli

@@ -1,0 +1,44 @@
+// The options that say which products to measure, shared by bench and tune.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/arguments.h"
+#include "cli/bench_gemm.h"
+#include "marlin/status.h"
+#include "marlin/weights.h"
+
+namespace marlin::cli {
+
+/// "M,N,K". Errors: kInvalidArgument.
+Result<GemmShape> ParseShape(const std::string& text);
+
+/// --format, --group-size, --scale-dtype, --activations, --copies.
+class ProductArguments {
+ public:
+  void Declare(ArgumentList& arguments);
+  /// Errors: kInvalidArgument naming the option.
+  Status Read();
+  /// The name of an option that was given and only products have; null: none was.
+  const char* Given() const;
+
+  const std::vector<Format>& formats() const { return parsed_formats_; }
+  /// One product whose weights have at least `weight_bytes`, unless --copies says otherwise.
+  /// Precondition: Read.
+  BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const;
+
+ private:
+  std::vector<std::string> formats_;
+  std::optional<int64_t> group_size_;
+  std::string scale_type_ = "fp16";
+  std::string activation_type_ = "bf16";
+  std::optional<int64_t> copies_;
+
+  std::vector<Format> parsed_formats_;
+  WeightsSpec spec_;
+};
+
+}  // namespace marlin::cli

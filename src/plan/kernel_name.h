@@ -1,0 +1,24 @@
+// What names a kernel and the way it cuts a problem: "marlin_gemm_wgmma" or
+// "marlin_gemm_wgmma@128x2".
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "marlin/status.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin {
+
+struct KernelName {
+  std::string_view kernel;  ///< Of the parsed text.
+  KernelVariant variant;
+};
+
+/// Errors: kInvalidArgument for anything but NAME or NAME@WIDTHxSPLITS with numbers from 1 up.
+Result<KernelName> ParseKernelName(std::string_view text);
+
+/// The name with its variant, unless that is left to the kernel.
+std::string ToString(std::string_view kernel, const KernelVariant& variant);
+
+}  // namespace marlin

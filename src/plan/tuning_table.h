@@ -1,0 +1,86 @@
+// Which kernel was the fastest where it was measured. Text in, answers out: no files, no clock.
+//
+//   metal-marlin tuning 1
+//   device NVIDIA H200
+//   measured 2026-11-21 abc1234
+//   # format group activations gated n k m kernel nanoseconds
+//   fp4_e2m1 128 bf16 plain 4096 4096 16 marlin_gemm_wgmma@32x4 8590
+//
+// A product of m rows takes the entry of the same matrix with the fewest rows that is measured for
+// m rows or more, but for fewer than 2 m; where there is none, rules choose (select.h). So entries
+// for powers of two answer for every m, each for the tiles that it needs, and none reaches beyond
+// its measurement: a tile that holds more rows holds fewer too.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/status.h"
+#include "plan/gemm_desc.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin {
+
+/// What products have in common that a table holds one list of measurements for.
+struct TuningKey {
+  Format format = Format::kFp4E2M1;
+  /// The largest power of two up to 128 that divides the group size; 128 for groups of all of k,
+  /// 0 for formats without scales.
+  int64_t group = 0;
+  DType activations = DType::kBf16;
+  bool gated = false;
+  int64_t n = 0;
+  int64_t k = 0;
+
+  static TuningKey Of(const GemmDesc& desc);
+  friend auto operator<=>(const TuningKey&, const TuningKey&) = default;
+};
+
+/// The fastest kernel of one problem.
+struct TuningEntry {
+  TuningKey key;
+  int64_t m = 0;
+  std::string kernel;
+  KernelVariant variant;
+  int64_t nanoseconds = 0;
+};
+
+/// What one run of `metal-marlin tune` measured.
+struct TuningSection {
+  std::string device;  ///< DeviceInfo::model.
+  std::string date;    ///< Without blanks, as is `commit`.
+  std::string commit;
+  std::vector<TuningEntry> entries;
+};
+
+/// `file` names the text in errors. Errors: kMalformedFile with the line, also for another version
+/// and for a problem that a section has twice. Names of kernels and devices may be anything.
+Result<std::vector<TuningSection>> ParseTuning(std::string_view text, std::string_view file);
+
+/// The text that ParseTuning reads as the same.
+std::string FormatTuning(std::span<const TuningSection> sections);
+
+/// Adds a section and removes what sections of the same device have for the same matrices.
+void ReplaceTuning(TuningSection section, std::vector<TuningSection>& sections);
+
+/// The measurements of one device. Immutable once filled.
+class TuningTable {
+ public:
+  /// Adds the sections of a device; what they have for a matrix replaces what there was for it.
+  void Add(std::span<const TuningSection> sections, std::string_view device);
+
+  /// The entry for a problem by the rule above; null where rules choose.
+  const TuningEntry* Find(const GemmDesc& desc) const;
+
+  int64_t size() const;
+
+ private:
+  std::map<TuningKey, std::vector<TuningEntry>> entries_;  ///< Ascending m.
+};
+
+}  // namespace marlin

@@ -1,0 +1,30 @@
+// Tuning tables: what is accepted can be written and read again, and looked up.
+#include <string>
+
+#include "fuzz_target.h"
+#include "plan/tuning_table.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto sections = marlin::ParseTuning(text, "fuzz");
+  if (!sections.ok()) {
+    MARLIN_FUZZ_CHECK(sections.status().message().find('\n') == std::string::npos);
+    return 0;
+  }
+  const std::string written = marlin::FormatTuning(*sections);
+  const auto again = marlin::ParseTuning(written, "again");
+  MARLIN_FUZZ_CHECK(again.ok());
+  MARLIN_FUZZ_CHECK(marlin::FormatTuning(*again) == written);
+  for (const marlin::TuningSection& section : *sections) {
+    marlin::TuningTable table;
+    table.Add(*sections, section.device);
+    marlin::GemmDesc desc;
+    desc.m = 16;
+    desc.n = desc.k = 4096;
+    desc.group_size = 128;
+    desc.a_type = marlin::DType::kBf16;
+    const marlin::TuningEntry* const found = table.Find(desc);
+    MARLIN_FUZZ_CHECK(found == nullptr || (found->m >= 16 && found->m < 32));
+  }
+  return 0;
+}

@@ -1,0 +1,184 @@
+// What selection chooses, held against what was measured: for every product of the committed record
+// the chosen kernel and variant is nowhere more than 3 % slower than another that may be chosen,
+// nor more than 4 % slower than cuBLAS's bf16 product, alone or in a chain. What is, stands with
+// its reason in selection_misses.txt, and nothing else does: the list may only shrink.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/variants.h"
+#include "plan/kernel_name.h"
+#include "plan/select.h"
+
+namespace marlin::cuda {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kRowNoise = 1.03;
+constexpr double kPeerNoise = 1.04;
+
+std::string SourcePath(const char* name) { return std::string(MARLIN_SOURCE_DIR "/") + name; }
+
+/// One way of launching one product, and what every kernel took.
+struct Product {
+  std::string name;  ///< "fp4_e2m1 128 fp16 bf16 16 4096 4096"
+  GemmDesc desc;
+  std::string device;
+  std::map<std::string, double> alone;  ///< By kernel, of those that may be chosen.
+  std::map<std::string, double> chain;
+  double peer = 0;  ///< 0: none ran.
+};
+
+Product ProductOf(const Json& run, const Json& row) {
+  Product product;
+  GemmDesc& desc = product.desc;
+  desc.m = row["m"];
+  desc.n = row["n"];
+  desc.k = row["k"];
+  desc.format = *ParseFormat(row["format"].get<std::string>());
+  desc.group_size = row["group_size"];
+  desc.scale_type = *ParseScaleType(row["scale_type"].get<std::string>());
+  const auto activations = row["activations"].get<std::string>();
+  desc.a_type = activations == "bf16"  ? DType::kBf16
+                : activations == "f16" ? DType::kF16
+                                       : DType::kF32;
+  desc.c_type = desc.a_type;
+  desc.tiled = desc.format != Format::kFp32 && desc.scale_type != ScaleType::kF32;
+  desc.fits_f16 = true;
+  const Json& arguments = run["arguments"];
+  const auto accuracy = std::find(arguments.begin(), arguments.end(), "--accuracy");
+  if (accuracy != arguments.end() && *std::next(accuracy) == "exact") {
+    desc.accuracy = Accuracy::kExact;
+  }
+  product.device = run["device"]["model"];
+  product.name = row["format"].get<std::string>() + " " + std::to_string(desc.group_size) + " " +
+                 row["scale_type"].get<std::string>() + " " + activations + " " +
+                 (desc.accuracy == Accuracy::kExact ? "exact" : "default") + " " +
+                 std::to_string(desc.m) + " " + std::to_string(desc.n) + " " +
+                 std::to_string(desc.k);
+  for (const Json& peer : row.value("peers", Json::array())) product.peer = peer["seconds"];
+  return product;
+}
+
+/// What every kernel of a result took.
+void AddTimes(const Json& row, Product* product) {
+  if (!row.contains("candidates")) {
+    product->alone[row["kernel"]] = row["seconds"];
+    product->chain[row["kernel"]] = row["chain"]["seconds"];
+    return;
+  }
+  for (const Json& candidate : row["candidates"]) {
+    if (!candidate["selectable"].get<bool>()) continue;
+    product->alone[candidate["kernel"]] = candidate["seconds"];
+    if (!candidate.contains("chain_seconds")) continue;
+    product->chain[candidate["kernel"]] = candidate["chain_seconds"];
+  }
+}
+
+/// Every product of the record; those that several runs measured, once for each.
+std::vector<Product> ReadRecord() {
+  std::ifstream file(SourcePath("bench/records/gemm-h200.json"));
+  const Json record = Json::parse(file);
+  std::vector<Product> products;
+  for (const Json& run : record["runs"]) {
+    for (const Json& row : run["results"]) {
+      if (row["op"] != "gemm" || !row["planned"].get<bool>()) continue;
+      Product product = ProductOf(run, row);
+      AddTimes(row, &product);
+      products.push_back(std::move(product));
+    }
+  }
+  return products;
+}
+
+/// What the library chooses for a product, with its variant.
+std::string Chosen(const Product& product) {
+  static const auto* const sections =
+      new std::vector<TuningSection>(*ParseTuning(ShippedTuning(), "shipped"));
+  TuningTable table;
+  table.Add(*sections, product.device);
+  const DeviceShape device;  // That of an H200.
+  const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& desc,
+                              const KernelVariant& variant) {
+    return CanRunAs(kernel, desc, device, variant);
+  };
+  DeviceFacts facts;
+  facts.level = Isa::kSm90;
+  facts.has_dense_library = [] { return true; };
+  const Result<KernelChoice> choice =
+      SelectKernel(product.desc, {facts, CudaKernels(), can_run_as, &table}, "");
+  EXPECT_TRUE(choice.ok()) << product.name << ": " << choice.status().message();
+  if (!choice.ok()) return {};
+  if (!choice->variant.automatic()) return choice->ToString();
+  const std::vector<KernelVariant> variants = VariantsOf(*choice->kernel, product.desc, device);
+  return ToString(choice->kernel->name, variants.empty() ? KernelVariant() : variants.front());
+}
+
+/// The seconds of a kernel; a record from before there were variants names kernels alone. 0: it
+/// was not measured.
+double SecondsOf(const std::map<std::string, double>& seconds, const std::string& kernel) {
+  const auto found = seconds.find(kernel);
+  if (found != seconds.end()) return found->second;
+  const auto plain = seconds.find(kernel.substr(0, kernel.find('@')));
+  return plain == seconds.end() ? 0 : plain->second;
+}
+
+/// Lines as selection_misses.txt has them, without reasons.
+void AddMisses(const Product& product, const std::string& chosen, const char* mode,
+               const std::map<std::string, double>& seconds, std::set<std::string>* misses) {
+  const double taken = SecondsOf(seconds, chosen);
+  if (taken == 0) return;
+  const auto best =
+      std::min_element(seconds.begin(), seconds.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (taken > kRowNoise * best->second) {
+    misses->insert("kernel " + product.name + " " + mode);
+  }
+  if (product.peer > 0 && taken > kPeerNoise * product.peer) {
+    misses->insert("cublas " + product.name + " " + mode);
+  }
+}
+
+TEST(SelectionRecord, NothingIsSlowerThanItNeedsToBe) {
+  const std::vector<Product> products = ReadRecord();
+  ASSERT_GT(products.size(), 100U);
+  std::set<std::string> misses;
+  for (const Product& product : products) {
+    const std::string chosen = Chosen(product);
+    AddMisses(product, chosen, "alone", product.alone, &misses);
+    AddMisses(product, chosen, "chain", product.chain, &misses);
+    // Where every candidate was measured, the chosen one was.
+    if (product.alone.size() > 1) {
+      EXPECT_GT(SecondsOf(product.alone, chosen), 0) << product.name;
+    }
+  }
+
+  std::ifstream file(SourcePath("tests/unit/backends/cuda/selection_misses.txt"));
+  ASSERT_TRUE(file);
+  std::set<std::string> listed;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line.front() == '#') continue;
+    const size_t colon = line.find(": ");
+    EXPECT_LT(colon + 2, line.size()) << "without a reason: " << line;
+    EXPECT_TRUE(listed.insert(line.substr(0, colon)).second) << "twice: " << line;
+  }
+  for (const std::string& miss : misses) {
+    EXPECT_TRUE(listed.contains(miss)) << "slower than it need be: " << miss;
+  }
+  for (const std::string& line : listed) {
+    EXPECT_TRUE(misses.contains(line)) << "no miss any more, remove it: " << line;
+  }
+}
+
+}  // namespace
+}  // namespace marlin::cuda

@@ -1,0 +1,200 @@
+// Which kernel runs: a function of the problem, the device, the rows and the measurements.
+#include "plan/select.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+
+#include "backends/cpu/kernel_table.h"
+#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/variants.h"
+#include "plan/kernel_name.h"
+
+namespace marlin {
+namespace {
+
+using ::testing::HasSubstr;
+
+Support Always(const GemmDesc& /*desc*/, const DeviceFacts& /*facts*/) { return {}; }
+Support FewRows(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+  return desc.m <= 8 ? Support{} : Support{"takes up to 8 rows"};
+}
+
+KernelDesc Row(const char* name, Grade grade,
+               Support (*supports)(const GemmDesc&, const DeviceFacts&)) {
+  return {name, "gemm", Isa::kSm90, grade, 16, 16, 16, {}, supports};
+}
+
+KernelDesc Measured(const char* name, Grade grade) {
+  KernelDesc row = Row(name, grade, Always);
+  row.measured_only = true;
+  return row;
+}
+
+const std::array<KernelDesc, 5> kRows = {
+    Measured("measured", Grade::kBf16Compute), Row("few", Grade::kBf16Compute, FewRows),
+    Row("many", Grade::kBf16Compute, Always), Row("exact", Grade::kExact, Always),
+    Row("coarse", Grade::kW4A8, Always)};
+
+GemmDesc Problem(int64_t m) {
+  GemmDesc desc;
+  desc.m = m;
+  desc.n = desc.k = 64;
+  desc.group_size = 64;
+  desc.a_type = DType::kBf16;
+  return desc;
+}
+
+/// Chooses with a table of one kernel for 5 to 16 rows.
+Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
+                            std::string_view forced = "") {
+  TuningTable table;
+  if (!kernel.empty()) {
+    const std::string entry = "fp4_e2m1 128 bf16 plain 64 64 ";
+    const auto sections = ParseTuning("metal-marlin tuning 1\ndevice d\n" + entry + "16 " + kernel +
+                                          " 5\n" + entry + "8 " + kernel + " 5\n",
+                                      "t");
+    EXPECT_TRUE(sections.ok()) << sections.status().message();
+    table.Add(*sections, "d");
+  }
+  DeviceFacts facts;
+  facts.level = Isa::kSm90;
+  const auto can_run_as = [](const KernelDesc& row, const GemmDesc&, const KernelVariant& variant) {
+    return std::string(row.name) == "many" && variant.width == 32 && variant.splits <= 4;
+  };
+  return SelectKernel(desc, {facts, kRows, can_run_as, &table}, forced);
+}
+
+std::string Chosen(const GemmDesc& desc, const std::string& kernel, std::string_view forced = "") {
+  const Result<KernelChoice> choice = Choose(desc, kernel, forced);
+  return choice.ok() ? choice->ToString() : choice.status().message();
+}
+
+TEST(SelectKernel, RulesTakeTheFirstRowThatMayRun) {
+  EXPECT_EQ(Chosen(Problem(8), ""), "few");
+  EXPECT_EQ(Chosen(Problem(9), ""), "many");
+}
+
+TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
+  EXPECT_EQ(Chosen(Problem(8), "many@32x2"), "many@32x2");
+  EXPECT_EQ(Chosen(Problem(16), "many"), "many");
+  EXPECT_EQ(Chosen(Problem(16), "measured"), "measured");
+  EXPECT_EQ(Chosen(Problem(16), "exact"), "exact");  // Rounds less.
+  EXPECT_TRUE(Choose(Problem(16), "exact")->measured);
+  EXPECT_FALSE(Choose(Problem(17), "exact")->measured);
+}
+
+TEST(SelectKernel, AnEntryThatDoesNotFitDoesNotCount) {
+  EXPECT_EQ(Chosen(Problem(16), "absent"), "many");
+  EXPECT_EQ(Chosen(Problem(16), "few"), "many");         // Does not support 16 rows.
+  EXPECT_EQ(Chosen(Problem(16), "many@32x5"), "many");   // Not so many splits here.
+  EXPECT_EQ(Chosen(Problem(16), "exact@32x1"), "many");  // Has no variants.
+  EXPECT_EQ(Chosen(Problem(16), "coarse"), "many");      // Another grade.
+}
+
+TEST(SelectKernel, ATableNeverDecidesForEveryBatch) {
+  GemmDesc invariant = Problem(16);
+  invariant.determinism = Determinism::kBatchInvariant;
+  EXPECT_EQ(Chosen(invariant, "exact"), "many");
+}
+
+TEST(SelectKernel, IsPure) {
+  const GemmDesc desc = Problem(12);
+  const std::string first = Chosen(desc, "many@32x3");
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(Chosen(desc, "many@32x3"), first);
+}
+
+TEST(SelectKernel, NamesWin) {
+  EXPECT_EQ(Chosen(Problem(8), "many", "measured"), "measured");
+  EXPECT_EQ(Chosen(Problem(8), "exact", "many@32x3"), "many@32x3");
+  EXPECT_EQ(Chosen(Problem(8), "exact", "many"), "many");
+  EXPECT_THAT(Chosen(Problem(9), "", "few"), HasSubstr("few: takes up to 8 rows"));
+  EXPECT_THAT(Chosen(Problem(9), "", "many@64x1"), HasSubstr("has no variant 64x1"));
+  const std::pair<const char*, Code> refused[] = {{"absent", Code::kInvalidArgument},
+                                                  {"many@", Code::kInvalidArgument},
+                                                  {"many@32", Code::kInvalidArgument},
+                                                  {"many@32x", Code::kInvalidArgument},
+                                                  {"many@32x1x1", Code::kInvalidArgument},
+                                                  {"many@-32x1", Code::kInvalidArgument},
+                                                  {"many@99999999999x1", Code::kInvalidArgument},
+                                                  {"@32x1", Code::kInvalidArgument},
+                                                  {"few", Code::kUnsupported}};
+  for (const auto& [name, code] : refused) {
+    EXPECT_EQ(Choose(Problem(9), "", name).status().code(), code) << name;
+  }
+}
+
+TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
+  DeviceFacts facts;
+  facts.level = Isa::kAmx;
+  const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
+  const auto chosen = [&](int64_t m, const char* kernel) {
+    const auto sections = ParseTuning(std::string("metal-marlin tuning 1\ndevice d\n") +
+                                          "fp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n" +
+                                          "fp4_e2m1 128 bf16 plain 64 64 2 " + kernel + " 5\n",
+                                      "t");
+    TuningTable table;
+    table.Add(*sections, "d");
+    const auto choice = SelectKernel(Problem(m), {facts, cpu::CpuKernels(), never, &table}, "");
+    return std::string(choice->kernel->name);
+  };
+  EXPECT_EQ(chosen(16, "marlin_gemm_avx512"), "marlin_gemm_avx512");
+  EXPECT_EQ(chosen(2, "marlin_gemm_amx_bf16"), "marlin_gemm_avx512");
+  EXPECT_EQ(chosen(2, "marlin_gemm_avx2"), "marlin_gemm_avx2");
+  EXPECT_EQ(chosen(16, "marlin_gemm_w4a8_vnni"), "marlin_gemm_amx_bf16");
+}
+
+/// Every variant is listed once, can run, and is named as ParseKernelName reads it.
+void CheckVariants(const KernelDesc& kernel, const GemmDesc& desc) {
+  const cuda::DeviceShape device;
+  const std::vector<KernelVariant> variants = cuda::VariantsOf(kernel, desc, device);
+  for (const KernelVariant& variant : variants) {
+    EXPECT_TRUE(cuda::CanRunAs(kernel, desc, device, variant));
+    const auto name = ParseKernelName(ToString(kernel.name, variant));
+    ASSERT_TRUE(name.ok());
+    EXPECT_EQ(name->variant, variant);
+    EXPECT_EQ(std::count(variants.begin(), variants.end(), variant), 1);
+  }
+  for (const KernelVariant wrong : {KernelVariant{33, 1}, {64, 9}, {256, 2}, {1 << 30, 1}}) {
+    EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, wrong));
+  }
+}
+
+TEST(Variants, AreListedOnceAndCanRun) {
+  size_t most = 0;
+  for (const int64_t m : {1, 8, 16, 33, 64, 100, 129, 257, 4096}) {
+    for (const int64_t n : {64, 768, 4096, 4100, 151936}) {
+      for (const int64_t k : {16, 2048, 14336}) {
+        GemmDesc desc = Problem(m);
+        desc.n = n;
+        desc.k = k;
+        for (const KernelDesc& kernel : cuda::CudaKernels()) {
+          CheckVariants(kernel, desc);
+          most = std::max(most, cuda::VariantsOf(kernel, desc, {}).size());
+        }
+      }
+    }
+  }
+  EXPECT_GT(most, 10U);
+}
+
+TEST(ShippedTuning, IsWellFormedAndNamesKernelsThatExist) {
+  const auto sections = ParseTuning(cuda::ShippedTuning(), "shipped");
+  ASSERT_TRUE(sections.ok()) << sections.status().message();
+  for (const TuningSection& section : *sections) {
+    EXPECT_FALSE(section.date.empty()) << section.device;
+    for (const TuningEntry& entry : section.entries) {
+      const auto rows = cuda::CudaKernels();
+      EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [&](const KernelDesc& row) {
+        return entry.kernel == row.name;
+      })) << entry.kernel;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace marlin
