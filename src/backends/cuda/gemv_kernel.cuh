@@ -79,11 +79,12 @@ struct GroupSums {
     }
   }
 
+  /// What finished sums are multiplied with, for the scales are taken as they are stored.
+  static constexpr float kUnit =
+      kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kLift) : 1.0f;
+
   /// Adds part x scale to sums; the scales are those of rows g and g + 8.
   static MARLIN_DEVICE void AddScaled(const float (&part)[4], float2 scale, float (&sums)[4]) {
-    constexpr float kUnit = PowerOfTwo(-kExponents.decode - kExponents.shift - kLift);
-    scale.x *= kUnit;
-    scale.y *= kUnit;
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[e] = __fmaf_rn(part[e], e < 2 ? scale.x : scale.y, sums[e]);
   }
@@ -282,7 +283,8 @@ struct GemvBlock {
   uint32_t arrived;  ///< Barriers of the pieces of activations.
 
   MARLIN_DEVICE GemvBlock(const GemvArguments& args, uint32_t base) {
-    lane = static_cast<int>(threadIdx.x) & 31;
+    // Volatile, so that it stays in a register: from threadIdx it is computed anew for every tile.
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     warp = static_cast<int>(threadIdx.x) >> 5;
     unit_lane = warp >> args.share_log;
     sharer = warp & (args.share - 1);
@@ -316,11 +318,12 @@ struct GemvBlock {
   }
 };
 
-/// Brings the sums of the warps that share a unit together, 32 outputs and 8 tokens after another.
+/// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
+/// tokens after another.
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
-                              float* sums, uint32_t inbox) {
+                              float factor, float* sums, uint32_t inbox) {
   const int lane = block.lane;
   float* mine = sums + block.warp * kSumFloats;
 #pragma unroll
@@ -333,7 +336,8 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int token = (lane & 3) * 2 + (e & 1);
-          mine[token * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[2 * s + r][o][e];
+          mine[token * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] =
+              acc[2 * s + r][o][e] * factor;
         }
       }
       SyncSharers(args, block.unit_lane);
@@ -425,7 +429,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
         parity ^= 1;
       }
     }
-    FinishUnit<kStrips, kOctets>(args, block, u, acc, sums, base + args.inbox_offset);
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
+                                 base + args.inbox_offset);
   }
   // What others bring must have come before this block's shared memory goes.
   if (args.mates > 1) {
