@@ -41,10 +41,15 @@ cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, void* out, i
                                       Element type, cudaStream_t stream);
 
 /// fp32 products of fp32 weights and activations, any layout.
-cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ActivationView& a,
-                             const EpilogueView& epilogue, cudaStream_t stream);
-cudaError_t LaunchExactCanonical(const CanonicalView& weights, const ActivationView& a,
-                                 const EpilogueView& epilogue, cudaStream_t stream);
+struct ExactProduct {
+  ActivationView a;
+  EpilogueView epilogue;
+  bool overlap_previous = false;
+};
+cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ExactProduct& product,
+                             cudaStream_t stream);
+cudaError_t LaunchExactCanonical(const CanonicalView& weights, CodeKind kind,
+                                 const ExactProduct& product, cudaStream_t stream);
 
 /// Copies activations to rows of `k_padded` elements of bf16 or fp16, rounded, zeros behind k.
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
