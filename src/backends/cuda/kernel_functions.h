@@ -13,18 +13,11 @@ const void* GemvFunction(bool bf16, ParameterUse use);
 template <CodeKind kKind>
 const void* WgmmaFunction(bool bf16, int tokens, ParameterUse use);
 
-/// Parameters of the kernel: ExactArguments<TileView>, or <CanonicalView> where not `tiled`; rows
-/// as ExactRowsFor says. kDense16 not tiled: fp32 weights.
-template <CodeKind kKind>
-const void* ExactFunction(bool tiled, int rows);
-
-#define MARLIN_KIND(kind)                                                             \
-  template <>                                                                         \
-  const void* GemvFunction<CodeKind::kind>(bool bf16, ParameterUse use);              \
-  template <>                                                                         \
-  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, ParameterUse use); \
-  template <>                                                                         \
-  const void* ExactFunction<CodeKind::kind>(bool tiled, int rows);
+#define MARLIN_KIND(kind)                                                \
+  template <>                                                            \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, ParameterUse use); \
+  template <>                                                            \
+  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, ParameterUse use);
 #include "backends/cuda/code_kinds.def"
 #undef MARLIN_KIND
 

@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
+#include "backends/cuda/exact_functions.h"
 #include "backends/cuda/exact_layout.h"
-#include "backends/cuda/kernel_functions.h"
 #include "backends/cuda/launch.h"
 
 namespace marlin::cuda {
