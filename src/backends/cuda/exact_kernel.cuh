@@ -11,8 +11,8 @@
 //           +------------+------------+---
 //
 //   shared memory: for each warp the activations of its unit in fp32, [rows][step][lane % 4][4 k],
-//   so that one load of 16 bytes brings a lane what a row has for its step; later the warp's sums.
-//   Behind them, of gated products, the gates.
+//   so that one load of 16 bytes brings a lane what a row has for its step; the sums of all parts,
+//   [part][row][32]; of gated products, the gates.
 //
 //   error: per weight what exact_weights.cuh says; sums are chains of fused multiply-adds over the
 //   k of a lane, then four lanes (two additions), then the parts in order. All of it follows from n
@@ -26,98 +26,119 @@ namespace marlin::cuda {
 
 constexpr int kExactThreads = 32 * kMaxExactParts;
 
-/// Activations k and k + 1 of rows from `first` on as floats, zeros behind A's k; rows behind A's
-/// repeat the last one. `at_once`: both are inside, and aligned to be loaded together.
+/// Activations k and k + 32 of rows from `first` on as floats, zeros behind A's k; rows behind A's
+/// repeat the last one.
 template <typename T, int kCount>
-MARLIN_DEVICE void LoadPairsOf(const ActivationView& a, int first, int k, bool at_once,
-                               float2 (&pairs)[kCount]) {
-  struct alignas(2 * sizeof(T)) Two {
-    T low, high;
-  };
-  // From row to row, so that no pointers are kept in registers from unit to unit.
+MARLIN_DEVICE void LoadRowsOf(const ActivationView& a, int first, int k, bool tail,
+                              float (&rows)[kCount][2]) {
   const T* row = static_cast<const T*>(a.data) + min(first, a.m - 1) * a.stride + k;
+  const int last = a.m - 1 - first;
+  T stored[kCount][2];
+  if (!tail) {
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      stored[r][0] = row[0];
+      stored[r][1] = row[32];
+      if (r < last) row += a.stride;
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      stored[r][0] = k < a.k ? row[0] : T(0.0f);
+      stored[r][1] = k + 32 < a.k ? row[32] : T(0.0f);
+      if (r < last) row += a.stride;
+    }
+  }
+  // All loads before the first conversion, which waits.
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
-    if (at_once) {
-      const Two two = *reinterpret_cast<const Two*>(row);
-      pairs[r] = {static_cast<float>(two.low), static_cast<float>(two.high)};
-    } else {
-      pairs[r].x = k < a.k ? static_cast<float>(row[0]) : 0.0f;
-      pairs[r].y = k + 1 < a.k ? static_cast<float>(row[1]) : 0.0f;
-    }
-    if (first + r + 1 < a.m) row += a.stride;
+    rows[r][0] = static_cast<float>(stored[r][0]);
+    rows[r][1] = static_cast<float>(stored[r][1]);
   }
 }
 
 template <int kCount>
-MARLIN_DEVICE void LoadPairs(const ActivationView& a, int first, int k, bool at_once,
-                             float2 (&pairs)[kCount]) {
+MARLIN_DEVICE void LoadRows(const ActivationView& a, int first, int k, bool tail,
+                            float (&rows)[kCount][2]) {
   if (a.type == Element::kF32) {
-    LoadPairsOf<float>(a, first, k, at_once, pairs);
+    LoadRowsOf<float>(a, first, k, tail, rows);
   } else if (a.type == Element::kBf16) {
-    LoadPairsOf<__nv_bfloat16>(a, first, k, at_once, pairs);
+    LoadRowsOf<__nv_bfloat16>(a, first, k, tail, rows);
   } else {
-    LoadPairsOf<__half>(a, first, k, at_once, pairs);
+    LoadRowsOf<__half>(a, first, k, tail, rows);
   }
 }
 
-/// One warp's part of the sums of 32 columns.
+/// One warp's sums of 32 columns over a part of k.
 template <typename Weights, int kRows>
 class ExactPart {
  public:
-  using View = typename Weights::View;
-  using Arguments = ExactArguments<View>;
+  using Arguments = ExactArguments<typename Weights::View>;
 
   /// `rows`: this warp's memory.
   MARLIN_DEVICE ExactPart(const Arguments& args, const ExactDecoder& decoder, float* rows)
       : args_(args), decoder_(decoder), rows_(rows), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Sums of columns `column` .. column + 31 and rows from `first_row` on, to [row][column] in this
-  /// warp's memory. `wait` is called before activations are read.
+  /// Sums of columns `column` .. column + 31 and rows from `first_row` on over part `part`, to
+  /// [row][column] of `sums`. `wait` is called before activations are read.
   template <typename Wait>
-  MARLIN_DEVICE void Run(int column, int first_row, const Wait& wait) {
-    const int part = static_cast<int>(threadIdx.x) / 32;
+  MARLIN_DEVICE void Run(int part, int column, int first_row, float* sums, const Wait& wait) {
     const int first = part * args_.split.units_of_part;
     const int last = min(first + args_.split.units_of_part, args_.split.units);
     Weights weights(args_.weights, column, lane_);
-    typename Weights::Raw ahead;
+    Raw ahead;
     if (kAhead && first < last) weights.Load(first, 0, ahead);
     wait();
-    float2 pairs[kBatch];
-    if (kAhead && first < last) FetchPairs(first_row, first, pairs);
+    float fetched[kBatch][2];
+    if (kAhead && first < last) Fetch(first_row, first, fetched);
     float acc[kRows][4] = {};
+    const bool simple = weights.IsSimple();
 #pragma unroll 1
     for (int unit = first; unit < last; ++unit) {
       if (!kAhead) weights.Load(unit, 0, ahead);
-      StageRows(first_row, unit, pairs);
-      if (kAhead && unit + 1 < last) FetchPairs(first_row, unit + 1, pairs);
-      const bool tail = (unit + 1) * kExactUnit > args_.a.k;
-#pragma unroll(kUnrolled ? kExactSteps / Weights::kLoadSteps : 1)
-      for (int from = 0; from < kExactSteps; from += Weights::kLoadSteps) {
-        if (!kAhead && from > 0) weights.Load(unit, from, ahead);
-        typename Weights::Raw raw = ahead;
-        if (kAhead) LoadNext(weights, unit, from + Weights::kLoadSteps, last, ahead);
-#pragma unroll(kUnrolled ? Weights::kLoadSteps : 1)
-        for (int step = from; step < from + Weights::kLoadSteps; ++step) {
-          float w[4][kExactStepK];
-          weights.Step(unit, step, raw, decoder_, w);
-          if (tail) ClearTail(unit, step, w);
-          Multiply(step, w, acc);
-        }
+      Stage(first_row, unit, fetched);
+      if (kAhead && unit + 1 < last) Fetch(first_row, unit + 1, fetched);
+      if (simple && !IsTail(unit)) {
+        RunUnit<true>(weights, unit, last, ahead, acc);
+      } else {
+        RunUnit<false>(weights, unit, last, ahead, acc);
       }
     }
-    AddLanes(acc);
+    AddLanes(acc, sums);
   }
 
  private:
+  using Raw = typename Weights::Raw;
   /// With few rows a warp's loads run ahead of its products; with more, other warps' products fill
   /// the time, and the registers are for sums.
   static constexpr bool kAhead = kRows <= 4;
-  static constexpr bool kUnrolled = Weights::kUnroll && kRows <= 4;
   static constexpr int kBatch = kRows < 8 ? kRows : 8;  ///< Rows that are fetched at a time.
 
-  static MARLIN_DEVICE void LoadNext(const Weights& weights, int unit, int step, int last,
-                                     typename Weights::Raw& ahead) {
+  MARLIN_DEVICE bool IsTail(int unit) const { return (unit + 1) * kExactUnit > args_.a.k; }
+
+  /// The steps of a unit. Where they are simple, they are unrolled as far as few rows allow.
+  template <bool kSimple>
+  MARLIN_DEVICE void RunUnit(Weights& weights, int unit, int last, Raw& ahead,
+                             float (&acc)[kRows][4]) {
+    constexpr bool kUnrolled = kSimple && kRows <= 4;
+    constexpr int kSteps = Weights::kLoadSteps;
+#pragma unroll(kUnrolled ? kExactSteps / kSteps : 1)
+    for (int from = 0; from < kExactSteps; from += kSteps) {
+      if (!kAhead && from > 0) weights.Load(unit, from, ahead);
+      Raw raw = ahead;
+      if (kAhead) LoadNext(weights, unit, from + kSteps, last, ahead);
+      weights.template Begin<kSimple>(raw);
+#pragma unroll(kUnrolled ? kSteps : 1)
+      for (int step = from; step < from + kSteps; ++step) {
+        float w[4][kExactStepK];
+        weights.template Step<kSimple>(unit, step, raw, decoder_, w);
+        if (!kSimple && IsTail(unit)) ClearTail(unit, step, w);
+        Multiply(step, w, acc);
+      }
+    }
+  }
+
+  static MARLIN_DEVICE void LoadNext(Weights& weights, int unit, int step, int last, Raw& ahead) {
     if (step < kExactSteps) {
       weights.Load(unit, step, ahead);
     } else if (unit + 1 < last) {
@@ -125,21 +146,22 @@ class ExactPart {
     }
   }
 
-  MARLIN_DEVICE void FetchPairs(int first_row, int unit, float2 (&pairs)[kBatch]) const {
-    const bool at_once = args_.pairs && (unit + 1) * kExactUnit <= args_.a.k;
-    LoadPairs(args_.a, first_row, unit * kExactUnit + 2 * lane_, at_once, pairs);
+  MARLIN_DEVICE void Fetch(int first_row, int unit, float (&fetched)[kBatch][2]) const {
+    LoadRows(args_.a, first_row, unit * kExactUnit + lane_, IsTail(unit), fetched);
   }
 
-  /// To this warp's memory: `pairs` where they were fetched ahead.
-  MARLIN_DEVICE void StageRows(int first_row, int unit, float2 (&pairs)[kBatch]) const {
+  /// To this warp's memory: what was fetched ahead, or all rows now.
+  MARLIN_DEVICE void Stage(int first_row, int unit, float (&fetched)[kBatch][2]) const {
     __syncwarp();
-    float* to = rows_ + Weights::PlaceOf(lane_);
+    float* low = rows_ + Weights::PlaceOf(lane_);
+    float* high = rows_ + Weights::PlaceOf(lane_ + 32);
 #pragma unroll
     for (int batch = 0; batch < kRows; batch += kBatch) {
-      if (!kAhead) FetchPairs(first_row + batch, unit, pairs);
+      if (!kAhead) Fetch(first_row + batch, unit, fetched);
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        *reinterpret_cast<float2*>(to + (batch + r) * kExactUnit) = pairs[r];
+        low[(batch + r) * kExactUnit] = fetched[r][0];
+        high[(batch + r) * kExactUnit] = fetched[r][1];
       }
     }
     __syncwarp();
@@ -173,12 +195,11 @@ class ExactPart {
   }
 
   /// The four lanes of an output: each finishes one of their four outputs.
-  MARLIN_DEVICE void AddLanes(const float (&acc)[kRows][4]) const {
+  MARLIN_DEVICE void AddLanes(const float (&acc)[kRows][4], float* sums) const {
     const bool odd = (lane_ & 1) != 0;
     const bool upper = (lane_ & 2) != 0;
     const int output = (odd ? 2 : 0) + (upper ? 1 : 0);
-    float* to = rows_ + Weights::OutputOf(lane_, output);
-    __syncwarp();
+    float* to = sums + Weights::OutputOf(lane_, output);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float mine[2];
@@ -204,9 +225,9 @@ class ExactPart {
 template <typename Weights, int kRows>
 class ExactFinish {
  public:
-  /// `memory`: of all warps, then kRows x 32 floats.
-  MARLIN_DEVICE ExactFinish(const EpilogueView& epilogue, int m, int parts, float* memory)
-      : epilogue_(epilogue), m_(m), parts_(parts), memory_(memory) {}
+  /// `sums`: of the parts, then memory for the gates.
+  MARLIN_DEVICE ExactFinish(const EpilogueView& epilogue, int m, int parts, float* sums)
+      : epilogue_(epilogue), m_(m), parts_(parts), sums_(sums) {}
 
   /// Gated products take their gates, then their ups, which in tiles may lie in two strips.
   MARLIN_DEVICE int Passes() const {
@@ -221,7 +242,7 @@ class ExactFinish {
   }
 
   MARLIN_DEVICE void Run(int pass, int first_row, int out) const {
-    float* gates = memory_ + parts_ * kStride;
+    float* gates = sums_ + parts_ * kStride;
     const int outputs = epilogue_.gated ? epilogue_.n / 2 : epilogue_.n;
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kStripOutputs;
          i += static_cast<int>(blockDim.x)) {
@@ -230,7 +251,7 @@ class ExactFinish {
       // Of the strip that was summed up.
       const int place = pass == 0 ? i % kStripOutputs : epilogue_.n / 2 + n - ColumnOf(pass, out);
       if (place < 0 || place >= kStripOutputs) continue;
-      const float* sums = memory_ + row * kStripOutputs + place;
+      const float* sums = sums_ + row * kStripOutputs + place;
       float sum = sums[0];
       for (int part = 1; part < parts_; ++part) sum += sums[part * kStride];
       if (first_row + row >= m_ || n >= outputs) continue;
@@ -245,16 +266,16 @@ class ExactFinish {
   }
 
  private:
-  static constexpr int kStride = kRows * kExactUnit;  ///< From one part's sums to the next's.
+  static constexpr int kStride = kRows * kStripOutputs;  ///< From one part's sums to the next's.
 
   const EpilogueView& epilogue_;
   int m_;
   int parts_;
-  float* memory_;
+  float* sums_;
 };
 
 template <typename Weights, CodeKind kKind, int kRows>
-__global__ void __launch_bounds__(kExactThreads)
+__global__ void __launch_bounds__(kExactThreads, kRows == 1 ? 2 : 1)
     ExactGemmKernel(const __grid_constant__ ExactArguments<typename Weights::View> args) {
   extern __shared__ float4 shared_memory[];
   __shared__ float table[16];
@@ -266,19 +287,24 @@ __global__ void __launch_bounds__(kExactThreads)
   }
   ExactDecoder decoder = {table, 0.0f};
   if constexpr (kKind == CodeKind::kInt4) decoder.magic = 8388608.0f - args.weights.values[0];
-
   const int first_row = static_cast<int>(blockIdx.x) * kRows;
   const int out = static_cast<int>(blockIdx.y) * kStripOutputs;
-  const ExactFinish<Weights, kRows> finish(args.epilogue, args.a.m, args.split.parts, memory);
-  float* mine = memory + static_cast<int>(threadIdx.x) / 32 * (kRows * kExactUnit);
-  ExactPart<Weights, kRows> part(args, decoder, mine);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  float* sums = memory + warps * (kRows * kExactUnit);
+  const ExactFinish<Weights, kRows> finish(args.epilogue, args.a.m, args.split.parts, sums);
+  ExactPart<Weights, kRows> part(args, decoder, memory + warp * (kRows * kExactUnit));
   const int passes = finish.Passes();
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const int column = finish.ColumnOf(pass, out);
     if (column >= args.epilogue.n) break;
-    // Only weights, which Prepare made, may be read before.
-    part.Run(column, first_row, [] { WaitForEarlierWork(); });
+#pragma unroll 1
+    for (int p = warp; p < args.split.parts; p += warps) {
+      // Only weights, which Prepare made, may be read before.
+      part.Run(p, column, first_row, sums + p * (kRows * kStripOutputs),
+               [] { WaitForEarlierWork(); });
+    }
     __syncthreads();
     finish.Run(pass, first_row, out);
     __syncthreads();

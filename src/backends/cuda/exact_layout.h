@@ -10,22 +10,19 @@ namespace marlin::cuda {
 inline constexpr int kExactUnit = 64;      ///< k that a warp multiplies at a time: half a tile.
 inline constexpr int kExactStepK = 4;      ///< k of one lane in one step; four lanes share a step.
 inline constexpr int kExactSteps = 4;      ///< Of a unit.
-inline constexpr int kMaxExactParts = 16;  ///< Warps of a thread block, each with its part of k.
+inline constexpr int kMaxExactParts = 16;  ///< Of k.
 
-/// The parts of k, which follow from the weights' shape alone: a row's sum does not depend on m.
+/// The parts of k, which follow from k alone: a row's sum does not depend on m.
 struct ExactParts {
   int units = 0;
   int units_of_part = 0;  ///< Of every part but perhaps the last.
   int parts = 1;
 };
 
-/// Few columns make few thread blocks, which then need more warps each.
-inline ExactParts PlanExactParts(int n, int k) {
-  constexpr int kFewColumns = 6144;
-  const int wanted = n <= kFewColumns ? kMaxExactParts : kMaxExactParts / 2;
+inline ExactParts PlanExactParts(int k) {
   ExactParts plan;
   plan.units = (k + kExactUnit - 1) / kExactUnit;
-  plan.units_of_part = (plan.units + wanted - 1) / wanted;
+  plan.units_of_part = (plan.units + kMaxExactParts - 1) / kMaxExactParts;
   if (plan.units > 0) plan.parts = (plan.units + plan.units_of_part - 1) / plan.units_of_part;
   return plan;
 }
@@ -33,9 +30,19 @@ inline ExactParts PlanExactParts(int n, int k) {
 /// Rows that a thread block multiplies at a time: the kernels are compiled for these numbers.
 inline int ExactRowsFor(int m) { return m <= 1 ? 1 : m <= 4 ? 4 : m <= 8 ? 8 : 16; }
 
-/// Per warp the activations of a unit, later its sums; behind them the gates of gated products.
-inline int ExactSharedBytes(int rows, int parts) {
-  return (parts * kExactUnit + kStripOutputs) * rows * static_cast<int>(sizeof(float));
+/// Warps of a thread block, which take the parts in turn. One row wants all parts under way at
+/// once; more rows, if they make blocks enough, want two blocks on a multiprocessor, of which one
+/// begins while the other ends.
+inline int ExactWarpsFor(int rows, int64_t blocks, int parts) {
+  constexpr int kManyBlocks = 200;
+  const int wanted = rows == 1 || blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
+  return parts < wanted ? parts : wanted;
+}
+
+/// Per warp the activations of a unit; sums of the parts; the gates of gated products.
+inline int ExactSharedBytes(int rows, int warps, int parts) {
+  return (warps * kExactUnit + (parts + 1) * kStripOutputs) * rows *
+         static_cast<int>(sizeof(float));
 }
 
 template <typename View>
@@ -44,7 +51,6 @@ struct ExactArguments {
   ActivationView a;
   EpilogueView epilogue;
   ExactParts split;
-  bool pairs = false;  ///< Two activations at even k can be loaded at once.
 };
 
 }  // namespace marlin::cuda

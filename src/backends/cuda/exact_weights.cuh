@@ -3,8 +3,11 @@
 // k = 16 s + 2 t + {0, 1, 8, 9} of a matrix instruction's fragment; in the canonical layout, where
 // words run along k and neighbours along n, the outputs 4 g + o and k = 16 t + 4 s + {0, 1, 2, 3}.
 //
-//   Load   starts the loads of one or more steps; Step makes their weights.
-//   error  a weight is scale * (value - zero) + bias, each operation rounded: 3 x 2^-24. Values of
+//   Load    starts the loads of one or more steps
+//   Begin   before the steps of a load: scales of a group that begins there
+//   Step    the weights of a step; `kSimple`: of a unit for which IsSimple says so, without
+//   branches error  a weight is scale * (value - zero) + bias, each operation rounded: 3 x 2^-24.
+//   Values of
 //          codes are exact: codes are put into the fields of floats (FP4 x 2^-126, integers under
 //          2^23), and powers of two and of integers taken off without rounding.
 #pragma once
@@ -24,10 +27,10 @@ MARLIN_DEVICE constexpr bool LooksUp(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
 
-/// What decoding needs: a table in shared memory, or what is taken off the magic number.
+/// What decoding needs.
 struct ExactDecoder {
-  const float* table;
-  float magic;  ///< 2^23 - value of code 0.
+  const float* table;  ///< In shared memory.
+  float magic;         ///< Of kInt4: 2^23 - value of code 0.
 };
 
 /// One of four words, by a number that is the same for all lanes.
@@ -79,13 +82,22 @@ MARLIN_DEVICE void ByteValues(uint32_t word, float (&values)[4]) {
   }
 }
 
+/// Changes every number of a step.
+template <typename Change>
+MARLIN_DEVICE void ForEach(float (&w)[4][kExactStepK], const Change& change) {
+#pragma unroll
+  for (int o = 0; o < 4; ++o) {
+#pragma unroll
+    for (int i = 0; i < kExactStepK; ++i) change(w[o][i], o);
+  }
+}
+
 /// Weights of tiles.
 template <CodeKind kKind>
 class TileWeights {
  public:
   using View = TileView;
   static constexpr bool kAnyColumn = false;  ///< Strips begin at multiples of 32 columns.
-  static constexpr bool kUnroll = true;
   static constexpr int kBits = CodeBits(kKind);
   /// A load is 16 bytes of a block, or what there is.
   static constexpr int kLoadSteps = kBits == 16 ? 1 : (kBits == 8 ? 2 : 4);
@@ -108,9 +120,9 @@ class TileWeights {
   static MARLIN_DEVICE int KOf(int step, int t, int i) {
     return 16 * step + 2 * t + 8 * (i >> 1) + (i & 1);
   }
-  /// Where the activations of k = 2 `pair` and the next lie, in steps of [step][t][4].
-  static MARLIN_DEVICE int PlaceOf(int pair) {
-    return (pair >> 3) * 16 + (pair & 3) * 4 + ((pair >> 2) & 1) * 2;
+  /// Where the activation of a unit's k lies, in steps of [step][t][4].
+  static MARLIN_DEVICE int PlaceOf(int k) {
+    return (k >> 4) * 16 + ((k >> 1) & 3) * 4 + ((k >> 3) & 1) * 2 + (k & 1);
   }
   static MARLIN_DEVICE int OutputOf(int lane, int o) { return (lane >> 2) + 8 * o; }
 
@@ -138,6 +150,28 @@ class TileWeights {
     LoadParameters(unit, step, raw);
   }
 
+  /// Nothing but one scale: a group of the unit or longer, no zeros, no biases.
+  MARLIN_DEVICE bool IsSimple() const {
+    return view_.zero_kind == 0 && group_log_ >= 2 &&
+           (kKind != CodeKind::kFp4 || fabsf(view_.multiplier) <= kFoldedMultiplier);
+  }
+
+  template <bool kSimple>
+  MARLIN_DEVICE void Begin(const Raw& raw) {
+    if constexpr (kKind == CodeKind::kDense16) return;
+    Unpack(raw.scales, view_.bf16_parameters, view_.multiplier, scale_);
+    if constexpr (kSimple) {
+      // What decoded codes lack: stored scales are below 2^16, so the products stay in range.
+      constexpr float kMissing = kKind == CodeKind::kFp4 ? PowerOfTwo(126) : 1.0f;
+#pragma unroll
+      for (int o = 0; o < 4; ++o) scale_[o] *= kMissing;
+    } else if (view_.zero_kind != 0) {
+      const bool zeros = view_.zero_kind == 1;
+      Unpack(raw.extras, !zeros && view_.bf16_parameters, zeros ? 1.0f : view_.multiplier, extra_);
+    }
+  }
+
+  template <bool kSimple>
   MARLIN_DEVICE void Step(int unit, int step, Raw& raw, const ExactDecoder& decoder,
                           float (&w)[4][kExactStepK]) {
 #pragma unroll
@@ -147,18 +181,28 @@ class TileWeights {
 #pragma unroll
       for (int i = 0; i < 8; ++i) w[2 * b + (i / 2 & 1)][i / 4 * 2 + i % 2] = values[i];
     }
-    if constexpr (kKind != CodeKind::kDense16) {
-      // Codes come for several steps, their scales for one group.
-      if (step % kLoadSteps == 0 || (step & ((1 << group_log_) - 1)) == 0) Convert(raw);
-      const int next = step + 1;
-      if (next % kLoadSteps != 0 && (next & ((1 << group_log_) - 1)) == 0) {
-        LoadParameters(unit, next, raw);
+    if constexpr (kKind == CodeKind::kDense16) return;
+    if constexpr (!kSimple) {
+      if constexpr (kKind == CodeKind::kFp4) {
+        ForEach(w, [&](float& weight, int) { weight *= PowerOfTwo(126); });
       }
-      Apply(w);
+      // Codes come for several steps, their scales for one group.
+      const int groups_begin = (1 << group_log_) - 1;
+      if (step % kLoadSteps != 0 && (step & groups_begin) == 0) Begin<false>(raw);
+      if ((step + 1) % kLoadSteps != 0 && ((step + 1) & groups_begin) == 0) {
+        LoadParameters(unit, step + 1, raw);
+      }
+      if (view_.zero_kind == 1) ForEach(w, [&](float& weight, int o) { weight -= extra_[o]; });
+    }
+    ForEach(w, [&](float& weight, int o) { weight *= scale_[o]; });
+    if constexpr (!kSimple) {
+      if (view_.zero_kind == 2) ForEach(w, [&](float& weight, int o) { weight += extra_[o]; });
     }
   }
 
  private:
+  static constexpr float kFoldedMultiplier = PowerOfTwo(-15);
+
   MARLIN_DEVICE const uint8_t* TileOf(int unit) const {
     return base_ + static_cast<int64_t>(unit >> 1) * (kStripsOfBlock * view_.tile_bytes);
   }
@@ -176,14 +220,6 @@ class TileWeights {
     }
   }
 
-  MARLIN_DEVICE void Convert(const Raw& raw) {
-    Unpack(raw.scales, view_.bf16_parameters, view_.multiplier, scale_);
-    if (view_.zero_kind == 1) Unpack(raw.extras, false, 1.0f, extra_);
-    if (view_.zero_kind == 2) {
-      Unpack(raw.extras, view_.bf16_parameters, view_.multiplier, extra_);
-    }
-  }
-
   static MARLIN_DEVICE void Unpack(uint2 stored, bool bf16, float factor, float (&numbers)[4]) {
     const float2 low = LoadParameters(stored.x, bf16);
     const float2 high = LoadParameters(stored.y, bf16);
@@ -194,18 +230,6 @@ class TileWeights {
   }
   static MARLIN_DEVICE float2 LoadParameters(uint32_t pair, bool bf16) {
     return bf16 ? Bf16x2::Unpack(pair) : F16x2::Unpack(pair);
-  }
-
-  MARLIN_DEVICE void Apply(float (&w)[4][kExactStepK]) const {
-#pragma unroll
-    for (int o = 0; o < 4; ++o) {
-#pragma unroll
-      for (int i = 0; i < kExactStepK; ++i) {
-        if (view_.zero_kind == 1) w[o][i] -= extra_[o];
-        w[o][i] *= scale_[o];
-        if (view_.zero_kind == 2) w[o][i] += extra_[o];
-      }
-    }
   }
 
   /// The codes of a step as nibbles in the order of pairs.
@@ -223,6 +247,7 @@ class TileWeights {
     }
   }
 
+  /// Of kFp4 x 2^-126.
   MARLIN_DEVICE void Values(const uint32_t (&words)[kWords], int step, const ExactDecoder& decoder,
                             float (&values)[8]) const {
     if constexpr (kKind == CodeKind::kFp4) {
@@ -230,8 +255,8 @@ class TileWeights {
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         const float2 pair = Bf16x2::Unpack(split.pair[p]);
-        values[2 * p] = pair.x * PowerOfTwo(126);
-        values[2 * p + 1] = pair.y * PowerOfTwo(126);
+        values[2 * p] = pair.x;
+        values[2 * p + 1] = pair.y;
       }
     } else if constexpr (kKind == CodeKind::kInt4) {
       const uint32_t word = Nibbles(words, step);
@@ -275,7 +300,6 @@ class CanonicalWeights {
  public:
   using View = CanonicalView;
   static constexpr bool kAnyColumn = true;
-  static constexpr bool kUnroll = false;  ///< Any group may begin in any step: much code.
   static constexpr bool kFloats = kKind == CodeKind::kDense16;
   static constexpr int kBits = kFloats ? 32 : CodeBits(kKind);
   static constexpr int kLoadSteps = kFloats ? 1 : (kBits == 8 ? 2 : 4);
@@ -283,6 +307,8 @@ class CanonicalWeights {
   static constexpr int kRows = kFloats ? 4 : (kBits == 2 ? 1 : 2);
   struct Raw {
     uint32_t words[kRows][4];  ///< Of four columns.
+    uint32_t scales[4];        ///< As stored, where a group begins.
+    int group;                 ///< Which one; -1: the one before goes on.
   };
 
   MARLIN_DEVICE CanonicalWeights(const View& view, int column, int lane)
@@ -293,13 +319,12 @@ class CanonicalWeights {
         group_size_(static_cast<int>(min(view.group_size, static_cast<int64_t>(view.k)))) {}
 
   static MARLIN_DEVICE int KOf(int step, int t, int i) { return 16 * t + 4 * step + i; }
-  static MARLIN_DEVICE int PlaceOf(int pair) {
-    return ((pair >> 1) & 3) * 16 + (pair >> 3) * 4 + (pair & 1) * 2;
-  }
+  static MARLIN_DEVICE int PlaceOf(int k) { return ((k >> 2) & 3) * 16 + (k >> 4) * 4 + (k & 3); }
   static MARLIN_DEVICE int OutputOf(int lane, int o) { return (lane >> 2) * 4 + o; }
 
-  MARLIN_DEVICE void Load(int unit, int step, Raw& raw) const {
+  MARLIN_DEVICE void Load(int unit, int step, Raw& raw) {
     const int k = unit * kExactUnit + 16 * t_ + 4 * step;
+    if constexpr (!kFloats) LoadScales(k, raw);
     int row = 0;
     if constexpr (kFloats) row = k;
     if constexpr (kBits == 8) row = k / 4;
@@ -324,11 +349,28 @@ class CanonicalWeights {
     }
   }
 
-  MARLIN_DEVICE void Step(int unit, int step, const Raw& raw, const ExactDecoder& decoder,
+  MARLIN_DEVICE bool IsSimple() const { return view_.zeros == nullptr && view_.biases == nullptr; }
+
+  template <bool kSimple>
+  MARLIN_DEVICE void Begin(const Raw& raw) {
+    if constexpr (!kFloats) {
+      if (raw.group >= 0) Convert<kSimple>(raw);
+    }
+  }
+
+  template <bool kSimple>
+  MARLIN_DEVICE void Step(int /*unit*/, int step, const Raw& raw, const ExactDecoder& decoder,
                           float (&w)[4][kExactStepK]) {
 #pragma unroll
     for (int o = 0; o < 4; ++o) Values(raw, o, step, decoder, w[o]);
-    if constexpr (!kFloats) Apply(unit * kExactUnit + 16 * t_ + 4 * step, w);
+    if constexpr (kFloats) return;
+    if constexpr (!kSimple) {
+      if (view_.zeros != nullptr) ForEach(w, [&](float& weight, int o) { weight -= zero_[o]; });
+    }
+    ForEach(w, [&](float& weight, int o) { weight *= scale_[o]; });
+    if constexpr (!kSimple) {
+      if (view_.biases != nullptr) ForEach(w, [&](float& weight, int o) { weight += bias_[o]; });
+    }
   }
 
  private:
@@ -363,34 +405,37 @@ class CanonicalWeights {
     }
   }
 
-  /// Four k from `k` on, of one group or of several.
-  MARLIN_DEVICE void Apply(int k, float (&w)[4][kExactStepK]) {
-    int done = 0;
-    do {
-      if (k + done >= group_end_) LoadGroup(k + done);
-      const int until = min(kExactStepK, group_end_ - k);
-#pragma unroll
-      for (int i = 0; i < kExactStepK; ++i) {
-        if (i < done || i >= until) continue;
-#pragma unroll
-        for (int o = 0; o < 4; ++o) {
-          if (view_.zeros != nullptr) w[o][i] -= zero_[o];
-          w[o][i] *= scale_[o];
-          if (view_.biases != nullptr) w[o][i] += bias_[o];
-        }
-      }
-      done = until;
-    } while (done < kExactStepK);
-  }
-
-  MARLIN_DEVICE void LoadGroup(int k) {
-    // Beyond k there are activations of zero and no groups.
-    const int group = min(k, view_.k - 1) / group_size_;
-    group_end_ = k < view_.k ? (group + 1) * group_size_ : INT_MAX;
+  /// A lane's 16 k of a unit have one group: groups are multiples of 16, or all of k.
+  MARLIN_DEVICE void LoadScales(int k, Raw& raw) {
+    raw.group = -1;
+    if (k < group_end_) return;
+    // Behind k there are no groups, and activations are zero.
+    raw.group = min(k, view_.k - 1) / group_size_;
+    group_end_ = (raw.group + 1) * group_size_;
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const int64_t at = static_cast<int64_t>(group) * view_.n + ColumnOf(o);
-      scale_[o] = LoadFloat(view_.scales, view_.scale_type, at) * view_.global_scale;
+      const int64_t at = static_cast<int64_t>(raw.group) * view_.n + ColumnOf(o);
+      switch (view_.scale_type) {
+        case Element::kF32:
+          raw.scales[o] = __ldg(static_cast<const uint32_t*>(view_.scales) + at);
+          break;
+        case Element::kE8M0:
+        case Element::kE4M3:
+          raw.scales[o] = __ldg(static_cast<const uint8_t*>(view_.scales) + at);
+          break;
+        default:
+          raw.scales[o] = __ldg(static_cast<const uint16_t*>(view_.scales) + at);
+      }
+    }
+  }
+
+  template <bool kSimple>
+  MARLIN_DEVICE void Convert(const Raw& raw) {
+#pragma unroll
+    for (int o = 0; o < 4; ++o) {
+      scale_[o] = LoadFloat(&raw.scales[o], view_.scale_type, 0) * view_.global_scale;
+      if (kSimple) continue;
+      const int64_t at = static_cast<int64_t>(raw.group) * view_.n + ColumnOf(o);
       if (view_.zeros != nullptr) zero_[o] = LoadFloat(view_.zeros, Element::kF16, at);
       if (view_.biases != nullptr) bias_[o] = LoadFloat(view_.biases, view_.bias_type, at);
     }

@@ -18,12 +18,6 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled, int rows) {
   return nullptr;
 }
 
-/// Whether activations k and k + 1 of every row, k even, can be loaded as one.
-bool LoadsPairs(const ActivationView& a) {
-  const uintptr_t bytes = a.type == Element::kF32 ? 8 : 4;
-  return reinterpret_cast<uintptr_t>(a.data) % bytes == 0 && (a.stride % 2 == 0 || a.m == 1);
-}
-
 template <typename View>
 cudaError_t Launch(const View& weights, const void* function, const ExactProduct& product,
                    cudaStream_t stream) {
@@ -31,20 +25,21 @@ cudaError_t Launch(const View& weights, const void* function, const ExactProduct
   args.weights = weights;
   args.a = product.a;
   args.epilogue = product.epilogue;
-  args.split = PlanExactParts(weights.n, weights.k);
-  args.pairs = LoadsPairs(product.a);
+  args.split = PlanExactParts(weights.k);
   const int rows = ExactRowsFor(product.a.m);
+  const int outputs = product.epilogue.gated ? weights.n / 2 : weights.n;
+  const int row_blocks = (product.a.m + rows - 1) / rows;
+  const int strips = (outputs + kStripOutputs - 1) / kStripOutputs;
+  const int warps = ExactWarpsFor(rows, int64_t{row_blocks} * strips, args.split.parts);
   // The same for every launch: the attribute is the function's, and other threads launch it too.
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           ExactSharedBytes(rows, kMaxExactParts));
+                           ExactSharedBytes(rows, kMaxExactParts, kMaxExactParts));
   if (error != cudaSuccess) return error;
-  const int outputs = product.epilogue.gated ? weights.n / 2 : weights.n;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((product.a.m + rows - 1) / rows),
-                        static_cast<unsigned>((outputs + kStripOutputs - 1) / kStripOutputs));
-  config.blockDim = dim3(static_cast<unsigned>(args.split.parts * 32));
-  config.dynamicSmemBytes = static_cast<size_t>(ExactSharedBytes(rows, args.split.parts));
+  config.gridDim = dim3(static_cast<unsigned>(row_blocks), static_cast<unsigned>(strips));
+  config.blockDim = dim3(static_cast<unsigned>(warps * 32));
+  config.dynamicSmemBytes = static_cast<size_t>(ExactSharedBytes(rows, warps, args.split.parts));
   config.stream = stream;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

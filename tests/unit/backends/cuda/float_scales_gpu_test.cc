@@ -23,7 +23,7 @@ class FloatScalesOnGpu : public GpuTest<::testing::Test> {
     const std::vector<float> dense = GaussianFloats(kK * kN, 5);
     Result<QuantizedWeights> weights =
         Quantize({dense.data(), DType::kF32, {kK, kN}},
-                 {.format = Format::kU4, .group_size = 32, .scale_type = scale, .symmetric = true});
+                 {.format = Format::kS4, .group_size = 32, .scale_type = scale});
     EXPECT_TRUE(weights.ok()) << weights.status().message();
     return *weights;
   }
