@@ -120,7 +120,7 @@ class ExactPart {
   template <bool kSimple>
   MARLIN_DEVICE void RunUnit(Weights& weights, int unit, int last, Raw& ahead,
                              float (&acc)[kRows][4]) {
-    constexpr bool kUnrolled = kSimple && kRows <= 4;
+    constexpr bool kUnrolled = kSimple && kRows <= 8;
     constexpr int kSteps = Weights::kLoadSteps;
 #pragma unroll(kUnrolled ? kExactSteps / kSteps : 1)
     for (int from = 0; from < kExactSteps; from += kSteps) {
@@ -275,7 +275,7 @@ class ExactFinish {
 };
 
 template <typename Weights, CodeKind kKind, int kRows>
-__global__ void __launch_bounds__(kExactThreads, kRows == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kExactThreads)
     ExactGemmKernel(const __grid_constant__ ExactArguments<typename Weights::View> args) {
   extern __shared__ float4 shared_memory[];
   __shared__ float table[16];

@@ -30,12 +30,11 @@ inline ExactParts PlanExactParts(int k) {
 /// Rows that a thread block multiplies at a time: the kernels are compiled for these numbers.
 inline int ExactRowsFor(int m) { return m <= 1 ? 1 : m <= 4 ? 4 : m <= 8 ? 8 : 16; }
 
-/// Warps of a thread block, which take the parts in turn. One row wants all parts under way at
-/// once; more rows, if they make blocks enough, want two blocks on a multiprocessor, of which one
-/// begins while the other ends.
-inline int ExactWarpsFor(int rows, int64_t blocks, int parts) {
+/// Warps of a thread block, which take the parts in turn: all at once where there are fewer blocks
+/// than fill the device twice; else two blocks to a multiprocessor, one begins while one ends.
+inline int ExactWarpsFor(int64_t blocks, int parts) {
   constexpr int kManyBlocks = 200;
-  const int wanted = rows == 1 || blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
+  const int wanted = blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
   return parts < wanted ? parts : wanted;
 }
 

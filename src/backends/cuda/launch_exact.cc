@@ -30,7 +30,7 @@ cudaError_t Launch(const View& weights, const void* function, const ExactProduct
   const int outputs = product.epilogue.gated ? weights.n / 2 : weights.n;
   const int row_blocks = (product.a.m + rows - 1) / rows;
   const int strips = (outputs + kStripOutputs - 1) / kStripOutputs;
-  const int warps = ExactWarpsFor(rows, int64_t{row_blocks} * strips, args.split.parts);
+  const int warps = ExactWarpsFor(int64_t{row_blocks} * strips, args.split.parts);
   // The same for every launch: the attribute is the function's, and other threads launch it too.
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,

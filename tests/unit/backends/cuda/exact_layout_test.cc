@@ -26,7 +26,7 @@ TEST(ExactParts, OfNothingAreOneOfZero) {
   const ExactParts plan = PlanExactParts(0);
   EXPECT_EQ(plan.units, 0);
   EXPECT_EQ(plan.parts, 1);
-  EXPECT_EQ(ExactWarpsFor(1, 1, plan.parts), 1);
+  EXPECT_EQ(ExactWarpsFor(1, plan.parts), 1);
 }
 
 TEST(ExactParts, KeepSumsWithinTheDeclaredDepth) {
@@ -49,13 +49,11 @@ TEST(ExactRows, FitSharedMemory) {
 }
 
 TEST(ExactWarps, AreNoMoreThanParts) {
-  for (const int rows : {1, 4, 8, 16}) {
-    for (const int64_t blocks : {int64_t{1}, int64_t{128}, int64_t{1} << 40}) {
-      for (int parts = 1; parts <= kMaxExactParts; ++parts) {
-        const int warps = ExactWarpsFor(rows, blocks, parts);
-        EXPECT_GE(warps, 1);
-        EXPECT_LE(warps, parts);
-      }
+  for (const int64_t blocks : {int64_t{1}, int64_t{128}, int64_t{1} << 40}) {
+    for (int parts = 1; parts <= kMaxExactParts; ++parts) {
+      const int warps = ExactWarpsFor(blocks, parts);
+      EXPECT_GE(warps, 1);
+      EXPECT_LE(warps, parts);
     }
   }
 }
