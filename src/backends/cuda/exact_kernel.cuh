@@ -2,7 +2,7 @@
 //
 //   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-//   thread block: 32 outputs x 1, 4 or 8 rows, or 64 x 16; its warps take parts of k
+//   thread block: 32 outputs x 1, 4, 8 or 16 rows; its warps divide k into parts
 //
 //             part 0       part 1      ...          a warp takes units of 64 k: four steps, in each
 //           +------------+------------+---          of which a lane has the weights of 4 outputs
@@ -23,6 +23,8 @@
 #include "backends/cuda/exact_weights.cuh"
 
 namespace marlin::cuda {
+
+constexpr int kExactThreads = 32 * kMaxExactParts;
 
 /// Activations k and k + 32 of rows from `first` on as floats, zeros behind A's k; rows behind A's
 /// repeat the last one.
@@ -67,7 +69,7 @@ MARLIN_DEVICE void LoadRows(const ActivationView& a, int first, int k, bool tail
   }
 }
 
-/// One warp's sums of one or two strips of 32 columns over a part of k.
+/// One warp's sums of 32 columns over a part of k.
 template <typename Weights, int kRows>
 class ExactPart {
  public:
@@ -77,24 +79,23 @@ class ExactPart {
   MARLIN_DEVICE ExactPart(const Arguments& args, const ExactDecoder& decoder, float* rows)
       : args_(args), decoder_(decoder), rows_(rows), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Sums of the columns from `column` on and the rows from `first_row` on over part `part`, to
+  /// Sums of columns `column` .. column + 31 and rows from `first_row` on over part `part`, to
   /// [row][column] of `sums`. `wait` is called before activations are read.
   template <typename Wait>
   MARLIN_DEVICE void Run(int part, int column, int first_row, float* sums, const Wait& wait) {
     const int first = part * args_.split.units_of_part;
     const int last = min(first + args_.split.units_of_part, args_.split.units);
-    Weights weights[2] = {{args_.weights, column, lane_},
-                          {args_.weights, SecondColumn(column), lane_}};
-    Raw ahead[kStrips];
-    if (kAhead && first < last) Load(weights, first, 0, ahead);
+    Weights weights(args_.weights, column, lane_);
+    Raw ahead;
+    if (kAhead && first < last) weights.Load(first, 0, ahead);
     wait();
     float fetched[kBatch][2];
     if (kAhead && first < last) Fetch(first_row, first, fetched);
-    float acc[kStrips][kRows][4] = {};
-    const bool simple = weights[0].IsSimple();
+    float acc[kRows][4] = {};
+    const bool simple = weights.IsSimple();
 #pragma unroll 1
     for (int unit = first; unit < last; ++unit) {
-      if (!kAhead) Load(weights, unit, 0, ahead);
+      if (!kAhead) weights.Load(unit, 0, ahead);
       Stage(first_row, unit, fetched);
       if (kAhead && unit + 1 < last) Fetch(first_row, unit + 1, fetched);
       if (simple && !IsTail(unit)) {
@@ -103,14 +104,11 @@ class ExactPart {
         RunUnit<false>(weights, unit, last, ahead, acc);
       }
     }
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip)
-      AddLanes(acc[strip], sums + strip * kStripOutputs);
+    AddLanes(acc, sums);
   }
 
  private:
   using Raw = typename Weights::Raw;
-  static constexpr int kStrips = ExactStripsFor(kRows);
   /// With few rows a warp's loads run ahead of its products; with more, other warps' products fill
   /// the time, and the registers are for sums.
   static constexpr bool kAhead = kRows <= 4;
@@ -120,50 +118,31 @@ class ExactPart {
 
   /// The steps of a unit. Where they are simple, they are unrolled as far as few rows allow.
   template <bool kSimple>
-  MARLIN_DEVICE void RunUnit(Weights (&weights)[2], int unit, int last, Raw (&ahead)[kStrips],
-                             float (&acc)[kStrips][kRows][4]) {
+  MARLIN_DEVICE void RunUnit(Weights& weights, int unit, int last, Raw& ahead,
+                             float (&acc)[kRows][4]) {
     constexpr bool kUnrolled = kSimple && kRows <= 8;
     constexpr int kSteps = Weights::kLoadSteps;
 #pragma unroll(kUnrolled ? kExactSteps / kSteps : 1)
     for (int from = 0; from < kExactSteps; from += kSteps) {
-      if (!kAhead && from > 0) Load(weights, unit, from, ahead);
-      Raw raw[kStrips];
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) raw[strip] = ahead[strip];
+      if (!kAhead && from > 0) weights.Load(unit, from, ahead);
+      Raw raw = ahead;
       if (kAhead) LoadNext(weights, unit, from + kSteps, last, ahead);
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-        weights[strip].template Begin<kSimple>(raw[strip]);
-      }
+      weights.template Begin<kSimple>(raw);
 #pragma unroll(kUnrolled ? kSteps : 1)
       for (int step = from; step < from + kSteps; ++step) {
-        float w[kStrips][4][kExactStepK];
-#pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip) {
-          weights[strip].template Step<kSimple>(unit, step, raw[strip], decoder_, w[strip]);
-          if (!kSimple && IsTail(unit)) ClearTail(unit, step, w[strip]);
-        }
+        float w[4][kExactStepK];
+        weights.template Step<kSimple>(unit, step, raw, decoder_, w);
+        if (!kSimple && IsTail(unit)) ClearTail(unit, step, w);
         Multiply(step, w, acc);
       }
     }
   }
 
-  /// Of the last columns the second strip may not be there; then it repeats the last one.
-  MARLIN_DEVICE int SecondColumn(int column) const {
-    const int last = (args_.weights.n - 1) / kStripOutputs * kStripOutputs;
-    return Weights::kAnyColumn ? column + kStripOutputs : min(column + kStripOutputs, last);
-  }
-
-  static MARLIN_DEVICE void Load(Weights (&weights)[2], int unit, int step, Raw (&raw)[kStrips]) {
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) weights[strip].Load(unit, step, raw[strip]);
-  }
-  static MARLIN_DEVICE void LoadNext(Weights (&weights)[2], int unit, int step, int last,
-                                     Raw (&raw)[kStrips]) {
+  static MARLIN_DEVICE void LoadNext(Weights& weights, int unit, int step, int last, Raw& ahead) {
     if (step < kExactSteps) {
-      Load(weights, unit, step, raw);
+      weights.Load(unit, step, ahead);
     } else if (unit + 1 < last) {
-      Load(weights, unit + 1, 0, raw);
+      weights.Load(unit + 1, 0, ahead);
     }
   }
 
@@ -198,20 +177,20 @@ class ExactPart {
     }
   }
 
-  MARLIN_DEVICE void Multiply(int step, const float (&w)[kStrips][4][kExactStepK],
-                              float (&acc)[kStrips][kRows][4]) const {
+  MARLIN_DEVICE void Multiply(int step, const float (&w)[4][kExactStepK],
+                              float (&acc)[kRows][4]) const {
     const float* from = rows_ + (step * 4 + (lane_ & 3)) * kExactStepK;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float4 four = *reinterpret_cast<const float4*>(from + r * kExactUnit);
-      const float a[kExactStepK] = {four.x, four.y, four.z, four.w};
+      const float4 a = *reinterpret_cast<const float4*>(from + r * kExactUnit);
 #pragma unroll
-      for (int i = 0; i < kExactStepK; ++i) {
+      for (int o = 0; o < 4; ++o) acc[r][o] = __fmaf_rn(a.x, w[o][0], acc[r][o]);
 #pragma unroll
-        for (int j = 0; j < kStrips * 4; ++j) {
-          acc[j / 4][r][j % 4] = __fmaf_rn(a[i], w[j / 4][j % 4][i], acc[j / 4][r][j % 4]);
-        }
-      }
+      for (int o = 0; o < 4; ++o) acc[r][o] = __fmaf_rn(a.y, w[o][1], acc[r][o]);
+#pragma unroll
+      for (int o = 0; o < 4; ++o) acc[r][o] = __fmaf_rn(a.z, w[o][2], acc[r][o]);
+#pragma unroll
+      for (int o = 0; o < 4; ++o) acc[r][o] = __fmaf_rn(a.w, w[o][3], acc[r][o]);
     }
   }
 
@@ -232,7 +211,7 @@ class ExactPart {
       }
       const float keep = upper ? mine[1] : mine[0];
       const float give = upper ? mine[0] : mine[1];
-      to[r * kStrips * kStripOutputs] = keep + __shfl_xor_sync(0xffffffffu, give, 2);
+      to[r * kStripOutputs] = keep + __shfl_xor_sync(0xffffffffu, give, 2);
     }
   }
 
@@ -259,20 +238,20 @@ class ExactFinish {
   MARLIN_DEVICE int ColumnOf(int pass, int out) const {
     if (pass == 0) return out;
     const int up = epilogue_.n / 2 + out;
-    return Weights::kAnyColumn ? up : up / kStripOutputs * kStripOutputs + (pass - 1) * kOutputs;
+    return Weights::kAnyColumn ? up : (up / kStripOutputs + pass - 1) * kStripOutputs;
   }
 
   MARLIN_DEVICE void Run(int pass, int first_row, int out) const {
     float* gates = sums_ + parts_ * kStride;
     const int outputs = epilogue_.gated ? epilogue_.n / 2 : epilogue_.n;
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kOutputs;
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kStripOutputs;
          i += static_cast<int>(blockDim.x)) {
-      const int row = i / kOutputs;
-      const int n = out + i % kOutputs;
-      // In the columns that were summed up.
-      const int place = pass == 0 ? i % kOutputs : epilogue_.n / 2 + n - ColumnOf(pass, out);
-      if (place < 0 || place >= kOutputs) continue;
-      const float* sums = sums_ + row * kOutputs + place;
+      const int row = i / kStripOutputs;
+      const int n = out + i % kStripOutputs;
+      // Of the strip that was summed up.
+      const int place = pass == 0 ? i % kStripOutputs : epilogue_.n / 2 + n - ColumnOf(pass, out);
+      if (place < 0 || place >= kStripOutputs) continue;
+      const float* sums = sums_ + row * kStripOutputs + place;
       float sum = sums[0];
       for (int part = 1; part < parts_; ++part) sum += sums[part * kStride];
       if (first_row + row >= m_ || n >= outputs) continue;
@@ -287,8 +266,7 @@ class ExactFinish {
   }
 
  private:
-  static constexpr int kOutputs = ExactStripsFor(kRows) * kStripOutputs;
-  static constexpr int kStride = kRows * kOutputs;  ///< From one part's sums to the next's.
+  static constexpr int kStride = kRows * kStripOutputs;  ///< From one part's sums to the next's.
 
   const EpilogueView& epilogue_;
   int m_;
@@ -297,9 +275,8 @@ class ExactFinish {
 };
 
 template <typename Weights, CodeKind kKind, int kRows>
-__global__ void __launch_bounds__(32 * ExactMaxWarps(kRows))
+__global__ void __launch_bounds__(kExactThreads)
     ExactGemmKernel(const __grid_constant__ ExactArguments<typename Weights::View> args) {
-  constexpr int kOutputs = ExactStripsFor(kRows) * kStripOutputs;
   extern __shared__ float4 shared_memory[];
   __shared__ float table[16];
   auto* memory = reinterpret_cast<float*>(shared_memory);
@@ -311,7 +288,7 @@ __global__ void __launch_bounds__(32 * ExactMaxWarps(kRows))
   ExactDecoder decoder = {table, 0.0f};
   if constexpr (kKind == CodeKind::kInt4) decoder.magic = 8388608.0f - args.weights.values[0];
   const int first_row = static_cast<int>(blockIdx.x) * kRows;
-  const int out = static_cast<int>(blockIdx.y) * kOutputs;
+  const int out = static_cast<int>(blockIdx.y) * kStripOutputs;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   float* sums = memory + warps * (kRows * kExactUnit);
@@ -325,7 +302,8 @@ __global__ void __launch_bounds__(32 * ExactMaxWarps(kRows))
 #pragma unroll 1
     for (int p = warp; p < args.split.parts; p += warps) {
       // Only weights, which Prepare made, may be read before.
-      part.Run(p, column, first_row, sums + p * (kRows * kOutputs), [] { WaitForEarlierWork(); });
+      part.Run(p, column, first_row, sums + p * (kRows * kStripOutputs),
+               [] { WaitForEarlierWork(); });
     }
     __syncthreads();
     finish.Run(pass, first_row, out);

@@ -27,34 +27,21 @@ inline ExactParts PlanExactParts(int k) {
   return plan;
 }
 
-/// Strips of 32 outputs that a thread block of so many rows has. Two strips read the activations
-/// in shared memory once; they take the registers of two thread blocks.
-MARLIN_HOST_DEVICE constexpr int ExactStripsFor(int rows) { return rows == 16 ? 2 : 1; }
-MARLIN_HOST_DEVICE constexpr int ExactMaxWarps(int rows) {
-  return rows == 16 ? kMaxExactParts / 2 : kMaxExactParts;
-}
-
-/// Rows that a thread block multiplies at a time: 1, 4, 8 or 16, which is for blocks enough to fill
-/// the device.
-inline int ExactRowsFor(int m, int outputs) {
-  constexpr int64_t kEnoughBlocks = 128;
-  if (m <= 4) return m <= 1 ? 1 : 4;
-  const int64_t blocks = (int64_t{m} + 15) / 16 * ((outputs + 63) / 64);
-  return m <= 8 || blocks < kEnoughBlocks ? 8 : 16;
-}
+/// Rows that a thread block multiplies at a time: the kernels are compiled for these numbers.
+inline int ExactRowsFor(int m) { return m <= 1 ? 1 : m <= 4 ? 4 : m <= 8 ? 8 : 16; }
 
 /// Warps of a thread block, which take the parts in turn: all at once where there are fewer blocks
 /// than fill the device twice; else two blocks to a multiprocessor, one begins while one ends.
-inline int ExactWarpsFor(int rows, int64_t blocks, int parts) {
+inline int ExactWarpsFor(int64_t blocks, int parts) {
   constexpr int kManyBlocks = 200;
-  const int wanted = blocks < kManyBlocks ? ExactMaxWarps(rows) : kMaxExactParts / 2;
+  const int wanted = blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
   return parts < wanted ? parts : wanted;
 }
 
 /// Per warp the activations of a unit; sums of the parts; the gates of gated products.
 inline int ExactSharedBytes(int rows, int warps, int parts) {
-  const int outputs = ExactStripsFor(rows) * kStripOutputs;
-  return (warps * kExactUnit + (parts + 1) * outputs) * rows * static_cast<int>(sizeof(float));
+  return (warps * kExactUnit + (parts + 1) * kStripOutputs) * rows *
+         static_cast<int>(sizeof(float));
 }
 
 template <typename View>

@@ -19,27 +19,25 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled, int rows) {
 }
 
 template <typename View>
-cudaError_t Launch(const View& weights, CodeKind kind, bool tiled, const ExactProduct& product,
+cudaError_t Launch(const View& weights, const void* function, const ExactProduct& product,
                    cudaStream_t stream) {
-  const int outputs = product.epilogue.gated ? weights.n / 2 : weights.n;
-  const int rows = ExactRowsFor(product.a.m, outputs);
-  const void* function = ExactFunctionOf(kind, tiled, rows);
   ExactArguments<View> args;
   args.weights = weights;
   args.a = product.a;
   args.epilogue = product.epilogue;
   args.split = PlanExactParts(weights.k);
+  const int rows = ExactRowsFor(product.a.m);
+  const int outputs = product.epilogue.gated ? weights.n / 2 : weights.n;
   const int row_blocks = (product.a.m + rows - 1) / rows;
-  const int columns = ExactStripsFor(rows) * kStripOutputs;
-  const int column_blocks = (outputs + columns - 1) / columns;
-  const int warps = ExactWarpsFor(rows, int64_t{row_blocks} * column_blocks, args.split.parts);
+  const int strips = (outputs + kStripOutputs - 1) / kStripOutputs;
+  const int warps = ExactWarpsFor(int64_t{row_blocks} * strips, args.split.parts);
   // The same for every launch: the attribute is the function's, and other threads launch it too.
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           ExactSharedBytes(rows, ExactMaxWarps(rows), kMaxExactParts));
+                           ExactSharedBytes(rows, kMaxExactParts, kMaxExactParts));
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(row_blocks), static_cast<unsigned>(column_blocks));
+  config.gridDim = dim3(static_cast<unsigned>(row_blocks), static_cast<unsigned>(strips));
   config.blockDim = dim3(static_cast<unsigned>(warps * 32));
   config.dynamicSmemBytes = static_cast<size_t>(ExactSharedBytes(rows, warps, args.split.parts));
   config.stream = stream;
@@ -56,12 +54,14 @@ cudaError_t Launch(const View& weights, CodeKind kind, bool tiled, const ExactPr
 
 cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ExactProduct& product,
                              cudaStream_t stream) {
-  return Launch(weights, kind, true, product, stream);
+  const void* function = ExactFunctionOf(kind, true, ExactRowsFor(product.a.m));
+  return Launch(weights, function, product, stream);
 }
 
 cudaError_t LaunchExactCanonical(const CanonicalView& weights, CodeKind kind,
                                  const ExactProduct& product, cudaStream_t stream) {
-  return Launch(weights, kind, false, product, stream);
+  const void* function = ExactFunctionOf(kind, false, ExactRowsFor(product.a.m));
+  return Launch(weights, function, product, stream);
 }
 
 }  // namespace marlin::cuda
