@@ -263,12 +263,11 @@ class CudaBackend final : public Backend {
   cudaError_t RunExact(const GemmCall& call) const {
     const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
     auto* stream = static_cast<cudaStream_t>(call.stream);
-    if (prepared.tiled) {
-      return LaunchExactTiles(prepared.Tiles(call.expert), prepared.kind(), ActivationsOf(call),
-                              EpilogueOf(call), stream);
-    }
-    return LaunchExactCanonical(prepared.Canonical(call.expert), ActivationsOf(call),
-                                EpilogueOf(call), stream);
+    const ExactProduct product = {ActivationsOf(call), EpilogueOf(call), call.overlap_previous};
+    return prepared.tiled
+               ? LaunchExactTiles(prepared.Tiles(call.expert), prepared.kind(), product, stream)
+               : LaunchExactCanonical(prepared.Canonical(call.expert), prepared.kind(), product,
+                                      stream);
   }
 
   cudaError_t RunFp8(const GemmCall& call) const {

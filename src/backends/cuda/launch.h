@@ -46,10 +46,15 @@ cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, v
                             cudaStream_t stream);
 
 /// fp32 products of fp32 weights and activations, any layout.
-cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ActivationView& a,
-                             const EpilogueView& epilogue, cudaStream_t stream);
-cudaError_t LaunchExactCanonical(const CanonicalView& weights, const ActivationView& a,
-                                 const EpilogueView& epilogue, cudaStream_t stream);
+struct ExactProduct {
+  ActivationView a;
+  EpilogueView epilogue;
+  bool overlap_previous = false;
+};
+cudaError_t LaunchExactTiles(const TileView& weights, CodeKind kind, const ExactProduct& product,
+                             cudaStream_t stream);
+cudaError_t LaunchExactCanonical(const CanonicalView& weights, CodeKind kind,
+                                 const ExactProduct& product, cudaStream_t stream);
 
 /// Which of the kernels of a kind of codes these weights need.
 ParameterUse UseOf(const TileView& view, CodeKind kind);

@@ -84,13 +84,55 @@ int NormalizingExponent(float largest) {
   return std::clamp(15 - ExponentOf(largest), -100, 120);
 }
 
-/// Why a matrix cannot be made of tiles without losing bits; tiles are for scales of 16 bits or
-/// less.
-bool CanTile(const QuantizedWeights& weights) {
-  const WeightsSpec& spec = weights.spec;
+/// Whether fp32 numbers, times 2^exponent, all are numbers of a 16-bit type.
+bool FitIn(const TensorView& view, int64_t experts, int64_t expert, int exponent, bool bf16) {
+  if (view.empty()) return true;
+  const int64_t count = view.ElementCount() / experts;
+  for (int64_t i = expert * count; i < (expert + 1) * count; ++i) {
+    const float value = view.As<float>()[i];
+    const float normal = std::ldexp(value, exponent);
+    const float stored = bf16 ? Bf16ToFloat(FloatToBf16(normal)) : HalfToFloat(FloatToHalf(normal));
+    // Back again, because the power of two may have rounded too; a NaN does not fit.
+    if (std::ldexp(stored, -exponent) != value || !std::isfinite(stored)) return false;
+  }
+  return true;
+}
+
+/// Whether all normalised scales and biases in fp32 are numbers of a 16-bit type.
+bool FitIn(const QuantizedWeights& weights, bool bf16) {
+  const int64_t experts = weights.spec.experts;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const float largest = std::max(RangeOf(weights.scales, experts, expert).largest,
+                                   RangeOf(weights.biases, experts, expert).largest);
+    const int exponent = NormalizingExponent(largest);
+    if (!FitIn(weights.scales, experts, expert, exponent, bf16) ||
+        !FitIn(weights.biases, experts, expert, exponent, bf16)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The type in which tiles hold scales and biases; nothing where no 16 bits hold them.
+enum class ParameterType { kNone, kF16, kBf16 };
+ParameterType ParameterTypeOf(const QuantizedWeights& weights) {
+  switch (weights.spec.scale_type) {
+    case ScaleType::kF32:
+      if (FitIn(weights, false)) return ParameterType::kF16;
+      return FitIn(weights, true) ? ParameterType::kBf16 : ParameterType::kNone;
+    case ScaleType::kBf16:
+    case ScaleType::kE8M0:
+      return ParameterType::kBf16;
+    default:
+      return ParameterType::kF16;
+  }
+}
+
+/// Whether a matrix can be made of tiles without losing bits.
+bool CanTile(const WeightsSpec& spec, ParameterType parameters) {
   if (spec.format == Format::kFp32) return false;
   if (!GetFormatInfo(spec.format).quantized) return true;
-  if (spec.scale_type == ScaleType::kF32) return false;
+  if (parameters == ParameterType::kNone) return false;
   if (CommonGroup(spec) < kSmallestGroup) return false;
   if (!spec.has_biases) return true;
   // Biases are of the scales' type, and a global scale is not for them.
@@ -215,13 +257,17 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
   prepared->spec = spec;
   prepared->backend = backend;
   prepared->kind_ = KindOf(spec.format);
-  const bool can_tile = CanTile(weights);
+  const ParameterType parameters = ParameterTypeOf(weights);
+  const bool can_tile = CanTile(spec, parameters);
   if (options.marlin_w4) MARLIN_RETURN_IF_ERROR(CheckMarlinW4(spec, can_tile));
   prepared->marlin_w4 = options.marlin_w4;
   prepared->tiled = can_tile && !options.marlin_w4;
   const DeviceScope scope(device->index);
   MARLIN_RETURN_IF_ERROR(prepared->Upload(weights, device));
-  if (can_tile) prepared->DescribeTiles(weights);
+  if (can_tile) {
+    prepared->tiles_.bf16_parameters = parameters == ParameterType::kBf16;
+    prepared->DescribeTiles(weights);
+  }
   if (prepared->marlin_w4) MARLIN_RETURN_IF_ERROR(prepared->UploadMarlinW4(weights, device));
   if (prepared->tiled) MARLIN_RETURN_IF_ERROR(prepared->Pack(weights, device));
   return std::shared_ptr<const PreparedTiles>(std::move(prepared));
@@ -308,8 +354,6 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   tiles_.groups_per_tile = scaled ? static_cast<int>(kTileK / CommonGroup(spec)) : 0;
   tiles_.zero_kind = spec.has_zeros ? 1 : (spec.has_biases ? 2 : 0);
   tiles_.integer_zeros = spec.has_zeros && AreSmallIntegers(weights.zeros);
-  tiles_.bf16_parameters =
-      spec.scale_type == ScaleType::kBf16 || spec.scale_type == ScaleType::kE8M0;
   tiles_.bf16_codes = spec.format == Format::kBf16;
   if (kind_ == CodeKind::kInt4) {
     tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);

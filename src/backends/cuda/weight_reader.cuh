@@ -1,4 +1,4 @@
-// Single weights in fp32, exactly as numerics.md defines them: for the exact and generic kernels.
+// Single weights in fp32, exactly as numerics.md defines them: for dequantizing and packing.
 #pragma once
 
 #include "backends/cuda/decode_fragment.cuh"

@@ -59,7 +59,8 @@ TEST_P(PreparedOnGpu, AreTheWeights) {
     dense[i] = std::ldexp(dense[i], static_cast<int>(i * 5 % kN % 7) - 3);
   }
   const TensorView view(dense.data(), DType::kF32, {kK, kN});
-  // 48 and 80 share no power of two but 16; 0 is one group. Scales in fp32 are not put into tiles.
+  // 48 and 80 share no power of two but 16; 0 is one group. Scales in fp32 that 16
+  // bits do not hold, as here, are not put into tiles.
   for (const int64_t group : {16, 32, 48, 64, 80, 128, 256, 0}) {
     for (const bool symmetric : {false, true}) {
       if (symmetric && GetFormatInfo(format()).zero_point != ZeroPoint::kOptional) continue;
