@@ -245,7 +245,9 @@ Result<std::vector<KernelTiming>> GpuBench::ListKernels(const PreparedWeights& w
     add(candidate);
   } else {
     for (const GemmCandidate& candidate : *all) {
-      if (candidate.planned || bench.options.kernel == "all") add(candidate);
+      if (candidate.planned || (candidate.selectable && bench.options.kernel == "all")) {
+        add(candidate);
+      }
     }
   }
   MARLIN_RETURN_IF_ERROR(GrowTo(device_, workspace_, workspace_bytes));

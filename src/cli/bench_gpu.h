@@ -68,10 +68,10 @@ class GpuBench {
   /// m, n and k. Errors: kOutOfMemory, kDeviceLost.
   Result<GpuCeilings> MeasureCeilings(int64_t read_bytes = int64_t{1} << 30, int64_t size = 8192);
 
-  /// One case; `bench.options.kernel` may be "all": every kernel that supports it, in every
-  /// variant. Of those, what takes over four times as long as another is timed once and alone. With
-  /// `compare` the peer runs too. Errors: those of PlanGemm, Gemm and Dequantize; kOutOfMemory,
-  /// kDeviceLost.
+  /// One case; `bench.options.kernel` may be "all": every kernel that may be chosen
+  /// for it, in every variant. Of those, what takes over four times as long as another is timed
+  /// once and alone. With `compare` the peer runs too. Errors: those of PlanGemm, Gemm and
+  /// Dequantize; kOutOfMemory, kDeviceLost.
   Result<GpuBenchResult> Run(const PreparedWeights& weights, const BenchCase& bench, bool compare);
 
  private:

@@ -35,7 +35,7 @@ class BenchCommand final : public Command {
     products_.Declare(arguments);
     arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
-                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: times every one");
+                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
     arguments.Option("--against", &against_, "PEER",

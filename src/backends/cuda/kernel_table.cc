@@ -41,7 +41,8 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
 
 Support SupportsFp8(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
-  if (!desc.fits_fp8) {
+  if (desc.marlin_w4) return {"does not read the marlin_w4 layout"};
+  if (!desc.tiled || !desc.fits_fp8) {
     return {
         "groups are no multiple of 32, scales are fp32, or codes less their zeros or biases do "
         "not fit e4m3"};

@@ -100,9 +100,10 @@ GemmDesc Problem(Format format) {
 }
 
 std::string Chosen(const GemmDesc& desc, const std::string& forced) {
-  const DeviceFacts facts = {.level = Isa::kSm90};
-  const auto kernel = SelectKernel(desc, facts, CudaKernels(), forced);
-  return kernel.ok() ? (*kernel)->name : kernel.status().message();
+  const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
+  const Candidates candidates = {{.level = Isa::kSm90}, CudaKernels(), never};
+  const auto choice = SelectKernel(desc, candidates, forced);
+  return choice.ok() ? choice->kernel->name : choice.status().message();
 }
 
 TEST(BlockKernels, RunByNameAlone) {
