@@ -8,34 +8,36 @@
 
 namespace marlin::cuda {
 
+/// What stands between a block's start and its first copy comes first: parameters are fetched by
+/// lines, one after the other.
 struct GemvArguments {
-  TileView weights;
-  const void* a = nullptr;  ///< Of the kernel's 16-bit type, rows at multiples of 16 bytes.
-  int64_t a_stride = 0;
-  EpilogueView epilogue;
-  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
-  int splits = 1;             ///< Blocks that divide k among them: blockIdx.x.
-  bool in_cluster = false;    ///< They are a cluster and exchange sums in shared memory.
-  int m = 0;
-  int k = 0;
+  int share = 1;
+  int share_log = 0;
+  int lanes_log = 0;       ///< Of the units that a block works on at a time: warps / share.
+  int stages = 2;          ///< Tiles in flight of every warp.
   int tiles = 0;           ///< Of a unit, along k.
   int tiles_of_split = 0;  ///< Of every split but perhaps the last.
   int units_base = 0;      ///< Units of a block, one more in the first units_rest blocks.
   int units_rest = 0;
-  int share = 1;
-  int share_log = 0;
-  int lanes_log = 0;  ///< Of the units that a block works on at a time: warps / share.
-  int stages = 2;
-  int mates = 1;      ///< Neighbouring blocks of a cluster that share the copies of activations.
+  int barriers_offset = 0;     ///< In shared memory.
+  int activations_offset = 0;  ///< Behind the rings.
+  int pieces = 1;              ///< Parts of the activations that arrive one after the other.
+  int piece_log = 0;           ///< Of the tiles of a piece.
+  int m = 0;
+  int k = 0;
+  int splits = 1;           ///< Blocks that divide k among them: blockIdx.x.
+  bool in_cluster = false;  ///< They are a cluster and exchange sums in shared memory.
   bool bulk = false;  ///< Activations come by bulk copies; rows are whole multiples of 16 bytes.
-  int pieces = 1;     ///< Parts of the activations that arrive one after the other.
-  int piece_log = 0;  ///< Of the tiles of a piece.
+  TileView weights;
+  int mates = 1;      ///< Neighbouring blocks of a cluster that share the copies of activations.
   int row_bytes = 0;  ///< From one row of activations in shared memory to the next.
-  int activations_offset = 0;  ///< In shared memory, behind the rings.
+  const void* a = nullptr;  ///< Of the kernel's 16-bit type, rows at multiples of 16 bytes.
+  int64_t a_stride = 0;
   int sums_offset = 0;
-  int inbox_offset = 0;  ///< in_cluster: [strips finished here][splits][m][32] sums.
-  int table_offset = 0;  ///< kTable4: kPairTableBytes.
-  int barriers_offset = 0;
+  int inbox_offset = 0;       ///< in_cluster: [strips finished here][splits][m][32] sums.
+  int table_offset = 0;       ///< kTable4: kPairTableBytes.
+  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  EpilogueView epilogue;
 };
 
 inline constexpr int kMaxPieces = 4;
