@@ -67,14 +67,13 @@ struct WgmmaItem {
 };
 
 MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
-  constexpr int kGroup = 8;  // Token tiles that are neighbours in time.
   WgmmaItem item;
-  const int per_group = kGroup * args.blocks;
+  const int per_group = args.neighbours * args.blocks;
   const int group = i / per_group;
   const int inside = i - group * per_group;
-  const int size = min(kGroup, args.token_tiles - group * kGroup);
+  const int size = min(args.neighbours, args.token_tiles - group * args.neighbours);
   item.block = inside / size;
-  item.token_tile = group * kGroup + inside - item.block * size;
+  item.token_tile = group * args.neighbours + inside - item.block * size;
   item.first_tile = split * args.tiles / args.splits;
   item.tiles = (split + 1) * args.tiles / args.splits - item.first_tile;
   return item;

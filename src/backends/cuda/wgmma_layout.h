@@ -14,10 +14,11 @@ struct WgmmaArguments {
   float* partials = nullptr;  ///< [m, n]; null: the epilogue is done here.
   int m = 0;
   int token_tiles = 0;
-  int blocks = 0;  ///< Of 128 rows of the matrix instruction.
-  int tiles = 0;   ///< Of k.
-  int splits = 1;  ///< Thread blocks of a cluster, each with its part of k.
-  int items = 0;   ///< token_tiles * blocks
+  int neighbours = 8;  ///< Token tiles that are multiplied with the same weights one after another.
+  int blocks = 0;      ///< Of 128 rows of the matrix instruction.
+  int tiles = 0;       ///< Of k.
+  int splits = 1;      ///< Thread blocks of a cluster, each with its part of k.
+  int items = 0;       ///< token_tiles * blocks
   int stages = 2;
   bool quads = false;      ///< Four neighbouring 16-bit outputs may be stored as one.
   int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
