@@ -1,19 +1,38 @@
 #!/usr/bin/env bash
-# compute_sanitizer.sh BUILD_DIR: runs the checkers of compute-sanitizer over a few small cases of
-# every CUDA row and prints the number of reports of each. Needs a GPU and a Release build. Exit
-# code 1 when anything is reported, a case fails, or a row has no case.
+# compute_sanitizer.sh BUILD_DIR [JOBS]: runs the checkers of compute-sanitizer over a few cases of
+# every CUDA row, JOBS at a time (default 6), and prints the number of reports of each. Needs a GPU
+# and a Release build. Exit code 1 when anything is reported, a case fails, or a row has no case.
 set -eu
-program=$1/bin/marlin_conformance
-logs=$1/compute_sanitizer
+export program=$1/bin/marlin_conformance
+export logs=$1/compute_sanitizer
 if ! command -v compute-sanitizer >/dev/null; then
   echo "compute-sanitizer: not found" >&2
   exit 2
 fi
 mkdir -p "$logs"
 
-# Shapes that gpu_cases.cc gives to every format; the first two are for kernels of few rows.
+# Small shapes that gpu_cases.cc gives to every format, the first two for kernels of few rows; then
+# shapes whose blocks are clusters: that divide k, and that share copies of activations.
 shapes='m2_n33_k144|m8_n64_k128|m17_n40_k96|m65_n72_k160|m1_n40_k96|m1_n72_k160'
+shapes+='|m16_n64_k16384|m8_n2200_k4096|m13_n2304_k2560'
+export shapes
 cases() { echo "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"; }
+
+# check ROW TOOL: prints the counts, and on a second line what is wrong.
+check() {
+  local log=$logs/$1.$2.log rc=0 reports passed
+  # Without guards behind the data, so that the first byte beyond an allocation is reported.
+  compute-sanitizer --tool "$2" --error-exitcode 99 --print-limit 20 \
+    "$program" --device cuda --no-guards --filter "$(cases "$1")" >"$log" 2>&1 || rc=$?
+  reports=$(sed -nE 's/^=+ (ERROR|RACECHECK) SUMMARY: ([0-9]+) .*/\2/p' "$log" | tail -n 1)
+  passed=$(sed -nE 's/^([0-9]+) passed, .*/\1/p' "$log")
+  echo "$2 $1: ${reports:-no} reports, ${passed:-no} cases passed"
+  if [ "$rc" != 0 ] || [ "${reports:-1}" != 0 ]; then
+    echo "  exit code $rc, see $log"
+    return 1
+  fi
+}
+export -f cases check
 
 # Tells whether there is a device, and that all is well without a checker.
 "$program" --device cuda --filter "$(cases '[a-z0-9_]+')" >"$logs/plain.log" || {
@@ -22,21 +41,6 @@ cases() { echo "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9
 }
 if grep '^skipped: no CUDA device' "$logs/plain.log"; then exit 0; fi
 
-bad=0
 for row in $("$program" --device cuda --list | cut -d/ -f4 | sort -u); do
-  for tool in memcheck racecheck synccheck initcheck; do
-    log=$logs/$row.$tool.log
-    rc=0
-    # Without guards behind the data, so that the first byte beyond an allocation is reported.
-    compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit 20 \
-      "$program" --device cuda --no-guards --filter "$(cases "$row")" >"$log" 2>&1 || rc=$?
-    reports=$(sed -nE 's/^=+ (ERROR|RACECHECK) SUMMARY: ([0-9]+) .*/\2/p' "$log" | tail -n 1)
-    passed=$(sed -nE 's/^([0-9]+) passed, .*/\1/p' "$log")
-    echo "$tool $row: ${reports:-no} reports, ${passed:-no} cases passed"
-    if [ "$rc" != 0 ] || [ "${reports:-1}" != 0 ]; then
-      echo "  exit code $rc, see $log"
-      bad=1
-    fi
-  done
-done
-exit "$bad"
+  for tool in memcheck racecheck synccheck initcheck; do echo "$row $tool"; done
+done | xargs -P "${2:-6}" -L 1 bash -c 'set -u; check "$1" "$2"' check || exit 1

@@ -54,7 +54,7 @@ class PlainCases {
 constexpr Format kSomeFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16};
 
 // Every format on every plain shape class. tests/conformance/compute_sanitizer.sh names the shapes
-// of 40 and of 72 columns.
+// of 40 and of 72 columns, and some of AddLongSums and AddPeriodic.
 void AddEveryFormat(PlainCases& plain) {
   constexpr Shape kShapes[] = {
       {1, 128, 256, 128},   {2, 33, 144, 16},   {8, 64, 128, 64},    {16, 256, 384, 128},
@@ -169,10 +169,11 @@ void AddWideGated(PlainCases& plain) {
 // little.
 void AddPeriodic(PlainCases& plain) {
   constexpr Shape kShapes[] = {
-      {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},   {16, 40000, 144, 16},
-      {33, 4104, 2064, 64},   {65, 4096, 4112, 128},  {100, 16384, 400, 80}, {257, 4608, 272, 64},
-      {300, 20000, 144, 32},  {520, 8192, 400, 128},  {1030, 8192, 400, 32}, {1030, 520, 8208, 64},
-      {1030, 1040, 8208, 32}, {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
+      {1, 20000, 1040, 128},  {5, 12008, 272, 32},   {9, 8192, 2064, 64},   {16, 40000, 144, 16},
+      {8, 2200, 4096, 128},   {13, 2304, 2560, 64},  {4, 20000, 8192, 128}, {33, 4104, 2064, 64},
+      {65, 4096, 4112, 128},  {100, 16384, 400, 80}, {257, 4608, 272, 64},  {300, 20000, 144, 32},
+      {520, 8192, 400, 128},  {1030, 8192, 400, 32}, {1030, 520, 8208, 64}, {1030, 1040, 8208, 32},
+      {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
   constexpr Activation kActivations[] = {Activation::kNone, Activation::kSilu, Activation::kRelu};
   for (const FormatInfo& info : AllFormats()) {
     for (const Shape& shape : kShapes) {
