@@ -178,6 +178,8 @@ struct Fp8Consumer {
       }
       WaitForProducts<0>();
       Add(operands, kUnits - 1, sums[(kUnits - 1) % 2], acc);
+      // What the other lanes have read from the stage comes before this lane's arrival.
+      __syncwarp();
       if (place.lane == 0) Arrive(shared.empty + 8 * stage);
     }
   }

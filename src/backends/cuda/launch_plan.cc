@@ -213,6 +213,9 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   if (fused_gate) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
+  // Their activations stay in the cache while they meet all weights.
+  constexpr int kNeighbourTokens = 1024;
+  args.neighbours = kNeighbourTokens / plan.tokens;
   args.items = args.token_tiles * args.blocks;
   plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 

@@ -266,6 +266,8 @@ struct WgmmaConsumer {
   }
 
   MARLIN_DEVICE void Release(int stage) const {
+    // What the other lanes have read from the stage comes before this lane's arrival.
+    __syncwarp();
     if (place.lane == 0) Arrive(shared.empty + 8 * stage);
   }
 
