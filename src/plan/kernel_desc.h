@@ -68,6 +68,13 @@ struct KernelVariant {
   friend bool operator==(const KernelVariant&, const KernelVariant&) = default;
 };
 
+/// What may choose a kernel that nobody names.
+enum class Chosen : uint8_t {
+  kByRules,        ///< SelectKernel's order, and tuning tables.
+  kByMeasurement,  ///< Only an entry of a tuning table that has measured it to be the fastest.
+  kByName,         ///< Nothing: it runs where GemmOptions::kernel names it.
+};
+
 /// One kernel, independent of the backend that runs it.
 struct KernelDesc {
   const char* name;
@@ -80,13 +87,9 @@ struct KernelDesc {
   ErrorModel error;
   /// Flat list of early returns with reasons.
   Support (*supports)(const GemmDesc& desc, const DeviceFacts& facts);
-  /// Runs where GemmOptions::kernel names it and is never chosen otherwise.
-  bool only_by_name = false;
+  Chosen chosen = Chosen::kByRules;
   /// Takes weights of PrepareOptions::marlin_w4 and no others.
   bool reads_marlin_w4 = false;
-  /// Rules never choose it: it runs where it is named, and where a tuning table has measured that
-  /// it is the fastest.
-  bool measured_only = false;
 };
 
 }  // namespace marlin

@@ -79,7 +79,7 @@ Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const Devic
 }
 
 bool MayReplace(const KernelDesc& kernel, const KernelDesc& ruled, const GemmDesc& desc) {
-  return !kernel.only_by_name && desc.determinism == Determinism::kDefault &&
+  return kernel.chosen != Chosen::kByName && desc.determinism == Determinism::kDefault &&
          FitsDefault(kernel, desc) && kernel.grade <= ruled.grade;
 }
 
@@ -111,7 +111,7 @@ Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candi
   std::string reasons;
   for (const KernelDesc& kernel : candidates.kernels) {
     // Not even asked: answering may load a library.
-    if (kernel.measured_only || kernel.only_by_name) continue;
+    if (kernel.chosen != Chosen::kByRules) continue;
     const Support support = CheckSupport(kernel, desc, candidates.facts);
     if (support.ok() && FitsDefault(kernel, desc)) return KernelChoice{&kernel, {}, false};
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,

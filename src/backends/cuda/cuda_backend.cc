@@ -101,7 +101,7 @@ class CudaBackend final : public Backend {
       any.format = Format::kU4;
       if (!support.ok()) support = CheckSupport(kernel, any, Facts());
       info.kernels.push_back(
-          {kernel.name, kernel.op, support.ok(), support.reason, kernel.only_by_name});
+          {kernel.name, kernel.op, support.ok(), support.reason, kernel.chosen == Chosen::kByName});
     }
     return info;
   }

@@ -101,19 +101,15 @@ constexpr ErrorModel ModelOf(Grade grade, double weight_unit, double accumulate_
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({
-#define MARLIN_ROW(by_name, w4, measured, name, grade, tile_m, tile_n, tile_k, weight_unit, \
-                   accumulate_unit, supports)                                               \
-  {#name,     "gemm",  Isa::kSm90, Grade::grade,                                            \
-   tile_m,    tile_n,  tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit),     \
-   &supports, by_name, w4,         measured},
-#define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, false, false, __VA_ARGS__)
-#define MARLIN_CUDA_NAMED_KERNEL(...) MARLIN_ROW(true, false, false, __VA_ARGS__)
-#define MARLIN_CUDA_W4_KERNEL(...) MARLIN_ROW(false, true, false, __VA_ARGS__)
-#define MARLIN_CUDA_MEASURED_KERNEL(...) MARLIN_ROW(false, false, true, __VA_ARGS__)
+#define MARLIN_ROW(w4, name, grade, chosen, tile_m, tile_n, tile_k, weight_unit, accumulate_unit, \
+                   supports)                                                                      \
+  {#name,     "gemm",         Isa::kSm90, Grade::grade,                                           \
+   tile_m,    tile_n,         tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit),    \
+   &supports, Chosen::chosen, w4},
+#define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, __VA_ARGS__)
+#define MARLIN_CUDA_W4_KERNEL(...) MARLIN_ROW(true, __VA_ARGS__)
 #include "backends/cuda/kernels.def"
-#undef MARLIN_CUDA_MEASURED_KERNEL
 #undef MARLIN_CUDA_W4_KERNEL
-#undef MARLIN_CUDA_NAMED_KERNEL
 #undef MARLIN_CUDA_KERNEL
 #undef MARLIN_ROW
 });

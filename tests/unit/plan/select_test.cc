@@ -31,7 +31,7 @@ KernelDesc Row(const char* name, Grade grade,
 
 KernelDesc Measured(const char* name, Grade grade) {
   KernelDesc row = Row(name, grade, Always);
-  row.measured_only = true;
+  row.chosen = Chosen::kByMeasurement;
   return row;
 }
 

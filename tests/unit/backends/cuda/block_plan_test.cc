@@ -109,10 +109,10 @@ std::string Chosen(const GemmDesc& desc, const std::string& forced) {
 TEST(BlockKernels, RunByNameAlone) {
   for (const KernelDesc& kernel : CudaKernels()) {
     if (!BlockKernelOf(kernel.name)) {
-      EXPECT_FALSE(kernel.only_by_name || kernel.reads_marlin_w4) << kernel.name;
+      EXPECT_FALSE(kernel.chosen == Chosen::kByName || kernel.reads_marlin_w4) << kernel.name;
       continue;
     }
-    EXPECT_NE(kernel.only_by_name, kernel.reads_marlin_w4) << kernel.name;
+    EXPECT_NE(kernel.chosen == Chosen::kByName, kernel.reads_marlin_w4) << kernel.name;
     const std::string name = kernel.name;
     const bool integers = name == "marlin_gemm_fused_u4";
     for (const Format format : {Format::kFp4E2M1, Format::kU4, Format::kS4, Format::kNf4}) {

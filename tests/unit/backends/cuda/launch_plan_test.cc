@@ -407,7 +407,7 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   const auto supported = [&](GemmDesc changed) {
     std::string names;
     for (const KernelDesc& kernel : CudaKernels()) {
-      if (kernel.only_by_name) continue;
+      if (kernel.chosen == Chosen::kByName) continue;
       const Support support = kernel.supports(changed, facts);
       if (support.ok()) names += std::string(kernel.name).substr(sizeof("marlin_") - 1) + " ";
       EXPECT_NE(support.ok(), !support.reason.empty());
