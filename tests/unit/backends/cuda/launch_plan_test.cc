@@ -134,8 +134,7 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
-  const GemvPlan plan = PlanGemv(problem, device);
+void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const DeviceShape& device) {
   const GemvArguments& args = plan.arguments;
   EXPECT_EQ(args.m, problem.m);
   EXPECT_EQ(args.k, problem.k);
@@ -149,7 +148,6 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   // Blocks along n: the first units_rest of them have one unit more; of two that share copies the
   // second may have none.
   const int64_t units = CeilDivide(problem.n, kStripOutputs * plan.strips);
-  EXPECT_TRUE(plan.strips == 1 || (problem.narrow_codes && problem.m <= kOctet));
   EXPECT_TRUE(args.units_base >= 1 || (args.mates == 2 && args.units_rest == plan.groups - 1));
   EXPECT_LT(args.units_rest, plan.groups);
   EXPECT_EQ(int64_t{args.units_base} * plan.groups + args.units_rest, units);
@@ -186,6 +184,29 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
               (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
   EXPECT_LE(regions.end, plan.shared_bytes);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+}
+
+void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
+  const GemvPlan plan = PlanGemv(problem, device);
+  // Other kernels are not compiled for two strips.
+  EXPECT_TRUE(plan.strips == 1 || (problem.narrow_codes && problem.m <= kOctet));
+  CheckGemvPlan(plan, problem, device);
+}
+
+/// Every way to make blocks that shared memory allows.
+void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) {
+  for (const int warps : {4, 8, 16}) {
+    for (const int splits : {1, 2, 3, 4, 7, 8, 9, 40}) {
+      for (const int mates : {1, 2}) {
+        if (mates == 2 && (problem.k % 8 != 0 || splits * mates > kMaxSplits)) continue;
+        for (const int strips : {1, 2}) {
+          const auto plan =
+              PlanGemvAs(problem, device, {warps, 1 + splits % 3, splits, strips, mates});
+          if (plan) CheckGemvPlan(*plan, problem, device);
+        }
+      }
+    }
+  }
 }
 
 /// The strips that the blocks of a gated product read, as StripOf in wgmma_kernel.cuh numbers them.
@@ -291,6 +312,16 @@ TEST(PlanGemv, CoversEveryShapeOnce) {
     for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 5000)) {
       SCOPED_TRACE(Describe(problem, device));
       CheckGemv(problem, device);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(PlanGemv, CoversInEveryShapeOfBlocks) {
+  for (const DeviceShape& device : Devices()) {
+    for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 500)) {
+      SCOPED_TRACE(Describe(problem, device));
+      CheckEveryGemvShape(problem, device);
       if (HasFailure()) return;
     }
   }
