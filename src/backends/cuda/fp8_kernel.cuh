@@ -212,11 +212,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
   const WgmmaArguments& product = args.product;
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int warpgroup = warp / 4;
-  ConsumerPlace place;
-  place.lane = static_cast<int>(threadIdx.x) % 32;
-  place.strip = warp / 2;
-  place.tile = product.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
-  place.rows = warp % 2;
+  const ConsumerPlace place = PlaceOf(product, warp);
   WaitForEarlierWork();
   const Fp8Consumer<kKind, kTokens, kOneGroup> consumer{product, shared, place,
                                                         Fp8Table<kKind>(product.weights)};
@@ -239,20 +235,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     Fp8Kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Fp8Arguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const WgmmaArguments& product = args.product;
-  WgmmaShared shared;
-  shared.activations = SharedAddress(memory);
-  shared.weights = shared.activations + product.weights_offset;
-  shared.full = shared.activations + product.barriers_offset;
-  shared.empty = shared.full + product.stages * 8;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < product.stages; ++s) {
-      InitBarrier(shared.full + 8 * s, 1);
-      InitBarrier(shared.empty + 8 * s, kConsumerWarps);
-    }
-    FenceBarrierInit();
-  }
-  __syncthreads();
-  LetNextBegin();
+  const WgmmaShared shared = BeginStages(product, memory);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 0) ProduceWeights(product, shared, Fp8StageBytes(kTokens));

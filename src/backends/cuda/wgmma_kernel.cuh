@@ -105,6 +105,26 @@ struct WgmmaShared {
   uint32_t empty;
 };
 
+/// Divides shared memory, makes the barriers of the stages ready and lets the next kernel begin.
+/// For all threads of the block.
+MARLIN_DEVICE WgmmaShared BeginStages(const WgmmaArguments& args, const uint8_t* memory) {
+  WgmmaShared shared;
+  shared.activations = SharedAddress(memory);
+  shared.weights = shared.activations + args.weights_offset;
+  shared.full = shared.activations + args.barriers_offset;
+  shared.empty = shared.full + args.stages * 8;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < args.stages; ++s) {
+      InitBarrier(shared.full + 8 * s, 1);
+      InitBarrier(shared.empty + 8 * s, kConsumerWarps);
+    }
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  LetNextBegin();
+  return shared;
+}
+
 /// The items of a thread block.
 struct ItemRange {
   int first;
@@ -197,6 +217,15 @@ struct ConsumerPlace {
   int tile;   ///< Where its tile lies among the stage's four; gated: gates, gates, ups, ups.
   int rows;   ///< Which 16 outputs of the strip.
 };
+
+MARLIN_DEVICE ConsumerPlace PlaceOf(const WgmmaArguments& args, int warp) {
+  ConsumerPlace place;
+  place.lane = static_cast<int>(threadIdx.x) % 32;
+  place.strip = warp / 2;
+  place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
+  place.rows = warp % 2;
+  return place;
+}
 
 /// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
 template <CodeKind kKind, typename T, ParameterUse kUse>
@@ -596,11 +625,7 @@ template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int warpgroup = warp / 4;
-  ConsumerPlace place;
-  place.lane = static_cast<int>(threadIdx.x) % 32;
-  place.strip = warp / 2;
-  place.tile = args.half_strips == 0 ? place.strip : place.strip % 2 * 2 + place.strip / 2;
-  place.rows = warp % 2;
+  const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
   const WgmmaConsumer<kKind, T, kTokens, kUse> consumer{args, shared, place,
                                                         DecodeTable<kKind, T>(args.weights),
@@ -636,20 +661,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  WgmmaShared shared;
-  shared.activations = SharedAddress(memory);
-  shared.weights = shared.activations + args.weights_offset;
-  shared.full = shared.activations + args.barriers_offset;
-  shared.empty = shared.full + args.stages * 8;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < args.stages; ++s) {
-      InitBarrier(shared.full + 8 * s, 1);
-      InitBarrier(shared.empty + 8 * s, kConsumerWarps);
-    }
-    FenceBarrierInit();
-  }
-  __syncthreads();
-  LetNextBegin();
+  const WgmmaShared shared = BeginStages(args, memory);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
