@@ -43,6 +43,12 @@ MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
+/// Copies `bytes` (0 to 16) and zeros the rest of 16; both sides aligned to 16.
+MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
 /// Copies `bytes` (a multiple of 16, both sides aligned to 16) and counts them at the barrier.
 MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
@@ -83,6 +89,13 @@ MARLIN_DEVICE void ArriveInCluster() {
 }
 MARLIN_DEVICE void WaitForCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// What an address in this block's shared memory is in block `rank` of the cluster.
+MARLIN_DEVICE uint32_t AddressInBlock(uint32_t address, int rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
 }
 
 /// The attribute of a launch that may begin before the one before it has ended.

@@ -28,11 +28,6 @@ MARLIN_HOST_DEVICE constexpr int RowBytesOfStep(int step) { return step * 2 + 16
 constexpr int kBlockSumStride = kBlockTile + 4;
 constexpr int kBlockSumBytes = kBlockTile * kBlockSumStride * static_cast<int>(sizeof(float));
 
-/// Copies `bytes` (0 to 16) and zeros the rest of 16; both sides aligned to 16.
-MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most `kLeft` groups of this thread's copies are under way.
 template <int kLeft>

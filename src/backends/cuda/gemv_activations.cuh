@@ -18,8 +18,7 @@ MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t t
   // An address in range even where nothing is read.
   const uint8_t* from =
       static_cast<const uint8_t*>(args.a) + (m * args.a_stride + (bytes > 0 ? k : 0)) * 2;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+  CopyAsync16(to, from, bytes);
 }
 
 /// Where this block's copies of activations begin among the rows: blocks begin with different ones,

@@ -202,8 +202,7 @@ struct TileProduct {
 
 /// One float in the shared memory of block `rank` of the cluster, at the address that it has here.
 MARLIN_DEVICE void StoreInCluster(uint32_t address, int rank, float value) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  const uint32_t remote = AddressInBlock(address, rank);
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
 }
 

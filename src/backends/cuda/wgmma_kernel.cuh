@@ -388,10 +388,8 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
     if (next != owner) place = 0;
     owner = next;
     if (owner != part.rank) {
-      uint32_t remote;
-      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                   : "=r"(remote)
-                   : "r"(mine + part.rank * sender_bytes + place * 2 * kSlotBytes), "r"(owner));
+      const uint32_t remote =
+          AddressInBlock(mine + part.rank * sender_bytes + place * 2 * kSlotBytes, owner);
 #pragma unroll
       for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
         asm volatile(
