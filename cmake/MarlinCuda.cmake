@@ -4,6 +4,8 @@
 # machines without one.
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
+option(MARLIN_CUDA_RACECHECK
+       "Build kernels that compute-sanitizer's racecheck can follow, a few per cent slower" OFF)
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers look at host code; nvcc does not take their flags.
@@ -38,6 +40,9 @@ if(MARLIN_HAVE_CUDA)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   # No contraction as in host code: what is fused is written as fma.
   set(MARLIN_CUDA_FLAGS --fmad=false -Xcompiler=-fvisibility=hidden --expt-relaxed-constexpr)
+  if(MARLIN_CUDA_RACECHECK)
+    list(APPEND MARLIN_CUDA_FLAGS -DMARLIN_CUDA_RACECHECK)
+  endif()
   if(MARLIN_WERROR)
     list(APPEND MARLIN_CUDA_FLAGS --Werror=all-warnings)
   endif()

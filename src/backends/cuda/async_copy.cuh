@@ -91,11 +91,37 @@ MARLIN_DEVICE void WaitForCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/// The first half where nothing but barriers made ready (FenceBarrierInit) need be seen: the other
+/// waits for all stores of the block to reach memory.
+MARLIN_DEVICE void ArriveInClusterRelaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 /// What an address in this block's shared memory is in block `rank` of the cluster.
 MARLIN_DEVICE uint32_t AddressInBlock(uint32_t address, int rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
+}
+
+/// Stores 16 bytes at an address in a block of the cluster and counts them at a barrier there.
+MARLIN_DEVICE void SendFloats(uint32_t to, const float4& value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+
+/// Adds 1 to a counter in memory and returns what it was: what this thread has seen written before
+/// is seen by whoever adds later, and the reverse.
+MARLIN_DEVICE uint32_t TakeTicket(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
 }
 
 /// The attribute of a launch that may begin before the one before it has ended.

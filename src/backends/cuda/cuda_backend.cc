@@ -14,6 +14,7 @@
 #include "backends/cuda/launch.h"
 #include "backends/cuda/prepared_tiles.h"
 #include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/ticket_bank.h"
 #include "backends/cuda/variants.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -48,6 +49,7 @@ bool HasNarrowCodes(const GemmDesc& desc) {
 TileProblem ProblemOf(const GemmDesc& desc) {
   TileProblem problem = ShapeOf(desc);
   problem.tile_bytes = TileBytesOf(desc);
+  problem.code_bits = CodeBits(KindOf(desc.format));
   problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
   problem.narrow_codes = HasNarrowCodes(desc);
   return problem;
@@ -80,6 +82,12 @@ class CudaBackend final : public Backend {
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
       if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
     }
+  }
+
+  /// Before the first product.
+  Status MakeTickets() {
+    MARLIN_ASSIGN_OR_RETURN(tickets_, TicketBank::Make(device_));
+    return Status();
   }
 
   DeviceInfo Info() const override {
@@ -324,7 +332,7 @@ class CudaBackend final : public Backend {
       w4.codes = gemm.weights;
       return LaunchBlockGemm(*block, gemm, w4, PlanBlocks(*block, problem, shape_), stream);
     }
-    if (IsGemv(*call.kernel)) return LaunchGemv(gemm, PlanGemv(problem, shape_), stream);
+    if (IsGemv(*call.kernel)) return RunGemv(problem, gemm, stream);
     const KernelVariant& variant = call.variant;
     return LaunchWgmma(gemm,
                        variant.automatic()
@@ -333,12 +341,19 @@ class CudaBackend final : public Backend {
                        stream);
   }
 
+  cudaError_t RunGemv(const TileProblem& problem, TileGemm gemm, cudaStream_t stream) const {
+    const GemvPlan plan = PlanGemv(problem, shape_);
+    if (plan.in_memory) gemm.tickets = tickets_->Of(gemm.partials, UnitsOf(plan));
+    return LaunchGemv(gemm, plan, stream);
+  }
+
   static float PowerOf(int exponent) { return std::ldexp(1.0F, exponent); }
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
   DeviceShape shape_;
   CublasGemm cublas_;
+  std::unique_ptr<TicketBank> tickets_;
 };
 
 }  // namespace
@@ -380,7 +395,9 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
                       "; the kernels are for 9.0 (Hopper)");
   }
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(index, properties));
+  auto backend = std::make_unique<CudaBackend>(index, properties);
+  MARLIN_RETURN_IF_ERROR(backend->MakeTickets());
+  return std::unique_ptr<Backend>(std::move(backend));
 }
 
 }  // namespace marlin::cuda

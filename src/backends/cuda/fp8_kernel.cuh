@@ -178,9 +178,7 @@ struct Fp8Consumer {
       }
       WaitForProducts<0>();
       Add(operands, kUnits - 1, sums[(kUnits - 1) % 2], acc);
-      // What the other lanes have read from the stage comes before this lane's arrival.
-      __syncwarp();
-      if (place.lane == 0) Arrive(shared.empty + 8 * stage);
+      LeaveStage(shared, stage, place.lane);
     }
   }
 };
@@ -231,7 +229,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
 }
 
 template <CodeKind kKind, int kTokens, bool kOneGroup>
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
+__global__ void __launch_bounds__(WgmmaThreads(1), 1)
     Fp8Kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Fp8Arguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const WgmmaArguments& product = args.product;

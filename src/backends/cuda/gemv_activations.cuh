@@ -24,17 +24,15 @@ MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t t
 /// Where this block's copies of activations begin among the rows: blocks begin with different ones,
 /// for all of them read the same at the same time; blocks that share copies agree.
 MARLIN_DEVICE int FirstRow(const GemvArguments& args) {
-  return static_cast<int>((blockIdx.y >> (args.mates - 1)) & 31) % args.m;
+  return static_cast<int>(blockIdx.y >> (args.mates - 1)) & args.row_mask;
 }
 
-/// Before copies begin, one thread of every warp: barriers expect what the blocks that share bring.
-MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barriers,
-                                     int warp) {
+/// Before copies begin, one thread: the barrier of a piece expects what the blocks that share bring.
+MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barrier,
+                                     int piece) {
   const int piece_k = kTileK << args.piece_log;
-  for (int piece = warp; piece < args.pieces; piece += static_cast<int>(blockDim.x >> 5)) {
-    const int left = min(args.k - first_k, args.tiles_of_split * kTileK) - piece * piece_k;
-    ArriveExpecting(barriers + 8 * piece, max(min(left, piece_k), 0) * 2 * args.m);
-  }
+  const int left = min(args.k - first_k, args.tiles_of_split * kTileK) - piece * piece_k;
+  ArriveExpecting(barrier, max(min(left, piece_k), 0) * 2 * args.m);
 }
 
 /// What bulk copies do not bring: zeros behind k.
@@ -51,41 +49,56 @@ MARLIN_DEVICE void ClearBehindK(const GemvArguments& args, int first_k, uint32_t
   }
 }
 
-/// One thread of every warp: copies this split's columns of all rows of A, each row's piece as one
-/// copy, this block's share of them to all blocks that share.
-MARLIN_DEVICE void CopyActivationRows(const GemvArguments& args, int first_k, uint32_t to,
-                                      uint32_t barriers, int warp) {
-  const int piece_k = kTileK << args.piece_log;
-  const int columns = min(args.k - first_k, args.tiles_of_split * kTileK);
-  const int mate = args.mates == 1 ? 0 : static_cast<int>(blockIdx.y & 1);
-  // Of the cluster, which is [mates][splits] if the splits exchange sums, else [mates].
-  const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
-  const int first_row = FirstRow(args);
-  // Copies in the order of the pieces: copy i is row i % m of piece i / m.
-  int piece = 0;
-  int row = args.mates == 1 ? warp : warp * 2 + mate;
-  const int step = static_cast<int>(blockDim.x >> 5) * args.mates;
-  while (true) {
-    while (row >= args.m) {
-      row -= args.m;
-      ++piece;
-    }
-    const int k = piece * piece_k;
-    if (piece >= args.pieces || k >= columns) break;
-    const int bytes = min(columns - k, piece_k) * 2;
-    int m = row + first_row;
-    if (m >= args.m) m -= args.m;
-    const uint8_t* from =
-        static_cast<const uint8_t*>(args.a) + (m * args.a_stride + first_k + k) * 2;
-    const uint32_t at = to + m * args.row_bytes + k * 2;
-    if (args.mates == 1) {
-      CopyBulk(at, from, bytes, barriers + 8 * piece);
-    } else {
-      CopyBulkToCluster(at, from, bytes, barriers + 8 * piece, blocks);
-    }
-    row += step;
+/// The bulk copies that one thread of every warp makes: this split's columns of all rows of A, each
+/// row's piece as one copy, this block's share of them to all blocks that share. Made before earlier
+/// work has ended, so that nothing is left to compute then.
+struct RowCopies {
+  const GemvArguments& args;
+  uint32_t to;
+  uint32_t barriers;
+  int columns;  ///< Of this split.
+  int first_k;
+  int first_row;
+  int row;
+  int piece;
+
+  MARLIN_DEVICE RowCopies(const GemvArguments& arguments, int first, uint32_t activations,
+                          uint32_t arrived, int warp)
+      : args(arguments), to(activations), barriers(arrived), first_k(first) {
+    columns = min(args.k - first_k, args.tiles_of_split * kTileK);
+    first_row = FirstRow(args);
+    const int copy = args.mates == 1 ? warp : warp * 2 + static_cast<int>(blockIdx.y & 1);
+    piece = copy * args.piece_factor >> 16;
+    row = copy - piece * args.m;
   }
-}
+
+  MARLIN_DEVICE void Run() {
+    const int piece_k = kTileK << args.piece_log;
+    while (piece < args.pieces && piece * piece_k < columns) {
+      const int k = piece * piece_k;
+      const int bytes = min(columns - k, piece_k) * 2;
+      int m = row + first_row;
+      if (m >= args.m) m -= args.m;
+      const uint8_t* from =
+          static_cast<const uint8_t*>(args.a) + (m * args.a_stride + first_k + k) * 2;
+      const uint32_t at = to + m * args.row_bytes + k * 2;
+      const uint32_t barrier = barriers + 8 * piece;
+      if (args.mates == 1) {
+        CopyBulk(at, from, bytes, barrier);
+      } else {
+        // Of the cluster, which is [mates][splits] if the splits exchange sums, else [mates].
+        const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
+        CopyBulkToCluster(at, from, bytes, barrier, blocks);
+      }
+      piece += args.step_pieces;
+      row += args.step_rows;
+      if (row >= args.m) {
+        row -= args.m;
+        ++piece;
+      }
+    }
+  }
+};
 
 /// Copies this split's columns of all rows of A, a piece of the columns after the other, so that
 /// products can begin when the first has come. All threads arrive at the barrier of every piece.

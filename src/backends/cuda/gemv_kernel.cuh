@@ -200,57 +200,139 @@ struct TileProduct {
   }
 };
 
-/// One float in the shared memory of block `rank` of the cluster, at the address that it has here.
-MARLIN_DEVICE void StoreInCluster(uint32_t address, int rank, float value) {
-  const uint32_t remote = AddressInBlock(address, rank);
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+/// Stores four neighbouring outputs of row m, those of them that exist.
+MARLIN_DEVICE void FinishQuad(const GemvArguments& args, int m, int n, const float4& sum) {
+  const EpilogueView& view = args.epilogue;
+  if (args.plain_quads) {
+    if (n >= view.n) return;
+    const float2 low = {sum.x * view.multiplier, sum.y * view.multiplier};
+    const float2 high = {sum.z * view.multiplier, sum.w * view.multiplier};
+    const bool bf16 = view.type == Element::kBf16;
+    const uint2 quad = {bf16 ? Bf16x2::Pack(low.x, low.y) : F16x2::Pack(low.x, low.y),
+                        bf16 ? Bf16x2::Pack(high.x, high.y) : F16x2::Pack(high.x, high.y)};
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(view.out) + m * view.stride + n) = quad;
+    return;
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (n + i < view.n) Finish(view, m, n + i, values[i]);
+  }
 }
+
+/// Where the partial sums of a split begin for row m and output n; rows are not padded.
+MARLIN_DEVICE float* PartialAt(const GemvArguments& args, int split, int m, int n) {
+  return args.partials + (static_cast<int64_t>(split) * args.m + m) * args.epilogue.n + n;
+}
+
+MARLIN_DEVICE void StorePartials(const GemvArguments& args, int m, int n, const float4& sum) {
+  float* to = PartialAt(args, static_cast<int>(blockIdx.x), m, n);
+  if (args.epilogue.n % 4 == 0) {
+    if (n < args.epilogue.n) __stcg(reinterpret_cast<float4*>(to), sum);
+    return;
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (n + i < args.epilogue.n) __stcg(to + i, values[i]);
+  }
+}
+
+MARLIN_DEVICE float4 LoadPartials(const GemvArguments& args, int split, int m, int n) {
+  const float* from = PartialAt(args, split, m, n);
+  if (args.epilogue.n % 4 == 0) return __ldcg(reinterpret_cast<const float4*>(from));
+  float values[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (n + i < args.epilogue.n) values[i] = __ldcg(from + i);
+  }
+  return {values[0], values[1], values[2], values[3]};
+}
+
+MARLIN_DEVICE void Add(const float4& term, float4& sum) {
+  sum.x += term.x;
+  sum.y += term.y;
+  sum.z += term.z;
+  sum.w += term.w;
+}
+
+constexpr int kQuadsOfStrip = kStripOutputs / 4;
 
 /// Adds the sums of a strip's warps for one octet of tokens, in the order of the warps, and
 /// finishes them, or sends them to who does. `sums` holds, for every warp, [tokens][kSumStride]
 /// floats; `local_strip` counts the strips of this block.
 MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int local_strip,
                                int octet, const float* sums, uint32_t inbox, int thread) {
-  const int threads = args.share * 32;
   const int tokens = min(args.m - octet * kOctet, kOctet);
-  const int strip = first_strip + local_strip;
-  for (int i = thread; i < tokens * kStripOutputs; i += threads) {
-    const int token = i / kStripOutputs;
-    const int row = i % kStripOutputs;
+  for (int i = thread; i < tokens * kQuadsOfStrip; i += args.share * 32) {
+    const int token = i / kQuadsOfStrip;
+    const int row = i % kQuadsOfStrip * 4;
+    const float* from = sums + token * kSumStride + row;
+    float4 sum = *reinterpret_cast<const float4*>(from);
+    // All loads at once; the additions wait for them in order.
+#pragma unroll
+    for (int w = 1; w < kMaxSharers; ++w) {
+      if (w < args.share) Add(*reinterpret_cast<const float4*>(from + w * kSumFloats), sum);
+    }
     const int m = octet * kOctet + token;
-    const int n = strip * kStripOutputs + row;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int w = 0; w < args.share; ++w) sum += sums[w * kSumFloats + token * kSumStride + row];
     if (args.in_cluster) {
-      const int owner = local_strip % args.splits;
-      const int slot = local_strip / args.splits * args.splits + static_cast<int>(blockIdx.x);
+      const int turn = local_strip / args.splits;
+      const int owner = local_strip - turn * args.splits;
+      const int slot = turn * args.splits + static_cast<int>(blockIdx.x);
       const int rank =
           owner + (args.mates == 1 ? 0 : static_cast<int>(blockIdx.y & 1) * args.splits);
-      StoreInCluster(inbox + ((slot * args.m + m) * kStripOutputs + row) * 4, rank, sum);
+      const uint32_t to = inbox + kInboxBarrierBytes + ((slot * args.m + m) * kStripOutputs + row) * 4;
+      SendFloats(AddressInBlock(to, rank), sum, AddressInBlock(inbox, rank));
       continue;
     }
-    if (n >= args.epilogue.n) continue;
-    if (args.partials == nullptr) {
-      Finish(args.epilogue, m, n, sum);
+    const int n = (first_strip + local_strip) * kStripOutputs + row;
+    if (args.partials != nullptr) {
+      StorePartials(args, m, n, sum);
     } else {
-      const int64_t at = static_cast<int64_t>(blockIdx.x) * args.m + m;
-      __stcg(args.partials + at * args.epilogue.n + n, sum);
+      FinishQuad(args, m, n, sum);
     }
   }
+}
+
+/// Adds the partial sums that all blocks have stored of a unit, in the order of the splits.
+template <int kStrips>
+MARLIN_DEVICE void FinishPartials(const GemvArguments& args, int unit, int thread) {
+  constexpr int kQuads = kStrips * kQuadsOfStrip;
+  for (int i = thread; i < args.m * kQuads; i += args.share * 32) {
+    const int m = i / kQuads;
+    const int n = unit * (kStrips * kStripOutputs) + i % kQuads * 4;
+    if (n >= args.epilogue.n) continue;
+    float4 sum = LoadPartials(args, 0, m, n);
+#pragma unroll
+    for (int split = 1; split < kMaxSplits; ++split) {
+      if (split < args.splits) Add(LoadPartials(args, split, m, n), sum);
+    }
+    FinishQuad(args, m, n, sum);
+  }
+}
+
+/// Of a cluster's strips those that this block finishes.
+MARLIN_DEVICE int StripsFinishedHere(const GemvArguments& args, int strips) {
+  return (strips - static_cast<int>(blockIdx.x) + args.splits - 1) / args.splits;
 }
 
 /// Finishes this block's strips of the cluster's: adds what the blocks sent, in their order.
 MARLIN_DEVICE void FinishInbox(const GemvArguments& args, int first_strip, int strips,
                                const float* inbox) {
-  const int per_part = args.m * kStripOutputs;
+  const int quads = args.m * kQuadsOfStrip;
   int slot = 0;
   for (int s = static_cast<int>(blockIdx.x); s < strips; s += args.splits, slot += args.splits) {
-    for (int i = static_cast<int>(threadIdx.x); i < per_part; i += static_cast<int>(blockDim.x)) {
-      float sum = 0.0f;
-      for (int part = 0; part < args.splits; ++part) sum += inbox[(slot + part) * per_part + i];
-      const int n = (first_strip + s) * kStripOutputs + i % kStripOutputs;
-      if (n < args.epilogue.n) Finish(args.epilogue, i / kStripOutputs, n, sum);
+    for (int i = static_cast<int>(threadIdx.x); i < quads; i += static_cast<int>(blockDim.x)) {
+      const float* from = inbox + (slot * quads + i) * 4;
+      float4 sum = *reinterpret_cast<const float4*>(from);
+#pragma unroll
+      for (int part = 1; part < kMaxSplits; ++part) {
+        if (part < args.splits) {
+          Add(*reinterpret_cast<const float4*>(from + part * quads * 4), sum);
+        }
+      }
+      FinishQuad(args, i / kQuadsOfStrip,
+                 (first_strip + s) * kStripOutputs + i % kQuadsOfStrip * 4, sum);
     }
   }
 }
@@ -317,12 +399,45 @@ struct GemvBlock {
   }
 };
 
+/// A place in a warp's ring, as addresses that stay in registers.
+struct RingCursor {
+  uint32_t address;
+  uint32_t barrier;
+  int parity = 0;
+  int slot_bytes;
+  uint32_t first_barrier;
+  uint32_t last_barrier;
+
+  template <int kStrips>
+  MARLIN_DEVICE RingCursor(const GemvBlock<kStrips>& block, int stages)
+      : address(block.ring),
+        barrier(block.barriers),
+        slot_bytes(block.slot_bytes),
+        first_barrier(block.barriers),
+        last_barrier(block.barriers + (stages - 1) * 8) {}
+
+  MARLIN_DEVICE void Advance() {
+    if (barrier == last_barrier) {
+      address -= (last_barrier - first_barrier) / 8 * slot_bytes;
+      barrier = first_barrier;
+      parity ^= 1;
+    } else {
+      address += slot_bytes;
+      barrier += 8;
+    }
+  }
+
+  /// Keeps the compiler from computing the addresses anew from what they were made of.
+  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(parity)); }
+};
+
 /// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
 /// tokens after another.
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
                               float factor, float* sums, uint32_t inbox) {
+  const bool last = local_unit + (1 << args.lanes_log) >= block.units;
   const int lane = block.lane;
   float* mine = sums + block.warp * kSumFloats;
 #pragma unroll
@@ -343,9 +458,24 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
       FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o,
                   sums + block.unit_lane * args.share * kSumFloats, inbox,
                   block.sharer * 32 + lane);
-      SyncSharers(args, block.unit_lane);
+      // Before the sums are overwritten.
+      if (!last || s + 1 < kStrips || o + 1 < kOctets || args.tickets != nullptr) {
+        SyncSharers(args, block.unit_lane);
+      }
     }
   }
+  if (args.tickets == nullptr) return;
+  const int unit = block.first_unit + local_unit;
+  auto* last_block = reinterpret_cast<uint32_t*>(mine);
+  if (block.sharer == 0 && lane == 0) {
+    uint32_t* ticket = args.tickets + unit;
+    *last_block = TakeTicket(ticket) + 1 == static_cast<uint32_t>(args.splits) ? 1 : 0;
+    if (*last_block != 0) *ticket = 0;
+  }
+  SyncSharers(args, block.unit_lane);
+  last_block -= block.sharer * kSumFloats;
+  if (*last_block != 0) FinishPartials<kStrips>(args, unit, block.sharer * 32 + lane);
+  if (!last) SyncSharers(args, block.unit_lane);
 }
 
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
@@ -355,18 +485,27 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const GemvBlock<kStrips> block(args, base);
   const int lane = block.lane;
   const int first_k = block.first_tile * kTileK;
+  const uint32_t inbox = base + args.inbox_offset;
   TileStream<kStrips> stream = block.Stream(args);
   if (lane == 0) {
 #pragma unroll 1
     for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
-    if (block.warp < args.pieces) {
-      InitBarrier(block.arrived + 8 * block.warp, args.bulk ? 1 : static_cast<int>(blockDim.x));
-    }
     FenceBarrierInit();
-    if (args.bulk) ExpectActivations(args, first_k, block.arrived, block.warp);
 #pragma unroll 1
-    for (int s = 0; s < args.stages && stream.left > 0; ++s) {
+    for (int s = 0; s < args.first_stages && stream.left > 0; ++s) {
       stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
+    }
+    if (block.warp < args.pieces) {
+      const uint32_t arrived = block.arrived + 8 * block.warp;
+      InitBarrier(arrived, args.bulk ? 1 : static_cast<int>(blockDim.x));
+      FenceBarrierInit();
+      if (args.bulk) ExpectActivations(args, first_k, arrived, block.warp);
+    }
+    if (args.in_cluster && threadIdx.x + 32 >= blockDim.x) {
+      const int strips = StripsFinishedHere(args, block.units * kStrips);
+      InitBarrier(inbox, 1);
+      FenceBarrierInit();
+      ArriveExpecting(inbox, strips * args.splits * args.m * kStripOutputs * 4);
     }
   }
   if (args.bulk) ClearBehindK(args, first_k, block.activations);
@@ -376,14 +515,22 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   __syncthreads();
   // What is sent to another block of the cluster must find it running, its barriers ready.
   const bool in_cluster = args.in_cluster || args.mates > 1;
-  if (in_cluster) ArriveInCluster();
+  if (in_cluster) ArriveInClusterRelaxed();
   LetNextBegin();
+  RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
   WaitForEarlierWork();
   if (in_cluster) WaitForCluster();
   if (!args.bulk) {
     CopyActivations(args, first_k, block.activations, block.arrived);
   } else if (lane == 0) {
-    CopyActivationRows(args, first_k, block.activations, block.arrived, block.warp);
+    copies.Run();
+  }
+  if (lane == 0) {
+    // Requests are served in their order: these would delay the activations.
+#pragma unroll 1
+    for (int s = args.first_stages; s < args.stages && stream.left > 0; ++s) {
+      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
+    }
   }
   __syncwarp();
 
@@ -399,47 +546,46 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   uint32_t my_rows[kOctets];
 #pragma unroll
   for (int o = 0; o < kOctets; ++o) {
-    my_rows[o] = block.activations + (lane >> 3) * 16 +
+    my_rows[o] = block.activations + (lane >> 3) * 16 + block.sharer * (kTileK * 2) +
                  min(o * kOctet + (lane & 7), args.m - 1) * args.row_bytes;
   }
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
-  int slot = 0;
-  int parity = 0;
+  RingCursor slot(block, args.stages);
   for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
     float acc[2 * kStrips][kOctets][4] = {};
+    uint32_t rows[kOctets];
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
+    int tile = block.sharer;
 #pragma unroll 1
     for (int i = 0; i < block.my_tiles; ++i) {
-      const int tile = i * args.share + block.sharer;
       if (u == block.unit_lane) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
-      const uint32_t barrier = block.barriers + 8 * slot;
-      const uint32_t from = block.ring + slot * block.slot_bytes;
-      Wait(barrier, parity);
+      slot.Pin();
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));
+      Wait(slot.barrier, slot.parity);
       const auto release = [&] {
         __syncwarp();
-        if (lane == 0 && stream.left > 0) stream.Copy(from, barrier);
+        if (lane == 0 && stream.left > 0) stream.Copy(slot.address, slot.barrier);
       };
-      uint32_t rows[kOctets];
+      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows, lane,
+                                                         mode, table, acc, release);
+      slot.Advance();
+      tile += args.share;
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o] + tile * (kTileK * 2);
-      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(from, args.weights, rows, lane, mode,
-                                                         table, acc, release);
-      if (++slot == args.stages) {
-        slot = 0;
-        parity ^= 1;
-      }
+      for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
     FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
-                                 base + args.inbox_offset);
+                                 inbox);
   }
   // What others bring must have come before this block's shared memory goes.
   if (args.mates > 1) {
     for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
   }
   if (args.in_cluster) {
-    ArriveInCluster();
-    WaitForCluster();
+    Wait(inbox, 0);
     FinishInbox(args, block.first_unit * kStrips, block.units * kStrips,
-                reinterpret_cast<const float*>(shared + args.inbox_offset));
+                reinterpret_cast<const float*>(shared + args.inbox_offset + kInboxBarrierBytes));
   }
 }
 

@@ -15,6 +15,7 @@ struct GemvArguments {
   int share_log = 0;
   int lanes_log = 0;       ///< Of the units that a block works on at a time: warps / share.
   int stages = 2;          ///< Tiles in flight of every warp.
+  int first_stages = 1;    ///< Of them those that are asked for before the activations.
   int tiles = 0;           ///< Of a unit, along k.
   int tiles_of_split = 0;  ///< Of every split but perhaps the last.
   int units_base = 0;      ///< Units of a block, one more in the first units_rest blocks.
@@ -31,16 +32,31 @@ struct GemvArguments {
   TileView weights;
   int mates = 1;      ///< Neighbouring blocks of a cluster that share the copies of activations.
   int row_bytes = 0;  ///< From one row of activations in shared memory to the next.
+  int row_mask = 0;   ///< Blocks begin to copy with row (block & row_mask).
+  /// Copy i is row i % m of piece i / m = i * piece_factor >> 16; from one copy of a warp to its
+  /// next are step_pieces and step_rows.
+  int piece_factor = 0;
+  int step_pieces = 0;
+  int step_rows = 0;
   const void* a = nullptr;  ///< Of the kernel's 16-bit type, rows at multiples of 16 bytes.
   int64_t a_stride = 0;
   int sums_offset = 0;
-  int inbox_offset = 0;       ///< in_cluster: [strips finished here][splits][m][32] sums.
+  int inbox_offset = 0;       ///< in_cluster: a barrier, [strips finished here][splits][m][32] sums.
   int table_offset = 0;       ///< kTable4: kPairTableBytes.
   float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  /// A zero for every unit, zero again afterwards: of the blocks that divide k the last to finish a
+  /// unit adds its partials. Null: another kernel does.
+  uint32_t* tickets = nullptr;
+  bool plain_quads = false;   ///< Four neighbouring outputs are one store, and nothing but scaled.
   EpilogueView epilogue;
 };
 
 inline constexpr int kMaxPieces = 4;
+
+/// Warps that share a unit.
+inline constexpr int kMaxSharers = 16;
+
+inline constexpr int kInboxBarrierBytes = 16;
 
 /// A table of 16 values in shared memory: pairs of values for all pairs of codes and every lane.
 inline constexpr int kPairTableBytes = 256 * 32 * 4;

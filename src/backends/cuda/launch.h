@@ -22,6 +22,9 @@ struct TileGemm {
   EpilogueView epilogue;      ///< Multiplier set; see LaunchGemv.
   bool bf16 = true;           ///< The type of the matrix unit's operands.
   float* partials = nullptr;  ///< [splits, m, n], where the plan has splits or gates lie apart.
+  /// Zeros, one for every unit of a plan whose blocks meet in memory (TicketBank); null: a kernel
+  /// of its own adds the partials.
+  uint32_t* tickets = nullptr;
   bool overlap_previous = false;
 };
 

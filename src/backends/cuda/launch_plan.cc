@@ -16,6 +16,18 @@ int Ceil(int64_t a, int64_t b) { return static_cast<int>(CeilDivide(a, b)); }
 /// Between rows of activations, so that the rows of a matrix begin in different banks.
 constexpr int kRowPadding = 16;
 
+/// How the copies of rows of activations are spread over the warps.
+void SpreadCopies(GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  constexpr int kMostRowsApart = 32;
+  args.row_mask =
+      static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(args.m, kMostRowsApart)))) - 1;
+  args.piece_factor = Ceil(1 << 16, args.m);
+  const int step = plan->warps * args.mates;
+  args.step_pieces = step / args.m;
+  args.step_rows = step % args.m;
+}
+
 /// Divides shared memory; false when it does not suffice.
 bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
@@ -29,7 +41,8 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   const int64_t sums = int64_t{plan->warps} * kSumFloats * 4;
   const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan->strips;
   const int64_t slots = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
-  const int64_t inbox = slots * problem.m * kStripOutputs * 4;
+  const int64_t inbox =
+      args.in_cluster ? kInboxBarrierBytes + slots * problem.m * kStripOutputs * 4 : 0;
   const int64_t barriers = (kMaxPieces + int64_t{plan->warps} * args.stages) * kBarrierBytes;
   const int64_t table = problem.pair_table ? kPairTableBytes : 0;
   const int64_t total = ring + activations + sums + inbox + table + barriers;
@@ -46,20 +59,38 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   return true;
 }
 
-/// Which warps work on which units: as many units at a time as leave the fewest tiles to the
-/// busiest warp, for with every unit its warps wait for each other.
-void ShareUnits(int units_of_block, GemvPlan* plan) {
-  GemvArguments& args = plan->arguments;
-  int64_t least = 0;
-  for (int lanes = 1; lanes <= std::min(plan->warps, units_of_block); lanes *= 2) {
-    const int64_t tiles =
-        int64_t{Ceil(units_of_block, lanes)} * Ceil(args.tiles_of_split, plan->warps / lanes);
-    if (least != 0 && tiles > least) continue;
-    least = tiles;
-    args.share = plan->warps / lanes;
-    args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
+/// How many units a block works on at a time: with every unit its warps wait for each other, but
+/// with few warps to a unit some have nothing to do at the end.
+int UnitsAtATime(int units_of_block, int tiles, int warps, int m) {
+  // What the end of a unit costs, in tiles; more units at a time must be worth it. Measured on an
+  // H200.
+  const double end_of_unit = m > kOctet ? 1.5 : 0.75;
+  constexpr double kWorthwhile = 0.95;
+  double least = 0;
+  int best = 1;
+  for (int lanes = 1; lanes <= std::min(std::max(warps / 2, 1), units_of_block); lanes *= 2) {
+    const int rounds = Ceil(units_of_block, lanes);
+    const double cost = rounds * (Ceil(tiles, warps / lanes) + end_of_unit);
+    if (least != 0 && cost > kWorthwhile * least) continue;
+    least = cost;
+    best = lanes;
   }
+  return best;
+}
+
+void ShareUnits(int lanes, GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  args.share = plan->warps / lanes;
+  args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
   args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
+}
+
+/// Blocks along n that run at once, in whole clusters.
+int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
+  if (args.in_cluster) return device.clusters[args.splits * args.mates - 1] * args.mates;
+  const int blocks =
+      args.mates == 1 ? device.multiprocessors : device.clusters[args.mates - 1] * args.mates;
+  return std::max(blocks / args.splits, args.mates);
 }
 
 }  // namespace
@@ -71,51 +102,94 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.m = problem.m;
   args.k = problem.k;
   args.stages = shape.stages;
+  args.first_stages = shape.first_stages;
   args.tiles = Ceil(problem.k, kTileK);
   args.tiles_of_split = Ceil(args.tiles, shape.splits);
   args.splits = Ceil(args.tiles, args.tiles_of_split);
   args.mates = shape.mates;
   args.bulk = problem.k % 8 == 0;
-  args.in_cluster = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  const bool meet = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  args.in_cluster = meet && !shape.in_memory;
+  plan.in_memory = meet && shape.in_memory;
   plan.warps = shape.warps;
   plan.strips = shape.strips;
   plan.splits = args.splits;
   plan.partials = problem.gated || (args.splits > 1 && !args.in_cluster);
 
   const int units = Ceil(problem.n, kStripOutputs * plan.strips);
-  const int cluster = (args.in_cluster ? args.splits : 1) * args.mates;
-  const int blocks = cluster > 1 ? device.clusters[cluster - 1] * args.mates
-                                 : std::max(1, device.multiprocessors / args.splits);
-  // Whole clusters; a block without units shares copies.
-  plan.groups = static_cast<int>(RoundUp(std::clamp(blocks, 1, units), int64_t{args.mates}));
+  // A block without units shares copies.
+  const int blocks = std::clamp(BlocksAtOnce(args, device) / args.mates * args.mates, 1, units);
+  plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.mates}));
   args.units_base = units / plan.groups;
   args.units_rest = units % plan.groups;
-  ShareUnits(Ceil(units, plan.groups), &plan);
+  const int units_of_block = Ceil(units, plan.groups);
+  ShareUnits(UnitsAtATime(units_of_block, args.tiles_of_split, plan.warps, problem.m), &plan);
+  SpreadCopies(&plan);
   if (!DivideShared(problem, device, &plan)) return std::nullopt;
   return plan;
 }
 
+namespace {
+
+/// How PlanGemv cuts a problem whose k is divided by `splits`. All of this is measured on an H200.
+GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, int splits) {
+  constexpr int kWarps = 16;
+  const int strips = Ceil(problem.n, kStripOutputs);
+  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
+  const int strips_of_block = Ceil(int64_t{strips} * splits, device.multiprocessors);
+  GemvShape shape;
+  shape.splits = splits;
+  shape.warps = tiles_of_split <= kWarps / 2 ? kWarps / 2 : kWarps;
+  // Warps wait for each other less often with wide units, but those are for matrices that have
+  // enough of them.
+  const bool wide = problem.narrow_codes && problem.m <= kOctet && strips_of_block > 4;
+  shape.strips = wide ? 2 : 1;
+  // Clusters are fast, where as many of them run as there is work for.
+  const bool clusters = splits > 1 && splits <= kMaxSplits;
+  shape.in_memory =
+      clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
+  const bool in_cluster = clusters && !shape.in_memory;
+  // Sharing copies pays from here on, but not at the price of blocks that run at once.
+  constexpr int64_t kLeastShared = 56 * 1024;
+  const bool share = problem.k % 8 == 0 && strips > 1 &&
+                     int64_t{problem.m} * problem.k * 2 >= kLeastShared &&
+                     (!in_cluster || (splits * 2 <= kMaxSplits &&
+                                      strips <= device.clusters[splits * 2 - 1] * 2));
+  shape.mates = share && splits <= kMaxSplits ? 2 : 1;
+  // Two tiles a warp keep memory busy, unless a warp has few or large ones.
+  const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
+  const bool deep = problem.tile_bytes <= 3072 && problem.m <= kOctet && tiles_of_warp > 2;
+  shape.stages = deep ? 2 : 1;
+  shape.first_stages = wide || in_cluster ? shape.stages : 1;
+  return shape;
+}
+
+/// The next larger number of splits, after one that does not fit: from three on the activations of
+/// a block are to fill half of shared memory only, for every block copies its own.
+int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits) {
+  if (splits < 2) return splits + 1;
+  return std::max(splits + 1, Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes / 2));
+}
+
+}  // namespace
+
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
+  constexpr int kTilesOfSplit = 8;
   const int strips = Ceil(problem.n, kStripOutputs);
   const int tiles = Ceil(problem.k, kTileK);
-  const int strips_of_block = Ceil(strips, device.multiprocessors);
-  // All of this is measured on an H200. Warps wait for each other less often with wide units, but
-  // those are for matrices that have enough of them.
-  const int wide = problem.narrow_codes && problem.m <= kOctet && strips_of_block > 4 ? 2 : 1;
-  // Two tiles a warp keep memory busy; where a block has few, more only delay the activations.
-  const int stages = strips_of_block <= 2 || problem.tile_bytes > 3072 ? 1 : 2;
-  constexpr int64_t kLeastShared = 56 * 1024;
-  const bool share =
-      problem.k % 8 == 0 && strips > 1 && int64_t{problem.m} * problem.k * 2 >= kLeastShared;
-  constexpr int kWarps = 16;
-  // As many as it takes to occupy the multiprocessors and to hold the activations.
-  const int held = Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes);
-  const int busy = std::clamp(device.multiprocessors / strips, 1, std::max(1, tiles / kWarps));
-  for (int splits = std::max(held, busy);; ++splits) {
-    const int mates = share && splits == 1 ? 2 : 1;
-    for (const auto& [warps, deep] : {std::pair{kWarps, stages}, {kWarps, 1}, {8, 2}, {8, 1}}) {
-      const auto plan = PlanGemvAs(problem, device, {warps, deep, splits, wide, mates});
-      if (plan) return *plan;
+  // As many as it takes to occupy the multiprocessors.
+  const int most = std::max(1, tiles / kTilesOfSplit);
+  for (int splits = std::clamp(device.multiprocessors / strips, 1, most);;
+       splits = MoreSplits(problem, device, splits)) {
+    GemvShape shape = ShapeOfSplits(problem, device, splits);
+    for (const int warps : {shape.warps, shape.warps / 2}) {
+      shape.warps = warps;
+      for (int stages = shape.stages; stages > 0; --stages) {
+        GemvShape shallow = shape;
+        shallow.stages = stages;
+        shallow.first_stages = std::min(stages, shape.first_stages);
+        if (const auto plan = PlanGemvAs(problem, device, shallow)) return *plan;
+      }
     }
   }
 }
@@ -219,14 +293,21 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   args.items = args.token_tiles * args.blocks;
   plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
+  const int pairs = WarpgroupPairs(plan.tokens, problem.code_bits);
+  plan.threads = WgmmaThreads(pairs);
+  // Every width is to add in the same order where batches may not matter.
+  args.turns = problem.batch_invariant ? 1 : pairs;
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
   constexpr int kMaxStages = 8;
   const int stage_and_barriers = stage + 2 * kBarrierBytes;
-  args.stages = std::min((device.shared_bytes - kExchangeBytes) / stage_and_barriers, kMaxStages);
+  const int pair_sums = PairSumBytes(plan.tokens, pairs);
+  const int others = kExchangeBytes + pair_sums + kBarrierBytes;
+  args.stages = std::min((device.shared_bytes - others) / stage_and_barriers, kMaxStages);
   args.weights_offset = args.stages * StageActivationBytes(plan.tokens);
   args.exchange_offset = args.stages * stage;
-  args.barriers_offset = args.exchange_offset + kExchangeBytes;
-  plan.shared_bytes = args.barriers_offset + args.stages * 2 * kBarrierBytes;
+  args.pair_sums_offset = args.exchange_offset + kExchangeBytes;
+  args.barriers_offset = args.pair_sums_offset + pair_sums;
+  plan.shared_bytes = args.barriers_offset + (args.stages * 2 + 1) * kBarrierBytes;
   return plan;
 }
 

@@ -24,6 +24,7 @@ struct TileProblem {
   int n = 0;
   int k = 0;
   int tile_bytes = 0;
+  int code_bits = 4;
   bool gated = false;
   bool batch_invariant = false;
   bool pair_table = false;    ///< Codes are looked up in a table in shared memory (kTable4).
@@ -38,18 +39,26 @@ struct GemvPlan {
   int warps = 16;
   int strips = 1;  ///< Of a unit: what a warp works on at a time.
   int shared_bytes = 0;
-  bool partials = false;    ///< Sums go to the workspace; another kernel adds and finishes them.
+  bool partials = false;   ///< Sums go to the workspace.
+  bool in_memory = false;  ///< Of these blocks the last adds them, given tickets; else a kernel.
   GemvArguments arguments;  ///< The parts that depend on the problem's shape alone.
 };
+/// Of all blocks along n.
+inline int UnitsOf(const GemvPlan& plan) {
+  return plan.arguments.units_base * plan.groups + plan.arguments.units_rest;
+}
+
 /// How the blocks of the kernel for few rows are made.
 struct GemvShape {
-  int warps;
-  int stages;  ///< Tiles in flight of every warp.
-  int splits;  ///< Blocks that divide k.
-  int strips;  ///< Of a unit: 1 or 2.
-  /// Blocks that share copies of activations: 1, or 2 if k is a multiple of 8 and splits x 2 are at
-  /// most kMaxSplits.
-  int mates;
+  int warps = 16;
+  int stages = 1;        ///< Tiles in flight of every warp.
+  int first_stages = 1;  ///< Of them those that are asked for before the activations.
+  int splits = 1;        ///< Blocks that divide k.
+  int strips = 1;        ///< Of a unit: 1 or 2.
+  /// Blocks that share copies of activations: 1, or 2 if k is a multiple of 8 and, in clusters,
+  /// splits x 2 are at most kMaxSplits.
+  int mates = 1;
+  bool in_memory = false;  ///< Splits meet in memory, not in a cluster.
 };
 /// Nothing where shared memory does not suffice. Preconditions as for PlanGemv.
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
@@ -59,6 +68,7 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 
 struct WgmmaPlan {
   int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
+  int threads = 0;
   int shared_bytes = 0;
   int grid = 1;
   bool partials = false;

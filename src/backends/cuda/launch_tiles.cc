@@ -127,6 +127,12 @@ bool StoresQuads(const EpilogueView& view) {
   return view.n % 4 == 0 && view.stride % 4 == 0 && reinterpret_cast<uintptr_t>(view.out) % 8 == 0;
 }
 
+/// Whether outputs are their sums in 16 bits, and StoresQuads.
+bool StoresPlainQuads(const EpilogueView& view) {
+  return view.type != Element::kF32 && view.bias == nullptr && view.activation == 0 &&
+         !view.gated && view.row_weight == nullptr && StoresQuads(view);
+}
+
 cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaError_t launched,
                         cudaStream_t stream) {
   if (launched != cudaSuccess || !partials) return launched;
@@ -141,7 +147,7 @@ int CountClusters(int blocks) {
   const int shared_bytes = DeviceShape().shared_bytes;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kWgmmaThreads);
+  config.blockDim = dim3(WgmmaThreads(1));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -165,6 +171,8 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   args.a_stride = gemm.a.stride;
   args.epilogue = gemm.epilogue;
   args.partials = plan.partials ? gemm.partials : nullptr;
+  args.tickets = plan.in_memory ? gemm.tickets : nullptr;
+  args.plain_quads = StoresPlainQuads(gemm.epilogue);
   void* parameters[] = {&args};
   const LaunchSize size = {
       dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.groups)), plan.warps * 32,
@@ -174,8 +182,8 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   const GemvVariant variant = {UseOf(gemm.weights, gemm.kind), plan.strips,
                                (args.m + kOctet - 1) / kOctet};
   const void* function = GemvFunctionOf(gemm.kind, gemm.bf16, variant);
-  return AddPartials(gemm, plan.partials, plan.splits, Launch(function, size, parameters, stream),
-                     stream);
+  return AddPartials(gemm, plan.partials && args.tickets == nullptr, plan.splits,
+                     Launch(function, size, parameters, stream), stream);
 }
 
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
@@ -190,7 +198,7 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   args.partials = plan.partials ? gemm.partials : nullptr;
   args.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), plan.threads, plan.shared_bytes,
                            gemm.overlap_previous,
                            dim3(static_cast<unsigned>(plan.arguments.splits))};
   const void* function =
@@ -212,7 +220,7 @@ cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Pl
   args.product.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
   // Copies of weights begin while the last rows are quantized.
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), WgmmaThreads(1), plan.shared_bytes,
                            true};
   const void* function = Fp8FunctionOf(gemm.kind, plan.tokens, gemm.weights.groups_per_tile == 1);
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);

@@ -28,18 +28,24 @@ std::string Describe(const TileProblem& problem, const DeviceShape& device) {
          ", multiprocessors " + std::to_string(device.multiprocessors);
 }
 
+struct TileSize {
+  int code_bits;
+  int bytes;
+};
+
 /// The sizes of a tile of every kind of codes with every number of groups, with zeros and without.
-std::vector<int> AllTileBytes() {
-  std::vector<int> sizes;
+std::vector<TileSize> AllTileSizes() {
+  std::vector<TileSize> sizes;
   for (const CodeKind kind :
        {CodeKind::kFp4, CodeKind::kTable3, CodeKind::kTable2, CodeKind::kE4M3}) {
     for (const int groups : {1, 2, 4, 8}) {
       for (const int parameters : {1, 2}) {
-        sizes.push_back(TileCodeBytes(CodeBits(kind)) + groups * kGroupBytes * parameters);
+        const int bits = CodeBits(kind);
+        sizes.push_back({bits, TileCodeBytes(bits) + groups * kGroupBytes * parameters});
       }
     }
   }
-  sizes.push_back(TileCodeBytes(CodeBits(CodeKind::kDense16)));
+  sizes.push_back({16, TileCodeBytes(16)});
   return sizes;
 }
 
@@ -61,14 +67,15 @@ std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
                           largest);
     }
   };
-  const std::vector<int> tile_bytes = AllTileBytes();
+  const std::vector<TileSize> sizes = AllTileSizes();
   std::vector<TileProblem> problems;
   for (size_t i = 0; i < count; ++i) {
     TileProblem problem;
     problem.m = 1 + static_cast<int>(bits() % static_cast<uint32_t>(max_m));
     problem.n = draw(200000);
     problem.k = draw(200000);
-    problem.tile_bytes = tile_bytes[i % tile_bytes.size()];
+    problem.tile_bytes = sizes[i % sizes.size()].bytes;
+    problem.code_bits = sizes[i % sizes.size()].code_bits;
     problem.gated = problem.n % 2 == 0 && bits() % 4 == 0;
     problem.pair_table = bits() % 4 == 0;
     problem.narrow_codes = problem.tile_bytes == TileCodeBytes(4) + kGroupBytes;
@@ -134,6 +141,30 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
+/// Every (row, piece) of the activations is one copy of one warp of the blocks that share: as the
+/// kernel numbers its copies.
+void ExpectRowsCopiedOnce(const GemvArguments& args, int warps) {
+  EXPECT_LE(args.row_mask, args.m - 1);
+  EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "no mask";
+  std::vector<int> copied(static_cast<size_t>(args.pieces) * static_cast<size_t>(args.m), 0);
+  for (int first = 0; first < warps * args.mates; ++first) {
+    int piece = first * args.piece_factor >> 16;
+    int row = first - piece * args.m;
+    while (piece < args.pieces) {
+      ASSERT_GE(row, 0);
+      ASSERT_LT(row, args.m);
+      ++copied[static_cast<size_t>(piece) * static_cast<size_t>(args.m) + static_cast<size_t>(row)];
+      piece += args.step_pieces;
+      row += args.step_rows;
+      if (row >= args.m) {
+        row -= args.m;
+        ++piece;
+      }
+    }
+  }
+  EXPECT_TRUE(std::all_of(copied.begin(), copied.end(), [](int c) { return c == 1; }));
+}
+
 void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const DeviceShape& device) {
   const GemvArguments& args = plan.arguments;
   EXPECT_EQ(args.m, problem.m);
@@ -141,8 +172,10 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
   ExpectSplitsCover(args.tiles, args.tiles_of_split, plan.splits);
   EXPECT_EQ(args.splits, plan.splits);
-  EXPECT_EQ(args.in_cluster, plan.splits > 1 && plan.splits <= kMaxSplits && !problem.gated);
-  EXPECT_EQ(plan.partials, problem.gated || plan.splits > kMaxSplits);
+  const bool meet = plan.splits > 1 && plan.splits <= kMaxSplits && !problem.gated;
+  EXPECT_EQ(args.in_cluster, meet && !plan.in_memory);
+  EXPECT_TRUE(meet || !plan.in_memory);
+  EXPECT_EQ(plan.partials, problem.gated || (plan.splits > 1 && !args.in_cluster));
   EXPECT_LE(plan.warps * 32, kMaxThreads);
 
   // Blocks along n: the first units_rest of them have one unit more; of two that share copies the
@@ -151,12 +184,14 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_TRUE(args.units_base >= 1 || (args.mates == 2 && args.units_rest == plan.groups - 1));
   EXPECT_LT(args.units_rest, plan.groups);
   EXPECT_EQ(int64_t{args.units_base} * plan.groups + args.units_rest, units);
+  EXPECT_EQ(UnitsOf(plan), units);
   const int cluster = (args.in_cluster ? args.splits : 1) * args.mates;
   ASSERT_LE(cluster, kMaxSplits);
   EXPECT_EQ(plan.groups % args.mates, 0);
   EXPECT_LE(plan.groups / args.mates,
-            std::max(1, cluster == 1 ? device.multiprocessors / plan.splits
-                                     : device.clusters[cluster - 1]))
+            std::max(1, args.in_cluster || args.splits == 1
+                            ? (cluster == 1 ? device.multiprocessors : device.clusters[cluster - 1])
+                            : device.multiprocessors / plan.splits / args.mates))
       << "a second wave";
   ExpectWarpsCover(args, plan.warps, args.units_base + (args.units_rest > 0 ? 1 : 0),
                    args.tiles_of_split);
@@ -168,17 +203,23 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_TRUE(args.mates == 1 || args.bulk);
   EXPECT_EQ(args.bulk, problem.k % 8 == 0);
 
+  ExpectRowsCopiedOnce(args, plan.warps);
+
   EXPECT_GE(args.stages, 1);
+  EXPECT_GE(args.first_stages, 1);
+  EXPECT_LE(args.first_stages, args.stages);
   EXPECT_GE(args.row_bytes, int64_t{args.tiles_of_split} * kTileK * 2);
   EXPECT_EQ(args.row_bytes % 16, 0);
   Regions regions;
   regions.Add("rings", 0, int64_t{plan.warps} * args.stages * plan.strips * problem.tile_bytes,
               128);
   regions.Add("activations", args.activations_offset, int64_t{args.row_bytes} * problem.m, 16);
-  regions.Add("sums", args.sums_offset, int64_t{plan.warps} * kSumFloats * 4, 4);
+  regions.Add("sums", args.sums_offset, int64_t{plan.warps} * kSumFloats * 4, 16);
+  EXPECT_LE(args.share, kMaxSharers);
   const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan.strips;
   const int64_t parts = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
-  regions.Add("inbox", args.inbox_offset, parts * problem.m * kStripOutputs * 4, 4);
+  regions.Add("inbox", args.inbox_offset,
+              args.in_cluster ? kInboxBarrierBytes + parts * problem.m * kStripOutputs * 4 : 0, 16);
   regions.Add("table", args.table_offset, problem.pair_table ? kPairTableBytes : 0, 4);
   regions.Add("barriers", args.barriers_offset,
               (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
@@ -197,12 +238,16 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
 void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) {
   for (const int warps : {4, 8, 16}) {
     for (const int splits : {1, 2, 3, 4, 7, 8, 9, 40}) {
-      for (const int mates : {1, 2}) {
-        if (mates == 2 && (problem.k % 8 != 0 || splits * mates > kMaxSplits)) continue;
-        for (const int strips : {1, 2}) {
-          const auto plan =
-              PlanGemvAs(problem, device, {warps, 1 + splits % 3, splits, strips, mates});
-          if (plan) CheckGemvPlan(*plan, problem, device);
+      for (const bool in_memory : {false, true}) {
+        for (const int mates : {1, 2}) {
+          if (mates == 2 && (problem.k % 8 != 0 || splits * mates > kMaxSplits)) continue;
+          for (const int strips : {1, 2}) {
+            const int stages = 1 + splits % 3;
+            const auto plan = PlanGemvAs(
+                problem, device,
+                {warps, stages, 1 + splits % stages, splits, strips, mates, in_memory});
+            if (plan) CheckGemvPlan(*plan, problem, device);
+          }
         }
       }
     }
@@ -281,7 +326,11 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
   EXPECT_EQ(StageActivationBytes(plan.tokens) / 2 % 1024, 0) << "the swizzle's period";
   regions.Add("weights", args.weights_offset, weights, 16);
   regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
-  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16, 8);
+  const int pairs = WarpgroupPairs(plan.tokens, problem.code_bits);
+  EXPECT_EQ(plan.threads, WgmmaThreads(pairs));
+  EXPECT_EQ(args.turns, problem.batch_invariant ? 1 : pairs);
+  regions.Add("sums of pairs", args.pair_sums_offset, PairSumBytes(plan.tokens, pairs), 16);
+  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16 + 8, 8);
   EXPECT_LE(regions.end, plan.shared_bytes);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes);
 }
@@ -350,8 +399,9 @@ TEST(PlanGemv, EndsForEveryLengthOfRows) {
   const DeviceShape device;
   for (const int k : {1 << 20, 1 << 22, (1 << 22) + 1, 100000000, 2147483000}) {
     for (const int m : {1, kMaxGemvRows}) {
-      for (const int tile_bytes : AllTileBytes()) {
-        const TileProblem problem = {.m = m, .n = 64, .k = k, .tile_bytes = tile_bytes};
+      for (const auto& [bits, bytes] : AllTileSizes()) {
+        const TileProblem problem = {
+            .m = m, .n = 64, .k = k, .tile_bytes = bytes, .code_bits = bits};
         SCOPED_TRACE(Describe(problem, device));
         CheckGemv(problem, device);
         if (HasFailure()) return;
@@ -395,7 +445,7 @@ TEST(PlanWgmma, CountsLargeShapes) {
                                 {200000, 200000, 4096}}) {
     for (const bool gated : {false, true}) {
       const TileProblem problem = {
-          .m = m, .n = n, .k = k, .tile_bytes = TileCodeBytes(8) + kGroupBytes, .gated = gated};
+          .m = m, .n = n, .k = k, .tile_bytes = TileCodeBytes(8) + kGroupBytes, .code_bits = 8, .gated = gated};
       SCOPED_TRACE(Describe(problem, device));
       CheckWgmma(problem, device);
       EXPECT_EQ(PartialBytes(problem, 3), int64_t{4} * m * n * 3);
