@@ -40,7 +40,9 @@ struct GemmOptions {
   /// Forces one kernel by name, "marlin_gemm_wgmma", or with the way it cuts the problem,
   /// "marlin_gemm_wgmma@128x2" (rows of a tile x parts of k); empty lets the plan choose.
   std::string kernel = {};
-  void* workspace = nullptr;  ///< At least WorkspaceBytes; null: the device's own, grown on demand.
+  /// Scratch memory that nothing else uses until the work is done, at least the bytes of the plan;
+  /// null: the device's own, grown on demand.
+  void* workspace = nullptr;
   int64_t workspace_bytes = 0;
   /// The stream that the work is put on (a cudaStream_t; null: the default stream). The call
   /// returns before the work is done, and errors of the work itself come from Device::Synchronize.

@@ -169,10 +169,12 @@ void AddWideGated(PlainCases& plain) {
 // little.
 void AddPeriodic(PlainCases& plain) {
   constexpr Shape kShapes[] = {
-      {1, 20000, 1040, 128},  {5, 12008, 272, 32},   {9, 8192, 2064, 64},   {16, 40000, 144, 16},
-      {8, 2200, 4096, 128},   {13, 2304, 2560, 64},  {4, 20000, 8192, 128}, {33, 4104, 2064, 64},
-      {65, 4096, 4112, 128},  {100, 16384, 400, 80}, {257, 4608, 272, 64},  {300, 20000, 144, 32},
-      {520, 8192, 400, 128},  {1030, 8192, 400, 32}, {1030, 520, 8208, 64}, {1030, 1040, 8208, 32},
+      {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},
+      {16, 40000, 144, 16},   {8, 2200, 4096, 128},   {13, 2304, 2560, 64},
+      {4, 20000, 8192, 128},  {16, 4160, 14336, 128}, {15, 4143, 14344, 128},
+      {33, 4104, 2064, 64},   {65, 4096, 4112, 128},  {100, 16384, 400, 80},
+      {257, 4608, 272, 64},   {300, 20000, 144, 32},  {520, 8192, 400, 128},
+      {1030, 8192, 400, 32},  {1030, 520, 8208, 64},  {1030, 1040, 8208, 32},
       {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
   constexpr Activation kActivations[] = {Activation::kNone, Activation::kSilu, Activation::kRelu};
   for (const FormatInfo& info : AllFormats()) {
@@ -224,6 +226,15 @@ void AddPromises(PlainCases& plain) {
         c.row_weight = c.seed % 2 == 0;
         plain.Add(c);
       }
+    }
+  }
+  // The blocks that divide k meet in memory.
+  for (Check check : {Check::kRepeat, Check::kStreams}) {
+    for (Format format : {Format::kFp4E2M1, Format::kS8}) {
+      Case c = plain.Make(format, {16, 1440, 14336, 128});
+      c.check = check;
+      c.data = DataClass::kGaussian;
+      plain.Add(c);
     }
   }
 }

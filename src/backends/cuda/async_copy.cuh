@@ -82,19 +82,14 @@ MARLIN_DEVICE void LetNextBegin() {
 }
 MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// The two halves of a barrier among all threads of a cluster; writes to shared memory anywhere in
-/// it, done before, are seen after.
+/// The two halves of a barrier among all threads of a cluster, which tells that all have come so
+/// far and have made their barriers ready (FenceBarrierInit). It publishes nothing else: a release
+/// would wait until all stores of the block have reached memory.
 MARLIN_DEVICE void ArriveInCluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 MARLIN_DEVICE void WaitForCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/// The first half where nothing but barriers made ready (FenceBarrierInit) need be seen: the other
-/// waits for all stores of the block to reach memory.
-MARLIN_DEVICE void ArriveInClusterRelaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 /// What an address in this block's shared memory is in block `rank` of the cluster.

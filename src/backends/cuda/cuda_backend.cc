@@ -49,7 +49,6 @@ bool HasNarrowCodes(const GemmDesc& desc) {
 TileProblem ProblemOf(const GemmDesc& desc) {
   TileProblem problem = ShapeOf(desc);
   problem.tile_bytes = TileBytesOf(desc);
-  problem.code_bits = CodeBits(KindOf(desc.format));
   problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
   problem.narrow_codes = HasNarrowCodes(desc);
   return problem;

@@ -7,6 +7,9 @@
 
 namespace marlin::cuda {
 
+/// Blocks of a cluster, which divide k or share copies: more are not portable.
+inline constexpr int kMaxSplits = 8;
+
 /// Element types of activations, outputs, biases and scales, as kernels switch over them.
 enum class Element : uint8_t { kF32, kBf16, kF16, kE8M0, kE4M3 };
 

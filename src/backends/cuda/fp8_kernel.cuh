@@ -229,7 +229,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
 }
 
 template <CodeKind kKind, int kTokens, bool kOneGroup>
-__global__ void __launch_bounds__(WgmmaThreads(1), 1)
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
     Fp8Kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Fp8Arguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const WgmmaArguments& product = args.product;

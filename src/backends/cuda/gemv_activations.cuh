@@ -27,7 +27,8 @@ MARLIN_DEVICE int FirstRow(const GemvArguments& args) {
   return static_cast<int>(blockIdx.y >> (args.mates - 1)) & args.row_mask;
 }
 
-/// Before copies begin, one thread: the barrier of a piece expects what the blocks that share bring.
+/// Before copies begin, one thread: the barrier of a piece expects what the blocks that share
+/// bring.
 MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barrier,
                                      int piece) {
   const int piece_k = kTileK << args.piece_log;
@@ -50,8 +51,8 @@ MARLIN_DEVICE void ClearBehindK(const GemvArguments& args, int first_k, uint32_t
 }
 
 /// The bulk copies that one thread of every warp makes: this split's columns of all rows of A, each
-/// row's piece as one copy, this block's share of them to all blocks that share. Made before earlier
-/// work has ended, so that nothing is left to compute then.
+/// row's piece as one copy, this block's share of them to all blocks that share. Made before
+/// earlier work has ended, so that nothing is left to compute then.
 struct RowCopies {
   const GemvArguments& args;
   uint32_t to;

@@ -41,13 +41,13 @@ struct GemvArguments {
   const void* a = nullptr;  ///< Of the kernel's 16-bit type, rows at multiples of 16 bytes.
   int64_t a_stride = 0;
   int sums_offset = 0;
-  int inbox_offset = 0;       ///< in_cluster: a barrier, [strips finished here][splits][m][32] sums.
-  int table_offset = 0;       ///< kTable4: kPairTableBytes.
+  int inbox_offset = 0;  ///< in_cluster: a barrier, [strips finished here][splits][m][32] sums.
+  int table_offset = 0;  ///< kTable4: kPairTableBytes.
   float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
   /// A zero for every unit, zero again afterwards: of the blocks that divide k the last to finish a
   /// unit adds its partials. Null: another kernel does.
   uint32_t* tickets = nullptr;
-  bool plain_quads = false;   ///< Four neighbouring outputs are one store, and nothing but scaled.
+  bool plain_quads = false;  ///< Four outputs are one store of 16-bit sums and biases.
   EpilogueView epilogue;
 };
 

@@ -151,10 +151,9 @@ GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, i
   const bool in_cluster = clusters && !shape.in_memory;
   // Sharing copies pays from here on, but not at the price of blocks that run at once.
   constexpr int64_t kLeastShared = 56 * 1024;
-  const bool share = problem.k % 8 == 0 && strips > 1 &&
-                     int64_t{problem.m} * problem.k * 2 >= kLeastShared &&
-                     (!in_cluster || (splits * 2 <= kMaxSplits &&
-                                      strips <= device.clusters[splits * 2 - 1] * 2));
+  const bool share =
+      problem.k % 8 == 0 && strips > 1 && int64_t{problem.m} * problem.k * 2 >= kLeastShared &&
+      (!in_cluster || (splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2));
   shape.mates = share && splits <= kMaxSplits ? 2 : 1;
   // Two tiles a warp keep memory busy, unless a warp has few or large ones.
   const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
@@ -162,6 +161,16 @@ GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, i
   shape.stages = deep ? 2 : 1;
   shape.first_stages = wide || in_cluster ? shape.stages : 1;
   return shape;
+}
+
+/// As many splits as it takes to occupy the multiprocessors with clusters.
+int FewestSplits(const TileProblem& problem, const DeviceShape& device) {
+  constexpr int kTilesOfSplit = 8;
+  const int strips = Ceil(problem.n, kStripOutputs);
+  const int most = std::clamp(Ceil(problem.k, kTileK) / kTilesOfSplit, 1, kMaxSplits);
+  int splits = std::clamp(device.multiprocessors / strips, 1, most);
+  while (splits > 1 && device.clusters[splits - 1] < strips) --splits;
+  return splits;
 }
 
 /// The next larger number of splits, after one that does not fit: from three on the activations of
@@ -174,13 +183,7 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
 }  // namespace
 
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
-  constexpr int kTilesOfSplit = 8;
-  const int strips = Ceil(problem.n, kStripOutputs);
-  const int tiles = Ceil(problem.k, kTileK);
-  // As many as it takes to occupy the multiprocessors.
-  const int most = std::max(1, tiles / kTilesOfSplit);
-  for (int splits = std::clamp(device.multiprocessors / strips, 1, most);;
-       splits = MoreSplits(problem, device, splits)) {
+  for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = ShapeOfSplits(problem, device, splits);
     for (const int warps : {shape.warps, shape.warps / 2}) {
       shape.warps = warps;
@@ -293,20 +296,14 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   args.items = args.token_tiles * args.blocks;
   plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
-  const int pairs = WarpgroupPairs(plan.tokens, problem.code_bits);
-  plan.threads = WgmmaThreads(pairs);
-  // Every width is to add in the same order where batches may not matter.
-  args.turns = problem.batch_invariant ? 1 : pairs;
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
   constexpr int kMaxStages = 8;
   const int stage_and_barriers = stage + 2 * kBarrierBytes;
-  const int pair_sums = PairSumBytes(plan.tokens, pairs);
-  const int others = kExchangeBytes + pair_sums + kBarrierBytes;
-  args.stages = std::min((device.shared_bytes - others) / stage_and_barriers, kMaxStages);
+  constexpr int kOthers = kExchangeBytes + kBarrierBytes;
+  args.stages = std::min((device.shared_bytes - kOthers) / stage_and_barriers, kMaxStages);
   args.weights_offset = args.stages * StageActivationBytes(plan.tokens);
   args.exchange_offset = args.stages * stage;
-  args.pair_sums_offset = args.exchange_offset + kExchangeBytes;
-  args.barriers_offset = args.pair_sums_offset + pair_sums;
+  args.barriers_offset = args.exchange_offset + kExchangeBytes;
   plan.shared_bytes = args.barriers_offset + (args.stages * 2 + 1) * kBarrierBytes;
   return plan;
 }

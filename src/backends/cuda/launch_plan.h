@@ -24,7 +24,6 @@ struct TileProblem {
   int n = 0;
   int k = 0;
   int tile_bytes = 0;
-  int code_bits = 4;
   bool gated = false;
   bool batch_invariant = false;
   bool pair_table = false;    ///< Codes are looked up in a table in shared memory (kTable4).
@@ -39,8 +38,8 @@ struct GemvPlan {
   int warps = 16;
   int strips = 1;  ///< Of a unit: what a warp works on at a time.
   int shared_bytes = 0;
-  bool partials = false;   ///< Sums go to the workspace.
-  bool in_memory = false;  ///< Of these blocks the last adds them, given tickets; else a kernel.
+  bool partials = false;    ///< Sums go to the workspace.
+  bool in_memory = false;   ///< Of these blocks the last adds them, given tickets; else a kernel.
   GemvArguments arguments;  ///< The parts that depend on the problem's shape alone.
 };
 /// Of all blocks along n.
@@ -68,7 +67,6 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 
 struct WgmmaPlan {
   int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
-  int threads = 0;
   int shared_bytes = 0;
   int grid = 1;
   bool partials = false;

@@ -127,10 +127,10 @@ bool StoresQuads(const EpilogueView& view) {
   return view.n % 4 == 0 && view.stride % 4 == 0 && reinterpret_cast<uintptr_t>(view.out) % 8 == 0;
 }
 
-/// Whether outputs are their sums in 16 bits, and StoresQuads.
+/// Whether outputs are sums and biases in 16 bits, and StoresQuads.
 bool StoresPlainQuads(const EpilogueView& view) {
-  return view.type != Element::kF32 && view.bias == nullptr && view.activation == 0 &&
-         !view.gated && view.row_weight == nullptr && StoresQuads(view);
+  return view.type != Element::kF32 && view.activation == 0 && !view.gated &&
+         view.row_weight == nullptr && StoresQuads(view);
 }
 
 cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaError_t launched,
@@ -147,7 +147,7 @@ int CountClusters(int blocks) {
   const int shared_bytes = DeviceShape().shared_bytes;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(WgmmaThreads(1));
+  config.blockDim = dim3(kWgmmaThreads);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -198,7 +198,7 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   args.partials = plan.partials ? gemm.partials : nullptr;
   args.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), plan.threads, plan.shared_bytes,
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            gemm.overlap_previous,
                            dim3(static_cast<unsigned>(plan.arguments.splits))};
   const void* function =
@@ -220,7 +220,7 @@ cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Pl
   args.product.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
   // Copies of weights begin while the last rows are quantized.
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), WgmmaThreads(1), plan.shared_bytes,
+  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            true};
   const void* function = Fp8FunctionOf(gemm.kind, plan.tokens, gemm.weights.groups_per_tile == 1);
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);

@@ -16,7 +16,8 @@ namespace marlin::cuda {
 /// Thread-safe; allocates when it is made only.
 class TicketBank {
  public:
-  static constexpr int kTickets = 2048;  ///< Of one workspace.
+  static constexpr int kTickets = 2048;    ///< Of one workspace.
+  static constexpr int kWorkspaces = 256;  ///< That get tickets; later ones do not.
 
   /// Errors: kOutOfMemory, kDeviceLost.
   static Result<std::unique_ptr<TicketBank>> Make(std::shared_ptr<DeviceHandle> device);
@@ -26,8 +27,6 @@ class TicketBank {
   uint32_t* Of(const void* workspace, int tickets);
 
  private:
-  static constexpr int kWorkspaces = 256;
-
   explicit TicketBank(DeviceMemory memory) : memory_(std::move(memory)) {}
 
   DeviceMemory memory_;

@@ -11,9 +11,7 @@
 //                    +----------------------------+
 //
 //   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the
-//   codes of one half of 64 k are decoded while the matrix instructions of the other half run. With
-//   few tokens two pairs of consumer warpgroups take the steps in turn, because one alone waits for
-//   its own instructions most of the time; their sums are added at the end of an item.
+//   codes of one half of 64 k are decoded while the matrix instructions of the other half run.
 //   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
 //   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
 //   cluster divide k among them, send each other their sums through shared memory and finish a part
@@ -32,11 +30,8 @@
 
 namespace marlin::cuda {
 
-/// Of the two warpgroups that multiply with a stage.
 constexpr int kConsumerWarps = 8;
-/// Named barriers: 0 is the block's, 1 and 2 the epilogue's of two warpgroups.
-constexpr int kPairBarrier = 3;
-static_assert(WgmmaThreads(1) == 32 * kConsumerWarps + 128);
+static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
 
 MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MARLIN_DEVICE void CommitProducts() {
@@ -94,10 +89,9 @@ MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
 struct StageCursor {
   int stage = 0;
   int parity = 0;
-  MARLIN_DEVICE void Advance(int stages, int by = 1) {
-    stage += by;
-    while (stage >= stages) {
-      stage -= stages;
+  MARLIN_DEVICE void Advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
       parity ^= 1;
     }
   }
@@ -110,7 +104,6 @@ struct WgmmaShared {
   uint32_t full;
   uint32_t empty;
   uint32_t inbox;  ///< A barrier: the sums of the cluster's other blocks have come.
-  uint32_t pair_sums;
 };
 
 /// One lane arrives for its warp, for arrivals cost time. The racecheck tool of compute-sanitizer
@@ -136,7 +129,6 @@ MARLIN_DEVICE WgmmaShared BeginStages(const WgmmaArguments& args, const uint8_t*
   shared.full = shared.activations + args.barriers_offset;
   shared.empty = shared.full + args.stages * 8;
   shared.inbox = shared.empty + args.stages * 8;
-  shared.pair_sums = shared.activations + args.pair_sums_offset;
   if (threadIdx.x == 0) {
     for (int s = 0; s < args.stages; ++s) {
       InitBarrier(shared.full + 8 * s, 1);
@@ -300,7 +292,6 @@ struct WarpTile {
 /// The sums of one item.
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 struct WgmmaConsumer {
-  static constexpr int kPairs = WarpgroupPairs(kTokens, CodeBits(kKind));
   const WgmmaArguments& args;
   const WgmmaShared& shared;
   ConsumerPlace place;
@@ -326,38 +317,29 @@ struct WgmmaConsumer {
     return shared.weights + (stage * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
   }
 
-  /// Of the item's steps every `turns`-th, from `turn` on; `cursor` is where the item begins.
-  MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor cursor, int turn, int turns,
+  MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
     constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
     WarpTile<kKind, T, kUse> weights;
     int before = -1;
-    if constexpr (kPairs > 1) {
-      if (turn >= item.tiles) {
-#pragma unroll
-        for (float& sum : acc) sum = 0.0f;
-        return;
-      }
-      cursor.Advance(args.stages, turn);
-    }
     PinSums(acc);
     Wait(shared.full + 8 * cursor.stage, cursor.parity);
     weights.Load(TileAt(cursor.stage), place, groups, mode);
 #pragma unroll 1
-    for (int tile = turn; tile < item.tiles; tile += turns) {
+    for (int tile = 0; tile < item.tiles; ++tile) {
       const int stage = cursor.stage;
       const uint32_t activations = shared.activations + stage * StageActivationBytes(kTokens);
       weights.Decode(0, place, groups, mode, table, fragments[0]);
-      Multiply(fragments[0], activations, tile > turn, acc);
+      Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
       if (before >= 0) Release(before);
       weights.Decode(1, place, groups, mode, table, fragments[1]);
       Multiply(fragments[1], activations + kHalfBytes, true, acc);
       before = stage;
-      cursor.Advance(args.stages, turns);
-      if (tile + turns < item.tiles) {
+      cursor.Advance(args.stages);
+      if (tile + 1 < item.tiles) {
         // What the next step needs arrives while the products run.
         Wait(shared.full + 8 * cursor.stage, cursor.parity);
         weights.Load(TileAt(cursor.stage), place, groups, mode);
@@ -374,7 +356,7 @@ struct WgmmaConsumer {
 /// (two groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
 template <int kTokens>
 struct ClusterPart {
-  static constexpr int kUnits = kTokens / 16;     ///< Of a warpgroup.
+  static constexpr int kUnits = kTokens / 16;  ///< Of a warpgroup.
   static constexpr int kSlotBytes = 128 * 16;  ///< One group of a warpgroup's threads.
   int rank;
   int splits;
@@ -393,7 +375,7 @@ struct ClusterPart {
 /// For all threads of a cluster, when they need its blocks' stages no more.
 MARLIN_DEVICE void LeaveStages() {
   __syncwarp();
-  ArriveInClusterRelaxed();
+  ArriveInCluster();
   WaitForCluster();
 }
 
@@ -409,7 +391,8 @@ MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
 
 /// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks.
 /// They come to `slots`, in every block alike, which all of the cluster must have left, and are
-/// counted at the barrier `inbox`. Afterwards only the sums of units that this block owns are whole.
+/// counted at the barrier `inbox`. Afterwards only the sums of units that this block owns are
+/// whole.
 template <int kTokens>
 MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup, uint32_t slots,
                                    uint32_t inbox, float (&acc)[kTokens / 2]) {
@@ -655,39 +638,9 @@ struct WgmmaEpilogue {
   }
 };
 
-/// Brings the sums of two pairs of warpgroups together in those of the first. For all threads of
-/// both; `slots` holds PairSumBytes.
-template <int kTokens>
-MARLIN_DEVICE void AddPairs(int pair, int warpgroup, uint32_t slots, float (&acc)[kTokens / 2]) {
-  constexpr int kGroups = kTokens / 8;
-  const uint32_t mine = slots + (warpgroup * kGroups * 128 + (threadIdx.x & 127)) * 16;
-  const auto sync = [&] {
-    asm volatile("bar.sync %0, 256;" ::"r"(kPairBarrier + warpgroup) : "memory");
-  };
-  if (pair == 1) {
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + i * 128 * 16),
-                   "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]), "f"(acc[4 * i + 3])
-                   : "memory");
-    }
-  }
-  sync();
-  if (pair == 0) {
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) AddSent(mine + i * 128 * 16, acc, 4 * i);
-  }
-  // Before the next item's sums come.
-  sync();
-}
-
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
-  constexpr int kPairs = WarpgroupPairs(kTokens, CodeBits(kKind));
-  const int pair = (static_cast<int>(threadIdx.x) - 128) / (32 * kConsumerWarps);
-  const int turns = kPairs == 1 ? 1 : args.turns;
-  if (pair >= turns) return;
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4 - pair * kConsumerWarps;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
@@ -703,18 +656,13 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
     float acc[kTokens / 2];
-    consumer.Run(item, cursor, pair, turns, acc);
-    cursor.Advance(args.stages, item.tiles);
-    if (kTokens <= kMaxClusterTokens && splits > 1) LeaveStages();
-    if constexpr (kPairs == 2) {
-      if (turns == 2) AddPairs<kTokens>(pair, warpgroup, shared.pair_sums, acc);
-      if (pair == 1) continue;
-    }
+    consumer.Run(item, cursor, acc);
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (splits > 1) {
         constexpr int kUnits = kTokens / 16;
         const ClusterPart<kTokens> part{range.split, splits};
         if (threadIdx.x == 128) ArriveExpecting(shared.inbox, part.BytesToCome());
+        LeaveStages();
         ReduceInCluster<kTokens>(part, warpgroup, shared.activations, shared.inbox, acc);
         const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
         const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
@@ -728,20 +676,18 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
 }
 
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
-__global__ void __launch_bounds__(WgmmaThreads(WarpgroupPairs(kTokens, CodeBits(kKind))), 1)
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
-  // What the producers do without, the consumers have.
-  constexpr bool kTwoPairs = WarpgroupPairs(kTokens, CodeBits(kKind)) == 2;
   extern __shared__ __align__(1024) uint8_t memory[];
   const WgmmaShared shared = BeginStages(args, memory);
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTwoPairs ? 32 : 40));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
     if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
     if (kTokens <= kMaxClusterTokens && args.splits > 1) LeaveStages();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTwoPairs ? 112 : 232));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kUse>(args, shared,
                                      reinterpret_cast<float*>(memory + args.exchange_offset));
   }

@@ -24,28 +24,14 @@ struct WgmmaArguments {
   int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
   int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
   int exchange_offset = 0;
-  int pair_sums_offset = 0;
   int barriers_offset = 0;
-  int turns = 1;  ///< Pairs of warpgroups that take the steps of k in turn.
 };
 
-/// Pairs of consumer warpgroups that a kernel has, as many as registers allow: a second one only
-/// pays with few tokens.
-MARLIN_HOST_DEVICE constexpr int WarpgroupPairs(int tokens, int code_bits) {
-  return tokens <= 32 || (tokens <= 64 && code_bits <= 4) ? 2 : 1;
-}
-
-/// Consumer warpgroups and the producer's.
-MARLIN_HOST_DEVICE constexpr int WgmmaThreads(int pairs) { return 128 + pairs * 256; }
-
-/// Sums of 128 outputs that the second pair hands to the first.
-MARLIN_HOST_DEVICE constexpr int PairSumBytes(int tokens, int pairs) {
-  return pairs == 1 ? 0 : tokens * kBlockOutputs * 4;
-}
+/// Two consumer warpgroups and the producer's.
+inline constexpr int kWgmmaThreads = 384;
 
 /// Items of more tokens are not divided among the blocks of a cluster.
 inline constexpr int kMaxClusterTokens = 128;
-inline constexpr int kMaxSplits = 8;
 
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }

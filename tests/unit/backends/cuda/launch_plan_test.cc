@@ -28,24 +28,18 @@ std::string Describe(const TileProblem& problem, const DeviceShape& device) {
          ", multiprocessors " + std::to_string(device.multiprocessors);
 }
 
-struct TileSize {
-  int code_bits;
-  int bytes;
-};
-
 /// The sizes of a tile of every kind of codes with every number of groups, with zeros and without.
-std::vector<TileSize> AllTileSizes() {
-  std::vector<TileSize> sizes;
+std::vector<int> AllTileBytes() {
+  std::vector<int> sizes;
   for (const CodeKind kind :
        {CodeKind::kFp4, CodeKind::kTable3, CodeKind::kTable2, CodeKind::kE4M3}) {
     for (const int groups : {1, 2, 4, 8}) {
       for (const int parameters : {1, 2}) {
-        const int bits = CodeBits(kind);
-        sizes.push_back({bits, TileCodeBytes(bits) + groups * kGroupBytes * parameters});
+        sizes.push_back(TileCodeBytes(CodeBits(kind)) + groups * kGroupBytes * parameters);
       }
     }
   }
-  sizes.push_back({16, TileCodeBytes(16)});
+  sizes.push_back(TileCodeBytes(CodeBits(CodeKind::kDense16)));
   return sizes;
 }
 
@@ -67,15 +61,14 @@ std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
                           largest);
     }
   };
-  const std::vector<TileSize> sizes = AllTileSizes();
+  const std::vector<int> tile_bytes = AllTileBytes();
   std::vector<TileProblem> problems;
   for (size_t i = 0; i < count; ++i) {
     TileProblem problem;
     problem.m = 1 + static_cast<int>(bits() % static_cast<uint32_t>(max_m));
     problem.n = draw(200000);
     problem.k = draw(200000);
-    problem.tile_bytes = sizes[i % sizes.size()].bytes;
-    problem.code_bits = sizes[i % sizes.size()].code_bits;
+    problem.tile_bytes = tile_bytes[i % tile_bytes.size()];
     problem.gated = problem.n % 2 == 0 && bits() % 4 == 0;
     problem.pair_table = bits() % 4 == 0;
     problem.narrow_codes = problem.tile_bytes == TileCodeBytes(4) + kGroupBytes;
@@ -234,22 +227,27 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   CheckGemvPlan(plan, problem, device);
 }
 
-/// Every way to make blocks that shared memory allows.
-void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) {
+/// Every way to make blocks of so many splits and mates that shared memory allows.
+void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device, int splits,
+                         int mates) {
+  const int stages = 1 + splits % 3;
+  const int first_stages = 1 + splits % stages;
   for (const int warps : {4, 8, 16}) {
-    for (const int splits : {1, 2, 3, 4, 7, 8, 9, 40}) {
-      for (const bool in_memory : {false, true}) {
-        for (const int mates : {1, 2}) {
-          if (mates == 2 && (problem.k % 8 != 0 || splits * mates > kMaxSplits)) continue;
-          for (const int strips : {1, 2}) {
-            const int stages = 1 + splits % 3;
-            const auto plan = PlanGemvAs(
-                problem, device,
-                {warps, stages, 1 + splits % stages, splits, strips, mates, in_memory});
-            if (plan) CheckGemvPlan(*plan, problem, device);
-          }
-        }
+    for (const bool in_memory : {false, true}) {
+      for (const int strips : {1, 2}) {
+        const GemvShape shape = {warps, stages, first_stages, splits, strips, mates, in_memory};
+        const auto plan = PlanGemvAs(problem, device, shape);
+        if (plan) CheckGemvPlan(*plan, problem, device);
       }
+    }
+  }
+}
+
+void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) {
+  for (const int splits : {1, 2, 3, 4, 7, 8, 9, 40}) {
+    CheckEveryGemvShape(problem, device, splits, 1);
+    if (problem.k % 8 == 0 && splits * 2 <= kMaxSplits) {
+      CheckEveryGemvShape(problem, device, splits, 2);
     }
   }
 }
@@ -326,10 +324,6 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
   EXPECT_EQ(StageActivationBytes(plan.tokens) / 2 % 1024, 0) << "the swizzle's period";
   regions.Add("weights", args.weights_offset, weights, 16);
   regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
-  const int pairs = WarpgroupPairs(plan.tokens, problem.code_bits);
-  EXPECT_EQ(plan.threads, WgmmaThreads(pairs));
-  EXPECT_EQ(args.turns, problem.batch_invariant ? 1 : pairs);
-  regions.Add("sums of pairs", args.pair_sums_offset, PairSumBytes(plan.tokens, pairs), 16);
   regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16 + 8, 8);
   EXPECT_LE(regions.end, plan.shared_bytes);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes);
@@ -399,9 +393,8 @@ TEST(PlanGemv, EndsForEveryLengthOfRows) {
   const DeviceShape device;
   for (const int k : {1 << 20, 1 << 22, (1 << 22) + 1, 100000000, 2147483000}) {
     for (const int m : {1, kMaxGemvRows}) {
-      for (const auto& [bits, bytes] : AllTileSizes()) {
-        const TileProblem problem = {
-            .m = m, .n = 64, .k = k, .tile_bytes = bytes, .code_bits = bits};
+      for (const int tile_bytes : AllTileBytes()) {
+        const TileProblem problem = {.m = m, .n = 64, .k = k, .tile_bytes = tile_bytes};
         SCOPED_TRACE(Describe(problem, device));
         CheckGemv(problem, device);
         if (HasFailure()) return;
@@ -445,7 +438,7 @@ TEST(PlanWgmma, CountsLargeShapes) {
                                 {200000, 200000, 4096}}) {
     for (const bool gated : {false, true}) {
       const TileProblem problem = {
-          .m = m, .n = n, .k = k, .tile_bytes = TileCodeBytes(8) + kGroupBytes, .code_bits = 8, .gated = gated};
+          .m = m, .n = n, .k = k, .tile_bytes = TileCodeBytes(8) + kGroupBytes, .gated = gated};
       SCOPED_TRACE(Describe(problem, device));
       CheckWgmma(problem, device);
       EXPECT_EQ(PartialBytes(problem, 3), int64_t{4} * m * n * 3);

@@ -1,0 +1,77 @@
+// Blocks that divide k and meet in memory: the last adds the parts, or a kernel of its own where
+// there are no tickets left, with the same bits.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "backends/cuda/ticket_bank.h"
+#include "base/scalars.h"
+#include "gpu_fixture.h"
+
+namespace marlin {
+namespace {
+
+// An H200 does not hold the activations with fewer than four blocks to a k, and runs fewer
+// clusters of four than there are strips.
+constexpr int64_t kM = 16;
+constexpr int64_t kN = 1442;
+constexpr int64_t kK = 14336;
+constexpr int64_t kAlignment = 256;
+
+class MeetInMemory : public GpuTest<::testing::Test> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    const std::vector<float> dense = GaussianFloats(kK * kN, 21);
+    const Result<QuantizedWeights> weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    const Result<PreparedWeights> prepared = Prepare(*weights, device());
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    weights_ = *prepared;
+    std::vector<uint16_t> activations;
+    for (const float value : GaussianFloats(kM * kK, 22)) {
+      activations.push_back(FloatToBf16(value));
+    }
+    activations_ = Upload(activations);
+    const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(Make(1)));
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    ASSERT_EQ(plan->kernel, "marlin_gemv_mma");
+    bytes_ = plan->workspace_bytes;
+  }
+
+  TensorView A() const { return {activations_.data(), DType::kBf16, {kM, kK}}; }
+  static MutableTensorView Out(const DeviceBuffer& out) {
+    return {out.data(), DType::kF32, {kM, kN}};
+  }
+
+  /// The product with its workspace at `place` of `workspaces`.
+  std::vector<float> Multiply(const DeviceBuffer& workspaces, int place) const {
+    const DeviceBuffer out = Upload(std::vector<float>(kM * kN, -1.0F));
+    GemmOptions options;
+    options.workspace = static_cast<uint8_t*>(workspaces.data()) + place * kAlignment;
+    options.workspace_bytes = bytes_;
+    EXPECT_TRUE(Gemm(device(), A(), weights_, Out(out), options).ok());
+    EXPECT_TRUE(device().Synchronize().ok());
+    return Download<float>(out);
+  }
+
+  PreparedWeights weights_;
+  DeviceBuffer activations_;
+  int64_t bytes_ = 0;
+};
+
+TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
+  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  constexpr int kPlaces = cuda::TicketBank::kWorkspaces + 2;
+  const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
+  const std::vector<float> first = Multiply(workspaces, 0);
+  for (int place = 1; place < kPlaces; ++place) {
+    ASSERT_EQ(Multiply(workspaces, place), first) << "workspace " << place;
+  }
+  EXPECT_EQ(Multiply(workspaces, 0), first) << "tickets are zero again";
+}
+
+}  // namespace
+}  // namespace marlin
