@@ -3,6 +3,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -50,7 +51,9 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   std::vector<CLI::App*> parsers;
   bool json = false;
   for (const CommandEntry& entry : AllCommands()) {
-    CLI::App* parser = app.add_subcommand(entry.name, entry.summary);
+    std::string name = entry.name;
+    std::replace(name.begin(), name.end(), '_', '-');
+    CLI::App* parser = app.add_subcommand(name, entry.summary);
     parser->footer(std::string("Example:\n  ") + entry.example);
     commands.push_back(entry.make());
     ArgumentList arguments(*parser);

@@ -1,0 +1,30 @@
+# MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels where Boost.Context is found, and says why
+# not where it is not; ON demands it. Boost is linked statically: a wheel or a command that is
+# copied must not miss it.
+include(MarlinMetalShim)
+set(MARLIN_METAL_SIM AUTO CACHE STRING
+    "Build the simulator of Metal kernels: ON, OFF or AUTO (when Boost.Context is found)")
+set_property(CACHE MARLIN_METAL_SIM PROPERTY STRINGS AUTO ON OFF)
+set(MARLIN_HAVE_METAL_SIM OFF)
+set(why "switched off")
+if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
+  if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    set(why "only for Linux")
+  elseif(MARLIN_SANITIZE OR MARLIN_BUILD_FUZZERS)
+    # Sanitizers follow one stack of a thread, the simulator has thousands.
+    set(why "not with sanitizers")
+  else()
+    set(Boost_USE_STATIC_LIBS ON)
+    find_package(Boost 1.71 QUIET COMPONENTS context)
+    set(MARLIN_HAVE_METAL_SIM ${Boost_CONTEXT_FOUND})
+    set(why "Boost.Context 1.71 or newer was not found: libboost-context-dev")
+  endif()
+  if(MARLIN_METAL_SIM STREQUAL "ON" AND NOT MARLIN_HAVE_METAL_SIM)
+    message(FATAL_ERROR "MARLIN_METAL_SIM=ON: ${why}")
+  endif()
+endif()
+if(MARLIN_HAVE_METAL_SIM)
+  message(STATUS "Metal simulator: ON")
+else()
+  message(STATUS "Metal simulator: OFF (${why})")
+endif()

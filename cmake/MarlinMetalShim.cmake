@@ -1,0 +1,16 @@
+# marlin_metal_shim(output DIRECTORY): a source that holds every file of the shim as text, made anew
+# when one changes.
+function(marlin_metal_shim output directory)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${directory}/shim ${directory}/shim/*)
+  list(SORT files)
+  set(entries "")
+  foreach(file IN LISTS files)
+    file(READ ${directory}/shim/${file} text)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${directory}/shim/${file})
+    string(APPEND entries "    {\"${file}\", R\"shim(${text})shim\"},\n")
+  endforeach()
+  set(MARLIN_SHIM_FILES "${entries}")
+  set(source ${MARLIN_GENERATED_DIR}/metal/shim_files.cc)
+  configure_file(${directory}/shim_files.cc.in ${source} @ONLY)
+  set(${output} ${source} PARENT_SCOPE)
+endfunction()

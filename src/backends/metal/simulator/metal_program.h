@@ -1,0 +1,63 @@
+// Metal sources as libraries that the simulator runs: preprocessed, rewritten and compiled by clang
+// for this machine, loaded into this process. Knows nothing of launches.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/metal/simulator/shim/abi.h"
+#include "marlin/status.h"
+
+namespace marlin::metal::simulator {
+
+struct CompileOptions {
+  std::vector<std::string> defines;          ///< "NAME" or "NAME=VALUE".
+  std::vector<std::string> include_folders;  ///< Behind the source's own folder.
+  int msl_version = 310;                     ///< 310: MSL 3.1.
+  bool fast_math = false;
+};
+
+/// Values of [[function_constant(index)]], as their bytes.
+using ConstantValues = std::map<int, std::vector<uint8_t>>;
+
+class MetalProgram {
+ public:
+  /// Compiles the kernels of a file, which takes seconds. Errors: kIo (no such file), kUnsupported
+  /// (no clang that is new enough; MARLIN_METAL_CLANG may name one), kInvalidArgument with the
+  /// first message of the compiler, "file.metal:12:3: ...".
+  static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
+                                                       const CompileOptions& options);
+  ~MetalProgram();
+  MetalProgram(const MetalProgram&) = delete;
+  MetalProgram& operator=(const MetalProgram&) = delete;
+
+  /// Valid as long as the program.
+  const metal_sim::Module& module() const { return *module_; }
+  /// Errors: kInvalidArgument, naming the kernels that there are.
+  Result<const metal_sim::Kernel*> Find(const std::string& name) const;
+  /// Sets all function constants; those without a value are undefined. Errors: kInvalidArgument
+  /// (unknown index, or another number of bytes than the constant has).
+  Status SetConstants(const ConstantValues& values);
+  /// "file.metal:12" for every address of code, with callers where code was inlined:
+  /// "file.metal:12 < file.metal:40"; empty where nothing is known.
+  std::vector<std::string> Locate(const std::vector<const void*>& sites) const;
+  /// What of this process's memory belongs to the program.
+  const std::vector<std::pair<const void*, const void*>>& ranges() const { return ranges_; }
+
+ private:
+  MetalProgram() = default;
+  Status Load();
+
+  std::filesystem::path folder_;  ///< Temporary, with all that the compiler needs and makes.
+  std::filesystem::path library_;
+  void* handle_ = nullptr;
+  const metal_sim::Module* module_ = nullptr;
+  std::vector<std::pair<const void*, const void*>> ranges_;
+};
+
+}  // namespace marlin::metal::simulator

@@ -1,0 +1,31 @@
+// Builds without the simulator: everything says so.
+#include "backends/metal/simulator/launch.h"
+#include "backends/metal/simulator/metal_program.h"
+
+namespace marlin::metal::simulator {
+namespace {
+
+Status NotBuilt() {
+  return Status(Code::kUnsupported,
+                "metal-sim: this build has no simulator of Metal kernels (MARLIN_METAL_SIM)");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesystem::path&,
+                                                            const CompileOptions&) {
+  return NotBuilt();
+}
+MetalProgram::~MetalProgram() = default;
+Result<const metal_sim::Kernel*> MetalProgram::Find(const std::string&) const { return NotBuilt(); }
+Status MetalProgram::SetConstants(const ConstantValues&) { return NotBuilt(); }
+std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& sites) const {
+  return std::vector<std::string>(sites.size());
+}
+
+const char* FindingKindName(FindingKind) { return ""; }
+Result<Report> Simulate(const metal_sim::Kernel&, const Launch&, const SimulationOptions&) {
+  return NotBuilt();
+}
+
+}  // namespace marlin::metal::simulator

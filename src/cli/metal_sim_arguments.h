@@ -1,0 +1,86 @@
+// What metal-sim is told about a launch: sizes, buffers, values and constants, from text.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/metal/simulator/launch.h"
+#include "cli/arguments.h"
+#include "marlin/status.h"
+
+namespace marlin::cli {
+
+/// A scalar type of Metal's.
+enum class MetalScalar : uint8_t {
+  kFloat,
+  kHalf,
+  kBfloat,
+  kInt,
+  kUint,
+  kShort,
+  kUshort,
+  kChar,
+  kUchar,
+  kLong,
+  kUlong,
+  kBool
+};
+
+/// Errors: kInvalidArgument, listing the names.
+Result<MetalScalar> ParseMetalScalar(std::string_view name);
+int64_t MetalScalarBytes(MetalScalar type);
+/// The bytes of a number. Errors: kInvalidArgument where the text is no number of the type.
+Result<std::vector<uint8_t>> EncodeMetalScalar(MetalScalar type, const std::string& text);
+std::string FormatMetalScalar(MetalScalar type, const uint8_t* bytes);
+
+/// A buffer of the command line, with its memory.
+struct MetalBuffer {
+  MetalScalar type = MetalScalar::kFloat;
+  std::vector<uint8_t> bytes;
+  bool initialised = true;
+};
+
+/// The options that describe a launch.
+class MetalLaunchArguments {
+ public:
+  void Declare(ArgumentList& arguments);
+  /// Reads what was given. Errors: kInvalidArgument naming the option and its text, kIo.
+  Status Read();
+
+  /// With the buffers' memory bound, which the launch's results come back to.
+  metal::simulator::Launch MakeLaunch();
+  const std::map<int, MetalBuffer>& buffers() const { return buffers_; }
+  const std::map<int, std::vector<uint8_t>>& constants() const { return constants_; }
+  /// Errors: kIo.
+  Status WriteOutputs() const;
+  /// The buffers of --print, in its order. Errors: kInvalidArgument.
+  Result<std::vector<int>> Printed() const;
+
+ private:
+  Status ReadSizes();
+  Status ReadBuffer(const std::string& text);
+
+  std::string grid_ = "1";
+  std::optional<std::string> grid_threads_;
+  std::string threads_ = "32";
+  std::vector<std::string> buffer_texts_;
+  std::vector<std::string> value_texts_;
+  std::vector<std::string> constant_texts_;
+  std::vector<std::string> memory_texts_;
+  std::vector<std::string> output_texts_;
+  std::vector<std::string> print_texts_;
+
+  metal::simulator::Size3 grid_size_;
+  metal::simulator::Size3 threads_size_;
+  std::map<int, MetalBuffer> buffers_;
+  std::map<int, std::vector<uint8_t>> values_;
+  std::map<int, std::vector<uint8_t>> constants_;
+  std::map<int, int64_t> memory_;
+  std::map<int, std::string> outputs_;
+};
+
+}  // namespace marlin::cli

@@ -1,0 +1,253 @@
+// Metal sources from their text to results: compiled as they are, run, and checked, with findings
+// at their lines. Skipped where there is no clang that is new enough.
+#include "backends/metal/simulator/metal_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/metal/simulator/launch.h"
+#include "base/scalars.h"
+
+namespace marlin::metal::simulator {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class MetalProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = std::filesystem::path(::testing::TempDir()) / "sample.metal";
+    ASSERT_NO_FATAL_FAILURE(Write("kernel void nothing() {}"));
+    const auto compiled = MetalProgram::Compile(path_, {});
+    if (!compiled.ok() && compiled.status().code() == Code::kUnsupported) {
+      GTEST_SKIP() << compiled.status().message();
+    }
+  }
+
+  void Write(std::string_view text) {
+    std::ofstream file(path_);
+    file << "#include <metal_stdlib>\nusing namespace metal;\n" << text;
+    ASSERT_TRUE(file.good());
+  }
+
+  /// Compiles a source, whose text begins in line 3.
+  void Compile(std::string_view text, const CompileOptions& options = {}) {
+    ASSERT_NO_FATAL_FAILURE(Write(text));
+    auto compiled = MetalProgram::Compile(path_, options);
+    ASSERT_TRUE(compiled.ok()) << compiled.status().message();
+    program_ = std::move(*compiled);
+  }
+
+  template <typename T>
+  static void Bind(int index, std::vector<T>* data, Launch* launch) {
+    launch->buffers[index] = {data->data(), static_cast<int64_t>(data->size() * sizeof(T)), false,
+                              true, "buffer(" + std::to_string(index) + ")"};
+  }
+
+  Report Run(const std::string& kernel, Launch launch, uint64_t seed = 0) {
+    launch.program_ranges = program_->ranges();
+    const auto found = program_->Find(kernel);
+    EXPECT_TRUE(found.ok()) << found.status().message();
+    if (!found.ok()) return {};
+    SimulationOptions options;
+    options.seed = seed;
+    options.preemption = seed == 0 ? 0 : 0.05;
+    auto report = Simulate(**found, launch, options);
+    EXPECT_TRUE(report.ok()) << report.status().message();
+    return report.ok() ? std::move(*report) : Report();
+  }
+
+  /// "race sample.metal:10 sample.metal:10" of every finding.
+  std::vector<std::string> Places(const Report& report) {
+    std::vector<std::string> lines;
+    for (const Finding& finding : report.findings) {
+      const std::vector<std::string> places = program_->Locate({finding.site, finding.other_site});
+      lines.push_back(std::string(FindingKindName(finding.kind)) + " " + places[0] + " " + places[1]);
+    }
+    return lines;
+  }
+
+  std::filesystem::path path_;
+  std::unique_ptr<MetalProgram> program_;
+};
+
+constexpr std::string_view kSum = R"(
+kernel void sum(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
+                uint i [[thread_position_in_threadgroup]]) {
+  threadgroup float part[64];
+  part[i] = in[i];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint rest = 32; rest > 0; rest /= 2) {
+    if (i < rest) part[i] += part[i + rest];
+    BARRIER
+  }
+  if (i == 0) out[0] = part[0];
+}
+)";
+
+Launch OneThreadgroup(uint32_t threads) {
+  Launch launch;
+  launch.threads_per_threadgroup = {threads, 1, 1};
+  return launch;
+}
+
+TEST_F(MetalProgramTest, SumsInThreadgroupMemory) {
+  Compile(kSum, {.defines = {"BARRIER=threadgroup_barrier(mem_flags::mem_threadgroup);"}});
+  std::vector<float> in(64);
+  std::iota(in.begin(), in.end(), 1.0F);
+  std::vector<float> out(1);
+  Launch launch = OneThreadgroup(64);
+  Bind(0, &in, &launch);
+  Bind(1, &out, &launch);
+  for (const uint64_t seed : {0, 1, 2}) {
+    out[0] = 0;
+    EXPECT_TRUE(Run("sum", launch, seed).clean()) << seed;
+    EXPECT_EQ(out[0], 64 * 65 / 2);
+  }
+}
+
+TEST_F(MetalProgramTest, FindsAMissingBarrierAtItsLines) {
+  Compile(kSum, {.defines = {"BARRIER="}});
+  std::vector<float> in(64, 1.0F);
+  std::vector<float> out(1);
+  Launch launch = OneThreadgroup(64);
+  Bind(0, &in, &launch);
+  Bind(1, &out, &launch);
+  for (const uint64_t seed : {0, 1, 2}) {
+    const std::vector<std::string> places = Places(Run("sum", launch, seed));
+    ASSERT_FALSE(places.empty()) << seed;
+    for (const std::string& place : places) EXPECT_THAT(place, HasSubstr("race sample.metal:10"));
+  }
+}
+
+TEST_F(MetalProgramTest, FindsAccessesOutOfBounds) {
+  Compile(R"(
+kernel void shift(device float* data [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  data[i + 1] = 1.0f;
+}
+)");
+  std::vector<float> data(32);
+  Launch launch = OneThreadgroup(32);
+  Bind(0, &data, &launch);
+  const std::vector<std::string> places = Places(Run("shift", launch));
+  ASSERT_EQ(places.size(), 1u);
+  EXPECT_THAT(places[0], HasSubstr("sample.metal:5"));
+}
+
+TEST_F(MetalProgramTest, TakesTemplatesConstantsAndThreadgroupArguments) {
+  Compile(R"(
+constant int factor [[function_constant(2)]];
+constant bool has_factor = is_function_constant_defined(factor);
+
+template <typename T, int N>
+kernel void scale(device T* data [[buffer(0)]], constant uint& count [[buffer(1)]],
+                  threadgroup T* scratch [[threadgroup(0)]],
+                  uint i [[thread_position_in_grid]],
+                  uint j [[thread_index_in_threadgroup]]) {
+  if (i >= count) return;
+  scratch[j] = data[i] * T(N);
+  data[i] = has_factor ? T(scratch[j] * T(factor)) : scratch[j];
+}
+template [[host_name("scale_int")]] kernel void scale<int, 3>(device int*, constant uint&,
+                                                              threadgroup int*, uint, uint);
+)");
+  std::vector<int> data = {1, 2, 3, 4, 5};
+  Launch launch = OneThreadgroup(4);
+  launch.grid = {5, 1, 1};
+  launch.grid_counts_threads = true;
+  launch.values[1] = {5, 0, 0, 0};
+  launch.threadgroup_memory[0] = 16;
+  Bind(0, &data, &launch);
+  EXPECT_TRUE(Run("scale_int", launch).clean());
+  EXPECT_THAT(data, ElementsAre(3, 6, 9, 12, 15));
+  ASSERT_TRUE(program_->SetConstants({{2, {10, 0, 0, 0}}}).ok());
+  EXPECT_TRUE(Run("scale_int", launch).clean());
+  EXPECT_THAT(data, ElementsAre(90, 180, 270, 360, 450));
+  EXPECT_THAT(program_->SetConstants({{2, {1}}}).message(), HasSubstr("expected 4 bytes, got 1"));
+  EXPECT_THAT(program_->SetConstants({{7, {1}}}).message(), HasSubstr("function constant 7"));
+}
+
+TEST_F(MetalProgramTest, MultipliesMatricesOfASimdgroup) {
+  Compile(R"(
+kernel void multiply(device const half* a [[buffer(0)]], device const half* b [[buffer(1)]],
+                     device float* c [[buffer(2)]]) {
+  simdgroup_half8x8 left, right;
+  simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_load(left, a, 8);
+  simdgroup_load(right, b, 8);
+  simdgroup_multiply_accumulate(sum, left, right, sum);
+  simdgroup_store(sum, c, 8);
+}
+)");
+  std::vector<uint16_t> a(64);
+  std::vector<uint16_t> b(64);
+  std::vector<float> c(64, -1.0F);
+  for (size_t i = 0; i < 64; ++i) {
+    a[i] = FloatToHalf(static_cast<float>(i % 7) - 3.0F);
+    b[i] = FloatToHalf(static_cast<float>(i % 5) - 2.0F);
+  }
+  Launch launch = OneThreadgroup(32);
+  Bind(0, &a, &launch);
+  Bind(1, &b, &launch);
+  Bind(2, &c, &launch);
+  const Report report = Run("multiply", launch);
+  EXPECT_TRUE(report.clean());
+  EXPECT_EQ(report.counters.matrix_operations, 1);
+  EXPECT_EQ(report.counters.multiply_adds, 512);
+  for (size_t row = 0; row < 8; ++row) {
+    for (size_t column = 0; column < 8; ++column) {
+      float sum = 0;
+      for (size_t k = 0; k < 8; ++k) {
+        sum += HalfToFloat(a[row * 8 + k]) * HalfToFloat(b[k * 8 + column]);
+      }
+      EXPECT_EQ(c[row * 8 + column], sum) << row << " " << column;
+    }
+  }
+}
+
+TEST_F(MetalProgramTest, NamesTheLineOfAnError) {
+  Write("kernel void broken(device float* x [[buffer(0)]]) { x[0] = nonsense; }");
+  const auto compiled = MetalProgram::Compile(path_, {});
+  ASSERT_FALSE(compiled.ok());
+  EXPECT_EQ(compiled.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(compiled.status().message(), HasSubstr("sample.metal:3"));
+  EXPECT_THAT(compiled.status().message(), HasSubstr("nonsense"));
+  const auto missing = MetalProgram::Compile("nowhere.metal", {});
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.status().message(), "nowhere.metal: no such file");
+}
+
+TEST_F(MetalProgramTest, ListsKernelsWhereOneIsUnknown) {
+  Compile("kernel void one() {}\nkernel void two() {}");
+  const auto found = program_->Find("three");
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.status().message(), "kernel: no 'three'; there are: one, two");
+}
+
+TEST_F(MetalProgramTest, RoundsAsHalfDoes) {
+  Compile(R"(
+kernel void round(device const half* in [[buffer(0)]], device half* out [[buffer(1)]]) {
+  out[0] = (in[0] - 1024) - in[1];
+}
+)");
+  std::vector<uint16_t> in = {FloatToHalf(1030.0F), FloatToHalf(5.5F)};
+  std::vector<uint16_t> out(1);
+  Launch launch = OneThreadgroup(1);
+  Bind(0, &in, &launch);
+  Bind(1, &out, &launch);
+  EXPECT_TRUE(Run("round", launch).clean());
+  EXPECT_EQ(HalfToFloat(out[0]), 0.5F);
+}
+
+}  // namespace
+}  // namespace marlin::metal::simulator
