@@ -1,0 +1,56 @@
+// Turns preprocessed Metal source into C++ that the simulator's shim can compile. Owns what the two
+// languages spell differently; knows nothing of compilers, launches or the meaning of a kernel.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/metal/simulator/shim/abi.h"
+#include "marlin/status.h"
+
+namespace marlin::metal::simulator {
+
+/// A parameter of a kernel and what it is bound to.
+struct KernelArgument {
+  metal_sim::Source source;
+  int index;                ///< Of a buffer or of threadgroup memory, else 0.
+  std::string name;         ///< Empty if the parameter has none.
+  std::string declaration;  ///< The parameter's tokens without attributes: "device half* x".
+};
+
+/// A kernel that can be launched: a function, or an instantiation of a function template.
+struct KernelEntry {
+  std::string name;        ///< The host_name, else the same as `expression`.
+  std::string expression;  ///< `f` or `f<half, 4>`, with its namespaces.
+  std::vector<KernelArgument> arguments;
+  std::string location;  ///< "file.metal:12": of the function's name or of the instantiation.
+};
+
+/// A variable with [[function_constant(index)]].
+struct ConstantEntry {
+  int index;
+  std::string name;  ///< With its namespaces.
+  std::string type;
+};
+
+struct RewrittenSource {
+  std::string text;  ///< C++ for the shim, with the table of shim/abi.h at its end.
+  std::vector<KernelEntry> kernels;
+  std::vector<ConstantEntry> constants;
+};
+
+/// `preprocessed` is the output of `clang++ -E` on a Metal source (line markers kept; comments and
+/// macros gone). What stands at "file.metal:12" stands there in the result, too:
+///  - attributes are taken out; those of kernels and function constants go into the entries;
+///  - explicit instantiations of kernels become entries and are taken out;
+///  - threadgroup variables of functions become references to the threadgroup's storage;
+///  - function constants become variables that can be set, and program-scope constants computed
+///    from them become functions, so that they are evaluated when they are used;
+///  - everything is in namespace metal_sim_program.
+/// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
+/// Errors: kInvalidArgument, "file.metal:12: ...", for what breaks Metal's rules for kernels and
+/// for what the simulator cannot run.
+Result<RewrittenSource> RewriteMetal(std::string_view preprocessed);
+
+}  // namespace marlin::metal::simulator
