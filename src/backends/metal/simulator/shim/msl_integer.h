@@ -8,9 +8,10 @@ namespace metal_sim {
 
 /// An integer type that holds every product of two T.
 template <IntegerScalar T>
-using Product = std::conditional_t<
-    sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
-    std::conditional_t<std::is_signed_v<T>, long, ulong>>;
+using Product =
+    std::conditional_t<sizeof(T) == 8,
+                       std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
+                       std::conditional_t<std::is_signed_v<T>, long, ulong>>;
 
 template <IntegerScalar T>
 METAL_SIM_INLINE constexpr T MultiplyHigh(T a, T b) {
@@ -21,8 +22,8 @@ METAL_SIM_INLINE constexpr T MultiplyHigh(T a, T b) {
 template <IntegerScalar T>
 METAL_SIM_INLINE constexpr T Saturated(__int128 value) {
   using Unsigned = std::make_unsigned_t<T>;
-  constexpr T kLargest = static_cast<T>(std::is_signed_v<T> ? Unsigned(~Unsigned(0)) >> 1
-                                                            : Unsigned(~Unsigned(0)));
+  constexpr T kLargest =
+      static_cast<T>(std::is_signed_v<T> ? Unsigned(~Unsigned(0)) >> 1 : Unsigned(~Unsigned(0)));
   constexpr T kSmallest = static_cast<T>(std::is_signed_v<T> ? -__int128(kLargest) - 1 : 0);
   return value < kSmallest ? kSmallest : value > kLargest ? kLargest : static_cast<T>(value);
 }
@@ -31,8 +32,7 @@ METAL_SIM_INLINE constexpr T Saturated(__int128 value) {
 template <IntegerScalar T>
 METAL_SIM_INLINE constexpr std::make_unsigned_t<T> LowBits(uint count) {
   using Unsigned = std::make_unsigned_t<T>;
-  return static_cast<Unsigned>(count >= uint(kBits<T>) ? ~Unsigned(0)
-                                                       : (Unsigned(1) << count) - 1);
+  return static_cast<Unsigned>(count >= uint(kBits<T>) ? ~Unsigned(0) : (Unsigned(1) << count) - 1);
 }
 
 template <IntegerScalar T>
@@ -123,32 +123,31 @@ METAL_SIM_ELEMENTWISE(madsat, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) {
   }
   return metal_sim::Saturated<T>(__int128(x) * y + z);
 })
-METAL_SIM_ELEMENTWISE(mul24, 2, []<metal_sim::IntegerScalar T>(T x, T y) requires(sizeof(T) == 4) {
-  return static_cast<T>(metal_sim::Low24(x) * metal_sim::Low24(y));
-})
-METAL_SIM_ELEMENTWISE(mad24, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) requires(sizeof(T) == 4) {
-  return static_cast<T>(metal_sim::Low24(x) * metal_sim::Low24(y) + z);
-})
+METAL_SIM_ELEMENTWISE(
+    mul24, 2, []<metal_sim::IntegerScalar T>(T x, T y) requires(sizeof(T) == 4) {
+      return static_cast<T>(metal_sim::Low24(x) * metal_sim::Low24(y));
+    })
+METAL_SIM_ELEMENTWISE(
+    mad24, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) requires(sizeof(T) == 4) {
+      return static_cast<T>(metal_sim::Low24(x) * metal_sim::Low24(y) + z);
+    })
 METAL_SIM_ELEMENTWISE(popcount, 1, []<metal_sim::IntegerScalar T>(T x) {
   return static_cast<T>(__builtin_popcountl(ulong(std::make_unsigned_t<T>(x))));
 })
-METAL_SIM_ELEMENTWISE(clz, 1, []<metal_sim::IntegerScalar T>(T x) {
-  return metal_sim::LeadingZeros(x);
-})
-METAL_SIM_ELEMENTWISE(ctz, 1, []<metal_sim::IntegerScalar T>(T x) {
-  return metal_sim::TrailingZeros(x);
-})
-METAL_SIM_ELEMENTWISE(reverse_bits, 1, []<metal_sim::IntegerScalar T>(T x) {
-  return metal_sim::ReverseBits(x);
-})
+METAL_SIM_ELEMENTWISE(clz, 1,
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::LeadingZeros(x); })
+METAL_SIM_ELEMENTWISE(ctz, 1,
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::TrailingZeros(x); })
+METAL_SIM_ELEMENTWISE(reverse_bits, 1,
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::ReverseBits(x); })
 METAL_SIM_ELEMENTWISE(rotate, 2, []<metal_sim::IntegerScalar T>(T x, T count) {
   return metal_sim::Rotate(x, count);
 })
 
 template <metal_sim::Operand A>
 METAL_SIM_INLINE constexpr auto extract_bits(const A& value, uint offset, uint bits) {
-  return metal_sim::Elementwise(
-      [=](auto x) { return metal_sim::ExtractBits(x, offset, bits); }, value);
+  return metal_sim::Elementwise([=](auto x) { return metal_sim::ExtractBits(x, offset, bits); },
+                                value);
 }
 template <metal_sim::Operand A, metal_sim::Operand B>
 METAL_SIM_INLINE constexpr auto insert_bits(const A& base, const B& insert, uint offset,

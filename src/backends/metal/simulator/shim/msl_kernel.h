@@ -2,6 +2,8 @@
 // and fences. Knows the simulator only as its table of functions.
 #pragma once
 
+#include <utility>
+
 #include "backends/metal/simulator/shim/msl_vector.h"
 
 namespace metal {
@@ -55,8 +57,7 @@ namespace metal_sim {
 /// The variable `id` of the current threadgroup, uninitialised at first. T may be an array.
 template <typename T>
 METAL_SIM_UNINSTRUMENTED T& ThreadgroupVariable(int id, const char* name) {
-  return *static_cast<T*>(
-      attached_runtime->threadgroup_variable(id, sizeof(T), alignof(T), name));
+  return *static_cast<T*>(attached_runtime->threadgroup_variable(id, sizeof(T), alignof(T), name));
 }
 
 /// The value of a parameter of type T: a built-in input, a scalar or a vector of uint or ushort.
@@ -64,7 +65,7 @@ template <typename T>
 struct Fetch {
   static_assert(Operand<std::remove_cv_t<T>>,
                 "a parameter of a kernel is a pointer, a reference or a built-in input");
-  static T Get(const Argument& argument) {
+  METAL_SIM_UNINSTRUMENTED static T Get(const Argument& argument) {
     const Triple position = attached_runtime->position(argument.source);
     if constexpr (Vector<std::remove_cv_t<T>>) {
       const uint values[] = {position.x, position.y, position.z};
@@ -80,7 +81,7 @@ struct Fetch {
 
 template <typename T>
 struct Fetch<T*> {
-  static T* Get(const Argument& argument) {
+  METAL_SIM_UNINSTRUMENTED static T* Get(const Argument& argument) {
     void* address = argument.source == Source::kThreadgroupMemory
                         ? attached_runtime->threadgroup_memory(argument.index)
                         : attached_runtime->buffer(argument.index);
@@ -90,21 +91,22 @@ struct Fetch<T*> {
 
 template <typename T>
 struct Fetch<T&> {
-  static T& Get(const Argument& argument) { return *Fetch<T*>::Get(argument); }
+  METAL_SIM_UNINSTRUMENTED static T& Get(const Argument& argument) {
+    return *Fetch<T*>::Get(argument);
+  }
 };
+
+template <typename... Parameters, size_t... kIndices>
+METAL_SIM_INLINE void InvokeWith(void (*function)(Parameters...), const Argument* arguments,
+                                 std::index_sequence<kIndices...>) {
+  function(Fetch<Parameters>::Get(arguments[kIndices])...);
+}
 
 /// Calls `function` as the current thread with what the simulator holds for each parameter.
 /// `arguments` has one entry per parameter.
 template <typename... Parameters>
-__attribute__((disable_sanitizer_instrumentation)) void Invoke(void (*function)(Parameters...),
-                                                               const Argument* arguments) {
-  // Braces fix the order: arguments are fetched from the first to the last.
-  struct Call {
-    void (*function)(Parameters...);
-    Call(void (*called)(Parameters...), Parameters... values) { called(values...); }
-  };
-  int next = 0;
-  Call{function, Fetch<Parameters>::Get(arguments[next++])...};
+METAL_SIM_INLINE void Invoke(void (*function)(Parameters...), const Argument* arguments) {
+  InvokeWith(function, arguments, std::index_sequence_for<Parameters...>());
 }
 
 }  // namespace metal_sim

@@ -108,15 +108,15 @@ METAL_SIM_INLINE float CosinePi(float x) {
 
 // NAME as a function of one, two or three floats: `...` computes it from x, y and z of type T,
 // which are float where the operands are half or bfloat.
-#define METAL_SIM_FLOAT_1(NAME, ...)                                             \
-  METAL_SIM_ELEMENTWISE(NAME, 1, []<metal_sim::FloatScalar U>(U operand) {       \
-    const float x = operand;                                                     \
-    return static_cast<U>(__VA_ARGS__);                                          \
+#define METAL_SIM_FLOAT_1(NAME, ...)                                       \
+  METAL_SIM_ELEMENTWISE(NAME, 1, []<metal_sim::FloatScalar U>(U operand) { \
+    const float x = operand;                                               \
+    return static_cast<U>(__VA_ARGS__);                                    \
   })
-#define METAL_SIM_FLOAT_2(NAME, ...)                                              \
-  METAL_SIM_ELEMENTWISE(NAME, 2, []<metal_sim::FloatScalar U>(U left, U right) {  \
-    const float x = left, y = right;                                              \
-    return static_cast<U>(__VA_ARGS__);                                           \
+#define METAL_SIM_FLOAT_2(NAME, ...)                                             \
+  METAL_SIM_ELEMENTWISE(NAME, 2, []<metal_sim::FloatScalar U>(U left, U right) { \
+    const float x = left, y = right;                                             \
+    return static_cast<U>(__VA_ARGS__);                                          \
   })
 
 namespace metal {
@@ -165,9 +165,8 @@ METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x))
 METAL_SIM_ELEMENTWISE(fma, 3, []<metal_sim::FloatScalar T>(T a, T b, T c) {
   return metal_sim::FusedMultiplyAdd(a, b, c);
 })
-METAL_SIM_ELEMENTWISE(nextafter, 2, []<metal_sim::FloatScalar T>(T x, T y) {
-  return metal_sim::NextAfter(x, y);
-})
+METAL_SIM_ELEMENTWISE(nextafter, 2,
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::NextAfter(x, y); })
 METAL_SIM_ELEMENTWISE(fract, 1, []<metal_sim::FloatScalar T>(T x) {
   // Below 1, also where x is a little less than 0 and the difference rounds to 1.
   const T below_one = metal_sim::NextAfter(T(1), T(0));
@@ -185,18 +184,15 @@ METAL_SIM_ELEMENTWISE(min3, 3, []<typename T>(T x, T y, T z) {
 METAL_SIM_ELEMENTWISE(max3, 3, []<typename T>(T x, T y, T z) {
   return metal_sim::Maximum(x, metal_sim::Maximum(y, z));
 })
-METAL_SIM_ELEMENTWISE(median3, 3, []<typename T>(T x, T y, T z) {
-  return metal_sim::Median(x, y, z);
-})
+METAL_SIM_ELEMENTWISE(median3, 3,
+                      []<typename T>(T x, T y, T z) { return metal_sim::Median(x, y, z); })
 METAL_SIM_ELEMENTWISE(clamp, 3, []<typename T>(T x, T low, T high) {
   return metal_sim::Minimum(metal_sim::Maximum(x, low), high);
 })
-METAL_SIM_ELEMENTWISE(fmin, 2, []<metal_sim::FloatScalar T>(T x, T y) {
-  return metal_sim::Minimum(x, y);
-})
-METAL_SIM_ELEMENTWISE(fmax, 2, []<metal_sim::FloatScalar T>(T x, T y) {
-  return metal_sim::Maximum(x, y);
-})
+METAL_SIM_ELEMENTWISE(fmin, 2,
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Minimum(x, y); })
+METAL_SIM_ELEMENTWISE(fmax, 2,
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Maximum(x, y); })
 METAL_SIM_ELEMENTWISE(fmin3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Minimum(x, metal_sim::Minimum(y, z));
 })
@@ -213,9 +209,8 @@ METAL_SIM_ELEMENTWISE(sign, 1, []<metal_sim::FloatScalar T>(T x) { return metal_
 METAL_SIM_ELEMENTWISE(mix, 3, []<metal_sim::FloatScalar T>(T x, T y, T a) {
   return static_cast<T>(x + (y - x) * a);
 })
-METAL_SIM_ELEMENTWISE(step, 2, []<metal_sim::FloatScalar T>(T edge, T x) {
-  return x < edge ? T(0) : T(1);
-})
+METAL_SIM_ELEMENTWISE(step, 2,
+                      []<metal_sim::FloatScalar T>(T edge, T x) { return x < edge ? T(0) : T(1); })
 METAL_SIM_ELEMENTWISE(smoothstep, 3, []<metal_sim::FloatScalar T>(T low, T high, T x) {
   const T t = metal_sim::Minimum(metal_sim::Maximum(T((x - low) / (high - low)), T(0)), T(1));
   return static_cast<T>(t * t * (T(3) - T(2) * t));
@@ -237,12 +232,10 @@ METAL_SIM_ELEMENTWISE(isnormal, 1, []<metal_sim::FloatScalar T>(T x) {
 METAL_SIM_ELEMENTWISE(signbit, 1, []<metal_sim::FloatScalar T>(T x) {
   return __builtin_signbit(static_cast<float>(x)) != 0;
 })
-METAL_SIM_ELEMENTWISE(isordered, 2, []<metal_sim::FloatScalar T>(T x, T y) {
-  return x == x && y == y;
-})
-METAL_SIM_ELEMENTWISE(isunordered, 2, []<metal_sim::FloatScalar T>(T x, T y) {
-  return x != x || y != y;
-})
+METAL_SIM_ELEMENTWISE(isordered, 2,
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x == x && y == y; })
+METAL_SIM_ELEMENTWISE(isunordered, 2,
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x != x || y != y; })
 
 /// x * 2^k, rounded once; the element type of `exponent` is int.
 template <metal_sim::Operand X, metal_sim::Operand K>
@@ -366,8 +359,8 @@ METAL_SIM_INLINE constexpr auto normalize(const A& operand) {
   return operand * rsqrt(dot(operand, operand));
 }
 template <metal_sim::Vector A, metal_sim::Vector B>
-requires(metal_sim::kCount<A> == 3 && metal_sim::kCount<B> == 3)
-METAL_SIM_INLINE constexpr auto cross(const A& left, const B& right) {
+requires(metal_sim::kCount<A> == 3 && metal_sim::kCount<B> == 3) METAL_SIM_INLINE
+    constexpr auto cross(const A& left, const B& right) {
   const metal_sim::CommonType<A, B> a = left, b = right;
   return a.yzx * b.zxy - a.zxy * b.yzx;
 }

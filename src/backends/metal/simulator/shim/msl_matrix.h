@@ -22,30 +22,29 @@ struct matrix {
   }
 
   template <metal_sim::Vector... Columns>
-  requires(sizeof...(Columns) == kColumns && ((metal_sim::kCount<Columns> == kRows) && ...))
-  METAL_SIM_INLINE constexpr matrix(const Columns&... values) {
+  requires(sizeof...(Columns) == kColumns &&
+           ((metal_sim::kCount<Columns> == kRows) && ...)) METAL_SIM_INLINE
+      constexpr matrix(const Columns&... values) {
     int next = 0;
     ((columns[next++] = Column(values)), ...);
   }
 
   /// All elements, column by column.
   template <metal_sim::Scalar... Elements>
-  requires(sizeof...(Elements) == kColumns * kRows)
-  METAL_SIM_INLINE constexpr matrix(const Elements&... values) {
+  requires(sizeof...(Elements) == kColumns * kRows) METAL_SIM_INLINE
+      constexpr matrix(const Elements&... values) {
     int next = 0;
     ((columns[next / kRows][next % kRows] = static_cast<T>(values), ++next), ...);
   }
 
   template <metal_sim::FloatScalar U>
-  requires(!std::is_same_v<T, U>)
-  METAL_SIM_INLINE constexpr explicit matrix(const matrix<U, kColumns, kRows>& other) {
+  requires(!std::is_same_v<T, U>) METAL_SIM_INLINE
+      constexpr explicit matrix(const matrix<U, kColumns, kRows>& other) {
     for (int c = 0; c < kColumns; ++c) columns[c] = Column(other.columns[c]);
   }
 
   METAL_SIM_INLINE constexpr Column& operator[](size_t index) { return columns[index]; }
-  METAL_SIM_INLINE constexpr const Column& operator[](size_t index) const {
-    return columns[index];
-  }
+  METAL_SIM_INLINE constexpr const Column& operator[](size_t index) const { return columns[index]; }
 
   METAL_SIM_INLINE constexpr matrix& operator+=(const matrix& other) {
     for (int c = 0; c < kColumns; ++c) columns[c] += other.columns[c];
@@ -136,20 +135,20 @@ METAL_SIM_INLINE constexpr T determinant(const matrix<T, 4, 4>& m) {
 
 }  // namespace metal
 
-#define METAL_SIM_MATRIX_NAME(T, C, R)  \
-  namespace metal {                     \
-  using T##C##x##R = matrix<T, C, R>;   \
-  }                                     \
+#define METAL_SIM_MATRIX_NAME(T, C, R) \
+  namespace metal {                    \
+  using T##C##x##R = matrix<T, C, R>;  \
+  }                                    \
   using metal::T##C##x##R;
-#define METAL_SIM_MATRIX_NAMES(T)  \
-  METAL_SIM_MATRIX_NAME(T, 2, 2)   \
-  METAL_SIM_MATRIX_NAME(T, 2, 3)   \
-  METAL_SIM_MATRIX_NAME(T, 2, 4)   \
-  METAL_SIM_MATRIX_NAME(T, 3, 2)   \
-  METAL_SIM_MATRIX_NAME(T, 3, 3)   \
-  METAL_SIM_MATRIX_NAME(T, 3, 4)   \
-  METAL_SIM_MATRIX_NAME(T, 4, 2)   \
-  METAL_SIM_MATRIX_NAME(T, 4, 3)   \
+#define METAL_SIM_MATRIX_NAMES(T) \
+  METAL_SIM_MATRIX_NAME(T, 2, 2)  \
+  METAL_SIM_MATRIX_NAME(T, 2, 3)  \
+  METAL_SIM_MATRIX_NAME(T, 2, 4)  \
+  METAL_SIM_MATRIX_NAME(T, 3, 2)  \
+  METAL_SIM_MATRIX_NAME(T, 3, 3)  \
+  METAL_SIM_MATRIX_NAME(T, 3, 4)  \
+  METAL_SIM_MATRIX_NAME(T, 4, 2)  \
+  METAL_SIM_MATRIX_NAME(T, 4, 3)  \
   METAL_SIM_MATRIX_NAME(T, 4, 4)
 
 METAL_SIM_MATRIX_NAMES(float)

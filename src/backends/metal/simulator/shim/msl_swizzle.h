@@ -65,8 +65,7 @@ struct Swizzle {
 
 // A component is written (letter of position, letter of color, index). The members of a union for
 // names of two, three and four letters:
-#define METAL_SIM_MEMBER_2(N, p0, c0, i0, p1, c1, i1) \
-  metal::Swizzle<T, N, i0, i1> p0##p1, c0##c1;
+#define METAL_SIM_MEMBER_2(N, p0, c0, i0, p1, c1, i1) metal::Swizzle<T, N, i0, i1> p0##p1, c0##c1;
 #define METAL_SIM_MEMBER_3(N, p0, c0, i0, p1, c1, i1, p2, c2, i2) \
   metal::Swizzle<T, N, i0, i1, i2> p0##p1##p2, c0##c1##c2;
 #define METAL_SIM_MEMBER_4(N, p0, c0, i0, p1, c1, i1, p2, c2, i2, p3, c3, i3) \
@@ -75,24 +74,32 @@ struct Swizzle {
 // MACRO(every component of a vector of N, more...). One for each depth of nesting: the
 // preprocessor does not expand a macro within itself.
 #define METAL_SIM_FIRST_2(MACRO, ...) MACRO(__VA_ARGS__, x, r, 0) MACRO(__VA_ARGS__, y, g, 1)
-#define METAL_SIM_FIRST_3(MACRO, ...) METAL_SIM_FIRST_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
-#define METAL_SIM_FIRST_4(MACRO, ...) METAL_SIM_FIRST_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
+#define METAL_SIM_FIRST_3(MACRO, ...) \
+  METAL_SIM_FIRST_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
+#define METAL_SIM_FIRST_4(MACRO, ...) \
+  METAL_SIM_FIRST_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
 #define METAL_SIM_SECOND_2(MACRO, ...) MACRO(__VA_ARGS__, x, r, 0) MACRO(__VA_ARGS__, y, g, 1)
-#define METAL_SIM_SECOND_3(MACRO, ...) METAL_SIM_SECOND_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
-#define METAL_SIM_SECOND_4(MACRO, ...) METAL_SIM_SECOND_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
+#define METAL_SIM_SECOND_3(MACRO, ...) \
+  METAL_SIM_SECOND_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
+#define METAL_SIM_SECOND_4(MACRO, ...) \
+  METAL_SIM_SECOND_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
 #define METAL_SIM_THIRD_2(MACRO, ...) MACRO(__VA_ARGS__, x, r, 0) MACRO(__VA_ARGS__, y, g, 1)
-#define METAL_SIM_THIRD_3(MACRO, ...) METAL_SIM_THIRD_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
-#define METAL_SIM_THIRD_4(MACRO, ...) METAL_SIM_THIRD_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
+#define METAL_SIM_THIRD_3(MACRO, ...) \
+  METAL_SIM_THIRD_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
+#define METAL_SIM_THIRD_4(MACRO, ...) \
+  METAL_SIM_THIRD_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
 #define METAL_SIM_FOURTH_2(MACRO, ...) MACRO(__VA_ARGS__, x, r, 0) MACRO(__VA_ARGS__, y, g, 1)
-#define METAL_SIM_FOURTH_3(MACRO, ...) METAL_SIM_FOURTH_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
-#define METAL_SIM_FOURTH_4(MACRO, ...) METAL_SIM_FOURTH_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
+#define METAL_SIM_FOURTH_3(MACRO, ...) \
+  METAL_SIM_FOURTH_2(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, z, b, 2)
+#define METAL_SIM_FOURTH_4(MACRO, ...) \
+  METAL_SIM_FOURTH_3(MACRO, __VA_ARGS__) MACRO(__VA_ARGS__, w, a, 3)
 
 // All names that start with the letters given, for a vector of N.
 #define METAL_SIM_NAMES_4(...) METAL_SIM_MEMBER_4(__VA_ARGS__)
-#define METAL_SIM_NAMES_3(N, ...)     \
+#define METAL_SIM_NAMES_3(N, ...)    \
   METAL_SIM_MEMBER_3(N, __VA_ARGS__) \
   METAL_SIM_FOURTH_##N(METAL_SIM_NAMES_4, N, __VA_ARGS__)
-#define METAL_SIM_NAMES_2(N, ...)     \
+#define METAL_SIM_NAMES_2(N, ...)    \
   METAL_SIM_MEMBER_2(N, __VA_ARGS__) \
   METAL_SIM_THIRD_##N(METAL_SIM_NAMES_3, N, __VA_ARGS__)
 #define METAL_SIM_NAMES_1(N, ...) METAL_SIM_SECOND_##N(METAL_SIM_NAMES_2, N, __VA_ARGS__)
@@ -100,29 +107,29 @@ struct Swizzle {
 /// What a vector of N holds: its elements, their names, and copies of the elements alone. Vectors
 /// of two and four are copied at once, as one access; a vector of three must not touch what lies
 /// behind it.
-#define METAL_SIM_COMPONENTS(N, LETTERS, COLORS)                                       \
-  template <typename T>                                                                \
-  struct Components<T, N> {                                                            \
-    union {                                                                            \
-      T elements[N];                                                                   \
-      struct {                                                                         \
-        T LETTERS;                                                                     \
-      };                                                                               \
-      struct {                                                                         \
-        T COLORS;                                                                      \
-      };                                                                               \
-      METAL_SIM_FIRST_##N(METAL_SIM_NAMES_1, N)                                        \
-    };                                                                                 \
-    Components() = default;                                                            \
-    METAL_SIM_INLINE constexpr Components(const Components& other) { *this = other; }  \
-    METAL_SIM_INLINE constexpr Components& operator=(const Components& other) {        \
-      if (N == 3 || __builtin_is_constant_evaluated()) {                               \
-        for (int i = 0; i < N; ++i) elements[i] = other.elements[i];                   \
-      } else {                                                                         \
-        __builtin_memcpy(elements, other.elements, sizeof(elements));                  \
-      }                                                                                \
-      return *this;                                                                    \
-    }                                                                                  \
+#define METAL_SIM_COMPONENTS(N, LETTERS, COLORS)                                      \
+  template <typename T>                                                               \
+  struct Components<T, N> {                                                           \
+    union {                                                                           \
+      T elements[N];                                                                  \
+      struct {                                                                        \
+        T LETTERS;                                                                    \
+      };                                                                              \
+      struct {                                                                        \
+        T COLORS;                                                                     \
+      };                                                                              \
+      METAL_SIM_FIRST_##N(METAL_SIM_NAMES_1, N)                                       \
+    };                                                                                \
+    Components() = default;                                                           \
+    METAL_SIM_INLINE constexpr Components(const Components& other) { *this = other; } \
+    METAL_SIM_INLINE constexpr Components& operator=(const Components& other) {       \
+      if (N == 3 || __builtin_is_constant_evaluated()) {                              \
+        for (int i = 0; i < N; ++i) elements[i] = other.elements[i];                  \
+      } else {                                                                        \
+        __builtin_memcpy(elements, other.elements, sizeof(elements));                 \
+      }                                                                               \
+      return *this;                                                                   \
+    }                                                                                 \
   };
 #define METAL_SIM_LIST(...) __VA_ARGS__
 

@@ -18,16 +18,17 @@ using ushort = unsigned short;
 using uint = unsigned int;
 using ulong = unsigned long;
 
-// Suffixes of literals: 1.0h, 1h. Evaluated by the compiler, with one rounding. clang takes no other
-// suffix without an underscore: 1.0H and 1.0bf come here rewritten to 1.0h and 1.0_bf.
+// Suffixes of literals: 1.0h, 1h. Evaluated by the compiler, with one rounding. clang takes no
+// other suffix without an underscore: 1.0H and 1.0bf come here rewritten to 1.0h and 1.0_bf.
 consteval half operator""h(long double value) { return static_cast<half>(value); }
 consteval half operator""h(unsigned long long value) { return static_cast<half>(value); }
 consteval bfloat operator""_bf(long double value) { return static_cast<bfloat>(value); }
 consteval bfloat operator""_bf(unsigned long long value) { return static_cast<bfloat>(value); }
 
 // What clang calls for every rounding to bfloat; older support libraries lack it.
-extern "C" __attribute__((visibility("hidden"), used, disable_sanitizer_instrumentation)) inline bfloat
-__truncsfbf2(float value) {
+extern "C"
+    __attribute__((visibility("hidden"), used, disable_sanitizer_instrumentation)) inline bfloat
+    __truncsfbf2(float value) {
   const uint bits = __builtin_bit_cast(uint, value);
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   const uint rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -37,8 +38,8 @@ __truncsfbf2(float value) {
 namespace metal_sim {
 
 template <typename T>
-concept FloatScalar = std::is_same_v<T, float> || std::is_same_v<T, half> ||
-                      std::is_same_v<T, bfloat>;
+concept FloatScalar =
+    std::is_same_v<T, float> || std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
 
 template <typename T>
 concept IntegerScalar = std::is_integral_v<T> && !std::is_same_v<T, bool>;

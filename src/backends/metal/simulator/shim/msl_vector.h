@@ -71,18 +71,18 @@ struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : metal_sim::Components<T, N> {
     for (T& element : elements) element = static_cast<T>(value);
   }
 
-  /// From a vector of as many elements of another type, each converted; silent where it has the same.
+  /// From a vector of as many elements of another type, each converted; silent where it has the
+  /// same.
   template <metal_sim::Vector U>
-  requires(metal_sim::kCount<U> == N)
-  METAL_SIM_INLINE constexpr explicit(!std::is_same_v<metal_sim::Element<U>, T>)
-      vec(const U& other) {
+  requires(metal_sim::kCount<U> == N) METAL_SIM_INLINE
+      constexpr explicit(!std::is_same_v<metal_sim::Element<U>, T>) vec(const U& other) {
     Take(0, other);
   }
 
   /// From parts that have N elements together.
   template <metal_sim::Operand... Parts>
-  requires(sizeof...(Parts) > 1 && (metal_sim::kCount<Parts> + ... + 0) == N)
-  METAL_SIM_INLINE constexpr vec(const Parts&... parts) {
+  requires(sizeof...(Parts) > 1 && (metal_sim::kCount<Parts> + ... + 0) == N) METAL_SIM_INLINE
+      constexpr vec(const Parts&... parts) {
     int next = 0;
     ((Take(next, parts), next += metal_sim::kCount<Parts>), ...);
   }
@@ -107,8 +107,8 @@ struct packed_vec : metal_sim::Components<T, N> {
   packed_vec() = default;
 
   template <metal_sim::Operand... Parts>
-  requires std::is_constructible_v<vec<T, N>, const Parts&...>
-  METAL_SIM_INLINE constexpr packed_vec(const Parts&... parts) {
+  requires std::is_constructible_v < vec<T, N>,
+  const Parts&... > METAL_SIM_INLINE constexpr packed_vec(const Parts&... parts) {
     const vec<T, N> value(parts...);
     for (int i = 0; i < N; ++i) elements[i] = value.elements[i];
   }
@@ -154,8 +154,9 @@ struct Common {
 };
 template <typename First, typename Second, typename... Rest>
 struct Common<First, Second, Rest...>
-    : Common<typename Unified<typename Unpacked<First>::type, typename Unpacked<Second>::type>::type,
-             Rest...> {};
+    : Common<
+          typename Unified<typename Unpacked<First>::type, typename Unpacked<Second>::type>::type,
+          Rest...> {};
 
 template <typename... Operands>
 using CommonType = typename Common<Operands...>::type;
@@ -178,11 +179,11 @@ METAL_SIM_INLINE constexpr auto Elementwise(Function function, const Operands&..
 }
 
 /// Defines NAME(operands...) as a function of elements; the function follows, a lambda.
-#define METAL_SIM_ELEMENTWISE(NAME, COUNT, ...)                      \
-  template <metal_sim::Operand... Operands>                          \
-  requires(sizeof...(Operands) == COUNT)                             \
-  METAL_SIM_INLINE constexpr auto NAME(const Operands&... operands) { \
-    return metal_sim::Elementwise(__VA_ARGS__, operands...);         \
+#define METAL_SIM_ELEMENTWISE(NAME, COUNT, ...)                                \
+  template <metal_sim::Operand... Operands>                                    \
+  requires(sizeof...(Operands) == COUNT) METAL_SIM_INLINE constexpr auto NAME( \
+      const Operands&... operands) {                                           \
+    return metal_sim::Elementwise(__VA_ARGS__, operands...);                   \
   }
 
 // Division by zero yields 0 and overflow wraps: Metal leaves both open, and a trap would end the
@@ -211,19 +212,18 @@ METAL_SIM_INLINE constexpr T Remainder(T dividend, T divisor) {
 
 namespace metal {
 
-#define METAL_SIM_OPERATOR(OPERATOR, EXPRESSION)                                         \
-  template <metal_sim::Operand A, metal_sim::Operand B>                                  \
-  requires(metal_sim::Vector<A> || metal_sim::Vector<B>)                                 \
-  METAL_SIM_INLINE constexpr auto operator OPERATOR(const A& left, const B& right) {     \
-    return metal_sim::Elementwise(                                                       \
-        []<typename T>(T a, T b) { return EXPRESSION; }, left, right);                   \
+#define METAL_SIM_OPERATOR(OPERATOR, EXPRESSION)                                                 \
+  template <metal_sim::Operand A, metal_sim::Operand B>                                          \
+  requires(metal_sim::Vector<A> || metal_sim::Vector<B>) METAL_SIM_INLINE constexpr auto         \
+  operator OPERATOR(const A& left, const B& right) {                                             \
+    return metal_sim::Elementwise([]<typename T>(T a, T b) { return EXPRESSION; }, left, right); \
   }
-#define METAL_SIM_ARITHMETIC(OPERATOR, EXPRESSION)                                \
-  METAL_SIM_OPERATOR(OPERATOR, static_cast<T>(EXPRESSION))                        \
-  template <metal_sim::Vector A, metal_sim::Operand B>                            \
-  METAL_SIM_INLINE constexpr A& operator OPERATOR##=(A& left, const B& right) {   \
-    left = left OPERATOR right;  \
-    return left;                                          \
+#define METAL_SIM_ARITHMETIC(OPERATOR, EXPRESSION)                              \
+  METAL_SIM_OPERATOR(OPERATOR, static_cast<T>(EXPRESSION))                      \
+  template <metal_sim::Vector A, metal_sim::Operand B>                          \
+  METAL_SIM_INLINE constexpr A& operator OPERATOR##=(A& left, const B& right) { \
+    left = left OPERATOR right;                                                 \
+    return left;                                                                \
   }
 
 METAL_SIM_ARITHMETIC(+, a + b)
@@ -289,12 +289,12 @@ METAL_SIM_INLINE constexpr A operator--(A& operand, int) {
 }  // namespace metal
 
 // float2, packed_half4 and the like: Metal has them in its namespace and outside of it.
-#define METAL_SIM_VECTOR_NAME(T, N)              \
-  namespace metal {                              \
-  using T##N = vec<T, N>;                        \
-  using packed_##T##N = packed_vec<T, N>;        \
-  }                                              \
-  using metal::T##N;                             \
+#define METAL_SIM_VECTOR_NAME(T, N)       \
+  namespace metal {                       \
+  using T##N = vec<T, N>;                 \
+  using packed_##T##N = packed_vec<T, N>; \
+  }                                       \
+  using metal::T##N;                      \
   using metal::packed_##T##N;
 #define METAL_SIM_VECTOR_NAMES(T) \
   METAL_SIM_VECTOR_NAME(T, 2)     \
