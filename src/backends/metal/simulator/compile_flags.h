@@ -1,0 +1,66 @@
+// The flags of the compiler (clang++ 19) that turns a rewritten Metal source into a library of
+// kernels. Owns them and nothing else; who runs the compiler adds, with its own paths:
+//
+//   -D__METAL_VERSION__=310 -I SRC -include backends/metal/simulator/shim/msl.h IN -o OUT
+//
+// where SRC is the folder that holds backends/.
+#pragma once
+
+#include <array>
+
+namespace marlin::metal::simulator {
+
+inline constexpr std::array<const char*, 38> kCompileFlags = {
+    "-std=c++20",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    // Every access calls the shim's callbacks; ThreadSanitizer itself is not linked.
+    "-fsanitize=thread",
+    "-fno-sanitize-link-runtime",
+    "-mllvm",
+    "-tsan-instrument-func-entry-exit=0",
+    // Accesses stay as wide as the source has them: instrumentation skips odd widths.
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    // Every call leaves its own return address, by which reports name the source.
+    "-fno-optimize-sibling-calls",
+    // Metal's literals and roundings.
+    "-Xclang",
+    "-cl-single-precision-constant",
+    "-ffp-contract=off",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+    // What C++ leaves undefined and a GPU does not: overflow wraps, conversions of floats to
+    // integers saturate (NaN to 0), memory is not typed.
+    "-fwrapv",
+    "-fno-strict-float-cast-overflow",
+    "-fno-strict-aliasing",
+    "-fsigned-char",
+    // A variable read before it is written holds 0xAA bytes: wrong results, the same every time.
+    "-ftrivial-auto-var-init=pattern",
+    "-fno-threadsafe-statics",
+    "-fno-exceptions",
+    "-fno-rtti",
+    // Swizzles of swizzles are properties.
+    "-fdeclspec",
+    "-nostdlib++",
+    "-lm",
+    // What neither the shim nor the C library defines is not Metal.
+    "-Wl,-z,defs",
+    "-Wno-user-defined-literals",
+    "-Wno-reserved-user-defined-literal",
+    "-Wno-duplicate-decl-specifier",
+    "-Wno-nan-infinity-disabled",
+    "-Wno-unused-command-line-argument",
+    "-Wno-unknown-attributes",
+};
+
+/// Added for Metal's fast math: operations may be reordered, NaN and infinity ignored.
+inline constexpr std::array<const char*, 1> kFastMathFlags = {"-ffast-math"};
+
+}  // namespace marlin::metal::simulator
