@@ -1,0 +1,36 @@
+// Validates a launch and works out its sizes, before anything is allocated or run. Must not know
+// how it is run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backends/metal/simulator/device_memory.h"
+#include "backends/metal/simulator/launch.h"
+
+namespace marlin::metal::simulator {
+
+struct Grid {
+  metal_sim::Triple threads{};       ///< [[threads_per_grid]]
+  metal_sim::Triple threadgroups{};  ///< [[threadgroups_per_grid]]
+  metal_sim::Triple threads_per_threadgroup{};
+  uint32_t threadgroup_count = 0;
+  uint32_t threads_per_threadgroup_count = 0;
+};
+
+/// Errors: kInvalidArgument (zeros, too many threads or threadgroups).
+Result<Grid> PlanGrid(const Launch& launch);
+
+/// The buffers and values bound by `launch`, named by the kernel's arguments where the bindings
+/// have no names. Errors: kInvalidArgument (an argument without a binding, no data, sizes out of
+/// range), kUnsupported (bindings that overlap and are written).
+Result<std::vector<BufferContent>> CollectBuffers(const metal_sim::Kernel& kernel,
+                                                  const Launch& launch);
+
+/// Errors: kInvalidArgument (an argument whose length is not set, or is not a multiple of 16).
+Status CheckThreadgroupMemory(const metal_sim::Kernel& kernel, const Launch& launch);
+
+/// Errors: kInvalidArgument.
+Status CheckOptions(const SimulationOptions& options);
+
+}  // namespace marlin::metal::simulator

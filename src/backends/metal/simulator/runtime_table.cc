@@ -1,0 +1,118 @@
+// The functions that kernels call, each for the simulation that runs on this thread.
+#include "backends/metal/simulator/launch.h"
+#include "backends/metal/simulator/simulation.h"
+
+namespace marlin::metal::simulator {
+namespace {
+
+MemoryAccess AccessOf(const void* address, size_t bytes, const void* site) {
+  MemoryAccess access;
+  access.address = reinterpret_cast<uintptr_t>(address);
+  access.bytes = bytes;
+  access.site = site;
+  return access;
+}
+
+void* Buffer(int index) {
+  const Simulation* current = Simulation::Current();
+  return current == nullptr ? nullptr : current->Buffer(index);
+}
+
+void* ThreadgroupArgument(int index) {
+  const Simulation* current = Simulation::Current();
+  return current == nullptr ? nullptr : current->ThreadgroupArgument(index);
+}
+
+void* ThreadgroupVariableOf(int id, size_t bytes, size_t alignment, const char* name) {
+  Simulation* current = Simulation::Current();
+  return current == nullptr ? nullptr : current->ThreadgroupVariable(id, bytes, alignment, name);
+}
+
+metal_sim::Triple Position(metal_sim::Source source) {
+  const Simulation* current = Simulation::Current();
+  return current == nullptr ? metal_sim::Triple{} : current->Position(source);
+}
+
+uint32_t Lane() {
+  const Simulation* current = Simulation::Current();
+  return current == nullptr ? 0 : current->Lane();
+}
+
+void ThreadgroupBarrier(uint32_t flags, const void* site) {
+  if (Simulation* current = Simulation::Current()) current->ThreadgroupBarrier(flags, site);
+}
+
+void SimdgroupBarrier(uint32_t flags, const void* site) {
+  if (Simulation* current = Simulation::Current()) current->SimdgroupBarrier(flags, site);
+}
+
+void Collective(void* data, metal_sim::Collective function, void* context, const char* name,
+                bool whole, const void* site) {
+  if (Simulation* current = Simulation::Current()) {
+    current->Collective({.site = site,
+                         .flags = 0,
+                         .data = data,
+                         .function = function,
+                         .context = context,
+                         .name = name,
+                         .whole = whole});
+  }
+}
+
+void Access(const void* address, size_t bytes, bool write, const void* site) {
+  Simulation* current = Simulation::Current();
+  if (current == nullptr) return;
+  MemoryAccess access = AccessOf(address, bytes, site);
+  access.reads = !write;
+  access.writes = write;
+  current->Access(access);
+}
+
+void Atomic(const void* address, size_t bytes, bool read, bool write, int order, const void* site) {
+  Simulation* current = Simulation::Current();
+  if (current == nullptr) return;
+  MemoryAccess access = AccessOf(address, bytes, site);
+  access.reads = read;
+  access.writes = write;
+  access.atomic = true;
+  current->Atomic(access, order);
+}
+
+void Fence(uint32_t flags, int order, int scope, const void* site) {
+  if (Simulation* current = Simulation::Current()) current->Fence(flags, order, scope, site);
+}
+
+void CountMatrixOperation(uint64_t multiply_adds) {
+  if (Simulation* current = Simulation::Current()) current->CountMatrixOperation(multiply_adds);
+}
+
+}  // namespace
+
+const metal_sim::Runtime* SimulatorRuntime() {
+  static constexpr metal_sim::Runtime kRuntime = {
+      .buffer = Buffer,
+      .threadgroup_memory = ThreadgroupArgument,
+      .threadgroup_variable = ThreadgroupVariableOf,
+      .position = Position,
+      .lane = Lane,
+      .threadgroup_barrier = ThreadgroupBarrier,
+      .simdgroup_barrier = SimdgroupBarrier,
+      .collective = Collective,
+      .access = Access,
+      .atomic = Atomic,
+      .fence = Fence,
+      .count_matrix_operation = CountMatrixOperation,
+  };
+  return &kRuntime;
+}
+
+Result<Report> Simulate(const metal_sim::Kernel& kernel, const Launch& launch,
+                        const SimulationOptions& options) {
+  Simulation simulation(kernel, launch, options);
+  const Status prepared = simulation.Prepare();
+  if (!prepared.ok()) return prepared;
+  simulation.Run();
+  return simulation.Finish();
+}
+
+}  // namespace marlin::metal::simulator

@@ -1,0 +1,114 @@
+// One launch while it runs: places threadgroups, gives threads their turns, and answers what
+// kernels ask of the Runtime table. Must not know the rules of memory (access_checker.h) or of
+// barriers (rendezvous.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "backends/metal/simulator/access_checker.h"
+#include "backends/metal/simulator/device_memory.h"
+#include "backends/metal/simulator/finding_log.h"
+#include "backends/metal/simulator/launch.h"
+#include "backends/metal/simulator/launch_checks.h"
+#include "backends/metal/simulator/random_source.h"
+#include "backends/metal/simulator/rendezvous.h"
+#include "backends/metal/simulator/threads.h"
+
+namespace marlin::metal::simulator {
+
+class Simulation {
+ public:
+  /// The parameters must outlive the simulation.
+  Simulation(const metal_sim::Kernel& kernel, const Launch& launch,
+             const SimulationOptions& options);
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  /// Validates and allocates. Errors: as Simulate.
+  Status Prepare();
+  /// Runs all threads, or until something ends the launch. Precondition: Prepare succeeded.
+  void Run();
+  /// Copies the results to the caller's buffers and hands out what was found.
+  Report Finish();
+
+  /// The simulation whose fiber runs on this thread of the operating system, or null.
+  static Simulation* Current() { return current_; }
+
+  // What metal_sim::Runtime asks, on behalf of the current thread.
+  void* Buffer(int index) const;
+  void* ThreadgroupArgument(int index) const;
+  void* ThreadgroupVariable(int id, size_t bytes, size_t alignment, const char* name);
+  metal_sim::Triple Position(metal_sim::Source source) const;
+  uint32_t Lane() const;
+  void ThreadgroupBarrier(uint32_t flags, const void* site);
+  void SimdgroupBarrier(uint32_t flags, const void* site);
+  void Collective(const Waiting& waiting);
+  void Access(const MemoryAccess& access);
+  void Atomic(const MemoryAccess& access, int order);
+  void Fence(uint32_t flags, int order, int scope, const void* site);
+  void CountMatrixOperation(uint64_t multiply_adds);
+
+ private:
+  Status PlaceMemory(const std::vector<BufferContent>& contents);
+  void MakePlaces(size_t count);
+
+  // Scheduling.
+  bool FillPlaces();
+  void Begin(Threadgroup* group, uint32_t index);
+  void BeginThread(Threadgroup* group, uint32_t index);
+  void AddThreadgroupArguments(const Threadgroup& group);
+  uint32_t NextThreadgroup();
+  void CollectTurns();
+  void TakeTurn(Thread* thread);
+  void RunCollective(Thread& first, void* const* data, uint32_t lanes);
+
+  // On a fiber.
+  static void RunKernel();
+  static void RunCollectiveFunction();
+  void Interrupt();
+  void Wait(ThreadState state, const Waiting& waiting);
+  /// Counts a turn in which nothing may have happened, and gives way.
+  void GiveWayIdly(int64_t steps, const void* site);
+  /// Ends the launch and leaves the fiber for good.
+  [[noreturn]] void EndLaunch();
+
+  const metal_sim::Kernel& kernel_;
+  const Launch& launch_;
+  const SimulationOptions& options_;
+  Grid grid_;
+
+  FindingLog log_;
+  Counters counters_;
+  AccessOrder order_;
+  CheckedMemory memory_;
+  std::optional<AccessChecker> checker_;
+  std::optional<Rendezvous> rendezvous_;
+  RandomSource random_;
+
+  std::vector<Threadgroup> places_;
+  std::vector<uint32_t> threadgroup_order_;  ///< Empty: in order.
+  uint32_t next_threadgroup_ = 0;
+  std::vector<Thread*> turns_;  ///< Who runs in this round.
+  bool over_ = false;
+
+  Thread* thread_ = nullptr;  ///< The current one; null between turns.
+  Fiber* fiber_ = nullptr;    ///< The one that runs: the thread's, collective_fiber_ or null.
+  /// Collectives run on a fiber of their own, so that they too can be left for good.
+  Fiber collective_fiber_;
+  uintptr_t collective_stack_ = 0;
+  struct {
+    void* const* data;
+    uint32_t lanes;
+  } collective_{};
+
+  uint32_t countdown_ = 0;  ///< Accesses until the current thread is interrupted.
+  uint32_t turn_accesses_ = 0;
+  int64_t idle_accesses_ = 0;
+  int64_t idle_steps_ = 0;
+
+  inline static constinit thread_local Simulation* current_ = nullptr;
+};
+
+}  // namespace marlin::metal::simulator

@@ -1,0 +1,89 @@
+// The threads, simdgroups and threadgroups of a launch, as data. Owned by Simulation; must not know
+// the rules by which they run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/metal/simulator/access_record.h"
+#include "backends/metal/simulator/fiber.h"
+#include "backends/metal/simulator/launch.h"
+#include "backends/metal/simulator/release_order.h"
+#include "backends/metal/simulator/threadgroup_memory.h"
+
+namespace marlin::metal::simulator {
+
+struct Threadgroup;
+
+enum class ThreadState : uint8_t {
+  kRunnable,
+  kAtThreadgroupBarrier,
+  kAtSimdgroupBarrier,
+  kInCollective,
+  kEnded,
+};
+
+/// What a thread that is not runnable waits with.
+struct Waiting {
+  const void* site = nullptr;
+  uint32_t flags = 0;  ///< Of a barrier.
+  // Of a collective:
+  void* data = nullptr;
+  metal_sim::Collective function = nullptr;
+  void* context = nullptr;
+  const char* name = "";
+  bool whole = false;
+};
+
+struct Thread {
+  Fiber fiber;
+  uintptr_t stack_bottom = 0;
+  Threadgroup* group = nullptr;
+  uint32_t index = 0;  ///< In its threadgroup.
+  metal_sim::Triple position{};
+  ThreadState state = ThreadState::kEnded;
+  Waiting waiting;
+  /// What its next access is recorded as, per kind of memory.
+  std::array<AccessRecord, kMemoryKinds> stamps;
+
+  uint32_t simdgroup() const { return index / kSimdgroupThreads; }
+  uint32_t lane() const { return index % kSimdgroupThreads; }
+  OrderedThread Ordered();
+};
+
+struct Simdgroup {
+  uint32_t size = 0;
+  uint32_t runnable = 0;
+};
+
+/// A place for one threadgroup at a time.
+struct Threadgroup {
+  size_t slot = 0;
+  uint32_t index = 0;  ///< Linear, in the grid.
+  metal_sim::Triple position{};
+  metal_sim::Triple size{};  ///< Its threads; fewer than asked for at the edges of a grid.
+  uint32_t thread_count = 0;
+  uint32_t runnable = 0;
+  uint32_t live = 0;  ///< Threads that have not ended; 0: the place is free.
+  std::unique_ptr<Thread[]> threads;
+  std::vector<Simdgroup> simdgroups;
+  ThreadgroupArena* arena = nullptr;
+};
+
+inline OrderedThread Thread::Ordered() { return {group->index, index, &stamps}; }
+
+/// "(1,0,2)"
+inline std::string PositionText(metal_sim::Triple position) {
+  return "(" + std::to_string(position.x) + "," + std::to_string(position.y) + "," +
+         std::to_string(position.z) + ")";
+}
+
+/// The position of linear index `index` in a box of `size`.
+inline metal_sim::Triple PositionIn(metal_sim::Triple size, uint32_t index) {
+  return {index % size.x, index / size.x % size.y, index / size.x / size.y};
+}
+
+}  // namespace marlin::metal::simulator
