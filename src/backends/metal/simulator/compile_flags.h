@@ -13,7 +13,8 @@ namespace marlin::metal::simulator {
 inline constexpr std::array<const char*, 38> kCompileFlags = {
     "-std=c++20",
     "-O2",
-    "-g",
+    // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
+    "-gdwarf-4",
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",

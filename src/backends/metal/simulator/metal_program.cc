@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kOldestClang = 19;
+/// Below the folder of a program; as the shim's own #include lines have it.
+constexpr const char* kShimFolder = "backends/metal/simulator/shim";
 
 /// The first number in "... clang version 19.1.7 (...)"; 0 where there is none.
 int ClangVersion(const std::string& text) {
@@ -90,7 +92,7 @@ Result<std::string> RunCompiler(const std::vector<std::string>& arguments) {
   return Status(Code::kInvalidArgument, FirstError(output.error));
 }
 
-std::vector<std::string> PreprocessorArguments(const std::string& clang, const fs::path& shim,
+std::vector<std::string> PreprocessorArguments(const std::string& clang, const fs::path& folder,
                                                const CompileOptions& options) {
   std::vector<std::string> arguments = {clang,
                                         "-E",
@@ -102,13 +104,13 @@ std::vector<std::string> PreprocessorArguments(const std::string& clang, const f
                                         "-D__METAL__=1",
                                         "-D__HAVE_BFLOAT__=1"};
   arguments.push_back(fmt::format("-D__METAL_VERSION__={}", options.msl_version));
-  arguments.push_back("-I" + (shim / "stubs").string());
-  for (const std::string& folder : options.include_folders) arguments.push_back("-I" + folder);
+  arguments.push_back("-I" + (folder / kShimFolder / "stubs").string());
+  for (const std::string& other : options.include_folders) arguments.push_back("-I" + other);
   for (const std::string& define : options.defines) arguments.push_back("-D" + define);
   return arguments;
 }
 
-std::vector<std::string> CompilerArguments(const std::string& clang, const fs::path& shim,
+std::vector<std::string> CompilerArguments(const std::string& clang, const fs::path& folder,
                                            const CompileOptions& options) {
   std::vector<std::string> arguments = {clang};
   arguments.insert(arguments.end(), kCompileFlags.begin(), kCompileFlags.end());
@@ -116,7 +118,8 @@ std::vector<std::string> CompilerArguments(const std::string& clang, const fs::p
     arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());
   }
   arguments.push_back(fmt::format("-D__METAL_VERSION__={}", options.msl_version));
-  arguments.insert(arguments.end(), {"-include", (shim / "msl.h").string(), "-I" + shim.string()});
+  arguments.insert(arguments.end(),
+                   {"-include", (folder / kShimFolder / "msl.h").string(), "-I" + folder.string()});
   return arguments;
 }
 
@@ -139,18 +142,18 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
   MARLIN_ASSIGN_OR_RETURN(const std::string clang, FindClang());
   std::unique_ptr<MetalProgram> program(new MetalProgram());
   MARLIN_ASSIGN_OR_RETURN(program->folder_, MakeTemporaryFolder());
-  const fs::path shim = program->folder_ / "shim";
+  const fs::path& folder = program->folder_;
   for (const ShimFile& file : ShimFiles()) {
-    MARLIN_RETURN_IF_ERROR(WriteText(shim / file.path, file.text));
+    MARLIN_RETURN_IF_ERROR(WriteText(folder / kShimFolder / file.path, file.text));
   }
-  std::vector<std::string> arguments = PreprocessorArguments(clang, shim, options);
+  std::vector<std::string> arguments = PreprocessorArguments(clang, folder, options);
   arguments.push_back(source.string());
   MARLIN_ASSIGN_OR_RETURN(const std::string preprocessed, RunCompiler(arguments));
   MARLIN_ASSIGN_OR_RETURN(const RewrittenSource rewritten, RewriteMetal(preprocessed));
-  const fs::path text = program->folder_ / "kernels.cc";
+  const fs::path text = folder / "kernels.cc";
   MARLIN_RETURN_IF_ERROR(WriteText(text, rewritten.text));
-  program->library_ = program->folder_ / "kernels.so";
-  arguments = CompilerArguments(clang, shim, options);
+  program->library_ = folder / "kernels.so";
+  arguments = CompilerArguments(clang, folder, options);
   arguments.insert(arguments.end(), {text.string(), "-o", program->library_.string()});
   MARLIN_RETURN_IF_ERROR(RunCompiler(arguments).status());
   MARLIN_RETURN_IF_ERROR(program->Load());
@@ -252,7 +255,7 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
   if (!output.ok()) return places;
   std::istringstream lines(output->out);
   std::string line;
-  const std::string shim = (folder_ / "shim").string();
+  const std::string shim = (folder_ / kShimFolder).string();
   size_t next = 0;
   while (std::getline(lines, line)) {
     if (line.starts_with("0x")) {
