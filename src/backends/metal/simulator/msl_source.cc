@@ -12,6 +12,9 @@
 namespace marlin::metal::simulator {
 namespace {
 
+/// Above every index that Metal knows; sums of two such numbers cannot overflow.
+constexpr int kMaxInteger = 1 << 20;
+
 bool IsPunctuator(const Token& token, std::string_view text) {
   return token.kind == TokenKind::kPunctuator && token.text == text;
 }
@@ -123,15 +126,10 @@ void PrintItem(const Token& token, const std::optional<std::string>& replacement
   }
 }
 
-}  // namespace
-
-std::optional<int> IntegerOf(std::span<const Token> arguments) {
-  while (arguments.size() > 2 && IsPunctuator(arguments.front(), "(") &&
-         IsPunctuator(arguments.back(), ")")) {
-    arguments = arguments.subspan(1, arguments.size() - 2);
-  }
-  if (arguments.size() != 1 || arguments[0].kind != TokenKind::kNumber) return std::nullopt;
-  std::string_view digits = arguments[0].text;
+/// The value of an integer literal.
+std::optional<int> LiteralOf(const Token& token) {
+  if (token.kind != TokenKind::kNumber) return std::nullopt;
+  std::string_view digits = token.text;
   int base = 10;
   if (digits.starts_with("0x") || digits.starts_with("0X")) {
     digits.remove_prefix(2);
@@ -146,6 +144,25 @@ std::optional<int> IntegerOf(std::span<const Token> arguments) {
   const std::string_view suffix(end, static_cast<size_t>(last - end));
   if (suffix.find_first_not_of("uUlL") != std::string_view::npos) return std::nullopt;
   return value;
+}
+
+}  // namespace
+
+std::optional<int> IntegerOf(std::span<const Token> arguments) {
+  int sum = 0;
+  bool number_next = true;
+  for (const Token& token : arguments) {
+    if (IsPunctuator(token, "(") || IsPunctuator(token, ")")) continue;  // They change no sum.
+    if (number_next) {
+      const std::optional<int> value = LiteralOf(token);
+      if (!value || sum > kMaxInteger || *value > kMaxInteger) return std::nullopt;
+      sum += *value;
+    } else if (!IsPunctuator(token, "+")) {
+      return std::nullopt;
+    }
+    number_next = !number_next;
+  }
+  return number_next ? std::nullopt : std::optional(sum);
 }
 
 Result<MslSource> MslSource::Parse(std::string_view text) {

@@ -21,7 +21,8 @@ struct Attribute {
   size_t before;  ///< The index of the token that follows the list.
 };
 
-/// The value of an attribute's argument that is one integer literal, perhaps in parentheses.
+/// The value of an attribute's argument that is an integer literal, or a sum of some, as macros
+/// for the first of several indices leave; nothing for other expressions.
 std::optional<int> IntegerOf(std::span<const Token> arguments);
 
 /// Tokens are numbered from 0; attributes and line markers are not among them.

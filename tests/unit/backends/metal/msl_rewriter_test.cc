@@ -93,7 +93,9 @@ template [[host_name("multiply_" "half")]] [[kernel]] void multiply<half, 8>(dev
     constant Shape&, uint3, ushort);
 template [[host_name("multiply_float")]] [[kernel]] decltype(multiply<float, 1 << 2>)
     multiply<float, 1 << 2>;
-kernel void copy(device float* x, device float* y, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }
+kernel void copy(device float* x, device float* y, uint i [[thread_position_in_grid]]) {
+  y[i] = x[i];
+}
 )";
 
 TEST(MslRewriter, CollectsFunctionsAndInstantiations) {
@@ -203,7 +205,7 @@ TEST(MslRewriter, ReadsEveryInput) {
 
 TEST(MslRewriter, GivesBuffersTheLowestFreeIndices) {
   EXPECT_THAT(Arguments("kernel void f(device int* a, constant P& b [[buffer(0)]],"
-                        "device vec<int, 2>* c [[buffer(0x2)]], constant int& d) {}"),
+                        "device vec<int, 2>* c [[buffer((0x1) + 1u)]], constant int& d) {}"),
               ElementsAre("a 0 1", "b 0 0", "c 0 2", "d 0 3"));
 }
 
@@ -243,6 +245,13 @@ TEST(MslRewriter, LeavesDeclarationsAndOtherFunctionsAlone) {
       "template int g<int>(int);\n";
   EXPECT_EQ(Body(text), text);
   EXPECT_TRUE(Rewrite(text).kernels.empty());
+}
+
+TEST(MslRewriter, NamespaceMetalStaysTheLanguages) {
+  EXPECT_EQ(Body("using namespace metal;\nnamespace metal {\nint f();\n}\nnamespace a { namespace "
+                 "metal {} }"),
+            "using namespace metal;\n} namespace metal { using namespace ::metal_sim_program;\n"
+            "int f();\n} namespace metal_sim_program {\nnamespace a { namespace metal {} }");
 }
 
 TEST(MslRewriter, AttributesAreToldFromSubscripts) {
@@ -349,6 +358,10 @@ TEST(MslRewriter, RefusesParameters) {
                   {kernel("device int* x,"), "2: the kernel's parameter '' has no binding"},
                   {kernel("device int* x [[buffer(31)]]"),
                    "2: the index of [[buffer]] of 'x' is no number from 0 to 30"},
+                  {kernel("device int* x [[buffer(1 - 1)]]"),
+                   "2: the index of [[buffer]] of 'x' is no number from 0 to 30"},
+                  {kernel("device int* x [[buffer(1 +)]]"),
+                   "2: the index of [[buffer]] of 'x' is no number from 0 to 30"},
                   {kernel("device int* x [[buffer(kX)]]"),
                    "2: the index of [[buffer]] of 'x' is no number from 0 to 30"},
                   {kernel("device int* x [[buffer(1), threads_per_grid]]"),
@@ -382,7 +395,8 @@ TEST(MslRewriter, RefusesKernels) {
         "template"},
        {"kernel void f() {}\ntemplate [[host_name(\"a\")]] void f<1>();",
         "2: 'template void f<1>' instantiates no kernel template"},
-       {"namespace metal {\nint x; }", "2: nothing can be added to namespace metal"}});
+       {"namespace metal {\nkernel void f() {} }", "2: a kernel in namespace metal"},
+       {"namespace metal {\n[[kernel]] void f() {} }", "2: [[kernel]] in namespace metal"}});
 }
 
 TEST(MslRewriter, RefusesThreadgroupVariables) {
