@@ -247,6 +247,18 @@ TEST(MslRewriter, LeavesDeclarationsAndOtherFunctionsAlone) {
   EXPECT_TRUE(Rewrite(text).kernels.empty());
 }
 
+TEST(MslRewriter, WhatIsTakenOutLeavesItsNewlinesAndASpace) {
+  EXPECT_EQ(Body("template <int N> kernel void f() {}\n"
+                 "template kernel void f<sizeof(R\"(\n)\")>(); const[[maybe_unused]]int a;"),
+            "template <int N> kernel void f() {}\n \n const int a;");
+}
+
+TEST(MslRewriter, InstantiationsSeeTheNamespacesAround) {
+  EXPECT_THAT(Names(Rewrite("namespace a { template <int N> kernel void f() {}\n"
+                            "namespace b { template kernel void f<1>(); } }")),
+              ElementsAre("a::f<1> = a::f<1> @<source>:2"));
+}
+
 TEST(MslRewriter, NamespaceMetalStaysTheLanguages) {
   EXPECT_EQ(Body("using namespace metal;\nnamespace metal {\nint f();\n}\nnamespace a { namespace "
                  "metal {} }"),
@@ -274,6 +286,15 @@ TEST(MslRewriter, ThreadgroupVariablesBecomeStorage) {
             "::metal_sim::ThreadgroupVariable<x__type>(0, \"x\"); } };");
 }
 
+TEST(MslRewriter, ThreadgroupVariablesStandAtAnyStartOfAStatement) {
+  const std::string storage =
+      "typedef int x__type; auto& x = ::metal_sim::ThreadgroupVariable<x__type>(0, \"x\"); }";
+  for (const std::string start : {"void f() { case 0: ", "void f() { {} ", "void f() { g(); ",
+                                  "constant int* f() { ", "struct S* f() { "}) {
+    EXPECT_EQ(Body(start + "threadgroup int x; }"), start + storage);
+  }
+}
+
 TEST(MslRewriter, AlignedThreadgroupVariablesAreMembers) {
   EXPECT_EQ(Body("void f() { alignas(16) threadgroup half x[3], y; }"),
             "void f() { struct x__type { alignas(16) half x[3]; }; auto& x = "
@@ -285,7 +306,7 @@ TEST(MslRewriter, LeavesThreadgroupPointersAlone) {
   const std::string text =
       "struct S { threadgroup half* p; };\n"
       "inline threadgroup half* g(threadgroup half* p, threadgroup half (&q)[4]) { return p; }\n"
-      "threadgroup half* h(int a, int b) { return nullptr; } constant int a = 1, b = 2;\n"
+      "threadgroup half* h(int a, int b) { return nullptr; } constant int a = 1, b;\n"
       "void f() { threadgroup T<a, b>* p = (threadgroup T<a, b>*)(x), *q; threadgroup int& r = "
       "*p;\n"
       "threadgroup float (*z)[8] = w; using P = S<threadgroup float>; auto threadgroup* y = p;\n"
@@ -323,6 +344,12 @@ TEST(MslRewriter, ConstantsComputedFromFunctionConstantsBecomeFunctions) {
             "1>(b__value())); } static inline int d__value() { return{c__value().b + p->b}; }\n"
             "constant int e = x.a; constant int g[2] = {1, 2};\n"
             "int f() { if (b__value()) return b__value(); return -d__value(); }");
+}
+
+TEST(MslRewriter, CommasOfTemplateArgumentsDeclareNothing) {
+  EXPECT_EQ(Body("constant int a [[function_constant(0)]]; constant int b = f<a, 1>::x + a;"),
+            "static int a ; static bool a__defined; static inline int b__value() { return f<a, "
+            "1>::x + a; }");
 }
 
 struct Refusal {
