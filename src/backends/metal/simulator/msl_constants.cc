@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -47,6 +48,7 @@ class ConstantRewriter {
         MARLIN_RETURN_IF_ERROR(AddComputed(declaration));
       }
     }
+    MARLIN_RETURN_IF_ERROR(ReplaceUses());
     return std::move(entries_);
   }
 
@@ -158,8 +160,8 @@ class ConstantRewriter {
     source_.Replace(variable->name, fmt::format("{}__value() {{ return", name));
     if (source_.Is(variable->name + 1, "=")) source_.Replace(variable->name + 1, " ");
     source_.Replace(declaration.stop, "; }");
-    computed_.insert(name);
-    return ReplaceUses(name, declaration.end);
+    computed_.emplace(name, declaration.end);
+    return Status();
   }
 
   void ReplaceSpecifiers(const Variable& variable, std::string words) {
@@ -167,10 +169,12 @@ class ConstantRewriter {
     source_.Replace(variable.first, std::move(words));
   }
 
-  /// From `first` to the end of the text.
-  Status ReplaceUses(std::string_view name, size_t first) {
-    for (size_t i = first; i < source_.size(); ++i) {
-      if (source_.Text(i) != name || !IsUse(i)) continue;
+  /// Behind their declarations, computed constants are calls.
+  Status ReplaceUses() {
+    for (size_t i = 0; i < source_.size(); ++i) {
+      const auto computed = computed_.find(source_.Text(i));
+      if (computed == computed_.end() || i < computed->second || !IsUse(i)) continue;
+      const std::string_view name = computed->first;
       if (IsDeclared(i)) {
         return source_.Error(i, fmt::format("'{}' hides a constant that is computed from function "
                                             "constants; give it another name",
@@ -193,7 +197,7 @@ class ConstantRewriter {
   MslSource& source_;
   std::vector<ConstantEntry> entries_;
   std::set<std::string_view> constants_;
-  std::set<std::string_view> computed_;
+  std::map<std::string_view, size_t> computed_;  // And the end of the declaration.
 };
 
 }  // namespace

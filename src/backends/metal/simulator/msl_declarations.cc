@@ -2,12 +2,18 @@
 // in front of a brace say what it holds.
 #include "backends/metal/simulator/msl_declarations.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "base/macros.h"
 
 namespace marlin::metal::simulator {
 namespace {
+
+/// Every declaration holds its scope; this bounds what they hold together.
+constexpr size_t kMaxScope = 1000;
 
 /// The start of the statement that the token at `index` belongs to, at its level of brackets.
 size_t StatementStart(const MslSource& source, size_t index) {
@@ -97,8 +103,7 @@ class DeclarationLister {
       if (kind != BraceKind::kInitializer) break;
     }
     if (kind == BraceKind::kNamespace) {
-      EnterNamespace(head, stop);
-      return Status();
+      return EnterNamespace(head, stop);
     }
     size_t end = stop;
     if (source_.Is(stop, "{")) end = source_.Partner(stop);
@@ -108,7 +113,7 @@ class DeclarationLister {
     return Status();
   }
 
-  void EnterNamespace(size_t head, size_t brace) {
+  Status EnterNamespace(size_t head, size_t brace) {
     std::string name;
     for (size_t i = head; i < brace; ++i) {
       const bool part = source_.IsIdentifier(i) && !source_.Is(i, "namespace") &&
@@ -117,6 +122,9 @@ class DeclarationLister {
     }
     scopes_.push_back(Scope() + name);
     position_ = brace + 1;
+    if (scopes_.back().size() <= kMaxScope) return Status();
+    return source_.Error(head, fmt::format("the namespaces around have {} characters, limit {}",
+                                           scopes_.back().size(), kMaxScope));
   }
 
   std::string Scope() const { return scopes_.empty() ? "" : scopes_.back(); }

@@ -47,7 +47,7 @@ struct RewrittenSource {
 ///  - threadgroup variables of functions become references to the threadgroup's storage;
 ///  - function constants become variables that can be set, and program-scope constants computed
 ///    from them become functions, so that they are evaluated when they are used;
-///  - everything is in namespace metal_sim_program.
+///  - everything is in namespace metal_sim_program, except for what the source adds to ::metal.
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
 /// Errors: kInvalidArgument, "file.metal:12: ...", for what breaks Metal's rules for kernels and
 /// for what the simulator cannot run.

@@ -12,6 +12,9 @@
 namespace marlin::metal::simulator {
 namespace {
 
+/// Above every index that Metal knows; sums of two such numbers cannot overflow.
+constexpr int kMaxInteger = 1 << 20;
+
 bool IsPunctuator(const Token& token, std::string_view text) {
   return token.kind == TokenKind::kPunctuator && token.text == text;
 }
@@ -80,12 +83,14 @@ class AttributeReader {
     return true;
   }
 
-  /// Up to the parenthesis that closes the one just read.
+  /// Up to the parenthesis that closes the one just read. No attribute of Metal comes near the
+  /// limit, which keeps the time for a text of unclosed ones linear.
   bool ReadArguments(std::vector<Token>& arguments) {
-    for (int depth = 1; position_ < tokens_.size(); ++position_) {
+    constexpr size_t kMaxArguments = 256;
+    for (int depth = 1; arguments.size() < kMaxArguments; ++position_) {
       if (IsPunctuator(Now(), "(")) ++depth;
       if (IsPunctuator(Now(), ")") && --depth == 0) return Accept(")");
-      if (IsPunctuator(Now(), ";")) return false;
+      if (Now().kind == TokenKind::kEnd) return false;
       arguments.push_back(Now());
     }
     return false;
@@ -103,7 +108,7 @@ bool SpaceBetween(const Token& left, const Token& right) {
   constexpr std::string_view kDoubled = "+-&|<=";  // `- -1` is not `--1`.
   if (left.text == right.text && kDoubled.find(left.text) != std::string_view::npos) return true;
   constexpr std::string_view kSpaced = "*&>)";
-  return IsWord(right) && left.text.size() == 1 &&
+  return right.kind == TokenKind::kIdentifier && left.text.size() == 1 &&
          kSpaced.find(left.text[0]) != std::string_view::npos;
 }
 
@@ -121,15 +126,10 @@ void PrintItem(const Token& token, const std::optional<std::string>& replacement
   }
 }
 
-}  // namespace
-
-std::optional<int> IntegerOf(std::span<const Token> arguments) {
-  while (arguments.size() > 2 && IsPunctuator(arguments.front(), "(") &&
-         IsPunctuator(arguments.back(), ")")) {
-    arguments = arguments.subspan(1, arguments.size() - 2);
-  }
-  if (arguments.size() != 1 || arguments[0].kind != TokenKind::kNumber) return std::nullopt;
-  std::string_view digits = arguments[0].text;
+/// The value of an integer literal.
+std::optional<int> LiteralOf(const Token& token) {
+  if (token.kind != TokenKind::kNumber) return std::nullopt;
+  std::string_view digits = token.text;
   int base = 10;
   if (digits.starts_with("0x") || digits.starts_with("0X")) {
     digits.remove_prefix(2);
@@ -146,6 +146,25 @@ std::optional<int> IntegerOf(std::span<const Token> arguments) {
   return value;
 }
 
+}  // namespace
+
+std::optional<int> IntegerOf(std::span<const Token> arguments) {
+  int sum = 0;
+  bool number_next = true;
+  for (const Token& token : arguments) {
+    if (IsPunctuator(token, "(") || IsPunctuator(token, ")")) continue;  // They change no sum.
+    if (number_next) {
+      const std::optional<int> value = LiteralOf(token);
+      if (!value || sum > kMaxInteger || *value > kMaxInteger) return std::nullopt;
+      sum += *value;
+    } else if (!IsPunctuator(token, "+")) {
+      return std::nullopt;
+    }
+    number_next = !number_next;
+  }
+  return number_next ? std::nullopt : std::optional(sum);
+}
+
 Result<MslSource> MslSource::Parse(std::string_view text) {
   MARLIN_ASSIGN_OR_RETURN(const std::vector<Token> tokens, LexMetal(text));
   MslSource source;
@@ -154,6 +173,7 @@ Result<MslSource> MslSource::Parse(std::string_view text) {
   for (const Token& token : tokens) source.items_.push_back({token, std::nullopt});
   source.SetAttributesApart();
   MARLIN_RETURN_IF_ERROR(source.PairBrackets());
+  source.PairAngles();
   return source;
 }
 
@@ -189,13 +209,11 @@ Status MslSource::PairBrackets() {
   std::vector<size_t> open;
   for (size_t i = 0; i < size(); ++i) {
     partner_[i] = i;
-    const Token& token = At(i);
-    const bool closes = Is(i, ")") || Is(i, "]") || Is(i, "}");
-    if (closes) {
-      if (open.empty()) return Error(i, fmt::format("'{}' closes nothing", token.text));
+    if (Is(i, ")") || Is(i, "]") || Is(i, "}")) {
+      if (open.empty()) return Error(i, fmt::format("'{}' closes nothing", Text(i)));
       const size_t partner = open.back();
-      if (ClosingOf(Text(partner)[0]) != token.text[0]) {
-        return Error(i, fmt::format("'{}' closes the '{}' of {}", token.text, Text(partner),
+      if (ClosingOf(Text(partner)[0]) != Text(i)[0]) {
+        return Error(i, fmt::format("'{}' closes the '{}' of {}", Text(i), Text(partner),
                                     Location(partner)));
       }
       open.pop_back();
@@ -207,6 +225,21 @@ Status MslSource::PairBrackets() {
   }
   if (open.empty()) return Status();
   return Error(open.back(), fmt::format("'{}' is never closed", Text(open.back())));
+}
+
+void MslSource::PairAngles() {
+  closing_angle_.resize(size(), kNone);
+  std::vector<size_t> open;
+  for (size_t i = 0; i < size(); ++i) {
+    if (Is(i, "<")) open.push_back(i);
+    // What was opened inside of brackets that end, or in a statement that ends, was no angle.
+    const bool ends = Partner(i) < i || Is(i, ";");
+    const size_t start = Partner(i) < i ? Partner(i) : Enclosing(i);
+    while (ends && !open.empty() && (start == kNone || open.back() > start)) open.pop_back();
+    if (!Is(i, ">") || open.empty() || Enclosing(open.back()) != Enclosing(i)) continue;
+    closing_angle_[open.back()] = i;
+    open.pop_back();
+  }
 }
 
 const Token& MslSource::At(size_t index) const {
@@ -225,14 +258,8 @@ size_t MslSource::Partner(size_t index) const {
 }
 
 size_t MslSource::ClosingAngle(size_t open, size_t end) const {
-  int depth = 0;
-  for (size_t i = open; i < end; ++i) {
-    if (Partner(i) < i || Is(i, ";")) return kNone;
-    i = Partner(i);
-    if (Is(i, "<")) ++depth;
-    if (Is(i, ">") && --depth == 0) return i < end ? i : kNone;
-  }
-  return kNone;
+  const size_t close = open < size() ? closing_angle_[open] : kNone;
+  return close < end ? close : kNone;
 }
 
 std::span<const Attribute> MslSource::Attributes(size_t first, size_t last) const {

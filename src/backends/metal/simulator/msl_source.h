@@ -21,7 +21,8 @@ struct Attribute {
   size_t before;  ///< The index of the token that follows the list.
 };
 
-/// The value of an attribute's argument that is one integer literal, perhaps in parentheses.
+/// The value of an attribute's argument that is an integer literal, or a sum of some, as macros
+/// for the first of several indices leave; nothing for other expressions.
 std::optional<int> IntegerOf(std::span<const Token> arguments);
 
 /// Tokens are numbered from 0; attributes and line markers are not among them.
@@ -44,7 +45,8 @@ class MslSource {
   /// The partner of the bracket ( ) [ ] { } at `index`; `index` itself for any other token, so
   /// that `i = Partner(i)` steps over what is in brackets.
   size_t Partner(size_t index) const;
-  /// The `>` that closes the `<` at `open`, kNone if none does before `end`.
+  /// The `>` in front of `end` that closes the `<` at `open` if that opens template arguments;
+  /// kNone if there is none.
   size_t ClosingAngle(size_t open, size_t end) const;
   /// The opening bracket around each token, kNone at the outermost level.
   size_t Enclosing(size_t index) const { return index < size() ? enclosing_[index] : kNone; }
@@ -75,12 +77,14 @@ class MslSource {
 
   void SetAttributesApart();
   Status PairBrackets();
+  void PairAngles();
 
   std::string_view text_;
   std::vector<Item> items_;   // All tokens of the text.
   std::vector<size_t> code_;  // The items that are neither markers nor parts of attributes.
   std::vector<size_t> partner_;
   std::vector<size_t> enclosing_;
+  std::vector<size_t> closing_angle_;
   std::vector<Attribute> attributes_;  // In the order of the text.
 };
 
