@@ -2,7 +2,8 @@
 // the shim speaks in. Knows nothing of vectors.
 //
 // half and bfloat are clang's own: with the excess precision off (compile_flags.h) every operation
-// rounds to nearest even. Mixing the two does not compile, as in Metal.
+// rounds to nearest even. Operators do not mix the two, as in Metal; nor does clang convert one to
+// the other by a cast of scalars, which Metal allows: write bfloat(float(x)), or convert vectors.
 #pragma once
 
 #include <cstddef>
@@ -47,13 +48,20 @@ concept IntegerScalar = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 template <typename T>
 concept Scalar = FloatScalar<T> || std::is_integral_v<T> || std::is_enum_v<T>;
 
+/// `value` as a T, rounded once. clang converts half to bfloat and back only through float, which
+/// holds both.
+template <Scalar T, Scalar U>
+METAL_SIM_INLINE constexpr T Convert(U value) {
+  if constexpr (FloatScalar<T> && FloatScalar<U>) {
+    return static_cast<T>(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
 /// The number of bits of an integer type.
 template <IntegerScalar T>
 inline constexpr int kBits = 8 * sizeof(T);
-
-/// What a function of scalars computes in: Metal rounds the results of half and bfloat once.
-template <typename T>
-using Wide = std::conditional_t<FloatScalar<T>, float, T>;
 
 /// The type that both operands are converted to: their own if they agree (no promotion of short
 /// types), else C++'s.
