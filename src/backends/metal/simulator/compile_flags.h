@@ -10,7 +10,7 @@
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 38> kCompileFlags = {
+inline constexpr std::array<const char*, 36> kCompileFlags = {
     "-std=c++20",
     "-O2",
     "-g",
@@ -33,8 +33,6 @@ inline constexpr std::array<const char*, 38> kCompileFlags = {
     "-ffp-contract=off",
     "-Xclang",
     "-ffloat16-excess-precision=none",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
     // What C++ leaves undefined and a GPU does not: overflow wraps, conversions of floats to
     // integers saturate (NaN to 0), memory is not typed.
     "-fwrapv",

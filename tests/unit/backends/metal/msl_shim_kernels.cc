@@ -24,9 +24,9 @@ void BfloatArithmetic(device ushort* out, device const float* in, uint lane) {
   out[1] = as_type<ushort>(b);
   out[2] = as_type<ushort>(bfloat(a + b));
   out[3] = as_type<ushort>(bfloat(a * b));
-  out[4] = as_type<ushort>(vec<bfloat, 2>(half2(in[0])).x);
+  out[4] = as_type<ushort>(bfloat(half(in[0])));
   out[5] = as_type<ushort>(bfloat(int(in[2])));
-  out[6] = as_type<ushort>(half(float(a)));
+  out[6] = as_type<ushort>(half(a));
   out[7] = as_type<ushort>(bfloat(in[3]));  // NaN.
   out[8] = as_type<ushort>(bfloat(a + b - a));
   out[9] = as_type<ushort>(vec<bfloat, 2>(a, b).y);
@@ -193,6 +193,7 @@ void Accesses(device uchar* out, device const uchar* in, uint lane) {
   *(device float4*)(out + 16) = float4(1);
   *(device float3*)(out + 32) = float3(1);
   ((device half4*)(out + 48))->yz = half2(1);
+  *(device float4*)(out + 64) = *(device float4*)(out + 16);
 }
 
 // ---- Simdgroups ----

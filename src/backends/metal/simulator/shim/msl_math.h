@@ -125,42 +125,42 @@ namespace metal {
 // all of them.
 inline namespace functions {
 
-METAL_SIM_FLOAT_1(acos, __builtin_acosf(x))
-METAL_SIM_FLOAT_1(acosh, __builtin_acoshf(x))
-METAL_SIM_FLOAT_1(asin, __builtin_asinf(x))
-METAL_SIM_FLOAT_1(asinh, __builtin_asinhf(x))
-METAL_SIM_FLOAT_1(atan, __builtin_atanf(x))
-METAL_SIM_FLOAT_2(atan2, __builtin_atan2f(x, y))
-METAL_SIM_FLOAT_1(atanh, __builtin_atanhf(x))
-METAL_SIM_FLOAT_1(ceil, __builtin_ceilf(x))
-METAL_SIM_FLOAT_2(copysign, __builtin_copysignf(x, y))
-METAL_SIM_FLOAT_1(cos, __builtin_cosf(x))
-METAL_SIM_FLOAT_1(cosh, __builtin_coshf(x))
-METAL_SIM_FLOAT_1(cospi, metal_sim::CosinePi(x))
-METAL_SIM_FLOAT_2(divide, x / y)
-METAL_SIM_FLOAT_1(exp, __builtin_expf(x))
-METAL_SIM_FLOAT_1(exp2, __builtin_exp2f(x))
-METAL_SIM_FLOAT_1(exp10, __builtin_pow(10.0L, x))
-METAL_SIM_FLOAT_1(fabs, __builtin_fabsf(x))
-METAL_SIM_FLOAT_2(fdim, x > y ? x - y : x != x || y != y ? x + y : 0.0f)
-METAL_SIM_FLOAT_1(floor, __builtin_floorf(x))
-METAL_SIM_FLOAT_2(fmod, __builtin_fmodf(x, y))
-METAL_SIM_FLOAT_1(log, __builtin_logf(x))
-METAL_SIM_FLOAT_1(log2, __builtin_log2f(x))
-METAL_SIM_FLOAT_1(log10, __builtin_log10f(x))
-METAL_SIM_FLOAT_2(pow, __builtin_powf(x, y))
-METAL_SIM_FLOAT_2(powr, x < 0 ? __builtin_nanf("") : __builtin_powf(x, y))
-METAL_SIM_FLOAT_1(rint, __builtin_rintf(x))
-METAL_SIM_FLOAT_1(round, __builtin_roundf(x))
-METAL_SIM_FLOAT_1(rsqrt, 1.0L / __builtin_sqrt(x))
-METAL_SIM_FLOAT_1(sin, __builtin_sinf(x))
-METAL_SIM_FLOAT_1(sinh, __builtin_sinhf(x))
-METAL_SIM_FLOAT_1(sinpi, metal_sim::SinePi(x))
-METAL_SIM_FLOAT_1(sqrt, __builtin_sqrtf(x))
-METAL_SIM_FLOAT_1(tan, __builtin_tanf(x))
-METAL_SIM_FLOAT_1(tanh, __builtin_tanhf(x))
-METAL_SIM_FLOAT_1(tanpi, metal_sim::SinePi(x) / metal_sim::CosinePi(x))
-METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x))
+METAL_SIM_FLOAT_1(acos, __builtin_acosf(x));
+METAL_SIM_FLOAT_1(acosh, __builtin_acoshf(x));
+METAL_SIM_FLOAT_1(asin, __builtin_asinf(x));
+METAL_SIM_FLOAT_1(asinh, __builtin_asinhf(x));
+METAL_SIM_FLOAT_1(atan, __builtin_atanf(x));
+METAL_SIM_FLOAT_2(atan2, __builtin_atan2f(x, y));
+METAL_SIM_FLOAT_1(atanh, __builtin_atanhf(x));
+METAL_SIM_FLOAT_1(ceil, __builtin_ceilf(x));
+METAL_SIM_FLOAT_2(copysign, __builtin_copysignf(x, y));
+METAL_SIM_FLOAT_1(cos, __builtin_cosf(x));
+METAL_SIM_FLOAT_1(cosh, __builtin_coshf(x));
+METAL_SIM_FLOAT_1(cospi, metal_sim::CosinePi(x));
+METAL_SIM_FLOAT_2(divide, x / y);
+METAL_SIM_FLOAT_1(exp, __builtin_expf(x));
+METAL_SIM_FLOAT_1(exp2, __builtin_exp2f(x));
+METAL_SIM_FLOAT_1(exp10, __builtin_pow(10.0L, x));
+METAL_SIM_FLOAT_1(fabs, __builtin_fabsf(x));
+METAL_SIM_FLOAT_2(fdim, x > y ? x - y : x != x || y != y ? x + y : 0.0f);
+METAL_SIM_FLOAT_1(floor, __builtin_floorf(x));
+METAL_SIM_FLOAT_2(fmod, __builtin_fmodf(x, y));
+METAL_SIM_FLOAT_1(log, __builtin_logf(x));
+METAL_SIM_FLOAT_1(log2, __builtin_log2f(x));
+METAL_SIM_FLOAT_1(log10, __builtin_log10f(x));
+METAL_SIM_FLOAT_2(pow, __builtin_powf(x, y));
+METAL_SIM_FLOAT_2(powr, x < 0 ? __builtin_nanf("") : __builtin_powf(x, y));
+METAL_SIM_FLOAT_1(rint, __builtin_rintf(x));
+METAL_SIM_FLOAT_1(round, __builtin_roundf(x));
+METAL_SIM_FLOAT_1(rsqrt, 1.0L / __builtin_sqrt(x));
+METAL_SIM_FLOAT_1(sin, __builtin_sinf(x));
+METAL_SIM_FLOAT_1(sinh, __builtin_sinhf(x));
+METAL_SIM_FLOAT_1(sinpi, metal_sim::SinePi(x));
+METAL_SIM_FLOAT_1(sqrt, __builtin_sqrtf(x));
+METAL_SIM_FLOAT_1(tan, __builtin_tanf(x));
+METAL_SIM_FLOAT_1(tanh, __builtin_tanhf(x));
+METAL_SIM_FLOAT_1(tanpi, metal_sim::SinePi(x) / metal_sim::CosinePi(x));
+METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x));
 
 METAL_SIM_ELEMENTWISE(fma, 3, []<metal_sim::FloatScalar T>(T a, T b, T c) {
   return metal_sim::FusedMultiplyAdd(a, b, c);
@@ -244,10 +244,11 @@ METAL_SIM_INLINE constexpr auto ldexp(const X& x, const K& exponent) {
   metal_sim::CommonType<X> result = x;
   if constexpr (metal_sim::Vector<X>) {
     for (int i = 0; i < metal_sim::kCount<X>; ++i) {
-      result[i] = static_cast<T>(__builtin_ldexp(x[i], metal_sim::At(exponent, i)));
+      result[i] =
+          static_cast<T>(__builtin_ldexp(static_cast<float>(x[i]), metal_sim::At(exponent, i)));
     }
   } else {
-    result = static_cast<T>(__builtin_ldexp(x, exponent));
+    result = static_cast<T>(__builtin_ldexp(static_cast<float>(x), exponent));
   }
   return result;
 }

@@ -1,19 +1,16 @@
 // The scalar types of the Metal Shading Language, their literals, and the concepts that the rest of
 // the shim speaks in. Knows nothing of vectors.
 //
-// half and bfloat are clang's own: with the excess precision off (compile_flags.h) every operation
-// rounds to nearest even. Operators do not mix the two, as in Metal; nor does clang convert one to
-// the other by a cast of scalars, which Metal allows: write bfloat(float(x)), or convert vectors.
+// half is clang's own: with the excess precision off (compile_flags.h) every operation rounds.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/metal/simulator/shim/msl_runtime.h"
+#include "backends/metal/simulator/shim/msl_bfloat.h"
 
-using half = _Float16;
-using bfloat = __bf16;
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
@@ -26,16 +23,6 @@ consteval half operator""h(unsigned long long value) { return static_cast<half>(
 consteval bfloat operator""_bf(long double value) { return static_cast<bfloat>(value); }
 consteval bfloat operator""_bf(unsigned long long value) { return static_cast<bfloat>(value); }
 
-// What clang calls for every rounding to bfloat; older support libraries lack it.
-extern "C"
-    __attribute__((visibility("hidden"), used, disable_sanitizer_instrumentation)) inline bfloat
-    __truncsfbf2(float value) {
-  const uint bits = __builtin_bit_cast(uint, value);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const uint rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
-  return __builtin_bit_cast(bfloat, static_cast<ushort>(rounded >> 16));
-}
-
 namespace metal_sim {
 
 template <typename T>
@@ -47,17 +34,6 @@ concept IntegerScalar = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
 template <typename T>
 concept Scalar = FloatScalar<T> || std::is_integral_v<T> || std::is_enum_v<T>;
-
-/// `value` as a T, rounded once. clang converts half to bfloat and back only through float, which
-/// holds both.
-template <Scalar T, Scalar U>
-METAL_SIM_INLINE constexpr T Convert(U value) {
-  if constexpr (FloatScalar<T> && FloatScalar<U>) {
-    return static_cast<T>(static_cast<float>(value));
-  } else {
-    return static_cast<T>(value);
-  }
-}
 
 /// The number of bits of an integer type.
 template <IntegerScalar T>

@@ -68,7 +68,7 @@ struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : metal_sim::Components<T, N> {
   /// All elements equal.
   template <metal_sim::Scalar U>
   METAL_SIM_INLINE constexpr vec(U value) {
-    for (T& element : elements) element = metal_sim::Convert<T>(value);
+    for (T& element : elements) element = static_cast<T>(value);
   }
 
   /// From a vector of as many elements of another type, each converted; silent where it has the
@@ -94,7 +94,7 @@ struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : metal_sim::Components<T, N> {
   template <metal_sim::Operand U>
   METAL_SIM_INLINE constexpr void Take(int first, const U& part) {
     for (int i = 0; i < metal_sim::kCount<U>; ++i) {
-      elements[first + i] = metal_sim::Convert<T>(metal_sim::At(part, i));
+      elements[first + i] = static_cast<T>(metal_sim::At(part, i));
     }
   }
 };
