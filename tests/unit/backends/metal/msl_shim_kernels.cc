@@ -171,6 +171,7 @@ void Vectors(device float* out, device const float4* in, uint lane) {
   out[15] = (transpose(m) * float3(1, 1, 1)).y;
   out[16] = float4x4(3.0)[2].z;
   out[17] = determinant(float3x3(float3(2, 0, 0), float3(0, 3, 0), float3(1, 0, 4)));
+  out[17] += determinant(float2x2(1, 2, 3, 5)) + determinant(float4x4(2.0));
   out[18] = v.wzyx.y;
   out[19] = (half2(2048) + 1h).x;
 }

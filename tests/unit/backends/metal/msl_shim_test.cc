@@ -243,8 +243,9 @@ TEST_F(MslShimTest, VectorsSwizzlesAndMatrices) {
   const std::vector<float> in = {1, 2, 3, 4, 5, 6, 7, 8};
   const auto out = Run<float>("Vectors", in, 20);
   // v.xy = v.wz: (4, 3, 3, 4); v.bg *= 2: (4, 6, 6, 4); v.w += 1: (4, 6, 6, 5).
-  const std::vector<float> expected = {4,    6, 6,  5, 7 + 12 + 15, 21 - 5, 5, 1,  3, 2.5f,
-                                       1.5f, 5, 49, 3, 63,          15,     3, 24, 6, 2048};
+  const std::vector<float> expected = {4,  6,  6,    5,           7 + 12 + 15, 21 - 5, 5,
+                                       1,  3,  2.5f, 1.5f,        5,           49,     3,
+                                       63, 15, 3,    24 - 1 + 16, 6,           2048};
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(out[i], expected[i]) << "value " << i;
 }
 

@@ -164,78 +164,78 @@ METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x));
 
 METAL_SIM_ELEMENTWISE(fma, 3, []<metal_sim::FloatScalar T>(T a, T b, T c) {
   return metal_sim::FusedMultiplyAdd(a, b, c);
-})
+});
 METAL_SIM_ELEMENTWISE(nextafter, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::NextAfter(x, y); })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::NextAfter(x, y); });
 METAL_SIM_ELEMENTWISE(fract, 1, []<metal_sim::FloatScalar T>(T x) {
   // Below 1, also where x is a little less than 0 and the difference rounds to 1.
   const T below_one = metal_sim::NextAfter(T(1), T(0));
   const T part = static_cast<T>(float(x) - __builtin_floorf(x));
   return part < below_one || part != part ? part : below_one;
-})
-METAL_SIM_ELEMENTWISE(ilogb, 1, []<metal_sim::FloatScalar T>(T x) { return __builtin_ilogbf(x); })
+});
+METAL_SIM_ELEMENTWISE(ilogb, 1, []<metal_sim::FloatScalar T>(T x) { return __builtin_ilogbf(x); });
 
 // min, max and clamp are those of integers too.
-METAL_SIM_ELEMENTWISE(min, 2, [](auto x, auto y) { return metal_sim::Minimum(x, y); })
-METAL_SIM_ELEMENTWISE(max, 2, [](auto x, auto y) { return metal_sim::Maximum(x, y); })
+METAL_SIM_ELEMENTWISE(min, 2, [](auto x, auto y) { return metal_sim::Minimum(x, y); });
+METAL_SIM_ELEMENTWISE(max, 2, [](auto x, auto y) { return metal_sim::Maximum(x, y); });
 METAL_SIM_ELEMENTWISE(min3, 3, []<typename T>(T x, T y, T z) {
   return metal_sim::Minimum(x, metal_sim::Minimum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(max3, 3, []<typename T>(T x, T y, T z) {
   return metal_sim::Maximum(x, metal_sim::Maximum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(median3, 3,
-                      []<typename T>(T x, T y, T z) { return metal_sim::Median(x, y, z); })
+                      []<typename T>(T x, T y, T z) { return metal_sim::Median(x, y, z); });
 METAL_SIM_ELEMENTWISE(clamp, 3, []<typename T>(T x, T low, T high) {
   return metal_sim::Minimum(metal_sim::Maximum(x, low), high);
-})
+});
 METAL_SIM_ELEMENTWISE(fmin, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Minimum(x, y); })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Minimum(x, y); });
 METAL_SIM_ELEMENTWISE(fmax, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Maximum(x, y); })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Maximum(x, y); });
 METAL_SIM_ELEMENTWISE(fmin3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Minimum(x, metal_sim::Minimum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(fmax3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Maximum(x, metal_sim::Maximum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(fmedian3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Median(x, y, z);
-})
+});
 METAL_SIM_ELEMENTWISE(saturate, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Minimum(metal_sim::Maximum(x, T(0)), T(1));
-})
-METAL_SIM_ELEMENTWISE(sign, 1, []<metal_sim::FloatScalar T>(T x) { return metal_sim::Sign(x); })
+});
+METAL_SIM_ELEMENTWISE(sign, 1, []<metal_sim::FloatScalar T>(T x) { return metal_sim::Sign(x); });
 METAL_SIM_ELEMENTWISE(mix, 3, []<metal_sim::FloatScalar T>(T x, T y, T a) {
   return static_cast<T>(x + (y - x) * a);
-})
+});
 METAL_SIM_ELEMENTWISE(step, 2,
-                      []<metal_sim::FloatScalar T>(T edge, T x) { return x < edge ? T(0) : T(1); })
+                      []<metal_sim::FloatScalar T>(T edge, T x) { return x < edge ? T(0) : T(1); });
 METAL_SIM_ELEMENTWISE(smoothstep, 3, []<metal_sim::FloatScalar T>(T low, T high, T x) {
   const T t = metal_sim::Minimum(metal_sim::Maximum(T((x - low) / (high - low)), T(0)), T(1));
   return static_cast<T>(t * t * (T(3) - T(2) * t));
-})
+});
 
 METAL_SIM_ELEMENTWISE(isnan, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) > metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isinf, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) == metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isfinite, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) < metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isnormal, 1, []<metal_sim::FloatScalar T>(T x) {
   const uint bits = metal_sim::Magnitude(x);
   return bits >= metal_sim::kSmallestNormal<T> && bits < metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(signbit, 1, []<metal_sim::FloatScalar T>(T x) {
   return __builtin_signbit(static_cast<float>(x)) != 0;
-})
+});
 METAL_SIM_ELEMENTWISE(isordered, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return x == x && y == y; })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x == x && y == y; });
 METAL_SIM_ELEMENTWISE(isunordered, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return x != x || y != y; })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x != x || y != y; });
 
 /// x * 2^k, rounded once; the element type of `exponent` is int.
 template <metal_sim::Operand X, metal_sim::Operand K>
