@@ -165,8 +165,9 @@ METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x));
 METAL_SIM_ELEMENTWISE(fma, 3, []<metal_sim::FloatScalar T>(T a, T b, T c) {
   return metal_sim::FusedMultiplyAdd(a, b, c);
 });
-METAL_SIM_ELEMENTWISE(nextafter, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::NextAfter(x, y); });
+METAL_SIM_ELEMENTWISE(nextafter, 2, []<metal_sim::FloatScalar T>(T x, T y) {
+  return metal_sim::NextAfter(x, y);
+});
 METAL_SIM_ELEMENTWISE(fract, 1, []<metal_sim::FloatScalar T>(T x) {
   // Below 1, also where x is a little less than 0 and the difference rounds to 1.
   const T below_one = metal_sim::NextAfter(T(1), T(0));

@@ -128,14 +128,14 @@ template <typename T, int kColumns, int kRows>
 simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matrix(T value);
 
 // Memory of a simdgroup's matrices is device or threadgroup memory; a thread's own is refused.
-#define METAL_SIM_DECLARE_MEMORY(SPACE)                                                        \
-  template <typename T>                                                                        \
-  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>& matrix, SPACE const T* source,      \
-                      ulong elements_per_row = 8, ulong2 matrix_origin = (ulong2)(0, 0),       \
-                      bool transpose_matrix = false);                                          \
-  template <typename T>                                                                        \
+#define METAL_SIM_DECLARE_MEMORY(SPACE)                                                         \
+  template <typename T>                                                                         \
+  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>& matrix, SPACE const T* source,       \
+                      ulong elements_per_row = 8, ulong2 matrix_origin = (ulong2)(0, 0),        \
+                      bool transpose_matrix = false);                                           \
+  template <typename T>                                                                         \
   void simdgroup_store(__private const simdgroup_matrix<T, 8, 8>& matrix, SPACE T* destination, \
-                       ulong elements_per_row = 8, ulong2 matrix_origin = (ulong2)(0, 0),      \
+                       ulong elements_per_row = 8, ulong2 matrix_origin = (ulong2)(0, 0),       \
                        bool transpose_matrix = false);
 
 METAL_SIM_DECLARE_MEMORY(__global)
