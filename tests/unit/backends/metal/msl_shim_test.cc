@@ -104,11 +104,11 @@ TEST_F(MslShimTest, HalfRoundsAfterEveryOperation) {
 }
 
 TEST_F(MslShimTest, FusedMultiplyAddOfHalfRoundsOnce) {
-  // 1.0009765625^2 is 1.001953125 and 2^-20; the addend 2^-11 makes that all but a tie, which a
-  // float in between would hold exactly; a far smaller addend is what it drops.
-  const std::vector<uint16_t> in = {0x3c01, 0x3c01, 0x0001};
+  // 683/1024 * 1.5 is 1 + 2^-11, a tie in half; the addend 2^-24 decides it, and a float on the way
+  // would lose it.
+  const std::vector<uint16_t> in = {FloatToHalf(683.0f / 1024.0f), FloatToHalf(1.5f), 0x0001};
   const auto out = Run<uint16_t>("HalfArithmetic", in, 8);
-  EXPECT_EQ(out[4], Half(1.0009765625 * 1.0009765625 + 0x1p-24));
+  EXPECT_EQ(out[4], 0x3c01);
 }
 
 TEST_F(MslShimTest, BfloatRoundsToNearestEven) {
@@ -433,6 +433,44 @@ TEST_F(MslShimTest, AtomicsAreAnnouncedAndNotAccesses) {
   EXPECT_EQ(runtime.events[0], "atomic 4rw 0");
   EXPECT_EQ(runtime.events.back(), "atomic 4r 0");
   EXPECT_EQ(runtime.events[runtime.events.size() - 2], "atomic 4w 0");
+}
+
+TEST_F(MslShimTest, CompilesWithFastMath) {
+  std::string flags = "-Werror";
+  for (const char* flag : kFastMathFlags) flags += std::string(" ") + flag;
+  const char* source = MARLIN_SOURCE_DIR "/tests/unit/backends/metal/msl_shim_kernels.cc";
+  EXPECT_EQ(Compile(source, folder_ / "reordered.so", flags), 0);
+}
+
+TEST_F(MslShimTest, LoadsOfMatricesAreAccessesOfTheirLanes) {
+  std::vector<uint16_t> in(256, 0x3c00);
+  std::vector<float> out(128);
+  for (int i = 0; i < module_->kernel_count; ++i) {
+    if (std::string(module_->kernels[i].name) != "Multiply<half>") continue;
+    LaneRuntime::Run(module_->kernels[i], out.data(), in.data(), 32);
+  }
+  std::vector<int> reads(256), expected(256);
+  std::vector<int> writes(128);
+  for (const RecordedAccess& access : LaneRuntime::Current().accesses) {
+    const auto* read = static_cast<const uint16_t*>(access.address);
+    const auto* write = static_cast<const float*>(access.address);
+    if (read >= in.data() && read < in.data() + in.size()) {
+      EXPECT_TRUE(access.bytes == 2 && !access.write);
+      ++reads[static_cast<size_t>(read - in.data())];
+    }
+    if (write >= out.data() && write < out.data() + out.size()) {
+      EXPECT_TRUE(access.bytes == 4 && access.write);
+      ++writes[static_cast<size_t>(write - out.data())];
+    }
+  }
+  for (size_t row = 0; row < 8; ++row) {
+    for (size_t column = 0; column < 8; ++column) {
+      ++expected[(row + 2) * 16 + column + 1];
+      ++expected[row * 16 + column];
+    }
+  }
+  EXPECT_EQ(reads, expected);
+  EXPECT_EQ(writes, std::vector<int>(128, 1));
 }
 
 TEST_F(MslShimTest, RefusesWhatMetalRefuses) {
