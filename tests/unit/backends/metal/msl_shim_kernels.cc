@@ -30,6 +30,7 @@ void BfloatArithmetic(device ushort* out, device const float* in, uint lane) {
   out[7] = as_type<ushort>(bfloat(in[3]));  // NaN.
   out[8] = as_type<ushort>(bfloat(a + b - a));
   out[9] = as_type<ushort>(vec<bfloat, 2>(a, b).y);
+  out[10] = as_type<ushort>(fma(bfloat(9), bfloat(29), bfloat(0x1p-60f)));
 }
 
 void Literals(device uint* out, device const uint* in, uint lane) {

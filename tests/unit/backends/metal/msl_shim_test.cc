@@ -113,7 +113,7 @@ TEST_F(MslShimTest, FusedMultiplyAddOfHalfRoundsOnce) {
 
 TEST_F(MslShimTest, BfloatRoundsToNearestEven) {
   const std::vector<float> in = {256.0f, 1.00390625f, 16909060.0f, NAN};
-  const auto out = Run<uint16_t>("BfloatArithmetic", in, 10);
+  const auto out = Run<uint16_t>("BfloatArithmetic", in, 11);
   EXPECT_EQ(out[0], FloatToBf16(256.0f));
   EXPECT_EQ(out[1], 0x3f80) << "1 + 2^-8 is a tie, and 1 is even";
   EXPECT_EQ(out[2], 0x4380) << "256 + 1 is a tie in bfloat";
@@ -124,6 +124,7 @@ TEST_F(MslShimTest, BfloatRoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(Bf16ToFloat(out[7])));
   EXPECT_EQ(out[8], 0) << "256 + 1 - 256 is 0 where every operation rounds";
   EXPECT_EQ(out[9], 0x3f80);
+  EXPECT_EQ(out[10], FloatToBf16(262)) << "9 * 29 is a tie, which 2^-60 decides";
 }
 
 TEST_F(MslShimTest, LiteralsAreFloatOrHalfAndTypesHaveMetalsSizes) {
