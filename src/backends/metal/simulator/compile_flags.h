@@ -3,14 +3,18 @@
 //
 //   -D__METAL_VERSION__=310 -I SRC -include backends/metal/simulator/shim/msl.h IN -o OUT
 //
-// where SRC is the folder that holds backends/.
+// where SRC is the folder that holds backends/. While a source is preprocessed alone, the folder
+// shim/stubs stands for Metal's headers.
+//
+// Two things stay C++'s, as no flag changes them: a shift of a scalar by its width or more, and the
+// division of a scalar integer by zero, which ends the process. Those of vectors are defined.
 #pragma once
 
 #include <array>
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 38> kCompileFlags = {
+inline constexpr std::array<const char*, 36> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
@@ -34,8 +38,6 @@ inline constexpr std::array<const char*, 38> kCompileFlags = {
     "-ffp-contract=off",
     "-Xclang",
     "-ffloat16-excess-precision=none",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
     // What C++ leaves undefined and a GPU does not: overflow wraps, conversions of floats to
     // integers saturate (NaN to 0), memory is not typed.
     "-fwrapv",

@@ -68,7 +68,8 @@ METAL_SIM_MEETING void atomic_store_explicit(volatile atomic<T>* object,
   object->metal_sim_value = desired;
 }
 
-/// Never fails spuriously. A failure is an access that only reads, of order `failure`.
+/// Fails spuriously, as Metal's may, only where another thread came in between. A failure is an
+/// access that only reads, of order `failure`.
 template <typename T>
 METAL_SIM_MEETING bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object,
                                                              T* expected,

@@ -97,32 +97,32 @@ inline namespace functions {
 METAL_SIM_ELEMENTWISE(absdiff, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   using Unsigned = std::make_unsigned_t<T>;
   return static_cast<Unsigned>(x < y ? Unsigned(y) - Unsigned(x) : Unsigned(x) - Unsigned(y));
-})
+});
 METAL_SIM_ELEMENTWISE(addsat, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   return metal_sim::Saturated<T>(__int128(x) + y);
-})
+});
 METAL_SIM_ELEMENTWISE(subsat, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   return metal_sim::Saturated<T>(__int128(x) - y);
-})
+});
 METAL_SIM_ELEMENTWISE(hadd, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   return static_cast<T>((__int128(x) + y) >> 1);
-})
+});
 METAL_SIM_ELEMENTWISE(rhadd, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   return static_cast<T>((__int128(x) + y + 1) >> 1);
-})
+});
 METAL_SIM_ELEMENTWISE(mulhi, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
   return metal_sim::MultiplyHigh(x, y);
-})
+});
 METAL_SIM_ELEMENTWISE(madhi, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) {
   return static_cast<T>(metal_sim::MultiplyHigh(x, y) + z);
-})
+});
 METAL_SIM_ELEMENTWISE(madsat, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) {
   // A product of two ulong may exceed what Saturated takes; it has saturated long before.
   if constexpr (std::is_same_v<T, ulong>) {
     if (metal_sim::MultiplyHigh(x, y) != 0) return ~T(0);
   }
   return metal_sim::Saturated<T>(__int128(x) * y + z);
-})
+});
 METAL_SIM_ELEMENTWISE(
     mul24, 2, []<metal_sim::IntegerScalar T>(T x, T y) requires(sizeof(T) == 4) {
       return static_cast<T>(metal_sim::Low24(x) * metal_sim::Low24(y));
@@ -133,16 +133,16 @@ METAL_SIM_ELEMENTWISE(
     })
 METAL_SIM_ELEMENTWISE(popcount, 1, []<metal_sim::IntegerScalar T>(T x) {
   return static_cast<T>(__builtin_popcountl(ulong(std::make_unsigned_t<T>(x))));
-})
+});
 METAL_SIM_ELEMENTWISE(clz, 1,
-                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::LeadingZeros(x); })
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::LeadingZeros(x); });
 METAL_SIM_ELEMENTWISE(ctz, 1,
-                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::TrailingZeros(x); })
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::TrailingZeros(x); });
 METAL_SIM_ELEMENTWISE(reverse_bits, 1,
-                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::ReverseBits(x); })
+                      []<metal_sim::IntegerScalar T>(T x) { return metal_sim::ReverseBits(x); });
 METAL_SIM_ELEMENTWISE(rotate, 2, []<metal_sim::IntegerScalar T>(T x, T count) {
   return metal_sim::Rotate(x, count);
-})
+});
 
 template <metal_sim::Operand A>
 METAL_SIM_INLINE constexpr auto extract_bits(const A& value, uint offset, uint bits) {

@@ -125,117 +125,118 @@ namespace metal {
 // all of them.
 inline namespace functions {
 
-METAL_SIM_FLOAT_1(acos, __builtin_acosf(x))
-METAL_SIM_FLOAT_1(acosh, __builtin_acoshf(x))
-METAL_SIM_FLOAT_1(asin, __builtin_asinf(x))
-METAL_SIM_FLOAT_1(asinh, __builtin_asinhf(x))
-METAL_SIM_FLOAT_1(atan, __builtin_atanf(x))
-METAL_SIM_FLOAT_2(atan2, __builtin_atan2f(x, y))
-METAL_SIM_FLOAT_1(atanh, __builtin_atanhf(x))
-METAL_SIM_FLOAT_1(ceil, __builtin_ceilf(x))
-METAL_SIM_FLOAT_2(copysign, __builtin_copysignf(x, y))
-METAL_SIM_FLOAT_1(cos, __builtin_cosf(x))
-METAL_SIM_FLOAT_1(cosh, __builtin_coshf(x))
-METAL_SIM_FLOAT_1(cospi, metal_sim::CosinePi(x))
-METAL_SIM_FLOAT_2(divide, x / y)
-METAL_SIM_FLOAT_1(exp, __builtin_expf(x))
-METAL_SIM_FLOAT_1(exp2, __builtin_exp2f(x))
-METAL_SIM_FLOAT_1(exp10, __builtin_pow(10.0L, x))
-METAL_SIM_FLOAT_1(fabs, __builtin_fabsf(x))
-METAL_SIM_FLOAT_2(fdim, x > y ? x - y : x != x || y != y ? x + y : 0.0f)
-METAL_SIM_FLOAT_1(floor, __builtin_floorf(x))
-METAL_SIM_FLOAT_2(fmod, __builtin_fmodf(x, y))
-METAL_SIM_FLOAT_1(log, __builtin_logf(x))
-METAL_SIM_FLOAT_1(log2, __builtin_log2f(x))
-METAL_SIM_FLOAT_1(log10, __builtin_log10f(x))
-METAL_SIM_FLOAT_2(pow, __builtin_powf(x, y))
-METAL_SIM_FLOAT_2(powr, x < 0 ? __builtin_nanf("") : __builtin_powf(x, y))
-METAL_SIM_FLOAT_1(rint, __builtin_rintf(x))
-METAL_SIM_FLOAT_1(round, __builtin_roundf(x))
-METAL_SIM_FLOAT_1(rsqrt, 1.0L / __builtin_sqrt(x))
-METAL_SIM_FLOAT_1(sin, __builtin_sinf(x))
-METAL_SIM_FLOAT_1(sinh, __builtin_sinhf(x))
-METAL_SIM_FLOAT_1(sinpi, metal_sim::SinePi(x))
-METAL_SIM_FLOAT_1(sqrt, __builtin_sqrtf(x))
-METAL_SIM_FLOAT_1(tan, __builtin_tanf(x))
-METAL_SIM_FLOAT_1(tanh, __builtin_tanhf(x))
-METAL_SIM_FLOAT_1(tanpi, metal_sim::SinePi(x) / metal_sim::CosinePi(x))
-METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x))
+METAL_SIM_FLOAT_1(acos, __builtin_acosf(x));
+METAL_SIM_FLOAT_1(acosh, __builtin_acoshf(x));
+METAL_SIM_FLOAT_1(asin, __builtin_asinf(x));
+METAL_SIM_FLOAT_1(asinh, __builtin_asinhf(x));
+METAL_SIM_FLOAT_1(atan, __builtin_atanf(x));
+METAL_SIM_FLOAT_2(atan2, __builtin_atan2f(x, y));
+METAL_SIM_FLOAT_1(atanh, __builtin_atanhf(x));
+METAL_SIM_FLOAT_1(ceil, __builtin_ceilf(x));
+METAL_SIM_FLOAT_2(copysign, __builtin_copysignf(x, y));
+METAL_SIM_FLOAT_1(cos, __builtin_cosf(x));
+METAL_SIM_FLOAT_1(cosh, __builtin_coshf(x));
+METAL_SIM_FLOAT_1(cospi, metal_sim::CosinePi(x));
+METAL_SIM_FLOAT_2(divide, x / y);
+METAL_SIM_FLOAT_1(exp, __builtin_expf(x));
+METAL_SIM_FLOAT_1(exp2, __builtin_exp2f(x));
+METAL_SIM_FLOAT_1(exp10, __builtin_pow(10.0L, x));
+METAL_SIM_FLOAT_1(fabs, __builtin_fabsf(x));
+METAL_SIM_FLOAT_2(fdim, x > y ? x - y : x != x || y != y ? x + y : 0.0f);
+METAL_SIM_FLOAT_1(floor, __builtin_floorf(x));
+METAL_SIM_FLOAT_2(fmod, __builtin_fmodf(x, y));
+METAL_SIM_FLOAT_1(log, __builtin_logf(x));
+METAL_SIM_FLOAT_1(log2, __builtin_log2f(x));
+METAL_SIM_FLOAT_1(log10, __builtin_log10f(x));
+METAL_SIM_FLOAT_2(pow, __builtin_powf(x, y));
+METAL_SIM_FLOAT_2(powr, x < 0 ? __builtin_nanf("") : __builtin_powf(x, y));
+METAL_SIM_FLOAT_1(rint, __builtin_rintf(x));
+METAL_SIM_FLOAT_1(round, __builtin_roundf(x));
+METAL_SIM_FLOAT_1(rsqrt, 1.0L / __builtin_sqrt(x));
+METAL_SIM_FLOAT_1(sin, __builtin_sinf(x));
+METAL_SIM_FLOAT_1(sinh, __builtin_sinhf(x));
+METAL_SIM_FLOAT_1(sinpi, metal_sim::SinePi(x));
+METAL_SIM_FLOAT_1(sqrt, __builtin_sqrtf(x));
+METAL_SIM_FLOAT_1(tan, __builtin_tanf(x));
+METAL_SIM_FLOAT_1(tanh, __builtin_tanhf(x));
+METAL_SIM_FLOAT_1(tanpi, metal_sim::SinePi(x) / metal_sim::CosinePi(x));
+METAL_SIM_FLOAT_1(trunc, __builtin_truncf(x));
 
 METAL_SIM_ELEMENTWISE(fma, 3, []<metal_sim::FloatScalar T>(T a, T b, T c) {
   return metal_sim::FusedMultiplyAdd(a, b, c);
-})
-METAL_SIM_ELEMENTWISE(nextafter, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::NextAfter(x, y); })
+});
+METAL_SIM_ELEMENTWISE(nextafter, 2, []<metal_sim::FloatScalar T>(T x, T y) {
+  return metal_sim::NextAfter(x, y);
+});
 METAL_SIM_ELEMENTWISE(fract, 1, []<metal_sim::FloatScalar T>(T x) {
   // Below 1, also where x is a little less than 0 and the difference rounds to 1.
   const T below_one = metal_sim::NextAfter(T(1), T(0));
   const T part = static_cast<T>(float(x) - __builtin_floorf(x));
   return part < below_one || part != part ? part : below_one;
-})
-METAL_SIM_ELEMENTWISE(ilogb, 1, []<metal_sim::FloatScalar T>(T x) { return __builtin_ilogbf(x); })
+});
+METAL_SIM_ELEMENTWISE(ilogb, 1, []<metal_sim::FloatScalar T>(T x) { return __builtin_ilogbf(x); });
 
 // min, max and clamp are those of integers too.
-METAL_SIM_ELEMENTWISE(min, 2, [](auto x, auto y) { return metal_sim::Minimum(x, y); })
-METAL_SIM_ELEMENTWISE(max, 2, [](auto x, auto y) { return metal_sim::Maximum(x, y); })
+METAL_SIM_ELEMENTWISE(min, 2, [](auto x, auto y) { return metal_sim::Minimum(x, y); });
+METAL_SIM_ELEMENTWISE(max, 2, [](auto x, auto y) { return metal_sim::Maximum(x, y); });
 METAL_SIM_ELEMENTWISE(min3, 3, []<typename T>(T x, T y, T z) {
   return metal_sim::Minimum(x, metal_sim::Minimum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(max3, 3, []<typename T>(T x, T y, T z) {
   return metal_sim::Maximum(x, metal_sim::Maximum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(median3, 3,
-                      []<typename T>(T x, T y, T z) { return metal_sim::Median(x, y, z); })
+                      []<typename T>(T x, T y, T z) { return metal_sim::Median(x, y, z); });
 METAL_SIM_ELEMENTWISE(clamp, 3, []<typename T>(T x, T low, T high) {
   return metal_sim::Minimum(metal_sim::Maximum(x, low), high);
-})
+});
 METAL_SIM_ELEMENTWISE(fmin, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Minimum(x, y); })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Minimum(x, y); });
 METAL_SIM_ELEMENTWISE(fmax, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Maximum(x, y); })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return metal_sim::Maximum(x, y); });
 METAL_SIM_ELEMENTWISE(fmin3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Minimum(x, metal_sim::Minimum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(fmax3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Maximum(x, metal_sim::Maximum(y, z));
-})
+});
 METAL_SIM_ELEMENTWISE(fmedian3, 3, []<metal_sim::FloatScalar T>(T x, T y, T z) {
   return metal_sim::Median(x, y, z);
-})
+});
 METAL_SIM_ELEMENTWISE(saturate, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Minimum(metal_sim::Maximum(x, T(0)), T(1));
-})
-METAL_SIM_ELEMENTWISE(sign, 1, []<metal_sim::FloatScalar T>(T x) { return metal_sim::Sign(x); })
+});
+METAL_SIM_ELEMENTWISE(sign, 1, []<metal_sim::FloatScalar T>(T x) { return metal_sim::Sign(x); });
 METAL_SIM_ELEMENTWISE(mix, 3, []<metal_sim::FloatScalar T>(T x, T y, T a) {
   return static_cast<T>(x + (y - x) * a);
-})
+});
 METAL_SIM_ELEMENTWISE(step, 2,
-                      []<metal_sim::FloatScalar T>(T edge, T x) { return x < edge ? T(0) : T(1); })
+                      []<metal_sim::FloatScalar T>(T edge, T x) { return x < edge ? T(0) : T(1); });
 METAL_SIM_ELEMENTWISE(smoothstep, 3, []<metal_sim::FloatScalar T>(T low, T high, T x) {
   const T t = metal_sim::Minimum(metal_sim::Maximum(T((x - low) / (high - low)), T(0)), T(1));
   return static_cast<T>(t * t * (T(3) - T(2) * t));
-})
+});
 
 METAL_SIM_ELEMENTWISE(isnan, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) > metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isinf, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) == metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isfinite, 1, []<metal_sim::FloatScalar T>(T x) {
   return metal_sim::Magnitude(x) < metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(isnormal, 1, []<metal_sim::FloatScalar T>(T x) {
   const uint bits = metal_sim::Magnitude(x);
   return bits >= metal_sim::kSmallestNormal<T> && bits < metal_sim::kInfinity<T>;
-})
+});
 METAL_SIM_ELEMENTWISE(signbit, 1, []<metal_sim::FloatScalar T>(T x) {
   return __builtin_signbit(static_cast<float>(x)) != 0;
-})
+});
 METAL_SIM_ELEMENTWISE(isordered, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return x == x && y == y; })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x == x && y == y; });
 METAL_SIM_ELEMENTWISE(isunordered, 2,
-                      []<metal_sim::FloatScalar T>(T x, T y) { return x != x || y != y; })
+                      []<metal_sim::FloatScalar T>(T x, T y) { return x != x || y != y; });
 
 /// x * 2^k, rounded once; the element type of `exponent` is int.
 template <metal_sim::Operand X, metal_sim::Operand K>
@@ -244,10 +245,11 @@ METAL_SIM_INLINE constexpr auto ldexp(const X& x, const K& exponent) {
   metal_sim::CommonType<X> result = x;
   if constexpr (metal_sim::Vector<X>) {
     for (int i = 0; i < metal_sim::kCount<X>; ++i) {
-      result[i] = static_cast<T>(__builtin_ldexp(x[i], metal_sim::At(exponent, i)));
+      result[i] =
+          static_cast<T>(__builtin_ldexp(static_cast<float>(x[i]), metal_sim::At(exponent, i)));
     }
   } else {
-    result = static_cast<T>(__builtin_ldexp(x, exponent));
+    result = static_cast<T>(__builtin_ldexp(static_cast<float>(x), exponent));
   }
   return result;
 }

@@ -1,18 +1,16 @@
 // The scalar types of the Metal Shading Language, their literals, and the concepts that the rest of
 // the shim speaks in. Knows nothing of vectors.
 //
-// half and bfloat are clang's own: with the excess precision off (compile_flags.h) every operation
-// rounds to nearest even. Mixing the two does not compile, as in Metal.
+// half is clang's own: with the excess precision off (compile_flags.h) every operation rounds.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/metal/simulator/shim/msl_runtime.h"
+#include "backends/metal/simulator/shim/msl_bfloat.h"
 
-using half = _Float16;
-using bfloat = __bf16;
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
@@ -24,16 +22,6 @@ consteval half operator""h(long double value) { return static_cast<half>(value);
 consteval half operator""h(unsigned long long value) { return static_cast<half>(value); }
 consteval bfloat operator""_bf(long double value) { return static_cast<bfloat>(value); }
 consteval bfloat operator""_bf(unsigned long long value) { return static_cast<bfloat>(value); }
-
-// What clang calls for every rounding to bfloat; older support libraries lack it.
-extern "C"
-    __attribute__((visibility("hidden"), used, disable_sanitizer_instrumentation)) inline bfloat
-    __truncsfbf2(float value) {
-  const uint bits = __builtin_bit_cast(uint, value);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const uint rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
-  return __builtin_bit_cast(bfloat, static_cast<ushort>(rounded >> 16));
-}
 
 namespace metal_sim {
 
@@ -50,10 +38,6 @@ concept Scalar = FloatScalar<T> || std::is_integral_v<T> || std::is_enum_v<T>;
 /// The number of bits of an integer type.
 template <IntegerScalar T>
 inline constexpr int kBits = 8 * sizeof(T);
-
-/// What a function of scalars computes in: Metal rounds the results of half and bfloat once.
-template <typename T>
-using Wide = std::conditional_t<FloatScalar<T>, float, T>;
 
 /// The type that both operands are converted to: their own if they agree (no promotion of short
 /// types), else C++'s.
