@@ -1,9 +1,9 @@
-# marlin_layer(name [MUTANTS] [CUDA] [METAL_SIM] [LINK libs...]): one object library per folder of src/, and with MUTANTS
+# marlin_layer(name [MUTANTS] [CUDA] [LINK libs...]): one object library per folder of src/, and with MUTANTS
 # a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
 # does, so that one binary runs on every machine. A CUDA layer has *.cu files too, and where CUDA is
 # not built only what needs no CUDA: the table of kernels, their plans and variants, measurements,
-# what loads cuBLAS, and without_cuda.cc. A METAL_SIM layer likewise: without_simulator.cc.
+# what loads cuBLAS, and without_cuda.cc.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -22,7 +22,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 endif()
 
 function(marlin_layer name)
-  cmake_parse_arguments(arg "MUTANTS;CUDA;METAL_SIM" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "MUTANTS;CUDA" "" "LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
   if(arg_CUDA AND MARLIN_HAVE_CUDA)
@@ -37,14 +37,6 @@ function(marlin_layer name)
   if(arg_CUDA)
     marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})
     list(APPEND sources ${tuning})
-  endif()
-  if(arg_METAL_SIM AND MARLIN_HAVE_METAL_SIM)
-    list(FILTER sources EXCLUDE REGEX "/without_simulator\\.cc$")
-    marlin_metal_shim(shim_files ${CMAKE_CURRENT_SOURCE_DIR}/${name})
-    list(APPEND sources ${shim_files})
-    list(APPEND arg_LINK Boost::context ${CMAKE_DL_LIBS})
-  elseif(arg_METAL_SIM)
-    list(FILTER sources INCLUDE REGEX "/without_simulator\\.cc$")
   endif()
   if(NOT MARLIN_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")

@@ -4,7 +4,7 @@
 
 namespace marlin::cuda {
 
-Result<std::unique_ptr<TicketBank>> TicketBank::Make(std::shared_ptr<DeviceHandle> device) {
+Result<std::unique_ptr<TicketBank>> TicketBank::Make(const std::shared_ptr<DeviceHandle>& device) {
   constexpr int64_t kBytes = int64_t{kWorkspaces} * kTickets * sizeof(uint32_t);
   const DeviceScope scope(device->index);
   MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(device, kBytes));

@@ -20,7 +20,7 @@ class TicketBank {
   static constexpr int kWorkspaces = 256;  ///< That get tickets; later ones do not.
 
   /// Errors: kOutOfMemory, kDeviceLost.
-  static Result<std::unique_ptr<TicketBank>> Make(std::shared_ptr<DeviceHandle> device);
+  static Result<std::unique_ptr<TicketBank>> Make(const std::shared_ptr<DeviceHandle>& device);
 
   /// The tickets of a workspace; null where more are wanted than it has, or for a workspace that
   /// comes after kWorkspaces others.
