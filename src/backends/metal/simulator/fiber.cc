@@ -49,22 +49,17 @@ Result<FiberStacks> FiberStacks::Allocate(size_t count) {
   return stacks;
 }
 
-/// What surrounds the jumps: the sanitizers' books.
 struct Fiber::Switch {
   /// The first thing that runs on a fiber's stack.
   static void Enter(context::transfer_t transfer) {
     auto& fiber = *static_cast<Fiber*>(transfer.data);
     fiber.context_ = transfer.fctx;
-    Arrive(fiber);
-    fiber.entry_();
-    fiber.ended_ = true;
-    fiber.GiveWay();
-  }
-
-  static void Arrive([[maybe_unused]] Fiber& fiber) {
 #if defined(MARLIN_FIBERS_UNDER_ASAN)
     __sanitizer_finish_switch_fiber(nullptr, &fiber.caller_bottom_, &fiber.caller_bytes_);
 #endif
+    fiber.entry_();
+    fiber.ended_ = true;
+    fiber.GiveWay();
   }
 };
 

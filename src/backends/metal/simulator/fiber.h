@@ -45,17 +45,17 @@ class Fiber {
   void GiveWay();
 
  private:
-  struct Switch;
+  struct Switch;  ///< Boost's side of it.
 
   void (*entry_)() = nullptr;
   void* context_ = nullptr;  ///< Where to go on; while the fiber runs, where it was resumed.
   bool ended_ = false;
 
   // Of use only in builds with a sanitizer, which must be told of every switch.
-  void* sanitizer_fiber_ = nullptr;
-  void* sanitizer_caller_ = nullptr;
-  const void* caller_bottom_ = nullptr;
-  size_t caller_bytes_ = 0;
+  [[maybe_unused]] void* sanitizer_fiber_ = nullptr;
+  [[maybe_unused]] void* sanitizer_caller_ = nullptr;
+  [[maybe_unused]] const void* caller_bottom_ = nullptr;
+  [[maybe_unused]] size_t caller_bytes_ = 0;
   uintptr_t bottom_ = 0;
   size_t bytes_ = 0;
 };

@@ -1,6 +1,4 @@
 // Whose memory an access may touch: bounds, initialisation, read-only buffers, strangers' memory.
-#include <cstring>
-
 #include "simulator_fixture.h"
 
 namespace marlin::metal::simulator {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -22,13 +23,15 @@ inline const void* Site(uintptr_t number) { return reinterpret_cast<const void*>
 template <typename T>
 T Load(const T* address, uintptr_t site) {
   Sim().access(address, sizeof(T), false, Site(site));
-  return *address;
+  T value;
+  std::memcpy(&value, address, sizeof(T));  // Some tests misalign.
+  return value;
 }
 
 template <typename T>
 void Store(T* address, T value, uintptr_t site) {
   Sim().access(address, sizeof(T), true, Site(site));
-  *address = value;
+  std::memcpy(address, &value, sizeof(T));
 }
 
 template <typename T>
