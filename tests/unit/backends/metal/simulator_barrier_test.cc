@@ -133,6 +133,22 @@ TEST_F(BarrierTest, PreemptionDoesNotUseTheStepLimitUp) {
               }).clean());
 }
 
+TEST_F(BarrierTest, ProgressStartsTheStepLimitAnew) {
+  options_.step_limit = 1000;
+  const auto add = [] {
+    for (int i = 0; i < 10; ++i) AtomicAdd(Buffer<uint32_t>(0), 1U, 1);
+  };
+  EXPECT_TRUE(Run([add] {
+                for (int i = 0; i < 4; ++i) {
+                  add();
+                  Sim().threadgroup_barrier(kThreadgroup, Site(2));
+                }
+              }).clean());
+  launch_.grid = {8, 1, 1};
+  options_.resident_threadgroups = 1;
+  EXPECT_TRUE(Run(add).clean());
+}
+
 TEST_F(BarrierTest, CollectivesGetTheLanesThatCome) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     options_.seed = seed;

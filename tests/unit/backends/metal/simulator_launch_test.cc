@@ -86,6 +86,15 @@ TEST_F(LaunchTest, SeedsDecideTheScheduleAndRepeat) {
   EXPECT_EQ(sorted, in_order);
 }
 
+TEST_F(LaunchTest, SeedsShuffleTheThreadsOfAThreadgroup) {
+  options_.seed = 1;
+  Run([] {
+    uint32_t* out = Buffer<uint32_t>(0);
+    Store(&out[1 + AtomicAdd(out, 1U, 1)], ThreadIndex(), 2);
+  });
+  EXPECT_FALSE(std::is_sorted(words_.begin() + 1, words_.begin() + 65));
+}
+
 TEST_F(LaunchTest, ResidentThreadgroupsAreInterleaved) {
   launch_.grid = {3, 1, 1};
   launch_.threads_per_threadgroup = {1, 1, 1};
@@ -207,6 +216,9 @@ TEST_F(LaunchTest, WrongSizesAreRefused) {
   ExpectError(Code::kInvalidArgument, "grid: 1x0x1 is empty");
   launch_.grid = {1U << 31, 1, 1};
   ExpectError(Code::kInvalidArgument, "grid: 2147483648x1x1 threadgroups, at most 268435456");
+  launch_.grid = {1U << 31, 1U << 31, 4};
+  ExpectError(Code::kInvalidArgument,
+              "grid: 2147483648x2147483648x4 threadgroups, at most 268435456");
   launch_.grid = {1U << 28, 1, 1};
   ExpectError(Code::kInvalidArgument,
               "grid: 268435456x1x1 threadgroups of 32x1x1 threads: positions exceed 32 bits");

@@ -174,6 +174,19 @@ TEST_F(RaceTest, AWriteIsComparedWithAllReadersSinceTheLastOne) {
   }
 }
 
+TEST_F(RaceTest, AReaderOfAnotherSimdgroupIsNotForgotten) {
+  const Report report = Run([] {
+    uint32_t* out = Buffer<uint32_t>(0);
+    const uint32_t thread = ThreadIndex();
+    if (thread == 0 || thread == 1) Load(out, kUse);
+    if (thread == 40) Load(out, 5);
+    Sim().simdgroup_barrier(kDevice, Site(10));
+    if (thread == 0) Store(out, 1U, kFill);
+  });
+  EXPECT_TRUE(HasRace(report, kFill, 5)) << Text(report);
+  EXPECT_FALSE(HasRace(report, kFill, kUse)) << Text(report);
+}
+
 TEST_F(RaceTest, SameValuesRaceToo) {
   EXPECT_TRUE(HasRace(Run([] { Store(Buffer<uint32_t>(0), 7U, kFill); }), kFill, kFill));
 }
@@ -300,6 +313,83 @@ TEST_F(MessageTest, OrdersNeedTheirLanguageVersion) {
   const Report fences = Pass(metal_sim::kRelaxed, metal_sim::kRelaxed, true);
   EXPECT_EQ(Of(fences, FindingKind::kUnsupportedOrder).size(), 2U) << Text(fences);
   EXPECT_TRUE(HasRace(fences, kFill, kUse));
+}
+
+TEST_F(MessageTest, AFenceReachesItsScopeOnly) {
+  options_.msl_version = 320;
+  launch_.threads_per_threadgroup = {1, 1, 1};
+  const Report report = Run([] {
+    uint32_t* out = Buffer<uint32_t>(0);
+    if (GroupIndex() == 0) {
+      Store(&out[0], 41U, kFill);
+      Sim().fence(kDevice, metal_sim::kRelease, metal_sim::kThreadgroupScope, Site(20));
+      AtomicStore(&out[1], 1U, 21);
+      return;
+    }
+    while (AtomicLoad(&out[1], 22) == 0) continue;
+    Sim().fence(kDevice, metal_sim::kAcquire, metal_sim::kDeviceScope, Site(23));
+    Load(&out[0], kUse);
+  });
+  EXPECT_TRUE(HasRace(report, kFill, kUse)) << Text(report);
+}
+
+TEST_F(MessageTest, ARelaxedStoreEndsAReleaseAndAnExchangeDoesNot) {
+  launch_.grid = {3, 1, 1};
+  for (const bool exchange : {false, true}) {
+    words_[1] = 0;
+    const Report report = Run([exchange] {
+      uint32_t* out = Buffer<uint32_t>(0);
+      if (GroupIndex() == 0) {
+        Store(&out[0], 41U, kFill);
+        AtomicStore(&out[1], 1U, 21, metal_sim::kRelease);
+      } else if (GroupIndex() == 1) {
+        while (AtomicLoad(&out[1], 22) == 0) continue;
+        if (exchange) AtomicAdd(&out[1], 1U, 23);
+        if (!exchange) AtomicStore(&out[1], 2U, 24);
+      } else {
+        // An acquire that saw the 1 in passing would be in order.
+        while (AtomicLoad(&out[1], 25) != 2) continue;
+        AtomicLoad(&out[1], 26, metal_sim::kAcquire);
+        Load(&out[0], kUse);
+      }
+    });
+    EXPECT_EQ(HasRace(report, kFill, kUse), !exchange) << Text(report);
+  }
+}
+
+TEST_F(MessageTest, AReleaseCoversWhatASimdgroupBarrierOrdered) {
+  launch_.threads_per_threadgroup = {32, 1, 1};
+  for (const bool barrier : {true, false}) {
+    words_[1] = 0;
+    const Report report = Run([barrier] {
+      uint32_t* out = Buffer<uint32_t>(0);
+      const uint32_t thread = ThreadIndex();
+      if (GroupIndex() == 0) {
+        Store(&out[64 + thread], thread, kFill);
+        if (barrier) Sim().simdgroup_barrier(kDevice, Site(10));
+        if (thread == 0) AtomicStore(&out[1], 1U, 21, metal_sim::kRelease);
+      } else if (thread == 0) {
+        while (AtomicLoad(&out[1], 22, metal_sim::kAcquire) == 0) continue;
+        for (uint32_t i = 0; i < 32; ++i) Load(&out[64 + i], kUse);
+      }
+    });
+    EXPECT_EQ(HasRace(report, kFill, kUse), !barrier) << Text(report);
+  }
+}
+
+TEST_F(MessageTest, ReleasesInThreadgroupMemoryEndWithIt) {
+  options_.resident_threadgroups = 1;
+  const Report report = Run([] {
+    uint32_t* flag = Tile<uint32_t>(1);
+    if (GroupIndex() == 0) {
+      Store(Buffer<uint32_t>(0), 41U, kFill);
+      AtomicStore(flag, 1U, 21, metal_sim::kRelease);
+    } else {
+      AtomicLoad(flag, 22, metal_sim::kAcquire);
+      Load(Buffer<uint32_t>(0), kUse);
+    }
+  });
+  EXPECT_TRUE(HasRace(report, kFill, kUse)) << Text(report);
 }
 
 TEST_F(MessageTest, ABarrierPassesOnWhatOneThreadAcquired) {
