@@ -50,7 +50,7 @@ bool AccessChecker::CheckShared(const Thread& thread, const MemoryAccess& access
 
 bool AccessChecker::CheckDevice(const Thread& thread, const MemoryAccess& access) {
   DeviceBuffer& buffer = memory_.device.NearestTo(access.address);
-  const size_t offset = access.address - buffer.begin;  // Huge where it is below the buffer.
+  const size_t offset = access.address - buffer.begin();  // Huge where it is below the buffer.
   const auto place = [&] {
     return Place{"device", buffer.counters.name, buffer.bytes, static_cast<int64_t>(offset)};
   };

@@ -64,7 +64,7 @@ Result<DeviceMemory> DeviceMemory::Create(const std::vector<BufferContent>& cont
     std::byte* data = device.memory_.data() + slack + kSlackBytes;
     if (content.bytes > 0) std::memcpy(data, content.data, content.bytes);
     DeviceBuffer buffer{.index = content.index,
-                        .begin = reinterpret_cast<uintptr_t>(data),
+                        .data = data,
                         .bytes = content.bytes,
                         .read_only = content.read_only,
                         .initialised = content.initialised,
@@ -84,7 +84,7 @@ Result<DeviceMemory> DeviceMemory::Create(const std::vector<BufferContent>& cont
 }
 
 bool DeviceMemory::IsOpen(const DeviceBuffer& buffer, uintptr_t address, size_t bytes) {
-  const uintptr_t offset = address - (buffer.begin - kSlackBytes);
+  const uintptr_t offset = address - (buffer.begin() - kSlackBytes);
   const size_t opened = buffer.bytes + 2 * kSlackBytes;
   return offset <= opened && bytes <= opened - offset;
 }

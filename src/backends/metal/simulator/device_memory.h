@@ -41,7 +41,7 @@ class ByteSet {
 
 struct DeviceBuffer {
   int index = 0;
-  uintptr_t begin = 0;
+  std::byte* data = nullptr;
   size_t bytes = 0;
   bool read_only = false;
   bool initialised = true;
@@ -50,6 +50,7 @@ struct DeviceBuffer {
   ByteSet read;
   ByteSet written;
 
+  uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
   void Count(size_t offset, size_t length, bool reads, bool writes);
 };
 

@@ -49,22 +49,17 @@ Result<FiberStacks> FiberStacks::Allocate(size_t count) {
   return stacks;
 }
 
-/// What surrounds the jumps: the sanitizers' books.
 struct Fiber::Switch {
   /// The first thing that runs on a fiber's stack.
   static void Enter(context::transfer_t transfer) {
     auto& fiber = *static_cast<Fiber*>(transfer.data);
     fiber.context_ = transfer.fctx;
-    Arrive(fiber);
-    fiber.entry_();
-    fiber.ended_ = true;
-    fiber.GiveWay();
-  }
-
-  static void Arrive([[maybe_unused]] Fiber& fiber) {
 #if defined(MARLIN_FIBERS_UNDER_ASAN)
     __sanitizer_finish_switch_fiber(nullptr, &fiber.caller_bottom_, &fiber.caller_bytes_);
 #endif
+    fiber.entry_();
+    fiber.ended_ = true;
+    fiber.GiveWay();
   }
 };
 
@@ -74,15 +69,15 @@ Fiber::~Fiber() {
 #endif
 }
 
-void Fiber::Start(uintptr_t bottom, size_t bytes, void (*entry)()) {
+void Fiber::Start(std::byte* bottom, size_t bytes, void (*entry)()) {
   entry_ = entry;
   ended_ = false;
   bottom_ = bottom;
   bytes_ = bytes;
-  context_ = context::make_fcontext(reinterpret_cast<void*>(bottom + bytes), bytes, Switch::Enter);
+  context_ = context::make_fcontext(bottom + bytes, bytes, Switch::Enter);
 #if defined(MARLIN_FIBERS_UNDER_ASAN)
   // What an earlier fiber left on the stack must not be held against this one.
-  __asan_unpoison_memory_region(reinterpret_cast<void*>(bottom), bytes);
+  __asan_unpoison_memory_region(bottom, bytes);
 #endif
 #if defined(MARLIN_FIBERS_UNDER_TSAN)
   if (sanitizer_fiber_ != nullptr) __tsan_destroy_fiber(sanitizer_fiber_);
@@ -93,7 +88,7 @@ void Fiber::Start(uintptr_t bottom, size_t bytes, void (*entry)()) {
 bool Fiber::Resume() {
 #if defined(MARLIN_FIBERS_UNDER_ASAN)
   void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, reinterpret_cast<void*>(bottom_), bytes_);
+  __sanitizer_start_switch_fiber(&fake_stack, bottom_, bytes_);
 #endif
 #if defined(MARLIN_FIBERS_UNDER_TSAN)
   sanitizer_caller_ = __tsan_get_current_fiber();

@@ -17,7 +17,7 @@ class FiberStacks {
   static Result<FiberStacks> Allocate(size_t count);
 
   /// The lowest usable address of a stack.
-  uintptr_t Bottom(size_t index) const { return memory_.address() + index * stride_ + guard_; }
+  std::byte* Bottom(size_t index) const { return memory_.data() + index * stride_ + guard_; }
   /// How many bytes are usable from there.
   size_t usable_bytes() const { return stride_ - guard_; }
   bool Contains(uintptr_t address) const { return address - memory_.address() < memory_.size(); }
@@ -38,25 +38,25 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   /// Makes the next Resume call `entry` on the stack [bottom, bottom + bytes).
-  void Start(uintptr_t bottom, size_t bytes, void (*entry)());
+  void Start(std::byte* bottom, size_t bytes, void (*entry)());
   /// Runs the fiber until it gives way or ends. Returns whether it has ended.
   bool Resume();
   /// Called on the fiber: goes back to who resumed it.
   void GiveWay();
 
  private:
-  struct Switch;
+  struct Switch;  ///< Boost's side of it.
 
   void (*entry_)() = nullptr;
   void* context_ = nullptr;  ///< Where to go on; while the fiber runs, where it was resumed.
   bool ended_ = false;
 
   // Of use only in builds with a sanitizer, which must be told of every switch.
-  void* sanitizer_fiber_ = nullptr;
-  void* sanitizer_caller_ = nullptr;
-  const void* caller_bottom_ = nullptr;
-  size_t caller_bytes_ = 0;
-  uintptr_t bottom_ = 0;
+  [[maybe_unused]] void* sanitizer_fiber_ = nullptr;
+  [[maybe_unused]] void* sanitizer_caller_ = nullptr;
+  [[maybe_unused]] const void* caller_bottom_ = nullptr;
+  [[maybe_unused]] size_t caller_bytes_ = 0;
+  std::byte* bottom_ = nullptr;
   size_t bytes_ = 0;
 };
 

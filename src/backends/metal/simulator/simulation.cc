@@ -73,7 +73,8 @@ void Simulation::MakePlaces(size_t count) {
       Thread& thread = place.threads[index];
       thread.group = &place;
       thread.index = index;
-      thread.stack_bottom = memory_.stacks.Bottom(slot * threads + index);
+      thread.stack = memory_.stacks.Bottom(slot * threads + index);
+      thread.stack_bottom = reinterpret_cast<uintptr_t>(thread.stack);
     }
   }
 }
@@ -95,7 +96,7 @@ Report Simulation::Finish() {
     counters_.buffers.push_back(buffer.counters);
     const auto binding = launch_.buffers.find(buffer.index);
     if (buffer.read_only || buffer.bytes == 0 || binding == launch_.buffers.end()) continue;
-    std::memcpy(binding->second.data, reinterpret_cast<const void*>(buffer.begin), buffer.bytes);
+    std::memcpy(binding->second.data, buffer.data, buffer.bytes);
   }
   return {log_.Take(), std::move(counters_)};
 }
@@ -158,7 +159,7 @@ void Simulation::BeginThread(Threadgroup* group, uint32_t index) {
   thread.position = PositionIn(group->size, index);
   thread.state = ThreadState::kRunnable;
   for (AccessRecord& stamp : thread.stamps) stamp.thread = index & 1023U;
-  thread.fiber.Start(thread.stack_bottom, memory_.stacks.usable_bytes(), RunKernel);
+  thread.fiber.Start(thread.stack, memory_.stacks.usable_bytes(), RunKernel);
 }
 
 void Simulation::AddThreadgroupArguments(const Threadgroup& group) {
@@ -351,7 +352,7 @@ void Simulation::CountMatrixOperation(uint64_t multiply_adds) {
 
 void* Simulation::Buffer(int index) const {
   const DeviceBuffer* buffer = memory_.device.Find(index);
-  return buffer == nullptr ? nullptr : reinterpret_cast<void*>(buffer->begin);
+  return buffer == nullptr ? nullptr : buffer->data;
 }
 
 void* Simulation::ThreadgroupArgument(int index) const {

@@ -97,7 +97,7 @@ class Simulation {
   Fiber* fiber_ = nullptr;    ///< The one that runs: the thread's, collective_fiber_ or null.
   /// Collectives run on a fiber of their own, so that they too can be left for good.
   Fiber collective_fiber_;
-  uintptr_t collective_stack_ = 0;
+  std::byte* collective_stack_ = nullptr;
   struct {
     void* const* data;
     uint32_t lanes;

@@ -40,7 +40,8 @@ struct Waiting {
 
 struct Thread {
   Fiber fiber;
-  uintptr_t stack_bottom = 0;
+  std::byte* stack = nullptr;  ///< Where its stack begins, at the lowest address.
+  uintptr_t stack_bottom = 0;  ///< The same as a number.
   Threadgroup* group = nullptr;
   uint32_t index = 0;  ///< In its threadgroup.
   metal_sim::Triple position{};
