@@ -151,10 +151,12 @@ class MetalSimCommand final : public Command {
         MARLIN_RETURN_IF_ERROR(ShowRun(arguments, report, &text, &document));
       }
     }
-    text += fmt::format("{}: {} findings in {} runs\n", kernel.name, seen.size(), runs);
+    const std::string found =
+        fmt::format("{} {}", seen.size(), seen.size() == 1 ? "finding" : "findings");
+    text += fmt::format("{}: {} in {} {}\n", kernel.name, found, runs, runs == 1 ? "run" : "runs");
     MARLIN_RETURN_IF_ERROR(console.json() ? console.PrintJson(document) : console.Print(text));
     if (seen.empty()) return Status();
-    return Status(Code::kMalformedFile, fmt::format("{}: {} findings", file_, seen.size()));
+    return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, found));
   }
 
   static void Add(const PlacedFinding& placed, std::map<std::string, bool>* seen, std::string* text,
@@ -206,7 +208,7 @@ class MetalSimCommand final : public Command {
             {"atomics", counters.atomics},
             {"buffers", Json::array()}};
     for (const metal::simulator::BufferCounters& buffer : counters.buffers) {
-      *text += fmt::format("{}: {} bytes read ({} of them once), {} written\n", buffer.name,
+      *text += fmt::format("{}: {} bytes read ({} different ones), {} written\n", buffer.name,
                            buffer.bytes_read, buffer.unique_bytes_read, buffer.bytes_written);
       json["buffers"].push_back({{"name", buffer.name},
                                  {"bytes_read", buffer.bytes_read},

@@ -79,7 +79,7 @@ class MetalSim(CommandTestCase):
 
         refuse(says="--kernel")
         refuse("--kernel", "none", says="there are: scale, fill")
-        refuse("--kernel", "fill", says="buffer(3)")
+        refuse("--kernel", "fill", says="(buffer 3) is not bound")
         refuse("--buffer", "0=floaty:3", says="expected one of float")
         refuse("--buffer", "zero=float:3", says="INDEX=")
         refuse("--buffer", "0=float:0", says="a count from 1")

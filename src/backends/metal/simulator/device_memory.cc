@@ -63,13 +63,15 @@ Result<DeviceMemory> DeviceMemory::Create(const std::vector<BufferContent>& cont
     MARLIN_RETURN_IF_ERROR(device.memory_.Open(slack, opened));
     std::byte* data = device.memory_.data() + slack + kSlackBytes;
     if (content.bytes > 0) std::memcpy(data, content.data, content.bytes);
+    BufferCounters counters;
+    counters.name = content.name;
     DeviceBuffer buffer{.index = content.index,
                         .data = data,
                         .bytes = content.bytes,
                         .read_only = content.read_only,
                         .initialised = content.initialised,
                         .cells = nullptr,
-                        .counters = {.name = content.name},
+                        .counters = std::move(counters),
                         .read = ByteSet(content.bytes),
                         .written = ByteSet(content.bytes)};
     if (check && (!content.read_only || !content.initialised)) {

@@ -124,9 +124,10 @@ std::vector<std::string> CompilerArguments(const std::string& clang, const fs::p
 }
 
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
-/// for the shim's own files and for what is unknown.
+/// for the shim's own files, the rewriter's table, and what is unknown.
 std::string PlaceOf(std::string_view line, const std::string& shim) {
-  if (line.starts_with(shim) || line.starts_with("??")) return {};
+  const bool ours = line.starts_with(shim) || line.find("metal_sim_module:") != line.npos;
+  if (ours || line.starts_with("??")) return {};
   line = line.substr(0, line.find(" ("));
   return fs::path(line).filename().string();
 }

@@ -198,7 +198,7 @@ void MslSource::SetAttributesApart() {
       attributes_.push_back(std::move(attribute));
     }
     // A space keeps the words on both sides apart.
-    for (; i < reader.position(); ++i) items_[plain[i]].replacement = " ";
+    for (; i < reader.position(); ++i) items_[plain[i]].replacement.emplace(1, ' ');
     --i;
   }
 }

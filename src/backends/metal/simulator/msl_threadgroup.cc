@@ -185,15 +185,15 @@ class ThreadgroupRewriter {
 
   void WriteVariables(const VariableList& list) {
     std::string qualifiers = source_.Spell(list.first, list.type - 1);
-    if (!qualifiers.empty()) qualifiers.insert(0, " ");
+    if (!qualifiers.empty()) qualifiers = fmt::format(" {}", qualifiers);
     const std::string type = source_.Spell(list.type, list.type_end);
     // An alignment does not stick to a typedef that is a template's argument; to a member it does.
     const bool aligned = qualifiers.find("alignas") != std::string::npos;
     source_.Blank(list.first, list.type);
     for (size_t i = 0; i < list.names.size(); ++i) {
       const std::string_view name = source_.Text(list.names[i]);
-      const std::string start =
-          aligned ? fmt::format("struct {}__type {{{}", name, qualifiers) : "typedef" + qualifiers;
+      const std::string start = aligned ? fmt::format("struct {}__type {{{}", name, qualifiers)
+                                        : fmt::format("typedef{}", qualifiers);
       const std::string declared = fmt::format("{}{}", name, aligned ? "" : "__type");
       if (i == 0) {  // The type itself stays where it is.
         source_.Replace(list.type - 1, start);

@@ -2,6 +2,8 @@
 // the rules by which they run.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -78,8 +80,7 @@ inline OrderedThread Thread::Ordered() { return {group->index, index, &stamps}; 
 
 /// "(1,0,2)"
 inline std::string PositionText(metal_sim::Triple position) {
-  return "(" + std::to_string(position.x) + "," + std::to_string(position.y) + "," +
-         std::to_string(position.z) + ")";
+  return fmt::format("({},{},{})", position.x, position.y, position.z);
 }
 
 /// The position of linear index `index` in a box of `size`.

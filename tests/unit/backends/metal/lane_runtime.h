@@ -35,11 +35,7 @@ class LaneRuntime {
     runtime.lanes_.resize(static_cast<size_t>(lanes));
     for (Lane& lane : runtime.lanes_) {
       lane.stack.resize(1 << 18);
-      getcontext(&lane.context);
-      lane.context.uc_stack.ss_sp = lane.stack.data();
-      lane.context.uc_stack.ss_size = lane.stack.size();
-      lane.context.uc_link = &runtime.scheduler_;
-      makecontext(&lane.context, &LaneRuntime::Enter, 0);
+      MakeReady(&lane, &runtime.scheduler_);
     }
     runtime.Schedule();
   }
@@ -65,6 +61,15 @@ class LaneRuntime {
     metal_sim::Collective function = nullptr;
     void* function_context = nullptr;
   };
+
+  /// A function of its own: getcontext may return twice, as far as the compiler knows.
+  [[gnu::noinline]] static void MakeReady(Lane* lane, ucontext_t* scheduler) {
+    getcontext(&lane->context);
+    lane->context.uc_stack.ss_sp = lane->stack.data();
+    lane->context.uc_stack.ss_size = lane->stack.size();
+    lane->context.uc_link = scheduler;
+    makecontext(&lane->context, &LaneRuntime::Enter, 0);
+  }
 
   static void Enter() {
     LaneRuntime& runtime = Current();

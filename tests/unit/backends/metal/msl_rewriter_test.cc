@@ -1,6 +1,7 @@
 // What the rewriter collects from Metal source, what it leaves, where it puts it, what it refuses.
 #include "backends/metal/simulator/msl_rewriter.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -196,9 +197,8 @@ TEST(MslRewriter, ReadsEveryInput) {
       "[[thread_execution_width]]";
   std::vector<std::string> expected = {"t 1 3", "w 14 0"};
   for (size_t i = 0; i < names.size(); ++i) {
-    const std::string name = "p" + std::to_string(i);
-    parameters += ", uint3 " + name + " [[" + names[i] + "]]";
-    expected.push_back(name + " " + std::to_string(i + 2) + " 0");
+    parameters += fmt::format(", uint3 p{} [[{}]]", i, names[i]);
+    expected.push_back(fmt::format("p{} {} 0", i, i + 2));
   }
   EXPECT_EQ(Arguments("kernel void f(" + parameters + ") {}"), expected);
 }
