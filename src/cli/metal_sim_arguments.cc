@@ -140,7 +140,7 @@ Status Fill(const std::string& content, MetalBuffer* buffer, int64_t count) {
                                        : EncodeInteger(buffer->type, number);
     } else if (content == "random") {
       value = IsFloating(buffer->type) ? EncodeFloating(buffer->type, uniform(bits))
-                                       : EncodeInteger(buffer->type, bits());
+                                       : EncodeInteger(buffer->type, static_cast<int64_t>(bits()));
     } else {
       return Wrong("--buffer", content, "zeros, ones, iota, random or none");
     }

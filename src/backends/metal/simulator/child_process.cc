@@ -82,6 +82,7 @@ Result<ChildOutput> RunChild(const std::vector<std::string>& arguments) {
   posix_spawn_file_actions_adddup2(&actions, out.end(1), 1);
   posix_spawn_file_actions_adddup2(&actions, error.end(1), 2);
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   pid_t child = 0;

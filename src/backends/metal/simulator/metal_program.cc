@@ -189,8 +189,10 @@ Status MetalProgram::Load() {
         if (wanted->library != info->dlpi_name) return 0;
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
+          const uintptr_t begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+          // The loader gives numbers.
           const auto* first =
-              reinterpret_cast<const uint8_t*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+              reinterpret_cast<const uint8_t*>(begin);  // NOLINT(performance-no-int-to-ptr)
           wanted->ranges->emplace_back(first, first + info->dlpi_phdr[i].p_memsz);
         }
         return 1;

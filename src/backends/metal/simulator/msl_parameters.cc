@@ -232,6 +232,7 @@ Result<std::vector<KernelArgument>> ReadParameters(const MslSource& source, size
   MARLIN_RETURN_IF_ERROR(CheckIndices(source, parameters));
   MARLIN_RETURN_IF_ERROR(AssignIndices(source, parameters));
   std::vector<KernelArgument> arguments;
+  arguments.reserve(parameters.size());
   for (Parameter& parameter : parameters) arguments.push_back(std::move(parameter.argument));
   return arguments;
 }
