@@ -14,7 +14,7 @@
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 36> kCompileFlags = {
+inline constexpr std::array<const char*, 37> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
@@ -23,7 +23,8 @@ inline constexpr std::array<const char*, 36> kCompileFlags = {
     "-shared",
     "-fvisibility=hidden",
     // Every access calls the shim's callbacks; ThreadSanitizer itself is not linked.
-    "-fsanitize=thread",
+    "-fsanitize=thread,integer-divide-by-zero",
+    "-fno-sanitize-recover=all",
     "-fno-sanitize-link-runtime",
     "-mllvm",
     "-tsan-instrument-func-entry-exit=0",

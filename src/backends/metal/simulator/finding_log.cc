@@ -28,6 +28,8 @@ const char* FindingKindName(FindingKind kind) {
       return "threadgroup memory limit";
     case FindingKind::kUnsupportedOrder:
       return "unsupported memory order";
+    case FindingKind::kUndefinedOperation:
+      return "undefined operation";
   }
   return "unknown finding";
 }

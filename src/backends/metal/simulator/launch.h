@@ -69,6 +69,7 @@ enum class FindingKind : uint8_t {
   kForeignThreadgroupMemory,
   kThreadgroupMemoryLimit,
   kUnsupportedOrder,
+  kUndefinedOperation,
 };
 
 /// Returns a few words for people, e.g. "out of bounds".

@@ -86,6 +86,10 @@ void CountMatrixOperation(uint64_t multiply_adds) {
   if (Simulation* current = Simulation::Current()) current->CountMatrixOperation(multiply_adds);
 }
 
+void Fault(const char* what, const void* site) {
+  if (Simulation* current = Simulation::Current()) current->Fault(what, site);
+}
+
 }  // namespace
 
 const metal_sim::Runtime* SimulatorRuntime() {
@@ -102,6 +106,7 @@ const metal_sim::Runtime* SimulatorRuntime() {
       .atomic = Atomic,
       .fence = Fence,
       .count_matrix_operation = CountMatrixOperation,
+      .fault = Fault,
   };
   return &kRuntime;
 }

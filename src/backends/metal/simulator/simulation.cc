@@ -342,6 +342,15 @@ void Simulation::SimdgroupBarrier(uint32_t flags, const void* site) {
 
 void Simulation::Collective(const Waiting& waiting) { Wait(ThreadState::kInCollective, waiting); }
 
+void Simulation::Fault(const char* what, const void* site) {
+  if (thread_ == nullptr) return;
+  if (log_.Count(FindingKind::kUndefinedOperation, site, nullptr)) {
+    log_.Describe(fmt::format("{} by {}: the launch ends here", what,
+                              checker_->ThreadText(thread_->group->index, thread_->index)));
+  }
+  EndLaunch();
+}
+
 void Simulation::CountMatrixOperation(uint64_t multiply_adds) {
   ++counters_.matrix_operations;
   counters_.multiply_adds += static_cast<int64_t>(multiply_adds);

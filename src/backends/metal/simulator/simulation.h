@@ -49,6 +49,7 @@ class Simulation {
   void Atomic(const MemoryAccess& access, int order);
   void Fence(uint32_t flags, int order, int scope, const void* site);
   void CountMatrixOperation(uint64_t multiply_adds);
+  void Fault(const char* what, const void* site);
 
  private:
   Status PlaceMemory(const std::vector<BufferContent>& contents);

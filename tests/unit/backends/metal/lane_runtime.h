@@ -169,6 +169,7 @@ inline const metal_sim::Runtime* LaneRuntime::Table() {
             Current().sites.push_back(site);
           },
       .count_matrix_operation = [](uint64_t count) { Current().multiply_adds += count; },
+      .fault = [](const char* what, const void*) { Current().events.emplace_back(what); },
   };
   return &table;
 }

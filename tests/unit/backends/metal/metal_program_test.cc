@@ -149,6 +149,20 @@ kernel void shift(device float* data [[buffer(0)]], uint i [[thread_position_in_
   EXPECT_THAT(places[0], HasSubstr("sample.metal:5"));
 }
 
+TEST_F(MetalProgramTest, EndsALaunchThatDividesByZero) {
+  Compile(R"(
+kernel void divide(device int* data [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  data[i] = 100 / data[i];
+}
+)");
+  std::vector<int> data = {1, 2, 0, 4};
+  Launch launch = OneThreadgroup(4);
+  Bind(0, &data, &launch);
+  const Report report = Run("divide", launch);
+  EXPECT_THAT(Places(report), ElementsAre(HasSubstr("undefined operation sample.metal:5")));
+  EXPECT_THAT(report.findings[0].text, HasSubstr("by zero by thread 2"));
+}
+
 TEST_F(MetalProgramTest, TakesTemplatesConstantsAndThreadgroupArguments) {
   Compile(R"(
 constant int factor [[function_constant(2)]];

@@ -90,6 +90,9 @@ struct Runtime {
   /// atomic_thread_fence; `scope` as in MSL's thread_scope.
   void (*fence)(uint32_t flags, int order, int scope, const void* site);
   void (*count_matrix_operation)(uint64_t multiply_adds);
+  /// The kernel is about to do what this processor cannot: `what` in a few words. Ends the launch:
+  /// does not return to a kernel.
+  void (*fault)(const char* what, const void* site);
 };
 
 /// MSL's mem_flags, memory_order and thread_scope, as the runtime reads them.

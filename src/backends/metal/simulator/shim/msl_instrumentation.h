@@ -1,4 +1,5 @@
-// The callbacks that clang's ThreadSanitizer instrumentation puts before every access of a kernel:
+// The callbacks that clang's ThreadSanitizer instrumentation puts before every access of a kernel,
+// and UndefinedBehaviorSanitizer's before a division by zero, which would end the process:
 // they tell the simulator. Nothing of ThreadSanitizer itself is linked. Atomic operations of C++
 // and guards of static variables have none here: Metal has neither, and the linker refuses them.
 #pragma once
@@ -62,6 +63,13 @@ METAL_SIM_CALLBACK void* __tsan_memmove(void* destination, const void* source, s
 METAL_SIM_CALLBACK void* __tsan_memset(void* destination, int value, size_t bytes) {
   METAL_SIM_REPORT(destination, bytes, true)
   return __builtin_memset(destination, value, bytes);
+}
+
+METAL_SIM_CALLBACK void __ubsan_handle_divrem_overflow_abort(void*, uintptr_t, uintptr_t) {
+  if (metal_sim::attached_runtime != nullptr) {
+    metal_sim::attached_runtime->fault("division of an integer by zero", METAL_SIM_SITE);
+  }
+  __builtin_trap();
 }
 }
 
