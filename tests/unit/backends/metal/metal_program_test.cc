@@ -114,7 +114,7 @@ TEST_F(MetalProgramTest, SumsInThreadgroupMemory) {
   Launch launch = OneThreadgroup(64);
   Bind(0, &in, &launch);
   Bind(1, &out, &launch);
-  for (const uint64_t seed : {0, 1, 2}) {
+  for (const uint64_t seed : {0u, 1u, 2u}) {
     out[0] = 0;
     EXPECT_TRUE(Run("sum", launch, seed).clean()) << seed;
     EXPECT_EQ(out[0], 64 * 65 / 2);
@@ -128,7 +128,7 @@ TEST_F(MetalProgramTest, FindsAMissingBarrierAtItsLines) {
   Launch launch = OneThreadgroup(64);
   Bind(0, &in, &launch);
   Bind(1, &out, &launch);
-  for (const uint64_t seed : {0, 1, 2}) {
+  for (const uint64_t seed : {0u, 1u, 2u}) {
     const std::vector<std::string> places = Places(Run("sum", launch, seed));
     ASSERT_FALSE(places.empty()) << seed;
     for (const std::string& place : places) EXPECT_THAT(place, HasSubstr("race sample.metal:10"));
