@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/split_mix64.h"
+
 namespace marlin::conformance {
 
 /// FNV-1a of a text, for seeds made from names.
@@ -14,31 +16,24 @@ inline uint64_t HashText(std::string_view text) {
   return hash;
 }
 
-/// SplitMix64.
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed) {}
+  explicit Random(uint64_t seed) : numbers_(seed) {}
 
-  uint64_t Next() {
-    state_ += 0x9e3779b97f4a7c15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t Next() { return numbers_.Next(); }
   /// Uniform in [low, high], both included.
   int64_t Integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1));
   }
   bool OneIn(int64_t count) { return Integer(1, count) == 1; }
   /// Uniform in (0, 1).
-  double Uniform() { return (static_cast<double>(Next() >> 11) + 0.5) * 0x1p-53; }
+  double Uniform() { return numbers_.Uniform(); }
   double Gaussian() {
     return std::sqrt(-2.0 * std::log(Uniform())) * std::cos(6.283185307179586 * Uniform());
   }
 
  private:
-  uint64_t state_;
+  SplitMix64 numbers_;
 };
 
 }  // namespace marlin::conformance

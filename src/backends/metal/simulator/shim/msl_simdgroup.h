@@ -253,34 +253,26 @@ METAL_SIM_INLINE Ballot::Votes Vote(bool own, const char* name, const void* site
   return Meet<Ballot, Ballot::Votes>(own, name, site);
 }
 
+/// A bit for every lane of a group, all of which are set in `kAll`.
+template <typename Votes, Votes kAll>
+class LaneVotes {
+ public:
+  using vote_t = Votes;
+  METAL_SIM_INLINE explicit constexpr LaneVotes(Votes votes = 0) : votes_(votes) {}
+  METAL_SIM_INLINE explicit constexpr operator Votes() const { return votes_; }
+  METAL_SIM_INLINE constexpr bool all() const { return votes_ == kAll; }
+  METAL_SIM_INLINE constexpr bool any() const { return votes_ != 0; }
+
+ private:
+  Votes votes_;
+};
+
 }  // namespace metal_sim
 
 namespace metal {
 
-/// A bit for every lane.
-class simd_vote {
- public:
-  using vote_t = ulong;
-  METAL_SIM_INLINE explicit constexpr simd_vote(vote_t votes = 0) : votes_(votes) {}
-  METAL_SIM_INLINE explicit constexpr operator vote_t() const { return votes_; }
-  METAL_SIM_INLINE constexpr bool all() const { return votes_ == 0xffffffffu; }
-  METAL_SIM_INLINE constexpr bool any() const { return votes_ != 0; }
-
- private:
-  vote_t votes_;
-};
-
-class quad_vote {
- public:
-  using vote_t = uint;
-  METAL_SIM_INLINE explicit constexpr quad_vote(vote_t votes = 0) : votes_(votes) {}
-  METAL_SIM_INLINE explicit constexpr operator vote_t() const { return votes_; }
-  METAL_SIM_INLINE constexpr bool all() const { return votes_ == 0xfu; }
-  METAL_SIM_INLINE constexpr bool any() const { return votes_ != 0; }
-
- private:
-  vote_t votes_;
-};
+using simd_vote = metal_sim::LaneVotes<ulong, 0xffffffffu>;
+using quad_vote = metal_sim::LaneVotes<uint, 0xfu>;
 
 // Operands are taken by value: they are read where the kernel calls, under the kernel's checks.
 #define METAL_SIM_COLLECTIVE(NAME, ...)                                                  \
