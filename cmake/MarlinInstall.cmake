@@ -17,10 +17,14 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/marlin)
 install(EXPORT marlinTargets NAMESPACE marlin:: DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-# An archive leaves linking the CUDA runtime to its user; a shared library has it inside.
+# An archive leaves linking the CUDA runtime and Boost to its user; a shared library has it inside.
 set(MARLIN_NEEDS_CUDA OFF)
 if(MARLIN_HAVE_CUDA AND NOT BUILD_SHARED_LIBS)
   set(MARLIN_NEEDS_CUDA ON)
+endif()
+set(MARLIN_NEEDS_BOOST OFF)
+if(MARLIN_HAVE_METAL_SIM AND NOT BUILD_SHARED_LIBS)
+  set(MARLIN_NEEDS_BOOST ON)
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/marlinConfig.cmake
                ${CMAKE_BINARY_DIR}/marlinConfig.cmake @ONLY)

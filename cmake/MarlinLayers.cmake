@@ -1,4 +1,5 @@
-# marlin_layer(name [MUTANTS] [CUDA] [LINK libs...]): one object library per folder of src/, and with MUTANTS
+# marlin_layer(name [MUTANTS] [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
+# one object library per folder of src/, of all its sources, but one, or one alone; and with MUTANTS
 # a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
 # does, so that one binary runs on every machine. A CUDA layer has *.cu files too, and where CUDA is
@@ -22,7 +23,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 endif()
 
 function(marlin_layer name)
-  cmake_parse_arguments(arg "MUTANTS;CUDA" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "MUTANTS;CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
   if(arg_CUDA AND MARLIN_HAVE_CUDA)
@@ -38,6 +39,12 @@ function(marlin_layer name)
     marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})
     list(APPEND sources ${tuning})
   endif()
+  if(arg_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX "/${arg_EXCLUDE}\\.cc$")
+  elseif(arg_ONLY)
+    list(FILTER sources INCLUDE REGEX "/${arg_ONLY}\\.cc$")
+  endif()
+  list(APPEND sources ${arg_SOURCES})
   if(NOT MARLIN_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
   endif()

@@ -8,7 +8,10 @@ set_property(CACHE MARLIN_METAL_SIM PROPERTY STRINGS AUTO ON OFF)
 set(MARLIN_HAVE_METAL_SIM OFF)
 set(why "switched off")
 if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
-  if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  if(MARLIN_METAL_SIM STREQUAL "AUTO" AND NOT PROJECT_IS_TOP_LEVEL)
+    # Who embeds the library has not asked for Boost.
+    set(why "not asked for")
+  elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
     set(why "only for Linux")
   elseif(MARLIN_SANITIZE OR MARLIN_BUILD_FUZZERS)
     # Sanitizers follow one stack of a thread, the simulator has thousands.

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
+#include "backends/metal/metal_backend.h"
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
 
@@ -53,8 +54,9 @@ namespace {
 Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const DeviceOptions& options) {
   if (name == "cpu" || name == "auto") return cpu::OpenCpu(options);
   if (name == "cuda" || name.starts_with("cuda:")) return cuda::OpenCuda(name);
-  return Status(Code::kInvalidArgument,
-                "device: unknown name '" + std::string(name) + "'; known: cpu, cuda, cuda:N, auto");
+  if (name == "metal" || name == "metal-sim") return metal::OpenMetal(name);
+  return Status(Code::kInvalidArgument, "device: unknown name '" + std::string(name) +
+                                            "'; known: cpu, cuda, cuda:N, metal, metal-sim, auto");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct Support {
 };
 
 /// Instruction-set levels. Of the CPU each includes the ones before on its architecture.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90 };
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90, kMetal };
 const char* IsaName(Isa level);
 
 /// What selection may know about a device.
@@ -55,6 +55,8 @@ struct DeviceFacts {
   /// Whether a library of dense products is there, which is looked for when this is first called;
   /// null: there is none for this device.
   bool (*has_dense_library)() = nullptr;
+  /// Metal: whether the elements of matrix fragments lie where the kernels want them.
+  bool known_fragments = true;
 };
 
 /// How a kernel is told to cut a problem. Zeros leave it to the kernel.

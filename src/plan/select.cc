@@ -19,13 +19,15 @@ bool FitsDefault(const KernelDesc& kernel, const GemmDesc& desc) {
   if (kernel.grade == Grade::kExact) return true;
   if (kernel.grade == Grade::kW4A8) return desc.accuracy == Accuracy::kW4A8;
   // A GPU's kernels round alike for every m, and say themselves what they promise.
-  if (kernel.level == Isa::kSm90) return true;
+  if (kernel.level == Isa::kSm90 || kernel.level == Isa::kMetal) return true;
   // A grade that depended on m would make a row depend on the rows beside it.
   return desc.determinism == Determinism::kDefault && desc.m >= kMatrixUnitFromM;
 }
 
 bool LevelIncludes(Isa device, Isa kernel) {
-  if (device == Isa::kSm90 || kernel == Isa::kSm90) return device == kernel;
+  for (const Isa gpu : {Isa::kSm90, Isa::kMetal}) {
+    if (device == gpu || kernel == gpu) return device == kernel;
+  }
   if (device == Isa::kNeon || kernel == Isa::kNeon) {
     return device == kernel || kernel == Isa::kScalar;
   }
@@ -60,6 +62,8 @@ const char* IsaName(Isa level) {
       return "neon";
     case Isa::kSm90:
       return "sm_90";
+    case Isa::kMetal:
+      return "metal";
   }
   return "unknown";
 }

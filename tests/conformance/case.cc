@@ -197,11 +197,12 @@ std::string ProblemName(const Case& c) {
 
 Result<Case> ParseCase(std::string_view name) {
   const std::vector<std::string_view> parts = Split(name, '/');
-  if (parts.size() != 10 || (parts[2] != "cpu" && parts[2] != "cuda")) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("case: expected check/format/cpu|cuda/kernel/shape/weights/types/"
-                              "epilogue/data/seed, got '{}'",
-                              name));
+  if (parts.size() != 10 || (parts[2] != "cpu" && parts[2] != "cuda" && parts[2] != "metal")) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("case: expected check/format/cpu|cuda|metal/kernel/shape/weights/types/"
+                    "epilogue/data/seed, got '{}'",
+                    name));
   }
   Case c;
   MARLIN_RETURN_IF_ERROR(Find(kChecks, parts[0], &c.check));

@@ -42,7 +42,7 @@ enum class DataClass : uint8_t {
 struct Case {
   Check check = Check::kGemm;
   Format format = Format::kFp4E2M1;
-  std::string backend = "cpu";  ///< Of the kernels that the case is for: "cpu", "cuda".
+  std::string backend = "cpu";  ///< Of the kernels that the case is for: "cpu", "cuda", "metal".
   std::string kernel;           ///< A kernel's name, or "planned": the plan chooses.
   int64_t m = 1;
   int64_t n = 1;

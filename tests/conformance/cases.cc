@@ -158,12 +158,39 @@ std::vector<Case> SelectCpuProblems(std::span<const KernelDesc> rows, const Sele
   return cases;
 }
 
+// The simulator runs them thousands of times slower than a GPU would: the CPU's systematic cases,
+// but for what only the CPU has, and sizes around the tiles.
+std::vector<Case> SelectMetalProblems(std::span<const KernelDesc> rows, const SelectionSize& size) {
+  std::vector<Case> cases;
+  AddEveryFormat(&cases);
+  AddSpecialShapes(&cases);
+  AddWideGated(&cases);
+  AddPromises(&cases);
+  std::erase_if(cases, [](const Case& c) {
+    return c.data == DataClass::kLatticeInt8 || c.check == Check::kThreads || c.n * c.m > 80'000;
+  });
+  for (Case& c : cases) c.backend = "metal";
+  SizeClasses sizes;
+  sizes.backend = "metal";
+  sizes.m = AroundTiles(rows, &KernelDesc::tile_m, {3, 5, 9, 17, 40, 70, 130});
+  sizes.n = AroundTiles(rows, &KernelDesc::tile_n, {5, 16, 24, 33, 72, 130, 136});
+  sizes.k = AroundTiles(rows, &KernelDesc::tile_k, {16, 48, 80, 112, 144, 256, 288, 389, 640});
+  sizes.groups = {16, 32, 64, 128, 16, 32, 64, 128, 48, 256, 0, 0};
+  sizes.max_work = 400'000;
+  sizes.max_lattice_k = kMaxDenseLatticeK;
+  CaseSource source(std::move(sizes), HashText("metal"));
+  SelectByPairs(source, Check::kGemm, size.gemm, &cases);
+  SelectByPairs(source, Check::kDequantize, size.dequantize, &cases);
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Case> SelectProblems(std::string_view backend, std::span<const KernelDesc> rows,
                                  const SelectionSize& size) {
-  std::vector<Case> cases =
-      backend == "cpu" ? SelectCpuProblems(rows, size) : SelectGpuProblems(backend, rows, size);
+  std::vector<Case> cases = backend == "cpu"     ? SelectCpuProblems(rows, size)
+                            : backend == "metal" ? SelectMetalProblems(rows, size)
+                                                 : SelectGpuProblems(backend, rows, size);
   // A name is drawn twice now and then: one is enough.
   std::unordered_set<std::string> names;
   std::erase_if(cases, [&](const Case& c) { return !names.insert(ProblemName(c)).second; });

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/kernel_table.h"
 #include "backends/cuda/kernel_table.h"
+#include "backends/metal/kernel_table.h"
 #include "base/macros.h"
 #include "runner.h"
 
@@ -53,9 +54,13 @@ std::string WhyNot(const Device& device, std::string_view kernel) {
 
 Result<Machine> Machine::Open(std::string_view backend) {
   Machine machine;
-  if (backend != "cuda") MARLIN_RETURN_IF_ERROR(machine.AddCpu());
-  if (backend != "cpu") {
+  const auto judged = [&](std::string_view name) { return backend == "all" || backend == name; };
+  if (judged("cpu")) MARLIN_RETURN_IF_ERROR(machine.AddCpu());
+  if (judged("cuda")) {
     machine.AddDevice("cuda", Isa::kSm90, Device::Open("cuda"), cuda::CudaKernels());
+  }
+  if (judged("metal")) {
+    machine.AddDevice("metal", Isa::kMetal, Device::Open("metal-sim"), metal::MetalKernels());
   }
   return machine;
 }
@@ -141,7 +146,8 @@ Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {
 }
 
 std::span<const KernelDesc> KernelTable(std::string_view backend) {
-  return backend == "cpu" ? cpu::CpuKernels() : cuda::CudaKernels();
+  if (backend == "cpu") return cpu::CpuKernels();
+  return backend == "cuda" ? cuda::CudaKernels() : metal::MetalKernels();
 }
 
 }  // namespace marlin::conformance

@@ -19,8 +19,9 @@ int Run(int argc, char** argv) {
   CLI::App app("Judges every kernel against the double-precision reference.");
   app.add_option("--case", options.name, "Run the one case of this name");
   app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
-  app.add_option("--device", options.device, "Judge the kernels of cpu, cuda or all (default)")
-      ->check(CLI::IsMember({"cpu", "cuda", "all"}));
+  app.add_option("--device", options.device,
+                 "Judge the kernels of cpu, cuda, metal (in its simulator) or all (default)")
+      ->check(CLI::IsMember({"cpu", "cuda", "metal", "all"}));
   app.add_option("--jobs", options.jobs, "Problems at a time; 0: one per processor")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--repeat", options.repetitions, "Runs of every repeat check")

@@ -45,10 +45,11 @@ std::string DeclaredLine(const KernelDesc& kernel) {
       PowerOfTwo(kernel.error.accumulate_unit), DepthText(kernel.error), kernel.error.int8_block);
 }
 
-constexpr const char* kBackends[] = {"cpu", "cuda"};
+constexpr const char* kBackends[] = {"cpu", "cuda", "metal"};
 
 std::string SectionTitle(std::string_view backend) {
-  return fmt::format("\n## {}\n", backend == "cpu" ? "CPU" : "CUDA");
+  const char* title = backend == "cpu" ? "CPU" : (backend == "cuda" ? "CUDA" : "Metal");
+  return fmt::format("\n## {}\n", title);
 }
 
 // The file's section of a backend, title included; empty when there is none.

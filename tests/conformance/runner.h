@@ -48,8 +48,8 @@ struct Row {
 /// instruction-set level that this machine has, and the GPU.
 class Machine {
  public:
-  /// `backend` is "cpu", "cuda" or "all". Errors: kUnsupported when the CPU is asked for and not
-  /// even the scalar level opens. A GPU that does not open leaves its rows unavailable.
+  /// `backend` is "cpu", "cuda", "metal" or "all". Errors: kUnsupported when the CPU is asked for
+  /// and not even the scalar level opens. A GPU that does not open leaves its rows unavailable.
   static Result<Machine> Open(std::string_view backend);
   /// Of one device alone, whose kernels at `level` are judged.
   static Machine Of(std::string_view backend, Isa level, const Device& device,

@@ -272,7 +272,7 @@ bool NamesOneDevice(const SuiteOptions& options) {
 
 int RunSuite(const SuiteOptions& options) {
   if (!NamesOneDevice(options)) {
-    fmt::print(stderr, "--expected and --write-expected need --device cpu or --device cuda\n");
+    fmt::print(stderr, "--expected and --write-expected need --device cpu, cuda or metal\n");
     return 64;
   }
   const Result<Machine> machine = Machine::Open(options.device);
@@ -288,7 +288,7 @@ int RunSuite(const SuiteOptions& options) {
   for (const std::string& backend : machine->backends()) {
     if (!options.large) {
       suite.RunProblems(SelectProblems(backend, KernelTable(backend), size), options.jobs);
-    } else if (backend != "cpu") {
+    } else if (backend == "cuda") {
       suite.RunProblems(LargeProblems(backend), 1);  // Each fills much of the memory.
     }
   }

@@ -10,7 +10,7 @@ namespace marlin::conformance {
 struct SuiteOptions {
   std::string name;
   std::string filter;
-  std::string device = "all";  ///< "cpu", "cuda" or "all".
+  std::string device = "all";  ///< "cpu", "cuda", "metal" or "all".
   int jobs = 1;                ///< Problems made and judged at a time; 0: one per processor.
   int repetitions = kRepetitions;
   bool large = false;

@@ -1,0 +1,80 @@
+// What runs the launches of Metal kernels: an Apple GPU, or the simulator. Memory is the host's and
+// the device's at once, so addresses are the host's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/metal/kernels/parameters.h"
+#include "marlin/status.h"
+
+namespace marlin::metal {
+
+/// What a kernel's buffer is bound to.
+struct KernelBuffer {
+  int index = 0;  ///< MARLIN_BUFFER_...
+  const void* data = nullptr;
+  int64_t bytes = 0;
+  bool written = false;  ///< Else nothing may write it while the launch runs.
+  bool cleared = true;   ///< false: it holds nothing that may be read before it is written.
+};
+
+/// Values of the function constants, by number; of those that the kernel's source has.
+using FunctionConstants = std::array<int32_t, MARLIN_CONSTANT_COUNT>;
+
+/// One dispatch of a kernel.
+struct KernelLaunch {
+  std::string_view source;  ///< "gemv.metal"
+  std::string function;     ///< The host_name.
+  FunctionConstants constants{};
+  std::vector<KernelBuffer> buffers;
+  kernels::Parameters parameters{};
+  std::array<uint32_t, 3> threadgroups{1, 1, 1};
+  uint32_t threads = 32;  ///< Of a threadgroup.
+};
+
+/// What launch plans may know about a device.
+struct DeviceShape {
+  int cores = 8;
+  /// Whether the elements of matrix fragments lie where kernels::FragmentRow says.
+  bool known_fragments = true;
+};
+
+struct DriverInfo {
+  std::string name;   ///< What Device::Open takes.
+  std::string model;  ///< "Apple M2", "simulator".
+  std::vector<std::string> features;
+};
+
+/// One device. Thread-safe.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  virtual DriverInfo Info() const = 0;
+  virtual DeviceShape Shape() const = 0;
+
+  /// Runs launches one after the other: each sees what the ones before wrote. May return before
+  /// they are done. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
+  virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
+  /// Waits for everything that was run. Errors: of the work itself.
+  virtual Status Synchronize(void* stream) = 0;
+
+  /// Aligned to a page. Errors: kOutOfMemory.
+  virtual Result<void*> Allocate(int64_t bytes) = 0;
+  virtual void Free(void* data) = 0;
+};
+
+/// The simulator: kernels run on this machine's processor, checked, thousands of times slower than
+/// on a GPU. Environment: MARLIN_METAL_SIM_SEED draws the order of threads, with
+/// MARLIN_METAL_SIM_PREEMPTION interrupting them at accesses with that probability;
+/// MARLIN_METAL_SIM_FAST_MATH=1 compiles as Metal does by default. What the simulator objects to is
+/// an error of Run. Errors: kUnsupported (no simulator in this build), kInvalidArgument (a
+/// variable).
+Result<std::unique_ptr<Driver>> OpenSimulatedDriver();
+
+}  // namespace marlin::metal

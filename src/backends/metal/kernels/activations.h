@@ -1,0 +1,25 @@
+// Reading rows of A: what lies beyond k or below m counts as zero and is not read.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_ACTIVATIONS_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_ACTIVATIONS_H_
+
+#include "backends/metal/kernels/constants.h"
+#include "backends/metal/kernels/elements.h"
+
+namespace marlin {
+namespace kernels {
+
+/// Elements k to k + 3 of a row, k a multiple of 4.
+static inline float4 LoadInput(device const uchar* input, int row, int k, constant Parameters& p) {
+  float4 values = float4(0.0f);
+  if (row >= p.m || k >= p.k) return values;
+  const long at = long(row) * p.input_stride + k;
+  if (aligned_input && k + 4 <= p.k) return LoadQuad(input, input_type, at);
+  for (int i = 0; i < 4; ++i) {
+    if (k + i < p.k) values[i] = LoadElement(input, input_type, at + i);
+  }
+  return values;
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_ACTIVATIONS_H_

@@ -1,0 +1,28 @@
+// The function constants of all kernels: a pipeline is compiled for their values, so what is not
+// asked for costs nothing.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_CONSTANTS_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_CONSTANTS_H_
+
+#include "backends/metal/kernels/parameters.h"
+
+namespace marlin {
+namespace kernels {
+
+constant int code_kind [[function_constant(MARLIN_CONSTANT_CODE_KIND)]];
+constant int code_bits [[function_constant(MARLIN_CONSTANT_CODE_BITS)]];
+constant int scale_type [[function_constant(MARLIN_CONSTANT_SCALE_TYPE)]];
+constant int group_extra [[function_constant(MARLIN_CONSTANT_GROUP_EXTRA)]];
+constant int group_span [[function_constant(MARLIN_CONSTANT_GROUP_SPAN)]];
+constant int input_type [[function_constant(MARLIN_CONSTANT_INPUT_TYPE)]];
+constant int aligned_input [[function_constant(MARLIN_CONSTANT_ALIGNED_INPUT)]];
+constant int output_type [[function_constant(MARLIN_CONSTANT_OUTPUT_TYPE)]];
+constant int partial [[function_constant(MARLIN_CONSTANT_PARTIAL)]];
+constant int bias_type [[function_constant(MARLIN_CONSTANT_BIAS_TYPE)]];
+constant int has_bias [[function_constant(MARLIN_CONSTANT_HAS_BIAS)]];
+constant int activation [[function_constant(MARLIN_CONSTANT_ACTIVATION)]];
+constant int has_row_weight [[function_constant(MARLIN_CONSTANT_HAS_ROW_WEIGHT)]];
+constant int gated [[function_constant(MARLIN_CONSTANT_GATED)]];
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_CONSTANTS_H_

@@ -1,0 +1,197 @@
+// Codes to weights: weight = scale * (value - zero), or scale * value + bias, in float.
+//
+// A lane decodes blocks of its chunk: four pairs, of outputs FragmentColumn + {0, 1} and
+// k = 4 FragmentRow + {0, 1, 2, 3} of the block.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_DECODE_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_DECODE_H_
+
+#include "backends/metal/kernels/constants.h"
+#include "backends/metal/kernels/elements.h"
+
+namespace marlin {
+namespace kernels {
+
+/// One strip of weights, and what turns its codes into numbers.
+struct Strip {
+  device const uchar* codes;   ///< Of chunk 0.
+  device const uchar* scales;  ///< [groups][8]
+  device const uchar* extras;
+  device const float* table;
+  int groups;
+  int group_size;
+  int k;
+  float global_scale;
+  int code_offset;
+};
+
+static inline int ChunkBytes() { return code_bits * kChunkK; }
+
+static inline long GroupElementBytes(int type) {
+  return type == kElementF32 ? 4 : (type == kElementE8M0 || type == kElementE4M3 ? 1 : 2);
+}
+
+/// Biases have the type of the scales, or f16 beside scales of 8 bits; zeros are f16.
+static inline int ExtraType() {
+  const bool wide = scale_type == kElementF32 || scale_type == kElementBf16;
+  return group_extra == kExtraBiases && wide ? scale_type : kElementF16;
+}
+
+static inline Strip StripAt(long strip, device const uchar* codes, device const uchar* scales,
+                            device const uchar* extras, device const float* table,
+                            constant Parameters& p) {
+  Strip result;
+  result.codes = codes + strip * p.chunks * ChunkBytes();
+  const long first = strip * p.groups * kStripOutputs;
+  result.scales = scales + first * GroupElementBytes(scale_type);
+  result.extras = extras + first * GroupElementBytes(ExtraType());
+  result.table = table;
+  result.groups = p.groups;
+  result.group_size = p.group_size;
+  result.k = p.k;
+  result.global_scale = p.global_scale;
+  result.code_offset = p.code_offset;
+  return result;
+}
+
+/// A lane's codes of a chunk, for up to 8 bits; wider ones are read block by block.
+struct ChunkCodes {
+  uint4 low;
+  uint4 high;
+};
+
+static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
+  ChunkCodes codes;
+  codes.low = uint4(0);
+  codes.high = uint4(0);
+  device const uint* words = (device const uint*)(strip.codes + long(chunk) * ChunkBytes());
+  if (code_bits == 4) {
+    codes.low = ((device const uint4*)words)[lane];
+  } else if (code_bits == 8) {
+    codes.low = ((device const uint4*)words)[lane];
+    codes.high = ((device const uint4*)words)[kLanes + lane];
+  } else if (code_bits < 4) {
+    codes.low.xy = ((device const uint2*)words)[lane];
+    if (code_bits == 3) codes.low.z = words[2 * kLanes + lane];
+  }
+  return codes;
+}
+
+/// The two codes of pair `j` of block `s`, at bits 0 and 16. Up to 8 bits.
+static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
+  switch (code_bits) {
+    case 2:
+      return (codes.low[s / 2] >> (8 * (s % 2) + 2 * j)) & 0x00030003u;
+    case 3:
+      return ((codes.low[s / 2] >> (8 * (s % 2) + 2 * j)) & 0x00030003u) |
+             (((codes.low.z >> (4 * s + j)) & 0x00010001u) << 2);
+    case 4:
+      return (codes.low[s] >> (4 * j)) & 0x000f000fu;
+    default: {
+      const uint4 words = s < 2 ? codes.low : codes.high;
+      return (words[2 * (s % 2) + j / 2] >> (8 * (j % 2))) & 0x00ff00ffu;
+    }
+  }
+}
+
+/// The numbers that two codes stand for, exactly.
+static inline float2 PairValues(Strip strip, uint pair) {
+  switch (code_kind) {
+    case kCodesFp4: {
+      // Sign, exponent and mantissa where a half has them: the number x 2^-14.
+      const uint bits = ((pair & 0x00080008u) << 12) | ((pair & 0x00070007u) << 9);
+      return float2(as_type<half2>(bits)) * 16384.0f;
+    }
+    case kCodesInteger: {
+      // Below 2^10 the last bit of a half is 1, so these are 1024 + code.
+      const float2 biased = float2(as_type<half2>(pair | 0x64006400u));
+      return biased - float(1024 + strip.code_offset);
+    }
+    case kCodesE4M3:
+      return float2(as_type<half2>(((pair & 0x00800080u) << 8) | ((pair & 0x007f007fu) << 7))) *
+             256.0f;
+    case kCodesE5M2:
+      return float2(as_type<half2>(pair << 8));
+    case kCodesBf16:
+      return float2(as_type<float>(pair << 16), as_type<float>(pair & 0xffff0000u));
+    case kCodesF16:
+      return float2(as_type<half2>(pair));
+    default:
+      return float2(strip.table[pair & 0xffffu], strip.table[pair >> 16]);
+  }
+}
+
+/// What the weights of two outputs in one group share.
+struct GroupPair {
+  float2 scale;
+  float2 extra;
+};
+
+static inline GroupPair LoadGroup(Strip strip, int k, ushort lane) {
+  GroupPair group;
+  // Beyond k there may be no group; what is multiplied with zeros only has to be finite.
+  const int index = metal::min(k / strip.group_size, strip.groups - 1);
+  const long at = long(index) * kStripOutputs + FragmentColumn(lane);
+  group.scale = LoadPair(strip.scales, scale_type, at) * strip.global_scale;
+  group.extra = float2(0.0f);
+  if (group_extra != kExtraNone) group.extra = LoadPair(strip.extras, ExtraType(), at);
+  return group;
+}
+
+static inline float2 Scaled(float2 value, GroupPair group) {
+  if (group_extra == kExtraZeros) value -= group.extra;
+  value *= group.scale;
+  if (group_extra == kExtraBiases) value += group.extra;
+  return value;
+}
+
+/// Four pairs of weights: one for each fragment of a block.
+struct BlockWeights {
+  float2 pair[4];
+};
+
+/// Values of block `s` without scales.
+static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk, int s,
+                                       ushort lane) {
+  BlockWeights values;
+  if (code_bits <= 8) {
+    for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, PairOfCodes(codes, s, j));
+    return values;
+  }
+  device const uint4* words = (device const uint4*)(strip.codes + long(chunk) * ChunkBytes());
+  if (code_bits == 16) {
+    const uint4 pairs = words[s * kLanes + lane];
+    for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, pairs[j]);
+    return values;
+  }
+  const float4 low = as_type<float4>(words[2 * s * kLanes + lane]);
+  const float4 high = as_type<float4>(words[(2 * s + 1) * kLanes + lane]);
+  values.pair[0] = low.xy;
+  values.pair[1] = low.zw;
+  values.pair[2] = high.xy;
+  values.pair[3] = high.zw;
+  return values;
+}
+
+/// Weights of block `s`. `of_chunk` is the group of the chunk where all its k share one.
+static inline BlockWeights DecodeBlock(Strip strip, ChunkCodes codes, GroupPair of_chunk, int chunk,
+                                       int s, ushort lane) {
+  BlockWeights weights = BlockValues(strip, codes, chunk, s, lane);
+  if (group_span == kSpanNone) return weights;
+  const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane);
+  const GroupPair group = group_span == kSpanBlock ? LoadGroup(strip, k, lane) : of_chunk;
+  for (int j = 0; j < 4; ++j) weights.pair[j] = Scaled(weights.pair[j], group);
+  return weights;
+}
+
+/// The group of a chunk, for DecodeBlock.
+static inline GroupPair LoadChunkGroup(Strip strip, int chunk, ushort lane) {
+  GroupPair group;
+  group.scale = float2(1.0f);
+  group.extra = float2(0.0f);
+  if (group_span == kSpanChunk) group = LoadGroup(strip, chunk * kChunkK, lane);
+  return group;
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_DECODE_H_

@@ -1,0 +1,99 @@
+// Elements of memory as floats, and back. All arithmetic of the kernels is in float.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_ELEMENTS_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_ELEMENTS_H_
+
+#include "backends/metal/kernels/parameters.h"
+
+namespace marlin {
+namespace kernels {
+
+static inline float FromBf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
+
+/// Rounds to nearest, ties to even; a NaN stays one. In integers, so that no compiler may do less.
+static inline ushort ToBf16(float value) {
+  const uint bits = as_type<uint>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return ushort((bits >> 16) | 0x40u);
+  return ushort((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/// 2^(bits - 127); that of 0 is subnormal, which GPUs may take for zero.
+static inline float FromE8M0(uchar bits) {
+  return as_type<float>(bits == 0 ? 0x00400000u : uint(bits) << 23);
+}
+
+/// A half has the same fields three and one bits wider: its bits are the number x 2^-8, exactly.
+static inline float FromE4M3(uchar bits) {
+  const ushort half_bits = ushort(((bits & 0x80) << 8) | ((bits & 0x7f) << 7));
+  return float(as_type<half>(half_bits)) * 256.0f;
+}
+
+/// Element `index` of an array of `type`.
+static inline float LoadElement(device const uchar* data, int type, long index) {
+  switch (type) {
+    case kElementBf16:
+      return FromBf16(((device const ushort*)data)[index]);
+    case kElementF16:
+      return float(((device const half*)data)[index]);
+    case kElementE8M0:
+      return FromE8M0(data[index]);
+    case kElementE4M3:
+      return FromE4M3(data[index]);
+    default:
+      return ((device const float*)data)[index];
+  }
+}
+
+/// Two neighbours, the first at an even index.
+static inline float2 LoadPair(device const uchar* data, int type, long index) {
+  switch (type) {
+    case kElementBf16: {
+      const uint bits = ((device const uint*)data)[index / 2];
+      return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u));
+    }
+    case kElementF16:
+      return float2(((device const half2*)data)[index / 2]);
+    case kElementE8M0: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE8M0(bits.x), FromE8M0(bits.y));
+    }
+    case kElementE4M3: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE4M3(bits.x), FromE4M3(bits.y));
+    }
+    default:
+      return ((device const float2*)data)[index / 2];
+  }
+}
+
+/// Four neighbours of type f32, bf16 or f16 at an address that is a multiple of their size.
+static inline float4 LoadQuad(device const uchar* data, int type, long index) {
+  switch (type) {
+    case kElementBf16: {
+      const uint2 bits = *(device const uint2*)(data + index * 2);
+      return float4(as_type<float>(bits.x << 16), as_type<float>(bits.x & 0xffff0000u),
+                    as_type<float>(bits.y << 16), as_type<float>(bits.y & 0xffff0000u));
+    }
+    case kElementF16:
+      return float4(*(device const half4*)(data + index * 2));
+    default:
+      return *(device const float4*)(data + index * 4);
+  }
+}
+
+/// Rounds once to f32, bf16 or f16.
+static inline void StoreElement(device uchar* data, int type, long index, float value) {
+  switch (type) {
+    case kElementBf16:
+      ((device ushort*)data)[index] = ToBf16(value);
+      return;
+    case kElementF16:
+      ((device half*)data)[index] = half(value);
+      return;
+    default:
+      ((device float*)data)[index] = value;
+  }
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_ELEMENTS_H_

@@ -1,0 +1,123 @@
+#include "backends/metal/launch_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backends/metal/strip_layout.h"
+#include "base/checked.h"
+
+namespace marlin::metal {
+namespace {
+
+using kernels::kBlockK;
+using kernels::kChunkK;
+using kernels::kLanes;
+using kernels::kStripOutputs;
+
+constexpr int64_t kTile = 64;
+/// Threadgroups for each core that keep it busy: unmeasured.
+constexpr int64_t kGroupsOfCore = 8;
+/// A split of less than this many chunks costs more to add up than it spreads: unmeasured.
+constexpr int64_t kLeastChunksOfSplit = 2;
+/// Splits that marlin_finish adds one after the other, and error models count.
+constexpr int64_t kMostSplits = 16;
+
+uint32_t Count(int64_t count) { return static_cast<uint32_t>(count); }
+
+int64_t Chunks(const GemmDesc& desc) { return CeilDivide(desc.k, int64_t{kChunkK}); }
+
+/// Few outputs get more simdgroups each. A function of n alone: it decides the order of sums.
+int64_t SimdgroupsOfStrip(int64_t strips) { return strips >= 512 ? 4 : 8; }
+
+LaunchPlan PlanGemv(const GemmDesc& desc) {
+  const int64_t strips = CeilDivide(desc.n, int64_t{kStripOutputs});
+  int64_t rows = 1;
+  while (rows < std::min(desc.m, kGemvRows)) rows *= 2;
+  LaunchPlan plan;
+  plan.source = "gemv.metal";
+  plan.function = fmt::format("marlin_gemv_{}", rows);
+  plan.threadgroups = {Count(strips), Count(CeilDivide(desc.m, rows)), 1};
+  plan.threads = Count(SimdgroupsOfStrip(strips) * kLanes);
+  return plan;
+}
+
+/// Splits of `chunks` that give `tiles` threadgroups company, up to `wanted` of them.
+int64_t SplitsFor(int64_t tiles, int64_t chunks, int64_t wanted) {
+  const int64_t most = std::min(kMostSplits, chunks / kLeastChunksOfSplit);
+  return std::clamp<int64_t>(wanted / std::max<int64_t>(tiles, 1), 1, std::max<int64_t>(most, 1));
+}
+
+/// Makes the splits as even as whole steps allow, and no more of them than that needs.
+void SetSplits(LaunchPlan* plan, int64_t steps, int64_t splits) {
+  const int64_t steps_of_split = std::max<int64_t>(CeilDivide(steps, splits), 1);
+  plan->steps_of_split = static_cast<int>(steps_of_split);
+  plan->splits = static_cast<int>(std::max<int64_t>(CeilDivide(steps, steps_of_split), 1));
+}
+
+LaunchPlan PlanSplitK(const GemmDesc& desc, const DeviceShape& device) {
+  const int64_t rows = desc.m <= 16 ? 16 : 32;
+  const int64_t row_tiles = CeilDivide(desc.m, rows);
+  const int64_t column_tiles = CeilDivide(desc.n, kTile);
+  LaunchPlan plan;
+  plan.source = "gemm_direct.metal";
+  plan.function = fmt::format("marlin_gemm_direct_{}x64", rows);
+  SetSplits(&plan, Chunks(desc),
+            SplitsFor(row_tiles * column_tiles, Chunks(desc), device.cores * kGroupsOfCore));
+  plan.threadgroups = {Count(column_tiles), Count(row_tiles), Count(plan.splits)};
+  return plan;
+}
+
+LaunchPlan PlanFused(const GemmDesc& desc) {
+  LaunchPlan plan;
+  plan.source = "gemm_direct.metal";
+  plan.function = "marlin_gemm_direct_64x64";
+  SetSplits(&plan, Chunks(desc), 1);
+  plan.threadgroups = {Count(CeilDivide(desc.n, kTile)), Count(CeilDivide(desc.m, kTile)), 1};
+  return plan;
+}
+
+const char* TypeName(DType type) {
+  if (type == DType::kBf16) return "bf16";
+  return type == DType::kF16 ? "f16" : "f32";
+}
+
+LaunchPlan PlanStaged(const GemmDesc& desc, const DeviceShape& device, int buffers, bool striped) {
+  constexpr int kBlocksOfChunk = kChunkK / kBlockK;
+  const int64_t tiles = CeilDivide(desc.m, kTile) * CeilDivide(desc.n, kTile);
+  const int64_t stripes = device.cores * int64_t{2};
+  LaunchPlan plan;
+  plan.source = "gemm_staged.metal";
+  plan.function = fmt::format("marlin_gemm_staged_{}x{}", buffers, TypeName(desc.a_type));
+  SetSplits(&plan, Chunks(desc), striped ? SplitsFor(tiles, Chunks(desc), 4 * stripes) : 1);
+  plan.steps_of_split *= kBlocksOfChunk;
+  const int64_t units = tiles * plan.splits;
+  plan.units = static_cast<int>(units);
+  plan.units_of_group = striped ? static_cast<int>(CeilDivide(units, stripes)) : 1;
+  plan.zeroes = plan.splits > 1 && plan.units_of_group > 1;
+  plan.threadgroups = {Count(CeilDivide(units, int64_t{plan.units_of_group})), 1, 1};
+  return plan;
+}
+
+LaunchPlan PlanSums(std::string_view kernel, const GemmDesc& desc, const DeviceShape& device) {
+  if (kernel.starts_with("marlin_gemv")) return PlanGemv(desc);
+  if (kernel == "marlin_gemm_split_k") return PlanSplitK(desc, device);
+  if (kernel.starts_with("marlin_gemm_fused")) return PlanFused(desc);
+  const int buffers = kernel == "marlin_gemm_fp4_single_stage" ? 1 : 2;
+  return PlanStaged(desc, device, buffers, kernel == "marlin_gemm_fp4_striped");
+}
+
+}  // namespace
+
+LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device) {
+  LaunchPlan plan = PlanSums(kernel.name, desc, device);
+  // Both columns of a gated output are in different tiles.
+  plan.partial = plan.splits > 1 || desc.gated;
+  return plan;
+}
+
+int64_t PartialBytes(const LaunchPlan& plan, const GemmDesc& desc) {
+  return plan.partial ? plan.splits * desc.m * desc.n * int64_t{sizeof(float)} : 0;
+}
+
+}  // namespace marlin::metal

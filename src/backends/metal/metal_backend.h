@@ -1,0 +1,15 @@
+// Apple GPUs, and the simulator in their place, as devices.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "plan/backend.h"
+
+namespace marlin::metal {
+
+/// Opens "metal" or "metal-sim". Errors: kUnsupported for a device that is not there, with the
+/// reason.
+Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name);
+
+}  // namespace marlin::metal

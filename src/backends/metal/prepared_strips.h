@@ -1,0 +1,66 @@
+// Prepared weights of the Metal backend: the strips of every expert in one block of memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/metal/driver.h"
+#include "backends/metal/strip_layout.h"
+#include "base/thread_pool.h"
+#include "plan/backend.h"
+
+namespace marlin::metal {
+
+/// A part of an expert's weights.
+struct StripPart {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+};
+
+class PreparedStrips : public PreparedWeights::Storage {
+ public:
+  /// Rearranges validated weights. `driver` must outlive what the result's owner does with it: the
+  /// shared pointer keeps it. Errors: kOutOfMemory.
+  static Result<std::shared_ptr<const PreparedStrips>> Make(const QuantizedWeights& weights,
+                                                            const Backend* backend,
+                                                            const std::shared_ptr<Driver>& driver,
+                                                            ThreadPool& pool);
+  ~PreparedStrips() override;
+  PreparedStrips() = default;
+  PreparedStrips(const PreparedStrips&) = delete;
+  PreparedStrips& operator=(const PreparedStrips&) = delete;
+
+  StripPart codes(int64_t expert) const { return Part(0, expert * codes_bytes_, codes_bytes_); }
+  StripPart scales(int64_t expert) const {
+    return Part(scales_offset_, expert * scales_bytes_, scales_bytes_);
+  }
+  /// Zeros or biases.
+  StripPart extras(int64_t expert) const {
+    return Part(extras_offset_, expert * extras_bytes_, extras_bytes_);
+  }
+  StripPart table() const { return Part(table_offset_, 0, table_bytes_); }
+  float global_scale(int64_t expert) const { return global_scales_[static_cast<size_t>(expert)]; }
+  int64_t strips() const { return strips_; }
+  int64_t chunks() const { return chunks_; }
+
+ private:
+  StripPart Part(int64_t offset, int64_t begin, int64_t part_bytes) const {
+    return {data_ + offset + begin, part_bytes};
+  }
+  void PackStrip(const QuantizedWeights& weights, int64_t expert, int64_t strip) const;
+
+  std::shared_ptr<Driver> driver_;
+  uint8_t* data_ = nullptr;
+  int64_t strips_ = 0;
+  int64_t chunks_ = 0;
+  int64_t codes_bytes_ = 0;  ///< Of an expert.
+  int64_t scales_bytes_ = 0;
+  int64_t extras_bytes_ = 0;
+  int64_t table_bytes_ = 0;
+  int64_t scales_offset_ = 0;
+  int64_t extras_offset_ = 0;
+  int64_t table_offset_ = 0;
+  std::vector<float> global_scales_;
+};
+
+}  // namespace marlin::metal

@@ -1,0 +1,196 @@
+// The driver that runs kernels in the simulator.
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "backends/metal/driver.h"
+#include "backends/metal/kernel_files.h"
+#include "backends/metal/simulator/launch.h"
+#include "backends/metal/simulator/metal_program.h"
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+
+namespace marlin::metal {
+namespace {
+
+namespace fs = std::filesystem;
+using simulator::MetalProgram;
+
+/// Small, so that products of tests are cut in every way that large ones are on a GPU.
+constexpr int kSimulatedCores = 2;
+
+/// The kernels' sources in a temporary folder, and the programs made from them. A program runs one
+/// launch at a time, for its function constants are variables: concurrent calls get their own.
+class Programs {
+ public:
+  explicit Programs(simulator::CompileOptions options) : options_(std::move(options)) {}
+  Programs(const Programs&) = delete;
+  Programs& operator=(const Programs&) = delete;
+  ~Programs() {
+    std::error_code ignored;
+    if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  }
+
+  Status WriteSources() {
+    std::error_code error;
+    std::string pattern = (fs::temp_directory_path(error) / "marlin-metal-XXXXXX").string();
+    if (error || mkdtemp(pattern.data()) == nullptr) {
+      return Status(Code::kIo, pattern + ": cannot be made");
+    }
+    folder_ = pattern;
+    options_.include_folders = {pattern};
+    for (const KernelFile& source : KernelFiles()) {
+      const fs::path path = folder_ / source.path;
+      fs::create_directories(path.parent_path(), error);
+      std::ofstream file(path, std::ios::binary);
+      file.write(source.text.data(), static_cast<std::streamsize>(source.text.size()));
+      file.close();
+      if (!file) return Status(Code::kIo, path.string() + ": cannot be written");
+    }
+    return Status();
+  }
+
+  /// A program that nobody else uses until it is given back.
+  Result<std::unique_ptr<MetalProgram>> Take(std::string_view source) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      auto& free = free_[std::string(source)];
+      if (!free.empty()) {
+        auto program = std::move(free.back());
+        free.pop_back();
+        return program;
+      }
+    }
+    return MetalProgram::Compile(folder_ / "backends/metal/kernels" / source, options_);
+  }
+
+  void GiveBack(std::string_view source, std::unique_ptr<MetalProgram> program) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_[std::string(source)].push_back(std::move(program));
+  }
+
+ private:
+  simulator::CompileOptions options_;
+  fs::path folder_;
+  std::mutex mutex_;
+  std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
+};
+
+class SimulatedDriver final : public Driver {
+ public:
+  SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options)
+      : programs_(std::move(compile)), options_(options) {}
+
+  Status Start() { return programs_.WriteSources(); }
+
+  DriverInfo Info() const override {
+    return {"metal-sim", "simulator", {"MSL 3.1", "checks races, bounds, initialisation"}};
+  }
+  DeviceShape Shape() const override { return {kSimulatedCores, true}; }
+
+  Status Run(std::span<const KernelLaunch> launches, void* /*stream*/) override {
+    for (const KernelLaunch& launch : launches) MARLIN_RETURN_IF_ERROR(RunOne(launch));
+    return Status();
+  }
+  Status Synchronize(void* /*stream*/) override { return Status(); }
+
+  Result<void*> Allocate(int64_t bytes) override {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    return static_cast<void*>(buffer.Release());
+  }
+  void Free(void* data) override { AlignedBuffer::FreeReleased(static_cast<std::byte*>(data)); }
+
+ private:
+  Status RunOne(const KernelLaunch& launch) {
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<MetalProgram> program, programs_.Take(launch.source));
+    Status status = Simulate(launch, *program);
+    programs_.GiveBack(launch.source, std::move(program));
+    return status;
+  }
+
+  Status Simulate(const KernelLaunch& launch, MetalProgram& program) const {
+    MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel, program.Find(launch.function));
+    MARLIN_RETURN_IF_ERROR(program.SetConstants(ConstantsOf(launch, program)));
+    simulator::Launch described;
+    described.grid = {launch.threadgroups[0], launch.threadgroups[1], launch.threadgroups[2]};
+    described.threads_per_threadgroup = {launch.threads, 1, 1};
+    described.program_ranges = program.ranges();
+    for (const KernelBuffer& buffer : launch.buffers) {
+      simulator::BufferBinding binding;
+      binding.data = const_cast<void*>(buffer.data);  // Read-only ones are only read.
+      binding.bytes = buffer.bytes;
+      binding.read_only = !buffer.written;
+      binding.initialised = buffer.cleared;
+      described.buffers[buffer.index] = binding;
+    }
+    std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
+    parameters.resize(sizeof(launch.parameters));
+    std::memcpy(parameters.data(), &launch.parameters, sizeof(launch.parameters));
+    MARLIN_ASSIGN_OR_RETURN(const simulator::Report report,
+                            simulator::Simulate(*kernel, described, options_));
+    return report.clean() ? Status() : FirstFinding(launch, program, report);
+  }
+
+  static simulator::ConstantValues ConstantsOf(const KernelLaunch& launch,
+                                               const MetalProgram& program) {
+    simulator::ConstantValues values;
+    const metal_sim::Module& module = program.module();
+    for (int i = 0; i < module.constant_count; ++i) {
+      const int index = module.constants[i].index;
+      const int32_t value = launch.constants[static_cast<size_t>(index)];
+      std::vector<uint8_t>& bytes = values[index];
+      bytes.resize(sizeof(value));
+      std::memcpy(bytes.data(), &value, sizeof(value));
+    }
+    return values;
+  }
+
+  static Status FirstFinding(const KernelLaunch& launch, const MetalProgram& program,
+                             const simulator::Report& report) {
+    const simulator::Finding& first = report.findings.front();
+    const std::vector<std::string> places = program.Locate({first.site, first.other_site});
+    return Status(
+        Code::kInternal,
+        fmt::format("{}: {}: {}: {}{} ({} findings)", launch.function, places[0],
+                    simulator::FindingKindName(first.kind), first.text,
+                    places[1].empty() ? "" : " and " + places[1], report.findings.size()));
+  }
+
+  Programs programs_;
+  simulator::SimulationOptions options_;
+};
+
+/// A number in an environment variable; `value` stays as it is where there is none.
+template <typename T>
+Status ReadNumber(const char* name, T* value) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return Status();
+  const char* end = text + std::strlen(text);
+  if (std::from_chars(text, end, *value).ptr == end) return Status();
+  return Status(Code::kInvalidArgument, fmt::format("{}: expected a number, got '{}'", name, text));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Driver>> OpenSimulatedDriver() {
+  simulator::SimulationOptions options;
+  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_SEED", &options.seed));
+  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
+  int fast_math = 0;
+  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_FAST_MATH", &fast_math));
+  simulator::CompileOptions compile;
+  compile.fast_math = fast_math != 0;
+  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options);
+  MARLIN_RETURN_IF_ERROR(driver->Start());
+  return std::unique_ptr<Driver>(std::move(driver));
+}
+
+}  // namespace marlin::metal
