@@ -91,8 +91,8 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<
     return Invalid(fmt::format("table: expected one matrix, got {} experts", spec.experts));
   }
   MARLIN_RETURN_IF_ERROR(CheckIds(ids, spec.n, out, spec.k));
-  if (out.ElementCount() > 0) decoder->LookUpRows(*table.storage(), ids, out);
-  return {};
+  if (out.ElementCount() == 0) return {};
+  return decoder->LookUpRows(*table.storage(), ids, out);
 }
 
 Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out) {

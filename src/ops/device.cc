@@ -43,7 +43,7 @@ void Device::Impl::ReturnWorkspace(const Workspace& workspace) {
 }
 
 Result<const DecoderBackend*> DecoderOf(const Device& device) {
-  const DecoderBackend* decoder = device.impl().backend().decoder();
+  const DecoderBackend* decoder = device.impl().decoder();
   if (decoder != nullptr) return decoder;
   return Status(Code::kUnsupported,
                 device.info().name + ": has products only; open the model on \"cpu\"");
@@ -70,7 +70,12 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
     MARLIN_ASSIGN_OR_RETURN(
         Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));
-    return Device(std::make_shared<Impl>(std::move(backend), std::move(tuning)));
+    auto impl = std::make_shared<Impl>(std::move(backend), std::move(tuning));
+    if (impl->backend().shares_memory()) {
+      MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> host, cpu::OpenCpu(options));
+      impl->AddHost(std::move(host));
+    }
+    return Device(std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");
   } catch (const std::system_error& error) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "marlin/device.h"
+#include "ops/host_decoder.h"
 #include "ops/tuning_file.h"
 #include "plan/backend.h"
 #include "plan/decoder_backend.h"
@@ -26,10 +27,18 @@ class Device::Impl {
  public:
   explicit Impl(std::unique_ptr<Backend> backend, Tuning tuning = {})
       : backend_(std::move(backend)), tuning_(std::move(tuning)) {}
+  /// Of a device that shares the host's memory: the host runs the operations beside the products.
+  void AddHost(std::unique_ptr<Backend> host) {
+    host_decoder_ = std::make_unique<HostDecoder>(std::move(host), *backend_);
+  }
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   Backend& backend() const { return *backend_; }
+  /// Null: there are products only.
+  const DecoderBackend* decoder() const {
+    return host_decoder_ != nullptr ? host_decoder_.get() : backend_->decoder();
+  }
   const TuningTable& tuning() const { return tuning_.table; }
   const std::string& tuning_file() const { return tuning_.file; }
 
@@ -40,6 +49,7 @@ class Device::Impl {
 
  private:
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<HostDecoder> host_decoder_;
   const Tuning tuning_;
   std::mutex mutex_;
   std::vector<Workspace> spare_;

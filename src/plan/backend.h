@@ -87,6 +87,14 @@ class Backend {
                             const MutableTensorView& out, void* stream) const = 0;
   /// The operations beside the products; lives as long as the backend. Null: not there.
   virtual const DecoderBackend* decoder() const = 0;
+  /// Whether the device's memory is the host's, so that the host may do what decoder() would.
+  virtual bool shares_memory() const { return false; }
+  /// Of a device that shares memory: out[i, k] = W[k, ids[i]], rounded once; DecoderBackend's.
+  virtual Status LookUpRows(const PreparedWeights::Storage& /*weights*/,
+                            std::span<const int32_t> /*ids*/,
+                            const MutableTensorView& /*out*/) const {
+    return Status(Code::kUnsupported, Info().name + ": looks up no rows of prepared weights");
+  }
 
   /// Memory that the kernels use, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.
   virtual Result<void*> Allocate(int64_t bytes) const = 0;

@@ -16,8 +16,9 @@ class DecoderBackend {
   virtual ~DecoderBackend() = default;
   virtual void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
                           const MutableTensorView& out) const = 0;
-  virtual void LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                          const MutableTensorView& out) const = 0;
+  /// Errors: of the device that holds the table.
+  virtual Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
+                            const MutableTensorView& out) const = 0;
   virtual void Convert(const TensorView& x, const MutableTensorView& out) const = 0;
   virtual void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
                        const MutableTensorView& out) const = 0;

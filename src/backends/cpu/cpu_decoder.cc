@@ -92,8 +92,8 @@ void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> id
   });
 }
 
-void CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                            const MutableTensorView& out) const {
+Status CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
+                              const MutableTensorView& out) const {
   const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
   const int64_t columns = out.dim(1);
   pool_.Run(out.dim(0), [&](int64_t row, int) {
@@ -105,6 +105,7 @@ void CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<con
                       out.dtype(), At(out, row * out.stride(0) + i));
     }
   });
+  return {};
 }
 
 void CpuDecoder::Convert(const TensorView& x, const MutableTensorView& out) const {

@@ -20,8 +20,8 @@ class CpuDecoder final : public DecoderBackend {
 
   void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) const override;
-  void LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) const override;
+  Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
+                    const MutableTensorView& out) const override;
   void Convert(const TensorView& x, const MutableTensorView& out) const override;
   void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
                const MutableTensorView& out) const override;

@@ -138,25 +138,28 @@ class MetalBackend final : public Backend {
     const auto& strips = static_cast<const PreparedStrips&>(weights);
     const WeightsSpec& spec = weights.spec;
     if (spec.k == 0 || spec.n == 0) return Status();
-    KernelLaunch launch;
+    KernelLaunch launch = DecodingLaunch(strips, expert, out, spec.k, spec.n);
     launch.source = "dequantize.metal";
     launch.function = "marlin_dequantize";
-    launch.constants = WeightConstants(spec);
-    launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
-    launch.parameters = WeightParameters(strips, expert);
-    launch.parameters.output_stride = out.stride(0);
-    BindWeights(strips, expert, &launch);
-    launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(),
-                              ExtentBytes(spec.k, spec.n, out.stride(0), out.dtype()), true,
-                              false});
-    const int64_t groups = CeilDivide(strips.chunks(), int64_t{kDequantizeSimdgroups});
-    launch.threadgroups = {static_cast<uint32_t>(groups), static_cast<uint32_t>(strips.strips()),
-                           1};
-    launch.threads = kDequantizeSimdgroups * kernels::kLanes;
+    launch.threadgroups[1] = static_cast<uint32_t>(strips.strips());
     return driver_->Run({&launch, 1}, stream);
   }
 
   const DecoderBackend* decoder() const override { return nullptr; }
+  bool shares_memory() const override { return true; }
+
+  Status LookUpRows(const PreparedWeights::Storage& weights, std::span<const int32_t> ids,
+                    const MutableTensorView& out) const override {
+    const auto& strips = static_cast<const PreparedStrips&>(weights);
+    const auto rows = static_cast<int64_t>(ids.size());
+    KernelLaunch launch = DecodingLaunch(strips, 0, out, rows, weights.spec.k);
+    launch.source = "look_up.metal";
+    launch.function = "marlin_look_up";
+    launch.buffers.push_back(
+        {MARLIN_BUFFER_INPUT, ids.data(), static_cast<int64_t>(ids.size_bytes())});
+    launch.threadgroups[1] = static_cast<uint32_t>(rows);
+    return driver_->Run({&launch, 1}, nullptr);
+  }
 
   Result<void*> Allocate(int64_t bytes) const override { return driver_->Allocate(bytes); }
   void Free(void* data) const override { driver_->Free(data); }
@@ -174,6 +177,24 @@ class MetalBackend final : public Backend {
   bool calls_block() const override { return true; }
 
  private:
+  /// Weights without a product: a simdgroup takes a chunk.
+  static KernelLaunch DecodingLaunch(const PreparedStrips& strips, int64_t expert,
+                                     const MutableTensorView& out, int64_t rows, int64_t columns) {
+    KernelLaunch launch;
+    launch.constants = WeightConstants(strips.spec);
+    launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
+    launch.parameters = WeightParameters(strips, expert);
+    launch.parameters.output_stride = out.stride(0);
+    BindWeights(strips, expert, &launch);
+    launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(),
+                              ExtentBytes(rows, columns, out.stride(0), out.dtype()), true,
+                              false});
+    const int64_t groups = CeilDivide(strips.chunks(), int64_t{kDequantizeSimdgroups});
+    launch.threadgroups[0] = static_cast<uint32_t>(groups);
+    launch.threads = kDequantizeSimdgroups * kernels::kLanes;
+    return launch;
+  }
+
   std::vector<KernelLaunch> LaunchesOf(const GemmCall& call) const {
     const LaunchPlan plan = PlanLaunch(*call.kernel, call.desc, driver_->Shape());
     const KernelLaunch sums = SumsOf(call, plan);

@@ -95,9 +95,12 @@ StripCodes<uint8_t> UnpackStrip(const void* data, const WeightsSpec& spec, int b
   const int64_t columns = std::min<int64_t>(kStripOutputs, spec.n - first);
   UnpackColumns(bits, static_cast<const uint32_t*>(data) + first, spec.n,
                 {codes.codes.data(), codes.stride, spec.k, columns});
-  // Padding of the last word, which kernels multiply with zeros.
+  const auto flip = static_cast<uint8_t>(CodeFlipOf(spec.format));
   for (int64_t c = 0; c < columns; ++c) {
-    std::fill(&codes.At(c, 0) + spec.k, &codes.At(c, 0) + codes.stride, uint8_t{0});
+    uint8_t* const column = &codes.At(c, 0);
+    for (int64_t k = 0; flip != 0 && k < spec.k; ++k) column[k] ^= flip;
+    // Padding of the last word, which kernels multiply with zeros.
+    std::fill(column + spec.k, column + codes.stride, uint8_t{0});
   }
   return codes;
 }

@@ -27,9 +27,11 @@ kernels::CodeKind CodeKindOf(Format format) {
   }
 }
 
+int CodeFlipOf(Format format) { return format == Format::kS8 ? 0x80 : 0; }
+
 int CodeOffsetOf(Format format) {
   if (CodeKindOf(format) != kernels::kCodesInteger) return 0;
-  return -static_cast<int>(FormatValues(format)[0]);
+  return -static_cast<int>(FormatValues(format)[static_cast<size_t>(CodeFlipOf(format))]);
 }
 
 kernels::ElementType ElementTypeOf(ScaleType type) {

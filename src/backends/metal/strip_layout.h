@@ -34,7 +34,9 @@ constexpr PairPlace HighBitOf(int s, int j) { return {2, 4 * s + j}; }
 
 /// How a format's codes become numbers; its table of values does for all that have no decoder.
 kernels::CodeKind CodeKindOf(Format format);
-/// What integers are stored with: value = code - offset.
+/// What integers are packed with: value = (code ^ flip) - offset. The flip makes two's complement
+/// count from the smallest number up; codes are packed with it.
+int CodeFlipOf(Format format);
 int CodeOffsetOf(Format format);
 kernels::ElementType ElementTypeOf(ScaleType type);
 kernels::ElementType ElementTypeOf(DType type);

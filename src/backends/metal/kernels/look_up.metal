@@ -1,0 +1,37 @@
+// marlin_look_up: out[i, k] = W[k, ids[i]], rounded once to the type of the output: rows of an
+// embedding that is stored as the weights of a product.
+//
+// A simdgroup writes 128 k of one row; the 8 lanes that hold the output's column store.
+#include "backends/metal/kernels/decode.h"
+
+using namespace metal;
+using namespace marlin::kernels;
+
+[[kernel]] void marlin_look_up(device const uchar* codes [[buffer(MARLIN_BUFFER_CODES)]],
+                               device const uchar* scales [[buffer(MARLIN_BUFFER_SCALES)]],
+                               device const uchar* extras [[buffer(MARLIN_BUFFER_EXTRAS)]],
+                               device const float* table [[buffer(MARLIN_BUFFER_TABLE)]],
+                               device const int* ids [[buffer(MARLIN_BUFFER_INPUT)]],
+                               device uchar* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
+                               constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
+                               uint2 group [[threadgroup_position_in_grid]],
+                               ushort simdgroup [[simdgroup_index_in_threadgroup]],
+                               ushort simdgroups [[simdgroups_per_threadgroup]],
+                               ushort lane [[thread_index_in_simdgroup]]) {
+  const int chunk = int(group.x) * simdgroups + simdgroup;
+  const int column = ids[group.y];
+  const int place = column % kStripOutputs - FragmentColumn(lane);
+  if (chunk >= p.chunks || place < 0 || place > 1) return;
+  const Strip strip = StripAt(column / kStripOutputs, codes, scales, extras, table, p);
+  const ChunkCodes chunk_codes = LoadCodes(strip, chunk, lane);
+  const GroupPair chunk_group = LoadChunkGroup(strip, chunk, lane);
+  for (int s = 0; s < kChunkK / kBlockK; ++s) {
+    const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, lane);
+    for (int j = 0; j < 4; ++j) {
+      const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane) + j;
+      if (k >= p.k) continue;
+      const long at = long(group.y) * p.output_stride + k;
+      StoreElement(out, output_type, at, place == 0 ? w.pair[j].x : w.pair[j].y);
+    }
+  }
+}
