@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "cli/command.h"
 #include "cli/table.h"
@@ -53,15 +55,18 @@ class DevicesCommand final : public Command {
   Status Run(Console& console) override {
     Json document = {{"devices", Json::array()}, {"unavailable", Json::array()}};
     std::string text;
-    bool gpu = false;
+    std::set<std::string> found;
     for (const DeviceInfo& device : ListDevices()) {
-      gpu = gpu || device.backend == "cuda";
+      found.insert(device.backend);
       document["devices"].push_back(DeviceJson(device));
       text += fmt::format("{}{}", text.empty() ? "" : "\n", DeviceText(device));
     }
-    if (const Result<Device> cuda = Device::Open("cuda"); !gpu && !cuda.ok()) {
-      document["unavailable"].push_back({{"name", "cuda"}, {"reason", cuda.status().message()}});
-      text += fmt::format("\n{}\n", cuda.status().message());
+    for (const char* name : {"cuda", "metal"}) {
+      if (found.contains(name)) continue;
+      const Result<Device> device = Device::Open(name);
+      if (device.ok()) continue;
+      document["unavailable"].push_back({{"name", name}, {"reason", device.status().message()}});
+      text += fmt::format("\n{}\n", device.status().message());
     }
     return console.json() ? console.PrintJson(document) : console.Print(text);
   }

@@ -306,7 +306,8 @@ class MetalBackend final : public Backend {
 
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
   if (name != "metal-sim") {
-    return Status(Code::kUnsupported, "metal: this build has no driver for Apple GPUs");
+    return Status(Code::kUnsupported, "metal: this build has no driver for Apple GPUs; \"metal-sim\" runs "
+                                    "their kernels in a simulator");
   }
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenSimulatedDriver());
   return std::unique_ptr<Backend>(std::make_unique<MetalBackend>(std::move(driver)));

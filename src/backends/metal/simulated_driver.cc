@@ -39,13 +39,19 @@ class Programs {
     if (!folder_.empty()) fs::remove_all(folder_, ignored);
   }
 
+  /// Errors: kIo.
   Status WriteSources() {
+    if (const char* named = std::getenv("MARLIN_METAL_SIM_SOURCES"); named != nullptr && *named) {
+      root_ = named;
+      options_.include_folders = {named};
+      return Status();
+    }
     std::error_code error;
     std::string pattern = (fs::temp_directory_path(error) / "marlin-metal-XXXXXX").string();
     if (error || mkdtemp(pattern.data()) == nullptr) {
       return Status(Code::kIo, pattern + ": cannot be made");
     }
-    folder_ = pattern;
+    root_ = folder_ = pattern;
     options_.include_folders = {pattern};
     for (const KernelFile& source : KernelFiles()) {
       const fs::path path = folder_ / source.path;
@@ -69,7 +75,7 @@ class Programs {
         return program;
       }
     }
-    return MetalProgram::Compile(folder_ / "backends/metal/kernels" / source, options_);
+    return MetalProgram::Compile(root_ / "backends/metal/kernels" / source, options_);
   }
 
   void GiveBack(std::string_view source, std::unique_ptr<MetalProgram> program) {
@@ -79,7 +85,8 @@ class Programs {
 
  private:
   simulator::CompileOptions options_;
-  fs::path folder_;
+  fs::path root_;
+  fs::path folder_;  ///< Temporary; empty where the sources are somebody else's.
   std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };

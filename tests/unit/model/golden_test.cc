@@ -43,6 +43,21 @@ class Golden : public testing::TestWithParam<const char*> {
   std::optional<Device> device_;
   std::optional<Model> model_;
 };
+// The linear layers' kernels for Apple GPUs, in the simulator: a few tokens, which take seconds.
+TEST_P(Golden, GreedyTokensOfTheMetalSimulator) {
+  const Result<Device> device = Device::Open("metal-sim");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  const auto model = Model::Open(std::string(MARLIN_SOURCE_DIR) + "/" + GetParam(), *device, {});
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  auto greedy = golden_["greedy_ids"].get<std::vector<int32_t>>();
+  greedy.resize(4);
+  GenerateOptions options;
+  options.max_tokens = static_cast<int64_t>(greedy.size());
+  const auto generated = Generate(*model, prompt_, options);
+  ASSERT_TRUE(generated.ok()) << generated.status().message();
+  EXPECT_EQ(generated->token_ids, greedy);
+}
+
 INSTANTIATE_TEST_SUITE_P(SampleModels, Golden,
                          testing::Values("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe"),
                          [](const auto& directory) {

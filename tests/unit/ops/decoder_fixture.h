@@ -81,20 +81,22 @@ inline void ExpectNear(const TensorView& got, const std::vector<double>& want, d
   }
 }
 
-inline Device OpenWith(const char* level, int threads) {
-  EXPECT_EQ(setenv("MARLIN_CPU", level, 1), 0);
-  Device device = *Device::Open("cpu", {.threads = threads});
+/// The CPU at a level, or "metal_sim": the simulator of Metal.
+inline Result<Device> OpenNamed(const std::string& name, int threads) {
+  if (name == "metal_sim") return Device::Open("metal-sim", {.threads = threads});
+  EXPECT_EQ(setenv("MARLIN_CPU", name.c_str(), 1), 0);
+  Result<Device> device = Device::Open("cpu", {.threads = threads});
   EXPECT_EQ(unsetenv("MARLIN_CPU"), 0);
   return device;
 }
 
-/// A device at one level of this processor, with some threads.
+inline Device OpenWith(const char* name, int threads) { return *OpenNamed(name, threads); }
+
+/// A device at one level of this processor, with some threads, and one whose memory is the host's.
 class OnEveryLevel : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    ASSERT_EQ(setenv("MARLIN_CPU", GetParam(), 1), 0);
-    const Result<Device> device = Device::Open("cpu", {.threads = 3});
-    ASSERT_EQ(unsetenv("MARLIN_CPU"), 0);
+    const Result<Device> device = OpenNamed(GetParam(), 3);
     if (!device.ok()) GTEST_SKIP() << device.status().message();
     device_ = *device;
   }
@@ -104,9 +106,9 @@ class OnEveryLevel : public testing::TestWithParam<const char*> {
   std::optional<Device> device_;
 };
 /// Every level, with the name of the suite: MARLIN_ON_EVERY_LEVEL(Decoder).
-#define MARLIN_ON_EVERY_LEVEL(Suite)                                                   \
-  INSTANTIATE_TEST_SUITE_P(Levels, Suite,                                              \
-                           testing::Values("scalar", "avx2", "avx512", "amx", "neon"), \
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                                                \
+  INSTANTIATE_TEST_SUITE_P(Levels, Suite,                                                           \
+                           testing::Values("scalar", "avx2", "avx512", "amx", "neon", "metal_sim"), \
                            [](const auto& level) { return std::string(level.param); })
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
