@@ -10,13 +10,6 @@ const char* Verb(const MemoryAccess& access) {
   return access.writes ? "write" : "read";
 }
 
-CurrentAccess Current(const Thread& thread, const MemoryAccess& access, MemoryKind kind) {
-  CurrentAccess now{thread.stamps[static_cast<size_t>(kind)], thread.group->index, kind};
-  now.record.site = LowHalf(access.site);
-  now.record.atomic = access.atomic ? 1 : 0;
-  return now;
-}
-
 }  // namespace
 
 AccessChecker::AccessChecker(CheckedMemory* memory, const AccessOrder* order, FindingLog* log,
@@ -36,8 +29,18 @@ std::string AccessChecker::ThreadText(uint32_t group, uint32_t thread) const {
                      PositionText(PositionIn(threadgroups_per_grid_, group)));
 }
 
-bool AccessChecker::Check(const Thread& thread, const MemoryAccess& access) {
-  if (memory_.device.Contains(access.address)) return CheckDevice(thread, access);
+CurrentAccess AccessChecker::Current(const Thread& thread, const MemoryAccess& access,
+                                     MemoryKind kind) const {
+  const uint32_t first_epoch =
+      kind == MemoryKind::kDevice ? order_.epochs.first_of_device() : thread.group->first_epoch;
+  CurrentAccess now{thread.stamps[static_cast<size_t>(kind)], first_epoch, thread.group->index,
+                    kind};
+  now.record.site = LowHalf(access.site);
+  now.record.atomic = access.atomic ? 1 : 0;
+  return now;
+}
+
+bool AccessChecker::CheckNoDevice(const Thread& thread, const MemoryAccess& access) {
   if (memory_.threadgroups.Contains(access.address)) return CheckThreadgroup(thread, access);
   return CheckOther(thread, access);
 }
@@ -54,7 +57,7 @@ bool AccessChecker::CheckDevice(const Thread& thread, const MemoryAccess& access
   const auto place = [&] {
     return Place{"device", buffer.counters.name, buffer.bytes, static_cast<int64_t>(offset)};
   };
-  if (offset > buffer.bytes || access.bytes > buffer.bytes - offset) {
+  if (!buffer.Holds(offset, access.bytes)) {
     ReportOutOfBounds(thread, access, place());
     return DeviceMemory::IsOpen(buffer, access.address, access.bytes);
   }
@@ -65,16 +68,16 @@ bool AccessChecker::CheckDevice(const Thread& thread, const MemoryAccess& access
                               buffer.counters.name, offset, buffer.bytes,
                               ThreadText(thread.group->index, thread.index)));
   }
-  if (buffer.cells == nullptr) return true;
+  if (buffer.shadow == nullptr) return true;
   const CurrentAccess now = Current(thread, access, MemoryKind::kDevice);
-  const Conflict conflict = CheckCells(buffer.cells + offset, access.bytes, now, access.reads,
-                                       access.writes, buffer.initialised, order_);
+  const Conflict conflict = buffer.shadow->Check(
+      offset, access.bytes, now, {access.reads, access.writes, buffer.initialised}, order_);
   if (conflict.what != Conflict::What::kNone) ReportConflict(now, access, conflict, place());
   return true;
 }
 
 bool AccessChecker::CheckThreadgroup(const Thread& thread, const MemoryAccess& access) {
-  const ThreadgroupArena& arena = *thread.group->arena;
+  ThreadgroupArena& arena = *thread.group->arena;
   const size_t offset = access.address - arena.begin();
   if (offset >= ThreadgroupArena::kBytes) {
     if (log_.Count(FindingKind::kForeignThreadgroupMemory, access.site, nullptr)) {
@@ -102,8 +105,8 @@ bool AccessChecker::CheckThreadgroup(const Thread& thread, const MemoryAccess& a
   if (access.writes) counters_.threadgroup_bytes_written += length;
   if (!check_) return true;
   const CurrentAccess now = Current(thread, access, MemoryKind::kThreadgroup);
-  const Conflict conflict = CheckCells(arena.cells() + offset, access.bytes, now, access.reads,
-                                       access.writes, false, order_);
+  const Conflict conflict = arena.shadow().Check(
+      offset, access.bytes, now, {access.reads, access.writes, /*initialised=*/false}, order_);
   if (conflict.what != Conflict::What::kNone) ReportConflict(now, access, conflict, place());
   return true;
 }

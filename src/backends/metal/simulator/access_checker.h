@@ -24,11 +24,12 @@ struct MemoryAccess {
   const void* site = nullptr;
 };
 
-/// What the checker works on; all of it belongs to the Simulation.
+/// What the checker works on. A Simulation uses it and leaves it to the next one.
 struct CheckedMemory {
   DeviceMemory device;
   ThreadgroupMemory threadgroups;
   FiberStacks stacks;
+  LastEpochs epochs;  ///< Of the launches before.
 };
 
 class AccessChecker {
@@ -40,7 +41,17 @@ class AccessChecker {
 
   /// Checks an access outside of the thread's own stack. Returns whether it can be let happen;
   /// false: the memory is not there.
-  bool Check(const Thread& thread, const MemoryAccess& access);
+  bool Check(const Thread& thread, const MemoryAccess& access) {
+    if (!memory_.device.Contains(access.address)) return CheckNoDevice(thread, access);
+    DeviceBuffer& buffer = memory_.device.NearestTo(access.address);
+    const size_t offset = access.address - buffer.begin();  // Huge where it is below the buffer.
+    // Most accesses are reads of what nobody writes: there is nothing to do but to count.
+    const bool decided =
+        buffer.shadow == nullptr && !access.writes && buffer.Holds(offset, access.bytes);
+    if (!decided) return CheckDevice(thread, access);
+    buffer.Count(offset, access.bytes, /*reads=*/true, /*writes=*/false);
+    return true;
+  }
 
   /// As Check, for code that runs on behalf of several lanes: their stacks are nobody else's, so
   /// what is neither a buffer nor threadgroup memory passes.
@@ -51,6 +62,7 @@ class AccessChecker {
 
  private:
   bool CheckDevice(const Thread& thread, const MemoryAccess& access);
+  bool CheckNoDevice(const Thread& thread, const MemoryAccess& access);
   bool CheckThreadgroup(const Thread& thread, const MemoryAccess& access);
   bool CheckOther(const Thread& thread, const MemoryAccess& access);
 
@@ -65,6 +77,7 @@ class AccessChecker {
   void ReportConflict(const CurrentAccess& now, const MemoryAccess& access,
                       const Conflict& conflict, const Place& place);
   void ReportWild(const Thread& thread, const MemoryAccess& access, const std::string& what);
+  CurrentAccess Current(const Thread& thread, const MemoryAccess& access, MemoryKind kind) const;
   bool InProgram(const MemoryAccess& access) const;
 
   CheckedMemory& memory_;

@@ -14,7 +14,7 @@
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 37> kCompileFlags = {
+inline constexpr std::array<const char*, 36> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
@@ -31,8 +31,6 @@ inline constexpr std::array<const char*, 37> kCompileFlags = {
     // Accesses stay as wide as the source has them: instrumentation skips odd widths.
     "-fno-vectorize",
     "-fno-slp-vectorize",
-    // Every call leaves its own return address, by which reports name the source.
-    "-fno-optimize-sibling-calls",
     // Metal's literals and roundings.
     "-Xclang",
     "-cl-single-precision-constant",

@@ -18,71 +18,102 @@ constexpr size_t kMostBytes = size_t{1} << 44;
 
 }  // namespace
 
-int64_t ByteSet::Add(size_t offset, size_t bytes) {
-  int64_t added = 0;
+void ByteSet::AddWords(size_t offset, size_t bytes) {
   while (bytes > 0) {
-    const size_t bit = offset % 64;
-    const size_t length = std::min(bytes, 64 - bit);
-    const uint64_t mask = (~uint64_t{0} >> (64 - length)) << bit;
-    uint64_t& word = words_[offset / 64];
-    added += std::popcount(mask & ~word);
-    word |= mask;
+    const size_t length = std::min(bytes, kWord - offset % kWord);
+    words_[offset / kWord] |= (~uint64_t{0} >> (kWord - length)) << offset % kWord;
     offset += length;
     bytes -= length;
   }
-  return added;
 }
 
-void DeviceBuffer::Count(size_t offset, size_t length, bool reads, bool writes) {
-  if (reads) {
-    ++counters.reads;
-    counters.bytes_read += static_cast<int64_t>(length);
-    counters.unique_bytes_read += read.Add(offset, length);
-  }
-  if (writes) {
-    ++counters.writes;
-    counters.bytes_written += static_cast<int64_t>(length);
-    counters.unique_bytes_written += written.Add(offset, length);
-  }
+int64_t ByteSet::Count() const {
+  int64_t count = 0;
+  for (const uint64_t word : words_) count += word == 0 ? 0 : std::popcount(word);
+  return count;
 }
 
-Result<DeviceMemory> DeviceMemory::Create(const std::vector<BufferContent>& contents, bool check) {
-  DeviceMemory device;
+BufferCounters DeviceBuffer::Counted() const {
+  BufferCounters counted = counters;
+  counted.unique_bytes_read = read.Count();
+  counted.unique_bytes_written = written.Count();
+  return counted;
+}
+
+Status DeviceMemory::Reserve(size_t largest, size_t count) {
+  const size_t slot = std::bit_ceil(largest + 2 * (kGuardBytes + kSlackBytes));
+  const int shift = std::countr_zero(slot);
+  if (shift == slot_shift_ && count <= slots_.size()) return {};
+  memory_ = MappedMemory();
+  slots_.clear();
+  MARLIN_ASSIGN_OR_RETURN(memory_, MappedMemory::Reserve(slot * count));
+  slots_.resize(count);
+  slot_shift_ = shift;
+  return {};
+}
+
+Result<std::byte*> DeviceMemory::Fill(size_t number, const BufferContent& content) {
+  Slot& slot = slots_[number];
+  const size_t start = (number << slot_shift_) + kGuardBytes;
+  const size_t wanted = MappedMemory::WholePages(content.bytes) + 2 * kSlackBytes;
+  if (slot.opened < wanted) {
+    MARLIN_RETURN_IF_ERROR(memory_.Open(start, wanted));
+    slot.opened = wanted;
+  }
+  std::byte* data = memory_.data() + start + kSlackBytes;
+  if (content.bytes > 0) std::memcpy(data, content.data, content.bytes);
+  // Beside a buffer there are zeros, whatever was there in an earlier launch.
+  if (slot.filled > content.bytes) {
+    std::memset(data + content.bytes, 0, slot.filled - content.bytes);
+  }
+  slot.filled = content.bytes;
+  return data;
+}
+
+Status DeviceMemory::Place(const std::vector<BufferContent>& contents, bool check) {
+  buffers_.clear();
+  used_bytes_ = 0;
   size_t largest = 0;
   for (const BufferContent& content : contents) largest = std::max(largest, content.bytes);
   if (largest > kMostBytes) {
-    return Status(Code::kOutOfMemory, "simulator: a buffer of " + std::to_string(largest) +
-                                          " bytes, at most " + std::to_string(kMostBytes));
+    return {Code::kOutOfMemory, "simulator: a buffer of " + std::to_string(largest) +
+                                    " bytes, at most " + std::to_string(kMostBytes)};
   }
-  const size_t slot = std::bit_ceil(largest + 2 * (kGuardBytes + kSlackBytes));
-  device.slot_shift_ = std::countr_zero(slot);
-  MARLIN_ASSIGN_OR_RETURN(device.memory_, MappedMemory::Reserve(slot * contents.size()));
+  MARLIN_RETURN_IF_ERROR(Reserve(largest, contents.size()));
+  buffers_.reserve(contents.size());
   for (const BufferContent& content : contents) {
-    const size_t slack = device.buffers_.size() * slot + kGuardBytes;
-    const size_t opened = MappedMemory::WholePages(content.bytes) + 2 * kSlackBytes;
-    MARLIN_RETURN_IF_ERROR(device.memory_.Open(slack, opened));
-    std::byte* data = device.memory_.data() + slack + kSlackBytes;
-    if (content.bytes > 0) std::memcpy(data, content.data, content.bytes);
+    Slot& slot = slots_[buffers_.size()];
+    MARLIN_ASSIGN_OR_RETURN(std::byte * data, Fill(buffers_.size(), content));
     BufferCounters counters;
     counters.name = content.name;
-    DeviceBuffer buffer{.index = content.index,
-                        .data = data,
+    DeviceBuffer buffer{.data = data,
                         .bytes = content.bytes,
+                        .index = content.index,
                         .read_only = content.read_only,
                         .initialised = content.initialised,
-                        .cells = nullptr,
-                        .counters = std::move(counters),
+                        .shadow = nullptr,
                         .read = ByteSet(content.bytes),
-                        .written = ByteSet(content.bytes)};
+                        .written = ByteSet(content.bytes),
+                        .counters = std::move(counters)};
     if (check && (!content.read_only || !content.initialised)) {
-      MARLIN_ASSIGN_OR_RETURN(MappedMemory shadow,
-                              MappedMemory::Allocate(content.bytes * sizeof(ShadowCell)));
-      buffer.cells = reinterpret_cast<ShadowCell*>(shadow.data());
-      device.shadows_.push_back(std::move(shadow));
+      if (slot.shadow.bytes() < content.bytes) {
+        MARLIN_ASSIGN_OR_RETURN(slot.shadow, ShadowMemory::Allocate(content.bytes));
+      }
+      buffer.shadow = &slot.shadow;
     }
-    device.buffers_.push_back(std::move(buffer));
+    buffers_.push_back(std::move(buffer));
   }
-  return device;
+  used_bytes_ = contents.size() << slot_shift_;
+  return {};
+}
+
+size_t DeviceMemory::held_bytes() const {
+  size_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    bytes += slot.opened - std::min(slot.opened, 2 * kSlackBytes);
+    bytes += slot.shadow.bytes() * sizeof(ShadowCell);
+  }
+  return bytes;
 }
 
 bool DeviceMemory::IsOpen(const DeviceBuffer& buffer, uintptr_t address, size_t bytes) {

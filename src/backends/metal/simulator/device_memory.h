@@ -31,38 +31,66 @@ struct BufferContent {
 /// Which of a buffer's bytes were accessed: one bit each.
 class ByteSet {
  public:
-  explicit ByteSet(size_t bytes) : words_((bytes + 63) / 64) {}
-  /// Adds [offset, offset + bytes) and returns how many of them are new.
-  int64_t Add(size_t offset, size_t bytes);
+  explicit ByteSet(size_t bytes) : words_((bytes + kWord - 1) / kWord) {}
+
+  void Add(size_t offset, size_t bytes) {
+    if (offset % kWord + bytes <= kWord) {
+      words_[offset / kWord] |= (~uint64_t{0} >> (kWord - bytes)) << offset % kWord;
+    } else {
+      AddWords(offset, bytes);
+    }
+  }
+  int64_t Count() const;
 
  private:
+  static constexpr size_t kWord = 64;
+  void AddWords(size_t offset, size_t bytes);
+
   std::vector<uint64_t> words_;
 };
 
 struct DeviceBuffer {
-  int index = 0;
   std::byte* data = nullptr;
   size_t bytes = 0;
+  int index = 0;
   bool read_only = false;
   bool initialised = true;
-  ShadowCell* cells = nullptr;  ///< One per byte; null where nothing can race.
-  BufferCounters counters;
+  ShadowMemory* shadow = nullptr;  ///< Null where nothing can race.
   ByteSet read;
   ByteSet written;
+  BufferCounters counters;  ///< Without those of unique bytes; see Counted.
 
   uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-  void Count(size_t offset, size_t length, bool reads, bool writes);
+  /// Whether an access that begins so far behind the buffer's first byte lies in it.
+  bool Holds(size_t offset, size_t length) const {
+    return offset <= bytes && length <= bytes - offset;
+  }
+  /// Precondition: Holds(offset, length), length > 0.
+  void Count(size_t offset, size_t length, bool reads, bool writes) {
+    if (reads) {
+      ++counters.reads;
+      counters.bytes_read += static_cast<int64_t>(length);
+      read.Add(offset, length);
+    }
+    if (writes) {
+      ++counters.writes;
+      counters.bytes_written += static_cast<int64_t>(length);
+      written.Add(offset, length);
+    }
+  }
+  /// The counters with those of unique bytes.
+  BufferCounters Counted() const;
 };
 
+/// Serves one launch after the other: what was mapped for one is kept for the next.
 class DeviceMemory {
  public:
-  /// Copies the contents. `check`: writable buffers get cells. Errors: kOutOfMemory.
-  static Result<DeviceMemory> Create(const std::vector<BufferContent>& contents, bool check);
+  /// Copies the contents of a launch; the last one's are forgotten. `check`: writable buffers get
+  /// shadow memory. Errors: kOutOfMemory.
+  Status Place(const std::vector<BufferContent>& contents, bool check);
 
   /// Whether an address lies in a buffer or in the space around one.
-  bool Contains(uintptr_t address) const {
-    return address - memory_.address() < buffers_.size() << slot_shift_;
-  }
+  bool Contains(uintptr_t address) const { return address - memory_.address() < used_bytes_; }
   /// Precondition: Contains(address).
   DeviceBuffer& NearestTo(uintptr_t address) {
     return buffers_[(address - memory_.address()) >> slot_shift_];
@@ -73,12 +101,24 @@ class DeviceMemory {
   /// The buffer bound to an index, or null.
   const DeviceBuffer* Find(int index) const;
   const std::vector<DeviceBuffer>& buffers() const { return buffers_; }
+  /// How much of the machine's memory the buffers may hold on to.
+  size_t held_bytes() const;
 
  private:
+  struct Slot {
+    size_t opened = 0;  ///< Bytes behind the first guard that can be accessed.
+    size_t filled = 0;  ///< How many bytes the last buffer had.
+    ShadowMemory shadow;
+  };
+
+  Status Reserve(size_t largest, size_t count);
+  Result<std::byte*> Fill(size_t number, const BufferContent& content);
+
   MappedMemory memory_;
   int slot_shift_ = 0;
+  size_t used_bytes_ = 0;  ///< Of the slots that hold buffers.
+  std::vector<Slot> slots_;
   std::vector<DeviceBuffer> buffers_;
-  std::vector<MappedMemory> shadows_;
 };
 
 }  // namespace marlin::metal::simulator

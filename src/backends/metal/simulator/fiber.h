@@ -2,19 +2,43 @@
 // between. Must not know what runs on them or in which order.
 #pragma once
 
+#include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 #include <cstdint>
 
 #include "backends/metal/simulator/mapped_memory.h"
 
+// g++ defines __SANITIZE_*__; clang answers __has_feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MARLIN_FIBERS_UNDER_ASAN
+#endif
+#if __has_feature(thread_sanitizer)
+#define MARLIN_FIBERS_UNDER_TSAN
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define MARLIN_FIBERS_UNDER_ASAN
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define MARLIN_FIBERS_UNDER_TSAN
+#endif
+#if defined(MARLIN_FIBERS_UNDER_ASAN)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(MARLIN_FIBERS_UNDER_TSAN)
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace marlin::metal::simulator {
 
-/// The stacks of a fixed number of fibers, in one piece, each with a page below it that cannot be
-/// accessed.
+/// The stacks of a number of fibers, in one piece, each with a page below it that cannot be
+/// accessed. Serves one launch after the other: to map the pages takes longer than many launches.
 class FiberStacks {
  public:
-  /// Errors: kOutOfMemory.
-  static Result<FiberStacks> Allocate(size_t count);
+  /// Makes sure that there are so many; those there were stay. Errors: kOutOfMemory.
+  Status Place(size_t count);
 
   /// The lowest usable address of a stack.
   std::byte* Bottom(size_t index) const { return memory_.data() + index * stride_ + guard_; }
@@ -24,6 +48,7 @@ class FiberStacks {
 
  private:
   MappedMemory memory_;
+  size_t count_ = 0;
   size_t stride_ = 0;
   size_t guard_ = 0;
 };
@@ -59,5 +84,36 @@ class Fiber {
   std::byte* bottom_ = nullptr;
   size_t bytes_ = 0;
 };
+
+// Inline, as their callers are: behind a switch the processor mispredicts every return.
+inline bool Fiber::Resume() {
+#if defined(MARLIN_FIBERS_UNDER_ASAN)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, bottom_, bytes_);
+#endif
+#if defined(MARLIN_FIBERS_UNDER_TSAN)
+  sanitizer_caller_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(sanitizer_fiber_, 0);
+#endif
+  context_ = boost::context::detail::jump_fcontext(context_, this).fctx;
+#if defined(MARLIN_FIBERS_UNDER_ASAN)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+  return ended_;
+}
+
+inline void Fiber::GiveWay() {
+#if defined(MARLIN_FIBERS_UNDER_ASAN)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(ended_ ? nullptr : &fake_stack, caller_bottom_, caller_bytes_);
+#endif
+#if defined(MARLIN_FIBERS_UNDER_TSAN)
+  __tsan_switch_to_fiber(sanitizer_caller_, 0);
+#endif
+  context_ = boost::context::detail::jump_fcontext(context_, this).fctx;
+#if defined(MARLIN_FIBERS_UNDER_ASAN)
+  __sanitizer_finish_switch_fiber(fake_stack, &caller_bottom_, &caller_bytes_);
+#endif
+}
 
 }  // namespace marlin::metal::simulator

@@ -114,6 +114,10 @@ std::vector<std::string> CompilerArguments(const std::string& clang, const fs::p
                                            const CompileOptions& options) {
   std::vector<std::string> arguments = {clang};
   arguments.insert(arguments.end(), kCompileFlags.begin(), kCompileFlags.end());
+#if defined(__x86_64__)
+  // Conversions of half as one instruction each, with the results of the functions they are else.
+  if (__builtin_cpu_supports("f16c") != 0) arguments.emplace_back("-mf16c");
+#endif
   if (options.fast_math) {
     arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());
   }

@@ -141,8 +141,13 @@ class ConstantRewriter {
     entries_.push_back({*index, declaration.scope + std::string(name),
                         source_.Spell(variable->type, variable->name)});
     constants_.insert(name);
-    ReplaceSpecifiers(*variable, "static");
-    source_.Replace(declaration.stop, fmt::format("; static bool {}__defined;", name));
+    ReplaceSpecifiers(*variable, "extern const");
+    source_.Replace(variable->name,
+                    fmt::format("{} __asm__(\"metal_sim_constant_{}\")", name, *index));
+    source_.Replace(
+        declaration.stop,
+        fmt::format("; extern const bool {}__defined __asm__(\"metal_sim_defined_{}\");", name,
+                    *index));
     return Status();
   }
 

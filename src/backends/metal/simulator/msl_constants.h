@@ -12,7 +12,9 @@
 namespace marlin::metal::simulator {
 
 /// Rewrites the constants among `declarations`:
-///  - `constant T x [[function_constant(3)]];` becomes `static T x; static bool x__defined;`;
+///  - `constant T x [[function_constant(3)]];` becomes `extern const T x; extern const bool
+///    x__defined;`, to the compiler constants of unknown value: it reads them once, and nothing
+///    checks that. ConstantEntry's are to be defined as the symbols that they are declared with;
 ///  - `constant T y = x + 1;` becomes `static inline T y__value() { return x + 1; }`, and later
 ///    uses of `y` become `y__value()`.
 /// Constants that no function constant goes into are left alone.

@@ -112,9 +112,11 @@ std::string ModuleText(const std::vector<KernelEntry>& kernels,
   }
   std::string constant_rows;
   for (const ConstantEntry& constant : constants) {
+    functions += fmt::format("METAL_SIM_CONSTANT_STORAGE({})\n", constant.index);
     constant_rows += fmt::format(
-        "{{{}, \"{}\", &::metal_sim_program::{}, sizeof(::metal_sim_program::{}), "
-        "&::metal_sim_program::{}__defined}},\n",
+        "{{{}, \"{}\", ::metal_sim::StorageOf(::metal_sim_program::{}), "
+        "sizeof(::metal_sim_program::{}), "
+        "::metal_sim::StorageOf(::metal_sim_program::{}__defined)}},\n",
         constant.index, constant.name, constant.name, constant.name, constant.name);
   }
   std::string text = "\n#line 1 \"metal_sim_module\"\nnamespace metal_sim_table {\n";

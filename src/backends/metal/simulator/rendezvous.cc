@@ -22,7 +22,8 @@ bool Together(const Thread& a, const Thread& b) {
   if (a.state != b.state) return false;
   // Different simdgroup_barriers are reported as such, and still meet.
   if (a.state == ThreadState::kAtSimdgroupBarrier) return true;
-  return a.waiting.site == b.waiting.site && std::strcmp(a.waiting.name, b.waiting.name) == 0;
+  if (a.waiting.site != b.waiting.site) return false;
+  return a.waiting.name == b.waiting.name || std::strcmp(a.waiting.name, b.waiting.name) == 0;
 }
 
 const char* OperationName(const Thread& thread) {
@@ -46,20 +47,22 @@ Rendezvous::Outcome Rendezvous::Settle(Threadgroup* group, uint32_t simdgroup) {
   return outcome;
 }
 
-uint32_t Rendezvous::LanesIn(const Threadgroup& group, uint32_t simdgroup, ThreadState state) {
-  uint32_t lanes = 0;
+Rendezvous::LanesByState Rendezvous::LanesOf(const Threadgroup& group, uint32_t simdgroup) {
+  LanesByState lanes = {};
   const Thread* first = &group.threads[simdgroup * kSimdgroupThreads];
   for (uint32_t lane = 0; lane < group.simdgroups[simdgroup].size; ++lane) {
-    if (first[lane].state == state) lanes |= 1U << lane;
+    lanes[static_cast<size_t>(first[lane].state)] |= 1U << lane;
   }
   return lanes;
 }
 
 Rendezvous::Outcome Rendezvous::SettleSimdgroup(Threadgroup* group, uint32_t simdgroup) {
-  const uint32_t at_barrier = LanesIn(*group, simdgroup, ThreadState::kAtSimdgroupBarrier);
-  const uint32_t waiting = at_barrier | LanesIn(*group, simdgroup, ThreadState::kInCollective);
+  const LanesByState lanes_by_state = LanesOf(*group, simdgroup);
+  const auto in = [&](ThreadState state) { return lanes_by_state[static_cast<size_t>(state)]; };
+  const uint32_t at_barrier = in(ThreadState::kAtSimdgroupBarrier);
+  const uint32_t waiting = at_barrier | in(ThreadState::kInCollective);
   if (waiting == 0) return Outcome::kNothing;
-  const uint32_t elsewhere = LanesIn(*group, simdgroup, ThreadState::kAtThreadgroupBarrier);
+  const uint32_t elsewhere = in(ThreadState::kAtThreadgroupBarrier);
   if (at_barrier != 0 && elsewhere != 0) {
     const auto here = static_cast<uint32_t>(std::countr_zero(at_barrier));
     const auto there = static_cast<uint32_t>(std::countr_zero(elsewhere));

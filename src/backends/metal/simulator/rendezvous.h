@@ -6,6 +6,7 @@
 // where a GPU might hang; only threads that wait for each other's barriers end it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 
@@ -31,8 +32,9 @@ class Rendezvous {
   Outcome Settle(Threadgroup* group, uint32_t simdgroup);
 
  private:
-  /// Those lanes of a simdgroup that are in a state, as a mask.
-  static uint32_t LanesIn(const Threadgroup& group, uint32_t simdgroup, ThreadState state);
+  /// The lanes of a simdgroup that are in each state, as masks.
+  using LanesByState = std::array<uint32_t, kThreadStates>;
+  static LanesByState LanesOf(const Threadgroup& group, uint32_t simdgroup);
   Outcome SettleSimdgroup(Threadgroup* group, uint32_t simdgroup);
   void PassSimdgroupBarrier(Threadgroup* group, uint32_t simdgroup, uint32_t lanes);
   void PassCollective(Threadgroup* group, uint32_t simdgroup, uint32_t lanes);

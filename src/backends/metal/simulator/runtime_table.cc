@@ -39,24 +39,35 @@ uint32_t Lane() {
 }
 
 void ThreadgroupBarrier(uint32_t flags, const void* site) {
-  if (Simulation* current = Simulation::Current()) current->ThreadgroupBarrier(flags, site);
+  Simulation* current = Simulation::Current();
+  if (current == nullptr) return;
+  Waiting waiting;
+  waiting.site = site;
+  waiting.flags = flags;
+  current->Wait(ThreadState::kAtThreadgroupBarrier, waiting);
 }
 
 void SimdgroupBarrier(uint32_t flags, const void* site) {
-  if (Simulation* current = Simulation::Current()) current->SimdgroupBarrier(flags, site);
+  Simulation* current = Simulation::Current();
+  if (current == nullptr) return;
+  Waiting waiting;
+  waiting.site = site;
+  waiting.flags = flags;
+  current->Wait(ThreadState::kAtSimdgroupBarrier, waiting);
 }
 
 void Collective(void* data, metal_sim::Collective function, void* context, const char* name,
                 bool whole, const void* site) {
-  if (Simulation* current = Simulation::Current()) {
-    current->Collective({.site = site,
-                         .flags = 0,
-                         .data = data,
-                         .function = function,
-                         .context = context,
-                         .name = name,
-                         .whole = whole});
-  }
+  Simulation* current = Simulation::Current();
+  if (current == nullptr) return;
+  const Waiting waiting = {.site = site,
+                           .flags = 0,
+                           .data = data,
+                           .function = function,
+                           .context = context,
+                           .name = name,
+                           .whole = whole};
+  current->Wait(ThreadState::kInCollective, waiting);
 }
 
 void Access(const void* address, size_t bytes, bool write, const void* site) {

@@ -23,11 +23,18 @@
 // writer of the same epoch; of readers of one simdgroup, those of its latest epoch matter for a
 // writer in that simdgroup and any for others. NoteReader keeps the two that decide. Beyond that,
 // a plain access may hide behind atomic ones of other threads to the same byte.
+//
+// Bytes of an aligned block of 8 that have been accessed together only, a run, share one cell, the
+// first's: an access of 4 bytes to memory that is used by fours costs one comparison.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "backends/metal/simulator/access_record.h"
+#include "backends/metal/simulator/mapped_memory.h"
 #include "backends/metal/simulator/release_order.h"
 
 namespace marlin::metal::simulator {
@@ -52,13 +59,74 @@ struct AccessOrder {
   EpochTable epochs;
   ReleaseOrder releases;
 
-  /// Whether `earlier` happened before the current access, whatever the schedule.
+  /// Whether `earlier`, of this launch, happened before the current access, whatever the schedule.
   bool Ordered(const AccessRecord& earlier, const CurrentAccess& now) const;
 };
 
-/// Compares an access of `bytes` bytes with their cells and notes it there. An access that reads
-/// and writes is an atomic one. `initialised`: bytes that nobody wrote may be read.
-Conflict CheckCells(ShadowCell* cells, size_t bytes, const CurrentAccess& now, bool reads,
-                    bool writes, bool initialised, const AccessOrder& order);
+/// How the bytes of an access are used.
+struct AccessUse {
+  bool reads = false;
+  bool writes = false;
+  bool initialised = false;  ///< Bytes that nobody wrote may be read.
+};
+
+/// The cells of a stretch of memory. Nothing is ever cleared: records of epochs before
+/// CurrentAccess::first_epoch do not count.
+class ShadowMemory {
+ public:
+  /// Errors: kOutOfMemory.
+  static Result<ShadowMemory> Allocate(size_t bytes);
+
+  /// How many bytes it shadows.
+  size_t bytes() const { return starts_.size() * kBlock; }
+
+  /// Compares an access of [offset, offset + bytes) with its cells and notes it there.
+  Conflict Check(size_t offset, size_t bytes, const CurrentAccess& now, AccessUse use,
+                 const AccessOrder& order) {
+    Conflict conflict;
+    for (size_t byte = 0; byte < bytes;) {
+      const size_t at = offset + byte;
+      const size_t length = std::min(bytes - byte, kBlock - at % kBlock);
+      // The part is one run if a run starts at its first byte, none behind it, one at its end.
+      const unsigned starts = starts_[at / kBlock] | 1U | 1U << kBlock;
+      const unsigned window = (2U << length) - 1;
+      if (((starts >> at % kBlock) & window) == (1U | 1U << length)) {
+        CheckCell(CellOf(at), byte, now, use, order, &conflict);
+      } else {
+        CheckRuns({at, length, byte}, now, use, order, &conflict);
+      }
+      byte += length;
+    }
+    return conflict;
+  }
+
+ private:
+  static constexpr size_t kBlock = 8;
+
+  /// The cell of a run's first byte. Cells lie close together that are used together: those of
+  /// bytes 0 of all blocks, then those of bytes 4, 2, 6 and so on.
+  ShadowCell* CellOf(size_t offset) const {
+    constexpr uint8_t kPlanes[kBlock] = {0, 4, 2, 5, 1, 6, 3, 7};
+    auto* const cells = reinterpret_cast<ShadowCell*>(memory_.data());
+    return cells + kPlanes[offset % kBlock] * starts_.size() + offset / kBlock;
+  }
+  /// Compares with one cell; `byte` is where its run begins in the access.
+  static void CheckCell(ShadowCell* cell, size_t byte, const CurrentAccess& now, AccessUse use,
+                        const AccessOrder& order, Conflict* conflict);
+  /// Bytes of one block.
+  struct Part {
+    size_t offset;
+    size_t bytes;
+    size_t byte;  ///< Where they begin in the access.
+  };
+  /// Compares with the cells of all runs of a part.
+  void CheckRuns(const Part& part, const CurrentAccess& now, AccessUse use,
+                 const AccessOrder& order, Conflict* conflict);
+  /// Makes a run start at `offset`.
+  void Split(size_t offset);
+
+  MappedMemory memory_;          ///< A cell per byte: bytes that start no run leave it unused.
+  std::vector<uint8_t> starts_;  ///< Per block: bit i, but 0, where byte i starts a run.
+};
 
 }  // namespace marlin::metal::simulator

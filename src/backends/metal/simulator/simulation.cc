@@ -15,6 +15,15 @@ namespace {
 /// if it waits for them in a loop.
 constexpr uint32_t kAccessesPerTurn = 1024;
 
+/// By how much the stacks of neighbouring threads are shifted: an odd number of cache lines.
+constexpr size_t kStackStagger = size_t{9} * 64;
+constexpr size_t kStackStaggers = size_t{64} * 64;
+
+/// Memory is left to the next launch if it is no more than this and has seen so few epochs, of
+/// which there are 2^32.
+constexpr size_t kMostSpareBytes = size_t{256} << 20;
+constexpr uint32_t kMostEpochs = uint32_t{1} << 30;
+
 /// The id of [[threadgroup(index)]] among the variables of an arena; those of modules are not
 /// negative.
 int ArgumentId(int index) { return -1 - index; }
@@ -23,7 +32,21 @@ int ArgumentId(int index) { return -1 - index; }
 
 Simulation::Simulation(const metal_sim::Kernel& kernel, const Launch& launch,
                        const SimulationOptions& options)
-    : kernel_(kernel), launch_(launch), options_(options), random_(options.seed) {}
+    : kernel_(kernel),
+      launch_(launch),
+      options_(options),
+      memory_(std::move(spare_memory_)),
+      random_(options.seed, options.preemption) {
+  if (memory_ == nullptr) memory_ = std::make_unique<CheckedMemory>();
+  order_.epochs = EpochTable(memory_->epochs);
+}
+
+Simulation::~Simulation() {
+  memory_->epochs = order_.epochs.last();
+  const bool lasts =
+      std::max(memory_->epochs.of_device, memory_->epochs.of_threadgroup) < kMostEpochs;
+  if (lasts && memory_->device.held_bytes() <= kMostSpareBytes) spare_memory_ = std::move(memory_);
+}
 
 Status Simulation::Prepare() {
   MARLIN_RETURN_IF_ERROR(CheckOptions(options_));
@@ -32,7 +55,7 @@ Status Simulation::Prepare() {
   MARLIN_ASSIGN_OR_RETURN(const std::vector<BufferContent> contents,
                           CollectBuffers(kernel_, launch_));
   MARLIN_RETURN_IF_ERROR(PlaceMemory(contents));
-  checker_.emplace(&memory_, &order_, &log_, &counters_, grid_.threadgroups, options_.check,
+  checker_.emplace(memory_.get(), &order_, &log_, &counters_, grid_.threadgroups, options_.check,
                    launch_.program_ranges);
   rendezvous_.emplace(&order_, &log_, &counters_, &*checker_,
                       [this](Thread& first, void* const* data, uint32_t lanes) {
@@ -53,10 +76,10 @@ Status Simulation::PlaceMemory(const std::vector<BufferContent>& contents) {
   const auto resident = static_cast<uint32_t>(options_.resident_threadgroups);
   const size_t place_count = std::min(resident, grid_.threadgroup_count);
   const size_t thread_count = place_count * grid_.threads_per_threadgroup_count;
-  MARLIN_ASSIGN_OR_RETURN(memory_.device, DeviceMemory::Create(contents, options_.check));
-  MARLIN_ASSIGN_OR_RETURN(memory_.threadgroups, ThreadgroupMemory::Create(place_count));
-  MARLIN_ASSIGN_OR_RETURN(memory_.stacks, FiberStacks::Allocate(thread_count + 1));
-  collective_stack_ = memory_.stacks.Bottom(thread_count);
+  MARLIN_RETURN_IF_ERROR(memory_->device.Place(contents, options_.check));
+  MARLIN_RETURN_IF_ERROR(memory_->threadgroups.Place(place_count));
+  MARLIN_RETURN_IF_ERROR(memory_->stacks.Place(thread_count + 1));
+  collective_stack_ = memory_->stacks.Bottom(thread_count);
   MakePlaces(place_count);
   return {};
 }
@@ -67,13 +90,13 @@ void Simulation::MakePlaces(size_t count) {
   for (size_t slot = 0; slot < count; ++slot) {
     Threadgroup& place = places_[slot];
     place.slot = slot;
-    place.arena = &memory_.threadgroups.arena(slot);
+    place.arena = &memory_->threadgroups.arena(slot);
     place.threads = std::make_unique<Thread[]>(threads);
     for (uint32_t index = 0; index < threads; ++index) {
       Thread& thread = place.threads[index];
       thread.group = &place;
       thread.index = index;
-      thread.stack = memory_.stacks.Bottom(slot * threads + index);
+      thread.stack = memory_->stacks.Bottom(slot * threads + index);
       thread.stack_bottom = reinterpret_cast<uintptr_t>(thread.stack);
     }
   }
@@ -92,8 +115,8 @@ void Simulation::Run() {
 }
 
 Report Simulation::Finish() {
-  for (const DeviceBuffer& buffer : memory_.device.buffers()) {
-    counters_.buffers.push_back(buffer.counters);
+  for (const DeviceBuffer& buffer : memory_->device.buffers()) {
+    counters_.buffers.push_back(buffer.Counted());
     const auto binding = launch_.buffers.find(buffer.index);
     if (buffer.read_only || buffer.bytes == 0 || binding == launch_.buffers.end()) continue;
     std::memcpy(binding->second.data, buffer.data, buffer.bytes);
@@ -142,10 +165,9 @@ void Simulation::Begin(Threadgroup* group, uint32_t index) {
   group->arena->Clear();
   AddThreadgroupArguments(*group);
   AccessRecord device;
-  device.used = 1;
-  AccessRecord threadgroup = device;
+  AccessRecord threadgroup;
   device.group_epoch = order_.epochs.NextOfDevice(index);
-  threadgroup.group_epoch = order_.epochs.NextOfThreadgroup();
+  threadgroup.group_epoch = group->first_epoch = order_.epochs.NextOfThreadgroup();
   for (uint32_t i = 0; i < group->thread_count; ++i) {
     group->threads[i].stamps = {device, threadgroup};
     BeginThread(group, i);
@@ -159,7 +181,9 @@ void Simulation::BeginThread(Threadgroup* group, uint32_t index) {
   thread.position = PositionIn(group->size, index);
   thread.state = ThreadState::kRunnable;
   for (AccessRecord& stamp : thread.stamps) stamp.thread = index & 1023U;
-  thread.fiber.Start(thread.stack, memory_.stacks.usable_bytes(), RunKernel);
+  // Stacks that all end at one offset in a page would fight for the same lines of the cache.
+  const size_t offset = index * kStackStagger % kStackStaggers;
+  thread.fiber.Start(thread.stack, memory_->stacks.usable_bytes() - offset, RunKernel);
 }
 
 void Simulation::AddThreadgroupArguments(const Threadgroup& group) {
@@ -197,7 +221,7 @@ void Simulation::CollectTurns() {
 void Simulation::TakeTurn(Thread* thread) {
   turn_accesses_ = kAccessesPerTurn;
   if (options_.seed != 0 && options_.preemption > 0) {
-    turn_accesses_ = random_.TrialsUntilSuccess(options_.preemption, kAccessesPerTurn);
+    turn_accesses_ = random_.TrialsUntilSuccess(kAccessesPerTurn);
   }
   countdown_ = turn_accesses_;
   thread_ = thread;
@@ -231,7 +255,7 @@ void Simulation::RunCollective(Thread& first, void* const* data, uint32_t lanes)
   collective_ = {data, lanes};
   thread_ = &first;
   fiber_ = &collective_fiber_;
-  collective_fiber_.Start(collective_stack_, memory_.stacks.usable_bytes(), RunCollectiveFunction);
+  collective_fiber_.Start(collective_stack_, memory_->stacks.usable_bytes(), RunCollectiveFunction);
   collective_fiber_.Resume();
   thread_ = nullptr;
   fiber_ = nullptr;
@@ -276,20 +300,9 @@ void Simulation::Interrupt() {
   GiveWayIdly(steps, nullptr);
 }
 
-void Simulation::Access(const MemoryAccess& access) {
-  if (thread_ == nullptr || access.bytes == 0) return;
-  if (access.address - thread_->stack_bottom < memory_.stacks.usable_bytes()) return;
-  if (fiber_ == &collective_fiber_) {
-    if (!checker_->CheckShared(*thread_, access)) EndLaunch();
-    return;
-  }
-  if (--countdown_ == 0) Interrupt();
-  if (!checker_->Check(*thread_, access)) EndLaunch();
-}
-
 void Simulation::Atomic(const MemoryAccess& access, int order) {
   if (thread_ == nullptr) return;
-  if (access.address - thread_->stack_bottom < memory_.stacks.usable_bytes()) return;
+  if (access.address - thread_->stack_bottom < memory_->stacks.usable_bytes()) return;
   ++counters_.atomics;
   // Loops that wait for others consist of atomic operations: each lets the others run.
   if (fiber_ != &collective_fiber_) GiveWayIdly(1, access.site);
@@ -318,30 +331,6 @@ void Simulation::Fence(uint32_t flags, int order, int scope, const void* site) {
   order_.releases.Fence(thread_->Ordered(), flags, order, scope);
 }
 
-void Simulation::Wait(ThreadState state, const Waiting& waiting) {
-  // A collective stands for all its lanes: there is nobody left to wait for.
-  if (thread_ == nullptr || fiber_ == &collective_fiber_) return;
-  thread_->waiting = waiting;
-  thread_->state = state;
-  fiber_->GiveWay();
-}
-
-void Simulation::ThreadgroupBarrier(uint32_t flags, const void* site) {
-  Waiting waiting;
-  waiting.site = site;
-  waiting.flags = flags;
-  Wait(ThreadState::kAtThreadgroupBarrier, waiting);
-}
-
-void Simulation::SimdgroupBarrier(uint32_t flags, const void* site) {
-  Waiting waiting;
-  waiting.site = site;
-  waiting.flags = flags;
-  Wait(ThreadState::kAtSimdgroupBarrier, waiting);
-}
-
-void Simulation::Collective(const Waiting& waiting) { Wait(ThreadState::kInCollective, waiting); }
-
 void Simulation::Fault(const char* what, const void* site) {
   if (thread_ == nullptr) return;
   if (log_.Count(FindingKind::kUndefinedOperation, site, nullptr)) {
@@ -360,7 +349,7 @@ void Simulation::CountMatrixOperation(uint64_t multiply_adds) {
 // ------------------------------------------------------------------------
 
 void* Simulation::Buffer(int index) const {
-  const DeviceBuffer* buffer = memory_.device.Find(index);
+  const DeviceBuffer* buffer = memory_->device.Find(index);
   return buffer == nullptr ? nullptr : buffer->data;
 }
 

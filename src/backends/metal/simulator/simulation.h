@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,7 @@ class Simulation {
   /// The parameters must outlive the simulation.
   Simulation(const metal_sim::Kernel& kernel, const Launch& launch,
              const SimulationOptions& options);
+  ~Simulation();
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
@@ -42,10 +44,25 @@ class Simulation {
   void* ThreadgroupVariable(int id, size_t bytes, size_t alignment, const char* name);
   metal_sim::Triple Position(metal_sim::Source source) const;
   uint32_t Lane() const;
-  void ThreadgroupBarrier(uint32_t flags, const void* site);
-  void SimdgroupBarrier(uint32_t flags, const void* site);
-  void Collective(const Waiting& waiting);
-  void Access(const MemoryAccess& access);
+  /// A barrier or collective: returns when the current thread may go on.
+  void Wait(ThreadState state, const Waiting& waiting) {
+    // A collective stands for all its lanes: there is nobody left to wait for.
+    if (thread_ == nullptr || fiber_ == &collective_fiber_) return;
+    thread_->waiting = waiting;
+    thread_->state = state;
+    fiber_->GiveWay();
+  }
+  /// Of the calls of a kernel the one that counts for speed: several in a multiply-add.
+  void Access(const MemoryAccess& access) {
+    if (thread_ == nullptr || access.bytes == 0) return;
+    if (access.address - thread_->stack_bottom < memory_->stacks.usable_bytes()) return;
+    if (fiber_ != &collective_fiber_) {
+      if (--countdown_ == 0) Interrupt();
+      if (!checker_->Check(*thread_, access)) EndLaunch();
+    } else if (!checker_->CheckShared(*thread_, access)) {
+      EndLaunch();
+    }
+  }
   void Atomic(const MemoryAccess& access, int order);
   void Fence(uint32_t flags, int order, int scope, const void* site);
   void CountMatrixOperation(uint64_t multiply_adds);
@@ -69,7 +86,6 @@ class Simulation {
   static void RunKernel();
   static void RunCollectiveFunction();
   void Interrupt();
-  void Wait(ThreadState state, const Waiting& waiting);
   /// Counts a turn in which nothing may have happened, and gives way.
   void GiveWayIdly(int64_t steps, const void* site);
   /// Ends the launch and leaves the fiber for good.
@@ -83,7 +99,7 @@ class Simulation {
   FindingLog log_;
   Counters counters_;
   AccessOrder order_;
-  CheckedMemory memory_;
+  std::unique_ptr<CheckedMemory> memory_;
   std::optional<AccessChecker> checker_;
   std::optional<Rendezvous> rendezvous_;
   RandomSource random_;
@@ -110,6 +126,8 @@ class Simulation {
   int64_t idle_steps_ = 0;
 
   inline static constinit thread_local Simulation* current_ = nullptr;
+  /// What the last simulation on this thread used: to map memory takes longer than most launches.
+  inline static constinit thread_local std::unique_ptr<CheckedMemory> spare_memory_;
 };
 
 }  // namespace marlin::metal::simulator

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/macros.h"
 
 namespace marlin::metal::simulator {
 
-ThreadgroupArena::ThreadgroupArena(std::byte* data, ShadowCell* cells)
-    : data_(data), cells_(cells), owners_(kBytes / kGranule, 0) {}
+ThreadgroupArena::ThreadgroupArena(std::byte* data, ShadowMemory shadow)
+    : data_(data), shadow_(std::move(shadow)), owners_(kBytes / kGranule, 0) {}
 
 void* ThreadgroupArena::Add(int id, size_t bytes, size_t alignment, const char* name) {
   const size_t unit = std::max(alignment, kGranule);
@@ -34,9 +35,6 @@ void* ThreadgroupArena::Find(int id) const {
 }
 
 void ThreadgroupArena::Clear() {
-  for (const ThreadgroupVariable& variable : variables_) {
-    std::fill_n(cells_ + variable.offset, variable.bytes, ShadowCell{});
-  }
   const size_t granules = std::min(used_, kBytes) / kGranule;
   std::fill_n(owners_.begin(), granules, uint16_t{0});
   variables_.clear();
@@ -60,18 +58,16 @@ const ThreadgroupVariable* ThreadgroupArena::NearestTo(size_t offset) const {
   return nearest;
 }
 
-Result<ThreadgroupMemory> ThreadgroupMemory::Create(size_t arena_count) {
-  constexpr size_t kShadowBytes = ThreadgroupArena::kBytes * sizeof(ShadowCell);
-  ThreadgroupMemory memory;
-  const size_t bytes = arena_count * ThreadgroupArena::kBytes;
-  MARLIN_ASSIGN_OR_RETURN(memory.memory_, MappedMemory::Allocate(bytes));
-  MARLIN_ASSIGN_OR_RETURN(memory.shadow_, MappedMemory::Allocate(arena_count * kShadowBytes));
+Status ThreadgroupMemory::Place(size_t arena_count) {
+  for (ThreadgroupArena& arena : arenas_) arena.Clear();
+  if (arena_count <= arenas_.size()) return {};
+  arenas_.clear();
+  MARLIN_ASSIGN_OR_RETURN(memory_, MappedMemory::Allocate(arena_count * ThreadgroupArena::kBytes));
   for (size_t slot = 0; slot < arena_count; ++slot) {
-    std::byte* cells = memory.shadow_.data() + slot * kShadowBytes;
-    memory.arenas_.emplace_back(memory.memory_.data() + slot * ThreadgroupArena::kBytes,
-                                reinterpret_cast<ShadowCell*>(cells));
+    MARLIN_ASSIGN_OR_RETURN(ShadowMemory shadow, ShadowMemory::Allocate(ThreadgroupArena::kBytes));
+    arenas_.emplace_back(memory_.data() + slot * ThreadgroupArena::kBytes, std::move(shadow));
   }
-  return memory;
+  return {};
 }
 
 }  // namespace marlin::metal::simulator

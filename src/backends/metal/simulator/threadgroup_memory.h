@@ -24,7 +24,7 @@ class ThreadgroupArena {
  public:
   static constexpr size_t kBytes = size_t{1} << 20;
 
-  ThreadgroupArena(std::byte* data, ShadowCell* cells);
+  ThreadgroupArena(std::byte* data, ShadowMemory shadow);
 
   /// Makes room for a variable. Returns null if there is none left. `name` must outlive the arena.
   void* Add(int id, size_t bytes, size_t alignment, const char* name);
@@ -42,7 +42,7 @@ class ThreadgroupArena {
   const ThreadgroupVariable* NearestTo(size_t offset) const;
 
   uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data_); }
-  ShadowCell* cells() const { return cells_; }
+  ShadowMemory& shadow() { return shadow_; }
   /// Bytes of the variables, each rounded up to 16 as Metal does.
   size_t variable_bytes() const { return variable_bytes_; }
 
@@ -51,25 +51,24 @@ class ThreadgroupArena {
   static constexpr size_t kRedZoneBytes = 256;
 
   std::byte* data_;
-  ShadowCell* cells_;  ///< One per byte.
+  ShadowMemory shadow_;
   size_t used_ = kRedZoneBytes;
   size_t variable_bytes_ = 0;
   std::vector<ThreadgroupVariable> variables_;
   std::vector<uint16_t> owners_;  ///< Per granule: 0, or 1 + the number of its variable.
 };
 
-/// All arenas, next to each other.
+/// All arenas, next to each other. Serves one launch after the other.
 class ThreadgroupMemory {
  public:
-  /// Errors: kOutOfMemory.
-  static Result<ThreadgroupMemory> Create(size_t arena_count);
+  /// Makes sure that there are so many arenas, without variables. Errors: kOutOfMemory.
+  Status Place(size_t arena_count);
 
   ThreadgroupArena& arena(size_t slot) { return arenas_[slot]; }
   bool Contains(uintptr_t address) const { return address - memory_.address() < memory_.size(); }
 
  private:
   MappedMemory memory_;
-  MappedMemory shadow_;
   std::vector<ThreadgroupArena> arenas_;
 };
 

@@ -27,6 +27,7 @@ enum class ThreadState : uint8_t {
   kInCollective,
   kEnded,
 };
+inline constexpr size_t kThreadStates = 5;
 
 /// What a thread that is not runnable waits with.
 struct Waiting {
@@ -41,16 +42,16 @@ struct Waiting {
 };
 
 struct Thread {
-  Fiber fiber;
-  std::byte* stack = nullptr;  ///< Where its stack begins, at the lowest address.
-  uintptr_t stack_bottom = 0;  ///< The same as a number.
+  uintptr_t stack_bottom = 0;  ///< The lowest address of its stack.
   Threadgroup* group = nullptr;
   uint32_t index = 0;  ///< In its threadgroup.
-  metal_sim::Triple position{};
   ThreadState state = ThreadState::kEnded;
-  Waiting waiting;
   /// What its next access is recorded as, per kind of memory.
   std::array<AccessRecord, kMemoryKinds> stamps;
+  Waiting waiting;
+  metal_sim::Triple position{};
+  std::byte* stack = nullptr;  ///< stack_bottom as a pointer.
+  Fiber fiber;
 
   uint32_t simdgroup() const { return index / kSimdgroupThreads; }
   uint32_t lane() const { return index % kSimdgroupThreads; }
@@ -70,7 +71,8 @@ struct Threadgroup {
   metal_sim::Triple size{};  ///< Its threads; fewer than asked for at the edges of a grid.
   uint32_t thread_count = 0;
   uint32_t runnable = 0;
-  uint32_t live = 0;  ///< Threads that have not ended; 0: the place is free.
+  uint32_t live = 0;         ///< Threads that have not ended; 0: the place is free.
+  uint32_t first_epoch = 1;  ///< Of its threadgroup memory.
   std::unique_ptr<Thread[]> threads;
   std::vector<Simdgroup> simdgroups;
   ThreadgroupArena* arena = nullptr;

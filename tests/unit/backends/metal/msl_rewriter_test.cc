@@ -122,9 +122,11 @@ TEST(MslRewriter, EndsWithTheModule) {
   EXPECT_THAT(text, HasSubstr("static void Run_1() { ::metal_sim::Invoke("
                               "&::metal_sim_program::multiply<half, 8>, kArguments_1); }"));
   EXPECT_THAT(text, HasSubstr("{\"multiply_half\", kArguments_1, 4, Run_1},\n"));
-  EXPECT_THAT(text, HasSubstr("{0, \"aligned\", &::metal_sim_program::aligned, "
-                              "sizeof(::metal_sim_program::aligned), "
-                              "&::metal_sim_program::aligned__defined},\n"));
+  EXPECT_THAT(text,
+              HasSubstr("{0, \"aligned\", ::metal_sim::StorageOf(::metal_sim_program::aligned), "
+                        "sizeof(::metal_sim_program::aligned), "
+                        "::metal_sim::StorageOf(::metal_sim_program::aligned__defined)},\n"));
+  EXPECT_THAT(text, HasSubstr("METAL_SIM_CONSTANT_STORAGE(0)\n"));
   EXPECT_THAT(text, HasSubstr("kModule = {kKernels, 3, kConstants, 1};"));
   EXPECT_THAT(text, HasSubstr("const metal_sim::Module* metal_sim_module() {"));
 }
@@ -314,14 +316,20 @@ TEST(MslRewriter, LeavesThreadgroupPointersAlone) {
   EXPECT_EQ(Body(text), text);
 }
 
+/// What the declaration of a function constant becomes.
+std::string Declared(const std::string& type, const std::string& name, const std::string& index) {
+  return "extern const " + type + " " + name + " __asm__(\"metal_sim_constant_" + index +
+         "\") ; extern const bool " + name + "__defined __asm__(\"metal_sim_defined_" + index +
+         "\");";
+}
+
 TEST(MslRewriter, FunctionConstantsBecomeVariables) {
   const std::string text =
       "constant bool a [[function_constant(3)]];\n"
       "namespace n { static constant const vec<int, 2> b "
       "[[function_constant(0x4)]]; }\n";
-  EXPECT_EQ(Body(text),
-            "static bool a ; static bool a__defined;\n"
-            "namespace n { static vec<int, 2> b ; static bool b__defined; }\n");
+  EXPECT_EQ(Body(text), Declared("bool", "a", "3") + "\nnamespace n { " +
+                            Declared("vec<int, 2>", "b", "4") + " }\n");
   const RewrittenSource source = Rewrite(text);
   ASSERT_EQ(source.constants.size(), 2u);
   EXPECT_EQ(source.constants[0].index, 3);
@@ -338,18 +346,18 @@ TEST(MslRewriter, ConstantsComputedFromFunctionConstantsBecomeFunctions) {
                  "constant metal::vec<int, 2> c(b, f<b, 1>(b)); constant int d{c.b + p->b};\n"
                  "constant int e = x.a; constant int g[2] = {1, 2};\n"
                  "int f() { if (b) return b; return -d; }"),
-            "static int a ; static bool a__defined; int c() { return s.b; }\n"
-            "static inline int b__value() { return is_function_constant_defined(a) ? a : 7; }\n"
-            "static inline metal::vec<int, 2> c__value() { return(b__value(), f<b__value(), "
-            "1>(b__value())); } static inline int d__value() { return{c__value().b + p->b}; }\n"
-            "constant int e = x.a; constant int g[2] = {1, 2};\n"
-            "int f() { if (b__value()) return b__value(); return -d__value(); }");
+            Declared("int", "a", "0") +
+                " int c() { return s.b; }\n"
+                "static inline int b__value() { return is_function_constant_defined(a) ? a : 7; }\n"
+                "static inline metal::vec<int, 2> c__value() { return(b__value(), f<b__value(), "
+                "1>(b__value())); } static inline int d__value() { return{c__value().b + p->b}; }\n"
+                "constant int e = x.a; constant int g[2] = {1, 2};\n"
+                "int f() { if (b__value()) return b__value(); return -d__value(); }");
 }
 
 TEST(MslRewriter, CommasOfTemplateArgumentsDeclareNothing) {
   EXPECT_EQ(Body("constant int a [[function_constant(0)]]; constant int b = f<a, 1>::x + a;"),
-            "static int a ; static bool a__defined; static inline int b__value() { return f<a, "
-            "1>::x + a; }");
+            Declared("int", "a", "0") + " static inline int b__value() { return f<a, 1>::x + a; }");
 }
 
 struct Refusal {

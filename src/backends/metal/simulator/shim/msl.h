@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backends/metal/simulator/shim/msl_atomic.h"
+#include "backends/metal/simulator/shim/msl_constant.h"
 #include "backends/metal/simulator/shim/msl_instrumentation.h"
 #include "backends/metal/simulator/shim/msl_integer.h"
 #include "backends/metal/simulator/shim/msl_kernel.h"

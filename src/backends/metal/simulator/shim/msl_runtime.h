@@ -13,9 +13,10 @@
   __attribute__((noinline, disable_sanitizer_instrumentation, visibility("hidden")))
 
 /// Functions where threads meet or order their accesses. A call stands where the source has it and
-/// exactly once, so that its return address names the place: two copies of one barrier would look
-/// like two barriers.
-#define METAL_SIM_MEETING METAL_SIM_UNINSTRUMENTED __attribute__((noduplicate, convergent))
+/// exactly once and comes back there, so that its return address names the place: two copies of one
+/// barrier would look like two barriers.
+#define METAL_SIM_MEETING \
+  METAL_SIM_UNINSTRUMENTED __attribute__((noduplicate, convergent, not_tail_called))
 
 /// The place in the kernel that called the METAL_SIM_UNINSTRUMENTED function this stands in.
 #define METAL_SIM_SITE __builtin_return_address(0)
