@@ -69,13 +69,4 @@ class Driver {
   virtual void Free(void* data) = 0;
 };
 
-/// The simulator: kernels run on this machine's processor, checked, thousands of times slower than
-/// on a GPU. Environment: MARLIN_METAL_SIM_SEED draws the order of threads, with
-/// MARLIN_METAL_SIM_PREEMPTION interrupting them at accesses with that probability;
-/// MARLIN_METAL_SIM_FAST_MATH=1 compiles as Metal does by default. MARLIN_METAL_SIM_SOURCES names a
-/// folder (a copy of src/) to take the kernels from instead of those that were built in. What the simulator objects to is
-/// an error of Run. Errors: kUnsupported (no simulator in this build), kInvalidArgument (a
-/// variable).
-Result<std::unique_ptr<Driver>> OpenSimulatedDriver();
-
 }  // namespace marlin::metal

@@ -9,6 +9,7 @@
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
 #include "backends/metal/prepared_strips.h"
+#include "backends/metal/simulated_driver.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
@@ -310,7 +311,11 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
                                     "their kernels in a simulator");
   }
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenSimulatedDriver());
-  return std::unique_ptr<Backend>(std::make_unique<MetalBackend>(std::move(driver)));
+  return MakeMetalBackend(std::move(driver));
+}
+
+std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver) {
+  return std::make_unique<MetalBackend>(std::move(driver));
 }
 
 }  // namespace marlin::metal

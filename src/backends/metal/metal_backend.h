@@ -4,6 +4,7 @@
 #include <memory>
 #include <string_view>
 
+#include "backends/metal/driver.h"
 #include "plan/backend.h"
 
 namespace marlin::metal {
@@ -11,5 +12,8 @@ namespace marlin::metal {
 /// Opens "metal" or "metal-sim". Errors: kUnsupported for a device that is not there, with the
 /// reason.
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name);
+
+/// The backend on a driver of the caller's.
+std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver);
 
 }  // namespace marlin::metal

@@ -1,4 +1,5 @@
-// The driver that runs kernels in the simulator.
+#include "backends/metal/simulated_driver.h"
+
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -11,9 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "backends/metal/driver.h"
 #include "backends/metal/kernel_files.h"
-#include "backends/metal/simulator/launch.h"
 #include "backends/metal/simulator/metal_program.h"
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -93,10 +92,14 @@ class Programs {
 
 class SimulatedDriver final : public Driver {
  public:
-  SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options)
-      : programs_(std::move(compile)), options_(options) {}
+  SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options,
+                  std::vector<SimulatedLaunch>* record)
+      : programs_(std::move(compile)), options_(options), record_(record) {}
 
-  Status Start() { return programs_.WriteSources(); }
+  Status Start() {
+    MARLIN_RETURN_IF_ERROR(MetalProgram::CheckCompiler());
+    return programs_.WriteSources();
+  }
 
   DriverInfo Info() const override {
     return {"metal-sim", "simulator", {"MSL 3.1", "checks races, bounds, initialisation"}};
@@ -143,6 +146,7 @@ class SimulatedDriver final : public Driver {
     std::memcpy(parameters.data(), &launch.parameters, sizeof(launch.parameters));
     MARLIN_ASSIGN_OR_RETURN(const simulator::Report report,
                             simulator::Simulate(*kernel, described, options_));
+    if (record_ != nullptr) record_->push_back({launch.function, report.counters});
     return report.clean() ? Status() : FirstFinding(launch, program, report);
   }
 
@@ -173,6 +177,7 @@ class SimulatedDriver final : public Driver {
 
   Programs programs_;
   simulator::SimulationOptions options_;
+  std::vector<SimulatedLaunch>* const record_;  ///< Or null.
 };
 
 /// A number in an environment variable; `value` stays as it is where there is none.
@@ -187,7 +192,7 @@ Status ReadNumber(const char* name, T* value) {
 
 }  // namespace
 
-Result<std::unique_ptr<Driver>> OpenSimulatedDriver() {
+Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record) {
   simulator::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_SEED", &options.seed));
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
@@ -195,7 +200,7 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver() {
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_FAST_MATH", &fast_math));
   simulator::CompileOptions compile;
   compile.fast_math = fast_math != 0;
-  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options);
+  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }

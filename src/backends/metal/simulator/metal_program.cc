@@ -138,6 +138,8 @@ std::string PlaceOf(std::string_view line, const std::string& shim) {
 
 }  // namespace
 
+Status MetalProgram::CheckCompiler() { return FindClang().status(); }
+
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& source,
                                                             const CompileOptions& options) {
   std::error_code missing;

@@ -27,6 +27,8 @@ using ConstantValues = std::map<int, std::vector<uint8_t>>;
 
 class MetalProgram {
  public:
+  /// Whether Compile can work here. Errors: kUnsupported (no clang that is new enough).
+  static Status CheckCompiler();
   /// Compiles the kernels of a file, which takes seconds. Errors: kIo (no such file), kUnsupported
   /// (no clang that is new enough; MARLIN_METAL_CLANG may name one), kInvalidArgument with the
   /// first message of the compiler, "file.metal:12:3: ...".

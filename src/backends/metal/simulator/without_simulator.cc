@@ -12,6 +12,7 @@ Status NotBuilt() {
 
 }  // namespace
 
+Status MetalProgram::CheckCompiler() { return NotBuilt(); }
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesystem::path&,
                                                             const CompileOptions&) {
   return NotBuilt();
