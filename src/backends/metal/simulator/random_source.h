@@ -14,8 +14,10 @@ class RandomSource {
   explicit RandomSource(uint64_t seed, double probability = 1)
       : numbers_(seed), scale_(1 / std::log1p(-probability)) {}
 
-  /// Below `bound`, which must not be 0; the bias of the remainder is of no consequence here.
-  uint32_t Below(uint32_t bound) { return static_cast<uint32_t>((numbers_.Next() >> 32) % bound); }
+  /// Below `bound`, which must not be 0; the bias is of no consequence here.
+  uint32_t Below(uint32_t bound) {
+    return static_cast<uint32_t>((numbers_.Next() >> 32) * bound >> 32);
+  }
 
   /// How many trials it takes to succeed once, at most `most`. Precondition: can succeed.
   uint32_t TrialsUntilSuccess(uint32_t most) {

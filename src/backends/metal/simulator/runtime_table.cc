@@ -39,35 +39,29 @@ uint32_t Lane() {
 }
 
 void ThreadgroupBarrier(uint32_t flags, const void* site) {
-  Simulation* current = Simulation::Current();
-  if (current == nullptr) return;
-  Waiting waiting;
-  waiting.site = site;
-  waiting.flags = flags;
-  current->Wait(ThreadState::kAtThreadgroupBarrier, waiting);
+  if (Simulation* current = Simulation::Current()) {
+    current->WaitAtBarrier(ThreadState::kAtThreadgroupBarrier, flags, site);
+  }
 }
 
 void SimdgroupBarrier(uint32_t flags, const void* site) {
-  Simulation* current = Simulation::Current();
-  if (current == nullptr) return;
-  Waiting waiting;
-  waiting.site = site;
-  waiting.flags = flags;
-  current->Wait(ThreadState::kAtSimdgroupBarrier, waiting);
+  if (Simulation* current = Simulation::Current()) {
+    current->WaitAtBarrier(ThreadState::kAtSimdgroupBarrier, flags, site);
+  }
 }
 
 void Collective(void* data, metal_sim::Collective function, void* context, const char* name,
                 bool whole, const void* site) {
   Simulation* current = Simulation::Current();
-  if (current == nullptr) return;
-  const Waiting waiting = {.site = site,
-                           .flags = 0,
-                           .data = data,
-                           .function = function,
-                           .context = context,
-                           .name = name,
-                           .whole = whole};
-  current->Wait(ThreadState::kInCollective, waiting);
+  Waiting* waiting = current == nullptr ? nullptr : current->BeginToWait();
+  if (waiting == nullptr) return;
+  waiting->site = site;
+  waiting->data = data;
+  waiting->function = function;
+  waiting->context = context;
+  waiting->name = name;
+  waiting->whole = whole;
+  current->Wait(ThreadState::kInCollective);
 }
 
 void Access(const void* address, size_t bytes, bool write, const void* site) {

@@ -91,7 +91,8 @@ class ShadowMemory {
       const unsigned starts = starts_[at / kBlock] | 1U | 1U << kBlock;
       const unsigned window = (2U << length) - 1;
       if (((starts >> at % kBlock) & window) == (1U | 1U << length)) {
-        CheckCell(CellOf(at), byte, now, use, order, &conflict);
+        ShadowCell* const cell = CellOf(at);
+        if (!NoteHarmless(cell, now, use)) CheckCell(cell, byte, now, use, order, &conflict);
       } else {
         CheckRuns({at, length, byte}, now, use, order, &conflict);
       }
@@ -110,6 +111,45 @@ class ShadowMemory {
     auto* const cells = reinterpret_cast<ShadowCell*>(memory_.data());
     return cells + kPlanes[offset % kBlock] * starts_.size() + offset / kBlock;
   }
+  /// Whether an earlier access is of no interest to the current one, both plain: of the same
+  /// thread, or nobody's, or, in threadgroup memory, before a barrier.
+  static bool IsHarmless(const AccessRecord& earlier, const CurrentAccess& now) {
+    if (earlier.group_epoch == now.record.group_epoch) return earlier.thread == now.record.thread;
+    return now.kind == MemoryKind::kThreadgroup || !now.Knows(earlier);
+  }
+  static void Note(const CurrentAccess& now, AccessRecord* record) {
+    // By fields: they have just been written one by one, and a copy would wait for that.
+    record->group_epoch = now.record.group_epoch;
+    record->simd_epoch = now.record.simd_epoch;
+    record->site = now.record.site;
+    record->thread = now.record.thread;
+    record->atomic = 0;
+    record->releases = now.record.releases;
+  }
+  /// CheckCell for the plain accesses that are most of all; false where it must decide.
+  static bool NoteHarmless(ShadowCell* cell, const CurrentAccess& now, AccessUse use) {
+    AccessRecord& first = cell->readers[0];
+    AccessRecord& second = cell->readers[1];
+    const bool atomic = now.record.atomic || cell->writer.atomic || first.atomic || second.atomic;
+    if (atomic || !IsHarmless(cell->writer, now)) return false;
+    if (use.reads && !use.initialised && !now.Knows(cell->writer)) return false;
+    const bool harmless_first = IsHarmless(first, now);
+    if (use.writes) {
+      if (!harmless_first || !IsHarmless(second, now)) return false;
+      first.group_epoch = second.group_epoch = 0;
+      Note(now, &cell->writer);
+      return true;
+    }
+    // As NoteReader: the thread's own record, else the first that does not count any more.
+    const bool own_second =
+        second.group_epoch == now.record.group_epoch && second.thread == now.record.thread;
+    if (!harmless_first && !own_second) return false;
+    const bool own_first =
+        first.group_epoch == now.record.group_epoch && first.thread == now.record.thread;
+    Note(now, own_second && !own_first ? &second : &first);
+    return true;
+  }
+
   /// Compares with one cell; `byte` is where its run begins in the access.
   static void CheckCell(ShadowCell* cell, size_t byte, const CurrentAccess& now, AccessUse use,
                         const AccessOrder& order, Conflict* conflict);

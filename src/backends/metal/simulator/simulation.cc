@@ -102,8 +102,45 @@ void Simulation::MakePlaces(size_t count) {
   }
 }
 
+void Simulation::DrawInterruption() {
+  countdown_start_ = kAccessesPerTurn;
+  if (InterruptsAtRandom()) countdown_start_ = random_.TrialsUntilSuccess(kAccessesPerTurn);
+  countdown_ = countdown_start_;
+}
+
+/// Part of Run: a function of its own would return where the processor does not expect it.
+inline __attribute__((always_inline)) void Simulation::TakeTurn(Thread* thread) {
+  if (!InterruptsAtRandom()) countdown_ = kAccessesPerTurn;
+  thread_ = thread;
+  fiber_ = &thread->fiber;
+  const bool ended = thread->fiber.Resume();
+  thread_ = nullptr;
+  fiber_ = nullptr;
+  if (over_) return;
+  Threadgroup* group = thread->group;
+  if (ended) {
+    thread->state = ThreadState::kEnded;
+    --group->live;
+    idle_steps_ = 0;
+  }
+  if (thread->state == ThreadState::kRunnable) return;
+  --group->runnable;
+  --group->simdgroups[thread->simdgroup()].runnable;
+  switch (rendezvous_->Settle(group, thread->simdgroup())) {
+    case Rendezvous::Outcome::kNothing:
+      break;
+    case Rendezvous::Outcome::kReleased:
+      idle_steps_ = 0;
+      break;
+    case Rendezvous::Outcome::kDeadlock:
+      over_ = true;
+      break;
+  }
+}
+
 void Simulation::Run() {
   Simulation* const outer = std::exchange(current_, this);
+  DrawInterruption();
   while (!over_ && FillPlaces()) {
     CollectTurns();
     for (Thread* thread : turns_) {
@@ -218,39 +255,6 @@ void Simulation::CollectTurns() {
   }
 }
 
-void Simulation::TakeTurn(Thread* thread) {
-  turn_accesses_ = kAccessesPerTurn;
-  if (options_.seed != 0 && options_.preemption > 0) {
-    turn_accesses_ = random_.TrialsUntilSuccess(kAccessesPerTurn);
-  }
-  countdown_ = turn_accesses_;
-  thread_ = thread;
-  fiber_ = &thread->fiber;
-  const bool ended = thread->fiber.Resume();
-  thread_ = nullptr;
-  fiber_ = nullptr;
-  if (over_) return;
-  Threadgroup* group = thread->group;
-  if (ended) {
-    thread->state = ThreadState::kEnded;
-    --group->live;
-    idle_steps_ = 0;
-  }
-  if (thread->state == ThreadState::kRunnable) return;
-  --group->runnable;
-  --group->simdgroups[thread->simdgroup()].runnable;
-  switch (rendezvous_->Settle(group, thread->simdgroup())) {
-    case Rendezvous::Outcome::kNothing:
-      break;
-    case Rendezvous::Outcome::kReleased:
-      idle_steps_ = 0;
-      break;
-    case Rendezvous::Outcome::kDeadlock:
-      over_ = true;
-      break;
-  }
-}
-
 void Simulation::RunCollective(Thread& first, void* const* data, uint32_t lanes) {
   collective_ = {data, lanes};
   thread_ = &first;
@@ -294,9 +298,10 @@ void Simulation::GiveWayIdly(int64_t steps, const void* site) {
 
 void Simulation::Interrupt() {
   // Short turns are counted by their accesses, so that preemption does not use the limit up.
-  idle_accesses_ += turn_accesses_;
+  idle_accesses_ += countdown_start_;
   const int64_t steps = idle_accesses_ / kAccessesPerTurn;
   idle_accesses_ %= kAccessesPerTurn;
+  DrawInterruption();
   GiveWayIdly(steps, nullptr);
 }
 

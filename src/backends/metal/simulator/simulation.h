@@ -44,13 +44,23 @@ class Simulation {
   void* ThreadgroupVariable(int id, size_t bytes, size_t alignment, const char* name);
   metal_sim::Triple Position(metal_sim::Source source) const;
   uint32_t Lane() const;
-  /// A barrier or collective: returns when the current thread may go on.
-  void Wait(ThreadState state, const Waiting& waiting) {
-    // A collective stands for all its lanes: there is nobody left to wait for.
-    if (thread_ == nullptr || fiber_ == &collective_fiber_) return;
-    thread_->waiting = waiting;
+  /// What the current thread waits with next, to be written field by field, which is faster than a
+  /// copy of it right after it was made; null where there is nobody to wait for: outside of a
+  /// thread, and in a collective, which stands for all its lanes.
+  Waiting* BeginToWait() {
+    return thread_ == nullptr || fiber_ == &collective_fiber_ ? nullptr : &thread_->waiting;
+  }
+  /// Returns when the current thread may go on. Precondition: BeginToWait gave something.
+  void Wait(ThreadState state) {
     thread_->state = state;
     fiber_->GiveWay();
+  }
+  void WaitAtBarrier(ThreadState state, uint32_t flags, const void* site) {
+    Waiting* waiting = BeginToWait();
+    if (waiting == nullptr) return;
+    waiting->site = site;
+    waiting->flags = flags;
+    Wait(state);
   }
   /// Of the calls of a kernel the one that counts for speed: several in a multiply-add.
   void Access(const MemoryAccess& access) {
@@ -79,6 +89,8 @@ class Simulation {
   void AddThreadgroupArguments(const Threadgroup& group);
   uint32_t NextThreadgroup();
   void CollectTurns();
+  bool InterruptsAtRandom() const { return options_.seed != 0 && options_.preemption > 0; }
+  void DrawInterruption();
   void TakeTurn(Thread* thread);
   void RunCollective(Thread& first, void* const* data, uint32_t lanes);
 
@@ -120,8 +132,10 @@ class Simulation {
     uint32_t lanes;
   } collective_{};
 
-  uint32_t countdown_ = 0;  ///< Accesses until the current thread is interrupted.
-  uint32_t turn_accesses_ = 0;
+  /// Accesses until the thread that comes to it is interrupted. At random, this goes on from turn
+  /// to turn: who waits for a rare event need not begin anew.
+  uint32_t countdown_ = 0;
+  uint32_t countdown_start_ = 0;
   int64_t idle_accesses_ = 0;
   int64_t idle_steps_ = 0;
 
