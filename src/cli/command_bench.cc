@@ -17,6 +17,7 @@
 #include "cli/peer_cublas.h"
 #include "cli/product_arguments.h"
 #include "cli/table.h"
+#include "cli/timed_device.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
 
@@ -58,7 +59,7 @@ class BenchCommand final : public Command {
     options.parallel_for = [&pool](int64_t count, const std::function<void(int64_t)>& body) {
       pool.Run(count, [&body](int64_t i, int) { body(i); });
     };
-    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_, options));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (info.backend == "cuda") return RunOnGpu(console, device);
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,

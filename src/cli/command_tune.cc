@@ -20,6 +20,7 @@
 #include "cli/product_arguments.h"
 #include "cli/progress_bar.h"
 #include "cli/table.h"
+#include "cli/timed_device.h"
 #include "cli/tuning_run.h"
 #include "ops/tuning_file.h"
 
@@ -97,7 +98,7 @@ class TuneCommand final : public Command {
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
     options.tuning_file = "";  // What it says may be wrong: that is why this runs.
-    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_, options));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
     MARLIN_RETURN_IF_ERROR(ListCases());
     MARLIN_RETURN_IF_ERROR(ReadOld());

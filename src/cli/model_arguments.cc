@@ -77,7 +77,7 @@ class TokenReader {
 }  // namespace
 
 void RunArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+  arguments.Option("--device", &device_, "DEVICE", "cpu, auto or metal-sim");
   arguments.Option("--threads", &threads_, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32 throughout");
 }
