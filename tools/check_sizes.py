@@ -67,6 +67,7 @@ def self_test() -> list[str]:
     nested = "void F() {" + "if (a) {" * 5 + "}" * 5 + "}\n"
     loops = "void F() {\n  for (int i = 0; i < 3; ++i) {\n" + "    G([&] { H(); });\n" * 80 + "}}\n"
     many = ", ".join(f"std::map<int, int> a{i}" for i in range(9))
+    bound = ",\n".join(f"device int* a{i} [[buffer({i})]]" for i in range(9))
     method = "struct S {\n  void M() const {\n" + "    x();\n" * 80 + "  }\n};\n"
     constructor = "S::S(int a) : a_(a), b_{a} {\n" + "  x();\n" * 80 + "}\n"
     must_find = {
@@ -87,6 +88,7 @@ def self_test() -> list[str]:
         "short": ("src/a.cc", function(78)),
         "comment": ("src/a.cc", "// void F() {\n" + "// x\n" * 90),
         "device": ("src/a.cu", function(100, "__global__ void F(int a)")),
+        "kernel": ("src/a.metal", f"[[kernel]] void F({bound}) {{\n" + "  x();\n" * 90 + "}\n"),
         "table": ("src/a.cc", "constexpr int kTable[] = {\n" + "  1,\n" * 90 + "};\n"),
         "class": ("src/a.h", "class A {\n public:\n" + "  int f() { return 1; }\n" * 90 + "};\n"),
         "else": ("src/a.cc", "void F() {" + "if (a) {}\nelse " * 9 + "{}}\n"),

@@ -25,6 +25,7 @@ _NAME = re.compile(
     r"((?:~?\w+(?:<[^()]*>)?\s*::\s*)*(?:operator\s*(?:\(\s*\)|[^\s\w(]*\s*\w*)|~?\w+))"
     r"\s*(?:<[^()]*>)?\s*$"
 )
+_DEVICE = re.compile(r"__global__|\bkernel(?:\s+|\]\].*)void\b")
 _NAMESPACE = re.compile(r'^(?:inline\s+)?namespace\b|^extern\s+"')
 _LAMBDA = re.compile(r"\[[^\[\]]*\]\s*(?:\([^{}]*\))?[^(){}=;]*$")
 
@@ -101,6 +102,7 @@ def _matching(text: str, start: int) -> int:
 
 
 def _count_parameters(parameters: str) -> int:
+    """Without those of a Metal kernel that an attribute binds, which nobody passes in order."""
     if parameters.strip() in ("", "void"):
         return 0
     depth = 0
@@ -112,7 +114,7 @@ def _count_parameters(parameters: str) -> int:
             depth -= 1
         elif char == "," and depth == 0:
             count += 1
-    return count
+    return max(0, count - len(re.findall(r"\[\[\w", parameters)))
 
 
 def _classify(text: str, scopes: list[_Scope], parens: int) -> tuple[str, str]:
@@ -186,7 +188,7 @@ def _open(code: str, start: int, position: int, line: int, parens: int,
         if kind == "function":
             parameters = _parameter_list(_TEMPLATE.sub("", text.strip()))
             scope.definition.parameters = _count_parameters(parameters or "")
-            scope.definition.device = bool(re.search(r"__global__|\bkernel\s+void\b", text))
+            scope.definition.device = bool(_DEVICE.search(text))
             scope.function = scope.definition
             scope.depth = 0
     elif kind == "control" and scope.function is not None:

@@ -9,7 +9,7 @@ namespace marlin {
 namespace kernels {
 
 /// Elements k to k + 3 of a row, k a multiple of 4.
-static inline float4 LoadInput(device const uchar* input, int row, int k, constant Parameters& p) {
+static inline float4 LoadInput(device const uchar* input, int row, int k, Parameters p) {
   float4 values = float4(0.0f);
   if (row >= p.m || k >= p.k) return values;
   const long at = long(row) * p.input_stride + k;

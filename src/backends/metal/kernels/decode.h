@@ -11,6 +11,14 @@
 namespace marlin {
 namespace kernels {
 
+/// Prepared weights as they are bound.
+struct PackedWeights {
+  device const uchar* codes;
+  device const uchar* scales;
+  device const uchar* extras;
+  device const float* table;
+};
+
 /// One strip of weights, and what turns its codes into numbers.
 struct Strip {
   device const uchar* codes;   ///< Of chunk 0.
@@ -36,15 +44,13 @@ static inline int ExtraType() {
   return group_extra == kExtraBiases && wide ? scale_type : kElementF16;
 }
 
-static inline Strip StripAt(long strip, device const uchar* codes, device const uchar* scales,
-                            device const uchar* extras, device const float* table,
-                            constant Parameters& p) {
+static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
   Strip result;
-  result.codes = codes + strip * p.chunks * ChunkBytes();
+  result.codes = weights.codes + strip * p.chunks * ChunkBytes();
   const long first = strip * p.groups * kStripOutputs;
-  result.scales = scales + first * GroupElementBytes(scale_type);
-  result.extras = extras + first * GroupElementBytes(ExtraType());
-  result.table = table;
+  result.scales = weights.scales + first * GroupElementBytes(scale_type);
+  result.extras = weights.extras + first * GroupElementBytes(ExtraType());
+  result.table = weights.table;
   result.groups = p.groups;
   result.group_size = p.group_size;
   result.k = p.k;

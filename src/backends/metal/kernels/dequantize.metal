@@ -18,7 +18,7 @@ using namespace marlin::kernels;
                                   ushort lane [[thread_index_in_simdgroup]]) {
   const int chunk = int(group.x) * simdgroups + simdgroup;
   if (chunk >= p.chunks) return;
-  const Strip strip = StripAt(group.y, codes, scales, extras, table, p);
+  const Strip strip = StripAt(group.y, {codes, scales, extras, table}, p);
   const ChunkCodes chunk_codes = LoadCodes(strip, chunk, lane);
   const GroupPair chunk_group = LoadChunkGroup(strip, chunk, lane);
   const int column = int(group.y) * kStripOutputs + FragmentColumn(lane);

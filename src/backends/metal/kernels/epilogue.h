@@ -39,8 +39,7 @@ static inline float Biased(Output output, int column, float sum) {
 }
 
 /// Casts and stores a finished number but for its row's weight.
-static inline void StoreFinished(Output output, int row, int column, float value,
-                                 constant Parameters& p) {
+static inline void StoreFinished(Output output, int row, int column, float value, Parameters p) {
   if (has_row_weight) value *= output.row_weight[row];
   StoreElement(output.data, output_type, long(row) * p.output_stride + column, value);
 }
@@ -48,7 +47,7 @@ static inline void StoreFinished(Output output, int row, int column, float value
 /// The sum of row and column, finished, or as it is among the partial sums of `split`. What lies
 /// outside of the product is dropped.
 static inline void StoreSum(Output output, int split, int row, int column, float sum,
-                            constant Parameters& p) {
+                            Parameters p) {
   if (row >= p.m || column >= p.n) return;
   if (partial) {
     const long at = (long(split) * p.m + row) * p.n + column;

@@ -22,7 +22,7 @@ using namespace marlin::kernels;
   const int column = ids[group.y];
   const int place = column % kStripOutputs - FragmentColumn(lane);
   if (chunk >= p.chunks || place < 0 || place > 1) return;
-  const Strip strip = StripAt(column / kStripOutputs, codes, scales, extras, table, p);
+  const Strip strip = StripAt(column / kStripOutputs, {codes, scales, extras, table}, p);
   const ChunkCodes chunk_codes = LoadCodes(strip, chunk, lane);
   const GroupPair chunk_group = LoadChunkGroup(strip, chunk, lane);
   for (int s = 0; s < kChunkK / kBlockK; ++s) {

@@ -1,0 +1,103 @@
+#include "backends/metal/kernel_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "backends/metal/kernel_files.h"
+#include "base/macros.h"
+
+namespace marlin::metal {
+namespace {
+
+constexpr std::string_view kFolder = "backends/metal/kernels/";
+
+Result<std::string_view> TextOf(std::string_view path) {
+  for (const KernelFile& file : KernelFiles()) {
+    if (file.path == path) return file.text;
+  }
+  return Status(Code::kInvalidArgument, fmt::format("{}: not a file of the kernels", path));
+}
+
+/// Takes the first line off a text.
+std::string_view TakeLine(std::string_view* text) {
+  const size_t length = std::min(text->find('\n'), text->size());
+  const std::string_view line = text->substr(0, length);
+  text->remove_prefix(std::min(length + 1, text->size()));
+  return line;
+}
+
+/// The part of `line` between `before` and `after`, where it begins with one and has the other.
+std::optional<std::string_view> Between(std::string_view line, std::string_view before,
+                                        std::string_view after) {
+  if (!line.starts_with(before)) return std::nullopt;
+  line.remove_prefix(before.size());
+  const size_t end = line.find(after);
+  if (end == std::string_view::npos) return std::nullopt;
+  return line.substr(0, end);
+}
+
+Status Append(std::string_view path, std::set<std::string_view>* seen, std::string* out) {
+  if (!seen->insert(path).second) return Status();
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(path));
+  *out += fmt::format("#line 1 \"{}\"\n", path);
+  for (int number = 1; !rest.empty(); ++number) {
+    const std::string_view line = TakeLine(&rest);
+    if (const auto included = Between(line, "#include \"", "\"")) {
+      MARLIN_RETURN_IF_ERROR(Append(*included, seen, out));
+      *out += fmt::format("#line {} \"{}\"\n", number + 1, path);
+    } else {
+      out->append(line).push_back('\n');
+    }
+  }
+  return Status();
+}
+
+/// The number that `#define NAME` gives in a text.
+Result<int> NumberOf(std::string_view name, std::string_view text) {
+  const std::string define = fmt::format("#define {} ", name);
+  const size_t at = text.find(define);
+  int number = -1;
+  if (at != std::string_view::npos) {
+    const char* const begin = text.data() + at + define.size();
+    std::from_chars(begin, text.data() + text.size(), number);
+  }
+  if (number >= 0 && number < MARLIN_CONSTANT_COUNT) return number;
+  return Status(Code::kInternal, fmt::format("{}: no number of a function constant", name));
+}
+
+}  // namespace
+
+Result<std::string> KernelText(std::string_view file) {
+  const std::string path = fmt::format("{}{}", kFolder, file);
+  std::set<std::string_view> seen;
+  std::string text;
+  MARLIN_RETURN_IF_ERROR(Append(path, &seen, &text));
+  return text;
+}
+
+Result<std::string> KernelText(std::string_view file, const FunctionConstants& constants) {
+  MARLIN_ASSIGN_OR_RETURN(const std::string general, KernelText(file));
+  std::string text;
+  std::string_view rest = general;
+  while (!rest.empty()) {
+    const std::string_view line = TakeLine(&rest);
+    const auto name = Between(line, "constant int ", " [[function_constant(");
+    if (!name) {
+      text.append(line).push_back('\n');
+      continue;
+    }
+    const std::string_view attribute = line.substr(line.find("[["));
+    const auto macro = Between(attribute, "[[function_constant(", ")]];");
+    MARLIN_ASSIGN_OR_RETURN(const int number, NumberOf(macro.value_or("?"), general));
+    text += fmt::format("constant constexpr int {} = {};\n", *name,
+                        constants[static_cast<size_t>(number)]);
+  }
+  return text;
+}
+
+}  // namespace marlin::metal

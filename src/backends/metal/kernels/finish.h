@@ -1,0 +1,34 @@
+// Finish: out[m, n] = epilogue(sum over splits of partials[split, m, n]), in the order of the
+// splits.
+//
+// One thread an output. Error model: splits - 1 additions in fp32.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_FINISH_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_FINISH_H_
+
+#include "backends/metal/kernels/epilogue.h"
+
+namespace marlin {
+namespace kernels {
+
+static inline float SumOfSplits(device const float* partials, long at, Parameters p) {
+  const long stride = long(p.m) * p.n;
+  float sum = partials[at];
+  for (int split = 1; split < p.splits; ++split) sum += partials[split * stride + at];
+  return sum;
+}
+
+static METAL_FUNC void Finish(device const float* partials, Output output, uint2 position,
+                              Parameters p) {
+  const int columns = gated ? p.n / 2 : p.n;
+  const int column = int(position.x);
+  const int row = int(position.y);
+  if (column >= columns) return;
+  const long at = long(row) * p.n + column;
+  float value = Activate(Biased(output, column, SumOfSplits(partials, at, p)));
+  if (gated) value *= Biased(output, column + columns, SumOfSplits(partials, at + columns, p));
+  StoreFinished(output, row, column, value, p);
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_FINISH_H_

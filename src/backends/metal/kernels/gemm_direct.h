@@ -1,0 +1,135 @@
+// GemmDirect: codes and activations go from device memory straight into the registers of
+// matrix fragments; no threadgroup memory, no barrier.
+//
+//   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
+//
+//   64x64: four simdgroups of 32 rows x 32 outputs       32x64, 16x64: four of all rows x 16
+//   outputs
+//       +----+----+                                          +--+--+--+--+
+//       | s0 | s1 |   each weight decoded twice              |s0|s1|s2|s3|  each weight decoded
+//       once
+//       +----+----+                                          +--+--+--+--+
+//       | s2 | s3 |
+//       +----+----+
+//
+// Fragment j of a block of 32 k takes k = 4 r + j in its row r (of W) and column r (of A): a lane's
+// codes are one word, and its elements of A for all four fragments are 8 neighbours.
+// threadgroups: [tiles of outputs, tiles of rows, splits of k]; a split counts whole chunks.
+// Bytes in flight of a simdgroup: 128 * bits of codes a strip.
+// Error model: weights rounded as fp32 (3 * 2^-24), fp32 sums; k / splits + splits additions.
+// Relies on the places of elements in fragments (FragmentRow): the device's self-test probes them.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMM_DIRECT_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_GEMM_DIRECT_H_
+
+#include "backends/metal/kernels/activations.h"
+#include "backends/metal/kernels/decode.h"
+#include "backends/metal/kernels/epilogue.h"
+#include "backends/metal/kernels/fragments.h"
+
+namespace marlin {
+namespace kernels {
+
+constant constexpr int kDirectSimdgroups = 4;
+
+/// A lane's elements of four fragments of A: 8 rows x 32 k.
+struct InputBlock {
+  float4 first;
+  float4 second;
+};
+
+static inline InputBlock LoadInputBlock(device const uchar* input, int row, int k, ushort lane,
+                                        Parameters p) {
+  const int first = k + 4 * FragmentColumn(lane);
+  InputBlock block;
+  block.first = LoadInput(input, row + FragmentRow(lane), first, p);
+  block.second = LoadInput(input, row + FragmentRow(lane), first + 4, p);
+  return block;
+}
+
+static inline simdgroup_float8x8 FragmentOf(float2 elements) {
+  simdgroup_float8x8 fragment;
+  fragment.thread_elements() = elements;
+  return fragment;
+}
+
+/// What a simdgroup has fetched of A for a block of 32 k.
+template <int kRowFragments>
+struct InputRows {
+  InputBlock block[kRowFragments];
+};
+
+/// The sums of a simdgroup.
+template <int kRowFragments, int kStrips>
+struct DirectSums {
+  simdgroup_float8x8 fragment[kRowFragments][kStrips];
+};
+
+/// Adds the product of a block's activations with the weights of its strip `j`.
+template <int kRowFragments, int kStrips>
+static METAL_FUNC void MultiplyStrip(thread DirectSums<kRowFragments, kStrips>& sums,
+                                     thread InputRows<kRowFragments>& a, BlockWeights w, int j) {
+  for (int f = 0; f < 4; ++f) {
+    const simdgroup_float8x8 b = FragmentOf(w.pair[f]);
+    for (int i = 0; i < kRowFragments; ++i) {
+      const float2 elements = float2(a.block[i].first[f], a.block[i].second[f]);
+      metal::simdgroup_multiply_accumulate(sums.fragment[i][j], FragmentOf(elements), b,
+                                           sums.fragment[i][j]);
+    }
+  }
+}
+
+template <int kRowFragments, int kStrips, int kSimdgroupColumns>
+static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* input, Output output,
+                                  uint3 group, ushort simdgroup, ushort lane, Parameters p) {
+  constexpr int kSimdgroupRows = kDirectSimdgroups / kSimdgroupColumns;
+  const int row =
+      (int(group.y) * kSimdgroupRows + simdgroup / kSimdgroupColumns) * (kRowFragments * kSide);
+  const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * kStrips;
+  const int last_strip = (p.n - 1) / kStripOutputs;
+  if (row >= p.m || strip > last_strip) return;
+
+  DirectSums<kRowFragments, kStrips> sums;
+  for (int i = 0; i < kRowFragments; ++i) {
+    for (int j = 0; j < kStrips; ++j) {
+      sums.fragment[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+  }
+  const int first_chunk = int(group.z) * p.steps_of_split;
+  const int end_chunk = metal::min(first_chunk + p.steps_of_split, p.chunks);
+  for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
+    Strip strips[kStrips];
+    ChunkCodes chunk_codes[kStrips];
+    GroupPair chunk_group[kStrips];
+    for (int j = 0; j < kStrips; ++j) {
+      // Strips behind the last one repeat it, and nobody stores their sums.
+      strips[j] = StripAt(metal::min(strip + j, last_strip), weights, p);
+      chunk_codes[j] = LoadCodes(strips[j], chunk, lane);
+      chunk_group[j] = LoadChunkGroup(strips[j], chunk, lane);
+    }
+    for (int s = 0; s < kChunkK / kBlockK; ++s) {
+      InputRows<kRowFragments> a;
+      for (int i = 0; i < kRowFragments; ++i) {
+        a.block[i] = LoadInputBlock(input, row + i * kSide, chunk * kChunkK + s * kBlockK, lane, p);
+      }
+      for (int j = 0; j < kStrips; ++j) {
+        const BlockWeights w =
+            DecodeBlock(strips[j], chunk_codes[j], chunk_group[j], chunk, s, lane);
+        MultiplyStrip<kRowFragments, kStrips>(sums, a, w, j);
+      }
+    }
+  }
+
+  for (int i = 0; i < kRowFragments; ++i) {
+    const int m = row + i * kSide + FragmentRow(lane);
+    for (int j = 0; j < kStrips; ++j) {
+      const int column = (strip + j) * kStripOutputs + FragmentColumn(lane);
+      const float2 sum = sums.fragment[i][j].thread_elements();
+      StoreSum(output, int(group.z), m, column, sum.x, p);
+      StoreSum(output, int(group.z), m, column + 1, sum.y, p);
+    }
+  }
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_GEMM_DIRECT_H_

@@ -1,0 +1,92 @@
+// Gemv: kRows rows of A at a time, each weight decoded once for all of them.
+//
+//   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
+//
+//   threadgroup = strip of 8 outputs        chunk 0    1    2    3    4 ...   (128 k each)
+//                                           sg 0 [====]              [====]
+//                                           sg 1      [====]               [====]
+//                                           sg 2           [====]   ...
+//   lane = 2 outputs x every 8th run of 4 k; its sums are added over lanes, then over simdgroups
+//
+// The order of a row's additions depends on k and on the number of simdgroups alone, so a row has
+// the same bits whatever kRows, m and the other rows are.
+// Threadgroup memory: 256 kRows bytes. Bytes in flight of a simdgroup: 128 * bits of codes.
+// Error model: weights rounded as fp32 (3 * 2^-24), fp32 fma; ceil(k / 8 / simdgroups) + 3 +
+// simdgroups additions in a chain.
+#ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
+#define MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
+
+#include "backends/metal/kernels/activations.h"
+#include "backends/metal/kernels/decode.h"
+#include "backends/metal/kernels/epilogue.h"
+
+namespace marlin {
+namespace kernels {
+
+constant constexpr int kMostSimdgroups = 8;
+
+/// Where a thread is in its threadgroup.
+struct SimdgroupPlace {
+  ushort simdgroup;
+  ushort simdgroups;
+  ushort lane;
+};
+
+/// Elements of threadgroup memory: [simdgroups][kRows][8]
+template <int kRows>
+struct GemvSums {
+  static constexpr constant int kCount = kMostSimdgroups * kRows * kStripOutputs;
+};
+
+/// The sum over all lanes with the same outputs; in every one of them.
+static inline float2 SumOverRows(float2 sum) {
+  sum += metal::simd_shuffle_xor(sum, ushort(2));
+  sum += metal::simd_shuffle_xor(sum, ushort(4));
+  sum += metal::simd_shuffle_xor(sum, ushort(16));
+  return sum;
+}
+
+template <int kRows>
+static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Output output,
+                            threadgroup float* sums, uint2 group, SimdgroupPlace place,
+                            Parameters p) {
+  const Strip strip = StripAt(group.x, weights, p);
+  const int first_row = int(group.y) * kRows;
+
+  float2 sum[kRows];
+  for (int r = 0; r < kRows; ++r) sum[r] = float2(0.0f);
+  for (int chunk = place.simdgroup; chunk < p.chunks; chunk += place.simdgroups) {
+    const ChunkCodes chunk_codes = LoadCodes(strip, chunk, place.lane);
+    const GroupPair chunk_group = LoadChunkGroup(strip, chunk, place.lane);
+    for (int s = 0; s < kChunkK / kBlockK; ++s) {
+      const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, place.lane);
+      const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(place.lane);
+      for (int r = 0; r < kRows; ++r) {
+        const float4 a = LoadInput(input, first_row + r, k, p);
+        for (int j = 0; j < 4; ++j) sum[r] = metal::fma(w.pair[j], float2(a[j]), sum[r]);
+      }
+    }
+  }
+
+  for (int r = 0; r < kRows; ++r) {
+    const float2 total = SumOverRows(sum[r]);
+    if ((place.lane & kRowBits) == 0) {
+      threadgroup float* to =
+          sums + (place.simdgroup * kRows + r) * kStripOutputs + FragmentColumn(place.lane);
+      to[0] = total.x;
+      to[1] = total.y;
+    }
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  constexpr int kStride = kRows * kStripOutputs;
+  for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
+    float total = sums[i];
+    for (int other = 1; other < place.simdgroups; ++other) total += sums[other * kStride + i];
+    StoreSum(output, 0, first_row + i / kStripOutputs,
+             int(group.x) * kStripOutputs + i % kStripOutputs, total, p);
+  }
+}
+
+}  // namespace kernels
+}  // namespace marlin
+#endif  // MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
