@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Tests the tester of Metal kernels: breaks the kernels' sources in one place at a time and requires
+that the conformance program, which runs them in the simulator, fails.
+
+Usage: metal_mutants.py PROGRAM [--only I]... [--jobs N]
+PROGRAM is marlin_conformance of a build with the simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = Path("backends/metal/kernels")
+
+# Cases of one family of kernels: a few formats with every shape of the systematic part.
+FEW_ROWS = r"^gemm/(fp4_e2m1|u4|int3)/metal/marlin_gemv(_wide)?/"
+DIRECT = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused)"
+STAGED = r"^gemm/fp4_e2m1/metal/marlin_gemm_fp4"
+FINISHED = r"^gemm/(u4|nf3|fp8_e4m3)/metal/marlin_gemv_wide/"
+DECODED = r"^(gemm/.*/metal/marlin_gemv_wide|dequantize/.*)/"
+DEQUANTIZED = r"^dequantize/(u4|int3)/"
+
+BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
+
+
+class Mutant(NamedTuple):
+    what: str
+    file: str
+    before: str
+    after: str
+    cases: str
+    which: int = 0  # Which occurrence of `before`.
+
+
+MUTANTS = [
+    # Few rows.
+    Mutant("no barrier before sums are read", "gemv.h", BARRIER, "", FEW_ROWS),
+    Mutant("a barrier of the simdgroup only", "gemv.h", "threadgroup_barrier(",
+           "simdgroup_barrier(", FEW_ROWS),
+    Mutant("a barrier of device memory only", "gemv.h", "mem_flags::mem_threadgroup",
+           "mem_flags::mem_device", FEW_ROWS),
+    Mutant("a barrier that orders nothing", "gemv.h", "mem_flags::mem_threadgroup",
+           "mem_flags::mem_none", FEW_ROWS),
+    Mutant("every simdgroup adds all chunks", "gemv.h", "chunk = place.simdgroup;", "chunk = 0;",
+           FEW_ROWS),
+    Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += place.simdgroups)",
+           "chunk += 2 * place.simdgroups)", FEW_ROWS),
+    Mutant("wrong lanes meet", "gemv.h", "ushort(16)", "ushort(8)", FEW_ROWS),
+    Mutant("half of the lanes left out of a sum", "gemv.h",
+           "sum += metal::simd_shuffle_xor(sum, ushort(4));", "", FEW_ROWS),
+    Mutant("several lanes store a sum", "gemv.h", "(place.lane & kRowBits) == 0",
+           "(place.lane & 2) == 0", FEW_ROWS),
+    Mutant("a simdgroup's sum left out", "gemv.h", "int other = 1", "int other = 2", FEW_ROWS),
+    Mutant("the wrong activations", "gemv.h", "4 * FragmentRow", "3 * FragmentRow", FEW_ROWS),
+    Mutant("rows of the wrong threadgroup", "gemv.h", "int(group.y) * kRows", "int(group.y)",
+           r"^(batch_invariant/.*/metal/marlin_gemv_wide|batch_invariant/.*/metal/planned)/"),
+    # Activations.
+    Mutant("rows beyond m are read", "activations.h", "row >= p.m || ", "", DIRECT),
+    Mutant("a quad across the end of k", "activations.h", "k + 4 <= p.k", "k <= p.k", FEW_ROWS),
+    Mutant("elements beyond k are read", "activations.h", "if (k + i < p.k) ", "", FEW_ROWS),
+    Mutant("rows are contiguous", "activations.h", "long(row) * p.input_stride",
+           "long(row) * p.k", FEW_ROWS),
+    # Decoding.
+    Mutant("the first group's scale for all", "decode.h",
+           "metal::min(k / strip.group_size, strip.groups - 1)", "0", DECODED),
+    Mutant("scales of a group beyond the last", "decode.h",
+           "metal::min(k / strip.group_size, strip.groups - 1)", "k / strip.group_size", DECODED),
+    Mutant("scales of a neighbour", "decode.h", "kStripOutputs + FragmentColumn(lane);\n  group",
+           "kStripOutputs + (FragmentColumn(lane) ^ 2);\n  group", DECODED),
+    Mutant("no global scale", "decode.h", " * strip.global_scale", "", DECODED),
+    Mutant("zeros ignored", "decode.h", "value -= group.extra", "value -= 0.0f", DECODED),
+    Mutant("zeros subtracted after the scale", "decode.h", "group_extra == kExtraZeros) value -=",
+           "group_extra == kExtraZeros) value -= group.scale *", DECODED),
+    Mutant("biases ignored", "decode.h", "value += group.extra", "value += 0.0f", DECODED),
+    Mutant("biases always f16", "decode.h", "wide ? scale_type : kElementF16",
+           "wide ? kElementF16 : kElementF16", DECODED),
+    Mutant("nibbles in the wrong order", "decode.h", "codes.low[s] >> (4 * j)",
+           "codes.low[s] >> (4 * (3 - j))", DECODED),
+    Mutant("no third bit", "decode.h", "0x00010001u) << 2", "0x00000000u) << 2", DECODED),
+    Mutant("the third bit of another block", "decode.h", "codes.low.z >> (4 * s + j)",
+           "codes.low.z >> (4 * j + s)", DECODED),
+    Mutant("two bits of another block", "decode.h", "8 * (s % 2) + 2 * j)) & 0x00030003u;",
+           "2 * j)) & 0x00030003u;", DECODED),
+    Mutant("the low words of 8 bits twice", "decode.h", "s < 2 ? codes.low : codes.high",
+           "s < 2 ? codes.low : codes.low", DECODED),
+    Mutant("fp4 without its sign", "decode.h", "pair & 0x00080008u", "pair & 0x00080000u", DECODED),
+    Mutant("integers without their offset", "decode.h", "float(1024 + strip.code_offset)",
+           "1024.0f", DECODED),
+    Mutant("e4m3 by a power too few", "decode.h", "256.0f", "128.0f", DECODED),
+    Mutant("both codes look up the first value", "decode.h", "strip.table[pair >> 16]",
+           "strip.table[pair & 0xffffu]", DECODED),
+    Mutant("16-bit weights of the first block", "decode.h", "words[s * kLanes + lane]",
+           "words[lane]", DECODED),
+    Mutant("32-bit pairs swapped", "decode.h", "values.pair[1] = low.zw", "values.pair[1] = low.wz",
+           DECODED),
+    Mutant("codes of the next strip", "decode.h", "weights.codes + strip *",
+           "weights.codes + (strip + 1) *", DECODED),
+    # Elements and the epilogue.
+    Mutant("bf16 rounded down", "elements.h", "0x7fffu + ((bits >> 16) & 1u)", "0u", DECODED),
+    Mutant("bf16 ties away from even", "elements.h", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u",
+           DECODED),
+    Mutant("e8m0 off by one", "elements.h", "uint(bits) << 23", "uint(bits + 1) << 23", DECODED),
+    Mutant("rows beyond m are stored", "epilogue.h", "row >= p.m || ", "", DIRECT),
+    Mutant("columns beyond n are stored", "epilogue.h", " || column >= p.n", "", FEW_ROWS),
+    Mutant("rows of the output are contiguous", "epilogue.h", "row) * p.output_stride",
+           "row) * p.n", FINISHED),
+    Mutant("bias after the activation", "epilogue.h",
+           "Activate(Biased(output, column, sum))", "Biased(output, column, Activate(sum))",
+           r"^gemm/.*/metal/marlin_gemv_wide/.*bias.*(relu|silu|gelu)"),
+    Mutant("the bias of the first column", "epilogue.h", "bias_type, column)", "bias_type, 0)",
+           FINISHED),
+    Mutant("the weight of the first row", "epilogue.h", "output.row_weight[row]",
+           "output.row_weight[0]", FINISHED),
+    Mutant("GELU with another constant", "epilogue.h", "0.044715f", "0.0447f",
+           r"^gemm/.*/metal/marlin_gemv_wide/.*gelu"),
+    # Sums of parts.
+    Mutant("a split left out", "finish.h", "int split = 1", "int split = 2", DIRECT),
+    Mutant("the gate for the other half", "finish.h", "partials, at + columns, p)",
+           "partials, at, p)", FINISHED),
+    Mutant("the bias of the gate for the other half", "finish.h", "Biased(output, column + columns",
+           "Biased(output, column", r"^gemm/.*/metal/planned/.*bias.*gated"),
+    Mutant("partial sums of all splits in one place", "epilogue.h", "(long(split) * p.m + row)",
+           "(long(row))", DIRECT),
+    # Fragments from registers.
+    Mutant("strips beyond the last are read", "gemm_direct.h",
+           "metal::min(strip + j, last_strip)", "strip + j", DIRECT),
+    Mutant("chunks beyond the last are read", "gemm_direct.h",
+           "metal::min(first_chunk + p.steps_of_split, p.chunks)",
+           "first_chunk + p.steps_of_split", DIRECT),
+    Mutant("every split begins at the first chunk", "gemm_direct.h",
+           "int(group.z) * p.steps_of_split", "0", DIRECT),
+    Mutant("columns of A swapped", "gemm_direct.h",
+           "float2(a.block[i].first[f], a.block[i].second[f])",
+           "float2(a.block[i].second[f], a.block[i].first[f])", DIRECT),
+    Mutant("rows of a fragment in another order", "gemm_direct.h", "row + FragmentRow(lane), first",
+           "row + (FragmentRow(lane) ^ 1), first", DIRECT),
+    Mutant("both columns from one element", "gemm_direct.h", "column + 1, sum.y",
+           "column + 1, sum.x", DIRECT),
+    Mutant("one row of fragments for all", "gemm_direct.h", "row + i * kSide, chunk",
+           "row, chunk", DIRECT),
+    # Tiles in threadgroup memory.
+    Mutant("no barrier behind the first tile", "gemm_staged.h", BARRIER, "", STAGED, 2),
+    Mutant("no barrier between steps", "gemm_staged.h", BARRIER, "", STAGED, 3),
+    Mutant("one buffer: no barrier before the product", "gemm_staged.h", BARRIER, "", STAGED, 0),
+    Mutant("one buffer: no barrier behind the product", "gemm_staged.h", BARRIER, "", STAGED, 1),
+    Mutant("no barrier before a tile is stored", "gemm_staged.h", BARRIER, "", STAGED, 4),
+    Mutant("no barrier behind a stored tile", "gemm_staged.h", BARRIER, "", STAGED, 5),
+    Mutant("barriers of the simdgroup only", "gemm_staged.h", "metal::threadgroup_barrier(",
+           "metal::simdgroup_barrier(", STAGED, 3),
+    Mutant("the next tile into the same buffer", "gemm_staged.h", "(1 - buffer) * kBufferQuads",
+           "buffer * kBufferQuads", STAGED),
+    Mutant("codes of a chunk for all chunks", "gemm_staged.h", "step % kBlocksOfChunk != 0",
+           "step != 0", STAGED),
+    Mutant("the first block of a chunk for all", "gemm_staged.h",
+           "chunk, step % kBlocksOfChunk, lane", "chunk, 0, lane", STAGED),
+    Mutant("simdgroups multiply the same outputs", "gemm_staged.h",
+           "kInputBytes / 4 +\n                                     simdgroup % 2 *",
+           "kInputBytes / 4 +\n                                     0 *", STAGED),
+    Mutant("simdgroups store in one place", "gemm_staged.h",
+           "simdgroup / 2 * kFragments * kSide * kTile +", "0 * kTile +", STAGED),
+    Mutant("tiles in the other order", "gemm_staged.h",
+           "tile % row_tiles * kTile, tile / row_tiles * kTileStrips",
+           "tile / row_tiles * kTile, tile % row_tiles * kTileStrips", STAGED),
+    Mutant("a split goes on beyond its end", "gemm_staged.h",
+           "metal::min(end_split * p.steps_of_split, steps)", "steps", STAGED),
+    Mutant("partial sums are not cleared", "gemm_staged.metal", "] = 0.0f", "] += 0.0f", STAGED),
+    Mutant("every partial sum is cleared late", "gemm_staged.metal",
+           "unit % p.units_of_group == 0", "unit % p.units_of_group != 0", STAGED),
+    # Dequantization.
+    Mutant("k beyond the end is stored", "dequantize.metal", "if (k >= p.k) continue;", "",
+           DEQUANTIZED),
+    Mutant("chunks beyond the last are decoded", "dequantize.metal",
+           "if (chunk >= p.chunks) return;", "", DEQUANTIZED),
+    Mutant("the second output of a pair twice", "dequantize.metal", "w.pair[j].x", "w.pair[j].y",
+           DEQUANTIZED),
+]
+
+
+def replace(text: str, mutant: Mutant) -> str:
+    parts = text.split(mutant.before)
+    if len(parts) < mutant.which + 2:
+        raise SystemExit(f"{mutant.file} has no longer what '{mutant.what}' breaks:\n{mutant.before}")
+    at = mutant.which + 1
+    return mutant.before.join(parts[:at]) + mutant.after + mutant.before.join(parts[at:])
+
+
+def run(program: Path, cases: str, sources: Path) -> tuple[bool, str]:
+    """Whether the program passed, and what it said first."""
+    environment = dict(os.environ, MARLIN_METAL_SIM_SOURCES=str(sources))
+    command = [str(program), "--device", "metal", "--stop", "--json", "--filter", cases]
+    result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
+                            check=False)
+    try:
+        report = json.loads(result.stdout)
+    except json.JSONDecodeError:
+        return False, f"no report, exit code {result.returncode}"
+    if result.returncode == 0:
+        return True, f"{report['passed']} cases passed, {report['skipped']} skipped"
+    failures = report["failures"]
+    return False, failures[0]["message"] if failures else f"exit code {result.returncode}"
+
+
+def try_mutant(program: Path, mutant: Mutant) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as directory:
+        kernels = Path(directory) / KERNELS
+        shutil.copytree(ROOT / "src" / KERNELS, kernels)
+        file = kernels / mutant.file
+        file.write_text(replace(file.read_text(), mutant))
+        return run(program, mutant.cases, Path(directory))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--only", type=int, action="append", help="numbers from 1")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    for mutant in MUTANTS:
+        replace((ROOT / "src" / KERNELS / mutant.file).read_text(), mutant)
+
+    started = time.monotonic()
+    for cases in sorted({mutant.cases for mutant in MUTANTS}):
+        healthy, what = run(options.program, cases, ROOT / "src")
+        if "skipped" in what and what.startswith("0 cases"):
+            print("skipped: no metal device (no simulator, or no clang++ for it)")
+            return 77
+        if not healthy:
+            print(f"fails without any fault, so nothing can be concluded: {cases}: {what}")
+            return 1
+    chosen = options.only or range(1, len(MUTANTS) + 1)
+    killed = 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        tried = [(number, MUTANTS[number - 1]) for number in chosen]
+        outcomes = pool.map(lambda one: try_mutant(options.program, one[1]), tried)
+        for (number, mutant), (survived, what) in zip(tried, outcomes, strict=True):
+            verdict = "SURVIVED" if survived else "killed"
+            print(f"{number:3d} {verdict:8s} {mutant.what}: {what}", flush=True)
+            killed += not survived
+    print(f"{killed} of {len(tried)} mutants killed in {time.monotonic() - started:.0f} s")
+    print(f"{killed} passed, {len(tried) - killed} failed, 0 skipped")
+    return 0 if killed == len(tried) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
