@@ -57,17 +57,17 @@ Status Append(std::string_view path, std::set<std::string_view>* seen, std::stri
   return Status();
 }
 
-/// The number that `#define NAME` gives in a text.
-Result<int> NumberOf(std::string_view name, std::string_view text) {
-  const std::string define = fmt::format("#define {} ", name);
-  const size_t at = text.find(define);
-  int number = -1;
-  if (at != std::string_view::npos) {
-    const char* const begin = text.data() + at + define.size();
-    std::from_chars(begin, text.data() + text.size(), number);
-  }
-  if (number >= 0 && number < MARLIN_CONSTANT_COUNT) return number;
-  return Status(Code::kInternal, fmt::format("{}: no number of a function constant", name));
+/// `constant int NAME [[function_constant(MACRO)]];`
+struct Declared {
+  std::string_view name;
+  std::string_view macro;
+};
+std::optional<Declared> DeclaredConstant(std::string_view line) {
+  constexpr std::string_view kAttribute = " [[function_constant(";
+  const auto name = Between(line, "constant int ", kAttribute);
+  if (!name) return std::nullopt;
+  const auto macro = Between(line.substr(line.find(kAttribute)), kAttribute, ")]];");
+  return Declared{*name, macro.value_or("")};
 }
 
 }  // namespace
@@ -86,18 +86,43 @@ Result<std::string> KernelText(std::string_view file, const FunctionConstants& c
   std::string_view rest = general;
   while (!rest.empty()) {
     const std::string_view line = TakeLine(&rest);
-    const auto name = Between(line, "constant int ", " [[function_constant(");
-    if (!name) {
+    if (const auto declared = DeclaredConstant(line)) {
+      MARLIN_ASSIGN_OR_RETURN(const int number, NumberOfMacro(declared->macro));
+      text += fmt::format("constant constexpr int {} = {};\n", declared->name,
+                          constants.at(static_cast<size_t>(number)));
+    } else {
       text.append(line).push_back('\n');
-      continue;
     }
-    const std::string_view attribute = line.substr(line.find("[["));
-    const auto macro = Between(attribute, "[[function_constant(", ")]];");
-    MARLIN_ASSIGN_OR_RETURN(const int number, NumberOf(macro.value_or("?"), general));
-    text += fmt::format("constant constexpr int {} = {};\n", *name,
-                        constants[static_cast<size_t>(number)]);
   }
   return text;
+}
+
+Result<std::vector<FunctionConstant>> ListFunctionConstants() {
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(fmt::format("{}constants.h", kFolder)));
+  std::vector<FunctionConstant> constants;
+  while (!rest.empty()) {
+    const auto declared = DeclaredConstant(TakeLine(&rest));
+    if (!declared) continue;
+    MARLIN_ASSIGN_OR_RETURN(const int number, NumberOfMacro(declared->macro));
+    constants.push_back({declared->name, number});
+  }
+  return constants;
+}
+
+Result<int> NumberOfMacro(std::string_view name) {
+  MARLIN_ASSIGN_OR_RETURN(const std::string_view text,
+                          TextOf("backends/metal/kernels/parameters.h"));
+  const std::string define = fmt::format("#define {} ", name);
+  const size_t at = text.find(define);
+  int number = -1;
+  if (at != std::string_view::npos) {
+    std::string_view value = text.substr(at + define.size());
+    // Long lines go on in the next one.
+    value.remove_prefix(std::min(value.find_first_not_of(" \\\n"), value.size()));
+    std::from_chars(value.data(), value.data() + value.size(), number);
+  }
+  if (number >= 0) return number;
+  return Status(Code::kInternal, fmt::format("{}: no number in parameters.h", name));
 }
 
 }  // namespace marlin::metal

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backends/metal/driver.h"
 #include "marlin/status.h"
@@ -17,5 +18,16 @@ Result<std::string> KernelText(std::string_view file);
 /// The same for one combination of function constants: they are literals in it, for compilers that
 /// cannot specialise them.
 Result<std::string> KernelText(std::string_view file, const FunctionConstants& constants);
+
+/// A function constant of the kernels, all of which are ints.
+struct FunctionConstant {
+  std::string_view name;
+  int number;  ///< MARLIN_CONSTANT_...
+};
+Result<std::vector<FunctionConstant>> ListFunctionConstants();
+
+/// What parameters.h gives as the number of a macro (MARLIN_BUFFER_..., MARLIN_CONSTANT_...), for
+/// texts that name it. Errors: kInternal (no such macro).
+Result<int> NumberOfMacro(std::string_view name);
 
 }  // namespace marlin::metal

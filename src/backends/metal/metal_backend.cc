@@ -9,73 +9,14 @@
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
 #include "backends/metal/prepared_strips.h"
+#include "backends/metal/product_launches.h"
 #include "backends/metal/simulated_driver.h"
-#include "base/checked.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "plan/select.h"
 
 namespace marlin::metal {
 namespace {
-
-using kernels::GroupSpan;
-
-/// Threads of marlin_finish, along the columns.
-constexpr int64_t kFinishThreads = 256;
-constexpr uint32_t kDequantizeSimdgroups = 4;
-
-GroupSpan SpanOf(const WeightsSpec& spec) {
-  if (!GetFormatInfo(spec.format).quantized) return kernels::kSpanNone;
-  if (spec.group_size >= spec.k || spec.group_size % kernels::kChunkK == 0) {
-    return kernels::kSpanChunk;
-  }
-  return kernels::kSpanBlock;
-}
-
-FunctionConstants WeightConstants(const WeightsSpec& spec) {
-  FunctionConstants constants{};
-  constants[MARLIN_CONSTANT_CODE_KIND] = CodeKindOf(spec.format);
-  constants[MARLIN_CONSTANT_CODE_BITS] = GetFormatInfo(spec.format).bits;
-  constants[MARLIN_CONSTANT_SCALE_TYPE] = ElementTypeOf(spec.scale_type);
-  constants[MARLIN_CONSTANT_GROUP_EXTRA] =
-      spec.has_zeros ? kernels::kExtraZeros
-                     : (spec.has_biases ? kernels::kExtraBiases : kernels::kExtraNone);
-  constants[MARLIN_CONSTANT_GROUP_SPAN] = SpanOf(spec);
-  return constants;
-}
-
-kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expert) {
-  const WeightsSpec& spec = weights.spec;
-  kernels::Parameters parameters{};
-  parameters.n = static_cast<int32_t>(spec.n);
-  parameters.k = static_cast<int32_t>(spec.k);
-  parameters.chunks = static_cast<int32_t>(weights.chunks());
-  if (GetFormatInfo(spec.format).quantized) {
-    parameters.groups = static_cast<int32_t>(GroupCount(spec));
-    parameters.group_size = static_cast<int32_t>(std::min(spec.group_size, spec.k));
-  }
-  parameters.code_offset = CodeOffsetOf(spec.format);
-  parameters.global_scale = weights.global_scale(expert);
-  return parameters;
-}
-
-/// Binds the weights; parts that a format does not have are the codes again, which nobody reads.
-void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* launch) {
-  const StripPart codes = weights.codes(expert);
-  const auto bind = [&](int index, const StripPart& part) {
-    const StripPart& bound = part.bytes > 0 ? part : codes;
-    launch->buffers.push_back({index, bound.data, bound.bytes});
-  };
-  bind(MARLIN_BUFFER_CODES, codes);
-  bind(MARLIN_BUFFER_SCALES, weights.scales(expert));
-  bind(MARLIN_BUFFER_EXTRAS, weights.extras(expert));
-  bind(MARLIN_BUFFER_TABLE, weights.table());
-}
-
-/// Bytes from the first element of rows to behind the last one.
-int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type) {
-  return rows == 0 ? 0 : ((rows - 1) * stride + columns) * DTypeBytes(type);
-}
 
 class MetalBackend final : public Backend {
  public:
@@ -131,7 +72,7 @@ class MetalBackend final : public Backend {
 
   Status Run(const GemmCall& call) const override {
     if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    return driver_->Run(LaunchesOf(call), call.stream);
+    return driver_->Run(ProductLaunches(call, driver_->Shape()), call.stream);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -139,10 +80,7 @@ class MetalBackend final : public Backend {
     const auto& strips = static_cast<const PreparedStrips&>(weights);
     const WeightsSpec& spec = weights.spec;
     if (spec.k == 0 || spec.n == 0) return Status();
-    KernelLaunch launch = DecodingLaunch(strips, expert, out, spec.k, spec.n);
-    launch.source = "dequantize.metal";
-    launch.function = "marlin_dequantize";
-    launch.threadgroups[1] = static_cast<uint32_t>(strips.strips());
+    const KernelLaunch launch = DequantizeLaunch(strips, expert, out);
     return driver_->Run({&launch, 1}, stream);
   }
 
@@ -152,13 +90,7 @@ class MetalBackend final : public Backend {
   Status LookUpRows(const PreparedWeights::Storage& weights, std::span<const int32_t> ids,
                     const MutableTensorView& out) const override {
     const auto& strips = static_cast<const PreparedStrips&>(weights);
-    const auto rows = static_cast<int64_t>(ids.size());
-    KernelLaunch launch = DecodingLaunch(strips, 0, out, rows, weights.spec.k);
-    launch.source = "look_up.metal";
-    launch.function = "marlin_look_up";
-    launch.buffers.push_back(
-        {MARLIN_BUFFER_INPUT, ids.data(), static_cast<int64_t>(ids.size_bytes())});
-    launch.threadgroups[1] = static_cast<uint32_t>(rows);
+    const KernelLaunch launch = LookUpLaunch(strips, ids, out);
     return driver_->Run({&launch, 1}, nullptr);
   }
 
@@ -178,127 +110,6 @@ class MetalBackend final : public Backend {
   bool calls_block() const override { return true; }
 
  private:
-  /// Weights without a product: a simdgroup takes a chunk.
-  static KernelLaunch DecodingLaunch(const PreparedStrips& strips, int64_t expert,
-                                     const MutableTensorView& out, int64_t rows, int64_t columns) {
-    KernelLaunch launch;
-    launch.constants = WeightConstants(strips.spec);
-    launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
-    launch.parameters = WeightParameters(strips, expert);
-    launch.parameters.output_stride = out.stride(0);
-    BindWeights(strips, expert, &launch);
-    launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(),
-                              ExtentBytes(rows, columns, out.stride(0), out.dtype()), true,
-                              false});
-    const int64_t groups = CeilDivide(strips.chunks(), int64_t{kDequantizeSimdgroups});
-    launch.threadgroups[0] = static_cast<uint32_t>(groups);
-    launch.threads = kDequantizeSimdgroups * kernels::kLanes;
-    return launch;
-  }
-
-  std::vector<KernelLaunch> LaunchesOf(const GemmCall& call) const {
-    const LaunchPlan plan = PlanLaunch(*call.kernel, call.desc, driver_->Shape());
-    const KernelLaunch sums = SumsOf(call, plan);
-    std::vector<KernelLaunch> launches;
-    if (plan.zeroes) launches.push_back(ZeroesOf(sums, plan));
-    launches.push_back(sums);
-    if (plan.partial) launches.push_back(FinishOf(call, sums));
-    return launches;
-  }
-
-  /// The product itself.
-  static KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
-    const auto& weights = static_cast<const PreparedStrips&>(*call.weights);
-    KernelLaunch launch;
-    launch.source = plan.source;
-    launch.function = plan.function;
-    launch.threadgroups = plan.threadgroups;
-    launch.threads = plan.threads;
-    launch.constants = WeightConstants(weights.spec);
-    launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.desc.a_type);
-    launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = call.desc.aligned ? 1 : 0;
-    launch.constants[MARLIN_CONSTANT_PARTIAL] = plan.partial ? 1 : 0;
-    launch.parameters = WeightParameters(weights, call.expert);
-    launch.parameters.m = static_cast<int32_t>(call.desc.m);
-    launch.parameters.input_stride = call.a_stride;
-    launch.parameters.output_stride = call.c_stride;
-    launch.parameters.splits = plan.splits;
-    launch.parameters.steps_of_split = plan.steps_of_split;
-    launch.parameters.units = plan.units;
-    launch.parameters.units_of_group = plan.units_of_group;
-    BindWeights(weights, call.expert, &launch);
-    launch.buffers.push_back(
-        {MARLIN_BUFFER_INPUT, call.a,
-         ExtentBytes(call.desc.m, call.desc.k, call.a_stride, call.desc.a_type)});
-    SetEpilogue(call, &launch);
-    if (plan.partial) {
-      // The finishing steps are marlin_finish's.
-      launch.constants[MARLIN_CONSTANT_HAS_BIAS] = 0;
-      launch.constants[MARLIN_CONSTANT_HAS_ROW_WEIGHT] = 0;
-      launch.buffers.push_back(
-          {MARLIN_BUFFER_OUTPUT, call.workspace, PartialBytes(plan, call.desc), true, plan.zeroes});
-    } else {
-      launch.buffers.push_back(OutputOf(call));
-    }
-    return launch;
-  }
-
-  static KernelBuffer OutputOf(const GemmCall& call) {
-    const int64_t columns = call.desc.gated ? call.desc.n / 2 : call.desc.n;
-    return {MARLIN_BUFFER_OUTPUT, call.c,
-            ExtentBytes(call.desc.m, columns, call.c_stride, call.desc.c_type), true, false};
-  }
-
-  /// Constants and buffers of the finishing steps; what is not there is the codes again.
-  static void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
-    const auto& weights = static_cast<const PreparedStrips&>(*call.weights);
-    const Epilogue& epilogue = call.epilogue;
-    const StripPart codes = weights.codes(call.expert);
-    FunctionConstants& constants = launch->constants;
-    constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(call.desc.c_type);
-    constants[MARLIN_CONSTANT_BIAS_TYPE] = ElementTypeOf(epilogue.bias_type);
-    constants[MARLIN_CONSTANT_HAS_BIAS] = epilogue.bias != nullptr ? 1 : 0;
-    constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(epilogue.activation);
-    constants[MARLIN_CONSTANT_HAS_ROW_WEIGHT] = epilogue.row_weight != nullptr ? 1 : 0;
-    constants[MARLIN_CONSTANT_GATED] = epilogue.gated ? 1 : 0;
-    const auto bind = [&](int index, const void* data, int64_t bytes) {
-      launch->buffers.push_back(data != nullptr ? KernelBuffer{index, data, bytes}
-                                                : KernelBuffer{index, codes.data, codes.bytes});
-    };
-    bind(MARLIN_BUFFER_BIAS, epilogue.bias, call.desc.n * DTypeBytes(epilogue.bias_type));
-    bind(MARLIN_BUFFER_ROW_WEIGHT, epilogue.row_weight, call.desc.m * int64_t{sizeof(float)});
-  }
-
-  /// Clears what units that continue the one before leave out. `sums` has its workspace last.
-  static KernelLaunch ZeroesOf(const KernelLaunch& sums, const LaunchPlan& plan) {
-    KernelLaunch launch;
-    launch.source = sums.source;
-    launch.function = "marlin_zero_reduction";
-    launch.constants = sums.constants;
-    launch.parameters = sums.parameters;
-    launch.buffers = {sums.buffers.back()};
-    launch.buffers.back().cleared = false;
-    launch.threadgroups = {static_cast<uint32_t>(plan.units), 1, 1};
-    launch.threads = static_cast<uint32_t>(kFinishThreads);
-    return launch;
-  }
-
-  static KernelLaunch FinishOf(const GemmCall& call, const KernelLaunch& sums) {
-    KernelLaunch launch;
-    launch.source = "finish.metal";
-    launch.function = "marlin_finish";
-    launch.parameters = sums.parameters;
-    SetEpilogue(call, &launch);
-    const KernelBuffer& partials = sums.buffers.back();
-    launch.buffers.push_back({MARLIN_BUFFER_PARTIALS, partials.data, partials.bytes});
-    launch.buffers.push_back(OutputOf(call));
-    const int64_t columns = call.desc.gated ? call.desc.n / 2 : call.desc.n;
-    launch.threadgroups = {static_cast<uint32_t>(CeilDivide(columns, kFinishThreads)),
-                           static_cast<uint32_t>(call.desc.m), 1};
-    launch.threads = static_cast<uint32_t>(kFinishThreads);
-    return launch;
-  }
-
   std::shared_ptr<Driver> driver_;
   mutable ThreadPool pool_;
 };
@@ -307,8 +118,9 @@ class MetalBackend final : public Backend {
 
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
   if (name != "metal-sim") {
-    return Status(Code::kUnsupported, "metal: this build has no driver for Apple GPUs; \"metal-sim\" runs "
-                                    "their kernels in a simulator");
+    return Status(Code::kUnsupported,
+                  "metal: this build has no driver for Apple GPUs; \"metal-sim\" runs "
+                  "their kernels in a simulator");
   }
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenSimulatedDriver());
   return MakeMetalBackend(std::move(driver));

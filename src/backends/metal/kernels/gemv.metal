@@ -26,12 +26,12 @@ template <int kRows>
   Gemv<kRows>(weights, input, output, sums, group, place, p);
 }
 
-#define MARLIN_GEMV(rows)                                            \
-  template [[host_name("marlin_gemv_" #rows)]] [[kernel]] decltype(marlin_gemv<rows>) \
-  marlin_gemv<rows>;
+#define MARLIN_GEMV(name, ...)                                     \
+  template [[host_name(name)]] [[kernel]] decltype(marlin_gemv<__VA_ARGS__>) \
+  marlin_gemv<__VA_ARGS__>;
 
-MARLIN_GEMV(1)
-MARLIN_GEMV(2)
-MARLIN_GEMV(4)
-MARLIN_GEMV(8)
-MARLIN_GEMV(16)
+MARLIN_GEMV("marlin_gemv_1", 1)
+MARLIN_GEMV("marlin_gemv_2", 2)
+MARLIN_GEMV("marlin_gemv_4", 4)
+MARLIN_GEMV("marlin_gemv_8", 8)
+MARLIN_GEMV("marlin_gemv_16", 16)

@@ -1,0 +1,131 @@
+#include "backends/metal/foreign_product.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backends/metal/kernel_table.h"
+#include "backends/metal/kernel_text.h"
+#include "backends/metal/product_launches.h"
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "base/thread_pool.h"
+#include "plan/select.h"
+
+namespace marlin::metal {
+namespace {
+
+/// Memory alone.
+class HostMemory final : public Driver {
+ public:
+  DriverInfo Info() const override { return {"memory", "memory", {}}; }
+  DeviceShape Shape() const override { return {}; }
+  Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
+    return Status(Code::kUnsupported, "weights for other frameworks: nothing here runs kernels");
+  }
+  Status Synchronize(void* /*stream*/) override { return Status(); }
+  Result<void*> Allocate(int64_t bytes) override {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    return static_cast<void*>(buffer.Release());
+  }
+  void Free(void* data) override { AlignedBuffer::FreeReleased(static_cast<std::byte*>(data)); }
+};
+
+GemmDesc Describe(const WeightsSpec& spec, const ForeignCall& call) {
+  GemmDesc desc;
+  desc.m = call.m;
+  desc.n = spec.n;
+  desc.k = spec.k;
+  desc.format = spec.format;
+  desc.group_size = spec.group_size;
+  desc.scale_type = spec.scale_type;
+  desc.a_type = call.type;
+  desc.c_type = call.type;
+  desc.has_zeros = spec.has_zeros;
+  desc.has_biases = spec.has_biases;
+  desc.gated = call.gated;
+  desc.determinism = call.determinism;
+  desc.aligned = call.aligned;
+  return desc;
+}
+
+GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedStrips& weights,
+              const ForeignCall& call) {
+  GemmCall made;
+  made.kernel = choice.kernel;
+  made.desc = desc;
+  made.weights = &weights;
+  made.expert = call.expert;
+  made.a_stride = desc.k;
+  made.c_stride = desc.gated ? desc.n / 2 : desc.n;
+  // Addresses are the framework's affair; here one says that there is a bias.
+  if (call.has_bias) made.epilogue.bias = weights.codes(call.expert).data;
+  made.epilogue.bias_type = call.bias_type;
+  made.epilogue.activation = call.activation;
+  made.epilogue.gated = call.gated;
+  return made;
+}
+
+/// The function constants that kernels have, by name.
+Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionConstants& constants) {
+  std::vector<std::pair<std::string, int>> values;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<FunctionConstant> known, ListFunctionConstants());
+  for (const FunctionConstant& constant : known) {
+    values.emplace_back(constant.name, constants.at(static_cast<size_t>(constant.number)));
+  }
+  return values;
+}
+
+Result<ForeignKernel> Describe(const KernelLaunch& launch) {
+  ForeignKernel kernel;
+  MARLIN_ASSIGN_OR_RETURN(kernel.body,
+                          BodyOfKernel(launch.source, launch.function, launch.constants));
+  MARLIN_ASSIGN_OR_RETURN(kernel.distinctions, Distinctions(launch.constants));
+  kernel.name = launch.function;
+  kernel.parameters = launch.parameters;
+  kernel.threads = launch.threads;
+  for (size_t i = 0; i < kernel.grid.size(); ++i) kernel.grid[i] = launch.threadgroups[i];
+  kernel.grid[0] *= kernel.threads;
+  return kernel;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  ThreadPool pool(0);
+  return PreparedStrips::Make(weights, nullptr, std::make_shared<HostMemory>(), pool);
+}
+
+Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
+                                               const ForeignCall& call, const DeviceShape& device) {
+  const GemmDesc desc = Describe(weights.spec, call);
+  DeviceFacts facts;
+  facts.level = Isa::kMetal;
+  facts.known_fragments = device.known_fragments;
+  const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
+    return false;
+  };
+  MARLIN_ASSIGN_OR_RETURN(
+      const KernelChoice choice,
+      SelectKernel(desc, {facts, MetalKernels(), no_variants, nullptr}, call.kernel));
+  std::vector<ForeignKernel> kernels;
+  bool cleared = false;
+  for (const KernelLaunch& launch : ProductLaunches(Call(choice, desc, weights, call), device)) {
+    if (launch.function == "marlin_zero_reduction") {
+      // An output has one writer: who makes it clears it, all of it.
+      cleared = true;
+      continue;
+    }
+    MARLIN_ASSIGN_OR_RETURN(ForeignKernel kernel, Describe(launch));
+    kernel.partial = launch.constants[MARLIN_CONSTANT_PARTIAL] != 0;
+    kernel.cleared = cleared && kernel.partial;
+    const int64_t columns = desc.gated ? desc.n / 2 : desc.n;
+    kernel.output_elements =
+        kernel.partial ? launch.parameters.splits * desc.m * desc.n : desc.m * columns;
+    if (launch.function != "marlin_finish") kernel.name = choice.kernel->name;
+    kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+
+}  // namespace marlin::metal
