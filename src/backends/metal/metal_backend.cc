@@ -174,7 +174,7 @@ class MetalBackend final : public Backend {
     return Status();
   }
   Status Synchronize(void* stream) const override { return driver_->Synchronize(stream); }
-  bool calls_block() const override { return true; }
+  bool calls_block() const override { return driver_->calls_block(); }
 
  private:
   /// Weights without a product: a simdgroup takes a chunk.
@@ -187,8 +187,7 @@ class MetalBackend final : public Backend {
     launch.parameters.output_stride = out.stride(0);
     BindWeights(strips, expert, &launch);
     launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(),
-                              ExtentBytes(rows, columns, out.stride(0), out.dtype()), true,
-                              false});
+                              ExtentBytes(rows, columns, out.stride(0), out.dtype()), true, false});
     const int64_t groups = CeilDivide(strips.chunks(), int64_t{kDequantizeSimdgroups});
     launch.threadgroups[0] = static_cast<uint32_t>(groups);
     launch.threads = kDequantizeSimdgroups * kernels::kLanes;
@@ -305,11 +304,9 @@ class MetalBackend final : public Backend {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
-  if (name != "metal-sim") {
-    return Status(Code::kUnsupported, "metal: this build has no driver for Apple GPUs; \"metal-sim\" runs "
-                                    "their kernels in a simulator");
-  }
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenSimulatedDriver());
+  Result<std::unique_ptr<Driver>> opened =
+      name == "metal-sim" ? OpenSimulatedDriver() : OpenAppleDriver();
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, std::move(opened));
   return std::unique_ptr<Backend>(std::make_unique<MetalBackend>(std::move(driver)));
 }
 
