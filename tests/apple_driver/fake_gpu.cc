@@ -305,6 +305,7 @@ std::string RunDispatch(const Dispatch& dispatch) {
 }
 
 void CommandBuffer::Run() {
+  if (TheBehaviour().on_run) TheBehaviour().on_run();
   std::string wrong;
   if (number == TheBehaviour().fails_at) wrong = "Caused GPU Timeout Error";
   for (const Dispatch& dispatch : dispatches) {
@@ -597,7 +598,8 @@ void Reset() {
 }
 
 void* NewQueue(bool other_device) {
-  static auto* other = new Device;
+  static Device* other = nullptr;
+  if (other_device && other == nullptr) other = new Device;
   return new Queue(other_device ? other : PreparedDevice());
 }
 void ReleaseQueue(void* queue) { static_cast<Queue*>(static_cast<Object*>(queue))->Release(); }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <functional>
 #include <string>
 
 namespace marlin::fake_gpu {
@@ -33,6 +33,7 @@ struct Behaviour {
   uint64_t largest_buffer = uint64_t{1} << 32;
   int64_t buffers_until_full = -1;  ///< Makes so many more; -1: no end.
   int64_t fails_at = -1;            ///< The command buffer of this number, from 0; -1: none.
+  std::function<void()> on_run;    ///< Called before each command buffer runs.
   bool rotates_fragments = false;   ///< Lanes hold other elements than on Apple's GPUs.
   bool breaks_products = false;
 };
