@@ -61,12 +61,23 @@ class Driver {
   /// Runs launches one after the other: each sees what the ones before wrote. May return before
   /// they are done. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
   virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
-  /// Waits for everything that was run. Errors: of the work itself.
+  /// Waits for everything that was run on the stream; null: on any. Errors: of the work itself.
   virtual Status Synchronize(void* stream) = 0;
+  /// false: Run may return before its work is done.
+  virtual bool calls_block() const = 0;
 
   /// Aligned to a page. Errors: kOutOfMemory.
   virtual Result<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* data) = 0;
 };
+
+/// The GPU of a Mac with Apple silicon. A stream is an MTL::CommandQueue* (id<MTLCommandQueue>) of
+/// that GPU, or null for the driver's own. Memory of Allocate is shared with the GPU. Other memory
+/// of the caller's that a launch names must stay until Synchronize: whole pages are mapped,
+/// anything else is copied before the launch and, where it was written, back, and such calls block.
+/// A failed command buffer loses the device: every later call returns its error.
+/// MARLIN_METAL_SELF_TEST=0 leaves out the self-test. Errors: kUnsupported (no such GPU, no driver
+/// in this build, kernels that do not compile, a self-test that fails).
+Result<std::unique_ptr<Driver>> OpenAppleDriver();
 
 }  // namespace marlin::metal

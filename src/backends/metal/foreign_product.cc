@@ -23,6 +23,7 @@ class HostMemory final : public Driver {
     return Status(Code::kUnsupported, "weights for other frameworks: nothing here runs kernels");
   }
   Status Synchronize(void* /*stream*/) override { return Status(); }
+  bool calls_block() const override { return true; }
   Result<void*> Allocate(int64_t bytes) override {
     MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
     return static_cast<void*>(buffer.Release());

@@ -107,7 +107,7 @@ class MetalBackend final : public Backend {
     return Status();
   }
   Status Synchronize(void* stream) const override { return driver_->Synchronize(stream); }
-  bool calls_block() const override { return true; }
+  bool calls_block() const override { return driver_->calls_block(); }
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -117,12 +117,9 @@ class MetalBackend final : public Backend {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
-  if (name != "metal-sim") {
-    return Status(Code::kUnsupported,
-                  "metal: this build has no driver for Apple GPUs; \"metal-sim\" runs "
-                  "their kernels in a simulator");
-  }
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenSimulatedDriver());
+  Result<std::unique_ptr<Driver>> opened =
+      name == "metal-sim" ? OpenSimulatedDriver() : OpenAppleDriver();
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, std::move(opened));
   return MakeMetalBackend(std::move(driver));
 }
 

@@ -111,6 +111,7 @@ class SimulatedDriver final : public Driver {
     return Status();
   }
   Status Synchronize(void* /*stream*/) override { return Status(); }
+  bool calls_block() const override { return true; }
 
   Result<void*> Allocate(int64_t bytes) override {
     MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));

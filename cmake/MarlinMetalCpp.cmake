@@ -1,0 +1,91 @@
+# MARLIN_METAL=AUTO builds the driver for Apple GPUs on macOS where metal-cpp's headers are found,
+# and says why not where it is not; ON demands it. Elsewhere the headers serve a test of that driver.
+# They are looked for in MARLIN_METAL_CPP_DIR (of the cache, else of the environment), where
+# tools/get_metal_cpp.py puts them (build/metal_cpp), in the usual places, and in an installed MLX;
+# nothing is downloaded.
+set(MARLIN_METAL AUTO CACHE STRING
+    "Build the driver for Apple GPUs: ON, OFF or AUTO (on macOS, when metal-cpp is found)")
+set_property(CACHE MARLIN_METAL PROPERTY STRINGS AUTO ON OFF)
+set(MARLIN_METAL_CPP_DIR "" CACHE PATH "The folder that holds metal-cpp's Metal/Metal.hpp")
+
+file(GLOB installed_mlx ${PROJECT_SOURCE_DIR}/.venv*/lib/python3*/site-packages/mlx/include/metal_cpp)
+if(NOT MARLIN_METAL STREQUAL "OFF" AND NOT MARLIN_METAL_CPP_INCLUDE_DIR)
+  find_package(Python3 3.9 QUIET COMPONENTS Interpreter)
+  if(Python3_Interpreter_FOUND)
+    # Finds the folder without importing the package.
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} -c
+              "import importlib.util as u; s = u.find_spec('mlx'); print(';'.join(p + '/include/metal_cpp' for p in (s.submodule_search_locations or []) if s))"
+      OUTPUT_VARIABLE python_mlx OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    list(APPEND installed_mlx ${python_mlx})
+  endif()
+  set(CMAKE_FIND_FRAMEWORK NEVER)  # Metal.framework has a folder of that name, without this header.
+  find_path(MARLIN_METAL_CPP_INCLUDE_DIR Metal/Metal.hpp
+            HINTS ${MARLIN_METAL_CPP_DIR} $ENV{MARLIN_METAL_CPP_DIR} ${CMAKE_BINARY_DIR}/metal_cpp
+            PATHS ${installed_mlx} /opt/homebrew/include /usr/local/include
+            PATH_SUFFIXES metal-cpp metal_cpp)
+  mark_as_advanced(MARLIN_METAL_CPP_INCLUDE_DIR)
+  unset(CMAKE_FIND_FRAMEWORK)
+endif()
+
+set(MARLIN_HAVE_METAL OFF)
+if(MARLIN_METAL STREQUAL "OFF")
+  set(why "switched off")
+elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Darwin")
+  set(why "only for macOS")
+elseif(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(why "metal-cpp needs blocks, which only clang has")
+elseif(NOT MARLIN_METAL_CPP_INCLUDE_DIR)
+  set(why "metal-cpp was not found: tools/get_metal_cpp.py ${CMAKE_BINARY_DIR}/metal_cpp gets it, or set MARLIN_METAL_CPP_DIR")
+else()
+  set(MARLIN_HAVE_METAL ON)
+endif()
+if(MARLIN_METAL STREQUAL "ON" AND NOT MARLIN_HAVE_METAL)
+  message(FATAL_ERROR "MARLIN_METAL=ON: ${why}")
+endif()
+if(MARLIN_HAVE_METAL)
+  message(STATUS "Metal: ON (metal-cpp in ${MARLIN_METAL_CPP_INCLUDE_DIR})")
+else()
+  message(STATUS "Metal: OFF (${why})")
+endif()
+
+# marlin_metal_library(output KERNEL_FOLDER): a source that holds a metallib of all kernels, made by
+# Xcode's compiler; one that holds none where there is no such compiler (it is not among the command
+# line tools), so that the driver compiles the sources where it runs.
+function(marlin_metal_library output folder)
+  set(source ${MARLIN_GENERATED_DIR}/metal/built_library.cc)
+  set(template ${PROJECT_SOURCE_DIR}/src/backends/metal/apple/built_library.cc.in)
+  set(${output} ${source} PARENT_SCOPE)
+  execute_process(COMMAND xcrun -sdk macosx metal --version RESULT_VARIABLE result
+                  OUTPUT_QUIET ERROR_QUIET)
+  if(NOT result EQUAL 0)
+    message(STATUS "Metal: no compiler for kernels (xcrun metal); they are compiled at run time")
+    set(MARLIN_LIBRARY_BYTES "")
+    configure_file(${template} ${source} @ONLY)
+    return()
+  endif()
+  file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.metal)
+  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
+  set(objects "")
+  foreach(kernel IN LISTS kernels)
+    get_filename_component(name ${kernel} NAME_WE)
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.air)
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/kernels
+      COMMAND xcrun -sdk macosx metal -std=metal3.1 -fno-fast-math -mmacosx-version-min=14.0 -O2
+              -I ${PROJECT_SOURCE_DIR}/src -c ${kernel} -o ${object}
+      DEPENDS ${kernel} ${headers}
+      COMMENT "Compiling ${name}.metal" VERBATIM)
+    list(APPEND objects ${object})
+  endforeach()
+  set(library ${CMAKE_CURRENT_BINARY_DIR}/kernels/marlin.metallib)
+  set(script ${PROJECT_SOURCE_DIR}/cmake/MarlinEmbedBinary.cmake)
+  add_custom_command(
+    OUTPUT ${source}
+    COMMAND xcrun -sdk macosx metallib ${objects} -o ${library}
+    COMMAND ${CMAKE_COMMAND} -DBINARY=${library} -DTEMPLATE=${template} -DSOURCE=${source}
+            -P ${script}
+    DEPENDS ${objects} ${template} ${script}
+    COMMENT "Linking marlin.metallib" VERBATIM)
+endfunction()

@@ -1,0 +1,263 @@
+// The driver that runs kernels on Apple's GPUs.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "backends/metal/apple/caller_memory.h"
+#include "backends/metal/apple/compiled_kernels.h"
+#include "backends/metal/apple/device_memory.h"
+#include "backends/metal/apple/gpu_cores.h"
+#include "backends/metal/apple/metal_cpp.h"
+#include "backends/metal/apple/submitted_work.h"
+#include "backends/metal/driver.h"
+#include "backends/metal/self_test.h"
+#include "base/macros.h"
+
+namespace marlin::metal {
+namespace {
+
+/// What setBytes takes.
+constexpr size_t kMostBytesInline = 4096;
+static_assert(sizeof(kernels::Parameters) <= kMostBytesInline);
+
+/// The system's GPU; null: there is none.
+NS::SharedPtr<MTL::Device> FindDevice() {
+  const AutoreleaseScope scope;
+  if (MTL::Device* device = MTL::CreateSystemDefaultDevice(); device != nullptr) {
+    return NS::TransferPtr(device);
+  }
+  // Programs without a session on the screen have no default device.
+  const NS::SharedPtr<NS::Array> all = NS::TransferPtr(MTL::CopyAllDevices());
+  if (all.get() == nullptr || all->count() == 0) return {};
+  return NS::RetainPtr(all->object<MTL::Device>(0));
+}
+
+/// The newest generation that the GPU is of; 0: none of Apple's.
+int FamilyOf(MTL::Device* device) {
+  constexpr auto kFirst = static_cast<int>(MTL::GPUFamilyApple1);
+  constexpr int kNewest = 12;  // Numbers that a system does not know, it does not support.
+  for (int family = kNewest; family > 0; --family) {
+    if (device->supportsFamily(static_cast<MTL::GPUFamily>(kFirst + family - 1))) return family;
+  }
+  return 0;
+}
+
+/// The first with simdgroup_matrix: M1, A14.
+constexpr int kOldestFamily = 7;
+
+/// A launch with all that it names found.
+struct BoundLaunch {
+  const KernelLaunch* launch = nullptr;
+  MTL::ComputePipelineState* pipeline = nullptr;
+  std::vector<BufferPlace> buffers;  ///< Of launch->buffers.
+};
+
+class AppleDriver final : public Driver {
+ public:
+  explicit AppleDriver(NS::SharedPtr<MTL::Device> device)
+      : device_(std::move(device)),
+        queue_(NS::TransferPtr(device_->newCommandQueue())),
+        kernels_(device_),
+        memory_(device_, queue_.get()) {}
+  AppleDriver(const AppleDriver&) = delete;
+  AppleDriver& operator=(const AppleDriver&) = delete;
+  ~AppleDriver() override {
+    if (queue_.get() != nullptr) (void)work_.Wait(nullptr);
+  }
+
+  /// Errors: as OpenAppleDriver.
+  Status Start(bool self_test) {
+    const AutoreleaseScope scope;
+    model_ = TextOf(device_->name());
+    family_ = FamilyOf(device_.get());
+    if (family_ < kOldestFamily) {
+      return Status(Code::kUnsupported,
+                    fmt::format("metal: {}: needs a GPU of Apple silicon (M1 or newer)", model_));
+    }
+    if (queue_.get() == nullptr) {
+      return Status(Code::kUnsupported, fmt::format("metal: {}: has no command queue", model_));
+    }
+    cores_ = CountCores(device_->registryID(), model_);
+    MARLIN_ASSIGN_OR_RETURN(unread_, memory_.Allocate(1));
+    if (!self_test) return Status();
+    MARLIN_ASSIGN_OR_RETURN(const SelfTest result, RunSelfTest(*this));
+    if (const std::string wrong = result.Wrong(); !wrong.empty()) {
+      return Status(Code::kUnsupported, fmt::format("metal: {}: self-test: {}", model_, wrong));
+    }
+    known_fragments_ = result.known_fragments;
+    keeps_subnormals_ = result.keeps_subnormals;
+    return Status();
+  }
+
+  DriverInfo Info() const override;
+  DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
+  Status Run(std::span<const KernelLaunch> launches, void* stream) override;
+  Status Synchronize(void* stream) override {
+    return work_.Wait(static_cast<const MTL::CommandQueue*>(stream));
+  }
+  bool calls_block() const override { return false; }
+
+  Result<void*> Allocate(int64_t bytes) override {
+    MARLIN_RETURN_IF_ERROR(work_.Check());
+    return memory_.Allocate(bytes);
+  }
+  void Free(void* data) override { memory_.Free(data); }
+
+ private:
+  Status FindCallerMemory(std::span<const KernelLaunch> launches, CallerMemory* caller) const;
+  Result<std::vector<BoundLaunch>> Bind(std::span<const KernelLaunch> launches,
+                                        const CallerMemory& caller);
+  Result<BufferPlace> PlaceOf(const KernelBuffer& buffer, const CallerMemory& caller) const;
+  Result<NS::SharedPtr<MTL::CommandBuffer>> Encode(MTL::CommandQueue* queue,
+                                                   std::span<const BoundLaunch> launches);
+
+  NS::SharedPtr<MTL::Device> device_;
+  NS::SharedPtr<MTL::CommandQueue> queue_;
+  CompiledKernels kernels_;
+  DeviceMemory memory_;
+  SubmittedWork work_;
+  void* unread_ = nullptr;  ///< Bound where a launch has nothing.
+  std::string model_;
+  int family_ = 0;
+  CoreCount cores_;
+  bool known_fragments_ = false;  ///< Until the self-test has seen it.
+  bool keeps_subnormals_ = false;
+};
+
+DriverInfo AppleDriver::Info() const {
+  const AutoreleaseScope scope;
+  constexpr double kGiB = 1 << 30;
+  DriverInfo info;
+  info.name = "metal";
+  info.model = model_;
+  const NS::ProcessInfo* const process = NS::ProcessInfo::processInfo();
+  info.features = {
+      fmt::format("GPU family Apple{}", family_),
+      fmt::format("{} cores ({})", cores_.cores, cores_.origin),
+      fmt::format("macOS {}", TextOf(process->operatingSystemVersionString())),
+      fmt::format("{:.0f} GiB unified memory",
+                  static_cast<double>(process->physicalMemory()) / kGiB),
+      fmt::format("{:.0f} GiB for the GPU",
+                  static_cast<double>(device_->recommendedMaxWorkingSetSize()) / kGiB),
+      fmt::format("{} KiB threadgroup memory", device_->maxThreadgroupMemoryLength() / 1024),
+      kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
+      known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
+  };
+  if (keeps_subnormals_) info.features.emplace_back("subnormal numbers");
+  if (memory_.keeps_resident()) info.features.emplace_back("residency set");
+  return info;
+}
+
+/// Takes what is in none of this driver's allocations.
+Status AppleDriver::FindCallerMemory(std::span<const KernelLaunch> launches,
+                                     CallerMemory* caller) const {
+  for (const KernelLaunch& launch : launches) {
+    for (const KernelBuffer& buffer : launch.buffers) {
+      if (buffer.data == nullptr || buffer.bytes == 0) continue;
+      MARLIN_ASSIGN_OR_RETURN(const auto place, memory_.Find(buffer.data, buffer.bytes));
+      if (!place) caller->Add(buffer);
+    }
+  }
+  return Status();
+}
+
+Result<BufferPlace> AppleDriver::PlaceOf(const KernelBuffer& buffer,
+                                         const CallerMemory& caller) const {
+  const bool empty = buffer.data == nullptr || buffer.bytes == 0;
+  const void* const data = empty ? unread_ : buffer.data;
+  MARLIN_ASSIGN_OR_RETURN(const auto place, memory_.Find(data, empty ? 1 : buffer.bytes));
+  return place ? *place : caller.Find(data);
+}
+
+Result<std::vector<BoundLaunch>> AppleDriver::Bind(std::span<const KernelLaunch> launches,
+                                                   const CallerMemory& caller) {
+  std::vector<BoundLaunch> all;
+  for (const KernelLaunch& launch : launches) {
+    BoundLaunch bound;
+    bound.launch = &launch;
+    MARLIN_ASSIGN_OR_RETURN(bound.pipeline, kernels_.PipelineOf(launch));
+    for (const KernelBuffer& buffer : launch.buffers) {
+      MARLIN_ASSIGN_OR_RETURN(BufferPlace place, PlaceOf(buffer, caller));
+      bound.buffers.push_back(std::move(place));
+    }
+    all.push_back(std::move(bound));
+  }
+  return all;
+}
+
+Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
+    MTL::CommandQueue* queue, std::span<const BoundLaunch> launches) {
+  // Keeps all buffers that it names alive until it has run.
+  NS::SharedPtr<MTL::CommandBuffer> commands = NS::RetainPtr(queue->commandBuffer());
+  // Serial: every dispatch sees what the ones before it wrote.
+  MTL::ComputeCommandEncoder* const encoder =
+      commands.get() == nullptr ? nullptr
+                                : commands->computeCommandEncoder(MTL::DispatchTypeSerial);
+  if (encoder == nullptr) {
+    return Status(Code::kDeviceLost, fmt::format("metal: {}: makes no command buffer", model_));
+  }
+  for (const BoundLaunch& bound : launches) {
+    const KernelLaunch& launch = *bound.launch;
+    encoder->setComputePipelineState(bound.pipeline);
+    for (size_t i = 0; i < bound.buffers.size(); ++i) {
+      const auto index = static_cast<NS::UInteger>(launch.buffers[i].index);
+      encoder->setBuffer(bound.buffers[i].buffer.get(), bound.buffers[i].offset, index);
+    }
+    encoder->setBytes(&launch.parameters, sizeof(launch.parameters), MARLIN_BUFFER_PARAMETERS);
+    const auto& groups = launch.threadgroups;
+    encoder->dispatchThreadgroups(MTL::Size(groups[0], groups[1], groups[2]),
+                                  MTL::Size(launch.threads, 1, 1));
+  }
+  encoder->endEncoding();
+  return commands;
+}
+
+Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream) {
+  MARLIN_RETURN_IF_ERROR(work_.Check());
+  if (launches.empty()) return Status();
+  const AutoreleaseScope scope;
+  auto* const queue = stream == nullptr ? queue_.get() : static_cast<MTL::CommandQueue*>(stream);
+  if (queue->device() != device_.get()) {
+    return Status(Code::kInvalidArgument, "stream: a command queue of another device");
+  }
+  const auto caller = std::make_shared<CallerMemory>();
+  MARLIN_RETURN_IF_ERROR(FindCallerMemory(launches, caller.get()));
+  if (!caller->empty()) {
+    MARLIN_RETURN_IF_ERROR(work_.WaitForConflicts(queue, *caller));
+    MARLIN_RETURN_IF_ERROR(caller->Map(device_.get()));
+  }
+  // Everything that may be wrong is found before anything runs.
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<BoundLaunch> bound, Bind(launches, *caller));
+  MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::CommandBuffer> commands, Encode(queue, bound));
+  std::string what;
+  for (const KernelLaunch& launch : launches) {
+    what += fmt::format("{}{}", what.empty() ? "" : ", ", launch.function);
+  }
+  commands->commit();
+  work_.Add({commands, queue, std::move(what), caller});
+  if (!caller->copied()) return Status();
+  commands->waitUntilCompleted();
+  MARLIN_RETURN_IF_ERROR(work_.Check());
+  caller->CopyBack();
+  return Status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+  NS::SharedPtr<MTL::Device> device = FindDevice();
+  if (device.get() == nullptr) {
+    return Status(Code::kUnsupported, "metal: this machine has no GPU that Metal knows");
+  }
+  const char* const wanted = std::getenv("MARLIN_METAL_SELF_TEST");
+  const bool self_test = wanted == nullptr || std::string_view(wanted) != "0";
+  auto driver = std::make_unique<AppleDriver>(std::move(device));
+  MARLIN_RETURN_IF_ERROR(driver->Start(self_test));
+  return std::unique_ptr<Driver>(std::move(driver));
+}
+
+}  // namespace marlin::metal

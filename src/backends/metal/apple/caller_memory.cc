@@ -1,0 +1,100 @@
+#include "backends/metal/apple/caller_memory.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/macros.h"
+
+namespace marlin::metal {
+namespace {
+
+/// Copies keep the addresses' remainders by this, for kernels that read whole vectors.
+constexpr uintptr_t kVectorBytes = 64;
+
+}  // namespace
+
+void CallerMemory::Add(const KernelBuffer& buffer) {
+  Piece added;
+  added.begin = reinterpret_cast<uintptr_t>(buffer.data);
+  added.end = added.begin + static_cast<uintptr_t>(buffer.bytes);
+  added.written = buffer.written;
+  const auto joined = std::partition(pieces_.begin(), pieces_.end(),
+                                     [&](const Piece& piece) { return !piece.Overlaps(added); });
+  // What overlaps one of the joined pieces would have been joined with it before.
+  for (auto piece = joined; piece != pieces_.end(); ++piece) {
+    added.begin = std::min(added.begin, piece->begin);
+    added.end = std::max(added.end, piece->end);
+    added.written = added.written || piece->written;
+  }
+  pieces_.erase(joined, pieces_.end());
+  pieces_.push_back(std::move(added));
+}
+
+Status CallerMemory::Map(MTL::Device* device) {
+  for (Piece& piece : pieces_) MARLIN_RETURN_IF_ERROR(MapPiece(device, &piece));
+  return Status();
+}
+
+Status CallerMemory::MapPiece(MTL::Device* device, Piece* piece) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const NS::UInteger bytes = piece->end - piece->begin;
+  void* const data = reinterpret_cast<void*>(piece->begin);  // NOLINT(performance-no-int-to-ptr)
+  if (piece->begin % page == 0 && bytes % page == 0) {
+    // Null where the pages are of several mappings; then they are copied.
+    piece->buffer =
+        NS::TransferPtr(device->newBuffer(data, bytes, MTL::ResourceStorageModeShared, nullptr));
+    if (piece->buffer.get() != nullptr) return Status();
+  }
+  piece->copied = true;
+  piece->offset = piece->begin % kVectorBytes;
+  piece->buffer =
+      NS::TransferPtr(device->newBuffer(piece->offset + bytes, MTL::ResourceStorageModeShared));
+  if (piece->buffer.get() == nullptr) {
+    return Status(Code::kOutOfMemory,
+                  fmt::format("metal: cannot allocate a copy of {} bytes of the caller's", bytes));
+  }
+  auto* const copy = static_cast<std::byte*>(piece->buffer->contents()) + piece->offset;
+  std::memcpy(copy, data, bytes);
+  if (piece->written) piece->before.assign(copy, copy + bytes);
+  return Status();
+}
+
+BufferPlace CallerMemory::Find(const void* data) const {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    return address >= piece.begin && address < piece.end;
+  });
+  return {found->buffer, found->offset + (address - found->begin)};
+}
+
+bool CallerMemory::copied() const {
+  return std::any_of(pieces_.begin(), pieces_.end(),
+                     [](const Piece& piece) { return piece.copied; });
+}
+
+bool CallerMemory::Conflicts(const CallerMemory& other) const {
+  return std::any_of(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    return std::any_of(other.pieces_.begin(), other.pieces_.end(), [&](const Piece& with) {
+      return (piece.written || with.written) && piece.Overlaps(with);
+    });
+  });
+}
+
+void CallerMemory::CopyBack() {
+  for (Piece& piece : pieces_) {
+    if (piece.before.empty()) continue;
+    const auto* const after =
+        static_cast<const std::byte*>(piece.buffer->contents()) + piece.offset;
+    auto* const to =
+        reinterpret_cast<std::byte*>(piece.begin);  // NOLINT(performance-no-int-to-ptr)
+    for (size_t i = 0; i < piece.before.size(); ++i) {
+      if (after[i] != piece.before[i]) to[i] = after[i];
+    }
+  }
+}
+
+}  // namespace marlin::metal

@@ -1,0 +1,44 @@
+// metal-cpp, Apple's C++ interface of Metal, and the little that the driver wants beside it.
+#pragma once
+
+#include <Foundation/Foundation.hpp>
+#include <Metal/Metal.hpp>
+#include <string>
+
+namespace marlin::metal {
+
+/// Releases at its end what was autoreleased since its begin, on this thread. Threads without one,
+/// which are all threads of a library's users, would never release it.
+class AutoreleaseScope {
+ public:
+  AutoreleaseScope() : pool_(NS::AutoreleasePool::alloc()->init()) {}
+  ~AutoreleaseScope() { pool_->release(); }
+  AutoreleaseScope(const AutoreleaseScope&) = delete;
+  AutoreleaseScope& operator=(const AutoreleaseScope&) = delete;
+
+ private:
+  NS::AutoreleasePool* pool_;
+};
+
+/// Whether an object has a method: those of newer systems than the oldest that the driver runs on.
+class Responds : private NS::Object {
+ public:
+  static bool To(const void* object, const char* selector) {
+    return respondsToSelector(object, sel_registerName(selector));
+  }
+};
+
+/// Autoreleased.
+inline NS::String* MakeText(const std::string& text) {
+  return NS::String::string(text.c_str(), NS::UTF8StringEncoding);
+}
+inline std::string TextOf(const NS::String* text) {
+  const char* bytes = text == nullptr ? nullptr : text->utf8String();
+  return bytes == nullptr ? std::string() : std::string(bytes);
+}
+inline std::string TextOf(const NS::Error* error) {
+  const std::string text = error == nullptr ? "" : TextOf(error->localizedDescription());
+  return text.empty() ? "Metal gives no reason" : text;
+}
+
+}  // namespace marlin::metal

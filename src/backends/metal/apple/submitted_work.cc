@@ -1,0 +1,71 @@
+#include "backends/metal/apple/submitted_work.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace marlin::metal {
+namespace {
+
+bool HasEnded(const Submitted& work) {
+  const MTL::CommandBufferStatus status = work.commands->status();
+  return status == MTL::CommandBufferStatusCompleted || status == MTL::CommandBufferStatusError;
+}
+
+Status OutcomeOf(const Submitted& work) {
+  if (work.commands->status() != MTL::CommandBufferStatusError) return Status();
+  const NS::Error* const error = work.commands->error();
+  return Status(Code::kDeviceLost,
+                fmt::format("metal: {}: {} (MTLCommandBufferError {})", work.what, TextOf(error),
+                            error == nullptr ? 0 : error->code()));
+}
+
+}  // namespace
+
+void SubmittedWork::Add(Submitted work) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  work_.push_back(std::move(work));
+}
+
+Status SubmittedWork::Check() {
+  const AutoreleaseScope scope;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return CheckLocked();
+}
+
+Status SubmittedWork::CheckLocked() {
+  std::erase_if(work_, [&](const Submitted& work) {
+    if (!HasEnded(work)) return false;
+    if (failure_.ok()) failure_ = OutcomeOf(work);
+    return true;
+  });
+  return failure_;
+}
+
+template <typename Wanted>
+Status SubmittedWork::WaitFor(const Wanted& wanted) {
+  const AutoreleaseScope scope;
+  std::vector<NS::SharedPtr<MTL::CommandBuffer>> waited;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Submitted& work : work_) {
+      if (wanted(work)) waited.push_back(work.commands);
+    }
+  }
+  // Other threads may submit meanwhile.
+  for (const auto& commands : waited) commands->waitUntilCompleted();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return CheckLocked();
+}
+
+Status SubmittedWork::Wait(const MTL::CommandQueue* queue) {
+  return WaitFor([&](const Submitted& work) { return queue == nullptr || work.queue == queue; });
+}
+
+Status SubmittedWork::WaitForConflicts(const MTL::CommandQueue* queue, const CallerMemory& caller) {
+  return WaitFor([&](const Submitted& work) {
+    return work.queue == queue && work.caller != nullptr && work.caller->Conflicts(caller);
+  });
+}
+
+}  // namespace marlin::metal

@@ -1,0 +1,12 @@
+// Builds without Apple's Metal: the device is not there.
+#include "backends/metal/driver.h"
+
+namespace marlin::metal {
+
+Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+  return Status(Code::kUnsupported,
+                "metal: this build has no driver for Apple GPUs (MARLIN_METAL); \"metal-sim\" runs "
+                "their kernels in a simulator");
+}
+
+}  // namespace marlin::metal

@@ -1,0 +1,45 @@
+// marlin_self_test: what the other kernels rely on and no document promises, for the host to compare.
+//
+//   out[0, 64)     the elements of A that each lane holds: lane 0's two, lane 1's two, ...
+//   out[64, 128)   the same of A x B
+//   out[128, 192)  A x B as simdgroup_store writes it
+//   out[192]       1 where a NaN differs from itself, which fast math denies
+//   out[193]       (input[129] - 1024) - input[130]: reassociated it is another number
+//   out[194]       input[131] * 2^20, where input[131] is subnormal: 0 where such numbers are
+//
+// input: A [8, 8], B [8, 8], four numbers. One simdgroup.
+#include <metal_simdgroup_matrix>
+
+#include "backends/metal/kernels/parameters.h"
+
+using namespace metal;
+using namespace marlin::kernels;
+
+constant constexpr int kSide = 8;
+constant constexpr int kElements = kSide * kSide;
+
+[[kernel]] void marlin_self_test(device const float* input [[buffer(MARLIN_BUFFER_INPUT)]],
+                                 device float* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
+                                 constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
+                                 ushort lane [[thread_index_in_simdgroup]]) {
+  simdgroup_float8x8 a;
+  simdgroup_float8x8 b;
+  simdgroup_load(a, input, kSide);
+  simdgroup_load(b, input + kElements, kSide);
+  simdgroup_float8x8 product = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_multiply_accumulate(product, a, b, product);
+  const float2 of_a = a.thread_elements();
+  const float2 of_product = product.thread_elements();
+  out[2 * lane] = of_a.x;
+  out[2 * lane + 1] = of_a.y;
+  out[kElements + 2 * lane] = of_product.x;
+  out[kElements + 2 * lane + 1] = of_product.y;
+  simdgroup_store(product, out + 2 * kElements, kSide);
+  if (lane != 0) return;
+  const device float* numbers = input + 2 * kElements;
+  device float* answers = out + 3 * kElements;
+  answers[0] = numbers[0] != numbers[0] ? 1.0f : 0.0f;
+  // As decoders subtract the bias of a code and then its zero; k is 1.
+  answers[1] = (numbers[1] - 1024.0f) - numbers[2] * float(p.k);
+  answers[2] = numbers[3] * 1048576.0f;
+}

@@ -1,0 +1,108 @@
+#include "backends/metal/self_test.h"
+
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "base/macros.h"
+
+namespace marlin::metal {
+namespace {
+
+using kernels::kLanes;
+
+constexpr int kSide = 8;
+constexpr int kElements = kSide * kSide;
+constexpr int kInputs = 2 * kElements + 4;
+constexpr int kOutputs = 3 * kElements + 3;
+
+/// 1024 + kZero is 1024 in fp32: where that is subtracted at once, kZero is lost.
+constexpr float kMinuend = 1025.0F;
+constexpr float kZero = 0x1p-15F;
+constexpr float kInOrder = (kMinuend - 1024.0F) - kZero;
+
+/// The elements of A tell their places.
+float ElementOfA(int row, int column) { return static_cast<float>(row * kSide + column + 1); }
+float ElementOfB(int row, int column) { return static_cast<float>((row * 5 + column * 3) % 7 - 3); }
+
+/// Small whole numbers: exact in any order.
+float ElementOfProduct(int row, int column) {
+  float sum = 0;
+  for (int k = 0; k < kSide; ++k) sum += ElementOfA(row, k) * ElementOfB(k, column);
+  return sum;
+}
+
+struct Free {
+  Driver& driver;
+  void operator()(void* data) const { driver.Free(data); }
+};
+
+void FillInput(float* input) {
+  for (int row = 0; row < kSide; ++row) {
+    for (int column = 0; column < kSide; ++column) {
+      input[row * kSide + column] = ElementOfA(row, column);
+      input[kElements + row * kSide + column] = ElementOfB(row, column);
+    }
+  }
+  input[2 * kElements] = std::numeric_limits<float>::quiet_NaN();
+  input[2 * kElements + 1] = kMinuend;
+  input[2 * kElements + 2] = kZero;
+  input[2 * kElements + 3] = 0x1p-130F;
+}
+
+SelfTest Judge(const float* out) {
+  SelfTest result;
+  result.known_fragments = true;
+  result.right_products = true;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int e = 0; e < 2; ++e) {
+      const int row = kernels::FragmentRow(lane);
+      const int column = kernels::FragmentColumn(lane) + e;
+      const int at = 2 * lane + e;
+      if (out[at] != ElementOfA(row, column)) result.known_fragments = false;
+      if (out[kElements + at] != ElementOfProduct(row, column)) result.known_fragments = false;
+    }
+  }
+  for (int i = 0; i < kElements; ++i) {
+    if (out[2 * kElements + i] != ElementOfProduct(i / kSide, i % kSide)) {
+      result.right_products = false;
+    }
+  }
+  const float* const answers = out + 3 * kElements;
+  result.keeps_nans = answers[0] == 1;
+  result.keeps_order = answers[1] == kInOrder;
+  result.keeps_subnormals = answers[2] == 0x1p-110F;
+  return result;
+}
+
+}  // namespace
+
+std::string SelfTest::Wrong() const {
+  if (!right_products) return "simdgroup_matrix: a product of two 8x8 matrices is wrong";
+  if (!keeps_nans) return "a NaN equals itself: the kernels were compiled with fast math";
+  if (!keeps_order) return "a sum was reassociated: the kernels were compiled with fast math";
+  return {};
+}
+
+Result<SelfTest> RunSelfTest(Driver& driver) {
+  constexpr int64_t kBytes = (kInputs + kOutputs) * int64_t{sizeof(float)};
+  MARLIN_ASSIGN_OR_RETURN(void* const data, driver.Allocate(kBytes));
+  const std::unique_ptr<void, Free> owner(data, Free{driver});
+  auto* const input = static_cast<float*>(data);
+  float* const out = input + kInputs;
+  std::memset(data, 0, kBytes);
+  FillInput(input);
+
+  KernelLaunch launch;
+  launch.source = "self_test.metal";
+  launch.function = "marlin_self_test";
+  launch.parameters.k = 1;
+  launch.threads = kLanes;
+  launch.buffers = {{MARLIN_BUFFER_INPUT, input, kInputs * int64_t{sizeof(float)}},
+                    {MARLIN_BUFFER_OUTPUT, out, kOutputs * int64_t{sizeof(float)}, true, false}};
+  MARLIN_RETURN_IF_ERROR(driver.Run({&launch, 1}, nullptr));
+  MARLIN_RETURN_IF_ERROR(driver.Synchronize(nullptr));
+  return Judge(out);
+}
+
+}  // namespace marlin::metal

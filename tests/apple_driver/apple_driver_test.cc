@@ -1,0 +1,424 @@
+// The driver for Apple GPUs on a stand-in for one: what it asks of Metal, in which order, and what
+// becomes of Metal's errors. What kernels compute is compared with the simulator's own device in
+// apple_products_test.cc; here they all run the one of the self-test.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <array>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "backends/metal/driver.h"
+#include "backends/metal/self_test.h"
+#include "fake_gpu.h"
+#include "objective_c.h"
+
+namespace marlin::metal {
+namespace {
+
+using fake_gpu::TheBehaviour;
+using fake_gpu::TheLog;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int kInputs = 132;
+constexpr int kOutputs = 195;
+constexpr int64_t kPage = 4096;
+
+/// marlin_self_test with B = 1: A x B is A, which begins at out[128].
+std::vector<float> Input(float first) {
+  std::vector<float> input(kInputs);
+  for (int i = 0; i < 64; ++i) input[static_cast<size_t>(i)] = first + static_cast<float>(i);
+  for (int i = 0; i < 8; ++i) input[static_cast<size_t>(64 + 9 * i)] = 1;
+  return input;
+}
+
+KernelLaunch LaunchOf(const void* input, void* out, int64_t out_bytes = kOutputs * 4) {
+  KernelLaunch launch;
+  launch.source = "self_test.metal";
+  launch.function = "marlin_self_test";
+  launch.parameters.k = 1;
+  launch.buffers = {{MARLIN_BUFFER_INPUT, input, kInputs * 4},
+                    {MARLIN_BUFFER_OUTPUT, out, out_bytes, true, false}};
+  return launch;
+}
+
+class AppleDriver : public testing::Test {
+ protected:
+  void SetUp() override { fake_gpu::Reset(); }
+  // Whatever the test did, nothing may be left.
+  void TearDown() override {
+    driver_.reset();
+    EXPECT_EQ(fake_objc::LivingObjects(), "");
+  }
+
+  void Open() {
+    Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
+    ASSERT_TRUE(driver.ok()) << driver.status().message();
+    driver_ = std::move(*driver);
+  }
+  static Status OpenError() {
+    const Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
+    return driver.ok() ? Status() : driver.status();
+  }
+  float* Floats(int64_t count) {
+    const Result<void*> data = driver_->Allocate(count * 4);
+    EXPECT_TRUE(data.ok());
+    return static_cast<float*>(*data);
+  }
+  float* DeviceInput(float first) {
+    float* data = Floats(kInputs);
+    std::memcpy(data, Input(first).data(), kInputs * 4);
+    return data;
+  }
+  Status Run(const KernelLaunch& launch, void* stream = nullptr) {
+    return driver_->Run({&launch, 1}, stream);
+  }
+
+  std::unique_ptr<Driver> driver_;
+};
+
+TEST_F(AppleDriver, OpensWithItsSelfTest) {
+  Open();
+  const DriverInfo info = driver_->Info();
+  EXPECT_EQ(info.name, "metal");
+  EXPECT_EQ(info.model, "Apple M2");
+  EXPECT_THAT(info.features, Contains("GPU family Apple8"));
+  EXPECT_THAT(info.features, Contains("2 cores (counted)"));
+  EXPECT_THAT(info.features, Contains("macOS Version 0.0 (a stand-in)"));
+  EXPECT_THAT(info.features, Contains("kernels compiled here"));
+  EXPECT_THAT(info.features, Contains("known matrix fragments"));
+  EXPECT_THAT(info.features, Contains("residency set"));
+  EXPECT_TRUE(driver_->Shape().known_fragments);
+  EXPECT_FALSE(driver_->calls_block());
+  EXPECT_EQ(TheLog().dispatches, 1);
+}
+
+TEST_F(AppleDriver, OpensOnlyOnItsGpus) {
+  TheBehaviour().there = false;  // Without a session on the screen.
+  EXPECT_TRUE(OpenError().ok());
+  TheBehaviour().listed = false;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("no GPU"));
+  TheBehaviour() = {};
+  TheBehaviour().name = "AMD Radeon Pro";
+  TheBehaviour().family = 0;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("AMD Radeon Pro: needs a GPU of Apple silicon"));
+}
+
+TEST_F(AppleDriver, TellsWhatTheSelfTestFinds) {
+  TheBehaviour().rotates_fragments = true;
+  Open();
+  EXPECT_FALSE(driver_->Shape().known_fragments);
+  EXPECT_THAT(driver_->Info().features, Contains("unknown matrix fragments"));
+  driver_.reset();
+  TheBehaviour().breaks_products = true;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("product of two 8x8 matrices is wrong"));
+  ASSERT_EQ(setenv("MARLIN_METAL_SELF_TEST", "0", 1), 0);
+  Open();
+  ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
+  EXPECT_FALSE(driver_->Shape().known_fragments);
+}
+
+TEST_F(AppleDriver, CountsCores) {
+  const auto cores = [&] {
+    Open();
+    const int count = driver_->Shape().cores;
+    driver_.reset();
+    return count;
+  };
+  TheBehaviour().cores = 30;
+  EXPECT_EQ(cores(), 30);
+  TheBehaviour().registered_by_number = false;
+  EXPECT_EQ(cores(), 30);
+  TheBehaviour().registered_by_class = false;
+  EXPECT_EQ(cores(), 10);
+  TheBehaviour().name = "Apple M77";
+  EXPECT_EQ(cores(), 8);
+}
+
+TEST_F(AppleDriver, CompilesStrictly) {
+  for (const bool math_modes : {true, false}) {
+    fake_gpu::Reset();
+    TheBehaviour().math_modes = math_modes;
+    TheLog().fast_math = true;
+    TheBehaviour().compiler_warning = "unused variable";
+    Open();
+    EXPECT_FALSE(TheLog().fast_math);
+  }
+}
+
+TEST_F(AppleDriver, CompilesAFunctionOnceForItsConstants) {
+  Open();
+  float* const input = DeviceInput(1);
+  float* const out = Floats(kOutputs);
+  KernelLaunch launch = LaunchOf(input, out);
+  EXPECT_TRUE(Run(launch).ok());
+  EXPECT_EQ(TheLog().sources, 1);
+  EXPECT_EQ(TheLog().pipelines, 1);
+  launch.constants[0] = 1;
+  EXPECT_TRUE(Run(launch).ok());
+  EXPECT_EQ(TheLog().sources, 1);
+  EXPECT_EQ(TheLog().pipelines, 2);
+}
+
+TEST_F(AppleDriver, TakesTheLibraryOfTheBuild) {
+  TheBehaviour().built_library = "self_test.metal\n";
+  Open();
+  EXPECT_EQ(TheLog().sources, 0);
+  EXPECT_THAT(driver_->Info().features, Contains("kernels compiled by the build"));
+  driver_.reset();
+  TheBehaviour().refuses_built_library = true;
+  Open();
+  EXPECT_EQ(TheLog().sources, 1);
+  EXPECT_THAT(driver_->Info().features, Contains("kernels compiled here"));
+}
+
+TEST_F(AppleDriver, SaysWhyAKernelDoesNotCompile) {
+  TheBehaviour().compiler_error = "program_source:3:1: error: unknown type name 'halfs'";
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("self_test.metal does not compile"));
+  EXPECT_THAT(OpenError().message(), HasSubstr("unknown type name 'halfs'"));
+  TheBehaviour() = {};
+  TheBehaviour().missing_function = "marlin_self_test";
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("no function marlin_self_test"));
+  TheBehaviour() = {};
+  TheBehaviour().most_threads = 16;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("32 threads of a threadgroup, this GPU takes 16"));
+  TheBehaviour() = {};
+  TheBehaviour().simdgroup_threads = 64;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("expected simdgroups of 32 threads, got 64"));
+}
+
+TEST_F(AppleDriver, DoesNotBlock) {
+  Open();
+  float* const input = DeviceInput(1);
+  float* const out = Floats(kOutputs);
+  const int64_t before = TheLog().dispatches;
+  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());
+  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());
+  EXPECT_EQ(TheLog().dispatches, before);
+  EXPECT_TRUE(driver_->Synchronize(nullptr).ok());
+  EXPECT_EQ(TheLog().dispatches, before + 2);
+  EXPECT_EQ(out[128], 1);
+  EXPECT_EQ(out[128 + 63], 64);
+}
+
+TEST_F(AppleDriver, LaunchesOfARunAreOneCommandBuffer) {
+  Open();
+  float* const input = DeviceInput(5);
+  float* const out = Floats(2 * kOutputs + 61);
+  // The product of the first launch, from out[128] on, with what lies behind it, is the second's
+  // input: B and the numbers are there already.
+  const std::vector<float> rest = Input(0);
+  std::memcpy(out + 128 + 64 + 3, rest.data() + 64 + 3, (kInputs - 67) * 4);
+  float* const last = Floats(kOutputs);
+  std::vector<KernelLaunch> launches = {LaunchOf(input, out), LaunchOf(out + 128, last)};
+  const int64_t before = TheLog().command_buffers;
+  ASSERT_TRUE(driver_->Run(launches, nullptr).ok());
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
+  EXPECT_EQ(TheLog().command_buffers, before + 1);
+  EXPECT_EQ(last[0], 5);  // Lane 0 holds A's first element.
+}
+
+TEST_F(AppleDriver, FreedMemoryLivesUntilItsWorkIsDone) {
+  Open();
+  float* const input = DeviceInput(3);
+  float* const out = Floats(kOutputs);
+  ASSERT_TRUE(Run(LaunchOf(input, out)).ok());
+  driver_->Free(input);
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
+  EXPECT_EQ(out[128], 3);
+  driver_->Free(nullptr);
+}
+
+TEST_F(AppleDriver, KeepsAllocationsResident) {
+  Open();
+  const int64_t before = TheLog().resident;
+  float* const data = Floats(1000);
+  EXPECT_EQ(TheLog().resident, before + 1);
+  driver_->Free(data);
+  EXPECT_EQ(TheLog().resident, before);
+  // More than the system recommends is not asked for.
+  ASSERT_TRUE(driver_->Allocate(int64_t{1} << 30).ok());
+  EXPECT_EQ(TheLog().resident, before);
+  driver_.reset();
+  TheBehaviour().residency_sets = false;
+  fake_gpu::TheLog() = {};
+  Open();
+  Floats(1000);
+  EXPECT_EQ(TheLog().resident, 0);
+  EXPECT_THAT(driver_->Info().features, Not(Contains("residency set")));
+}
+
+TEST_F(AppleDriver, MemoryRunsOut) {
+  Open();
+  TheBehaviour().largest_buffer = 1000;
+  Result<void*> data = driver_->Allocate(1001);
+  EXPECT_EQ(data.status().code(), Code::kOutOfMemory);
+  EXPECT_THAT(data.status().message(), HasSubstr("1001 bytes at once, this GPU takes 1000"));
+  TheBehaviour().largest_buffer = 1 << 20;
+  TheBehaviour().buffers_until_full = 0;
+  EXPECT_EQ(driver_->Allocate(1000).status().code(), Code::kOutOfMemory);
+  const std::vector<float> input = Input(1);
+  std::vector<float> out(kOutputs);
+  EXPECT_EQ(Run(LaunchOf(input.data(), out.data())).code(), Code::kOutOfMemory);
+}
+
+TEST_F(AppleDriver, RefusesMemoryThatIsOnlyPartlyItsOwn) {
+  Open();
+  auto* const input = reinterpret_cast<std::byte*>(DeviceInput(1));
+  float* const out = Floats(kOutputs);
+  const Status behind = Run(LaunchOf(input + kPage - 100, out));
+  EXPECT_EQ(behind.code(), Code::kInvalidArgument);
+  EXPECT_THAT(behind.message(), HasSubstr("partly in an allocation of 4096 bytes"));
+  EXPECT_EQ(Run(LaunchOf(input - 100, out)).code(), Code::kInvalidArgument);
+}
+
+// What a caller has anywhere is copied there and back, and the call blocks.
+TEST_F(AppleDriver, CopiesMemoryOfTheCaller) {
+  Open();
+  std::vector<float> input = Input(7);
+  std::vector<float> out(kOutputs + 5, -1);
+  // While the GPU works somebody else writes between the rows of the output.
+  TheBehaviour().on_run = [&] { out[kOutputs + 2] = 42; };
+  ASSERT_TRUE(Run(LaunchOf(input.data(), out.data(), (kOutputs + 5) * 4)).ok());
+  EXPECT_EQ(out[128], 7);
+  EXPECT_EQ(out[128 + 63], 70);
+  EXPECT_EQ(out[kOutputs + 1], -1);
+  EXPECT_EQ(out[kOutputs + 2], 42);
+  EXPECT_EQ(input, Input(7));
+  EXPECT_EQ(TheLog().mapped, 0);
+}
+
+/// Pages of the caller's.
+class Pages {
+ public:
+  explicit Pages(int64_t bytes)
+      : data_(aligned_alloc(kPage, static_cast<size_t>(bytes)), &std::free) {
+    std::memset(data_.get(), 0, static_cast<size_t>(bytes));
+  }
+  float* floats() const { return static_cast<float*>(data_.get()); }
+
+ private:
+  std::unique_ptr<void, void (*)(void*)> data_;
+};
+
+TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
+  Open();
+  const Pages input(kPage);
+  const Pages out(kPage);
+  std::memcpy(input.floats(), Input(2).data(), kInputs * 4);
+  KernelLaunch launch = LaunchOf(input.floats(), out.floats(), kPage);
+  launch.buffers[0].bytes = kPage;
+  const int64_t before = TheLog().dispatches;
+  ASSERT_TRUE(Run(launch).ok());
+  EXPECT_EQ(TheLog().mapped, 2);
+  EXPECT_EQ(TheLog().dispatches, before);
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
+  EXPECT_EQ(out.floats()[128], 2);
+
+  // Part of them again while work on them is on its way: what was written first is seen.
+  std::memset(out.floats(), 0, kPage);
+  std::memcpy(out.floats() + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);
+  ASSERT_TRUE(Run(launch).ok());
+  std::vector<float> last(kOutputs);
+  ASSERT_TRUE(Run(LaunchOf(out.floats() + 128, last.data())).ok());
+  EXPECT_EQ(last[0], 2);
+
+  TheBehaviour().maps_pages = false;  // Pages of several mappings.
+  std::memset(out.floats(), 0, kPage);
+  ASSERT_TRUE(Run(launch).ok());
+  EXPECT_EQ(out.floats()[128], 2);
+}
+
+TEST_F(AppleDriver, AFailedCommandBufferLosesTheDevice) {
+  Open();
+  float* const input = DeviceInput(1);
+  float* const out = Floats(kOutputs);
+  TheBehaviour().fails_at = TheLog().command_buffers;
+  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // Nobody knows yet.
+  const Status lost = driver_->Synchronize(nullptr);
+  EXPECT_EQ(lost.code(), Code::kDeviceLost);
+  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error"));
+  EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1"));
+  EXPECT_EQ(Run(LaunchOf(input, out)).message(), lost.message());
+  EXPECT_EQ(driver_->Synchronize(nullptr).message(), lost.message());
+  EXPECT_EQ(driver_->Allocate(1).status().message(), lost.message());
+}
+
+TEST_F(AppleDriver, AFailureIsNoticedWithoutSynchronize) {
+  Open();
+  std::vector<float> input = Input(1);
+  std::vector<float> out(kOutputs, -1);
+  TheBehaviour().fails_at = TheLog().command_buffers;
+  const Status lost = Run(LaunchOf(input.data(), out.data()));
+  EXPECT_EQ(lost.code(), Code::kDeviceLost);
+  EXPECT_EQ(out, std::vector<float>(kOutputs, -1));
+  EXPECT_EQ(Run(LaunchOf(input.data(), out.data())).message(), lost.message());
+}
+
+TEST_F(AppleDriver, TakesQueuesOfTheCaller) {
+  Open();
+  float* const input = DeviceInput(4);
+  float* const out = Floats(kOutputs);
+  void* const queue = fake_gpu::NewQueue(false);
+  void* const other = fake_gpu::NewQueue(true);
+  EXPECT_EQ(Run(LaunchOf(input, out), other).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(Run(LaunchOf(input, out), queue).ok());
+  EXPECT_EQ(out[128], 0);
+  EXPECT_TRUE(driver_->Synchronize(queue).ok());
+  EXPECT_EQ(out[128], 4);
+  out[128] = 0;
+  EXPECT_TRUE(Run(LaunchOf(input, out), queue).ok());
+  EXPECT_TRUE(driver_->Synchronize(nullptr).ok());  // Null means all.
+  EXPECT_EQ(out[128], 4);
+  fake_gpu::ReleaseQueue(queue);
+  fake_gpu::ReleaseQueue(other);
+}
+
+TEST_F(AppleDriver, IsThreadSafe) {
+  Open();
+  std::vector<std::thread> threads;
+  std::array<float, 2> results{};
+  for (size_t t = 0; t < results.size(); ++t) {
+    threads.emplace_back([&, t] {
+      const auto first = static_cast<float>(100 * t + 1);
+      float* const input = DeviceInput(first);
+      for (int i = 0; i < 8; ++i) {
+        float* const out = Floats(kOutputs);
+        std::vector<float> host(kOutputs);
+        EXPECT_TRUE(Run(LaunchOf(input, out)).ok());
+        EXPECT_TRUE(Run(LaunchOf(input, host.data())).ok());
+        EXPECT_TRUE(driver_->Synchronize(nullptr).ok());
+        results[t] = out[128] == first && host[128] == first ? first : -1;
+        driver_->Free(out);
+      }
+      driver_->Free(input);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(results[0], 1);
+  EXPECT_EQ(results[1], 101);
+}
+
+TEST_F(AppleDriver, ClosesWithWorkOnItsWay) {
+  Open();
+  float* const input = DeviceInput(1);
+  float* const out = Floats(kOutputs);
+  ASSERT_TRUE(Run(LaunchOf(input, out)).ok());
+  const int64_t before = TheLog().dispatches;
+  driver_.reset();
+  EXPECT_EQ(TheLog().dispatches, before + 1);
+}
+
+}  // namespace
+}  // namespace marlin::metal
