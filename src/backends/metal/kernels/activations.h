@@ -14,6 +14,7 @@ static inline float4 LoadInput(device const uchar* input, int row, int k, Parame
   if (row >= p.m || k >= p.k) return values;
   const long at = long(row) * p.input_stride + k;
   if (aligned_input && k + 4 <= p.k) return LoadQuad(input, input_type, at);
+  MARLIN_UNROLL
   for (int i = 0; i < 4; ++i) {
     if (k + i < p.k) values[i] = LoadElement(input, input_type, at + i);
   }

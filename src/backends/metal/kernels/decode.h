@@ -160,12 +160,14 @@ static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk,
                                        ushort lane) {
   BlockWeights values;
   if (code_bits <= 8) {
+    MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, PairOfCodes(codes, s, j));
     return values;
   }
   device const uint4* words = (device const uint4*)(strip.codes + long(chunk) * ChunkBytes());
   if (code_bits == 16) {
     const uint4 pairs = words[s * kLanes + lane];
+    MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, pairs[j]);
     return values;
   }
@@ -185,6 +187,7 @@ static inline BlockWeights DecodeBlock(Strip strip, ChunkCodes codes, GroupPair 
   if (group_span == kSpanNone) return weights;
   const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane);
   const GroupPair group = group_span == kSpanBlock ? LoadGroup(strip, k, lane) : of_chunk;
+  MARLIN_UNROLL
   for (int j = 0; j < 4; ++j) weights.pair[j] = Scaled(weights.pair[j], group);
   return weights;
 }

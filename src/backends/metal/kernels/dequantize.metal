@@ -22,8 +22,10 @@ using namespace marlin::kernels;
   const ChunkCodes chunk_codes = LoadCodes(strip, chunk, lane);
   const GroupPair chunk_group = LoadChunkGroup(strip, chunk, lane);
   const int column = int(group.y) * kStripOutputs + FragmentColumn(lane);
+  MARLIN_UNROLL
   for (int s = 0; s < kChunkK / kBlockK; ++s) {
     const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, lane);
+    MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) {
       const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane) + j;
       if (k >= p.k) continue;

@@ -68,8 +68,10 @@ struct DirectSums {
 template <int kRowFragments, int kStrips>
 static METAL_FUNC void MultiplyStrip(thread DirectSums<kRowFragments, kStrips>& sums,
                                      thread InputRows<kRowFragments>& a, BlockWeights w, int j) {
+  MARLIN_UNROLL
   for (int f = 0; f < 4; ++f) {
     const simdgroup_float8x8 b = FragmentOf(w.pair[f]);
+    MARLIN_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
       const float2 elements = float2(a.block[i].first[f], a.block[i].second[f]);
       metal::simdgroup_multiply_accumulate(sums.fragment[i][j], FragmentOf(elements), b,
@@ -89,7 +91,9 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
   if (row >= p.m || strip > last_strip) return;
 
   DirectSums<kRowFragments, kStrips> sums;
+  MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
+    MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
       sums.fragment[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
@@ -100,17 +104,21 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     Strip strips[kStrips];
     ChunkCodes chunk_codes[kStrips];
     GroupPair chunk_group[kStrips];
+    MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
       // Strips behind the last one repeat it, and nobody stores their sums.
       strips[j] = StripAt(metal::min(strip + j, last_strip), weights, p);
       chunk_codes[j] = LoadCodes(strips[j], chunk, lane);
       chunk_group[j] = LoadChunkGroup(strips[j], chunk, lane);
     }
+    MARLIN_UNROLL
     for (int s = 0; s < kChunkK / kBlockK; ++s) {
       InputRows<kRowFragments> a;
+      MARLIN_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         a.block[i] = LoadInputBlock(input, row + i * kSide, chunk * kChunkK + s * kBlockK, lane, p);
       }
+      MARLIN_UNROLL
       for (int j = 0; j < kStrips; ++j) {
         const BlockWeights w =
             DecodeBlock(strips[j], chunk_codes[j], chunk_group[j], chunk, s, lane);
@@ -119,8 +127,10 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     }
   }
 
+  MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     const int m = row + i * kSide + FragmentRow(lane);
+    MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
       const int column = (strip + j) * kStripOutputs + FragmentColumn(lane);
       const float2 sum = sums.fragment[i][j].thread_elements();

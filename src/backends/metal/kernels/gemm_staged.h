@@ -84,12 +84,14 @@ static inline Strip StripOfThread(Operands from, TilePlace place, int i, ushort 
 /// Fetches step `step` of 32 k, and the codes of a chunk with its first step.
 static inline void Fetch(thread Fetched& fetched, Operands from, TilePlace place, int step,
                          ushort thread_index, Parameters p) {
+  MARLIN_UNROLL
   for (int i = 0; i < kQuadsOfThread; ++i) {
     const int quad = thread_index + i * kStagedThreads;
     fetched.input[i] = LoadInput(from.input, place.row + quad / kQuadsOfRow,
                                  step * kBlockK + quad % kQuadsOfRow * 4, p);
   }
   if (step % kBlocksOfChunk != 0) return;
+  MARLIN_UNROLL
   for (int i = 0; i < kStripsOfThread; ++i) {
     const Strip strip = StripOfThread(from, place, i, thread_index / kLanes, p);
     fetched.codes[i] = LoadCodes(strip, step / kBlocksOfChunk, thread_index % kLanes);
@@ -102,21 +104,25 @@ static inline void Put(threadgroup float4* buffer, thread Fetched& fetched, Oper
                        TilePlace place, int step, ushort thread_index, Parameters p) {
   threadgroup T* input = (threadgroup T*)buffer;
   threadgroup float* weights = (threadgroup float*)buffer + TileLayout<T>::kInputBytes / 4;
+  MARLIN_UNROLL
   for (int i = 0; i < kQuadsOfThread; ++i) {
     const int quad = thread_index + i * kStagedThreads;
     threadgroup T* to =
         input + quad / kQuadsOfRow * TileLayout<T>::kInputStride + quad % kQuadsOfRow * 4;
+    MARLIN_UNROLL
     for (int e = 0; e < 4; ++e) to[e] = T(fetched.input[i][e]);
   }
   const ushort simdgroup = thread_index / kLanes;
   const ushort lane = thread_index % kLanes;
   const int chunk = step / kBlocksOfChunk;
+  MARLIN_UNROLL
   for (int i = 0; i < kStripsOfThread; ++i) {
     const Strip strip = StripOfThread(from, place, i, simdgroup, p);
     const BlockWeights w = DecodeBlock(strip, fetched.codes[i], LoadChunkGroup(strip, chunk, lane),
                                        chunk, step % kBlocksOfChunk, lane);
     threadgroup float* to = weights + 4 * FragmentRow(lane) * TileLayout<T>::kWeightStride +
                             (simdgroup + 4 * i) * kStripOutputs + FragmentColumn(lane);
+    MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) {
       to[j * TileLayout<T>::kWeightStride] = w.pair[j].x;
       to[j * TileLayout<T>::kWeightStride + 1] = w.pair[j].y;
@@ -130,7 +136,9 @@ struct Sums {
 };
 
 static inline void Clear(thread Sums& sums) {
+  MARLIN_UNROLL
   for (int i = 0; i < kFragments; ++i) {
+    MARLIN_UNROLL
     for (int j = 0; j < kFragments; ++j) {
       sums.fragment[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
@@ -144,18 +152,22 @@ static inline void Multiply(thread Sums& sums, threadgroup float4* buffer, ushor
       (threadgroup T*)buffer + simdgroup / 2 * kFragments * kSide * TileLayout<T>::kInputStride;
   const threadgroup float* weights = (threadgroup float*)buffer + TileLayout<T>::kInputBytes / 4 +
                                      simdgroup % 2 * kFragments * kSide;
+  MARLIN_UNROLL
   for (int k = 0; k < kBlockK; k += kSide) {
     simdgroup_float8x8 a[kFragments];
+    MARLIN_UNROLL
     for (int i = 0; i < kFragments; ++i) {
       metal::simdgroup_matrix<T, 8, 8> stored;
       metal::simdgroup_load(stored, input + i * kSide * TileLayout<T>::kInputStride + k,
                             TileLayout<T>::kInputStride);
       a[i].thread_elements() = float2(stored.thread_elements());
     }
+    MARLIN_UNROLL
     for (int j = 0; j < kFragments; ++j) {
       simdgroup_float8x8 b;
       metal::simdgroup_load(b, weights + k * TileLayout<T>::kWeightStride + j * kSide,
                             TileLayout<T>::kWeightStride);
+      MARLIN_UNROLL
       for (int i = 0; i < kFragments; ++i) {
         metal::simdgroup_multiply_accumulate(sums.fragment[i][j], a[i], b, sums.fragment[i][j]);
       }
@@ -203,7 +215,9 @@ static inline void StoreTile(thread Sums& sums, threadgroup float4* buffers, Out
   const ushort simdgroup = thread_index / kLanes;
   threadgroup float* corner =
       tile + simdgroup / 2 * kFragments * kSide * kTile + simdgroup % 2 * kFragments * kSide;
+  MARLIN_UNROLL
   for (int i = 0; i < kFragments; ++i) {
+    MARLIN_UNROLL
     for (int j = 0; j < kFragments; ++j) {
       metal::simdgroup_store(sums.fragment[i][j], corner + i * kSide * kTile + j * kSide, kTile);
     }

@@ -54,20 +54,25 @@ static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Ou
   const int first_row = int(group.y) * kRows;
 
   float2 sum[kRows];
+  MARLIN_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = float2(0.0f);
   for (int chunk = place.simdgroup; chunk < p.chunks; chunk += place.simdgroups) {
     const ChunkCodes chunk_codes = LoadCodes(strip, chunk, place.lane);
     const GroupPair chunk_group = LoadChunkGroup(strip, chunk, place.lane);
+    MARLIN_UNROLL
     for (int s = 0; s < kChunkK / kBlockK; ++s) {
       const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, place.lane);
       const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(place.lane);
+      MARLIN_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const float4 a = LoadInput(input, first_row + r, k, p);
+        MARLIN_UNROLL
         for (int j = 0; j < 4; ++j) sum[r] = metal::fma(w.pair[j], float2(a[j]), sum[r]);
       }
     }
   }
 
+  MARLIN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const float2 total = SumOverRows(sum[r]);
     if ((place.lane & kRowBits) == 0) {

@@ -25,8 +25,10 @@ using namespace marlin::kernels;
   const Strip strip = StripAt(column / kStripOutputs, {codes, scales, extras, table}, p);
   const ChunkCodes chunk_codes = LoadCodes(strip, chunk, lane);
   const GroupPair chunk_group = LoadChunkGroup(strip, chunk, lane);
+  MARLIN_UNROLL
   for (int s = 0; s < kChunkK / kBlockK; ++s) {
     const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, lane);
+    MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) {
       const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane) + j;
       if (k >= p.k) continue;

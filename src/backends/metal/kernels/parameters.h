@@ -29,6 +29,8 @@
 #define MARLIN_INT64 long
 #define MARLIN_SHARED constant constexpr
 #define MARLIN_INLINE static inline
+// In front of every loop over registers: an index that is not constant moves an array to memory.
+#define MARLIN_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #include <cstdint>
 #define MARLIN_INT32 int32_t

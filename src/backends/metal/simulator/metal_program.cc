@@ -73,6 +73,16 @@ Status WriteText(const fs::path& path, std::string_view text) {
   return file ? Status() : Status(Code::kIo, path.string() + ": cannot be written");
 }
 
+/// Blanks the pragmas that unroll loops: what keeps arrays in a GPU's registers only makes more code
+/// to instrument here.
+std::string WithoutUnrolling(std::string text) {
+  constexpr std::string_view kPragma = "#pragma clang loop unroll";
+  for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at)) {
+    for (; at < text.size() && text[at] != '\n'; ++at) text[at] = ' ';
+  }
+  return text;
+}
+
 /// What the compiler complains about first.
 std::string FirstError(const std::string& messages) {
   std::istringstream lines(messages);
@@ -155,8 +165,8 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
   }
   std::vector<std::string> arguments = PreprocessorArguments(clang, folder, options);
   arguments.push_back(source.string());
-  MARLIN_ASSIGN_OR_RETURN(const std::string preprocessed, RunCompiler(arguments));
-  MARLIN_ASSIGN_OR_RETURN(const RewrittenSource rewritten, RewriteMetal(preprocessed));
+  MARLIN_ASSIGN_OR_RETURN(std::string preprocessed, RunCompiler(arguments));
+  MARLIN_ASSIGN_OR_RETURN(const RewrittenSource rewritten, RewriteMetal(WithoutUnrolling(std::move(preprocessed))));
   const fs::path text = folder / "kernels.cc";
   MARLIN_RETURN_IF_ERROR(WriteText(text, rewritten.text));
   program->library_ = folder / "kernels.so";
