@@ -124,7 +124,7 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
 def prepare(
     weights: QuantizedWeights, device: Device | str | None = None, *, marlin_w4: bool = False
 ) -> PreparedWeights:
-    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", ...), once, at load.
+    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", "metal-sim", ...), once, at load.
 
     `marlin_w4` keeps 4-bit codes in the public layout of that name, for the kernel that reads it
     (kernels.marlin_gemm_w4, on a GPU).

@@ -77,7 +77,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
 class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
+    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
     arguments.Option("--shape", &shapes_, "M,N,K", "A product; may be given several times");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
@@ -100,7 +100,8 @@ class TuneCommand final : public Command {
     options.tuning_file = "";  // What it says may be wrong: that is why this runs.
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
-    MARLIN_RETURN_IF_ERROR(ListCases());
+    const bool many_rows = device.info().backend != "cpu";
+    MARLIN_RETURN_IF_ERROR(ListCases(many_rows));
     MARLIN_RETURN_IF_ERROR(ReadOld());
     MARLIN_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(output_));
     MARLIN_RETURN_IF_ERROR(MeasureCases(console, device));
@@ -115,7 +116,8 @@ class TuneCommand final : public Command {
   }
 
  private:
-  Status ListCases() {
+  /// `many_rows`: of models as many as GPUs take.
+  Status ListCases(bool many_rows) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
     }
@@ -132,7 +134,7 @@ class TuneCommand final : public Command {
       if (!model_.empty()) {
         MARLIN_ASSIGN_OR_RETURN(matrices, MatricesOf(model_));
       }
-      const std::span<const int64_t> rows = gpu_ ? std::span<const int64_t>(kGpuRows) : kCpuRows;
+      const std::span<const int64_t> rows = many_rows ? std::span<const int64_t>(kGpuRows) : kCpuRows;
       for (const Matrix& matrix : matrices) {
         for (const int64_t m : rows) {
           shapes.push_back({{m, matrix.n, matrix.k}, matrix.gated});
@@ -188,7 +190,7 @@ class TuneCommand final : public Command {
         MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result, gpu->Run(prepared, bench, false));
         one.timings = std::move(result.kernels);
       } else {
-        MARLIN_ASSIGN_OR_RETURN(one.timings, TimeCandidatesOnCpu(device, prepared, bench));
+        MARLIN_ASSIGN_OR_RETURN(one.timings, TimeCandidates(device, prepared, bench));
       }
       measured_.push_back(std::move(one));
       measured_.back().fastest = FastestOf(measured_.back().timings);

@@ -11,7 +11,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "ops/candidates.h"
 #include "plan/kernel_name.h"
@@ -25,11 +24,11 @@ constexpr TimingOptions kTiming = {.min_seconds = 0.1, .max_seconds = 1.0, .min_
 constexpr int kHalf[] = {0x3f000000, 0x3f00, 0x3800};  // 0.5 as fp32, bf16, fp16.
 
 /// Keeps sums far from subnormal numbers.
-void FillWithHalves(AlignedBuffer& buffer, DType type, int64_t count) {
+void FillWithHalves(void* data, DType type, int64_t count) {
   if (type == DType::kF32) {
-    std::fill_n(buffer.As<uint32_t>(), count, static_cast<uint32_t>(kHalf[0]));
+    std::fill_n(static_cast<uint32_t*>(data), count, static_cast<uint32_t>(kHalf[0]));
   } else {
-    std::fill_n(buffer.As<uint16_t>(), count,
+    std::fill_n(static_cast<uint16_t*>(data), count,
                 static_cast<uint16_t>(kHalf[type == DType::kBf16 ? 1 : 2]));
   }
 }
@@ -40,16 +39,16 @@ Status CannotWrite(const std::string& path, const std::string& why) {
 
 }  // namespace
 
-Result<std::vector<KernelTiming>> TimeCandidatesOnCpu(const Device& device,
-                                                      const PreparedWeights& weights,
-                                                      const BenchCase& bench) {
+Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
+                                                 const PreparedWeights& weights,
+                                                 const BenchCase& bench) {
   const GemmShape& shape = bench.shape;
   const DType type = bench.activation_type;
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer activations,
-                          AlignedBuffer::Allocate(4 * shape.m * shape.k));
-  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer output,
-                          AlignedBuffer::Allocate(4 * shape.m * shape.n));
-  FillWithHalves(activations, type, shape.m * shape.k);
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer activations,
+                          DeviceBuffer::Allocate(device, 4 * shape.m * shape.k));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer output,
+                          DeviceBuffer::Allocate(device, 4 * shape.m * shape.n));
+  FillWithHalves(activations.data(), type, shape.m * shape.k);
   const TensorView a(activations.data(), type, {shape.m, shape.k});
   const MutableTensorView out(output.data(), type,
                               {shape.m, bench.options.gated ? shape.n / 2 : shape.n});
@@ -62,9 +61,11 @@ Result<std::vector<KernelTiming>> TimeCandidatesOnCpu(const Device& device,
     options.kernel = candidate.name;
     // The first call grows the workspace and is through every check: later ones cannot fail.
     MARLIN_RETURN_IF_ERROR(Gemm(device, a, weights, out, options));
+    MARLIN_RETURN_IF_ERROR(device.Synchronize());
     bodies.emplace_back([&, options](int64_t i) mutable {
       options.expert = i % weights.spec().experts;
       (void)Gemm(device, a, weights, out, options);
+      (void)device.Synchronize();
     });
     const Stopwatch stopwatch;
     bodies.back()(0);

@@ -11,11 +11,11 @@
 
 namespace marlin::cli {
 
-/// Times the candidates of a product on the CPU, in turn; those that take over four times as long
-/// as another only once. Errors: those of ListCandidates and Gemm.
-Result<std::vector<KernelTiming>> TimeCandidatesOnCpu(const Device& device,
-                                                      const PreparedWeights& weights,
-                                                      const BenchCase& bench);
+/// Times the candidates of a product on a device whose memory is the host's, in turn; those that
+/// take over four times as long as another only once. Errors: those of ListCandidates and Gemm.
+Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
+                                                 const PreparedWeights& weights,
+                                                 const BenchCase& bench);
 
 /// Of the selectable ones, that which loses the least against the best, alone or in a chain,
 /// wherever it loses more; among those within 1 % of each other, the planned one. Null when none is

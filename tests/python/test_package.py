@@ -263,3 +263,32 @@ def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(SAMPLE / "model.safetensors")
     done = run("generate", str(tmp_path), "--prompt", "x")
     assert done.returncode == 3 and "no tokenizer" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def metal_sim() -> mm.Device:
+    try:
+        return mm.Device("metal-sim")
+    except mm.UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("format", ["fp4_e2m1", "u4", "nf3", "s8"])
+def test_kernels_of_apple_gpus_in_the_simulator(metal_sim: mm.Device, format: str) -> None:
+    weights = mm.pack_weights(gaussian(160, 40), format, 32)
+    exact = mm.dequantize(weights)
+    prepared = mm.prepare(weights, metal_sim)
+    for rows in (1, 5, 20, 70):
+        x = gaussian(rows, 160, seed=rows)
+        np.testing.assert_allclose(mm.matmul(x, prepared), x @ exact, rtol=1e-4, atol=1e-4)
+    if format == "fp4_e2m1":
+        x = gaussian(70, 160)
+        for kernel in ("marlin_gemm_fp4", "marlin_gemm_fp4_striped", "marlin_gemm_fused_fp4"):
+            product = getattr(mm.kernels, kernel)(x, prepared)
+            np.testing.assert_allclose(product, x @ exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_in_the_simulator(metal_sim: mm.Device) -> None:
+    model = mm.load(SAMPLE, metal_sim)
+    generated = model.generate(GOLDEN["prompt"], max_tokens=3)
+    assert generated["token_ids"] == GOLDEN["greedy_ids"][:3]
