@@ -1,6 +1,7 @@
 // Builds without the simulator: everything says so.
 #include "backends/metal/simulator/launch.h"
 #include "backends/metal/simulator/metal_program.h"
+#include "backends/metal/simulator/type_check.h"
 
 namespace marlin::metal::simulator {
 namespace {
@@ -11,6 +12,12 @@ Status NotBuilt() {
 }
 
 }  // namespace
+
+MetalCompiler::~MetalCompiler() = default;
+
+Result<std::vector<std::string>> TypeCheck(const std::filesystem::path&, const CompileOptions&) {
+  return NotBuilt();
+}
 
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesystem::path&,
                                                             const CompileOptions&) {
