@@ -53,7 +53,8 @@ metal_types() {
     return 1
   }
   for file in $files; do
-    build/bin/metal-marlin metal-sim "$file" --type-check --include src || failed=1
+    build/bin/metal-marlin metal-sim "$file" --type-check --include include --include src \
+      --include build/generated || failed=1
   done
   return "$failed"
 }

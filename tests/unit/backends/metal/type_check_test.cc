@@ -138,7 +138,9 @@ constant P kDefault = {1, 2};
 constant constexpr int kSide = 8;
 constant int wanted [[function_constant(0)]];
 constant int count = is_function_constant_defined(wanted) ? wanted : kSide;
-template <typename T> struct Tile { static constexpr constant int kStride = kSide + 8 / sizeof(T); };
+template <typename T> struct Tile {
+  static constexpr constant int kStride = kSide + 8 / sizeof(T);
+};
 enum class Mode : uint { kAdd, kMultiply };
 template <Mode kMode> float Apply(float x, float y) {
   if constexpr (kMode == Mode::kAdd) return x + y;
