@@ -39,6 +39,26 @@ tidy() {
   rm -f "$out" "$out.err"
 }
 
+# Address spaces and types of the Metal kernels. Needs clang 19, which is not everywhere.
+metal_types() {
+  command -v "${MARLIN_METAL_CLANG:-clang++-19}" >/dev/null 2>&1 || {
+    echo "skipped: types of Metal kernels (no clang++-19)" >&2
+    return 77
+  }
+  local files failed=0
+  files=$(find src tests -name '*.metal' | sort)
+  [ -n "$files" ] || return 77
+  cmake --build build --target metal-marlin >build/metal-marlin.log 2>&1 || {
+    tail -n 20 build/metal-marlin.log
+    return 1
+  }
+  for file in $files; do
+    build/bin/metal-marlin metal-sim "$file" --type-check --include include --include src \
+      --include build/generated || failed=1
+  done
+  return "$failed"
+}
+
 python_tools() {
   [ -x .venv/bin/ruff ] && [ -x .venv/bin/mypy ] && return 0
   python3 -m venv .venv >/dev/null 2>&1 && .venv/bin/pip install -q ruff mypy >/dev/null 2>&1
@@ -58,5 +78,6 @@ if python_tools; then
 else
   echo "skipped: ruff and mypy (no python3-venv, or no network for pip)" >&2
 fi
+step "types of Metal kernels" metal_types
 step clang-tidy tidy "$@"
 exit $rc

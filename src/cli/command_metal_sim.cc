@@ -12,6 +12,7 @@
 
 #include "backends/metal/simulator/launch.h"
 #include "backends/metal/simulator/metal_program.h"
+#include "backends/metal/simulator/type_check.h"
 #include "base/macros.h"
 #include "cli/command.h"
 #include "cli/metal_sim_arguments.h"
@@ -53,6 +54,8 @@ class MetalSimCommand final : public Command {
     arguments.Option("--kernel", &kernel_, "NAME", "Default: the only one of the file");
     launch_.Declare(arguments);
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
+    arguments.Flag("--type-check", &type_check_,
+                   "Checks address spaces and types, and runs nothing");
     arguments.Option("--runs", &runs_, "N",
                      "Runs with N schedules: the first in order, the others at random (default 3)");
     arguments.Option("--preemption", &preemption_, "P",
@@ -71,6 +74,7 @@ class MetalSimCommand final : public Command {
     options.include_folders = includes_;
     options.msl_version = static_cast<int>(version_.value_or(options.msl_version));
     options.fast_math = fast_math_;
+    if (type_check_) return CheckTypes(console, options);
     console.Message(fmt::format("compiling {} ...", file_));
     MARLIN_ASSIGN_OR_RETURN(const auto program, MetalProgram::Compile(file_, options));
     if (list_) return ListKernels(console, program->module());
@@ -94,6 +98,24 @@ class MetalSimCommand final : public Command {
                     fmt::format("--msl: expected a version like 310, got {}", *version_));
     }
     return Status();
+  }
+
+  Status CheckTypes(Console& console, const metal::simulator::CompileOptions& options) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> findings,
+                            metal::simulator::TypeCheck(file_, options));
+    const Json document = {{"findings", findings}};
+    const std::string text = findings.empty() ? "" : fmt::format("{}\n", fmt::join(findings, "\n"));
+    MARLIN_RETURN_IF_ERROR(console.json() ? console.PrintJson(document) : console.Print(text));
+    return Conclude(findings.size());
+  }
+
+  /// Findings are malformed input.
+  Status Conclude(size_t findings) const {
+    if (findings == 0) return Status();
+    return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, FindingsText(findings)));
+  }
+  static std::string FindingsText(size_t count) {
+    return fmt::format("{} {}", count, count == 1 ? "finding" : "findings");
   }
 
   Result<const metal_sim::Kernel*> ChooseKernel(const MetalProgram& program) {
@@ -151,12 +173,10 @@ class MetalSimCommand final : public Command {
         MARLIN_RETURN_IF_ERROR(ShowRun(arguments, report, &text, &document));
       }
     }
-    const std::string found =
-        fmt::format("{} {}", seen.size(), seen.size() == 1 ? "finding" : "findings");
-    text += fmt::format("{}: {} in {} {}\n", kernel.name, found, runs, runs == 1 ? "run" : "runs");
+    text += fmt::format("{}: {} in {} {}\n", kernel.name, FindingsText(seen.size()), runs,
+                        runs == 1 ? "run" : "runs");
     MARLIN_RETURN_IF_ERROR(console.json() ? console.PrintJson(document) : console.Print(text));
-    if (seen.empty()) return Status();
-    return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, found));
+    return Conclude(seen.size());
   }
 
   static void Add(const PlacedFinding& placed, std::map<std::string, bool>* seen, std::string* text,
@@ -223,6 +243,7 @@ class MetalSimCommand final : public Command {
   std::optional<std::string> kernel_;
   MetalLaunchArguments launch_;
   bool list_ = false;
+  bool type_check_ = false;
   std::optional<int64_t> runs_;
   std::optional<double> preemption_;
   bool fast_math_ = false;

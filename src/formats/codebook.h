@@ -8,7 +8,7 @@ namespace marlin {
 namespace formats {
 
 #if defined(__METAL_VERSION__)
-#define MARLIN_TABLE_POINTER constant float*
+#define MARLIN_TABLE_POINTER constant const float*
 #else
 #define MARLIN_TABLE_POINTER const float*
 #endif

@@ -73,6 +73,15 @@ class MetalSim(CommandTestCase):
         self.assertIn("scale.metal:7: ", done.stdout)
         self.assertIn("1 finding", done.stderr)
 
+    def test_checks_address_spaces(self) -> None:
+        self.assertEqual(run("metal-sim", self.source, "--type-check").returncode, 0)
+        self.source.write_text("float f(threadgroup float* x) { return x[0]; }\n"
+                               "kernel void g(device float* x) { x[1] = f(x); }\n")
+        done = run("metal-sim", self.source, "--type-check")
+        self.assertEqual(done.returncode, MALFORMED)
+        self.assertIn("scale.metal:2:41: error: no matching function", done.stdout)
+        self.assertIn("scale.metal: 1 finding", done.stderr)
+
     def test_refuses(self) -> None:
         def refuse(*arguments: object, says: str) -> None:
             self.refuse(USAGE, "metal-sim", self.source, *arguments, says=(says,))

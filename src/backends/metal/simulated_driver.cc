@@ -97,7 +97,7 @@ class SimulatedDriver final : public Driver {
       : programs_(std::move(compile)), options_(options), record_(record) {}
 
   Status Start() {
-    MARLIN_RETURN_IF_ERROR(MetalProgram::CheckCompiler());
+    MARLIN_RETURN_IF_ERROR(simulator::MetalCompiler::Check());
     return programs_.WriteSources();
   }
 

@@ -3,20 +3,15 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <link.h>
-#include <stdlib.h>
 
-#include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <sstream>
-#include <system_error>
+#include <utility>
 
 #include "backends/metal/simulator/child_process.h"
 #include "backends/metal/simulator/compile_flags.h"
 #include "backends/metal/simulator/launch.h"
 #include "backends/metal/simulator/msl_rewriter.h"
-#include "backends/metal/simulator/shim_files.h"
 #include "base/macros.h"
 
 namespace marlin::metal::simulator {
@@ -24,53 +19,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kOldestClang = 19;
-/// Below the folder of a program; as the shim's own #include lines have it.
-constexpr const char* kShimFolder = "backends/metal/simulator/shim";
-
-/// The first number in "... clang version 19.1.7 (...)"; 0 where there is none.
-int ClangVersion(const std::string& text) {
-  constexpr std::string_view kBefore = "clang version ";
-  const size_t at = text.find(kBefore);
-  int version = 0;
-  if (at != std::string::npos) {
-    const char* first = text.data() + at + kBefore.size();
-    std::from_chars(first, text.data() + text.size(), version);
+std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
+                                           const CompileOptions& options) {
+  std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
+#if defined(__x86_64__)
+  // Conversions of half as one instruction each, with the results of the functions they are else.
+  if (__builtin_cpu_supports("f16c") != 0) arguments.emplace_back("-mf16c");
+#endif
+  if (options.fast_math) {
+    arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());
   }
-  return version;
-}
-
-/// Older compilers know neither bfloat arithmetic nor single-precision literals in C++.
-Result<std::string> FindClang() {
-  std::vector<std::string> names = {"clang++-19", "clang++-20", "clang++-21", "clang++-22",
-                                    "clang++"};
-  if (const char* named = std::getenv("MARLIN_METAL_CLANG")) names = {named};
-  for (const std::string& name : names) {
-    const Result<ChildOutput> said = RunChild({name, "--version"});
-    if (said.ok() && said->exit_code == 0 && ClangVersion(said->out) >= kOldestClang) return name;
-  }
-  return Status(Code::kUnsupported,
-                fmt::format("metal-sim: needs clang++ {} or newer; found none as {} "
-                            "(MARLIN_METAL_CLANG may name one)",
-                            kOldestClang, fmt::join(names, ", ")));
-}
-
-Result<fs::path> MakeTemporaryFolder() {
-  std::error_code error;
-  std::string pattern = (fs::temp_directory_path(error) / "metal-sim-XXXXXX").string();
-  if (error || mkdtemp(pattern.data()) == nullptr) {
-    return Status(Code::kIo, pattern + ": cannot be made");
-  }
-  return fs::path(pattern);
-}
-
-Status WriteText(const fs::path& path, std::string_view text) {
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  std::ofstream file(path, std::ios::binary);
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.close();
-  return file ? Status() : Status(Code::kIo, path.string() + ": cannot be written");
+  arguments.push_back(MetalCompiler::VersionFlag(options));
+  arguments.insert(arguments.end(), {"-include", (compiler.shim() / "msl.h").string(),
+                                     "-I" + compiler.folder().string()});
+  return arguments;
 }
 
 /// Blanks the pragmas that unroll loops: what keeps arrays in a GPU's registers only makes more code
@@ -81,60 +43,6 @@ std::string WithoutUnrolling(std::string text) {
     for (; at < text.size() && text[at] != '\n'; ++at) text[at] = ' ';
   }
   return text;
-}
-
-/// What the compiler complains about first.
-std::string FirstError(const std::string& messages) {
-  std::istringstream lines(messages);
-  std::string line;
-  std::string first;
-  while (std::getline(lines, line)) {
-    if (line.find("error:") != std::string::npos) return line;
-    if (first.empty()) first = line;
-  }
-  return first.empty() ? "the compiler failed without a message" : first;
-}
-
-/// What a run of the compiler printed.
-Result<std::string> RunCompiler(const std::vector<std::string>& arguments) {
-  MARLIN_ASSIGN_OR_RETURN(ChildOutput output, RunChild(arguments));
-  if (output.exit_code == 0) return std::move(output.out);
-  return Status(Code::kInvalidArgument, FirstError(output.error));
-}
-
-std::vector<std::string> PreprocessorArguments(const std::string& clang, const fs::path& folder,
-                                               const CompileOptions& options) {
-  std::vector<std::string> arguments = {clang,
-                                        "-E",
-                                        "-x",
-                                        "c++",
-                                        "-std=c++20",
-                                        "-nostdinc",
-                                        "-nostdinc++",
-                                        "-D__METAL__=1",
-                                        "-D__HAVE_BFLOAT__=1"};
-  arguments.push_back(fmt::format("-D__METAL_VERSION__={}", options.msl_version));
-  arguments.push_back("-I" + (folder / kShimFolder / "stubs").string());
-  for (const std::string& other : options.include_folders) arguments.push_back("-I" + other);
-  for (const std::string& define : options.defines) arguments.push_back("-D" + define);
-  return arguments;
-}
-
-std::vector<std::string> CompilerArguments(const std::string& clang, const fs::path& folder,
-                                           const CompileOptions& options) {
-  std::vector<std::string> arguments = {clang};
-  arguments.insert(arguments.end(), kCompileFlags.begin(), kCompileFlags.end());
-#if defined(__x86_64__)
-  // Conversions of half as one instruction each, with the results of the functions they are else.
-  if (__builtin_cpu_supports("f16c") != 0) arguments.emplace_back("-mf16c");
-#endif
-  if (options.fast_math) {
-    arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());
-  }
-  arguments.push_back(fmt::format("-D__METAL_VERSION__={}", options.msl_version));
-  arguments.insert(arguments.end(),
-                   {"-include", (folder / kShimFolder / "msl.h").string(), "-I" + folder.string()});
-  return arguments;
 }
 
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
@@ -148,39 +56,29 @@ std::string PlaceOf(std::string_view line, const std::string& shim) {
 
 }  // namespace
 
-Status MetalProgram::CheckCompiler() { return FindClang().status(); }
-
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& source,
                                                             const CompileOptions& options) {
-  std::error_code missing;
-  if (!fs::is_regular_file(source, missing)) {
-    return Status(Code::kIo, source.string() + ": no such file");
-  }
-  MARLIN_ASSIGN_OR_RETURN(const std::string clang, FindClang());
-  std::unique_ptr<MetalProgram> program(new MetalProgram());
-  MARLIN_ASSIGN_OR_RETURN(program->folder_, MakeTemporaryFolder());
-  const fs::path& folder = program->folder_;
-  for (const ShimFile& file : ShimFiles()) {
-    MARLIN_RETURN_IF_ERROR(WriteText(folder / kShimFolder / file.path, file.text));
-  }
-  std::vector<std::string> arguments = PreprocessorArguments(clang, folder, options);
-  arguments.push_back(source.string());
-  MARLIN_ASSIGN_OR_RETURN(std::string preprocessed, RunCompiler(arguments));
-  MARLIN_ASSIGN_OR_RETURN(const RewrittenSource rewritten, RewriteMetal(WithoutUnrolling(std::move(preprocessed))));
-  const fs::path text = folder / "kernels.cc";
-  MARLIN_RETURN_IF_ERROR(WriteText(text, rewritten.text));
-  program->library_ = folder / "kernels.so";
-  arguments = CompilerArguments(clang, folder, options);
+  MARLIN_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make());
+  MARLIN_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
+  MARLIN_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
+                          RewriteMetal(WithoutUnrolling(std::move(preprocessed))));
+  MARLIN_ASSIGN_OR_RETURN(const fs::path text, compiler.Write("kernels.cc", rewritten.text));
+  std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
+  std::vector<std::string> arguments = CompilerArguments(program->compiler_, options);
   arguments.insert(arguments.end(), {text.string(), "-o", program->library_.string()});
-  MARLIN_RETURN_IF_ERROR(RunCompiler(arguments).status());
+  MARLIN_ASSIGN_OR_RETURN(const ChildOutput output, program->compiler_.Run(std::move(arguments)));
+  if (output.exit_code != 0) {
+    return Status(Code::kInvalidArgument, MetalCompiler::FirstError(output.error));
+  }
   MARLIN_RETURN_IF_ERROR(program->Load());
   return program;
 }
 
+MetalProgram::MetalProgram(MetalCompiler compiler)
+    : compiler_(std::move(compiler)), library_(compiler_.folder() / "kernels.so") {}
+
 MetalProgram::~MetalProgram() {
   if (handle_ != nullptr) dlclose(handle_);
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
 Status MetalProgram::Load() {
@@ -274,7 +172,7 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
   if (!output.ok()) return places;
   std::istringstream lines(output->out);
   std::string line;
-  const std::string shim = (folder_ / kShimFolder).string();
+  const std::string shim = compiler_.shim().string();
   size_t next = 0;
   while (std::getline(lines, line)) {
     if (line.starts_with("0x")) {

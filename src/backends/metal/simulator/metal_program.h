@@ -10,25 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "backends/metal/simulator/metal_compiler.h"
 #include "backends/metal/simulator/shim/abi.h"
 #include "marlin/status.h"
 
 namespace marlin::metal::simulator {
-
-struct CompileOptions {
-  std::vector<std::string> defines;          ///< "NAME" or "NAME=VALUE".
-  std::vector<std::string> include_folders;  ///< Behind the source's own folder.
-  int msl_version = 310;                     ///< 310: MSL 3.1.
-  bool fast_math = false;
-};
 
 /// Values of [[function_constant(index)]], as their bytes.
 using ConstantValues = std::map<int, std::vector<uint8_t>>;
 
 class MetalProgram {
  public:
-  /// Whether Compile can work here. Errors: kUnsupported (no clang that is new enough).
-  static Status CheckCompiler();
   /// Compiles the kernels of a file, which takes seconds. Errors: kIo (no such file), kUnsupported
   /// (no clang that is new enough; MARLIN_METAL_CLANG may name one), kInvalidArgument with the
   /// first message of the compiler, "file.metal:12:3: ...".
@@ -52,10 +44,10 @@ class MetalProgram {
   const std::vector<std::pair<const void*, const void*>>& ranges() const { return ranges_; }
 
  private:
-  MetalProgram() = default;
+  explicit MetalProgram(MetalCompiler compiler);
   Status Load();
 
-  std::filesystem::path folder_;  ///< Temporary, with all that the compiler needs and makes.
+  MetalCompiler compiler_;  ///< Holds the folder that the library is in.
   std::filesystem::path library_;
   void* handle_ = nullptr;
   const metal_sim::Module* module_ = nullptr;

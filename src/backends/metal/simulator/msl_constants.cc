@@ -141,13 +141,11 @@ class ConstantRewriter {
     entries_.push_back({*index, declaration.scope + std::string(name),
                         source_.Spell(variable->type, variable->name)});
     constants_.insert(name);
-    ReplaceSpecifiers(*variable, "extern const");
-    source_.Replace(variable->name,
-                    fmt::format("{} __asm__(\"metal_sim_constant_{}\")", name, *index));
-    source_.Replace(
-        declaration.stop,
-        fmt::format("; extern const bool {}__defined __asm__(\"metal_sim_defined_{}\");", name,
-                    *index));
+    ReplaceSpecifiers(*variable, "extern constant");
+    source_.Replace(variable->name, fmt::format("{} METAL_SIM_SYMBOL(constant, {})", name, *index));
+    source_.Replace(declaration.stop,
+                    fmt::format("; extern constant bool {}__defined METAL_SIM_SYMBOL(defined, {});",
+                                name, *index));
     return Status();
   }
 

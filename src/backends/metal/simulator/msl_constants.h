@@ -12,9 +12,9 @@
 namespace marlin::metal::simulator {
 
 /// Rewrites the constants among `declarations`:
-///  - `constant T x [[function_constant(3)]];` becomes `extern const T x; extern const bool
-///    x__defined;`, to the compiler constants of unknown value: it reads them once, and nothing
-///    checks that. ConstantEntry's are to be defined as the symbols that they are declared with;
+///  - `constant T x [[function_constant(3)]];` becomes `extern constant T x; extern constant bool
+///    x__defined;` with symbols of their own, so that the compiler takes them for constants of
+///    unknown value: it reads them once, and no check is made of that;
 ///  - `constant T y = x + 1;` becomes `static inline T y__value() { return x + 1; }`, and later
 ///    uses of `y` become `y__value()`.
 /// Constants that no function constant goes into are left alone.

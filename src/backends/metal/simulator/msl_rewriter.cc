@@ -7,7 +7,9 @@
 #include <iterator>
 #include <utility>
 
+#include "backends/metal/simulator/msl_address_spaces.h"
 #include "backends/metal/simulator/msl_constants.h"
+#include "backends/metal/simulator/msl_constructors.h"
 #include "backends/metal/simulator/msl_declarations.h"
 #include "backends/metal/simulator/msl_kernels.h"
 #include "backends/metal/simulator/msl_source.h"
@@ -135,6 +137,17 @@ std::string ModuleText(const std::vector<KernelEntry>& kernels,
   return text;
 }
 
+/// The end of a text that is only checked: it uses every kernel, so that templates are
+/// instantiated.
+std::string UsesText(const std::vector<KernelEntry>& kernels) {
+  std::string text = "\n#line 1 \"metal_sim_module\"\n";
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    text += fmt::format("static auto metal_sim_use_{}() {{ {}return &::metal_sim_program::{}; }}\n",
+                        i, UsingDirective(kernels[i].expression), kernels[i].expression);
+  }
+  return text + "}  // namespace metal_sim_program\n";
+}
+
 /// Ends the program's namespace around one `namespace metal`, so that what the source adds to the
 /// language's names comes to the shim's. There, too, the program's own names are known.
 Status LiftNamespace(MslSource& source, size_t keyword) {
@@ -166,7 +179,7 @@ Status LiftNamespaces(MslSource& source) {
 
 }  // namespace
 
-Result<RewrittenSource> RewriteMetal(std::string_view preprocessed) {
+Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpose purpose) {
   MARLIN_ASSIGN_OR_RETURN(MslSource source, MslSource::Parse(preprocessed));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<Declaration> declarations, ListDeclarations(source));
   MARLIN_RETURN_IF_ERROR(LiftNamespaces(source));
@@ -174,10 +187,15 @@ Result<RewrittenSource> RewriteMetal(std::string_view preprocessed) {
   MARLIN_ASSIGN_OR_RETURN(result.kernels, CollectKernels(source, declarations));
   MARLIN_ASSIGN_OR_RETURN(result.constants, RewriteConstants(source, declarations));
   MARLIN_RETURN_IF_ERROR(RewriteThreadgroupVariables(source));
+  const bool runs = purpose == RewritePurpose::kRun;
+  if (!runs) {
+    result.without_space = FindPointersWithoutSpace(source);
+    RewriteConstructors(source);
+  }
   // The line that opens the namespace is in front of the source's first.
   result.text = "namespace metal_sim_program {\n#line 1\n";
   result.text += source.Print();
-  result.text += ModuleText(result.kernels, result.constants);
+  result.text += runs ? ModuleText(result.kernels, result.constants) : UsesText(result.kernels);
   return result;
 }
 

@@ -34,10 +34,19 @@ struct ConstantEntry {
   std::string type;
 };
 
+/// What the text is compiled for.
+enum class RewritePurpose : uint8_t {
+  kRun,        ///< By shim/msl.h; at its end stands the table of shim/abi.h.
+  kTypeCheck,  ///< By shim/type_check.h: constructors of vectors are rewritten, too.
+};
+
 struct RewrittenSource {
-  std::string text;  ///< C++ for the shim, with the table of shim/abi.h at its end.
+  std::string text;
   std::vector<KernelEntry> kernels;
   std::vector<ConstantEntry> constants;
+  /// With kTypeCheck: pointers and references of functions that name no address space,
+  /// "file.metal:12: ..." each.
+  std::vector<std::string> without_space;
 };
 
 /// `preprocessed` is the output of `clang++ -E` on a Metal source (line markers kept; comments and
@@ -51,6 +60,7 @@ struct RewrittenSource {
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
 /// Errors: kInvalidArgument, "file.metal:12: ...", for what breaks Metal's rules for kernels and
 /// for what the simulator cannot run.
-Result<RewrittenSource> RewriteMetal(std::string_view preprocessed);
+Result<RewrittenSource> RewriteMetal(std::string_view preprocessed,
+                                     RewritePurpose purpose = RewritePurpose::kRun);
 
 }  // namespace marlin::metal::simulator

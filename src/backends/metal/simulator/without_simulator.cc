@@ -1,6 +1,7 @@
 // Builds without the simulator: everything says so.
 #include "backends/metal/simulator/launch.h"
 #include "backends/metal/simulator/metal_program.h"
+#include "backends/metal/simulator/type_check.h"
 
 namespace marlin::metal::simulator {
 namespace {
@@ -12,7 +13,13 @@ Status NotBuilt() {
 
 }  // namespace
 
-Status MetalProgram::CheckCompiler() { return NotBuilt(); }
+MetalCompiler::~MetalCompiler() = default;
+Status MetalCompiler::Check() { return NotBuilt(); }
+
+Result<std::vector<std::string>> TypeCheck(const std::filesystem::path&, const CompileOptions&) {
+  return NotBuilt();
+}
+
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesystem::path&,
                                                             const CompileOptions&) {
   return NotBuilt();

@@ -5,80 +5,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "backends/metal/simulator/launch.h"
 #include "base/scalars.h"
+#include "metal_program_fixture.h"
 
 namespace marlin::metal::simulator {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-class MetalProgramTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    path_ = std::filesystem::path(::testing::TempDir()) / "sample.metal";
-    ASSERT_NO_FATAL_FAILURE(Write("kernel void nothing() {}"));
-    static const Status compiled = MetalProgram::Compile(path_, {}).status();
-    if (compiled.code() == Code::kUnsupported) GTEST_SKIP() << compiled.message();
-  }
-
-  void Write(std::string_view text) {
-    std::ofstream file(path_);
-    file << "#include <metal_stdlib>\nusing namespace metal;\n" << text;
-    ASSERT_TRUE(file.good());
-  }
-
-  /// Compiles a source, whose text begins in line 3.
-  void Compile(std::string_view text, const CompileOptions& options = {}) {
-    ASSERT_NO_FATAL_FAILURE(Write(text));
-    auto compiled = MetalProgram::Compile(path_, options);
-    ASSERT_TRUE(compiled.ok()) << compiled.status().message();
-    program_ = std::move(*compiled);
-  }
-
-  template <typename T>
-  static void Bind(int index, std::vector<T>* data, Launch* launch) {
-    launch->buffers[index] = {data->data(), static_cast<int64_t>(data->size() * sizeof(T)), false,
-                              true, "buffer(" + std::to_string(index) + ")"};
-  }
-
-  Report Run(const std::string& kernel, Launch launch, uint64_t seed = 0) {
-    launch.program_ranges = program_->ranges();
-    const auto found = program_->Find(kernel);
-    EXPECT_TRUE(found.ok()) << found.status().message();
-    if (!found.ok()) return {};
-    SimulationOptions options;
-    options.seed = seed;
-    options.preemption = seed == 0 ? 0 : 0.05;
-    auto report = Simulate(**found, launch, options);
-    EXPECT_TRUE(report.ok()) << report.status().message();
-    return report.ok() ? std::move(*report) : Report();
-  }
-
-  /// "race sample.metal:10 sample.metal:10" of every finding.
-  std::vector<std::string> Places(const Report& report) {
-    std::vector<std::string> lines;
-    for (const Finding& finding : report.findings) {
-      const std::vector<std::string> places = program_->Locate({finding.site, finding.other_site});
-      lines.push_back(std::string(FindingKindName(finding.kind)) + " " + places[0] + " " +
-                      places[1]);
-    }
-    return lines;
-  }
-
-  std::filesystem::path path_;
-  std::unique_ptr<MetalProgram> program_;
-};
 
 constexpr std::string_view kSum = R"(
 kernel void sum(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
@@ -98,12 +38,6 @@ CompileOptions WithBarrier(const std::string& barrier) {
   CompileOptions options;
   options.defines = {"BARRIER=" + barrier};
   return options;
-}
-
-Launch OneThreadgroup(uint32_t threads) {
-  Launch launch;
-  launch.threads_per_threadgroup = {threads, 1, 1};
-  return launch;
 }
 
 TEST_F(MetalProgramTest, SumsInThreadgroupMemory) {

@@ -318,9 +318,8 @@ TEST(MslRewriter, LeavesThreadgroupPointersAlone) {
 
 /// What the declaration of a function constant becomes.
 std::string Declared(const std::string& type, const std::string& name, const std::string& index) {
-  return "extern const " + type + " " + name + " __asm__(\"metal_sim_constant_" + index +
-         "\") ; extern const bool " + name + "__defined __asm__(\"metal_sim_defined_" + index +
-         "\");";
+  return "extern constant " + type + " " + name + " METAL_SIM_SYMBOL(constant, " + index +
+         ") ; extern constant bool " + name + "__defined METAL_SIM_SYMBOL(defined, " + index + ");";
 }
 
 TEST(MslRewriter, FunctionConstantsBecomeVariables) {

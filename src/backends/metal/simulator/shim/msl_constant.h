@@ -5,18 +5,15 @@
 
 #include "backends/metal/simulator/shim/msl_runtime.h"
 
-/// Storage for function constant INDEX and for whether it is defined, under the names that the
-/// rewriter declares them with. In assembly: to the compiler they must be another library's.
-#define METAL_SIM_CONSTANT_STORAGE(INDEX)                                        \
-  asm(".pushsection .bss.metal_sim, \"aw\", @nobits\n"                           \
-      ".balign 64\n"                                                             \
-      ".globl metal_sim_constant_" #INDEX "\n.hidden metal_sim_constant_" #INDEX \
-      "\nmetal_sim_constant_" #INDEX                                             \
-      ": .zero 64\n"                                                             \
-      ".globl metal_sim_defined_" #INDEX "\n.hidden metal_sim_defined_" #INDEX   \
-      "\nmetal_sim_defined_" #INDEX                                              \
-      ": .zero 64\n"                                                             \
-      ".popsection");
+/// The names that the rewriter declares function constant INDEX, and whether it is defined, with.
+#define METAL_SIM_SYMBOL(KIND, INDEX) __asm__("metal_sim_" #KIND "_" #INDEX)
+
+/// Storage for them. In assembly: to the compiler they must be another library's.
+#define METAL_SIM_STORAGE(SYMBOL) ".globl " SYMBOL "\n.hidden " SYMBOL "\n" SYMBOL ": .zero 64\n"
+#define METAL_SIM_CONSTANT_STORAGE(INDEX)                            \
+  asm(".pushsection .bss.metal_sim, \"aw\", @nobits\n"               \
+      ".balign 64\n" METAL_SIM_STORAGE("metal_sim_constant_" #INDEX) \
+          METAL_SIM_STORAGE("metal_sim_defined_" #INDEX) ".popsection");
 
 namespace metal_sim {
 

@@ -1,0 +1,113 @@
+#include "backends/metal/simulator/msl_address_spaces.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "backends/metal/simulator/msl_declarations.h"
+
+namespace marlin::metal::simulator {
+namespace {
+
+constexpr size_t kNone = MslSource::kNone;
+
+bool IsOneOf(const MslSource& source, size_t index, std::initializer_list<std::string_view> words) {
+  for (const std::string_view word : words) {
+    if (source.Is(index, word)) return true;
+  }
+  return false;
+}
+
+bool IsSpace(const MslSource& source, size_t index) {
+  return IsOneOf(source, index, {"device", "constant", "thread", "threadgroup"});
+}
+
+/// Whether the parentheses at `open` are the parameters of a function that is defined there.
+bool AreParameters(const MslSource& source, size_t open) {
+  if (!source.Is(open, "(")) return false;
+  const size_t around = source.Enclosing(open);
+  if (around != kNone) {
+    if (!source.Is(around, "{")) return false;
+    const BraceKind kind = KindOfBrace(source, around);
+    if (kind != BraceKind::kNamespace && kind != BraceKind::kType) return false;
+  }
+  const size_t behind = source.Partner(open) + 1;
+  return IsSpace(source, behind) || IsOneOf(source, behind, {"{", "const", "noexcept", "->", ":"});
+}
+
+class PointerFinder {
+ public:
+  explicit PointerFinder(const MslSource& source) : source_(source) {}
+
+  std::vector<std::string> Run() {
+    for (size_t i = 0; i < source_.size(); ++i) {
+      if (AreParameters(source_, i)) CheckParameters(i);
+      CheckVariable(i);
+    }
+    return std::move(findings_);
+  }
+
+ private:
+  void CheckParameters(size_t open) {
+    const size_t close = source_.Partner(open);
+    size_t first = open + 1;
+    for (size_t i = first; i <= close; ++i) {
+      if (i == close || source_.Is(i, ",")) {
+        CheckParameter(first, i);
+        first = i + 1;
+      } else if (source_.Partner(i) > i) {
+        i = source_.Partner(i);
+      } else if (source_.Is(i, "<") && source_.ClosingAngle(i, close) != kNone) {
+        i = source_.ClosingAngle(i, close);
+      }
+    }
+  }
+
+  /// The parameter [first, end): a default argument, behind `=`, is not looked at.
+  void CheckParameter(size_t first, size_t end) {
+    bool pointer = false;
+    for (size_t i = first; i < end && !source_.Is(i, "="); ++i) {
+      if (IsSpace(source_, i)) return;
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
+      if (angle != kNone) i = angle;
+      pointer = pointer || IsOneOf(source_, i, {"*", "&"});
+    }
+    if (pointer) Add(first, end);
+  }
+
+  /// `float* x` and the like at the start of a statement.
+  void CheckVariable(size_t index) {
+    const bool starts =
+        IsOneOf(source_, index - 1, {";", "{", "}"}) ||
+        (source_.Is(index - 1, "const") && IsOneOf(source_, index - 2, {";", "{", "}"}));
+    if (!starts || !IsOneOf(source_, index + 1, {"*", "&"}) || !IsBuiltIn(source_.Text(index))) {
+      return;
+    }
+    if (source_.IsIdentifier(index + 2) && !IsSpace(source_, index + 2)) Add(index, index + 3);
+  }
+
+  static bool IsBuiltIn(std::string_view name) {
+    if (!name.empty() && name.back() >= '2' && name.back() <= '4') name.remove_suffix(1);
+    for (const std::string_view scalar : {"bool", "char", "uchar", "short", "ushort", "int", "uint",
+                                          "long", "ulong", "half", "bfloat", "float"}) {
+      if (name == scalar) return true;
+    }
+    return false;
+  }
+
+  void Add(size_t first, size_t end) {
+    findings_.push_back(fmt::format("{}: '{}' names no address space", source_.Location(first),
+                                    source_.Spell(first, end)));
+  }
+
+  const MslSource& source_;
+  std::vector<std::string> findings_;
+};
+
+}  // namespace
+
+std::vector<std::string> FindPointersWithoutSpace(const MslSource& source) {
+  return PointerFinder(source).Run();
+}
+
+}  // namespace marlin::metal::simulator

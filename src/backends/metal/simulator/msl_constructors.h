@@ -1,0 +1,14 @@
+// Constructors of vectors for a compiler that has vectors and no such constructors (clang's OpenCL
+// C++, which checks address spaces). Knows nothing of what is constructed.
+#pragma once
+
+#include "backends/metal/simulator/msl_source.h"
+
+namespace marlin::metal::simulator {
+
+/// `half4(x)` becomes `::metal_sim::Make<half4>(x)`, which converts or repeats x, and `half4(x, y)`
+/// the literal `((half4)(x, y))`. A type is known by its name: that of a vector, vec<T, N>, or one
+/// that the source declares (`using`, `typedef`) for a vector.
+void RewriteConstructors(MslSource& source);
+
+}  // namespace marlin::metal::simulator
