@@ -54,7 +54,7 @@ metal_types() {
   }
   for file in $files; do
     build/bin/metal-marlin metal-sim "$file" --type-check --include include --include src \
-      --include build/generated || failed=1
+      --include build/generated --include src/backends/metal/kernels4/declarations || failed=1
   done
   return "$failed"
 }
