@@ -59,7 +59,7 @@ GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedSt
   made.a_stride = desc.k;
   made.c_stride = desc.gated ? desc.n / 2 : desc.n;
   // Addresses are the framework's affair; here one says that there is a bias.
-  if (call.has_bias) made.epilogue.bias = weights.codes(call.expert).data;
+  if (call.has_bias) made.epilogue.bias = &call;
   made.epilogue.bias_type = call.bias_type;
   made.epilogue.activation = call.activation;
   made.epilogue.gated = call.gated;
@@ -91,7 +91,7 @@ Result<ForeignKernel> Describe(const KernelLaunch& launch) {
 
 }  // namespace
 
-Result<std::shared_ptr<const PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
+Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   ThreadPool pool(0);
   return PreparedStrips::Make(weights, nullptr, std::make_shared<HostMemory>(), pool);

@@ -16,7 +16,7 @@ namespace marlin::metal {
 
 /// Weights in the layout of Metal's kernels, in this machine's memory and without a device.
 /// Errors: kInvalidArgument, kOutOfMemory.
-Result<std::shared_ptr<const PreparedStrips>> PrepareForeign(const QuantizedWeights& weights);
+Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights);
 
 /// A product of `m` contiguous rows.
 struct ForeignCall {
