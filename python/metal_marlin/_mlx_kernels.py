@@ -8,13 +8,15 @@ is compiled with shapeless=True must not have one in it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from . import _core
-from ._arrays import dtype_name, options
+from ._arrays import check_float, dtype_name, options
 from ._core import QuantizedWeights
 from .errors import InvalidArgumentError
 
@@ -46,22 +48,31 @@ class _Kernel:
         self._run = _metal_kernel(plan)
         self._roles = [role for _, role in plan.inputs]
         self._parameters = mx.array(plan.parameters)
-        self._partial = plan.partial
+        self._partial, self._output_bytes = plan.partial, plan.output_bytes
         arguments = [(n, _TYPES.get(v) or int(v)) for n, v in plan.template_arguments]
         self._options = {
             "template": arguments + plan.distinctions,
             "grid": plan.grid,
             "threadgroup": plan.threadgroup,
-            "output_shapes": [(plan.output_elements,)],
             "init_value": 0 if plan.cleared else None,
         }
 
     def __call__(self, arrays: dict[str, mx.array], dtype: mx.Dtype) -> mx.array:
         bound = {**arrays, "parameters": self._parameters}
         # What a product does not have is bound to something that is not read.
-        inputs = [bound.get(role, bound["codes"]) for role in self._roles]
-        types = [mx.float32 if self._partial else dtype]
-        return self._run(inputs=inputs, output_dtypes=types, **self._options)[0]
+        inputs = [bound.get(role, bound["input"]) for role in self._roles]
+        made = mx.float32 if self._partial else dtype
+        shape = (self._output_bytes // made.size,)
+        return self._run(
+            inputs=inputs, output_shapes=[shape], output_dtypes=[made], **self._options
+        )[0]
+
+
+def check_input(x: mx.array, k: int) -> None:
+    """Raises InvalidArgumentError for what no product takes."""
+    check_float("x", x)
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise InvalidArgumentError(f"x: expected [..., {k}], got {list(x.shape)}")
 
 
 def _at_least(array: mx.array) -> mx.array:
@@ -77,10 +88,31 @@ def _row(stack: mx.array, expert: int) -> mx.array:
     return stack[row : row + 1].reshape(-1)
 
 
+def run_plan(plan: _core.MetalKernel, x: mx.array) -> mx.array:
+    """One kernel that has one array of float32 beside its parameters."""
+    return _Kernel(plan)({"input": x}, mx.float32)
+
+
+@functools.cache
+def self_test() -> dict[str, Any]:
+    """What MLX's GPU does that the kernels rely on: {"known_fragments", "wrong"}; asked once."""
+
+    def run(plan: _core.MetalKernel, data: np.ndarray) -> np.ndarray:
+        return np.array(run_plan(plan, mx.array(data)))
+
+    return dict(_core.metal_self_test(run))
+
+
 class MetalWeights:
     """Weights in the layout of Metal's kernels, as MLX's arrays; copied once, here."""
 
-    def __init__(self, weights: QuantizedWeights) -> None:
+    def __init__(self, weights: QuantizedWeights, **device: Any) -> None:
+        """`device` replaces what is assumed of the GPU, cores, and what it is asked:
+        known_fragments."""
+        # Asked now: nothing can be evaluated while a function is traced.
+        if "known_fragments" not in device:
+            device["known_fragments"] = self_test()["known_fragments"]
+        self._device = device
         self._strips = _core.MetalStrips(weights)
         parts = self._strips.take_arrays()
         self._parts = {name: mx.array(part) for name, part in parts.items()}
@@ -108,15 +140,15 @@ class MetalWeights:
         gated: bool = False,
         batch_invariant: bool = False,
         kernel: str = "",
-        known_fragments: bool | None = None,
     ) -> mx.array:
         """x [..., K] times the weights: [..., N], or [..., N/2] when gated, in x's type."""
+        check_input(x, self.k)
         if not 0 <= expert < self.experts:
             raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
         columns = self.n // 2 if gated else self.n
         shape = (*x.shape[:-1], columns)
-        m = x.size // self.k if self.k else x.reshape(-1, 1).shape[0]
-        if 0 in (m, self.n):
+        m = math.prod(x.shape[:-1])
+        if 0 in (m, columns):
             return mx.zeros(shape, x.dtype)
         kernels = self._plan(
             m=m,
@@ -127,7 +159,7 @@ class MetalWeights:
             gated=gated,
             batch_invariant=batch_invariant,
             kernel=kernel,
-            known_fragments=known_fragments,
+            **self._device,
         )
         arrays = {name: _row(part, expert) for name, part in self._parts.items()}
         arrays["input"] = _at_least(x)
@@ -139,4 +171,4 @@ class MetalWeights:
         return out.reshape(shape)
 
 
-__all__ = ["MetalWeights"]
+__all__ = ["MetalWeights", "check_input", "self_test"]

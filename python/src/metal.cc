@@ -7,12 +7,14 @@
 
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backends/metal/foreign_product.h"
+#include "backends/metal/self_test.h"
 #include "core.h"
 
 namespace marlin::python {
@@ -119,6 +121,58 @@ std::vector<metal::ForeignKernel> PlanCall(const MetalStrips& weights, const Met
   return Take(metal::PlanForeign(*weights.strips, product, {call.cores, call.known_fragments}));
 }
 
+/// Lets a Python function run launches: run(kernel, input) -> the output, both as arrays.
+class PythonDriver final : public metal::Driver {
+ public:
+  explicit PythonDriver(nb::callable run) : run_(std::move(run)) {}
+  metal::DriverInfo Info() const override { return {"python", "python", {}}; }
+  metal::DeviceShape Shape() const override { return {}; }
+
+  Status Run(std::span<const metal::KernelLaunch> launches, void* /*stream*/) override {
+    for (const metal::KernelLaunch& launch : launches) {
+      const nb::object kernel = nb::cast(Take(metal::DescribeForeign(launch)));
+      RunOne(launch, kernel);
+    }
+    return Status();
+  }
+  Status Synchronize(void* /*stream*/) override { return Status(); }
+  bool calls_block() const override { return true; }
+  Result<void*> Allocate(int64_t bytes) override {
+    memory_.resize(static_cast<size_t>(bytes) / sizeof(double) + 1);
+    return static_cast<void*>(memory_.data());
+  }
+  void Free(void* /*data*/) override {}
+
+ private:
+  void RunOne(const metal::KernelLaunch& launch, const nb::object& kernel) {
+    nb::object result;
+    for (const metal::KernelBuffer& buffer : launch.buffers) {
+      if (buffer.written) continue;
+      const nb::bytes bytes(buffer.data, static_cast<size_t>(buffer.bytes));
+      result = run_(kernel, nb::module_::import_("numpy").attr("frombuffer")(bytes, "float32"));
+    }
+    const auto array = nb::cast<Array>(result);
+    for (const metal::KernelBuffer& buffer : launch.buffers) {
+      if (buffer.written && static_cast<size_t>(buffer.bytes) == array.nbytes()) {
+        std::memcpy(const_cast<void*>(buffer.data), array.data(), array.nbytes());
+      }
+    }
+  }
+
+  nb::callable run_;
+  std::vector<double> memory_;
+};
+
+/// What the GPU does that no document promises.
+nb::dict SelfTestOf(const nb::callable& run) {
+  PythonDriver driver(run);
+  const metal::SelfTest result = Take(metal::RunSelfTest(driver));
+  nb::dict dict;
+  dict["known_fragments"] = result.known_fragments;
+  dict["wrong"] = result.Wrong();
+  return dict;
+}
+
 void BindKernels(nb::module_& module) {
   using Kernel = metal::ForeignKernel;
   nb::class_<Kernel>(module, "MetalKernel",
@@ -133,7 +187,7 @@ void BindKernels(nb::module_& module) {
               "Names and values of the constants that the header was made for.")
       .def_prop_ro("inputs", &InputsOf, "Names, and what is bound to them.")
       .def_prop_ro("output", &OutputOf, "The name of the output.")
-      .def_ro("output_elements", &Kernel::output_elements)
+      .def_ro("output_bytes", &Kernel::output_bytes)
       .def_ro("partial", &Kernel::partial, "The output is float32, for the kernel behind this one.")
       .def_ro("cleared", &Kernel::cleared, "The output must hold zeros before.")
       .def_prop_ro("grid",
@@ -161,6 +215,9 @@ void BindKernels(nb::module_& module) {
 
 void BindMetal(nb::module_& module) {
   BindKernels(module);
+  module.def("metal_self_test", &SelfTestOf, nb::arg("run"),
+             "Asks a GPU what kernels rely on, with the help of run(kernel, input), which returns "
+             "the output (float32). \"wrong\" says why no kernel may run; empty: they may.");
   nb::class_<MetalStrips>(module, "MetalStrips",
                           "Weights in the layout of the kernels of Apple GPUs, in this machine's "
                           "memory.")

@@ -42,9 +42,12 @@ struct ForeignKernel {
   std::array<int64_t, 3> grid{1, 1, 1};  ///< Threads in all.
   int64_t threads = 32;                  ///< Of a threadgroup, along the first dimension.
   bool partial = false;                  ///< Makes partial sums, float32, for the kernel behind it.
-  int64_t output_elements = 0;
+  int64_t output_bytes = 0;
   bool cleared = false;  ///< The output must hold zeros before.
 };
+
+/// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
+Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);
 
 /// The kernels of a product whose m, n and k are not 0, one after the other. Errors:
 /// kInvalidArgument (a name), kUnsupported (with the reasons of all kernels).
