@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,10 @@ def pack_u4_weights(weight: Any, group_size: int = 128) -> tuple[Any, Any, Any]:
     return tuple(like_kind(weight, a) for a in (packed.codes, packed.scales, packed.zeros))
 
 
-def _from_parts(
+def from_parts(
     packed: Any, scales: Any, group_size: int, zeros: Any, format: str, k: int | None
 ) -> QuantizedWeights:
+    """Quantized weights of packed arrays; K follows from the words unless given."""
     bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
     words = packed if kind_of(packed) in ("torch", "cupy") else np.asarray(packed)
     width = bits.get(format, 8)
@@ -109,7 +111,7 @@ def unpack_weights(
     k: int | None = None,
 ) -> Any:
     """Packed words [.., N] back to float32 [K, N]. K follows from the words unless given."""
-    weights = _from_parts(packed, scales, group_size, zeros, format, k)
+    weights = from_parts(packed, scales, group_size, zeros, format, k)
     return like_kind(packed, dequantize(weights))
 
 
@@ -183,24 +185,23 @@ def matmul(
         return run_into(x, (*x.shape[:-1], columns), write)
 
 
-_prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], PreparedWeights]] = {}
+_prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Any]] = {}
 
 
-def _prepare_cached(
-    arrays: list[Any], key: tuple[Any, ...], make: Any, device: str
-) -> PreparedWeights:
-    """Prepared weights of packed arrays that are still alive; changes in place are not seen."""
-    key = (*(id(a) for a in arrays), *key, device)
+def remember(arrays: list[Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What make() makes of packed arrays, made once while they live; changes in place are not
+    seen."""
+    key = (*(id(a) for a in arrays), *key)
     found = _prepared.get(key)
     if found is not None and all(ref() is a for ref, a in zip(found[0], arrays, strict=True)):
         return found[1]
-    prepared = prepare(make(), device)
+    made = make()
     try:
         refs = [weakref.ref(a, lambda _: _prepared.pop(key, None)) for a in arrays]
     except TypeError:
-        return prepared
-    _prepared[key] = (refs, prepared)
-    return prepared
+        return made
+    _prepared[key] = (refs, made)
+    return made
 
 
 def quantized_linear(
@@ -219,10 +220,10 @@ def quantized_linear(
     """
     check_float("x", x)
     arrays = [packed, scales] if zeros is None else [packed, scales, zeros]
-    weights = _prepare_cached(
+    k, device = int(x.shape[-1]), device_name(x)
+    weights = remember(
         arrays,
-        (group_size, format, int(x.shape[-1])),
-        lambda: _from_parts(packed, scales, group_size, zeros, format, int(x.shape[-1])),
-        device_name(x),
+        (group_size, format, k, device),
+        lambda: prepare(from_parts(packed, scales, group_size, zeros, format, k), device),
     )
     return matmul(x, weights, bias)

@@ -1,31 +1,99 @@
-"""MLX: a linear layer with quantized weights, on MLX's CPU device in this build.
+"""MLX: linear layers with quantized weights, on the device that is MLX's default when they are made.
 
-The kernels of Apple GPUs come with the Metal backend; until then the product runs on the CPU
-whatever the default device is, and arrays are copied in and out of it.
+Products take one of three paths; `backend()` says which and why:
+
+- "extension": a primitive of MLX in C++ (metal_marlin._mlx), built for the version of MLX that is
+  installed; on the CPU without copies, on Apple GPUs with MLX's own encoder;
+- "metal_kernel": mx.fast.metal_kernel, on Apple GPUs, without anything built;
+- "copies": the CPU, with arrays copied in and out through NumPy.
 """
 
 from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from . import _core, linear
+from . import _mlx_extension, linear
 from ._core import QuantizedWeights
+from ._mlx_kernels import MetalWeights, check_input, self_test
 from .errors import InvalidArgumentError, UnsupportedError
 
-_FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+_PATHS = ("extension", "metal_kernel", "copies")
 
 
-def _matmul(x: mx.array, prepared: _core.PreparedWeights, expert: int = 0) -> mx.array:
-    if x.dtype not in _FLOATS:
-        raise InvalidArgumentError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
-    if x.ndim < 1 or x.shape[-1] != prepared.k:
-        raise InvalidArgumentError(f"x: expected [..., {prepared.k}], got {list(x.shape)}")
-    # bfloat16 has no NumPy type, and every bfloat16 is a float32.
-    rows = np.array(x.astype(mx.float32)).reshape(-1, prepared.k)
-    y = linear.matmul(rows, prepared, expert=expert)
-    return mx.array(y.reshape(*x.shape[:-1], prepared.n)).astype(x.dtype)
+class Backend(NamedTuple):
+    """How products run."""
+
+    name: str
+    reason: str
+
+
+class _Weights(Protocol):
+    """Weights that one of the paths has prepared."""
+
+    def matmul(
+        self, x: mx.array, bias: mx.array | None = None, *, expert: int = 0
+    ) -> mx.array: ...
+
+
+class _CopiedWeights:
+    """Weights for the CPU; arrays are copied in and out of the product."""
+
+    def __init__(self, weights: QuantizedWeights) -> None:
+        self._prepared = linear.prepare(weights)
+
+    def matmul(
+        self, x: mx.array, bias: mx.array | None = None, *, expert: int = 0
+    ) -> mx.array:
+        prepared = self._prepared
+        check_input(x, prepared.k)
+        # bfloat16 has no NumPy type, and every bfloat16 is a float32.
+        rows = np.array(x.astype(mx.float32)).reshape(-1, prepared.k)
+        added = None if bias is None else np.array(bias.astype(mx.float32))
+        y = linear.matmul(rows, prepared, added, expert=expert)
+        return mx.array(y.reshape(*x.shape[:-1], prepared.n)).astype(x.dtype)
+
+
+def _on_metal() -> bool:
+    return bool(mx.default_device() == mx.gpu and mx.metal.is_available())
+
+
+def backend() -> Backend:
+    """The path of layers that are made now, on MLX's default device, and what speaks against
+    better ones. MARLIN_MLX=extension, metal_kernel or copies asks for one."""
+    asked = os.environ.get("MARLIN_MLX", "")
+    if asked not in ("", *_PATHS):
+        raise InvalidArgumentError(f"MARLIN_MLX: expected one of {', '.join(_PATHS)}, got {asked}")
+    against = []
+    for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
+        reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
+        if not reason:
+            return Backend(name, "; ".join(against) or "the first choice")
+        against.append(f"not {name}: {reason}")
+    if asked not in ("", "copies"):
+        raise UnsupportedError("; ".join(against))
+    return Backend("copies", "; ".join(against))
+
+
+def _no_extension() -> str:
+    return _mlx_extension.why_not("gpu" if _on_metal() else "cpu")
+
+
+def _no_metal_kernel() -> str:
+    if not _on_metal():
+        return "MLX's default device is no GPU with Metal"
+    return str(self_test()["wrong"])
+
+
+def _prepare(weights: QuantizedWeights) -> _Weights:
+    name = backend().name
+    if name == "extension":
+        return _mlx_extension.ExtensionWeights(weights, "gpu" if _on_metal() else "cpu")
+    return MetalWeights(weights) if name == "metal_kernel" else _CopiedWeights(weights)
 
 
 def quantized_linear(
@@ -37,17 +105,17 @@ def quantized_linear(
     format: str = "fp4_e2m1",
     bias: mx.array | None = None,
 ) -> mx.array:
-    """x [..., K] times packed weights: [..., N], in x's type; see metal_marlin.quantized_linear."""
-    y = linear.quantized_linear(
-        np.array(x.astype(mx.float32)),
-        np.array(packed),
-        np.array(scales),
-        group_size,
-        None if zeros is None else np.array(zeros),
-        format,
+    """x [..., K] times packed weights: [..., N], in x's type; see metal_marlin.quantized_linear.
+
+    The packed arrays are rearranged at the first call and remembered while they live.
+    """
+    k = int(x.shape[-1])
+    weights: _Weights = linear.remember(
+        [packed, scales] if zeros is None else [packed, scales, zeros],
+        (group_size, format, k, "mlx", backend().name),
+        lambda: _prepare(linear.from_parts(packed, scales, group_size, zeros, format, k)),
     )
-    out = mx.array(y).astype(x.dtype)
-    return out if bias is None else out + bias
+    return weights.matmul(x, bias)
 
 
 class MarlinLinear(nn.Module):  # type: ignore[misc]
@@ -57,7 +125,7 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
         super().__init__()
         if weights.experts != 1:
             raise UnsupportedError(f"weights: expected one matrix, got {weights.experts} experts")
-        self._prepared = linear.prepare(weights)
+        self._prepared = _prepare(weights)
         self.in_features, self.out_features = weights.k, weights.n
         self.format, self.group_size = weights.format, weights.group_size
         if bias is not None:
@@ -74,16 +142,19 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
         return cls(linear.pack_weights(weight, format, group_size), bias)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = _matmul(x, self._prepared)
-        return y + self["bias"].astype(y.dtype) if "bias" in self else y
+        y: mx.array = self._prepared.matmul(x, self["bias"] if "bias" in self else None)
+        return y
 
 
 class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
-    """The matrices of all experts, as mlx_lm's SwitchLinear: x and indices -> products."""
+    """The matrices of all experts, as mlx_lm's SwitchLinear: x and indices -> products.
+
+    The indices are looked at on the host, so a function that is compiled must not have one in it.
+    """
 
     def __init__(self, weights: QuantizedWeights) -> None:
         super().__init__()
-        self._prepared = linear.prepare(weights)
+        self._prepared = _prepare(weights)
         self.experts, self.in_features, self.out_features = weights.experts, weights.k, weights.n
         self.freeze()
 
@@ -91,15 +162,20 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         self, x: mx.array, indices: mx.array, sorted_indices: bool = False
     ) -> mx.array:
         """x [..., 1 or top_k, 1, in], indices [..., top_k] -> [..., top_k, 1, out]."""
-        chosen = np.array(indices).reshape(-1)
         shape = (*indices.shape, *x.shape[-2:])
-        rows = np.array(mx.broadcast_to(x, shape).astype(mx.float32))
-        rows = np.ascontiguousarray(rows.reshape(len(chosen), -1, self.in_features))
-        out = np.empty((*rows.shape[:2], self.out_features), np.float32)
-        for expert in np.unique(chosen):
-            at = chosen == expert
-            out[at] = linear.matmul(rows[at], self._prepared, expert=int(expert))
-        return mx.array(out.reshape(*shape[:-1], self.out_features)).astype(x.dtype)
+        chosen = np.array(indices).reshape(-1)
+        rows = mx.broadcast_to(x, shape).reshape(len(chosen), -1, self.in_features)
+        # Slots in the order of their experts, and back.
+        order = np.argsort(chosen, kind="stable")
+        experts, first = np.unique(chosen[order], return_index=True)
+        slots = np.split(order, first[1:])
+        parts: list[Any] = [
+            self._prepared.matmul(rows[mx.array(at)], expert=int(expert))
+            for expert, at in zip(experts, slots, strict=True)
+        ]
+        back = mx.array(np.argsort(order))
+        made = mx.concatenate(parts)[back] if parts else rows[..., :0]
+        return made.reshape(*shape[:-1], self.out_features)
 
 
-__all__ = ["MarlinLinear", "MarlinSwitchLinear", "quantized_linear"]
+__all__ = ["Backend", "MarlinLinear", "MarlinSwitchLinear", "backend", "quantized_linear"]

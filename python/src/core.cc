@@ -217,6 +217,24 @@ nb::object ToNumPy(const TensorView& view, nb::handle owner) {
                          DlpackType(view.dtype())));
 }
 
+DType ParseFloatType(const char* what, const std::string& name) {
+  if (name == "float32") return DType::kF32;
+  if (name == "float16") return DType::kF16;
+  if (name == "bfloat16") return DType::kBf16;
+  throw StatusError(
+      Status(Code::kInvalidArgument,
+             fmt::format("{}: expected float32, float16 or bfloat16, got {}", what, name)));
+}
+
+Activation ParseActivation(const std::string& name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw StatusError(Status(Code::kInvalidArgument, "activation: unknown name '" + name +
+                                                       "'; known: none, silu, gelu_tanh, relu"));
+}
+
 void BindErrors(nb::module_& /*module*/) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
@@ -239,6 +257,7 @@ NB_MODULE(_core, module) {
   python::BindErrors(module);
   python::BindWeights(module);
   python::BindProducts(module);
+  python::BindMetal(module);
   python::BindCheckpoints(module);
   python::BindModels(module);
   python::BindCommand(module);

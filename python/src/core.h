@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "marlin/device.h"
+#include "marlin/gemm.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
@@ -96,9 +97,15 @@ MutableTensorView ViewOf(const char* name, const MutableArray& array);
 /// A read-only NumPy array of a view; `owner` keeps the memory alive.
 nb::object ToNumPy(const TensorView& view, nb::handle owner);
 
+/// "float32", "float16" or "bfloat16"; throws StatusError for other names, and for those of unknown
+/// activations.
+DType ParseFloatType(const char* what, const std::string& name);
+Activation ParseActivation(const std::string& name);
+
 void BindErrors(nb::module_& module);
 void BindWeights(nb::module_& module);
 void BindProducts(nb::module_& module);
+void BindMetal(nb::module_& module);
 void BindCheckpoints(nb::module_& module);
 void BindModels(nb::module_& module);
 void BindCommand(nb::module_& module);

@@ -12,15 +12,6 @@
 namespace marlin::python {
 namespace {
 
-Activation ParseActivation(const std::string& name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "relu") return Activation::kRelu;
-  throw StatusError(Status(Code::kInvalidArgument, "activation: unknown name '" + name +
-                                                       "'; known: none, silu, gelu_tanh, relu"));
-}
-
 Accuracy ParseAccuracy(const std::string& name) {
   if (name == "default") return Accuracy::kDefault;
   if (name == "exact") return Accuracy::kExact;

@@ -298,8 +298,9 @@ Status MetalLaunchArguments::Read() {
     }
   }
   for (const std::string& text : output_texts_) {
-    MARLIN_RETURN_IF_ERROR(SplitIndex("--output", text, &index, &outputs_[index]));
+    MARLIN_RETURN_IF_ERROR(SplitIndex("--output", text, &index, &rest));
     if (!buffers_.contains(index)) return Wrong("--output", text, "the index of a --buffer");
+    outputs_[index] = rest;
   }
   return Printed().status();
 }

@@ -54,6 +54,12 @@ class MetalSim(CommandTestCase):
                               *LAUNCH[8:], "--print", 0)
         self.assertEqual(again["buffers"][0]["values"][4], "1")
 
+    def test_writes_the_buffer_that_was_asked_for(self) -> None:
+        out = self.directory / "out.bin"
+        self.document("metal-sim", self.source, "--kernel", "fill", "--buffer", "0=float:50:iota",
+                      "--buffer", "3=half:32:none", "--output", f"3={out}")
+        self.assertEqual(struct.unpack("<32e", out.read_bytes()), tuple(i / 4 for i in range(32)))
+
     def test_page(self) -> None:
         """The source and the commands of the page give what it shows."""
         blocks = re.findall(r"```(metal|console)\n(.*?)```", PAGE.read_text(), re.DOTALL)

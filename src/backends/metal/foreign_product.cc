@@ -59,7 +59,7 @@ GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedSt
   made.a_stride = desc.k;
   made.c_stride = desc.gated ? desc.n / 2 : desc.n;
   // Addresses are the framework's affair; here one says that there is a bias.
-  if (call.has_bias) made.epilogue.bias = weights.codes(call.expert).data;
+  if (call.has_bias) made.epilogue.bias = &call;
   made.epilogue.bias_type = call.bias_type;
   made.epilogue.activation = call.activation;
   made.epilogue.gated = call.gated;
@@ -76,7 +76,15 @@ Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionCons
   return values;
 }
 
-Result<ForeignKernel> Describe(const KernelLaunch& launch) {
+}  // namespace
+
+Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  ThreadPool pool(0);
+  return PreparedStrips::Make(weights, nullptr, std::make_shared<HostMemory>(), pool);
+}
+
+Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {
   ForeignKernel kernel;
   MARLIN_ASSIGN_OR_RETURN(kernel.body,
                           BodyOfKernel(launch.source, launch.function, launch.constants));
@@ -86,15 +94,10 @@ Result<ForeignKernel> Describe(const KernelLaunch& launch) {
   kernel.threads = launch.threads;
   for (size_t i = 0; i < kernel.grid.size(); ++i) kernel.grid[i] = launch.threadgroups[i];
   kernel.grid[0] *= kernel.threads;
+  for (const KernelBuffer& buffer : launch.buffers) {
+    if (buffer.written) kernel.output_bytes = buffer.bytes;
+  }
   return kernel;
-}
-
-}  // namespace
-
-Result<std::shared_ptr<const PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
-  MARLIN_RETURN_IF_ERROR(Validate(weights));
-  ThreadPool pool(0);
-  return PreparedStrips::Make(weights, nullptr, std::make_shared<HostMemory>(), pool);
 }
 
 Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
@@ -117,12 +120,9 @@ Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
       cleared = true;
       continue;
     }
-    MARLIN_ASSIGN_OR_RETURN(ForeignKernel kernel, Describe(launch));
+    MARLIN_ASSIGN_OR_RETURN(ForeignKernel kernel, DescribeForeign(launch));
     kernel.partial = launch.constants[MARLIN_CONSTANT_PARTIAL] != 0;
     kernel.cleared = cleared && kernel.partial;
-    const int64_t columns = desc.gated ? desc.n / 2 : desc.n;
-    kernel.output_elements =
-        kernel.partial ? launch.parameters.splits * desc.m * desc.n : desc.m * columns;
     if (launch.function != "marlin_finish") kernel.name = choice.kernel->name;
     kernels.push_back(std::move(kernel));
   }

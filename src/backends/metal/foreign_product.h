@@ -16,7 +16,7 @@ namespace marlin::metal {
 
 /// Weights in the layout of Metal's kernels, in this machine's memory and without a device.
 /// Errors: kInvalidArgument, kOutOfMemory.
-Result<std::shared_ptr<const PreparedStrips>> PrepareForeign(const QuantizedWeights& weights);
+Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights);
 
 /// A product of `m` contiguous rows.
 struct ForeignCall {
@@ -42,9 +42,12 @@ struct ForeignKernel {
   std::array<int64_t, 3> grid{1, 1, 1};  ///< Threads in all.
   int64_t threads = 32;                  ///< Of a threadgroup, along the first dimension.
   bool partial = false;                  ///< Makes partial sums, float32, for the kernel behind it.
-  int64_t output_elements = 0;
+  int64_t output_bytes = 0;
   bool cleared = false;  ///< The output must hold zeros before.
 };
+
+/// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
+Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);
 
 /// The kernels of a product whose m, n and k are not 0, one after the other. Errors:
 /// kInvalidArgument (a name), kUnsupported (with the reasons of all kernels).

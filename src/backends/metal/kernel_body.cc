@@ -138,15 +138,20 @@ Status AddParameter(std::string_view parameter, KernelBody* body) {
   return Status();
 }
 
-/// The texts that a kernel's file includes.
+/// What a kernel's file includes, as text.
 Result<std::string> HeaderOf(std::string_view text, const FunctionConstants& constants) {
   std::string header;
-  for (auto path = Between(text, "#include \"", "\""); path;
-       path = Between(text, "#include \"", "\"")) {
-    MARLIN_ASSIGN_OR_RETURN(const std::string part,
-                            KernelText(path->substr(path->rfind('/') + 1), constants));
-    header += part;
-    text.remove_prefix(static_cast<size_t>(path->data() + path->size() - text.data()));
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end);
+    if (const auto path = Between(line, "#include \"", "\"")) {
+      MARLIN_ASSIGN_OR_RETURN(const std::string part,
+                              KernelText(path->substr(path->rfind('/') + 1), constants));
+      header += part;
+    } else if (line.starts_with("#include")) {
+      header += line;
+    }
   }
   return header;
 }
@@ -172,6 +177,8 @@ Result<KernelBody> BodyOfKernel(std::string_view file, std::string_view function
 
   KernelBody body;
   MARLIN_ASSIGN_OR_RETURN(body.header, HeaderOf(found->text, constants));
+  // What a compiler says of the body is not about the last file of the header.
+  body.header += fmt::format("#line 1 \"{}\"\n", function);
   for (size_t i = 0; i < names.size(); ++i) {
     body.template_arguments.emplace_back(SplitName(names[i]).second, instance.arguments[i]);
   }

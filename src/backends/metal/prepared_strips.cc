@@ -120,9 +120,10 @@ void PackGroups(const uint8_t* from, int64_t element_bytes, int64_t groups, int6
 
 }  // namespace
 
-Result<std::shared_ptr<const PreparedStrips>> PreparedStrips::Make(
-    const QuantizedWeights& weights, const Backend* backend, const std::shared_ptr<Driver>& driver,
-    ThreadPool& pool) {
+Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeights& weights,
+                                                             const Backend* backend,
+                                                             const std::shared_ptr<Driver>& driver,
+                                                             ThreadPool& pool) {
   const WeightsSpec& spec = weights.spec;
   const FormatInfo& info = GetFormatInfo(spec.format);
   auto strips = std::make_shared<PreparedStrips>();
@@ -164,11 +165,17 @@ Result<std::shared_ptr<const PreparedStrips>> PreparedStrips::Make(
       strips->PackStrip(weights, task / strips->strips_, task % strips->strips_);
     });
   }
-  return std::shared_ptr<const PreparedStrips>(std::move(strips));
+  return strips;
 }
 
 PreparedStrips::~PreparedStrips() {
   if (data_ != nullptr) driver_->Free(data_);
+}
+
+std::shared_ptr<PreparedStrips> PreparedStrips::WithoutMemory() const {
+  std::shared_ptr<PreparedStrips> shapes(new PreparedStrips(*this));
+  shapes->data_ = nullptr;
+  return shapes;
 }
 
 void PreparedStrips::PackStrip(const QuantizedWeights& weights, int64_t expert,

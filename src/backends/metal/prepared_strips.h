@@ -21,14 +21,16 @@ class PreparedStrips : public PreparedWeights::Storage {
  public:
   /// Rearranges validated weights. `driver` must outlive what the result's owner does with it: the
   /// shared pointer keeps it. Errors: kOutOfMemory.
-  static Result<std::shared_ptr<const PreparedStrips>> Make(const QuantizedWeights& weights,
-                                                            const Backend* backend,
-                                                            const std::shared_ptr<Driver>& driver,
-                                                            ThreadPool& pool);
+  static Result<std::shared_ptr<PreparedStrips>> Make(const QuantizedWeights& weights,
+                                                      const Backend* backend,
+                                                      const std::shared_ptr<Driver>& driver,
+                                                      ThreadPool& pool);
   ~PreparedStrips() override;
   PreparedStrips() = default;
-  PreparedStrips(const PreparedStrips&) = delete;
   PreparedStrips& operator=(const PreparedStrips&) = delete;
+
+  /// The same without the memory, whose addresses are null: for weights that live on elsewhere.
+  std::shared_ptr<PreparedStrips> WithoutMemory() const;
 
   StripPart codes(int64_t expert) const { return Part(0, expert * codes_bytes_, codes_bytes_); }
   StripPart scales(int64_t expert) const {
@@ -44,8 +46,9 @@ class PreparedStrips : public PreparedWeights::Storage {
   int64_t chunks() const { return chunks_; }
 
  private:
+  PreparedStrips(const PreparedStrips&) = default;
   StripPart Part(int64_t offset, int64_t begin, int64_t part_bytes) const {
-    return {data_ + offset + begin, part_bytes};
+    return {data_ == nullptr ? nullptr : data_ + offset + begin, part_bytes};
   }
   void PackStrip(const QuantizedWeights& weights, int64_t expert, int64_t strip) const;
 

@@ -15,13 +15,12 @@
 using namespace metal;
 using namespace marlin::kernels;
 
-constant constexpr int kSide = 8;
-constant constexpr int kElements = kSide * kSide;
-
 [[kernel]] void marlin_self_test(device const float* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                  device float* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                  constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                                  ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr int kSide = 8;
+  constexpr int kElements = kSide * kSide;
   simdgroup_float8x8 a;
   simdgroup_float8x8 b;
   simdgroup_load(a, input, kSide);

@@ -10,6 +10,7 @@ namespace marlin::metal {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -62,6 +63,12 @@ TEST(KernelBodyTest, TakesKernelsThatAreNoTemplates) {
   EXPECT_EQ(body.arguments[0].index, MARLIN_BUFFER_PARTIALS);
   EXPECT_THAT(body.source, HasSubstr("Finish(partials, output, position, p);\n"));
   EXPECT_THAT(Body("dequantize.metal", "marlin_dequantize").template_arguments, IsEmpty());
+}
+
+TEST(KernelBodyTest, KeepsWhatTheKernelIncludes) {
+  const KernelBody body = Body("self_test.metal", "marlin_self_test");
+  EXPECT_THAT(body.header, StartsWith("#include <metal_simdgroup_matrix>\n#line 1 "));
+  EXPECT_THAT(body.header, EndsWith("#line 1 \"marlin_self_test\"\n"));
 }
 
 TEST(KernelBodyTest, RefusesWhatIsNotThere) {

@@ -1,0 +1,174 @@
+"""Products with MLX's custom kernels: mx.fast.metal_kernel, on GPUs with Metal.
+
+Kernels, their order, grids and parameters are the core's (MetalStrips.plan); here are arrays and
+calls alone. What depends on the shape of x is decided when a product is traced, so a function that
+is compiled with shapeless=True must not have one in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from . import _core
+from ._arrays import check_float, dtype_name, options
+from ._core import QuantizedWeights
+from .errors import InvalidArgumentError
+
+# MLX hands arrays of fewer elements to kernels in another address space.
+_LEAST_ELEMENTS = 8
+_TYPES = {"float": mx.float32, "half": mx.float16, "bfloat": mx.bfloat16}
+
+_made: dict[tuple[Any, ...], Callable[..., list[mx.array]]] = {}
+
+
+def _metal_kernel(plan: _core.MetalKernel) -> Callable[..., list[mx.array]]:
+    """MLX's kernel of a plan. MLX tells texts apart by name and template, so these do too."""
+    key = (plan.name, *plan.template_arguments, *plan.distinctions)
+    if key not in _made:
+        _made[key] = mx.fast.metal_kernel(
+            name=plan.name,
+            input_names=[name for name, _ in plan.inputs],
+            output_names=[plan.output],
+            header=plan.header,
+            source=plan.source,
+        )
+    return _made[key]
+
+
+class _Kernel:
+    """One kernel of a planned product."""
+
+    def __init__(self, plan: _core.MetalKernel) -> None:
+        self._run = _metal_kernel(plan)
+        self._roles = [role for _, role in plan.inputs]
+        self._parameters = mx.array(plan.parameters)
+        self._partial, self._output_bytes = plan.partial, plan.output_bytes
+        arguments = [(n, _TYPES.get(v) or int(v)) for n, v in plan.template_arguments]
+        self._options = {
+            "template": arguments + plan.distinctions,
+            "grid": plan.grid,
+            "threadgroup": plan.threadgroup,
+            "init_value": 0 if plan.cleared else None,
+        }
+
+    def __call__(self, arrays: dict[str, mx.array], dtype: mx.Dtype) -> mx.array:
+        bound = {**arrays, "parameters": self._parameters}
+        # What a product does not have is bound to something that is not read.
+        inputs = [bound.get(role, bound["input"]) for role in self._roles]
+        made = mx.float32 if self._partial else dtype
+        shape = (self._output_bytes // made.size,)
+        return self._run(
+            inputs=inputs, output_shapes=[shape], output_dtypes=[made], **self._options
+        )[0]
+
+
+def check_input(x: mx.array, k: int) -> None:
+    """Raises InvalidArgumentError for what no product takes."""
+    check_float("x", x)
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise InvalidArgumentError(f"x: expected [..., {k}], got {list(x.shape)}")
+
+
+def _at_least(array: mx.array) -> mx.array:
+    flat = array.reshape(-1)
+    return flat if flat.size >= _LEAST_ELEMENTS else mx.pad(flat, (0, _LEAST_ELEMENTS - flat.size))
+
+
+def _row(stack: mx.array, expert: int) -> mx.array:
+    """What belongs to an expert, where it is: an index instead of a slice would copy it."""
+    if stack.ndim == 1:
+        return stack
+    row = min(expert, stack.shape[0] - 1)  # All experts share a table.
+    return stack[row : row + 1].reshape(-1)
+
+
+def run_plan(plan: _core.MetalKernel, x: mx.array) -> mx.array:
+    """One kernel that has one array of float32 beside its parameters."""
+    return _Kernel(plan)({"input": x}, mx.float32)
+
+
+@functools.cache
+def self_test() -> dict[str, Any]:
+    """What MLX's GPU does that the kernels rely on: {"known_fragments", "wrong"}; asked once."""
+
+    def run(plan: _core.MetalKernel, data: np.ndarray) -> np.ndarray:
+        return np.array(run_plan(plan, mx.array(data)))
+
+    return dict(_core.metal_self_test(run))
+
+
+class MetalWeights:
+    """Weights in the layout of Metal's kernels, as MLX's arrays; copied once, here."""
+
+    def __init__(self, weights: QuantizedWeights, **device: Any) -> None:
+        """`device` replaces what is assumed of the GPU, cores, and what it is asked:
+        known_fragments."""
+        # Asked now: nothing can be evaluated while a function is traced.
+        if "known_fragments" not in device:
+            device["known_fragments"] = self_test()["known_fragments"]
+        self._device = device
+        self._strips = _core.MetalStrips(weights)
+        parts = self._strips.take_arrays()
+        self._parts = {name: mx.array(part) for name, part in parts.items()}
+        if weights.experts == 1:
+            self._parts = {name: part.reshape(-1) for name, part in self._parts.items()}
+        mx.eval(self._parts)
+        self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
+        self.k, self.n, self.experts = weights.k, weights.n, weights.experts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.nbytes) for part in self._parts.values())
+
+    def _make_plan(self, **call: Any) -> list[_Kernel]:
+        plans = self._strips.plan(options(_core.MetalCall(), **call))
+        return [_Kernel(plan) for plan in plans]
+
+    def matmul(
+        self,
+        x: mx.array,
+        bias: mx.array | None = None,
+        *,
+        expert: int = 0,
+        activation: str = "none",
+        gated: bool = False,
+        batch_invariant: bool = False,
+        kernel: str = "",
+    ) -> mx.array:
+        """x [..., K] times the weights: [..., N], or [..., N/2] when gated, in x's type."""
+        check_input(x, self.k)
+        if not 0 <= expert < self.experts:
+            raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
+        columns = self.n // 2 if gated else self.n
+        shape = (*x.shape[:-1], columns)
+        m = math.prod(x.shape[:-1])
+        if 0 in (m, columns):
+            return mx.zeros(shape, x.dtype)
+        kernels = self._plan(
+            m=m,
+            dtype=dtype_name(x),
+            expert=expert,
+            bias="" if bias is None else dtype_name(bias),
+            activation=activation,
+            gated=gated,
+            batch_invariant=batch_invariant,
+            kernel=kernel,
+            **self._device,
+        )
+        arrays = {name: _row(part, expert) for name, part in self._parts.items()}
+        arrays["input"] = _at_least(x)
+        if bias is not None:
+            arrays["bias"] = _at_least(bias)
+        out = x
+        for run in kernels:
+            out = arrays["partials"] = run(arrays, x.dtype)
+        return out.reshape(shape)
+
+
+__all__ = ["MetalWeights", "check_input", "self_test"]

@@ -1,0 +1,140 @@
+"""Runs what MLX records of a function here, its custom Metal kernels in the simulator.
+
+mx.export_function calls back with the whole text that MLX makes of a metal_kernel - its signature,
+the order of arguments, the instance of the template - and with grid and arrays, also where there is
+no GPU. What stands before that text on a GPU, MLX's own headers, is not part of the record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+# What MLX calls types, which its own headers define.
+PRELUDE = """#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+"""
+_METAL = {
+    mx.uint8: "uchar",
+    mx.int32: "int",
+    mx.float32: "float",
+    mx.float16: "half",
+    mx.bfloat16: "bfloat",
+}
+
+
+def _bytes_of(array: mx.array) -> bytes:
+    return np.array(array.reshape(-1).view(mx.uint8)).tobytes()
+
+
+def _from_bytes(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+
+
+class Simulator:
+    """Custom kernels in metal-sim; keeps what it has run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kernels: list[str] = []
+        self.sources: list[str] = []
+
+    def run(self, node: dict[str, Any], inputs: list[mx.array]) -> list[mx.array]:
+        name, source, *numbers = node["arguments"]
+        grid, threads, clear = numbers[:3], numbers[3:6], self._init_value(numbers)
+        self.kernels.append(name)
+        self.sources.append(source)
+        file = self.folder / "kernel.metal"
+        file.write_text(PRELUDE + source)
+        # Arguments are numbered in the order of the signature.
+        signature = re.findall(r"(\w+)&? \[\[buffer\((\d+)\)\]\]", source)
+        command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), "--json"]
+        command += ["--kernel", name, "--runs", "1", "--preemption", "0"]
+        command += ["--grid-threads", _numbers(grid), "--threads", _numbers(threads)]
+        for (_, index), array in zip(signature, inputs, strict=False):
+            data = self.folder / f"{index}.in"
+            data.write_bytes(_bytes_of(array))
+            command += ["--buffer", f"{index}={_METAL[array.dtype]}:@{data}"]
+        outputs = list(zip(signature[len(inputs) :], node["outputs"], strict=True))
+        for (_, index), (_, shape, dtype) in outputs:
+            content = "none" if clear is None else "zeros"
+            count = int(np.prod(shape))
+            command += ["--buffer", f"{index}={_METAL[dtype]}:{count}:{content}"]
+            command += ["--output", f"{index}={self.folder / f'{index}.out'}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}\n{done.stderr}\n{done.stdout[-4000:]}"
+        assert json.loads(done.stdout)["findings"] == []
+        made = [(self.folder / f"{index}.out").read_bytes() for (_, index), _ in outputs]
+        return [
+            _from_bytes(data, shape, dtype)
+            for data, (_, (_, shape, dtype)) in zip(made, outputs, strict=True)
+        ]
+
+    @staticmethod
+    def _init_value(numbers: list[Any]) -> float | None:
+        # Behind grid, threadgroup, what is known of shapes, and row contiguity.
+        value = numbers[8]
+        return float(value) if isinstance(value, (int, float)) and value is not False else None
+
+
+def _numbers(values: list[int]) -> str:
+    return ",".join(str(value) for value in values)
+
+
+def evaluate(
+    function: Callable[..., mx.array], arguments: list[mx.array], simulator: Simulator
+) -> mx.array:
+    """function(*arguments) as its record says, kernel by kernel."""
+    values: dict[str, mx.array] = {}
+    wanted: list[str] = []
+
+    def visit(node: dict[str, Any]) -> None:
+        kind = node["type"]
+        if kind == "inputs":
+            values.update(zip([n for n, *_ in node["inputs"]], arguments, strict=True))
+        elif kind == "outputs":
+            wanted.extend(n for n, *_ in node["outputs"])
+        elif kind == "constants":
+            values.update(dict(node["constants"]))
+        elif kind == "primitive":
+            inputs = [values[n] for n, *_ in node["inputs"]]
+            if node["name"] == "CustomKernel":
+                results = simulator.run(node, inputs)
+            else:
+                results = [_plain(node, inputs)]
+            values.update(zip([n for n, *_ in node["outputs"]], results, strict=True))
+
+    mx.export_function(visit, function, *arguments)
+    return values[wanted[0]]
+
+
+def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
+    """The primitives of MLX that stand around the kernels."""
+    name, (_, shape, dtype) = node["name"], node["outputs"][0]
+    first = inputs[0]
+    if name in ("Reshape", "Flatten", "Unflatten", "Squeeze", "ExpandDims", "Copy", "Contiguous"):
+        return first.reshape(shape)
+    if name == "Slice":
+        begin, end, strides = node["arguments"]
+        return first[tuple(slice(*part) for part in zip(begin, end, strides, strict=True))]
+    if name in ("Broadcast", "Full"):
+        return mx.broadcast_to(first, shape).astype(dtype)
+    if name == "Pad":
+        axes, low, high = node["arguments"]
+        assert list(axes) == [0]
+        return mx.pad(first, (low[0], high[0]))
+    if name == "AsType":
+        return first.astype(dtype)
+    if name == "Add":
+        return first + inputs[1]
+    raise NotImplementedError(f"{name}: {node['arguments']}")

@@ -1,0 +1,188 @@
+"""Products with mx.fast.metal_kernel: what MLX makes of them, run in the simulator and compared
+bit for bit with the device "metal-sim". Nothing here runs on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import numpy as np
+import pytest
+from metal_marlin import linear
+
+mx = pytest.importorskip("mlx.core")
+
+# What the simulator says of itself: the number of cores decides how k is split.
+SIMULATED = {"cores": 2, "known_fragments": True}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.float32}
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Any:
+    from mlx_graph import Simulator
+
+    try:
+        linear.open_device("metal-sim")
+    except mm.UnsupportedError as error:
+        pytest.skip(str(error))
+    mx.set_default_device(mx.cpu)
+    return Simulator(tmp_path)
+
+
+def quantized(format: str, k: int, n: int, group_size: int = 32) -> Any:
+    weight = np.random.default_rng(k * 1000 + n).standard_normal((k, n)).astype(np.float32)
+    return mm.pack_weights(weight, format, group_size)
+
+
+def rows(m: int, k: int, dtype: str = "float32") -> Any:
+    values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+    return mx.array(values).astype(getattr(mx, dtype))
+
+
+def vector(n: int, dtype: str = "float32") -> Any:
+    made = rows(1, n, dtype)[0]
+    mx.eval(made)
+    return made
+
+
+def same_bits(got: Any, want: Any) -> bool:
+    return bool(got.dtype == want.dtype and got.shape == want.shape) and np.array_equal(
+        np.array(got.reshape(-1).view(mx.uint8)), np.array(want.reshape(-1).view(mx.uint8))
+    )
+
+
+def check(simulator: Any, weights: Any, x: Any, bias: Any = None, **options: Any) -> None:
+    """The product by MLX's text and by our own driver of the simulator."""
+    from metal_marlin._mlx_kernels import MetalWeights
+    from mlx_graph import evaluate
+
+    made = MetalWeights(weights, **SIMULATED)
+    got = evaluate(lambda a: made.matmul(a, bias, **options), [x], simulator)
+    prepared = linear.prepare(weights, "metal-sim")
+    wanted = linear.matmul(x, prepared, bias, **options)
+    assert same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("format", mm.formats())
+def test_formats(simulator: Any, format: str) -> None:
+    for m in (1, 20):
+        check(simulator, quantized(format, 200, 44), rows(m, 200))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 2, 5, 17, 40, 70])
+def test_types_and_shapes(simulator: Any, dtype: str, m: int) -> None:
+    bias = vector(72, dtype)
+    check(simulator, quantized("fp4_e2m1", 1300, 72, 128), rows(m, 1300, dtype), bias)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "marlin_gemm_fp4",
+        "marlin_gemm_fp4_single_stage",
+        "marlin_gemm_fp4_striped",
+        "marlin_gemm_fused_fp4",
+        "marlin_gemm_split_k",
+        "marlin_gemv_wide",
+    ],
+)
+def test_kernels_have_their_names(simulator: Any, kernel: str) -> None:
+    check(simulator, quantized("fp4_e2m1", 640, 130), rows(9, 640), kernel=kernel)
+    assert simulator.kernels[0].startswith(f"custom_kernel_{kernel}__")
+    assert "threadgroup float" in simulator.sources[0] or "fused" in kernel or "split" in kernel
+
+
+def test_partial_sums_are_finished_by_a_second_kernel(simulator: Any) -> None:
+    check(simulator, quantized("u4", 2048, 64, 64), rows(20, 2048), kernel="marlin_gemm_split_k")
+    assert [name.split("__")[0] for name in simulator.kernels] == [
+        "custom_kernel_marlin_gemm_split_k",
+        "custom_kernel_marlin_finish",
+    ]
+
+
+def test_striped_sums_begin_with_zeros(simulator: Any) -> None:
+    """Consecutive splits of one tile are stored as the first of them."""
+    for m in (70, 200):
+        check(
+            simulator, quantized("fp4_e2m1", 2048, 70), rows(m, 2048),
+            kernel="marlin_gemm_fp4_striped",
+        )
+
+
+@pytest.mark.parametrize("m", [1, 20])
+def test_epilogue(simulator: Any, m: int) -> None:
+    weights = quantized("int3", 160, 48)
+    bias = vector(48)
+    for activation in ("silu", "gelu_tanh", "relu"):
+        check(simulator, weights, rows(m, 160), bias, activation=activation)
+    check(simulator, weights, rows(m, 160), bias, activation="silu", gated=True)
+
+
+def test_batch_invariant(simulator: Any) -> None:
+    check(simulator, quantized("u4", 256, 40), rows(40, 256), batch_invariant=True)
+
+
+def test_few_elements(simulator: Any) -> None:
+    """MLX hands small arrays over in another address space."""
+    weights = mm.pack_weights(np.ones((4, 2), np.float32), "int2", 0)
+    check(simulator, weights, rows(1, 4), mx.array([1.0, 2.0]))
+
+
+def test_nothing_to_do(simulator: Any) -> None:
+    from metal_marlin._mlx_kernels import MetalWeights
+
+    made = MetalWeights(quantized("u4", 64, 24), **SIMULATED)
+    assert made.matmul(mx.zeros((2, 0, 64))).shape == (2, 0, 24)
+    with pytest.raises(mm.InvalidArgumentError, match=r"expected \[\.\.\., 64\]"):
+        made.matmul(mx.zeros((2, 63)))
+    with pytest.raises(mm.InvalidArgumentError, match="expert"):
+        made.matmul(mx.zeros((2, 64)), expert=1)
+
+
+def test_experts(simulator: Any) -> None:
+    weight = np.random.default_rng(5).standard_normal((3, 96, 24)).astype(np.float32)
+    weights = mm.pack_weights(weight, "nf3", 32)
+    for expert in range(3):
+        check(simulator, weights, rows(2, 96), expert=expert)
+    assert len(set(simulator.kernels)) == 1
+
+
+def test_compiled(simulator: Any) -> None:
+    from metal_marlin._mlx_kernels import MetalWeights
+    from mlx_graph import evaluate
+
+    weights = quantized("fp8_e4m3", 128, 40)
+    made = MetalWeights(weights, **SIMULATED)
+    x = rows(3, 128)
+    got = evaluate(mx.compile(lambda a: made.matmul(a)), [x], simulator)
+    assert same_bits(got, linear.matmul(x, linear.prepare(weights, "metal-sim")))
+
+
+def test_weights_stay_where_they_are(simulator: Any) -> None:
+    """Nothing between the arrays made at load and the kernel copies codes or scales."""
+    from metal_marlin._mlx_kernels import MetalWeights
+
+    weight = np.random.default_rng(6).standard_normal((2, 96, 24)).astype(np.float32)
+    made = MetalWeights(mm.pack_weights(weight, "u4", 32), **SIMULATED)
+    around: list[str] = []
+
+    def visit(node: dict[str, Any]) -> None:
+        if node["type"] == "primitive":
+            around.append(node["name"])
+
+    mx.export_function(visit, lambda a: made.matmul(a, expert=1), rows(2, 96))
+    assert set(around) == {"Slice", "Reshape", "CustomKernel"}
+
+
+def test_self_test(simulator: Any) -> None:
+    """The GPU is asked through MLX, too."""
+    from metal_marlin import _core
+    from metal_marlin._mlx_kernels import run_plan
+    from mlx_graph import evaluate
+
+    def run(plan: Any, data: np.ndarray) -> np.ndarray:
+        return np.array(evaluate(lambda a: run_plan(plan, a), [mx.array(data)], simulator))
+
+    assert _core.metal_self_test(run) == {"known_fragments": True, "wrong": ""}
