@@ -1,6 +1,8 @@
 // The driver for Apple GPUs on a stand-in for one: what it asks of Metal, in which order, and what
 // becomes of Metal's errors. What kernels compute is compared with the simulator's own device in
 // apple_products_test.cc; here they all run the one of the self-test.
+#include "backends/metal/apple/apple_driver.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -10,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "backends/metal/driver.h"
 #include "backends/metal/self_test.h"
 #include "fake_gpu.h"
 #include "objective_c.h"
@@ -297,6 +298,25 @@ TEST_F(AppleDriver, CopiesMemoryOfTheCaller) {
   EXPECT_EQ(out[kOutputs + 2], 42);
   EXPECT_EQ(input, Input(7));
   EXPECT_EQ(TheLog().mapped, 0);
+  // Kernels read vectors where the caller's address lets them: the copy lies as the memory does.
+  EXPECT_EQ(TheLog().input_offset % 64, reinterpret_cast<uintptr_t>(input.data()) % 64);
+  alignas(64) std::array<float, kInputs + 1> shifted{};
+  ASSERT_TRUE(Run(LaunchOf(shifted.data() + 1, out.data())).ok());
+  EXPECT_EQ(TheLog().input_offset % 64, 4u);
+}
+
+// The second launch reads what the first one writes, all of it the caller's.
+TEST_F(AppleDriver, LaunchesShareMemoryOfTheCaller) {
+  Open();
+  const std::vector<float> input = Input(9);
+  std::vector<float> between(260);
+  std::memcpy(between.data() + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);
+  std::vector<float> last(kOutputs);
+  const std::vector<KernelLaunch> launches = {LaunchOf(input.data(), between.data()),
+                                              LaunchOf(between.data() + 128, last.data())};
+  ASSERT_TRUE(driver_->Run(launches, nullptr).ok());
+  EXPECT_EQ(between[128], 9);
+  EXPECT_EQ(last[0], 9);
 }
 
 /// Pages of the caller's.
@@ -334,6 +354,16 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
   ASSERT_TRUE(Run(LaunchOf(out.floats() + 128, last.data())).ok());
   EXPECT_EQ(last[0], 2);
 
+  // What work on its way reads is not written before it has ended.
+  ASSERT_TRUE(Run(launch).ok());
+  const int64_t now = TheLog().dispatches;
+  KernelLaunch writes = LaunchOf(out.floats(), input.floats(), kPage);
+  writes.buffers[0].bytes = kPage;
+  ASSERT_TRUE(Run(writes).ok());
+  EXPECT_EQ(TheLog().dispatches, now + 1);
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
+
+  std::memcpy(input.floats(), Input(2).data(), kInputs * 4);
   TheBehaviour().maps_pages = false;  // Pages of several mappings.
   std::memset(out.floats(), 0, kPage);
   ASSERT_TRUE(Run(launch).ok());
@@ -344,11 +374,12 @@ TEST_F(AppleDriver, AFailedCommandBufferLosesTheDevice) {
   Open();
   float* const input = DeviceInput(1);
   float* const out = Floats(kOutputs);
-  TheBehaviour().fails_at = TheLog().command_buffers;
+  TheBehaviour().fails_from = TheLog().command_buffers;
+  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());
   EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // Nobody knows yet.
   const Status lost = driver_->Synchronize(nullptr);
   EXPECT_EQ(lost.code(), Code::kDeviceLost);
-  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error"));
+  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error 0"));
   EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1"));
   EXPECT_EQ(Run(LaunchOf(input, out)).message(), lost.message());
   EXPECT_EQ(driver_->Synchronize(nullptr).message(), lost.message());
@@ -359,7 +390,7 @@ TEST_F(AppleDriver, AFailureIsNoticedWithoutSynchronize) {
   Open();
   std::vector<float> input = Input(1);
   std::vector<float> out(kOutputs, -1);
-  TheBehaviour().fails_at = TheLog().command_buffers;
+  TheBehaviour().fails_from = TheLog().command_buffers;
   const Status lost = Run(LaunchOf(input.data(), out.data()));
   EXPECT_EQ(lost.code(), Code::kDeviceLost);
   EXPECT_EQ(out, std::vector<float>(kOutputs, -1));

@@ -32,10 +32,11 @@ struct Behaviour {
   bool maps_pages = true;  ///< Takes the caller's pages as buffers.
   uint64_t largest_buffer = uint64_t{1} << 32;
   int64_t buffers_until_full = -1;  ///< Makes so many more; -1: no end.
-  int64_t fails_at = -1;            ///< The command buffer of this number, from 0; -1: none.
-  std::function<void()> on_run;    ///< Called before each command buffer runs.
-  bool rotates_fragments = false;   ///< Lanes hold other elements than on Apple's GPUs.
-  bool breaks_products = false;
+  int64_t fails_from = -1;       ///< The command buffer of this number, from 0, and all later ones.
+  std::function<void()> on_run;  ///< Called before each command buffer runs.
+  bool rotates_fragments = false;  ///< Lanes hold other elements than on Apple's GPUs.
+  bool breaks_products = false;    ///< Of matrices, in the self-test.
+  bool breaks_sums = false;        ///< The first output of everything else.
 };
 
 /// Set before a device is opened.
@@ -47,9 +48,10 @@ struct Log {
   int64_t dispatches = 0;       ///< Run.
   int64_t sources = 0;          ///< Compiled.
   int64_t pipelines = 0;
-  int64_t mapped = 0;      ///< Buffers on the caller's pages.
-  int64_t resident = 0;    ///< Buffers in residency sets.
-  bool fast_math = false;  ///< Of the last source compiled.
+  int64_t mapped = 0;         ///< Buffers on the caller's pages.
+  int64_t resident = 0;       ///< Buffers in residency sets.
+  uint64_t input_offset = 0;  ///< Of MARLIN_BUFFER_INPUT, last bound.
+  bool fast_math = false;     ///< Of the last source compiled.
 };
 Log& TheLog();
 

@@ -1,11 +1,14 @@
 #include "backends/metal/metal_backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "backends/metal/apple/apple_driver.h"
 #include "backends/metal/driver.h"
+#include "backends/metal/kernel_check.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
 #include "backends/metal/prepared_strips.h"
@@ -117,10 +120,17 @@ class MetalBackend final : public Backend {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
-  Result<std::unique_ptr<Driver>> opened =
-      name == "metal-sim" ? OpenSimulatedDriver() : OpenAppleDriver();
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, std::move(opened));
-  return MakeMetalBackend(std::move(driver));
+  if (name == "metal-sim") {
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> simulator, OpenSimulatedDriver());
+    return MakeMetalBackend(std::move(simulator));
+  }
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver());
+  std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(driver));
+  const char* const self_test = std::getenv("MARLIN_METAL_SELF_TEST");
+  if (self_test == nullptr || *self_test == '\0') {
+    MARLIN_RETURN_IF_ERROR(CheckKernels(*backend).WithContext("metal"));
+  }
+  return backend;
 }
 
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver) {

@@ -1,4 +1,5 @@
-// The driver that runs kernels on Apple's GPUs.
+#include "backends/metal/apple/apple_driver.h"
+
 #include <fmt/format.h>
 
 #include <array>

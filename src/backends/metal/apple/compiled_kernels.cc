@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "backends/metal/apple/built_library.h"
-#include "backends/metal/joined_source.h"
+#include "backends/metal/kernel_text.h"
 #include "base/macros.h"
 
 namespace marlin::metal {
@@ -45,9 +45,7 @@ CompiledKernels::CompiledKernels(NS::SharedPtr<MTL::Device> device)
     : device_(std::move(device)), built_(LoadBuiltLibrary(device_.get())) {}
 
 Result<NS::SharedPtr<MTL::Library>> CompiledKernels::Compile(std::string_view source) const {
-  MARLIN_ASSIGN_OR_RETURN(
-      const std::string text,
-      JoinSource(KernelFiles(), fmt::format("backends/metal/kernels/{}", source)));
+  MARLIN_ASSIGN_OR_RETURN(const std::string text, KernelText(source));
   const NS::SharedPtr<MTL::CompileOptions> options = StrictOptions();
   NS::Error* error = nullptr;
   NS::SharedPtr<MTL::Library> library =

@@ -1,5 +1,5 @@
 // Builds without Apple's Metal: the device is not there.
-#include "backends/metal/driver.h"
+#include "backends/metal/apple/apple_driver.h"
 
 namespace marlin::metal {
 
