@@ -29,8 +29,10 @@ case $language in
       exit 77
     fi
     # The shim stands in for Apple's compiler: C++17 without the standard library, with the
-    # address space and the built-in functions that the headers use.
+    # address space and the built-in functions that the headers use. Its `constant` is const, which
+    # Metal's is not.
     "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror -nostdinc++ -ffp-contract=off \
+      -Wno-duplicate-decl-specifier \
       -I "$here/msl_shim" -I "$source_dir/src" -I "$source_dir/include" -I "$generated_dir" \
       -include "$here/msl_shim/metal_language.h" -x c++ -c "$here/codecs.metal" \
       -o "$binary_dir/codecs_metal.o"

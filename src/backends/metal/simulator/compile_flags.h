@@ -5,9 +5,6 @@
 //
 // where SRC is the folder that holds backends/. While a source is preprocessed alone, the folder
 // shim/stubs stands for Metal's headers.
-//
-// Two things stay C++'s, as no flag changes them: a shift of a scalar by its width or more, and the
-// division of a scalar integer by zero, which ends the process. Those of vectors are defined.
 #pragma once
 
 #include <array>

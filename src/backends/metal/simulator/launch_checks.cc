@@ -66,12 +66,16 @@ Status CheckOverlaps(const std::vector<BufferContent>& contents) {
 
 }  // namespace
 
-Result<Grid> PlanGrid(const Launch& launch) {
+Result<Grid> PlanGrid(const metal_sim::Kernel& kernel, const Launch& launch) {
   const Size3& per_group = launch.threads_per_threadgroup;
   const uint64_t group_threads = Volume(per_group);
-  if (group_threads == 0 || group_threads > kMostThreadsPerThreadgroup) {
-    return Invalid(fmt::format("threads per threadgroup: {}, expected 1 to {} threads",
-                               SizeText(per_group), kMostThreadsPerThreadgroup));
+  const uint64_t most = kernel.max_threads == 0 ? kMostThreadsPerThreadgroup : kernel.max_threads;
+  if (group_threads == 0 || group_threads > most) {
+    return Invalid(fmt::format(
+        "threads per threadgroup: {}, expected 1 to {} threads{}", SizeText(per_group), most,
+        kernel.max_threads == 0
+            ? ""
+            : fmt::format(" ({} has max_total_threads_per_threadgroup)", kernel.name)));
   }
   if (Volume(launch.grid) == 0) {
     return Invalid(fmt::format("grid: {} is empty", SizeText(launch.grid)));

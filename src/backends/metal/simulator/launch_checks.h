@@ -18,8 +18,8 @@ struct Grid {
   uint32_t threads_per_threadgroup_count = 0;
 };
 
-/// Errors: kInvalidArgument (zeros, too many threads or threadgroups).
-Result<Grid> PlanGrid(const Launch& launch);
+/// Errors: kInvalidArgument (zeros, too many threads or threadgroups, also for the kernel).
+Result<Grid> PlanGrid(const metal_sim::Kernel& kernel, const Launch& launch);
 
 /// The buffers and values bound by `launch`, named by the kernel's arguments where the bindings
 /// have no names. Errors: kInvalidArgument (an argument without a binding, no data, sizes out of

@@ -88,6 +88,7 @@ class KernelCollector {
     std::vector<KernelArgument> arguments;
     std::string location;
     bool is_template;
+    int max_threads;
   };
 
   /// A kernel elsewhere than at namespace scope would not be among the declarations.
@@ -158,8 +159,11 @@ class KernelCollector {
     name += source_.Text(name_index);
     const Attribute* const host =
         FindAttribute(source_.Attributes(declaration.first, name_index), "host_name");
+    const Attribute* const most = FindAttribute(source_.Attributes(declaration.first, name_index),
+                                                "max_total_threads_per_threadgroup");
+    const int max_threads = most == nullptr ? 0 : IntegerOf(most->arguments).value_or(0);
     const Function function = {std::move(arguments), source_.Location(name_index),
-                               declaration.is_template()};
+                               declaration.is_template(), max_threads};
     const auto [other, added] = functions_.emplace(name, function);
     if (!added) {
       return source_.Error(name_index,
@@ -172,7 +176,8 @@ class KernelCollector {
                                                    "instantiations can have one",
                                                    name));
     }
-    return AddEntry({name, name, function.arguments, function.location}, host, name_index);
+    return AddEntry({name, name, function.arguments, function.location, max_threads}, host,
+                    name_index);
   }
 
   /// Gives the entry its host_name, if there is one, and sees that no other has the name.
@@ -208,8 +213,9 @@ class KernelCollector {
                                        source_.Spell(declaration.first, target_end)));
     }
     const std::string expression = name + source_.Spell(angle, target_end);
-    MARLIN_RETURN_IF_ERROR(AddEntry({expression, expression, functions_.at(name).arguments,
-                                     source_.Location(declaration.first)},
+    const Function& function = functions_.at(name);
+    MARLIN_RETURN_IF_ERROR(AddEntry({expression, expression, function.arguments,
+                                     source_.Location(declaration.first), function.max_threads},
                                     host, declaration.first));
     source_.Blank(declaration.first, declaration.end);
     return Status();

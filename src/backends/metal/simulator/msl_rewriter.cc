@@ -11,6 +11,7 @@
 #include "backends/metal/simulator/msl_constants.h"
 #include "backends/metal/simulator/msl_constructors.h"
 #include "backends/metal/simulator/msl_declarations.h"
+#include "backends/metal/simulator/msl_expressions.h"
 #include "backends/metal/simulator/msl_kernels.h"
 #include "backends/metal/simulator/msl_source.h"
 #include "backends/metal/simulator/msl_threadgroup.h"
@@ -109,8 +110,8 @@ std::string ModuleText(const std::vector<KernelEntry>& kernels,
   std::string kernel_rows;
   for (size_t i = 0; i < kernels.size(); ++i) {
     functions += KernelFunctions(kernels[i], i);
-    kernel_rows += fmt::format("{{{}, kArguments_{}, {}, Run_{}}},\n", Quoted(kernels[i].name), i,
-                               kernels[i].arguments.size(), i);
+    kernel_rows += fmt::format("{{{}, kArguments_{}, {}, Run_{}, {}}},\n", Quoted(kernels[i].name),
+                               i, kernels[i].arguments.size(), i, kernels[i].max_threads);
   }
   std::string constant_rows;
   for (const ConstantEntry& constant : constants) {
@@ -187,6 +188,7 @@ Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpo
   MARLIN_ASSIGN_OR_RETURN(result.kernels, CollectKernels(source, declarations));
   MARLIN_ASSIGN_OR_RETURN(result.constants, RewriteConstants(source, declarations));
   MARLIN_RETURN_IF_ERROR(RewriteThreadgroupVariables(source));
+  RewriteExpressions(source, purpose);
   const bool runs = purpose == RewritePurpose::kRun;
   if (!runs) {
     result.without_space = FindPointersWithoutSpace(source);

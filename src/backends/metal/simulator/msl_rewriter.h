@@ -25,6 +25,8 @@ struct KernelEntry {
   std::string expression;  ///< `f` or `f<half, 4>`, with its namespaces.
   std::vector<KernelArgument> arguments;
   std::string location;  ///< "file.metal:12": of the function's name or of the instantiation.
+  /// [[max_total_threads_per_threadgroup]] where it is a number; 0: none, or an expression.
+  int max_threads = 0;
 };
 
 /// A variable with [[function_constant(index)]].

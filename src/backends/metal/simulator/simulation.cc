@@ -50,7 +50,7 @@ Simulation::~Simulation() {
 
 Status Simulation::Prepare() {
   MARLIN_RETURN_IF_ERROR(CheckOptions(options_));
-  MARLIN_ASSIGN_OR_RETURN(grid_, PlanGrid(launch_));
+  MARLIN_ASSIGN_OR_RETURN(grid_, PlanGrid(kernel_, launch_));
   MARLIN_RETURN_IF_ERROR(CheckThreadgroupMemory(kernel_, launch_));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<BufferContent> contents,
                           CollectBuffers(kernel_, launch_));

@@ -23,6 +23,7 @@ constexpr const char* kFlags[] = {"-x",
                                   "-fshow-overloads=all",
                                   "-fno-caret-diagnostics",
                                   "-fno-color-diagnostics",
+                                  "-Wno-c++11-narrowing",  // Vectors are built of any numbers.
                                   "-w"};
 
 constexpr std::string_view kError = " error: ";

@@ -121,7 +121,7 @@ TEST(MslRewriter, EndsWithTheModule) {
                               "{::metal_sim::Source::kThreadPositionInGrid, 0, \"i\"}, };"));
   EXPECT_THAT(text, HasSubstr("static void Run_1() { ::metal_sim::Invoke("
                               "&::metal_sim_program::multiply<half, 8>, kArguments_1); }"));
-  EXPECT_THAT(text, HasSubstr("{\"multiply_half\", kArguments_1, 4, Run_1},\n"));
+  EXPECT_THAT(text, HasSubstr("{\"multiply_half\", kArguments_1, 4, Run_1, 128},\n"));
   EXPECT_THAT(text,
               HasSubstr("{0, \"aligned\", ::metal_sim::StorageOf(::metal_sim_program::aligned), "
                         "sizeof(::metal_sim_program::aligned), "
@@ -352,6 +352,22 @@ TEST(MslRewriter, ConstantsComputedFromFunctionConstantsBecomeFunctions) {
                 "1>(b__value())); } static inline int d__value() { return{c__value().b + p->b}; }\n"
                 "constant int e = x.a; constant int g[2] = {1, 2};\n"
                 "int f() { if (b__value()) return b__value(); return -d__value(); }");
+}
+
+TEST(MslRewriter, ExpressionsThatMeanSomethingElseInCppAreMarked) {
+  EXPECT_EQ(Body("float x = 1.0H + 0x1p2bf + 0x1BF + 3.BF + 2.5h;"),
+            "float x = 1.0h + 0x1p2_bf + 0x1BF + 3._bf + 2.5h;");
+  EXPECT_EQ(
+      Body("int f(int a) { a <<= 1; a %= 3; return a << 2 >> 1 / a; }"),
+      "int f(int a) { a <<= ::metal_sim::kLeftShift = 1; a %= ::metal_sim::kRemaindering = 3; "
+      "return a << ::metal_sim::kLeftShift << 2 << ::metal_sim::kRightShift << 1 / "
+      "::metal_sim::kDivision / a; }");
+  const std::string kept =
+      "struct S { A<B<int>> x; auto y = 1; S operator/(S o) { auto& r = o; auto l = [] {}; } };";
+  EXPECT_EQ(Body(kept), kept);
+  EXPECT_EQ(Body("void f() { auto x = v.xy; const auto y = 1; a >>= 2; }"),
+            "void f() { auto x = ::metal_sim::kAutoValue = v.xy; const auto y = "
+            "::metal_sim::kAutoValue = 1; a >>= ::metal_sim::kRightShift = 2; }");
 }
 
 TEST(MslRewriter, CommasOfTemplateArgumentsDeclareNothing) {

@@ -45,6 +45,8 @@ struct Kernel {
   const Argument* arguments;
   int argument_count;
   void (*run)();  ///< Runs the kernel as the current thread.
+  /// [[max_total_threads_per_threadgroup]]; 0 where it has none.
+  uint32_t max_threads = 0;
 };
 
 /// A variable with [[function_constant(index)]].

@@ -10,6 +10,7 @@
 #include "backends/metal/simulator/shim/msl_kernel.h"
 #include "backends/metal/simulator/shim/msl_math.h"
 #include "backends/metal/simulator/shim/msl_matrix.h"
+#include "backends/metal/simulator/shim/msl_operator.h"
 #include "backends/metal/simulator/shim/msl_pack.h"
 #include "backends/metal/simulator/shim/msl_simdgroup.h"
 #include "backends/metal/simulator/shim/msl_simdgroup_matrix.h"

@@ -1,0 +1,14 @@
+// Expressions that mean something else in Metal than in C++. Knows nothing of declarations but
+// `auto`.
+#pragma once
+
+#include "backends/metal/simulator/msl_rewriter.h"
+#include "backends/metal/simulator/msl_source.h"
+
+namespace marlin::metal::simulator {
+
+/// Rewrites suffixes of literals (1.0H, 1.0bf, 1.0BF) for either purpose, and to be run also
+/// shifts, divisions and `auto x = ...` in functions, as shim/msl_operator.h describes.
+void RewriteExpressions(MslSource& source, RewritePurpose purpose);
+
+}  // namespace marlin::metal::simulator
