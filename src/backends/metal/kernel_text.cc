@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 
-#include "backends/metal/joined_source.h"
 #include "backends/metal/kernel_files.h"
 #include "base/macros.h"
 
@@ -40,6 +40,23 @@ std::optional<std::string_view> Between(std::string_view line, std::string_view 
   return line.substr(0, end);
 }
 
+/// Appends a file, and what it includes before it goes on.
+Status Append(std::string_view path, std::set<std::string_view>* seen, std::string* out) {
+  if (!seen->insert(path).second) return Status();
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(path));
+  *out += fmt::format("#line 1 \"{}\"\n", path);
+  for (int number = 1; !rest.empty(); ++number) {
+    const std::string_view line = TakeLine(&rest);
+    if (const auto included = Between(line, "#include \"", "\"")) {
+      MARLIN_RETURN_IF_ERROR(Append(*included, seen, out));
+      *out += fmt::format("#line {} \"{}\"\n", number + 1, path);
+    } else {
+      out->append(line).push_back('\n');
+    }
+  }
+  return Status();
+}
+
 /// `constant int NAME [[function_constant(MACRO)]];`
 struct Declared {
   std::string_view name;
@@ -56,7 +73,11 @@ std::optional<Declared> DeclaredConstant(std::string_view line) {
 }  // namespace
 
 Result<std::string> KernelText(std::string_view file) {
-  return JoinSource(KernelFiles(), fmt::format("{}{}", kFolder, file));
+  const std::string path = fmt::format("{}{}", kFolder, file);
+  std::set<std::string_view> seen;
+  std::string text;
+  MARLIN_RETURN_IF_ERROR(Append(path, &seen, &text));
+  return text;
 }
 
 Result<std::string> KernelText(std::string_view file, const FunctionConstants& constants) {

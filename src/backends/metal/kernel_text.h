@@ -10,7 +10,9 @@
 
 namespace marlin::metal {
 
-/// A file of the kernels ("gemv.metal", "gemv.h") with all that it includes (joined_source.h).
+/// A file of the kernels ("gemv.metal", "gemv.h") with the files of the project that it includes in
+/// the place of the first #include line that names them; #line directives keep the places of
+/// errors. What it includes with <> stays. Errors: kInvalidArgument (no such file).
 Result<std::string> KernelText(std::string_view file);
 
 /// The same for one combination of function constants: they are literals in it, for compilers that
