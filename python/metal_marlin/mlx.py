@@ -1,4 +1,4 @@
-"""MLX: linear layers with quantized weights, on the device that is MLX's default meanwhile.
+"""MLX: linear layers with quantized weights, made for the device that is MLX's default then.
 
 Products take one of three paths; `backend()` says which and why:
 
@@ -68,7 +68,7 @@ def backend() -> Backend:
     asked = os.environ.get("MARLIN_MLX", "")
     if asked not in ("", *_PATHS):
         raise InvalidArgumentError(f"MARLIN_MLX: expected one of {', '.join(_PATHS)}, got {asked}")
-    against = []
+    against: list[str] = []
     for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
         reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
         if not reason:
