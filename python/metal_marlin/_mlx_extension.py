@@ -2,6 +2,100 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
+import numpy as np
+
+from . import _core, linear
+from ._core import QuantizedWeights
+from ._mlx_kernels import check_input, self_test
+from .errors import InvalidArgumentError
+
+# Written when the module was built. MLX's C++ interface changes with every version, so nothing is
+# loaded before this is compared.
+_BUILT_FOR = Path(__file__).with_name("_mlx_version.txt")
+
+
+@functools.cache
+def _loaded() -> tuple[Any, str]:
+    """The module, and why there is none."""
+    try:
+        built_for = _BUILT_FOR.read_text().strip()
+    except OSError:
+        return None, "this package was built where no MLX was installed"
+    if built_for != mx.__version__:
+        return None, f"built for MLX {built_for}, and {mx.__version__} is installed"
+    try:
+        module = importlib.import_module("._mlx", __package__)
+        weights = _core.quantize(np.zeros((16, 8), np.float32), "u4", 16)
+        # Two builds of nanobind may not know each other's arrays.
+        _cpu_weights(module, weights).matmul(mx.zeros((1, 16)))
+    except (ImportError, TypeError) as error:
+        return None, f"cannot be loaded: {str(error).splitlines()[0]}"
+    return module, ""
+
+
+@functools.cache
 def why_not(device: str) -> str:
-    return "not there"
+    """Why products on MLX's "cpu" or "gpu" cannot be primitives; empty: they can."""
+    module, reason = _loaded()
+    if reason or device == "cpu":
+        return reason
+    return str(self_test()["wrong"]) if module.has_metal else "built for an MLX without Metal"
+
+
+def _cpu_weights(module: Any, weights: QuantizedWeights) -> Any:
+    prepared = linear.prepare(weights)
+    return module.Weights.on_cpu(
+        prepared.cpu_product(), prepared.k, prepared.n, prepared.experts
+    )
+
+
+def _metal_weights(module: Any, weights: QuantizedWeights) -> Any:
+    strips = _core.MetalStrips(weights)
+    parts = {name: mx.array(part) for name, part in strips.take_arrays().items()}
+    mx.eval(parts)
+    names = ("codes", "scales", "extras", "table")
+    return module.Weights.on_metal(
+        strips.metal_product(),
+        strips.k,
+        strips.n,
+        strips.experts,
+        # What a format does not have is bound to something that is not read.
+        [parts.get(name, parts["codes"]) for name in names],
+        self_test()["known_fragments"],
+    )
+
+
+class ExtensionWeights:
+    """Weights that the primitive multiplies with, on the device that they were prepared for."""
+
+    def __init__(self, weights: QuantizedWeights, device: str) -> None:
+        module, reason = _loaded()
+        if reason:
+            raise ImportError(f"metal_marlin._mlx: {reason}")
+        make = _metal_weights if device == "gpu" else _cpu_weights
+        self._weights = make(module, weights)
+        self.k, self.n, self.experts = weights.k, weights.n, weights.experts
+
+    @property
+    def last_addresses(self) -> tuple[int, int]:
+        """Where the last product on the CPU read its rows and wrote its output."""
+        rows, out = self._weights.last_addresses
+        return rows, out
+
+    def matmul(
+        self, x: mx.array, bias: mx.array | None = None, *, expert: int = 0
+    ) -> mx.array:
+        """x [..., K] times the weights: [..., N], in x's type."""
+        check_input(x, self.k)
+        if not 0 <= expert < self.experts:
+            raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
+        return self._weights.matmul(x, bias, expert)
+
+
+__all__ = ["ExtensionWeights", "why_not"]

@@ -1,4 +1,4 @@
-"""MLX: linear layers with quantized weights, on the device that is MLX's default when they are made.
+"""MLX: linear layers with quantized weights, made for the device that is MLX's default then.
 
 Products take one of three paths; `backend()` says which and why:
 
@@ -11,7 +11,7 @@ Products take one of three paths; `backend()` says which and why:
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -52,7 +52,7 @@ class _CopiedWeights:
         prepared = self._prepared
         check_input(x, prepared.k)
         # bfloat16 has no NumPy type, and every bfloat16 is a float32.
-        rows = np.array(x.astype(mx.float32)).reshape(-1, prepared.k)
+        rows = np.ascontiguousarray(x.astype(mx.float32)).reshape(-1, prepared.k)
         added = None if bias is None else np.array(bias.astype(mx.float32))
         y = linear.matmul(rows, prepared, added, expert=expert)
         return mx.array(y.reshape(*x.shape[:-1], prepared.n)).astype(x.dtype)
@@ -68,7 +68,7 @@ def backend() -> Backend:
     asked = os.environ.get("MARLIN_MLX", "")
     if asked not in ("", *_PATHS):
         raise InvalidArgumentError(f"MARLIN_MLX: expected one of {', '.join(_PATHS)}, got {asked}")
-    against = []
+    against: list[str] = []
     for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
         reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
         if not reason:
@@ -164,18 +164,19 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         """x [..., 1 or top_k, 1, in], indices [..., top_k] -> [..., top_k, 1, out]."""
         shape = (*indices.shape, *x.shape[-2:])
         chosen = np.array(indices).reshape(-1)
+        if chosen.size == 0:
+            return mx.zeros((*shape[:-1], self.out_features), x.dtype)
         rows = mx.broadcast_to(x, shape).reshape(len(chosen), -1, self.in_features)
         # Slots in the order of their experts, and back.
         order = np.argsort(chosen, kind="stable")
         experts, first = np.unique(chosen[order], return_index=True)
         slots = np.split(order, first[1:])
-        parts: list[Any] = [
+        parts = [
             self._prepared.matmul(rows[mx.array(at)], expert=int(expert))
             for expert, at in zip(experts, slots, strict=True)
         ]
         back = mx.array(np.argsort(order))
-        made = mx.concatenate(parts)[back] if parts else rows[..., :0]
-        return made.reshape(*shape[:-1], self.out_features)
+        return mx.concatenate(parts)[back].reshape(*shape[:-1], self.out_features)
 
 
 __all__ = ["Backend", "MarlinLinear", "MarlinSwitchLinear", "backend", "quantized_linear"]

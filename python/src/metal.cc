@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "backends/metal/foreign_product.h"
+#include "backends/metal/kernel_text.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
+#include "mlx/product_table.h"
 
 namespace marlin::python {
 namespace {
@@ -24,6 +26,39 @@ namespace {
 struct MetalStrips {
   std::shared_ptr<metal::PreparedStrips> strips;
 };
+
+/// What _mlx runs.
+class StripsProduct final : public MetalProduct {
+ public:
+  explicit StripsProduct(std::shared_ptr<const metal::PreparedStrips> strips)
+      : strips_(std::move(strips)) {}
+
+  std::string Plan(const ProductCall& call, const metal::DeviceShape& device,
+                   std::vector<metal::KernelLaunch>* launches) const override {
+    metal::ForeignCall product;
+    product.m = call.m;
+    product.type = call.type;
+    product.expert = call.expert;
+    product.has_bias = call.bias != nullptr;
+    product.bias_type = call.bias_type;
+    Result<std::vector<metal::KernelLaunch>> planned =
+        metal::ForeignLaunches(*strips_, product, device);
+    if (!planned.ok()) return std::string(planned.status().message());
+    *launches = *std::move(planned);
+    return {};
+  }
+
+  std::string Text(const std::string& file) const override { return Take(metal::KernelText(file)); }
+
+ private:
+  std::shared_ptr<const metal::PreparedStrips> strips_;
+};
+
+nb::capsule MetalProductOf(const MetalStrips& weights) {
+  using Held = std::shared_ptr<const MetalProduct>;
+  return nb::capsule(new Held(std::make_shared<StripsProduct>(weights.strips)), kMetalCapsule,
+                     [](void* held) noexcept { delete static_cast<Held*>(held); });
+}
 
 /// What MLX is to bind to a kernel's buffer.
 const char* RoleOf(int buffer) {
@@ -235,6 +270,7 @@ void BindMetal(nb::module_& module) {
       .def("take_arrays", &TakeArrays,
            "The parts by what kernels call them, uint8 [experts, bytes], once: they own the memory "
            "from then on. Plans need none.")
+      .def("metal_product", &MetalProductOf, "What the extension module _mlx plans with.")
       .def("plan", &PlanCall, nb::arg("call"),
            "The kernels of a product whose m, n and k are not 0, one after the other.");
 }

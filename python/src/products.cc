@@ -4,10 +4,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "core.h"
 #include "marlin/gemm.h"
+#include "mlx/product_table.h"
 
 namespace marlin::python {
 namespace {
@@ -46,6 +48,35 @@ struct ReadyWeights {
   PreparedWeights weights;
   OpenDevice device;
 };
+
+/// What _mlx runs.
+class ReadyProduct final : public CpuProduct {
+ public:
+  explicit ReadyProduct(ReadyWeights ready) : ready_(std::move(ready)) {}
+
+  std::string Run(const ProductCall& call) const override {
+    const WeightsSpec& spec = ready_.weights.spec();
+    const TensorView rows(call.rows, call.type, {call.m, spec.k});
+    const MutableTensorView out(call.out, call.type, {call.m, spec.n});
+    GemmOptions options;
+    options.expert = call.expert;
+    if (call.bias != nullptr) options.bias = TensorView(call.bias, call.bias_type, {spec.n});
+    const Status status = Gemm(ready_.device.device, rows, ready_.weights, out, options);
+    return std::string(status.message());
+  }
+
+ private:
+  ReadyWeights ready_;
+};
+
+nb::capsule CpuProductOf(const ReadyWeights& ready) {
+  if (ready.device.place.type != nb::device::cpu::value) {
+    throw StatusError(Status(Code::kUnsupported, "weights: MLX's primitive wants them on the CPU"));
+  }
+  using Held = std::shared_ptr<const CpuProduct>;
+  return nb::capsule(new Held(std::make_shared<ReadyProduct>(ready)), kCpuCapsule,
+                     [](void* held) noexcept { delete static_cast<Held*>(held); });
+}
 
 /// The epilogue and grade of a product, and how it is put on a stream.
 struct ProductOptions {
@@ -163,7 +194,8 @@ void BindProducts(nb::module_& module) {
           "format",
           [](const ReadyWeights& w) { return std::string(FormatName(w.weights.spec().format)); })
       .def_prop_ro("nbytes", [](const ReadyWeights& w) { return w.weights.bytes(); })
-      .def_ro("device", &ReadyWeights::device);
+      .def_ro("device", &ReadyWeights::device)
+      .def("cpu_product", &CpuProductOf, "What the extension module _mlx multiplies with.");
   module.def(
       "prepare",
       [](const QuantizedWeights& weights, const OpenDevice& on, bool marlin_w4) {

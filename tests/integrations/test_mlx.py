@@ -1,9 +1,13 @@
-"""metal_marlin.mlx and metal_marlin.mlx_lm on MLX's CPU device."""
+"""metal_marlin.mlx and metal_marlin.mlx_lm on the CPU: by MLX's primitive and by copies."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import metal_marlin as mm
 import numpy as np
@@ -16,9 +20,22 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = [ROOT / "examples" / "tiny-qwen3-moe", ROOT / "tests" / "data" / "tiny-glm4-moe"]
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu() -> None:
+@pytest.fixture(autouse=True, params=["extension", "copies"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     mx.set_default_device(mx.cpu)
+    monkeypatch.setenv("MARLIN_MLX", request.param)
+    return str(request.param)
+
+
+def same_bits(got: Any, want: Any) -> bool:
+    return bool(got.dtype == want.dtype and got.shape == want.shape) and np.array_equal(
+        np.array(got.reshape(-1).view(mx.uint8)), np.array(want.reshape(-1).view(mx.uint8))
+    )
+
+
+def weights_of(k: int, n: int, format: str = "fp4_e2m1") -> Any:
+    values = np.random.default_rng(k).standard_normal((k, n)).astype(np.float32)
+    return mm.pack_weights(values, format, 32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -39,6 +56,132 @@ def test_linear(dtype: str, bias: bool) -> None:
     assert float(mx.abs(got.astype(mx.float32) - want).max()) < 0.05
 
 
+@pytest.mark.parametrize("format", ["fp4_e2m1", "u4", "int3", "nf2", "s8", "fp8_e4m3", "bf16"])
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (2, 3, 96), (40, 96), (0, 96)])
+def test_bits_are_those_of_numpy(format: str, shape: tuple[int, ...]) -> None:
+    from metal_marlin.mlx import MarlinLinear
+
+    weights = weights_of(96, 40, format)
+    bias = np.random.default_rng(1).standard_normal(40).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    want = mm.linear.matmul(x, mm.linear.prepare(weights), bias)
+    got = MarlinLinear(weights, mx.array(bias))(mx.array(x))
+    assert same_bits(got, mx.array(want))
+    if format == "bf16":
+        return
+    # What is not contiguous, and what another operation makes.
+    turned = mx.array(np.ascontiguousarray(np.moveaxis(x, -1, 0)))
+    again = MarlinLinear(weights, mx.array(bias))(mx.moveaxis(turned, 0, -1) * 1)
+    assert same_bits(again, mx.array(want))
+
+
+def test_backend_says_what_runs(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from metal_marlin.mlx import backend
+
+    assert backend().name == path
+    monkeypatch.delenv("MARLIN_MLX")
+    assert backend() == ("extension", "the first choice")
+    monkeypatch.setenv("MARLIN_MLX", "metal_kernel")
+    with pytest.raises(mm.UnsupportedError, match="no GPU with Metal"):
+        backend()
+    monkeypatch.setenv("MARLIN_MLX", "gpu")
+    with pytest.raises(mm.InvalidArgumentError, match="MARLIN_MLX: expected one of extension"):
+        backend()
+
+
+@pytest.mark.parametrize(
+    "written, reason",
+    [("0.1.2\n", "built for MLX 0.1.2, and"), (None, "built where no MLX was installed")],
+)
+def test_another_version_of_mlx_is_not_loaded(
+    written: str | None, reason: str, tmp_path: Path
+) -> None:
+    """Asked in a process that has not loaded the extension."""
+    file = tmp_path / "version.txt"
+    if written is not None:
+        file.write_text(written)
+    code = f"""
+import os, sys
+os.environ.pop("MARLIN_MLX")
+import metal_marlin._mlx_extension as extension
+extension._BUILT_FOR = extension.Path({str(file)!r})
+import mlx.core as mx
+from metal_marlin.mlx import backend, quantized_linear
+mx.set_default_device(mx.cpu)
+print(backend())
+assert "metal_marlin._mlx" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "name='copies'" in done.stdout and reason in done.stdout
+
+
+def test_nothing_is_copied(path: str) -> None:
+    from metal_marlin._mlx_extension import ExtensionWeights
+
+    if path != "extension":
+        pytest.skip("copies copy")
+    weights = ExtensionWeights(weights_of(128, 64), "cpu")
+    x = mx.random.normal((6, 128))
+    mx.eval(x)
+    for rows, offset in ((x, 0), (x[2:5], 2 * 128 * 4), (x.reshape(2, 3, 128), 0)):
+        y = weights.matmul(rows)
+        mx.eval(y)
+        read, written = weights.last_addresses
+        assert read == np.array(x, copy=False).ctypes.data + offset
+        assert written == np.array(y, copy=False).ctypes.data
+
+
+def test_is_an_operation_like_others(path: str) -> None:
+    """Compiled, in a graph, on a stream of its own, in several threads."""
+    from metal_marlin.mlx import MarlinLinear
+
+    layer = MarlinLinear(weights_of(96, 40))
+    x = mx.random.normal((7, 96))
+    want = layer(x * 2) + 1
+    if path == "extension":
+        assert same_bits(mx.compile(lambda a: layer(a * 2) + 1)(x), want)
+        shapeless = mx.compile(lambda a: layer(a * 2) + 1, shapeless=True)
+        assert same_bits(shapeless(x), want) and shapeless(x[:3]).shape == (3, 40)
+    with mx.stream(mx.new_stream(mx.cpu)):
+        assert same_bits(layer(x * 2) + 1, want)
+    failures: list[int] = []
+
+    def work(seed: int) -> None:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            rows = mx.random.normal((1 + seed, 96), key=mx.random.key(seed))
+            first = layer(rows)
+            if not all(same_bits(layer(rows), first) for _ in range(20)):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_experts() -> None:
+    from metal_marlin.mlx import MarlinSwitchLinear
+
+    values = np.random.default_rng(3).standard_normal((4, 64, 24)).astype(np.float32)
+    weights = mm.pack_weights(values, "fp4_e2m1", 32)
+    layer = MarlinSwitchLinear(weights)
+    x = mx.random.normal((5, 1, 1, 64))
+    indices = mx.array(np.random.default_rng(4).integers(0, 4, (5, 2)))
+    got = layer(x, indices)
+    assert got.shape == (5, 2, 1, 24)
+    prepared = mm.linear.prepare(weights)
+    for row in range(5):
+        for slot in range(2):
+            expert = int(indices[row, slot])
+            # Of one row: few rows and many round their weights differently.
+            want = mm.linear.matmul(np.array(x[row, 0]), prepared, expert=expert)
+            assert float(mx.abs(got[row, slot] - mx.array(want)).max()) < 0.1
+    assert layer(x[:0], indices[:0]).shape == (0, 2, 1, 24)
+
+
 def test_quantized_linear() -> None:
     from metal_marlin.mlx import quantized_linear
 
@@ -54,6 +197,8 @@ def test_errors() -> None:
     from metal_marlin.mlx import MarlinLinear
 
     made = MarlinLinear.from_linear(nn.Linear(64, 8))
+    with pytest.raises(mm.UnsupportedError, match="2 experts"):
+        MarlinLinear(mm.pack_weights(np.zeros((2, 32, 8), np.float32), "u4", 32))
     with pytest.raises(mm.InvalidArgumentError, match=r"expected \[\.\.\., 64\]"):
         made(mx.zeros((2, 63)))
     with pytest.raises(mm.InvalidArgumentError):

@@ -66,6 +66,18 @@ GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedSt
   return made;
 }
 
+Result<KernelChoice> Choose(const PreparedStrips& weights, const ForeignCall& call,
+                            const DeviceShape& device) {
+  DeviceFacts facts;
+  facts.level = Isa::kMetal;
+  facts.known_fragments = device.known_fragments;
+  const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
+    return false;
+  };
+  return SelectKernel(Describe(weights.spec, call), {facts, MetalKernels(), no_variants, nullptr},
+                      call.kernel);
+}
+
 /// The function constants that kernels have, by name.
 Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionConstants& constants) {
   std::vector<std::pair<std::string, int>> values;
@@ -100,23 +112,21 @@ Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {
   return kernel;
 }
 
+Result<std::vector<KernelLaunch>> ForeignLaunches(const PreparedStrips& weights,
+                                                  const ForeignCall& call,
+                                                  const DeviceShape& device) {
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
+  return ProductLaunches(Call(choice, Describe(weights.spec, call), weights, call), device);
+}
+
 Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
                                                const ForeignCall& call, const DeviceShape& device) {
-  const GemmDesc desc = Describe(weights.spec, call);
-  DeviceFacts facts;
-  facts.level = Isa::kMetal;
-  facts.known_fragments = device.known_fragments;
-  const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
-    return false;
-  };
-  MARLIN_ASSIGN_OR_RETURN(
-      const KernelChoice choice,
-      SelectKernel(desc, {facts, MetalKernels(), no_variants, nullptr}, call.kernel));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
+  MARLIN_ASSIGN_OR_RETURN(const auto launches, ForeignLaunches(weights, call, device));
   std::vector<ForeignKernel> kernels;
   bool cleared = false;
-  for (const KernelLaunch& launch : ProductLaunches(Call(choice, desc, weights, call), device)) {
+  for (const KernelLaunch& launch : launches) {
     if (launch.function == "marlin_zero_reduction") {
-      // An output has one writer: who makes it clears it, all of it.
       cleared = true;
       continue;
     }

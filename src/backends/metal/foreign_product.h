@@ -46,11 +46,18 @@ struct ForeignKernel {
   bool cleared = false;  ///< The output must hold zeros before.
 };
 
+/// The launches of a product whose m, n and k are not 0, one after the other. Of the addresses only
+/// the bias's is set, and it says no more than that there is one. Errors: kInvalidArgument (a
+/// name), kUnsupported (with the reasons of all kernels).
+Result<std::vector<KernelLaunch>> ForeignLaunches(const PreparedStrips& weights,
+                                                  const ForeignCall& call,
+                                                  const DeviceShape& device);
+
 /// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);
 
-/// The kernels of a product whose m, n and k are not 0, one after the other. Errors:
-/// kInvalidArgument (a name), kUnsupported (with the reasons of all kernels).
+/// The same as kernels. An output has one writer: what ForeignLaunches clears with a launch of its
+/// own is ForeignKernel::cleared here.
 Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
                                                const ForeignCall& call, const DeviceShape& device);
 

@@ -6,7 +6,6 @@
 #include <charconv>
 #include <optional>
 #include <set>
-#include <utility>
 
 #include "backends/metal/kernel_files.h"
 #include "base/macros.h"
@@ -41,6 +40,7 @@ std::optional<std::string_view> Between(std::string_view line, std::string_view 
   return line.substr(0, end);
 }
 
+/// Appends a file, and what it includes before it goes on.
 Status Append(std::string_view path, std::set<std::string_view>* seen, std::string* out) {
   if (!seen->insert(path).second) return Status();
   MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(path));

@@ -1,0 +1,38 @@
+# MARLIN_MLX=AUTO builds the extension module _mlx where the Python that is built for has MLX (`pip
+# install --no-build-isolation`), and says why not where it has not; ON demands it.
+set(MARLIN_MLX AUTO CACHE STRING "Build the primitive of MLX: ON, OFF or AUTO (when MLX is installed)")
+set_property(CACHE MARLIN_MLX PROPERTY STRINGS AUTO ON OFF)
+set(MLX_FOUND OFF)
+if(NOT MARLIN_MLX STREQUAL "OFF")
+  execute_process(COMMAND ${Python_EXECUTABLE} -m mlx --cmake-dir OUTPUT_VARIABLE mlx_folder
+                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  execute_process(COMMAND ${Python_EXECUTABLE} -m mlx --version OUTPUT_VARIABLE mlx_version
+                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(mlx_folder)
+    find_package(MLX CONFIG QUIET PATHS ${mlx_folder} NO_DEFAULT_PATH)
+  endif()
+  if(MARLIN_MLX STREQUAL "ON" AND NOT MLX_FOUND)
+    message(FATAL_ERROR "MARLIN_MLX=ON, but ${Python_EXECUTABLE} has no MLX with CMake files")
+  endif()
+endif()
+if(NOT MLX_FOUND)
+  message(STATUS "MLX extension: OFF (no MLX for ${Python_EXECUTABLE})")
+  return()
+endif()
+message(STATUS "MLX extension: ON (MLX ${mlx_version})")
+
+set(gpu product_no_gpu)
+if(MLX_BUILD_METAL)
+  set(gpu product_gpu)
+endif()
+# MLX's types are those of its own nanobind domain.
+nanobind_add_module(_mlx NB_STATIC NB_DOMAIN mlx src/mlx/module.cc src/mlx/product.cc
+                    src/mlx/${gpu}.cc)
+target_link_libraries(_mlx PRIVATE mlx marlin_warnings)
+target_include_directories(_mlx PRIVATE src ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_include_directories(_mlx SYSTEM PRIVATE ${NB_DIR}/include ${MLX_INCLUDE_DIRS})
+set_target_properties(_mlx PROPERTIES CXX_VISIBILITY_PRESET hidden)
+# Read before the module is loaded: another version of MLX need not even crash with it.
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt "${mlx_version}\n")
+install(TARGETS _mlx LIBRARY DESTINATION metal_marlin)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt DESTINATION metal_marlin)

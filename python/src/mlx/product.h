@@ -1,0 +1,70 @@
+// A product with quantized weights as a primitive of MLX.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/primitives.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "mlx/product_table.h"
+
+namespace marlin::python {
+
+/// Prepared weights of one device.
+struct MlxWeights {
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t experts = 1;
+  std::shared_ptr<const CpuProduct> cpu;  ///< Or null: then Metal's.
+  std::shared_ptr<const MetalProduct> metal;
+  metal::DeviceShape shape;
+  /// Metal's: codes, scales, extras, table, uint8 [experts, bytes] each; what a format lacks is its
+  /// codes again.
+  std::vector<mlx::core::array> parts;
+  /// Where the last product on the CPU read its rows and wrote its output, for tests.
+  mutable std::atomic<const void*> last_rows{nullptr};
+  mutable std::atomic<const void*> last_out{nullptr};
+};
+
+/// Inputs: rows [..., k]; on Metal an expert's codes, scales, extras and table; perhaps a bias [n].
+/// All are contiguous.
+class Product final : public mlx::core::UnaryPrimitive {
+ public:
+  Product(mlx::core::Stream stream, std::shared_ptr<const MlxWeights> weights, int64_t expert,
+          bool has_bias)
+      : UnaryPrimitive(stream),
+        weights_(std::move(weights)),
+        expert_(expert),
+        has_bias_(has_bias) {}
+
+  void eval_cpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
+  /// Not run so far: no Mac was there.
+  void eval_gpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
+
+  const char* name() const override { return "MarlinProduct"; }
+  bool is_equivalent(const mlx::core::Primitive& other) const override;
+  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
+
+ private:
+  /// The call but for addresses.
+  ProductCall Describe(const std::vector<mlx::core::array>& inputs) const;
+
+  std::shared_ptr<const MlxWeights> weights_;
+  int64_t expert_;
+  bool has_bias_;
+};
+
+/// Whether eval_gpu does anything in this build.
+extern const bool kHasMetal;
+
+/// x [..., k] times the weights: [..., n], on their device. Throws std::invalid_argument.
+mlx::core::array Multiply(const std::shared_ptr<const MlxWeights>& weights,
+                          const mlx::core::array& x, const std::optional<mlx::core::array>& bias,
+                          int64_t expert);
+
+}  // namespace marlin::python
