@@ -140,6 +140,7 @@ std::vector<DeviceInfo> ListDevices() {
     const Result<Device> device = Device::Open("cuda:" + std::to_string(i));
     if (device.ok()) devices.push_back(device->info());
   }
+  if (Result<Device> device = Device::Open("metal"); device.ok()) devices.push_back(device->info());
   return devices;
 }
 

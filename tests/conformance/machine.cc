@@ -42,6 +42,12 @@ bool IsAllowed(Isa level) {
   return true;
 }
 
+// A Mac's GPU; the simulator where there is one, which is not on a Mac.
+Result<Device> OpenMetal() {
+  Result<Device> simulator = Device::Open("metal-sim");
+  return simulator.ok() ? simulator : Device::Open("metal");
+}
+
 // Why the device does not run the kernel; empty when it does.
 std::string WhyNot(const Device& device, std::string_view kernel) {
   for (const KernelInfo& info : device.info().kernels) {
@@ -60,7 +66,7 @@ Result<Machine> Machine::Open(std::string_view backend) {
     machine.AddDevice("cuda", Isa::kSm90, Device::Open("cuda"), cuda::CudaKernels());
   }
   if (judged("metal")) {
-    machine.AddDevice("metal", Isa::kMetal, Device::Open("metal-sim"), metal::MetalKernels());
+    machine.AddDevice("metal", Isa::kMetal, OpenMetal(), metal::MetalKernels());
   }
   return machine;
 }

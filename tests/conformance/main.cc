@@ -20,7 +20,8 @@ int Run(int argc, char** argv) {
   app.add_option("--case", options.name, "Run the one case of this name");
   app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
   app.add_option("--device", options.device,
-                 "Judge the kernels of cpu, cuda, metal (in its simulator) or all (default)")
+                 "Judge the kernels of cpu, cuda, metal (a Mac's GPU, elsewhere its simulator) or "
+                 "all (default)")
       ->check(CLI::IsMember({"cpu", "cuda", "metal", "all"}));
   app.add_option("--jobs", options.jobs, "Problems at a time; 0: one per processor")
       ->check(CLI::NonNegativeNumber);

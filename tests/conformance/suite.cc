@@ -210,6 +210,18 @@ class Suite {
     fmt::print("{} passed, {} failed, {} skipped\n", passed_, failed_, skipped_);
   }
 
+  // What the rows ran on: a simulator is not the GPU that it stands for.
+  nlohmann::json Devices() const {
+    nlohmann::json devices = nlohmann::json::object();
+    for (const Row& row : machine_.rows()) {
+      if (!row.unavailable.empty() || devices.contains(row.backend)) continue;
+      const DeviceInfo info = machine_.DeviceFor(row).info();
+      devices[row.backend] = {
+          {"name", info.name}, {"model", info.model}, {"features", info.features}};
+    }
+    return devices;
+  }
+
   void PrintJson(const std::vector<std::string>& violations) {
     nlohmann::json rows = nlohmann::json::array();
     for (size_t i = 0; i < counts_.size(); ++i) {
@@ -226,9 +238,10 @@ class Suite {
                       {"worst_ratio", counts.worst_ratio},
                       {"worst_case", counts.worst_case}});
     }
-    const nlohmann::json document = {{"passed", passed_},     {"failed", failed_},
-                                     {"skipped", skipped_},   {"kernels", rows},
-                                     {"failures", failures_}, {"violations", violations}};
+    const nlohmann::json document = {{"devices", Devices()},    {"passed", passed_},
+                                     {"failed", failed_},       {"skipped", skipped_},
+                                     {"kernels", rows},         {"failures", failures_},
+                                     {"violations", violations}};
     fmt::print("{}\n", document.dump(2));
   }
 

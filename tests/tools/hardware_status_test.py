@@ -1,0 +1,127 @@
+"""What is said about where kernels have run, from made-up records: never more than they say."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
+
+import hardware_status  # noqa: E402
+import metal_record  # noqa: E402
+
+
+def conformance(device: dict[str, Any] | None) -> dict[str, Any]:
+    """What marlin_conformance prints of two kernels, of which one never ran."""
+    counts = {"unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
+              "worst_case": "gemm/u4/metal/..."}
+    ran = device is not None
+    return {
+        "devices": {"metal": device} if device else {},
+        "kernels": [
+            {"kernel": "marlin_one", "backend": "metal", "passed": 7 if ran else 0, "failed": 0,
+             "unavailable": "" if ran else "no metal device (metal: no GPU)", **counts},
+            {"kernel": "marlin_two", "backend": "metal", "passed": 0, "failed": 0,
+             "unavailable": "", **counts},
+        ],
+        "failures": [],
+    }
+
+
+def gpu_record() -> dict[str, Any]:
+    device = {"name": "metal", "model": "Apple M9", "features": ["9 cores (counted)"]}
+    return metal_record.make_record(conformance(device), "macOS 20.1", "0123456789abcdef",
+                                    "2030-01-02")
+
+
+class MetalRecord(unittest.TestCase):
+    def test_says_where_it_ran(self) -> None:
+        record = gpu_record()
+        self.assertEqual(record["chip"], "Apple M9")
+        self.assertEqual(record["conformance"]["passed"], 7)
+        self.assertEqual(record["conformance"]["unsupported"], 6)
+        self.assertIn("7 passed, 0 failed, 0 skipped", metal_record.summary(record))
+        self.assertIn("9 cores (counted)", metal_record.summary(record))
+
+    def test_a_simulator_is_not_recorded(self) -> None:
+        simulator = {"name": "metal-sim", "model": "simulator", "features": []}
+        with self.assertRaisesRegex(ValueError, "no Apple GPU"):
+            metal_record.make_record(conformance(simulator), "Linux", "", "")
+
+    def test_no_device_is_not_recorded(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no GPU"):
+            metal_record.make_record(conformance(None), "macOS", "", "")
+
+    def test_names_files(self) -> None:
+        self.assertEqual(metal_record.slug("Apple M2 Pro"), "apple-m2-pro")
+        self.assertEqual(metal_record.slug("../x"), "x")
+
+
+class HardwareStatus(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = pathlib.Path(self.folder.name)
+        for backend in hardware_status.BACKENDS:
+            self.write(f"src/backends/{backend}/kernels.def",
+                       f"// MARLIN_X_KERNEL(name)\nMARLIN_{backend.upper()}_KERNEL(marlin_one, 1)\n"
+                       f"MARLIN_{backend.upper()}_KERNEL(marlin_two, 2)\n")
+        (self.root / "bench" / "records").mkdir(parents=True)
+
+    def tearDown(self) -> None:
+        self.folder.cleanup()
+
+    def write(self, path: str, content: Any) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def lines(self, kernel: str) -> list[str]:
+        """Of all backends: Metal, CUDA, CPU."""
+        return [line.split(" | ")[1].removesuffix(" |")
+                for line in hardware_status.page(self.root).splitlines()
+                if line.startswith(f"| `{kernel}` ")]
+
+    def test_nothing_has_run(self) -> None:
+        self.assertEqual(self.lines("marlin_one"), ["`not-run`"] * 3)
+
+    def test_pinned_counts_of_metal_are_the_simulators(self) -> None:
+        self.write("tests/conformance/expected_counts_metal.json",
+                   {"marlin_one": {"passed": 5}, "marlin_two": {"passed": 0}})
+        self.assertEqual(self.lines("marlin_one")[0], "`host-simulator`")
+        self.assertEqual(self.lines("marlin_two")[0], "`not-run`")
+
+    def test_a_record_of_a_gpu(self) -> None:
+        self.write("bench/records/metal-apple-m9.json", gpu_record())
+        self.assertEqual(self.lines("marlin_one")[0],
+                         "`apple-gpu:Apple M9:macOS 20.1` (7 cases, 2030-01-02, 0123456789)")
+        self.assertEqual(self.lines("marlin_two")[0], "`not-run`")
+        self.assertEqual(self.lines("marlin_one")[1], "`not-run`")
+
+    def test_failures_show(self) -> None:
+        record = gpu_record()
+        record["conformance"]["kernels"][0]["failed"] = 2
+        self.write("bench/records/metal-apple-m9.json", record)
+        self.assertIn("**2 FAILED**", self.lines("marlin_one")[0])
+
+    def test_a_simulators_record_does_not_count(self) -> None:
+        record = gpu_record()
+        record["device"]["name"] = "metal-sim"
+        self.write("bench/records/metal-apple-m9.json", record)
+        self.assertEqual(self.lines("marlin_one")[0], "`not-run`")
+
+    def test_records_of_measurements(self) -> None:
+        run = {"device": {"name": "cuda:0", "model": "A GPU"},
+               "results": [{"kernel": "marlin_one@64x1", "candidates": []}]}
+        self.write("bench/records/gemm.json", {"runs": [run]})
+        self.write("tests/conformance/expected_counts_cuda.json", {"marlin_two": {"passed": 1}})
+        self.assertEqual(self.lines("marlin_one")[1], "`nvidia-gpu:A GPU`")
+        self.assertEqual(self.lines("marlin_two")[1], "`nvidia-gpu`")
+
+
+if __name__ == "__main__":
+    unittest.main()

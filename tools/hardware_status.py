@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Writes HARDWARE_STATUS.md, where each kernel has run, from records; with --check compares it.
+
+Usage: tools/hardware_status.py [--check]
+
+What counts as having run: a record of bench/records/ that names the device, and the counts of
+conformance cases that a test pins (tests/conformance/expected_counts*.json), which are written where
+the kernels run. Metal's pinned counts are the simulator's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = "HARDWARE_STATUS.md"
+KERNEL = re.compile(r"^MARLIN_\w+_KERNEL\((\w+),", re.MULTILINE)
+# backend -> title, file of pinned counts, what those were counted on
+BACKENDS = {
+    "metal": ("Metal", "expected_counts_metal.json", "host-simulator"),
+    "cuda": ("CUDA", "expected_counts_cuda.json", "nvidia-gpu"),
+    "cpu": ("CPU", "expected_counts.json", "cpu"),
+}
+HEAD = """\
+# Where each kernel has run
+
+Written by `tools/hardware_status.py` from the records in `bench/records/` and from the pinned counts
+of conformance cases; a test checks that it is up to date. It says where results were compared with
+the reference or measured, and nothing else: no kernel is taken to work where it has not run.
+
+- `apple-gpu:NAME:OS`: on that GPU, all conformance cases compared (`./dev test-metal`).
+- `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were
+  compared on such a device, which the pinned counts do not name.
+- `host-simulator`: conformance cases were compared in the simulator of Metal kernels, which runs
+  them on a processor and says nothing about speed, about Apple's compiler, or about its GPUs.
+- `emulator`: conformance cases were compared on an emulated processor (`./dev nightly`, qemu).
+- `type-check`: compiled for its language, not run.
+- `not-run`: nowhere that a record tells of.
+"""
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def kernels_of(text: str) -> list[str]:
+    """The names in a kernels.def."""
+    return KERNEL.findall(text)
+
+
+def benched(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
+    """(backend, kernel) -> models of devices, of a record that `bench` made."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for run in document.get("runs", []):
+        name, model = run["device"]["name"], run["device"]["model"]
+        backend = name.split(":")[0]
+        for result in run["results"]:
+            for kernel in [result, *result.get("candidates", [])]:
+                # Without its variant, "marlin_gemm_wgmma@128x2".
+                plain = kernel.get("kernel", "").split("@")[0]
+                found.setdefault((backend, plain), set()).add(model)
+    return found
+
+
+def apple_status(record: dict[str, Any], kernel: str) -> str:
+    """What a record of ./dev test-metal says about a kernel; empty: nothing."""
+    if record["device"]["name"] != "metal":
+        return ""  # A simulator's, whoever put it there.
+    for row in record["conformance"]["kernels"]:
+        if row["kernel"] != kernel or row["passed"] + row["failed"] == 0:
+            continue
+        place = f"`apple-gpu:{record['chip']}:{record['os']}` ({row['passed']} cases"
+        if row["failed"]:
+            place += f", **{row['failed']} FAILED**"
+        return f"{place}, {record['date']}, {record['commit'][:10]})"
+    return ""
+
+
+def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]]) -> list[str]:
+    """Where a kernel has run, the most telling first."""
+    _, counts_file, counted_on = BACKENDS[backend]
+    found: list[str] = []
+    models: set[str] = set()
+    for record in records:
+        if backend == "metal" and "chip" in record:
+            found.append(apple_status(record, kernel))
+        models |= benched(record).get((backend, kernel), set())
+    prefix = {"cuda": "nvidia-gpu", "cpu": "cpu", "metal": "apple-gpu"}[backend]
+    found += [f"`{prefix}:{model}`" for model in sorted(models)]
+    pinned = read_json(root / "tests" / "conformance" / counts_file)
+    if pinned.get(kernel, {}).get("passed", 0) > 0 and (backend == "metal" or not models):
+        found.append("`emulator`" if kernel.endswith("_neon") else f"`{counted_on}`")
+    return [place for place in found if place] or ["`not-run`"]
+
+
+def page(root: Path) -> str:
+    records = [read_json(path) for path in sorted((root / "bench" / "records").glob("*.json"))]
+    text = HEAD
+    for backend, (title, counts_file, _) in BACKENDS.items():
+        definitions = root / "src" / "backends" / backend / "kernels.def"
+        names = kernels_of(definitions.read_text(encoding="utf-8"))
+        pinned = read_json(root / "tests" / "conformance" / counts_file)
+        # Decoding alone is no row of the table of products.
+        names += [name for name in sorted(pinned) if name.startswith("marlin_dequantize_")]
+        text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
+        for name in names:
+            text += f"| `{name}` | {'; '.join(places(backend, name, root, records))} |\n"
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 64
+    target = ROOT / PAGE
+    text = page(ROOT)
+    if not arguments:
+        target.write_text(text, encoding="utf-8")
+        return 0
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE}: not what the records say; run tools/hardware_status.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
