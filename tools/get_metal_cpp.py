@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Puts metal-cpp's headers (Apple, Apache-2.0) into a folder: from an installed MLX, or else from the
-wheel mlx-metal (45 MB), which brings them, through pip.
+"""Puts metal-cpp's headers (Apple, Apache-2.0) into a folder: from an installed MLX, or else from
+the wheel mlx-metal (45 MB), which brings them, through pip.
 
 Usage: get_metal_cpp.py FOLDER     does nothing where FOLDER has them
 """

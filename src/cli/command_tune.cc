@@ -134,7 +134,8 @@ class TuneCommand final : public Command {
       if (!model_.empty()) {
         MARLIN_ASSIGN_OR_RETURN(matrices, MatricesOf(model_));
       }
-      const std::span<const int64_t> rows = many_rows ? std::span<const int64_t>(kGpuRows) : kCpuRows;
+      const std::span<const int64_t> rows =
+          many_rows ? std::span<const int64_t>(kGpuRows) : kCpuRows;
       for (const Matrix& matrix : matrices) {
         for (const int64_t m : rows) {
           shapes.push_back({{m, matrix.n, matrix.k}, matrix.gated});

@@ -57,6 +57,8 @@ struct DeviceFacts {
   bool (*has_dense_library)() = nullptr;
   /// Metal: whether the elements of matrix fragments lie where the kernels want them.
   bool known_fragments = true;
+  /// Metal: whether the kernels were compiled with fast math, which lets the compiler reorder sums.
+  bool fast_math = false;
 };
 
 /// How a kernel is told to cut a problem. Zeros leave it to the kernel.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the tester of Metal kernels: breaks the kernels' sources in one place at a time and requires
-that the conformance program, which runs them in the simulator, fails.
+"""Tests the tester of Metal kernels: breaks their sources in one place at a time and requires that
+the conformance program, which runs them in the simulator, fails.
 
 Usage: metal_mutants.py PROGRAM [--only I]... [--jobs N]
 PROGRAM is marlin_conformance of a build with the simulator.
@@ -190,7 +190,7 @@ MUTANTS = [
 def replace(text: str, mutant: Mutant) -> str:
     parts = text.split(mutant.before)
     if len(parts) < mutant.which + 2:
-        raise SystemExit(f"{mutant.file} has no longer what '{mutant.what}' breaks:\n{mutant.before}")
+        raise SystemExit(f"{mutant.file}: what '{mutant.what}' breaks is gone: {mutant.before}")
     at = mutant.which + 1
     return mutant.before.join(parts[:at]) + mutant.after + mutant.before.join(parts[at:])
 

@@ -43,6 +43,7 @@ struct DeviceShape {
   int cores = 8;
   /// Whether the elements of matrix fragments lie where kernels::FragmentRow says.
   bool known_fragments = true;
+  bool fast_math = false;  ///< Kernels are compiled so that sums may be reordered.
 };
 
 struct DriverInfo {

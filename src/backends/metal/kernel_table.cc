@@ -12,37 +12,40 @@ namespace {
 /// Kernels count rows, columns and k in 32 bits.
 constexpr int64_t kLargestSize = int64_t{1} << 30;
 
-Support SupportsAny(const GemmDesc& desc) {
+Support SupportsAny(const GemmDesc& desc, const DeviceFacts& facts) {
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
+  if (desc.determinism == Determinism::kBatchInvariant && facts.fast_math) {
+    return {"compiled with fast math, which orders sums as each number of rows suggests"};
+  }
   if (std::max({desc.m, desc.n, desc.k}) > kLargestSize) return {"takes sizes up to 2^30"};
   return {};
 }
 
 /// What a batch-invariant product may not run on: rules choose another kernel for other m.
-Support SupportsManyRows(const GemmDesc& desc) {
+Support SupportsManyRows(const GemmDesc& desc, const DeviceFacts& facts) {
   if (desc.determinism == Determinism::kBatchInvariant) {
     return {"sums k in another order than the kernels for few rows"};
   }
-  return SupportsAny(desc);
+  return SupportsAny(desc, facts);
 }
 
-Support SupportsGemv(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsGemv(const GemmDesc& desc, const DeviceFacts& facts) {
   if (desc.m > 1) return {"takes one row"};
-  return SupportsAny(desc);
+  return SupportsAny(desc, facts);
 }
 
-Support SupportsGemvWide(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsGemvWide(const GemmDesc& desc, const DeviceFacts& facts) {
   // Reads the weights again for every 16 rows, which only that promise is worth.
   if (desc.m > kGemvRows && desc.determinism != Determinism::kBatchInvariant) {
     return {"takes up to 16 rows"};
   }
-  return SupportsAny(desc);
+  return SupportsAny(desc, facts);
 }
 
 /// Kernels that put weights straight into fragments.
 Support SupportsDirect(const GemmDesc& desc, const DeviceFacts& facts) {
   if (!facts.known_fragments) return {"this GPU keeps matrix fragments in another order"};
-  return SupportsManyRows(desc);
+  return SupportsManyRows(desc, facts);
 }
 
 Support SupportsSplitK(const GemmDesc& desc, const DeviceFacts& facts) {
@@ -66,13 +69,13 @@ Support SupportsFused(const GemmDesc& desc, const DeviceFacts& facts) {
   return SupportsDirect(desc, facts);
 }
 
-Support SupportsStaged(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
-  return SupportsManyRows(desc);
+Support SupportsStaged(const GemmDesc& desc, const DeviceFacts& facts) {
+  return SupportsManyRows(desc, facts);
 }
 
-Support SupportsFp4(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsFp4(const GemmDesc& desc, const DeviceFacts& facts) {
   if (desc.format != Format::kFp4E2M1) return {"takes fp4_e2m1 alone"};
-  return SupportsManyRows(desc);
+  return SupportsManyRows(desc, facts);
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({

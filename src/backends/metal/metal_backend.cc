@@ -53,6 +53,7 @@ class MetalBackend final : public Backend {
     DeviceFacts facts;
     facts.level = Isa::kMetal;
     facts.known_fragments = driver_->Shape().known_fragments;
+    facts.fast_math = driver_->Shape().fast_math;
     return facts;
   }
 

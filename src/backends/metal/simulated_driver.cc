@@ -94,7 +94,10 @@ class SimulatedDriver final : public Driver {
  public:
   SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options,
                   std::vector<SimulatedLaunch>* record)
-      : programs_(std::move(compile)), options_(options), record_(record) {}
+      : fast_math_(compile.fast_math),
+        programs_(std::move(compile)),
+        options_(options),
+        record_(record) {}
 
   Status Start() {
     MARLIN_RETURN_IF_ERROR(simulator::MetalCompiler::Check());
@@ -104,7 +107,7 @@ class SimulatedDriver final : public Driver {
   DriverInfo Info() const override {
     return {"metal-sim", "simulator", {"MSL 3.1", "checks races, bounds, initialisation"}};
   }
-  DeviceShape Shape() const override { return {kSimulatedCores, true}; }
+  DeviceShape Shape() const override { return {kSimulatedCores, true, fast_math_}; }
 
   Status Run(std::span<const KernelLaunch> launches, void* /*stream*/) override {
     for (const KernelLaunch& launch : launches) MARLIN_RETURN_IF_ERROR(RunOne(launch));
@@ -176,6 +179,7 @@ class SimulatedDriver final : public Driver {
                     places[1].empty() ? "" : " and " + places[1], report.findings.size()));
   }
 
+  const bool fast_math_;
   Programs programs_;
   simulator::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.

@@ -1,4 +1,5 @@
-// The driver that runs kernels in the simulator, thousands of times slower than a GPU would, checked.
+// The driver that runs kernels in the simulator, thousands of times slower than a GPU would,
+// checked.
 #pragma once
 
 #include <memory>

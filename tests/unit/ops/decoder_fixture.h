@@ -106,10 +106,10 @@ class OnEveryLevel : public testing::TestWithParam<const char*> {
   std::optional<Device> device_;
 };
 /// Every level, with the name of the suite: MARLIN_ON_EVERY_LEVEL(Decoder).
-#define MARLIN_ON_EVERY_LEVEL(Suite)                                                                \
-  INSTANTIATE_TEST_SUITE_P(Levels, Suite,                                                           \
-                           testing::Values("scalar", "avx2", "avx512", "amx", "neon", "metal_sim"), \
-                           [](const auto& level) { return std::string(level.param); })
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(                                                                   \
+      Levels, Suite, testing::Values("scalar", "avx2", "avx512", "amx", "neon", "metal_sim"), \
+      [](const auto& level) { return std::string(level.param); })
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 

@@ -1,4 +1,4 @@
-// marlin_self_test: what the other kernels rely on and no document promises, for the host to compare.
+// marlin_self_test: what the other kernels rely on and no document promises; the host compares.
 //
 //   out[0, 64)     the elements of A that each lane holds: lane 0's two, lane 1's two, ...
 //   out[64, 128)   the same of A x B

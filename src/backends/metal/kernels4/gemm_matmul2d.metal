@@ -1,14 +1,14 @@
-// marlin_gemm_matmul2d_T: tiles of 64 rows x 64 outputs through the matrix units that Metal 4 reaches
-// with matmul2d (M5 and later). NOT RUN, neither on a GPU nor in the simulator, which does not have
-// tensors: its types were checked against `declarations/`, a reading of Apple's documentation. No
-// row of kernels.def runs it.
+// marlin_gemm_matmul2d_T: tiles of 64 rows x 64 outputs through the matrix units that Metal 4
+// reaches with matmul2d (M5 and later). NOT RUN, neither on a GPU nor in the simulator, which does
+// not have tensors: its types were checked against `declarations/`, a reading of Apple's
+// documentation. No row of kernels.def runs it.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-// As GemmStaged with one buffer: activations of type T and weights decoded to fp32 lie in threadgroup
-// memory, 32 k at a time, which is the granule of matmul2d's k; four simdgroups multiply them together
-// into a cooperative tensor in fp32. Threadgroup memory: 16,384 bytes. Error model: unknown; weights
-// are rounded as fp32, but what the unit does to fp32 operands is not documented.
+// As GemmStaged with one buffer: activations of type T and weights decoded to fp32 lie in
+// threadgroup memory, 32 k at a time, the granule of matmul2d's k; four simdgroups multiply them
+// together into a cooperative tensor in fp32. Threadgroup memory: 16,384 bytes. Error model:
+// unknown; weights are rounded as fp32, but what the unit does to fp32 operands is not documented.
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 #include <metal_stdlib>
 #include <metal_tensor>

@@ -35,8 +35,8 @@ std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
   return arguments;
 }
 
-/// Blanks the pragmas that unroll loops: what keeps arrays in a GPU's registers only makes more code
-/// to instrument here.
+/// Blanks the pragmas that unroll loops: what keeps arrays in a GPU's registers only makes more
+/// code to instrument here.
 std::string WithoutUnrolling(std::string text) {
   constexpr std::string_view kPragma = "#pragma clang loop unroll";
   for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at)) {

@@ -14,7 +14,9 @@ namespace marlin::metal {
 namespace {
 
 GemmDesc Draw(std::mt19937& bits, int i) {
-  const auto draw = [&](int most) { return int64_t{1} + static_cast<int>(bits() % unsigned(most)); };
+  const auto draw = [&](int most) {
+    return int64_t{1} + static_cast<int>(bits() % unsigned(most));
+  };
   GemmDesc desc;
   desc.m = draw(i % 3 == 0 ? 20 : (i % 3 == 1 ? 200 : 20000));
   desc.n = draw(i % 2 == 0 ? 300 : 100000);
@@ -141,7 +143,9 @@ TEST(Selection, SaysWhyNot) {
   GemmDesc desc;
   desc.m = 20;
   desc.n = desc.k = 256;
-  const auto reason = [&](const char* kernel) { return Select(desc, true, kernel).status().message(); };
+  const auto reason = [&](const char* kernel) {
+    return Select(desc, true, kernel).status().message();
+  };
   EXPECT_NE(reason("marlin_gemv").find("takes one row"), std::string::npos);
   EXPECT_NE(reason("marlin_gemm_fused_u4").find("takes u4 and s4 alone"), std::string::npos);
   desc.accuracy = Accuracy::kW4A8;

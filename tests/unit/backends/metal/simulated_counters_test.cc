@@ -1,5 +1,5 @@
-// What kernels cost, as the simulator counts it: bytes of weights, barriers, threadgroup memory. The
-// budgets are those of docs/kernels/metal.md.
+// What kernels cost, as the simulator counts it: bytes of weights, barriers, threadgroup memory.
+// The budgets are those of docs/kernels/metal.md.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -62,15 +62,16 @@ class SimulatedCounters : public testing::Test {
   /// Times that the codes are read, from the launch that reads them.
   double CodeReads(const std::string& what) const {
     for (const SimulatedLaunch& launch : launches_) {
-      if (launch.function == "marlin_finish" || launch.function == "marlin_zero_reduction") continue;
+      if (launch.function == "marlin_finish" || launch.function == "marlin_zero_reduction")
+        continue;
       const simulator::BufferCounters& codes = Codes(launch);
       const double reads =
           static_cast<double>(codes.bytes_read) / static_cast<double>(codes.unique_bytes_read);
-      fmt::print("{:<46} codes read {:.2f} times, {} barriers of a threadgroup, {} bytes of "
-                 "threadgroup memory, {} matrix operations\n",
-                 what, reads,
-                 launch.counters.threadgroup_barriers / launch.counters.threadgroups,
-                 launch.counters.threadgroup_bytes, launch.counters.matrix_operations);
+      fmt::print(
+          "{:<46} codes read {:.2f} times, {} barriers of a threadgroup, {} bytes of "
+          "threadgroup memory, {} matrix operations\n",
+          what, reads, launch.counters.threadgroup_barriers / launch.counters.threadgroups,
+          launch.counters.threadgroup_bytes, launch.counters.matrix_operations);
       return reads;
     }
     ADD_FAILURE() << what << ": no launch reads codes";
