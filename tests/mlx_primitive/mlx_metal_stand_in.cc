@@ -69,6 +69,7 @@ MTL::Library* Device::get_library(const std::string& name, const CompileOptions&
   NS::SharedPtr<MTL::Library>& library = Libraries()[name];
   if (library.get() != nullptr) return library.get();
   const auto options = NS::TransferPtr(MTL::CompileOptions::alloc()->init());
+  options->setLanguageVersion(MTL::LanguageVersion3_1);
   options->setFastMathEnabled(false);
   NS::Error* error = nullptr;
   library = NS::TransferPtr(device_->newLibrary(Text(builder()), options.get(), &error));
@@ -154,8 +155,9 @@ CommandEncoder& get_command_encoder(Stream /*stream*/) {
 
 namespace marlin::mlx_metal {
 
-void Finish() {
+void Evaluate(const std::function<void()>& encode) {
   const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  encode();
   mlx::core::metal::get_command_encoder(mlx::core::default_stream(mlx::core::Device::cpu))
       .synchronize();
 }

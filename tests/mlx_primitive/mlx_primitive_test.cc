@@ -83,8 +83,7 @@ class MlxPrimitiveTest : public ::testing::Test {
     if (p.bias) inputs.emplace_back(bias_.data(), mx::Shape{p.n}, mx::float32);
     mx::array out(mx::Shape{p.m, p.n}, mx::float32, nullptr, {});
     Product product(stream, made, {expert, p.kernel}, p.bias);
-    product.eval_gpu(inputs, out);
-    mlx_metal::Finish();
+    mlx_metal::Evaluate([&] { product.eval_gpu(inputs, out); });
     return std::vector<float>(out.data<float>(), out.data<float>() + out.size());
   }
 

@@ -51,7 +51,7 @@ class Product final : public mlx::core::UnaryPrimitive {
         has_bias_(has_bias) {}
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
-  /// Not run so far: no Mac was there.
+  /// Run on stand-ins for MLX's encoder and the GPU alone (tests/mlx_primitive): no Mac was there.
   void eval_gpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
 
   const char* name() const override { return "MarlinProduct"; }
