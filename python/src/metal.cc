@@ -14,10 +14,9 @@
 #include <vector>
 
 #include "backends/metal/foreign_product.h"
-#include "backends/metal/kernel_text.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
-#include "mlx/product_table.h"
+#include "strips_product.h"
 
 namespace marlin::python {
 namespace {
@@ -27,36 +26,9 @@ struct MetalStrips {
   std::shared_ptr<metal::PreparedStrips> strips;
 };
 
-/// What _mlx runs.
-class StripsProduct final : public MetalProduct {
- public:
-  explicit StripsProduct(std::shared_ptr<const metal::PreparedStrips> strips)
-      : strips_(std::move(strips)) {}
-
-  std::string Plan(const ProductCall& call, const metal::DeviceShape& device,
-                   std::vector<metal::KernelLaunch>* launches) const override {
-    metal::ForeignCall product;
-    product.m = call.m;
-    product.type = call.type;
-    product.expert = call.expert;
-    product.has_bias = call.bias != nullptr;
-    product.bias_type = call.bias_type;
-    Result<std::vector<metal::KernelLaunch>> planned =
-        metal::ForeignLaunches(*strips_, product, device);
-    if (!planned.ok()) return std::string(planned.status().message());
-    *launches = *std::move(planned);
-    return {};
-  }
-
-  std::string Text(const std::string& file) const override { return Take(metal::KernelText(file)); }
-
- private:
-  std::shared_ptr<const metal::PreparedStrips> strips_;
-};
-
 nb::capsule MetalProductOf(const MetalStrips& weights) {
   using Held = std::shared_ptr<const MetalProduct>;
-  return nb::capsule(new Held(std::make_shared<StripsProduct>(weights.strips)), kMetalCapsule,
+  return nb::capsule(new Held(MakeMetalProduct(weights.strips)), kMetalCapsule,
                      [](void* held) noexcept { delete static_cast<Held*>(held); });
 }
 

@@ -74,8 +74,9 @@ NB_MODULE(_mlx, module) {
       .def(
           "matmul",
           [](const Weights& self, const mlx::core::array& x,
-             const std::optional<mlx::core::array>& bias,
-             int64_t expert) { return marlin::python::Multiply(self.weights, x, bias, expert); },
+             const std::optional<mlx::core::array>& bias, int64_t expert) {
+            return marlin::python::Multiply(self.weights, x, bias, {expert, {}});
+          },
           nb::arg("x"), nb::arg("bias") = nb::none(), nb::arg("expert") = 0)
       .def_prop_ro(
           "last_addresses",

@@ -36,7 +36,7 @@ mx::Shape ShapeOfOutput(const mx::array& x, int64_t n) {
 }
 
 void Check(const MlxWeights& weights, const mx::array& x, const std::optional<mx::array>& bias,
-           int64_t expert) {
+           const MlxOptions& options) {
   if (!IsFloat(x.dtype())) {
     throw std::invalid_argument("x: expected float32, float16 or bfloat16");
   }
@@ -44,9 +44,9 @@ void Check(const MlxWeights& weights, const mx::array& x, const std::optional<mx
     throw std::invalid_argument("x: expected [..., " + std::to_string(weights.k) + "], got " +
                                 ShapeText(x.shape()));
   }
-  if (expert < 0 || expert >= weights.experts) {
+  if (options.expert < 0 || options.expert >= weights.experts) {
     throw std::invalid_argument("expert: expected 0 to " + std::to_string(weights.experts - 1) +
-                                ", got " + std::to_string(expert));
+                                ", got " + std::to_string(options.expert));
   }
   if (!bias) return;
   if (!IsFloat(bias->dtype()) || bias->ndim() != 1 || bias->shape(0) != weights.n) {
@@ -63,7 +63,8 @@ ProductCall Product::Describe(const std::vector<mx::array>& inputs) const {
   call.m = 1;
   for (int i = 0; i + 1 < static_cast<int>(x.ndim()); ++i) call.m *= x.shape(i);
   call.type = TypeOf(x.dtype());
-  call.expert = expert_;
+  call.expert = options_.expert;
+  call.kernel = options_.kernel;
   if (has_bias_) call.bias_type = TypeOf(inputs.back().dtype());
   return call;
 }
@@ -93,7 +94,7 @@ void Product::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
 
 bool Product::is_equivalent(const mx::Primitive& other) const {
   const auto& product = static_cast<const Product&>(other);  // MLX compares types before.
-  return weights_ == product.weights_ && expert_ == product.expert_ &&
+  return weights_ == product.weights_ && options_ == product.options_ &&
          has_bias_ == product.has_bias_;
 }
 
@@ -102,19 +103,19 @@ std::vector<mx::Shape> Product::output_shapes(const std::vector<mx::array>& inpu
 }
 
 mx::array Multiply(const std::shared_ptr<const MlxWeights>& weights, const mx::array& x,
-                   const std::optional<mx::array>& bias, int64_t expert) {
-  Check(*weights, x, bias, expert);
+                   const std::optional<mx::array>& bias, const MlxOptions& options) {
+  Check(*weights, x, bias, options);
   const bool on_cpu = weights->cpu != nullptr;
   const mx::Stream stream = mx::default_stream(on_cpu ? mx::Device::cpu : mx::Device::gpu);
   // Nothing is copied that is contiguous already.
   std::vector<mx::array> inputs = {mx::contiguous(x, false, stream)};
   for (const mx::array& part : weights->parts) {
-    const auto row = static_cast<mx::ShapeElem>(part.shape(0) > 1 ? expert : 0);
+    const auto row = static_cast<mx::ShapeElem>(part.shape(0) > 1 ? options.expert : 0);
     inputs.push_back(mx::slice(part, {row, 0}, {row + 1, part.shape(1)}, stream));
   }
   if (bias) inputs.push_back(mx::contiguous(*bias, false, stream));
   return mx::array(ShapeOfOutput(x, weights->n), x.dtype(),
-                   std::make_shared<Product>(stream, weights, expert, bias.has_value()),
+                   std::make_shared<Product>(stream, weights, options, bias.has_value()),
                    std::move(inputs));
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,19 +32,26 @@ struct MlxWeights {
   mutable std::atomic<const void*> last_out{nullptr};
 };
 
+/// What a product is asked beside its arrays.
+struct MlxOptions {
+  int64_t expert = 0;
+  std::string kernel;  ///< ProductCall::kernel.
+  friend bool operator==(const MlxOptions&, const MlxOptions&) = default;
+};
+
 /// Inputs: rows [..., k]; on Metal an expert's codes, scales, extras and table; perhaps a bias [n].
 /// All are contiguous.
 class Product final : public mlx::core::UnaryPrimitive {
  public:
-  Product(mlx::core::Stream stream, std::shared_ptr<const MlxWeights> weights, int64_t expert,
+  Product(mlx::core::Stream stream, std::shared_ptr<const MlxWeights> weights, MlxOptions options,
           bool has_bias)
       : UnaryPrimitive(stream),
         weights_(std::move(weights)),
-        expert_(expert),
+        options_(std::move(options)),
         has_bias_(has_bias) {}
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
-  /// Not run so far: no Mac was there.
+  /// Run on stand-ins for MLX's encoder and the GPU alone (tests/mlx_primitive): no Mac was there.
   void eval_gpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
 
   const char* name() const override { return "MarlinProduct"; }
@@ -55,7 +63,7 @@ class Product final : public mlx::core::UnaryPrimitive {
   ProductCall Describe(const std::vector<mlx::core::array>& inputs) const;
 
   std::shared_ptr<const MlxWeights> weights_;
-  int64_t expert_;
+  MlxOptions options_;
   bool has_bias_;
 };
 
@@ -65,6 +73,6 @@ extern const bool kHasMetal;
 /// x [..., k] times the weights: [..., n], on their device. Throws std::invalid_argument.
 mlx::core::array Multiply(const std::shared_ptr<const MlxWeights>& weights,
                           const mlx::core::array& x, const std::optional<mlx::core::array>& bias,
-                          int64_t expert);
+                          const MlxOptions& options);
 
 }  // namespace marlin::python

@@ -1,5 +1,6 @@
 // The primitive on Apple GPUs: the kernels of the Metal backend on MLX's own encoder, which tracks
-// lifetimes and hazards. Compiles against MLX's Metal headers; not run so far: no Mac was there.
+// lifetimes and hazards. Compiles against MLX's Metal headers; run on stand-ins for MLX's encoder
+// and the GPU alone (tests/mlx_primitive): no Mac was there.
 #include <mlx/allocator.h>
 #include <mlx/backend/metal/device.h>
 

@@ -21,6 +21,7 @@ struct ProductCall {
   const void* bias = nullptr;  ///< Or null.
   DType bias_type = DType::kF32;
   int64_t expert = 0;
+  std::string kernel;  ///< Empty: the selection. Metal's alone.
 };
 
 /// Weights on the CPU.

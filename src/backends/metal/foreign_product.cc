@@ -82,6 +82,7 @@ Result<KernelChoice> Choose(const PreparedStrips& weights, const ForeignCall& ca
 Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionConstants& constants) {
   std::vector<std::pair<std::string, int>> values;
   MARLIN_ASSIGN_OR_RETURN(const std::vector<FunctionConstant> known, ListFunctionConstants());
+  values.reserve(known.size());
   for (const FunctionConstant& constant : known) {
     values.emplace_back(constant.name, constants.at(static_cast<size_t>(constant.number)));
   }
