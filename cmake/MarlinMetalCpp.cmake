@@ -56,7 +56,10 @@ function(marlin_metal_library output folder)
   set(source ${MARLIN_GENERATED_DIR}/metal/built_library.cc)
   set(template ${PROJECT_SOURCE_DIR}/src/backends/metal/apple/built_library.cc.in)
   set(${output} ${source} PARENT_SCOPE)
-  execute_process(COMMAND xcrun -sdk macosx metal --version RESULT_VARIABLE result
+  set(compile xcrun -sdk macosx metal -std=metal3.1 -fno-fast-math -mmacosx-version-min=14.0 -O2)
+  set(probe ${CMAKE_CURRENT_BINARY_DIR}/kernels/probe.metal)
+  file(WRITE ${probe} "[[kernel]] void probe() {}\n")
+  execute_process(COMMAND ${compile} -c ${probe} -o ${probe}.air RESULT_VARIABLE result
                   OUTPUT_QUIET ERROR_QUIET)
   if(NOT result EQUAL 0)
     message(STATUS "Metal: no compiler for kernels (xcrun metal); they are compiled at run time")
@@ -72,9 +75,7 @@ function(marlin_metal_library output folder)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.air)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/kernels
-      COMMAND xcrun -sdk macosx metal -std=metal3.1 -fno-fast-math -mmacosx-version-min=14.0 -O2
-              -I ${PROJECT_SOURCE_DIR}/src -c ${kernel} -o ${object}
+      COMMAND ${compile} -I ${PROJECT_SOURCE_DIR}/src -c ${kernel} -o ${object}
       DEPENDS ${kernel} ${headers}
       COMMENT "Compiling ${name}.metal" VERBATIM)
     list(APPEND objects ${object})

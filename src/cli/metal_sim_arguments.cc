@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "base/parse_number.h"
 #include "base/scalars.h"
 
 namespace marlin::cli {
@@ -34,13 +34,6 @@ constexpr ScalarRow kScalars[] = {
 Status Wrong(const char* option, const std::string& text, const std::string& expected) {
   return Status(Code::kInvalidArgument,
                 fmt::format("{}: expected {}, got '{}'", option, expected, text));
-}
-
-template <typename T>
-bool ParseNumber(std::string_view text, T* value) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *value);
-  return error == std::errc() && stop == end && !text.empty();
 }
 
 template <typename T>

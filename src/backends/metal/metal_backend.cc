@@ -13,6 +13,7 @@
 #include "backends/metal/launch_plan.h"
 #include "backends/metal/prepared_strips.h"
 #include "backends/metal/product_launches.h"
+#include "backends/metal/row_parts.h"
 #include "backends/metal/simulated_driver.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
@@ -71,12 +72,25 @@ class MetalBackend final : public Backend {
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
                          const KernelVariant& /*variant*/) const override {
     if (desc.m == 0 || desc.n == 0) return 0;
-    return PartialBytes(PlanLaunch(kernel, desc, driver_->Shape()), desc);
+    // Of the parts, which run one after the other; the last one may have other splits.
+    const int64_t rows = RowsOfPart(desc);
+    GemmDesc part = desc;
+    int64_t bytes = 0;
+    for (const int64_t m : {rows, desc.m % rows == 0 ? rows : desc.m % rows}) {
+      part.m = m;
+      bytes = std::max(bytes, PartialBytes(PlanLaunch(kernel, part, driver_->Shape()), part));
+    }
+    return bytes;
   }
 
   Status Run(const GemmCall& call) const override {
     if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    return driver_->Run(ProductLaunches(call, driver_->Shape()), call.stream);
+    const int64_t rows = RowsOfPart(call.desc);
+    for (int64_t first = 0; first < call.desc.m; first += rows) {
+      const GemmCall part = PartOf(call, first, std::min(rows, call.desc.m - first));
+      MARLIN_RETURN_IF_ERROR(driver_->Run(ProductLaunches(part, driver_->Shape()), call.stream));
+    }
+    return Status();
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +15,7 @@
 #include "backends/metal/simulator/metal_program.h"
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/parse_number.h"
 
 namespace marlin::metal {
 namespace {
@@ -190,8 +190,7 @@ template <typename T>
 Status ReadNumber(const char* name, T* value) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return Status();
-  const char* end = text + std::strlen(text);
-  if (std::from_chars(text, end, *value).ptr == end) return Status();
+  if (ParseNumber(text, value)) return Status();
   return Status(Code::kInvalidArgument, fmt::format("{}: expected a number, got '{}'", name, text));
 }
 
