@@ -247,7 +247,7 @@ class CudaBackend final : public Backend {
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
     const WgmmaPlan plan = WgmmaPlanOf(variant, problem);
-    return plan.partials ? PartialBytes(problem, plan.arguments.splits) : 0;
+    return plan.partials ? PartialBytes(problem, PartsOf(plan)) : 0;
   }
 
   WgmmaPlan WgmmaPlanOf(const KernelVariant& variant, const TileProblem& problem) const {

@@ -203,7 +203,7 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
                            dim3(args.in_cluster ? static_cast<unsigned>(args.splits) : 1)};
   const void* function =
       WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
-  return AddPartials(gemm, plan.partials, args.splits, Launch(function, size, parameters, stream),
+  return AddPartials(gemm, plan.partials, PartsOf(plan), Launch(function, size, parameters, stream),
                      stream);
 }
 

@@ -465,7 +465,7 @@ struct WgmmaEpilogue {
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
     if (args.partials != nullptr) {
-      const int split = ItemRange(args).split;
+      const int split = args.in_cluster ? 0 : ItemRange(args).split;
       float* to = args.partials + static_cast<int64_t>(split) * args.m * view.n;
       StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
     } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
