@@ -143,7 +143,7 @@ class CudaBackend final : public Backend {
   std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
 
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& /*variant*/) const override {
+                         const KernelVariant& variant) const override {
     if (desc.m == 0 || desc.n == 0 || desc.k == 0 || kernel.grade == Grade::kExact) return 0;
     if (IsCublas(kernel)) return StagedBytes(desc) + CublasWorkspace::Of(desc).bytes;
     const TileProblem problem = ProblemOf(desc);
@@ -151,7 +151,7 @@ class CudaBackend final : public Backend {
       return QuantizedBytes(desc) + RowScaleBytes(desc) +
              (PlanFp8(problem, shape_).partials ? PartialBytes(problem, 1) : 0);
     }
-    return StagedBytes(desc) + PartialsOf(kernel, problem);
+    return StagedBytes(desc) + PartialsOf(kernel, variant, problem);
   }
 
   Status Run(const GemmCall& call) const override {
@@ -236,7 +236,8 @@ class CudaBackend final : public Backend {
 
   static bool IsGemv(const KernelDesc& kernel) { return kernel.tile_m <= kMaxGemvRows; }
 
-  int64_t PartialsOf(const KernelDesc& kernel, const TileProblem& problem) const {
+  int64_t PartialsOf(const KernelDesc& kernel, const KernelVariant& variant,
+                     const TileProblem& problem) const {
     if (const auto block = BlockKernelOf(kernel.name)) {
       const BlockPlan plan = PlanBlocks(*block, problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.parallel) : 0;
@@ -245,7 +246,13 @@ class CudaBackend final : public Backend {
       const GemvPlan plan = PlanGemv(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
-    return PlanWgmma(problem, shape_).partials ? PartialBytes(problem, 1) : 0;
+    const WgmmaPlan plan = WgmmaPlanOf(variant, problem);
+    return plan.partials ? PartialBytes(problem, PartsOf(plan)) : 0;
+  }
+
+  WgmmaPlan WgmmaPlanOf(const KernelVariant& variant, const TileProblem& problem) const {
+    return variant.automatic() ? PlanWgmma(problem, shape_)
+                               : PlanWgmmaAs(problem, shape_, {variant.width, variant.splits});
   }
 
   static EpilogueView EpilogueOf(const GemmCall& call) {
@@ -332,12 +339,7 @@ class CudaBackend final : public Backend {
       return LaunchBlockGemm(*block, gemm, w4, PlanBlocks(*block, problem, shape_), stream);
     }
     if (IsGemv(*call.kernel)) return RunGemv(problem, gemm, stream);
-    const KernelVariant& variant = call.variant;
-    return LaunchWgmma(gemm,
-                       variant.automatic()
-                           ? PlanWgmma(problem, shape_)
-                           : PlanWgmmaAs(problem, shape_, {variant.width, variant.splits}),
-                       stream);
+    return LaunchWgmma(gemm, WgmmaPlanOf(call.variant, problem), stream);
   }
 
   cudaError_t RunGemv(const TileProblem& problem, TileGemm gemm, cudaStream_t stream) const {

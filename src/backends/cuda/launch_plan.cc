@@ -148,16 +148,23 @@ GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, i
   const bool clusters = splits > 1 && splits <= kMaxSplits;
   shape.in_memory =
       clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
-  const bool in_cluster = clusters && !shape.in_memory;
   // Sharing copies pays from here on, but not at the price of blocks that run at once.
   constexpr int64_t kLeastShared = 56 * 1024;
-  const bool share =
-      problem.k % 8 == 0 && strips > 1 && int64_t{problem.m} * problem.k * 2 >= kLeastShared &&
-      (!in_cluster || (splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2));
-  shape.mates = share && splits <= kMaxSplits ? 2 : 1;
+  const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
+                     int64_t{problem.m} * problem.k * 2 >= kLeastShared;
+  const bool pairs_of_clusters =
+      splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
+  // Two splits of few strips give up their cluster for it.
+  constexpr int kFewStrips = 4;
+  if (share && splits == 2 && !pairs_of_clusters && strips_of_block <= kFewStrips) {
+    shape.in_memory = true;
+  }
+  const bool in_cluster = clusters && !shape.in_memory;
+  shape.mates = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
   // Two tiles a warp keep memory busy, unless a warp has few or large ones.
   const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
-  const bool deep = problem.tile_bytes <= 3072 && problem.m <= kOctet && tiles_of_warp > 2;
+  const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
+  const bool deep = problem.tile_bytes <= 3072 && light && tiles_of_warp > 2;
   shape.stages = deep ? 2 : 1;
   shape.first_stages = wide || in_cluster ? shape.stages : 1;
   return shape;
@@ -185,6 +192,9 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = ShapeOfSplits(problem, device, splits);
+    // Two tiles each for half of the warps are worth more than one for all, where tiles are wide.
+    const bool halve = shape.strips == 2 && shape.stages == 2;
+    if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
     for (const int warps : {shape.warps, shape.warps / 2}) {
       shape.warps = warps;
       for (int stages = shape.stages; stages > 0; --stages) {
@@ -214,6 +224,10 @@ constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;
 constexpr double kClusterCyclesPerToken = 12;  ///< And block.
 
+/// What splits that meet in memory cost: another kernel, and the sums stored and read.
+constexpr double kMemoryCycles = 3500;
+constexpr double kMemoryCyclesPerToken = 40;
+
 /// Gates and ups begin at whole pairs of strips.
 bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
 
@@ -223,12 +237,19 @@ int BlocksOf(const TileProblem& problem) {
                                                  : Ceil(problem.n, kBlockOutputs);
 }
 
-/// Clusters run at once, have at least four tiles a block, and a part of the sums for every block.
+/// Where the sums of an item's splits meet: clusters must run at once and have a part of the sums
+/// for every block.
+bool InCluster(const DeviceShape& device, int tokens, int64_t items, int splits) {
+  return tokens <= kMaxClusterTokens && splits <= tokens / 8 &&
+         items <= device.clusters[splits - 1];
+}
+
+/// At least four tiles a block, and one wave of blocks.
 bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
               int splits) {
   constexpr int kLeastTiles = 4;
-  return !problem.batch_invariant && tokens <= kMaxClusterTokens && splits <= tokens / 8 &&
-         Ceil(problem.k, kTileK) >= splits * kLeastTiles && items <= device.clusters[splits - 1];
+  return !problem.batch_invariant && Ceil(problem.k, kTileK) >= splits * kLeastTiles &&
+         (InCluster(device, tokens, items, splits) || items * splits <= device.multiprocessors);
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
@@ -236,8 +257,11 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
   const auto waves = static_cast<double>(CeilDivide(items * splits, device.multiprocessors));
   const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
-  const double cluster = splits > 1 ? kClusterCycles + splits * per_block : 0;
-  return waves * (tiles * cost.step + cost.item) + cluster;
+  double meeting = kClusterCycles + splits * per_block;
+  if (!InCluster(device, cost.tokens, items, splits)) {
+    meeting = kMemoryCycles + cost.tokens * kMemoryCyclesPerToken;
+  }
+  return waves * (tiles * cost.step + cost.item) + (splits > 1 ? meeting : 0);
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
@@ -286,7 +310,9 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
-  plan.partials = problem.gated && !fused_gate;
+  const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * args.blocks;
+  args.in_cluster = args.splits > 1 && InCluster(device, plan.tokens, items, args.splits);
+  plan.partials = (problem.gated && !fused_gate) || (args.splits > 1 && !args.in_cluster);
   if (fused_gate) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
@@ -297,7 +323,8 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
-  constexpr int kMaxStages = 8;
+  // More of them only keep the activations of the first steps waiting.
+  constexpr int kMaxStages = 5;
   const int stage_and_barriers = stage + 2 * kBarrierBytes;
   constexpr int kOthers = kExchangeBytes + kBarrierBytes;
   args.stages = std::min((device.shared_bytes - kOthers) / stage_and_barriers, kMaxStages);

@@ -72,6 +72,10 @@ struct WgmmaPlan {
   bool partials = false;
   WgmmaArguments arguments;
 };
+/// Sums of every output that go to the workspace, where the plan has partials.
+inline int PartsOf(const WgmmaPlan& plan) {
+  return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
+}
 /// How many tokens an item has and how many blocks divide its k.
 struct WgmmaShape {
   int tokens;

@@ -200,10 +200,11 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   void* parameters[] = {&map, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
                            gemm.overlap_previous,
-                           dim3(static_cast<unsigned>(plan.arguments.splits))};
+                           dim3(args.in_cluster ? static_cast<unsigned>(args.splits) : 1)};
   const void* function =
       WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
-  return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
+  return AddPartials(gemm, plan.partials, PartsOf(plan), Launch(function, size, parameters, stream),
+                     stream);
 }
 
 cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,

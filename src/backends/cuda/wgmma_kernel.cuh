@@ -135,7 +135,7 @@ MARLIN_DEVICE WgmmaShared BeginStages(const WgmmaArguments& args, const uint8_t*
       InitBarrier(shared.full + 8 * s, 1);
       InitBarrier(shared.empty + 8 * s, kConsumerWarps * kArrivalsOfWarp);
     }
-    if (args.splits > 1) InitBarrier(shared.inbox, 1);
+    if (args.in_cluster) InitBarrier(shared.inbox, 1);
     FenceBarrierInit();
   }
   __syncthreads();
@@ -465,7 +465,9 @@ struct WgmmaEpilogue {
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
     if (args.partials != nullptr) {
-      StoreFloats(item, acc, args.partials, view.n, 1.0f, nullptr);
+      const int split = args.in_cluster ? 0 : ItemRange(args).split;
+      float* to = args.partials + static_cast<int64_t>(split) * args.m * view.n;
+      StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
     } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
       RunThroughShared(item, acc);
     } else if (view.type == Element::kF32) {
@@ -659,7 +661,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
     float acc[kTokens / 2];
     consumer.Run(item, cursor, acc);
     if constexpr (kTokens <= kMaxClusterTokens) {
-      if (splits > 1) {
+      if (args.in_cluster) {
         constexpr int kUnits = kTokens / 16;
         const ClusterPart<kTokens> part{range.split, splits};
         if (threadIdx.x == 128) ArriveExpecting(shared.inbox, part.BytesToCome());
@@ -686,7 +688,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
     if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
-    if (kTokens <= kMaxClusterTokens && args.splits > 1) LeaveStages();
+    if (kTokens <= kMaxClusterTokens && args.in_cluster) LeaveStages();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kUse>(args, shared,

@@ -11,18 +11,19 @@ namespace marlin::cuda {
 struct WgmmaArguments {
   TileView weights;
   EpilogueView epilogue;
-  float* partials = nullptr;  ///< [m, n]; null: the epilogue is done here.
+  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
   int m = 0;
   int token_tiles = 0;
   int neighbours = 8;  ///< Token tiles that are multiplied with the same weights one after another.
   int blocks = 0;      ///< Of 128 rows of the matrix instruction.
   int tiles = 0;       ///< Of k.
-  int splits = 1;      ///< Thread blocks of a cluster, each with its part of k.
+  int splits = 1;      ///< Thread blocks that divide an item's k.
   int items = 0;       ///< token_tiles * blocks
   int stages = 2;
-  bool quads = false;      ///< Four neighbouring 16-bit outputs may be stored as one.
-  int half_strips = 0;     ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
-  int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
+  bool in_cluster = false;  ///< They are a cluster and exchange sums; else they have partials.
+  bool quads = false;       ///< Four neighbouring 16-bit outputs may be stored as one.
+  int half_strips = 0;      ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
+  int weights_offset = 0;   ///< In shared memory, behind the activations of all stages.
   int exchange_offset = 0;
   int barriers_offset = 0;
 };

@@ -266,9 +266,9 @@ void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool one) { return one; }));
 }
 
-/// Every block of a cluster has tiles of k and a part of the sums to finish, and all clusters run
-/// at once: one item each.
-void CheckCluster(const WgmmaPlan& plan, const DeviceShape& device) {
+/// Every block has tiles of k, and all that divide an item run at once, one item each; in a cluster
+/// they also have a part of the sums to finish.
+void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
   const WgmmaArguments& args = plan.arguments;
   ASSERT_GE(args.splits, 1);
   ASSERT_LE(args.splits, kMaxSplits);
@@ -283,9 +283,13 @@ void CheckCluster(const WgmmaPlan& plan, const DeviceShape& device) {
   }
   EXPECT_EQ(next, args.tiles);
   if (args.splits == 1) return;
-  EXPECT_LE(plan.tokens, kMaxClusterTokens);
-  EXPECT_LE(args.items, device.clusters[args.splits - 1]);
   EXPECT_EQ(plan.grid, args.items * args.splits);
+  EXPECT_EQ(args.in_cluster, plan.tokens <= kMaxClusterTokens && args.splits <= plan.tokens / 8 &&
+                                 args.items <= device.clusters[args.splits - 1]);
+  if (!args.in_cluster) {
+    EXPECT_LE(args.items * args.splits, device.multiprocessors);
+    return;
+  }
   // What ReduceInCluster sends: units of 16 tokens of a warpgroup, slots for the most that one
   // owns.
   const int units = 2 * plan.tokens / 16;
@@ -299,7 +303,7 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
   EXPECT_TRUE(plan.tokens == 32 || plan.tokens == 64 || plan.tokens == 128 || plan.tokens == 256);
   EXPECT_EQ(args.m, problem.m);
   EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
-  CheckCluster(plan, device);
+  CheckSplits(plan, device);
   if (problem.batch_invariant) {
     EXPECT_EQ(args.splits, 1);
   }
@@ -311,7 +315,7 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
     EXPECT_EQ(args.blocks, CeilDivide(problem.n, kBlockOutputs));
   }
   const bool gates_apart = problem.gated && args.half_strips == 0;
-  EXPECT_EQ(plan.partials, gates_apart);
+  EXPECT_EQ(plan.partials, gates_apart || (args.splits > 1 && !args.in_cluster));
   EXPECT_EQ(args.items, int64_t{args.token_tiles} * args.blocks);
   EXPECT_EQ(plan.grid,
             std::min<int64_t>(int64_t{args.items} * args.splits, device.multiprocessors));
@@ -340,9 +344,10 @@ void CheckEveryWgmmaShape(const TileProblem& problem, const DeviceShape& device)
     const WgmmaPlan whole = PlanWgmmaAs(problem, device, {tokens, 1});
     EXPECT_EQ(whole.tokens, tokens);
     CheckWgmmaPlan(whole, problem, device);
-    if (tokens > kMaxClusterTokens || problem.batch_invariant) continue;
-    for (int splits = 2; splits <= std::min(kMaxSplits, tokens / 8); ++splits) {
-      if (splits > tiles || whole.arguments.items > device.clusters[splits - 1]) break;
+    for (int splits = 2; splits <= kMaxSplits; ++splits) {
+      if (!CanPlanWgmmaAs(problem, device, {tokens, splits})) continue;
+      EXPECT_FALSE(problem.batch_invariant);
+      EXPECT_LE(splits, tiles);
       const WgmmaPlan divided = PlanWgmmaAs(problem, device, {tokens, splits});
       EXPECT_EQ(divided.arguments.splits, splits);
       CheckWgmmaPlan(divided, problem, device);
@@ -454,7 +459,21 @@ TEST(PlanWgmma, MakesClustersOfFewItems) {
   EXPECT_GT(PlanWgmma(few, device).arguments.splits, 1);
   DeviceShape without = device;
   for (int blocks = 2; blocks <= kMaxSplits; ++blocks) without.clusters[blocks - 1] = 0;
-  EXPECT_EQ(PlanWgmma(few, without).arguments.splits, 1);
+  const WgmmaPlan plan = PlanWgmma(few, without);
+  EXPECT_GT(plan.arguments.splits, 1);
+  EXPECT_FALSE(plan.arguments.in_cluster);
+}
+
+/// More items than clusters run at once: a cluster's next size down would leave a quarter of the
+/// multiprocessors idle.
+TEST(PlanWgmma, MeetsInMemoryWhereClustersAreTooFew) {
+  const DeviceShape device;
+  const TileProblem problem = {
+      .m = 32, .n = 4096, .k = 14336, .tile_bytes = TileCodeBytes(4) + kGroupBytes};
+  const WgmmaPlan plan = PlanWgmma(problem, device);
+  EXPECT_EQ(plan.arguments.splits, 4);
+  EXPECT_FALSE(plan.arguments.in_cluster);
+  EXPECT_TRUE(plan.partials);
 }
 
 TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
