@@ -21,14 +21,22 @@ static inline float TimesSigmoid(float x, float y) {
   return (y < 0.0f ? x * e : x) / (1.0f + e);
 }
 
+/// 0 for negative numbers; a NaN stays, also where the compiler thinks that there are none.
+static inline float Relu(float x) {
+  constexpr uint kMinusZero = 0x80000000u;
+  constexpr uint kMinusInfinity = 0xff800000u;
+  const uint bits = as_type<uint>(x);
+  return bits > kMinusZero && bits <= kMinusInfinity ? 0.0f : x;
+}
+
 static inline float Activate(float x) {
   switch (activation) {
     case 1:  // kSilu
       return TimesSigmoid(x, x);
     case 2:  // kGeluTanh: x (1 + tanh u) / 2 = x sigmoid(2 u)
       return TimesSigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
-    case 3:  // kRelu; a NaN stays
-      return x < 0.0f ? 0.0f : x;
+    case 3:  // kRelu
+      return Relu(x);
     default:
       return x;
   }
