@@ -12,7 +12,7 @@ if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
     # Who embeds the library has not asked for Boost.
     set(why "not asked for")
   elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
-    set(why "only for Linux")
+    set(why "only for Linux: kernels are ELF libraries, found by the linker's list of them")
   elseif(MARLIN_SANITIZE OR MARLIN_BUILD_FUZZERS)
     # Sanitizers follow one stack of a thread, the simulator has thousands.
     set(why "not with sanitizers")
@@ -20,7 +20,8 @@ if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
     set(Boost_USE_STATIC_LIBS ON)
     find_package(Boost 1.71 QUIET COMPONENTS context)
     set(MARLIN_HAVE_METAL_SIM ${Boost_CONTEXT_FOUND})
-    set(why "Boost.Context 1.71 or newer was not found: libboost-context-dev")
+    set(why "Boost.Context 1.71 or newer was not found for ${CMAKE_SYSTEM_PROCESSOR}: \
+libboost-context-dev")
   endif()
   if(MARLIN_METAL_SIM STREQUAL "ON" AND NOT MARLIN_HAVE_METAL_SIM)
     message(FATAL_ERROR "MARLIN_METAL_SIM=ON: ${why}")
