@@ -61,10 +61,11 @@ class Simulator:
         self.sources.append(source)
         file = self.folder / "kernel.metal"
         file.write_text(PRELUDE + source)
+        # The simulator has one address space, a GPU has several.
+        _metal_sim(file, "--type-check")
         # Arguments are numbered in the order of the signature.
         signature = re.findall(r"(\w+)&? \[\[buffer\((\d+)\)\]\]", source)
-        command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), "--json"]
-        command += ["--kernel", name, "--runs", "1", "--preemption", "0"]
+        command = ["--json", "--kernel", name, "--runs", "1", "--preemption", "0"]
         command += ["--grid-threads", _numbers(grid), "--threads", _numbers(threads)]
         for (_, index), array in zip(signature, inputs, strict=False):
             data = self.folder / f"{index}.in"
@@ -78,14 +79,19 @@ class Simulator:
             data.write_bytes(byte * (int(np.prod(shape)) * dtype.size))
             command += ["--buffer", f"{index}={_METAL[dtype]}:@{data}"]
             command += ["--output", f"{index}={data}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{name}\n{done.stderr}\n{done.stdout[-4000:]}"
-        assert json.loads(done.stdout)["findings"] == []
+        assert json.loads(_metal_sim(file, *command))["findings"] == []
         made = [(self.folder / f"{index}.out").read_bytes() for (_, index), _ in outputs]
         return [
             _from_bytes(data, shape, dtype)
             for data, (_, (_, shape, dtype)) in zip(made, outputs, strict=True)
         ]
+
+
+def _metal_sim(file: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{file}\n{done.stderr}\n{done.stdout[-4000:]}"
+    return done.stdout
 
 
 def _numbers(values: list[int]) -> str:
