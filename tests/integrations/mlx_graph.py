@@ -2,7 +2,8 @@
 
 mx.export_function calls back with the whole text that MLX makes of a metal_kernel - its signature,
 the order of arguments, the instance of the template - and with grid and arrays, also where there is
-no GPU. What stands before that text on a GPU, MLX's own headers, is not part of the record.
+no GPU. What stands before that text on a GPU, MLX's own headers, is not part of the record; nor is
+what outputs are filled with, which is taken from the call.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
+from metal_marlin import _mlx_kernels
 
 # What MLX calls types, which its own headers define.
 PRELUDE = """#include <metal_stdlib>
@@ -48,18 +51,21 @@ class Simulator:
         self.folder = folder
         self.kernels: list[str] = []
         self.sources: list[str] = []
+        # What the record leaves out: init_value of the kernels to come.
+        self.clears: list[float | None] = []
 
     def run(self, node: dict[str, Any], inputs: list[mx.array]) -> list[mx.array]:
         name, source, *numbers = node["arguments"]
-        grid, threads, clear = numbers[:3], numbers[3:6], self._init_value(numbers)
+        grid, threads, clear = numbers[:3], numbers[3:6], self.clears.pop(0)
         self.kernels.append(name)
         self.sources.append(source)
         file = self.folder / "kernel.metal"
         file.write_text(PRELUDE + source)
+        # The simulator has one address space, a GPU has several.
+        _metal_sim(file, "--type-check")
         # Arguments are numbered in the order of the signature.
         signature = re.findall(r"(\w+)&? \[\[buffer\((\d+)\)\]\]", source)
-        command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), "--json"]
-        command += ["--kernel", name, "--runs", "1", "--preemption", "0"]
+        command = ["--json", "--kernel", name, "--runs", "1", "--preemption", "0"]
         command += ["--grid-threads", _numbers(grid), "--threads", _numbers(threads)]
         for (_, index), array in zip(signature, inputs, strict=False):
             data = self.folder / f"{index}.in"
@@ -67,24 +73,25 @@ class Simulator:
             command += ["--buffer", f"{index}={_METAL[array.dtype]}:@{data}"]
         outputs = list(zip(signature[len(inputs) :], node["outputs"], strict=True))
         for (_, index), (_, shape, dtype) in outputs:
-            content = "none" if clear is None else "zeros"
-            count = int(np.prod(shape))
-            command += ["--buffer", f"{index}={_METAL[dtype]}:{count}:{content}"]
-            command += ["--output", f"{index}={self.folder / f'{index}.out'}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{name}\n{done.stderr}\n{done.stdout[-4000:]}"
-        assert json.loads(done.stdout)["findings"] == []
+            # What MLX does not clear holds anything; NaNs are noticed.
+            data = self.folder / f"{index}.out"
+            byte = b"\xff" if clear is None else b"\0"
+            data.write_bytes(byte * (int(np.prod(shape)) * dtype.size))
+            command += ["--buffer", f"{index}={_METAL[dtype]}:@{data}"]
+            command += ["--output", f"{index}={data}"]
+        assert json.loads(_metal_sim(file, *command))["findings"] == []
         made = [(self.folder / f"{index}.out").read_bytes() for (_, index), _ in outputs]
         return [
             _from_bytes(data, shape, dtype)
             for data, (_, (_, shape, dtype)) in zip(made, outputs, strict=True)
         ]
 
-    @staticmethod
-    def _init_value(numbers: list[Any]) -> float | None:
-        # Behind grid, threadgroup, what is known of shapes, and row contiguity.
-        value = numbers[8]
-        return float(value) if isinstance(value, (int, float)) and value is not False else None
+
+def _metal_sim(file: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{file}\n{done.stderr}\n{done.stdout[-4000:]}"
+    return done.stdout
 
 
 def _numbers(values: list[int]) -> str:
@@ -114,7 +121,15 @@ def evaluate(
                 results = [_plain(node, inputs)]
             values.update(zip([n for n, *_ in node["outputs"]], results, strict=True))
 
-    mx.export_function(visit, function, *arguments)
+    called = _mlx_kernels._Kernel.__call__
+
+    def note(kernel: Any, *rest: Any) -> mx.array:
+        simulator.clears.append(kernel._options["init_value"])
+        return called(kernel, *rest)
+
+    with mock.patch.object(_mlx_kernels._Kernel, "__call__", note):
+        mx.export_function(visit, function, *arguments)
+    assert simulator.clears == []
     return values[wanted[0]]
 
 

@@ -128,6 +128,9 @@ def test_few_elements(simulator: Any) -> None:
     """MLX hands small arrays over in another address space."""
     weights = mm.pack_weights(np.ones((4, 2), np.float32), "int2", 0)
     check(simulator, weights, rows(1, 4), mx.array([1.0, 2.0]))
+    (source,) = simulator.sources
+    assert "  const device float* marlin_input [[buffer" in source
+    assert "const constant" not in source
 
 
 def test_nothing_to_do(simulator: Any) -> None:
