@@ -52,11 +52,11 @@ class Device {
  public:
   class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
 
-  /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ... or "auto" (the CPU). On
-  /// the CPU the environment variable MARLIN_CPU=scalar|avx2|avx512|amx|
-  /// neon forces a level. Errors: kInvalidArgument for an unknown name, kUnsupported for a level
-  /// that this processor lacks and for a device that is not there, kIo and kMalformedFile for a
-  /// tuning file that cannot be read.
+  /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (the GPU of a
+  /// Mac), "metal-sim" (a simulator of it) or "auto" (the CPU). On the CPU the environment variable
+  /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces a level. Errors: kInvalidArgument for an unknown
+  /// name, kUnsupported for a level that this processor lacks and for a device that is not there,
+  /// kIo and kMalformedFile for a tuning file that cannot be read.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
   DeviceInfo info() const;

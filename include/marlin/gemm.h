@@ -44,9 +44,9 @@ struct GemmOptions {
   /// null: the device's own, grown on demand.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  /// The stream that the work is put on (a cudaStream_t; null: the default stream). The call
-  /// returns before the work is done, and errors of the work itself come from Device::Synchronize.
-  /// Ignored by the CPU.
+  /// The stream that the work is put on (a cudaStream_t, an MTL::CommandQueue*; null: the device's
+  /// default). The call returns before the work is done, and errors of the work itself come from
+  /// Device::Synchronize. Ignored by the CPU.
   void* stream = nullptr;
   /// Lets the kernel start, and load its weights, before earlier work on the stream has finished;
   /// it still waits for that work before it reads anything else or writes. For chains of products:
