@@ -323,7 +323,7 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   plan.grid = std::min(args.items * args.splits, device.multiprocessors);
 
   const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
-  // More of them only keep the activations of the first steps waiting.
+  // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
   constexpr int kMaxStages = 5;
   const int stage_and_barriers = stage + 2 * kBarrierBytes;
   constexpr int kOthers = kExchangeBytes + kBarrierBytes;

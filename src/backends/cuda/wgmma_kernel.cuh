@@ -15,7 +15,8 @@
 //   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
 //   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
 //   cluster divide k among them, send each other their sums through shared memory and finish a part
-//   of the item each; sums are added in the order of the blocks. Gated products: a block holds 64
+//   of the item each; sums are added in the order of the blocks. Where clusters are too few, parts
+//   of k go to the workspace, and another kernel adds them. Gated products: a block holds 64
 //   gates and the 64 ups that belong to them, warps 0 and 1 of a warpgroup the gates, warps 2 and 3
 //   the ups.
 #pragma once

@@ -11,7 +11,7 @@ namespace marlin::cuda {
 struct WgmmaArguments {
   TileView weights;
   EpilogueView epilogue;
-  float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
+  float* partials = nullptr;  ///< [m, n], of every split if they are no cluster; null: no need.
   int m = 0;
   int token_tiles = 0;
   int neighbours = 8;  ///< Token tiles that are multiplied with the same weights one after another.

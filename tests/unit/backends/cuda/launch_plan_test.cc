@@ -408,6 +408,26 @@ TEST(PlanGemv, EndsForEveryLengthOfRows) {
   }
 }
 
+/// What was measured to be the fastest on an H200.
+TEST(PlanGemv, SharesCopiesOrHalvesItsWarpsForTwoTilesEach) {
+  const DeviceShape device;
+  TileProblem problem = {
+      .m = 16, .n = 8192, .k = 8192, .tile_bytes = TileCodeBytes(4) + kGroupBytes};
+  problem.narrow_codes = true;
+  const GemvPlan few_strips = PlanGemv(problem, device);
+  EXPECT_EQ(few_strips.splits, 2);
+  EXPECT_TRUE(few_strips.in_memory);
+  EXPECT_EQ(few_strips.arguments.mates, 2);
+  EXPECT_EQ(few_strips.arguments.stages, 2);
+  problem.n = 28672;
+  EXPECT_TRUE(PlanGemv(problem, device).arguments.in_cluster);
+  problem.m = 8;
+  const GemvPlan wide = PlanGemv(problem, device);
+  EXPECT_EQ(wide.strips, 2);
+  EXPECT_EQ(wide.warps, 8);
+  EXPECT_EQ(wide.arguments.stages, 2);
+}
+
 TEST(PlanWgmma, CoversEveryShapeOnce) {
   for (const DeviceShape& device : Devices()) {
     for (const TileProblem& problem : ManyProblems(300, 5000)) {
