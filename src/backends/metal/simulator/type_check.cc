@@ -10,14 +10,18 @@
 namespace marlin::metal::simulator {
 namespace {
 
+/// Program-scope variables outside of constant memory, for which Metal has no place.
+constexpr const char* kWithoutFeatures =
+    "-cl-ext=-__opencl_c_program_scope_global_variables,-__opencl_c_pipes,"
+    "-__opencl_c_device_enqueue";
+
 constexpr const char* kFlags[] = {"-x",
                                   "clcpp",
                                   "-cl-std=clc++2021",
                                   "-cl-no-stdinc",
                                   "-cl-single-precision-constant",
                                   "-Xclang",
-                                  "-cl-ext=-__opencl_c_program_scope_global_variables,"
-                                  "-__opencl_c_pipes,-__opencl_c_device_enqueue",
+                                  kWithoutFeatures,
                                   "-fsyntax-only",
                                   "-ferror-limit=0",
                                   "-fshow-overloads=all",
