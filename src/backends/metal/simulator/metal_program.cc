@@ -24,7 +24,8 @@ std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
 #if defined(__x86_64__)
   // Conversions of half as one instruction each, with the results of the functions they are else.
-  if (__builtin_cpu_supports("f16c") != 0) arguments.emplace_back("-mf16c");
+  // What has AVX2 has them; not every compiler knows how to ask for F16C itself.
+  if (__builtin_cpu_supports("avx2") != 0) arguments.emplace_back("-mf16c");
 #endif
   if (options.fast_math) {
     arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());

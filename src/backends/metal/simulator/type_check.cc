@@ -10,14 +10,18 @@
 namespace marlin::metal::simulator {
 namespace {
 
+/// Program-scope variables outside of constant memory, for which Metal has no place.
+constexpr const char* kWithoutFeatures =
+    "-cl-ext=-__opencl_c_program_scope_global_variables,-__opencl_c_pipes,"
+    "-__opencl_c_device_enqueue";
+
 constexpr const char* kFlags[] = {"-x",
                                   "clcpp",
                                   "-cl-std=clc++2021",
                                   "-cl-no-stdinc",
                                   "-cl-single-precision-constant",
                                   "-Xclang",
-                                  "-cl-ext=-__opencl_c_program_scope_global_variables,"
-                                  "-__opencl_c_pipes,-__opencl_c_device_enqueue",
+                                  kWithoutFeatures,
                                   "-fsyntax-only",
                                   "-ferror-limit=0",
                                   "-fshow-overloads=all",
@@ -62,14 +66,6 @@ std::string PlacedText(const Diagnostic& diagnostic, const std::string& shim) {
   return diagnostic.text;
 }
 
-/// Metal copies objects out of constant memory; OpenCL C++ has no implicit copies for that.
-bool IsCopy(const Diagnostic& diagnostic) {
-  const size_t at = diagnostic.notes.find("(the implicit copy ");
-  if (at == std::string::npos) return false;
-  const std::string note = diagnostic.notes.substr(at, diagnostic.notes.find('\n', at) - at);
-  return note.find("address space") != std::string::npos;
-}
-
 /// Of `c ? F() : x` the compiler says that a T and a __private T do not match.
 bool IsPrivateTemporary(const Diagnostic& diagnostic) {
   if (diagnostic.text.find("incompatible operand types ('") == std::string::npos) return false;
@@ -91,9 +87,9 @@ bool IsBfloatConversion(const Diagnostic& diagnostic) {
          text.find("__bf16") != std::string::npos && text.find("to 'half'") != std::string::npos;
 }
 
-/// The address space that OpenCL C++ gives to pointers without one. In Metal only the objects of
-/// member functions have none in the source (pointers are checked before), and theirs is the
-/// thread's: that they can be anywhere here is no error there.
+/// The address space that OpenCL C++ gives to what names none: pointers, which are checked before,
+/// and the objects of member functions, also of the implicit ones that copy. In Metal an object may
+/// be copied out of constant memory, and a member function takes its own for the thread's.
 bool IsGeneric(const Diagnostic& diagnostic) {
   return (diagnostic.text + diagnostic.notes).find("__generic") != std::string::npos;
 }
@@ -119,8 +115,8 @@ Result<std::vector<std::string>> TypeCheck(const std::filesystem::path& source,
   }
   std::vector<std::string> findings = rewritten.without_space;
   for (const Diagnostic& diagnostic : diagnostics) {
-    const bool allowed = IsCopy(diagnostic) || IsPrivateTemporary(diagnostic) ||
-                         IsBfloatConversion(diagnostic) || IsGeneric(diagnostic);
+    const bool allowed =
+        IsPrivateTemporary(diagnostic) || IsBfloatConversion(diagnostic) || IsGeneric(diagnostic);
     if (!allowed) findings.push_back(PlacedText(diagnostic, compiler.shim().string()));
   }
   return findings;

@@ -93,7 +93,7 @@ kernel void divide(device int* data [[buffer(0)]], uint i [[thread_position_in_g
   Launch launch = OneThreadgroup(4);
   Bind(0, &data, &launch);
   const Report report = Run("divide", launch);
-  EXPECT_THAT(Places(report), ElementsAre(HasSubstr("undefined operation sample.metal:5")));
+  ASSERT_THAT(Places(report), ElementsAre(HasSubstr("undefined operation sample.metal:5")));
   EXPECT_THAT(report.findings[0].text, HasSubstr("by zero by thread 2"));
 }
 

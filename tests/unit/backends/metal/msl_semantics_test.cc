@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <limits>
@@ -45,8 +46,9 @@ class MslSemanticsTest : public MetalProgramTest {
            std::string(body) + "\n}\n";
   }
 
-  std::vector<int> First(size_t count, const std::vector<int>& words) {
-    return {words.begin(), words.begin() + static_cast<std::ptrdiff_t>(count)};
+  static std::vector<int> First(size_t count, const std::vector<int>& words) {
+    return {words.begin(),
+            words.begin() + static_cast<std::ptrdiff_t>(std::min(count, words.size()))};
   }
 
   Report report_;
