@@ -83,8 +83,8 @@ METAL_SIM_MEETING Fragment<D> MultiplyAdd(Fragment<A> a, Fragment<B> b, Fragment
 
 namespace metal {
 
-/// In Apple's header the vector of all 64 elements, of which a lane holds the first two. Of what such
-/// a vector can do, here it takes an index: no vector of two converts to it or from it.
+/// In Apple's header the vector of all 64 elements, of which a lane holds the first two. Of what
+/// such a vector can do, here it takes an index: no vector of two converts to it or from it.
 template <typename T>
 struct simdgroup_elements {
   METAL_SIM_INLINE T& operator[](uint i) { return element[i]; }
