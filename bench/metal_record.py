@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -85,10 +86,15 @@ def os_of_machine() -> str:
 
 
 def run_conformance(build: Path, pattern: str) -> dict[str, Any]:
-    command = [str(build / "bin" / "marlin_conformance"), "--device", "metal", "--json"]
+    command = [str(build / "bin" / "marlin_conformance"), "--device", "metal", "--jobs", "0",
+               "--json"]
     if pattern:
         command += ["--filter", pattern]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    # A kernel that fails the device's own test must fail here, case by case, and not keep all
+    # others from running.
+    environment = {"MARLIN_METAL_SELF_TEST": "probe", **os.environ}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
+                          env=environment)
     try:
         document: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:

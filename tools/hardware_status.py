@@ -4,8 +4,8 @@
 Usage: tools/hardware_status.py [--check]
 
 What counts as having run: a record of bench/records/ that names the device, and the counts of
-conformance cases that a test pins (tests/conformance/expected_counts*.json), which are written where
-the kernels run. Metal's pinned counts are the simulator's.
+conformance cases that a test pins (tests/conformance/expected_counts*.json), which are written
+where the kernels run. Metal's pinned counts are the simulator's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ BACKENDS = {
 HEAD = """\
 # Where each kernel has run
 
-Written by `tools/hardware_status.py` from the records in `bench/records/` and from the pinned counts
-of conformance cases; a test checks that it is up to date. It says where results were compared with
-the reference or measured, and nothing else: no kernel is taken to work where it has not run.
+Written by `tools/hardware_status.py` from the records in `bench/records/` and from the pinned
+counts of conformance cases; a test checks that it is up to date. It says where results were
+compared with the reference or measured, and nothing else: no kernel is taken to work where it has
+not run.
 
 - `apple-gpu:NAME:OS`: on that GPU, all conformance cases compared (`./dev test-metal`).
 - `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were

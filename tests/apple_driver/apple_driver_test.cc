@@ -357,7 +357,8 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
   // What work on its way reads is not written before it has ended.
   ASSERT_TRUE(Run(launch).ok());
   const int64_t now = TheLog().dispatches;
-  KernelLaunch writes = LaunchOf(out.floats(), input.floats(), kPage);
+  const Pages third(kPage);
+  KernelLaunch writes = LaunchOf(third.floats(), input.floats(), kPage);
   writes.buffers[0].bytes = kPage;
   ASSERT_TRUE(Run(writes).ok());
   EXPECT_EQ(TheLog().dispatches, now + 1);

@@ -250,6 +250,7 @@ Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+  const AutoreleaseScope scope;
   NS::SharedPtr<MTL::Device> device = FindDevice();
   if (device.get() == nullptr) {
     return Status(Code::kUnsupported, "metal: this machine has no GPU that Metal knows");

@@ -46,12 +46,6 @@ static inline InputBlock LoadInputBlock(device const uchar* input, int row, int 
   return block;
 }
 
-static inline simdgroup_float8x8 FragmentOf(float2 elements) {
-  simdgroup_float8x8 fragment;
-  fragment.thread_elements() = elements;
-  return fragment;
-}
-
 /// What a simdgroup has fetched of A for a block of 32 k.
 template <int kRowFragments>
 struct InputRows {
@@ -133,7 +127,7 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
       const int column = (strip + j) * kStripOutputs + FragmentColumn(lane);
-      const float2 sum = sums.fragment[i][j].thread_elements();
+      const float2 sum = ElementsOf(sums.fragment[i][j]);
       StoreSum(output, int(group.z), m, column, sum.x, p);
       StoreSum(output, int(group.z), m, column + 1, sum.y, p);
     }

@@ -160,7 +160,7 @@ static inline void Multiply(thread Sums& sums, threadgroup float4* buffer, ushor
       metal::simdgroup_matrix<T, 8, 8> stored;
       metal::simdgroup_load(stored, input + i * kSide * TileLayout<T>::kInputStride + k,
                             TileLayout<T>::kInputStride);
-      a[i].thread_elements() = float2(stored.thread_elements());
+      a[i] = FragmentOf(ElementsOf(stored));
     }
     MARLIN_UNROLL
     for (int j = 0; j < kFragments; ++j) {

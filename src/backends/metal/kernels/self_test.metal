@@ -10,7 +10,7 @@
 // input: A [8, 8], B [8, 8], four numbers. One simdgroup.
 #include <metal_simdgroup_matrix>
 
-#include "backends/metal/kernels/parameters.h"
+#include "backends/metal/kernels/fragments.h"
 
 using namespace metal;
 using namespace marlin::kernels;
@@ -27,8 +27,8 @@ using namespace marlin::kernels;
   simdgroup_load(b, input + kElements, kSide);
   simdgroup_float8x8 product = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   simdgroup_multiply_accumulate(product, a, b, product);
-  const float2 of_a = a.thread_elements();
-  const float2 of_product = product.thread_elements();
+  const float2 of_a = ElementsOf(a);
+  const float2 of_product = ElementsOf(product);
   out[2 * lane] = of_a.x;
   out[2 * lane + 1] = of_a.y;
   out[kElements + 2 * lane] = of_product.x;

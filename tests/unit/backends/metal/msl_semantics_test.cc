@@ -201,8 +201,8 @@ device float* out [[buffer(2)]],
   simdgroup_multiply_accumulate(sum, left, right, sum);
   simdgroup_float8x8 result;
   thread auto& elements = result.thread_elements();
-  elements = float2(sum.thread_elements());
-  result.thread_elements()[0] *= 2; elements.y *= 2;
+  elements[0] = float(sum.thread_elements()[0]); elements[1] = float(sum.thread_elements()[1]);
+  result.thread_elements()[0] *= 2; elements[1] *= 2;
   simdgroup_store(result, out, 8, 0, true);
 }
 #define INSTANTIATE(name, A, B, D) template [[host_name(name)]] [[kernel]] void multiply<A, B, \

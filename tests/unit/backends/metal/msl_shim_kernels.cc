@@ -255,7 +255,7 @@ void Multiply(device float* out, device const T* in, uint lane) {
   simdgroup_matrix<T, 8, 8> diagonal(T(3)), product;
   simdgroup_multiply(product, diagonal, a);
   out[64 + 2 * lane] = float(product.thread_elements()[0]);
-  out[65 + 2 * lane] = float(product.thread_elements().y);
+  out[65 + 2 * lane] = float(product.thread_elements()[1]);
 }
 
 // ---- Threads that meet ----

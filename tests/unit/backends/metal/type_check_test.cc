@@ -167,7 +167,7 @@ kernel void f(device const half* a [[buffer(0)]], device float* out [[buffer(1)]
   simdgroup_half8x8 b;
   simdgroup_load(b, a, 8, ulong2(0, 1), true);
   simdgroup_multiply_accumulate(c, b, b, c);
-  c.thread_elements() += float2(b.thread_elements());
+  c.thread_elements()[0] += float(b.thread_elements()[0]);
   simdgroup_store(c, &tile[0][0], ulong(Tile<half>::kStride));
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   thread float* mine = rows.at;

@@ -83,6 +83,15 @@ METAL_SIM_MEETING Fragment<D> MultiplyAdd(Fragment<A> a, Fragment<B> b, Fragment
 
 namespace metal {
 
+/// In Apple's header the vector of all 64 elements, of which a lane holds the first two. Of what
+/// such a vector can do, here it takes an index: no vector of two converts to it or from it.
+template <typename T>
+struct simdgroup_elements {
+  METAL_SIM_INLINE T& operator[](uint i) { return element[i]; }
+  METAL_SIM_INLINE const T& operator[](uint i) const { return element[i]; }
+  T element[2];
+};
+
 template <typename T, int kColumns, int kRows>
 struct simdgroup_matrix {
   static_assert(kColumns == 8 && kRows == 8, "Metal has simdgroup matrices of 8x8 only");
@@ -99,11 +108,11 @@ struct simdgroup_matrix {
   }
 
   /// The two elements that the current lane holds.
-  METAL_SIM_INLINE vec<T, 2>& thread_elements() { return elements_; }
-  METAL_SIM_INLINE const vec<T, 2>& thread_elements() const { return elements_; }
+  METAL_SIM_INLINE simdgroup_elements<T>& thread_elements() { return elements_; }
+  METAL_SIM_INLINE const simdgroup_elements<T>& thread_elements() const { return elements_; }
 
  private:
-  vec<T, 2> elements_;
+  simdgroup_elements<T> elements_;
 };
 
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
@@ -113,7 +122,7 @@ using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 template <typename T, int kColumns, int kRows>
 METAL_SIM_INLINE simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, kColumns, kRows> result;
-  result.thread_elements() = vec<T, 2>(value);
+  result.thread_elements() = {value, value};
   return result;
 }
 
@@ -178,7 +187,7 @@ METAL_SIM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d
                                                     const simdgroup_matrix<C, 8, 8>& c) {
   const auto result = metal_sim::MultiplyAdd<D>(
       metal_sim::OwnFragment(a), metal_sim::OwnFragment(b), metal_sim::OwnFragment(c));
-  d.thread_elements() = vec<D, 2>(result.first, result.second);
+  d.thread_elements() = {D(result.first), D(result.second)};
 }
 
 /// d = a * b
@@ -188,7 +197,7 @@ METAL_SIM_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d,
                                          const simdgroup_matrix<B, 8, 8>& b) {
   const auto result = metal_sim::MultiplyAdd<D>(
       metal_sim::OwnFragment(a), metal_sim::OwnFragment(b), metal_sim::Fragment<float>{0, 0});
-  d.thread_elements() = vec<D, 2>(result.first, result.second);
+  d.thread_elements() = {D(result.first), D(result.second)};
 }
 
 template <typename T>

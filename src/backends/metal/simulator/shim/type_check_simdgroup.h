@@ -49,14 +49,21 @@ struct simd_vote {
 simd_vote simd_ballot(bool expression);
 simd_vote simd_active_threads_mask();
 
+/// Apple's is the vector of all 64 elements, of which a lane holds the first two.
+template <typename T>
+struct simdgroup_elements {
+  __private T& operator[](int i) const;
+  T element[2];
+};
+
 template <typename T, int kColumns, int kRows>
 struct simdgroup_matrix {
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal);
-  __private vec<T, 2>& thread_elements() const;
+  __private simdgroup_elements<T>& thread_elements() const;
 
  private:
-  vec<T, 2> elements_;
+  simdgroup_elements<T> elements_;
 };
 
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
