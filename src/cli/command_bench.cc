@@ -62,6 +62,11 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (info.backend == "cuda") return RunOnGpu(console, device);
+    if (info.backend == "metal") {
+      return Status(Code::kUnsupported,
+                    "bench: nothing here reads the clock of a Mac's GPU yet; `metal-marlin tune "
+                    "--device metal` compares its kernels");
+    }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
     if (op_ == "model") {

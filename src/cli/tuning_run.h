@@ -12,7 +12,8 @@
 namespace marlin::cli {
 
 /// Times the candidates of a product on a device whose memory is the host's, in turn; those that
-/// take over four times as long as another only once. Errors: those of ListCandidates and Gemm.
+/// take over four times as long as another only once. Where calls return before their work is done
+/// a run is 32 of them and the wait for the last. Errors: those of ListCandidates and Gemm.
 Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
                                                  const PreparedWeights& weights,
                                                  const BenchCase& bench);

@@ -11,7 +11,7 @@
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 36> kCompileFlags = {
+inline constexpr std::array<const char*, 38> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
@@ -25,6 +25,9 @@ inline constexpr std::array<const char*, 36> kCompileFlags = {
     "-fno-sanitize-link-runtime",
     "-mllvm",
     "-tsan-instrument-func-entry-exit=0",
+    // Else the read of `x += y` is left out, since a race would show at the write.
+    "-mllvm",
+    "-tsan-compound-read-before-write=1",
     // Accesses stay as wide as the source has them: instrumentation skips odd widths.
     "-fno-vectorize",
     "-fno-slp-vectorize",

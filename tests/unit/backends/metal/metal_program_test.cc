@@ -55,6 +55,22 @@ TEST_F(MetalProgramTest, SumsInThreadgroupMemory) {
   }
 }
 
+TEST_F(MetalProgramTest, FindsTheReadOfACompoundAssignment) {
+  Compile(R"(
+kernel void add(device float* out [[buffer(0)]], uint i [[thread_position_in_threadgroup]]) {
+  threadgroup float sum[32];
+  sum[i] += 1.0f;
+  out[i] = sum[i];
+}
+)");
+  std::vector<float> out(32);
+  Launch launch = OneThreadgroup(32);
+  Bind(0, &out, &launch);
+  const Report report = Run("add", launch, 0);
+  ASSERT_FALSE(report.clean());
+  EXPECT_EQ(report.findings[0].kind, FindingKind::kUninitialisedRead);
+}
+
 TEST_F(MetalProgramTest, FindsAMissingBarrierAtItsLines) {
   Compile(kSum, WithBarrier(""));
   std::vector<float> in(64, 1.0F);
