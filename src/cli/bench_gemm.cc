@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "cli/timed_device.h"
 
 namespace marlin::cli {
 namespace {
@@ -165,7 +166,7 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
 }
 
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, cpu::Roofline& roofline,
+                             const BenchCase& bench, cpu::Roofline* roofline,
                              const OpenBlas* blas) {
   const int64_t m = bench.shape.m;
   const int64_t n = bench.shape.n;
@@ -173,10 +174,11 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
   const bool dequantize = bench.op == "dequantize";
   MARLIN_ASSIGN_OR_RETURN(const DenseMatrix a, RandomDense(std::max<int64_t>(m * k, 1)));
   const int64_t out_elements = std::max(m * n, dequantize ? k * n : 0);
-  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer c, AlignedBuffer::Allocate(out_elements * 4));
-  const bool f32 = bench.activation_type == DType::kF32;
-  const TensorView activations(f32 ? static_cast<void*>(a.f32.data()) : a.bf16.data(),
-                               bench.activation_type, {m, k});
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer c, DeviceBuffer::Allocate(device, out_elements * 4));
+  const AlignedBuffer& chosen = bench.activation_type == DType::kF32 ? a.f32 : a.bf16;
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer input, DeviceBuffer::Allocate(device, chosen.size()));
+  MARLIN_RETURN_IF_ERROR(input.CopyFrom(chosen.data(), chosen.size()));
+  const TensorView activations(input.data(), bench.activation_type, {m, k});
   const MutableTensorView product(c.data(), bench.activation_type, {m, n});
   const MutableTensorView decoded(c.data(), bench.activation_type, {k, n});
 
@@ -199,20 +201,25 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
     result.accuracy = plan.accuracy;
     MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
   }
+  MARLIN_RETURN_IF_ERROR(device.Synchronize());
   // Errors cannot change between runs: the call above has been through every check.
+  const int64_t calls = CallsOfRun(device);
   std::vector<std::function<void(int64_t)>> bodies;
   bodies.emplace_back([&](int64_t i) {
-    options.expert = i % spec.experts;
-    if (dequantize) {
-      (void)Dequantize(device, weights, decoded, options.expert);
-    } else {
-      (void)Gemm(device, activations, weights, product, options);
+    for (int64_t call = 0; call < calls; ++call) {
+      options.expert = (i * calls + call) % spec.experts;
+      if (dequantize) {
+        (void)Dequantize(device, weights, decoded, options.expert);
+      } else {
+        (void)Gemm(device, activations, weights, product, options);
+      }
     }
+    (void)device.Synchronize();
   });
-  bodies.emplace_back([&](int64_t) { roofline.ReadSeconds(1); });
+  if (roofline != nullptr) bodies.emplace_back([&](int64_t) { roofline->ReadSeconds(1); });
   const std::vector<Timing> timings = MeasureTogether(bodies);
-  result.timing = timings[0];
-  result.probe = timings[1];
+  result.timing = PerCall(timings[0], calls);
+  if (roofline != nullptr) result.probe = timings[1];
   // Peers follow by themselves: their threads keep spinning after a call.
   DenseMatrix b;
   std::vector<std::string> peers;
@@ -221,12 +228,13 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
     MARLIN_ASSIGN_OR_RETURN(b, RandomDense(n * k));
     peers.emplace_back("openblas_fp32");
     bodies.emplace_back([&](int64_t) {
-      blas->Sgemm(m, n, k, a.f32.As<float>(), b.f32.As<float>(), c.As<float>());
+      blas->Sgemm(m, n, k, a.f32.As<float>(), b.f32.As<float>(), static_cast<float*>(c.data()));
     });
     if (blas->has_bf16()) {
       peers.emplace_back("openblas_bf16");
       bodies.emplace_back([&](int64_t) {
-        blas->Sbgemm(m, n, k, a.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(), c.As<float>());
+        blas->Sbgemm(m, n, k, a.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(),
+                     static_cast<float*>(c.data()));
       });
     }
   }

@@ -40,7 +40,8 @@ struct BenchResult {
   std::string kernel;
   std::string accuracy;
   Timing timing;
-  Timing probe;  ///< Reading Roofline::kPassBytes in one plain stream per thread, in the same run.
+  /// Reading Roofline::kPassBytes in one plain stream per thread, in the same run; zeros without.
+  Timing probe;
   std::vector<PeerTiming> peers;
   double weight_bytes = 0;
   double prepare_rate = 0;  ///< Bytes of prepared weights per second, fresh pages included.
@@ -63,9 +64,10 @@ inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
 /// Copies of a matrix that together have at least `bytes`, but at most 1024 of them.
 int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one);
 
-/// Runs one case. `blas` may be null. Errors: those of Prepare and Gemm.
+/// Runs one case on a device whose memory is the host's. `roofline` (of a device that is no CPU)
+/// and `blas` may be null. Errors: those of Prepare, Gemm and DeviceBuffer.
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, cpu::Roofline& roofline, const OpenBlas* blas);
+                             const BenchCase& bench, cpu::Roofline* roofline, const OpenBlas* blas);
 
 /// Weights of random codes with scales around 0.01, for timing. Errors: kOutOfMemory.
 Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec);

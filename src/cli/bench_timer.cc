@@ -75,6 +75,13 @@ Stopwatch::Stopwatch() : start_(Now()) {}
 
 double Stopwatch::Seconds() const { return Now() - start_; }
 
+Timing PerCall(Timing timing, int64_t calls) {
+  for (double* seconds : {&timing.median, &timing.p10, &timing.p90}) {
+    *seconds /= static_cast<double>(calls);
+  }
+  return timing;
+}
+
 Timing SummarizeSeconds(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   const auto at = [&](double fraction) {

@@ -27,6 +27,9 @@ struct Timing {
   int64_t undisturbed = 0;
 };
 
+/// One call's share of runs of `calls` calls.
+Timing PerCall(Timing timing, int64_t calls);
+
 /// Of runs that were all undisturbed. Precondition: at least one.
 Timing SummarizeSeconds(std::vector<double> seconds);
 

@@ -38,7 +38,7 @@ class BenchCommand final : public Command {
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
     arguments.Option("--threads", &threads_, "N", "Default: all processors");
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda or cuda:N");
+    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "PEER",
                      "The dense product in the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
@@ -62,17 +62,14 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (info.backend == "cuda") return RunOnGpu(console, device);
-    if (info.backend == "metal") {
-      return Status(Code::kUnsupported,
-                    "bench: nothing here reads the clock of a Mac's GPU yet; `metal-marlin tune "
-                    "--device metal` compares its kernels");
-    }
+    if (info.backend == "metal") return RunWithoutCeilings(console, device);
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
     if (op_ == "model") {
       MARLIN_RETURN_IF_ERROR(RunModel(device, roofline));
     } else {
-      MARLIN_RETURN_IF_ERROR(RunCases(console, device, roofline));
+      ceilings_ = MeasureCeilings(roofline);
+      MARLIN_RETURN_IF_ERROR(RunCases(console, device, &roofline));
     }
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
@@ -137,12 +134,22 @@ class BenchCommand final : public Command {
     return {};
   }
 
-  Status RunCases(Console& console, const Device& device, cpu::Roofline& roofline) {
+  /// A GPU whose memory is the host's: nothing measures what it could do at most.
+  Status RunWithoutCeilings(Console& console, const Device& device) {
+    if (op_ == "model" || !against_.empty()) {
+      return Status(Code::kUnsupported, fmt::format("bench: no {} on {}",
+                                                    op_ == "model" ? "models" : "peers", device_));
+    }
+    MARLIN_RETURN_IF_ERROR(RunCases(console, device, nullptr));
+    const DeviceInfo info = device.info();
+    return Report(console, Document(info), info.model + "\n\n" + Text());
+  }
+
+  Status RunCases(Console& console, const Device& device, cpu::Roofline* roofline) {
     std::optional<OpenBlas> blas;
     if (!against_.empty()) {
       MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
     }
-    ceilings_ = MeasureCeilings(roofline);
     return ForEachCase(console, device, kBeyondCacheBytes, [&](const BenchCase& bench) -> Status {
       MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline,
                                                            blas ? &*blas : nullptr));
@@ -259,6 +266,7 @@ class BenchCommand final : public Command {
 
   /// The time that memory and arithmetic units need at least, over the time taken.
   double Fraction(const BenchResult& result) const {
+    if (!HasCeilings()) return 0;
     const double peak = result.accuracy == "bf16_compute" ? ceilings_.tile : ceilings_.fma;
     const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
     return std::max(result.weight_bytes / ceilings_.read_streams, compute) / result.timing.median;
@@ -272,18 +280,32 @@ class BenchCommand final : public Command {
   }
 
   /// Bandwidth against the plain read probe of the same run.
-  static double ProbeFraction(const BenchResult& result) {
+  double ProbeFraction(const BenchResult& result) const {
+    if (!HasCeilings()) return 0;
     const double probe = static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
     return result.weight_bytes / result.timing.median / probe;
   }
 
+  bool HasCeilings() const { return ceilings_.read_streams > 0; }
+
+  /// Of a ceiling that nothing measured there is no fraction.
+  static Json FractionJson(double fraction) { return fraction > 0 ? Json(fraction) : Json(); }
+  static std::string FractionText(double fraction) {
+    return fraction > 0 ? fmt::format("{:.0f} %", 100 * fraction) : "";
+  }
+
+  Json CeilingsJson() const {
+    if (!HasCeilings()) return {};
+    return {{"read_gbps", ceilings_.read_plain * 1e-9},
+            {"read_streams_gbps", ceilings_.read_streams * 1e-9},
+            {"fp32_fma_tflops", ceilings_.fma * 1e-12},
+            {"bf16_tile_tflops", ceilings_.tile * 1e-12},
+            {"fork_join_us", ceilings_.fork_join * 1e6}};
+  }
+
   Json Document(const DeviceInfo& info) const {
     Json document = DocumentHead(info, commit_);
-    document["roofline"] = {{"read_gbps", ceilings_.read_plain * 1e-9},
-                            {"read_streams_gbps", ceilings_.read_streams * 1e-9},
-                            {"fp32_fma_tflops", ceilings_.fma * 1e-12},
-                            {"bf16_tile_tflops", ceilings_.tile * 1e-12},
-                            {"fork_join_us", ceilings_.fork_join * 1e6}};
+    document["roofline"] = CeilingsJson();
     document["results"] = Json::array();
     for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
     if (op_ != "model") return document;
@@ -327,8 +349,8 @@ class BenchCommand final : public Command {
     row.update(TimingJson(result.timing));
     row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
     row["tflops"] = result.operations / result.timing.median * 1e-12;
-    row["roofline_fraction"] = Fraction(result);
-    row["read_probe_fraction"] = ProbeFraction(result);
+    row["roofline_fraction"] = FractionJson(Fraction(result));
+    row["read_probe_fraction"] = FractionJson(ProbeFraction(result));
     row["prepare_gbps"] = result.prepare_rate * 1e-9;
     for (const PeerTiming& peer : result.peers) {
       Json entry = {{"name", peer.name}};
@@ -382,8 +404,8 @@ class BenchCommand final : public Command {
           fmt::format("{:.3f}", r.timing.median * 1e3),
           fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
           fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
-          fmt::format("{:.0f} %", 100 * Fraction(r)),
-          fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
+          FractionText(Fraction(r)),
+          FractionText(ProbeFraction(r))};
       for (const PeerTiming& peer : r.peers) {
         cells.push_back(fmt::format("{:.2f}x", peer.timing.median / r.timing.median));
       }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "marlin/device.h"
+#include "ops/device.h"
 
 namespace marlin::cli {
 
@@ -16,6 +17,12 @@ inline Result<Device> OpenTimedDevice(const std::string& name, const DeviceOptio
                   "operations of a kernel");
   }
   return Device::Open(name, options);
+}
+
+/// Calls of a run: where they return before their work is done, many share the wait for the device.
+inline int64_t CallsOfRun(const Device& device) {
+  constexpr int64_t kCalls = 32;
+  return device.impl().backend().calls_block() ? 1 : kCalls;
 }
 
 }  // namespace marlin::cli

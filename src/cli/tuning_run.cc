@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "cli/timed_device.h"
 #include "ops/candidates.h"
-#include "ops/device.h"
 #include "plan/kernel_name.h"
 
 namespace marlin::cli {
@@ -23,17 +23,6 @@ constexpr double kHopeless = 4;
 constexpr double kNoise = 1.01;
 constexpr TimingOptions kTiming = {.min_seconds = 0.1, .max_seconds = 1.0, .min_undisturbed = 5};
 constexpr int kHalf[] = {0x3f000000, 0x3f00, 0x3800};  // 0.5 as fp32, bf16, fp16.
-
-/// Of a run where calls do not block: the wait for the device is shared.
-constexpr int64_t kCallsOfRun = 32;
-
-/// A call's share of the runs.
-Timing PerCall(Timing timing, int64_t calls) {
-  for (double* seconds : {&timing.median, &timing.p10, &timing.p90}) {
-    *seconds /= static_cast<double>(calls);
-  }
-  return timing;
-}
 
 /// Keeps sums far from subnormal numbers.
 void FillWithHalves(void* data, DType type, int64_t count) {
@@ -66,7 +55,7 @@ Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
                               {shape.m, bench.options.gated ? shape.n / 2 : shape.n});
   MARLIN_ASSIGN_OR_RETURN(const std::vector<GemmCandidate> candidates,
                           ListCandidates(device, a, weights, out, bench.options));
-  const int64_t calls = device.impl().backend().calls_block() ? 1 : kCallsOfRun;
+  const int64_t calls = CallsOfRun(device);
   std::vector<KernelTiming> timings;
   std::vector<std::function<void(int64_t)>> bodies;
   GemmOptions options = bench.options;

@@ -99,7 +99,7 @@ def test_errors_are_typed_one_liners() -> None:
     with pytest.raises(mm.UnsupportedError, match="reads marlin_w4"):
         mm.prepare(mm.pack_weights(gaussian(32, 8)), "cpu", marlin_w4=True)
     with pytest.raises(mm.UnsupportedError, match="a kernel of GPUs"):
-        _ = mm.kernels.marlin_gemm_fp4
+        _ = mm.kernels.marlin_gemm_w4
     with pytest.raises(AttributeError):
         _ = mm.kernels.no_such_kernel
 
@@ -112,7 +112,7 @@ def test_devices_by_name() -> None:
     device.synchronize()
     device.synchronize(1)
     assert mm.open_device("cpu") is mm.default_device()
-    with pytest.raises(mm.InvalidArgumentError, match="known: cpu, cuda, cuda:N, auto"):
+    with pytest.raises(mm.InvalidArgumentError, match="known: cpu, cuda, cuda:N, metal"):
         mm.Device("tpu")
     with pytest.raises(mm.UnsupportedError, match="^cuda:999: "):
         mm.Device("cuda:999")

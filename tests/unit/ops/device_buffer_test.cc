@@ -19,8 +19,9 @@ class DeviceBufferTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     Result<Device> device = Device::Open(GetParam());
-    if (!device.ok() && std::string(GetParam()) == "cuda") {
-      GTEST_SKIP() << "no CUDA device: " << device.status().message();
+    if (!device.ok() && std::string(GetParam()) != "cpu") {
+      GTEST_SKIP() << "no " << (std::string(GetParam()) == "cuda" ? "CUDA" : "metal")
+                   << " device: " << device.status().message();
     }
     ASSERT_TRUE(device.ok()) << device.status().message();
     device_ = *device;
@@ -167,8 +168,11 @@ TEST_P(DeviceBufferTest, ServesSeveralThreads) {
   EXPECT_EQ(wrong, std::vector<int>(kThreads, 0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceBufferTest, ::testing::Values("cpu", "cuda"),
-                         [](const auto& device) { return std::string(device.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceBufferTest, ::testing::Values("cpu", "cuda", "metal-sim"),
+                         [](const auto& device) {
+                           const std::string name = device.param;
+                           return name.substr(0, name.find('-'));
+                         });
 
 }  // namespace
 }  // namespace marlin
