@@ -159,8 +159,12 @@ void CheckVariants(const KernelDesc& kernel, const GemmDesc& desc) {
     EXPECT_EQ(name->variant, variant);
     EXPECT_EQ(std::count(variants.begin(), variants.end(), variant), 1);
   }
-  for (const KernelVariant wrong : {KernelVariant{33, 1}, {64, 9}, {256, 2}, {1 << 30, 1}}) {
+  for (const KernelVariant wrong : {KernelVariant{33, 1}, {64, 9}, {256, 9}, {1 << 30, 1}}) {
     EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, wrong));
+  }
+  // Splits of more blocks than run at once, of tiles too wide for clusters.
+  if (desc.n > 128 * device.multiprocessors) {
+    EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, {256, 2}));
   }
 }
 
