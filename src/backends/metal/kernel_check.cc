@@ -130,8 +130,8 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
   call.a_stride = kK;
   call.c_stride = kN;
   const std::vector<float> a = MakeActivations(call.desc.m);
-  std::vector<uint16_t> a_bits;
-  for (const float value : a) a_bits.push_back(FloatToBf16(value));
+  std::vector<uint16_t> a_bits(a.size());
+  std::transform(a.begin(), a.end(), a_bits.begin(), FloatToBf16);
   std::vector<float> out(static_cast<size_t>(call.desc.m * kN), -1);
   const auto a_bytes = static_cast<int64_t>(a_bits.size() * sizeof(uint16_t));
   const auto out_bytes = static_cast<int64_t>(out.size() * sizeof(float));
