@@ -49,6 +49,34 @@ else()
   message(STATUS "Metal: OFF (${why})")
 endif()
 
+# marlin_metal_cpp_objects(output SOURCES... INCLUDES folders...): sources that include metal-cpp as
+# objects for Linux, by a clang that has blocks (MARLIN_BLOCKS_CLANG), whatever compiles the rest;
+# beside the stand-ins for Apple's headers, whose folder comes with INCLUDES.
+function(marlin_metal_cpp_objects output)
+  cmake_parse_arguments(arg "" "" "SOURCES;INCLUDES" ${ARGN})
+  set(includes "")
+  foreach(folder IN LISTS arg_INCLUDES)
+    list(APPEND includes -isystem ${folder})
+  endforeach()
+  set(objects "")
+  foreach(source IN LISTS arg_SOURCES)
+    get_filename_component(object ${source} NAME_WE)
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/${object}.o)
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${MARLIN_BLOCKS_CLANG} -std=c++20 -fblocks -O1 -g -Wall
+              -Wextra -Wconversion -Wshadow -Werror -ffp-contract=off
+              -DMETALCPP_SYMBOL_VISIBILITY_HIDDEN -D__MAC_OS_X_VERSION_MIN_REQUIRED=140000
+              -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include
+              -I${PROJECT_SOURCE_DIR}/python/src ${includes}
+              -isystem ${MARLIN_METAL_CPP_INCLUDE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source} DEPFILE ${object}.d
+      COMMENT "Compiling for a stand-in of an Apple GPU: ${source}" VERBATIM)
+    list(APPEND objects ${object})
+  endforeach()
+  set(${output} ${objects} PARENT_SCOPE)
+endfunction()
+
 # marlin_metal_library(output KERNEL_FOLDER): a source that holds a metallib of all kernels, made by
 # Xcode's compiler; one that holds none where there is no such compiler (it is not among the command
 # line tools), so that the driver compiles the sources where it runs.

@@ -67,7 +67,7 @@ class Driver {
   /// false: Run may return before its work is done.
   virtual bool calls_block() const = 0;
 
-  /// Aligned to a page. Errors: kOutOfMemory.
+  /// Aligned to 64 bytes or more. Errors: kOutOfMemory.
   virtual Result<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* data) = 0;
 };

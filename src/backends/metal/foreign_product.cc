@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/metal/host_memory_driver.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/kernel_text.h"
 #include "backends/metal/product_launches.h"
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "plan/select.h"
@@ -15,20 +15,13 @@ namespace marlin::metal {
 namespace {
 
 /// Memory alone.
-class HostMemory final : public Driver {
+class HostMemory final : public HostMemoryDriver {
  public:
   DriverInfo Info() const override { return {"memory", "memory", {}}; }
   DeviceShape Shape() const override { return {}; }
   Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
     return Status(Code::kUnsupported, "weights for other frameworks: nothing here runs kernels");
   }
-  Status Synchronize(void* /*stream*/) override { return Status(); }
-  bool calls_block() const override { return true; }
-  Result<void*> Allocate(int64_t bytes) override {
-    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
-    return static_cast<void*>(buffer.Release());
-  }
-  void Free(void* data) override { AlignedBuffer::FreeReleased(static_cast<std::byte*>(data)); }
 };
 
 GemmDesc Describe(const WeightsSpec& spec, const ForeignCall& call) {
@@ -68,14 +61,16 @@ GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedSt
 
 Result<KernelChoice> Choose(const PreparedStrips& weights, const ForeignCall& call,
                             const DeviceShape& device) {
-  DeviceFacts facts;
-  facts.level = Isa::kMetal;
-  facts.known_fragments = device.known_fragments;
   const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
     return false;
   };
-  return SelectKernel(Describe(weights.spec, call), {facts, MetalKernels(), no_variants, nullptr},
-                      call.kernel);
+  return SelectKernel(Describe(weights.spec, call),
+                      {FactsOf(device), MetalKernels(), no_variants, nullptr}, call.kernel);
+}
+
+std::vector<KernelLaunch> LaunchesOf(const KernelChoice& choice, const PreparedStrips& weights,
+                                     const ForeignCall& call, const DeviceShape& device) {
+  return ProductLaunches(Call(choice, Describe(weights.spec, call), weights, call), device);
 }
 
 /// The function constants that kernels have, by name.
@@ -117,16 +112,15 @@ Result<std::vector<KernelLaunch>> ForeignLaunches(const PreparedStrips& weights,
                                                   const ForeignCall& call,
                                                   const DeviceShape& device) {
   MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
-  return ProductLaunches(Call(choice, Describe(weights.spec, call), weights, call), device);
+  return LaunchesOf(choice, weights, call, device);
 }
 
 Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,
                                                const ForeignCall& call, const DeviceShape& device) {
   MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
-  MARLIN_ASSIGN_OR_RETURN(const auto launches, ForeignLaunches(weights, call, device));
   std::vector<ForeignKernel> kernels;
   bool cleared = false;
-  for (const KernelLaunch& launch : launches) {
+  for (const KernelLaunch& launch : LaunchesOf(choice, weights, call, device)) {
     if (launch.function == "marlin_zero_reduction") {
       cleared = true;
       continue;

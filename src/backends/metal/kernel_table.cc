@@ -91,4 +91,12 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 
 std::span<const KernelDesc> MetalKernels() { return kKernels; }
 
+DeviceFacts FactsOf(const DeviceShape& device) {
+  DeviceFacts facts;
+  facts.level = Isa::kMetal;
+  facts.known_fragments = device.known_fragments;
+  facts.fast_math = device.fast_math;
+  return facts;
+}
+
 }  // namespace marlin::metal

@@ -50,13 +50,7 @@ class MetalBackend final : public Backend {
 
   std::string Model() const override { return driver_->Info().model; }
 
-  DeviceFacts Facts() const override {
-    DeviceFacts facts;
-    facts.level = Isa::kMetal;
-    facts.known_fragments = driver_->Shape().known_fragments;
-    facts.fast_math = driver_->Shape().fast_math;
-    return facts;
-  }
+  DeviceFacts Facts() const override { return FactsOf(driver_->Shape()); }
 
   std::span<const KernelDesc> Kernels() const override { return MetalKernels(); }
 

@@ -11,9 +11,9 @@
 #include <system_error>
 #include <utility>
 
+#include "backends/metal/host_memory_driver.h"
 #include "backends/metal/kernel_files.h"
 #include "backends/metal/simulator/metal_program.h"
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "base/parse_number.h"
 
@@ -90,7 +90,7 @@ class Programs {
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };
 
-class SimulatedDriver final : public Driver {
+class SimulatedDriver final : public HostMemoryDriver {
  public:
   SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options,
                   std::vector<SimulatedLaunch>* record)
@@ -113,14 +113,6 @@ class SimulatedDriver final : public Driver {
     for (const KernelLaunch& launch : launches) MARLIN_RETURN_IF_ERROR(RunOne(launch));
     return Status();
   }
-  Status Synchronize(void* /*stream*/) override { return Status(); }
-  bool calls_block() const override { return true; }
-
-  Result<void*> Allocate(int64_t bytes) override {
-    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
-    return static_cast<void*>(buffer.Release());
-  }
-  void Free(void* data) override { AlignedBuffer::FreeReleased(static_cast<std::byte*>(data)); }
 
  private:
   Status RunOne(const KernelLaunch& launch) {

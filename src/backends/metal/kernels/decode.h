@@ -27,7 +27,6 @@ struct Strip {
   device const float* table;
   int groups;
   int group_size;
-  int k;
   float global_scale;
   int code_offset;
 };
@@ -53,7 +52,6 @@ static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
   result.table = weights.table;
   result.groups = p.groups;
   result.group_size = p.group_size;
-  result.k = p.k;
   result.global_scale = p.global_scale;
   result.code_offset = p.code_offset;
   return result;

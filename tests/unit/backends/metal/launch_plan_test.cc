@@ -35,9 +35,7 @@ const KernelDesc& Find(const std::string& name) {
 }
 
 Result<KernelChoice> Select(const GemmDesc& desc, bool known_fragments, const char* forced = "") {
-  DeviceFacts facts;
-  facts.level = Isa::kMetal;
-  facts.known_fragments = known_fragments;
+  const DeviceFacts facts = FactsOf({.known_fragments = known_fragments});
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
   return SelectKernel(desc, {facts, MetalKernels(), never}, forced);
 }
@@ -137,6 +135,22 @@ TEST(Selection, TakesTheKernelForTheRows) {
   desc.determinism = Determinism::kBatchInvariant;
   EXPECT_EQ(name(300, Format::kU4), "marlin_gemv_wide");
   EXPECT_EQ(name(1, Format::kU4), "marlin_gemv");
+}
+
+// Fast math orders the sums of each number of rows as it likes.
+TEST(Selection, FastMathPromisesNoBatchInvariance) {
+  GemmDesc desc;
+  desc.n = desc.k = 256;
+  const DeviceFacts facts = FactsOf({.fast_math = true});
+  for (desc.m = 1; desc.m <= 130; ++desc.m) {
+    for (const KernelDesc& kernel : MetalKernels()) {
+      desc.determinism = Determinism::kBatchInvariant;
+      EXPECT_FALSE(CheckSupport(kernel, desc, facts).ok()) << kernel.name << ", m " << desc.m;
+    }
+  }
+  desc.determinism = Determinism::kDefault;
+  desc.m = 1;
+  EXPECT_TRUE(CheckSupport(Find("marlin_gemv"), desc, facts).ok());
 }
 
 TEST(Selection, SaysWhyNot) {
