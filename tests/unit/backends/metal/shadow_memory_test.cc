@@ -51,7 +51,7 @@ struct RandomAccess {
     if (random->Below(12) == 0) now.record.group_epoch = order->epochs.NextOfThreadgroup();
     if (random->Below(12) == 0) ++now.record.simd_epoch;
     bytes = size_t{1} << random->Below(5);
-    offset = random->Below(kBytes / static_cast<uint32_t>(bytes)) * bytes;
+    offset = random->Below(static_cast<uint32_t>(kBytes / bytes)) * bytes;
     if (random->Below(8) == 0) offset = random->Below(static_cast<uint32_t>(kBytes - bytes + 1));
     now.record.thread = (random->Below(3) + 32 * random->Below(2)) & 1023U;
     now.record.site = 1 + random->Below(1000);
