@@ -65,7 +65,7 @@ class Products {
 
   Status RunMlp(const MlpLayer& mlp, int64_t rows) {
     if (mlp.down.empty()) return {};
-    if (mlp.gate_up.parts.size() == 1 && mlp.gate_up.bias.empty()) {
+    if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias()) {
       const auto [x, out] = Buffers(mlp.gate_up, rows);
       const MutableTensorView half(out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
       MARLIN_RETURN_IF_ERROR(

@@ -78,6 +78,7 @@ Status AddShared(const Pass& pass, const ExpertsLayer& layer, const TensorView& 
   if (!layer.shared_gate.empty()) {
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView gate, pass.arena.Take(DType::kF32, {rows, 1}));
     MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.shared_gate, x, pass.products, gate));
+    MARLIN_RETURN_IF_ERROR(pass.device.Synchronize());
     for (int64_t i = 0; i < rows; ++i) {
       float& value = gate.As<float>()[i];
       value = 1.0F / (1.0F + std::exp(-value));
@@ -100,14 +101,18 @@ Status RunExperts(const Pass& pass, const ExpertsLayer& layer, const TensorView&
   const auto take = [&] { return pass.arena.Take(DType::kF32, {slots, hidden}); };
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView gathered, take());
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView results, take());
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView weights,
+                          pass.arena.Take(DType::kF32, {1, slots}));
+  MARLIN_RETURN_IF_ERROR(
+      Convert(pass.device, {sorted.weight.data(), DType::kF32, {1, slots}}, weights));
   MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, x, sorted.token, gathered));
   for (size_t expert = 0; expert < layer.experts.size(); ++expert) {
     const int64_t first = sorted.begin[expert];
     const int64_t count = sorted.begin[expert + 1] - first;
     if (count == 0) continue;
-    const TensorView weights(sorted.weight.data() + first, DType::kF32, {count});
+    const TensorView weight(weights.As<float>() + first, DType::kF32, {count});
     MARLIN_RETURN_IF_ERROR(RunMlp(pass, layer.experts[expert], Rows(gathered, first, count),
-                                  Rows(results, first, count), weights));
+                                  Rows(results, first, count), weight));
   }
   // Back to the order of the tokens (the gathered inputs are done with), then added up choice by
   // choice, which does not depend on the experts' numbers.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
@@ -47,15 +48,15 @@ Status RunLayer(const Pass& pass, int64_t index, const MutableTensorView& hidden
 
 Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
   const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
-  while (at_.block < blocks_.size() && at_.used + bytes > blocks_[at_.block].size()) {
+  while (at_.block < blocks_.size() && at_.used + bytes > blocks_[at_.block].bytes()) {
     at_ = {at_.block + 1, 0};
   }
   if (at_.block == blocks_.size()) {
-    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block,
-                            AlignedBuffer::Allocate(std::max(bytes, kMinBlockBytes)));
+    MARLIN_ASSIGN_OR_RETURN(DeviceBuffer block,
+                            DeviceBuffer::Allocate(device_, std::max(bytes, kMinBlockBytes)));
     blocks_.push_back(std::move(block));
   }
-  void* data = blocks_[at_.block].As<uint8_t>(at_.used);
+  void* data = static_cast<uint8_t*>(blocks_[at_.block].data()) + at_.used;
   at_.used += bytes;
   return MutableTensorView(data, type, shape);
 }
@@ -67,7 +68,7 @@ Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
   const int64_t width = mlp.down.in;
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(MutableTensorView inner, pass.arena.Take(DType::kF32, {rows, width}));
-  if (mlp.gate_up.parts.size() == 1 && mlp.gate_up.bias.empty() && config.gate_limit == 0.0F) {
+  if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias() && config.gate_limit == 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ApplyGated(pass.device, mlp.gate_up, x, config.activation, pass.products, inner));
   } else {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
 #include "model/kv_cache.h"
@@ -14,9 +14,11 @@
 
 namespace marlin {
 
-/// Memory for the activations of one pass, handed out front to back and reused by the next.
+/// Memory of the device for the activations of one pass, handed out front to back and reused by the
+/// next.
 class Arena {
  public:
+  explicit Arena(Device device) : device_(std::move(device)) {}
   /// A view of new memory, contiguous. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
   /// Everything handed out since a mark may be handed out again.
@@ -28,7 +30,8 @@ class Arena {
   void Return(const Mark& mark) { at_ = mark; }
 
  private:
-  std::vector<AlignedBuffer> blocks_;
+  Device device_;
+  std::vector<DeviceBuffer> blocks_;
   Mark at_;
 };
 

@@ -13,7 +13,8 @@ namespace {
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config)
-      : source_(checkpoint, device, std::string(config.family->model_type)),
+      : device_(device),
+        source_(checkpoint, device, std::string(config.family->model_type)),
         config_(config),
         shape_(config.shape) {}
 
@@ -54,11 +55,13 @@ class DecoderLoader {
     for (const Piece& piece : pieces) requests.push_back({Name(piece.name + ".weight"), piece.out});
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, in));
     if (!bias) return projection;
+    std::vector<float> all;
     for (const Piece& piece : pieces) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
                               Vector(piece.name + ".bias", piece.out));
-      projection.bias.insert(projection.bias.end(), values.begin(), values.end());
+      all.insert(all.end(), values.begin(), values.end());
     }
+    MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));
     return projection;
   }
 
@@ -207,13 +210,15 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> both,
                             source_.LoadVector(Name(block + ".experts.gate_up_proj_bias"),
                                                2 * width, expert, shape_.experts));
+    std::vector<float> gate_up;
     for (size_t first = 0; first < 2; ++first) {
-      for (size_t i = first; i < both.size(); i += 2) mlp->gate_up.bias.push_back(both[i]);
+      for (size_t i = first; i < both.size(); i += 2) gate_up.push_back(both[i]);
     }
-    MARLIN_ASSIGN_OR_RETURN(
-        mlp->down.bias, source_.LoadVector(Name(block + ".experts.down_proj_bias"), shape_.hidden,
-                                           expert, shape_.experts));
-    return {};
+    MARLIN_RETURN_IF_ERROR(SetBias(device_, gate_up, &mlp->gate_up));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> down,
+                            source_.LoadVector(Name(block + ".experts.down_proj_bias"),
+                                               shape_.hidden, expert, shape_.experts));
+    return SetBias(device_, down, &mlp->down);
   }
 
   Status LoadShared(const std::string& block, ExpertsLayer* layer) {
@@ -245,6 +250,7 @@ class DecoderLoader {
     return false;
   }
 
+  const Device& device_;
   WeightSource source_;
   const DecoderConfig& config_;
   const Dimensions& shape_;

@@ -170,7 +170,11 @@ class ForwardCall {
       MARLIN_RETURN_IF_ERROR(
           cache.Reserve(cache.length() + static_cast<int64_t>(input.tokens.size()), model_.device));
     }
-    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    const Status status = RunPasses();
+    // Nothing may write logits or read activations any more, whether all went well or not.
+    const Status finished = model_.device.Synchronize();
+    MARLIN_RETURN_IF_ERROR(status);
+    MARLIN_RETURN_IF_ERROR(finished);
     for (const SequenceInput& input : inputs_) {
       KvCache& cache = input.sequence->state().cache;
       cache.set_length(cache.length() + static_cast<int64_t>(input.tokens.size()));
@@ -179,6 +183,11 @@ class ForwardCall {
   }
 
  private:
+  Status RunPasses() {
+    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    return {};
+  }
+
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
     Pass pass{model_.device, model_.decoder, model_.products, arena_, {}, {}};
@@ -298,7 +307,7 @@ Status Model::Forward(std::span<const SequenceInput> inputs,
   MARLIN_RETURN_IF_ERROR(CheckInputs(*impl_, inputs, logits));
   if (inputs.empty()) return {};
   try {
-    Arena arena;
+    Arena arena(impl_->device);
     {
       const std::lock_guard lock(impl_->mutex);
       if (!impl_->arenas.empty()) {

@@ -14,6 +14,12 @@ GemmOptions OptionsFor(const ProductOptions& product) {
 
 }  // namespace
 
+Status SetBias(const Device& device, std::span<const float> bias, Projection* projection) {
+  const auto bytes = static_cast<int64_t>(bias.size_bytes());
+  MARLIN_ASSIGN_OR_RETURN(projection->bias, DeviceBuffer::Allocate(device, bytes));
+  return projection->bias.CopyFrom(bias.data(), bytes);
+}
+
 Status Apply(const Device& device, const Projection& projection, const TensorView& x,
              const ProductOptions& options, const MutableTensorView& out,
              const TensorView& row_weight) {
@@ -22,8 +28,9 @@ Status Apply(const Device& device, const Projection& projection, const TensorVie
     const int64_t n = part.spec().n;
     GemmOptions gemm = OptionsFor(options);
     gemm.row_weight = row_weight;
-    if (!projection.bias.empty()) {
-      gemm.bias = TensorView(projection.bias.data() + column, DType::kF32, {n});
+    if (projection.has_bias()) {
+      const auto* const bias = static_cast<const float*>(projection.bias.data());
+      gemm.bias = TensorView(bias + column, DType::kF32, {n});
     }
     auto* first = out.As<uint8_t>() + column * DTypeBytes(out.dtype());
     const MutableTensorView columns(first, out.dtype(), {out.dim(0), n}, {out.stride(0), 1});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "marlin/device.h"
@@ -16,12 +17,16 @@ namespace marlin {
 /// their columns one after the other.
 struct Projection {
   std::vector<PreparedWeights> parts;
-  std::vector<float> bias;  ///< [out], or empty.
+  DeviceBuffer bias;  ///< f32 [out], or of no bytes.
   int64_t in = 0;
   int64_t out = 0;
 
   bool empty() const { return parts.empty(); }
+  bool has_bias() const { return bias.bytes() > 0; }
 };
+
+/// Gives a projection its bias, [out]. Errors: kOutOfMemory.
+Status SetBias(const Device& device, std::span<const float> bias, Projection* projection);
 
 /// How a model's products are asked for.
 struct ProductOptions {

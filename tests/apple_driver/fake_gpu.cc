@@ -398,6 +398,7 @@ Object* NewBuffer(uint64_t bytes) {
   int64_t& left = TheBehaviour().buffers_until_full;
   if (bytes > TheBehaviour().largest_buffer || left == 0) return nullptr;
   if (left > 0) --left;
+  ++TheLog().buffers;
   return Buffer::Make(bytes);
 }
 

@@ -48,6 +48,7 @@ struct Log {
   int64_t dispatches = 0;       ///< Run.
   int64_t sources = 0;          ///< Compiled.
   int64_t pipelines = 0;
+  int64_t buffers = 0;        ///< Made with memory of their own.
   int64_t mapped = 0;         ///< Buffers on the caller's pages.
   int64_t resident = 0;       ///< Buffers in residency sets.
   uint64_t input_offset = 0;  ///< Of MARLIN_BUFFER_INPUT, last bound.

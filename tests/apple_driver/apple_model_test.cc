@@ -1,0 +1,85 @@
+// A model on Device::Open("metal") with the stand-in for a GPU, which runs nothing before somebody
+// waits for it: what a model reads, it must have waited for.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fake_gpu.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+
+namespace marlin {
+namespace {
+
+using fake_gpu::TheLog;
+
+class AppleModel : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_gpu::Reset();
+    ASSERT_EQ(setenv("MARLIN_METAL_SELF_TEST", "probe", 1), 0);
+  }
+  void TearDown() override { ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0); }
+
+  static std::optional<Model> OpenModel(const char* device_name) {
+    const Result<Device> device = Device::Open(device_name);
+    EXPECT_TRUE(device.ok()) << device.status().message();
+    if (!device.ok()) return std::nullopt;
+    Result<Model> model =
+        Model::Open(std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe", *device, {});
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    if (!model.ok()) return std::nullopt;
+    return *std::move(model);
+  }
+
+  /// One row of logits, in whole pages or beside them.
+  struct alignas(4096) Logits {
+    std::array<float, 1024> aligned;
+    std::array<float, 1024 + 1> room;
+    MutableTensorView row() { return {aligned.data(), DType::kF32, {1, 1024}}; }
+    MutableTensorView shifted_row() { return {room.data() + 1, DType::kF32, {1, 1024}}; }
+  };
+
+  static void Forward(const Model& model, Sequence& sequence, std::span<const int32_t> tokens,
+                      const MutableTensorView& logits) {
+    const SequenceInput input{&sequence, tokens, false};
+    const Status status = model.Forward({&input, 1}, logits);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+};
+
+constexpr std::array<int32_t, 3> kPrompt = {17, 4, 301};
+
+TEST_F(AppleModel, LogitsAreThereWhenForwardReturns) {
+  const std::optional<Model> expected_model = OpenModel("metal-sim");
+  const std::optional<Model> model = OpenModel("metal");
+  ASSERT_TRUE(expected_model && model);
+  Sequence expected_sequence = *expected_model->NewSequence();
+  Sequence sequence = *model->NewSequence();
+  Logits expected{};
+  Forward(*expected_model, expected_sequence, kPrompt, expected.row());
+
+  Logits logits{};
+  const int64_t mapped = TheLog().mapped;
+  Forward(*model, sequence, kPrompt, logits.row());
+  EXPECT_EQ(logits.aligned, expected.aligned);
+  EXPECT_GT(TheLog().mapped, mapped) << "else the driver waited for a copy";
+}
+
+TEST_F(AppleModel, OnlyLogitsAreCopied) {
+  const std::optional<Model> model = OpenModel("metal");
+  ASSERT_TRUE(model);
+  Sequence sequence = *model->NewSequence();
+  Logits logits{};
+  Forward(*model, sequence, kPrompt, logits.shifted_row());  // Makes room for activations.
+  const int64_t buffers = TheLog().buffers;
+  Forward(*model, sequence, std::array<int32_t, 1>{5}, logits.shifted_row());
+  EXPECT_EQ(TheLog().buffers, buffers + 1);
+}
+
+}  // namespace
+}  // namespace marlin
