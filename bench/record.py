@@ -3,6 +3,7 @@
 
     bench/record.py build/bin/metal-marlin --commit HASH -o bench/records/gemm-DEVICE.json
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
+    bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
 
 Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
 on a machine where nothing else runs. A recording that was broken off goes on where it was: finished
@@ -56,6 +57,18 @@ CUDA_RUNS: list[tuple[str, list[str]]] = [
     ("", ["dequantize", "--shape", "1,4096,4096", "--shape", "1,8192,8192"]),
 ]
 
+METAL_RUNS: list[tuple[str, list[str]]] = [
+    ("", ["gemm", "--shapes", str(SHAPES / "decode.txt")]),
+    ("", ["gemm", "--shapes", str(SHAPES / "prefill.txt")]),
+    *(("", ["gemm", "--format", name, *shapes_of(4096, 4096, 1, 16, 512)]) for name in FORMATS),
+    ("", ["gemm", "--group-size", "32", "--scale-dtype", "e8m0"]),
+    ("", ["gemm", "--group-size", "16", "--scale-dtype", "e4m3"]),
+    ("", ["gemm", "--activations", "f16", *shapes_of(4096, 4096, 16, 512)]),
+    ("", ["dequantize", "--format", "fp4_e2m1", "--shape", "1,4096,4096"]),
+]
+
+RUNS = {"cpu": CPU_RUNS, "cuda": CUDA_RUNS, "metal": METAL_RUNS}
+
 
 def named(arguments: list[str]) -> list[str]:
     """The arguments as the record has them: without this machine's paths."""
@@ -89,16 +102,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure")
     parser.add_argument("--commit", required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=tuple(RUNS), default="cpu")
     parser.add_argument("-o", "--output", type=Path, help="cuda: default records/gemm-h200.json")
     options = parser.parse_args()
     output: Path | None = options.output
-    runs = CPU_RUNS
-    if options.device == "cuda":
-        runs = [(level, [*arguments, "--device", "cuda"]) for level, arguments in CUDA_RUNS]
-        output = output or BENCH / "records" / "gemm-h200.json"
+    runs = RUNS[options.device]
+    if options.device != "cpu":
+        runs = [(level, [*arguments, "--device", options.device]) for level, arguments in runs]
+    if output is None and options.device == "cuda":
+        output = BENCH / "records" / "gemm-h200.json"
     if output is None:
-        parser.error("-o: needed for the CPU")
+        parser.error(f"-o: needed for {options.device}")
     partial = output.with_name(output.name + ".partial")
     documents = finished(partial, options.commit)
     done = [(run["level"], run["arguments"]) for run in documents]

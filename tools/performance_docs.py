@@ -23,14 +23,26 @@ def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
     return ""
 
 
-def cpu_table(run: dict[str, Any]) -> list[str]:
-    """One run of the CPU as Markdown lines, without its command."""
-    roof = run["roofline"]
-    lines = [
-        f"Ceilings of this run: read {roof['read_gbps']:.1f} GB/s in one stream a thread, "
+def shared_memory_ceilings(roof: dict[str, Any]) -> str:
+    """What a CPU, or a GPU that shares its memory, does at most."""
+    if "call_us" in roof:
+        return (
+            f"read {roof['read_gbps']:.1f} GB/s; fp32 matrices "
+            f"{roof['fp32_matrix_tflops'] * 1e3:.0f} GFLOP/s; an empty call "
+            f"{roof['call_us']:.2f} us"
+        )
+    return (
+        f"read {roof['read_gbps']:.1f} GB/s in one stream a thread, "
         f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
         f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
-        f"fork and join {roof['fork_join_us']:.2f} us.",
+        f"fork and join {roof['fork_join_us']:.2f} us"
+    )
+
+
+def shared_memory_table(run: dict[str, Any]) -> list[str]:
+    """One run of a CPU, or a GPU that shares its memory, as Markdown lines, without its command."""
+    lines = [
+        f"Ceilings of this run: {shared_memory_ceilings(run['roofline'])}.",
         "",
         "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of the roofline "
         "| of plain reading | against OpenBLAS fp32 |",
@@ -97,7 +109,7 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
 def table(run: dict[str, Any]) -> list[str]:
     """One run as Markdown lines."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
-    lines = gpu_table(run) if "read_bulk_gbps" in run["roofline"] else cpu_table(run)
+    lines = gpu_table(run) if "read_bulk_gbps" in run["roofline"] else shared_memory_table(run)
     return [f"`bench {' '.join(run['arguments'])}`{level}", "", *lines]
 
 

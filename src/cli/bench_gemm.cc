@@ -1,5 +1,7 @@
 #include "cli/bench_gemm.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,11 +16,27 @@
 namespace marlin::cli {
 namespace {
 
-double MedianOf(int count, const std::function<double()>& measure) {
-  std::vector<double> values(static_cast<size_t>(count));
+constexpr int kCeilingRuns = 15;
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double MedianOfRuns(const std::function<double()>& measure) {
+  std::vector<double> values(kCeilingRuns);
   for (double& value : values) value = measure();
-  std::nth_element(values.begin(), values.begin() + count / 2, values.end());
-  return values[static_cast<size_t>(count / 2)];
+  return MedianOf(std::move(values));
+}
+
+Result<double> MedianOfResults(const std::function<Result<double>()>& measure) {
+  std::vector<double> values;
+  for (int run = 0; run < kCeilingRuns; ++run) {
+    MARLIN_ASSIGN_OR_RETURN(const double value, measure());
+    values.push_back(value);
+  }
+  return MedianOf(std::move(values));
 }
 
 /// Memory that views point into.
@@ -114,15 +132,50 @@ Result<DenseMatrix> RandomDense(int64_t count) {
 }  // namespace
 
 MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
-  constexpr int kCount = 15;
   const double bytes = static_cast<double>(cpu::Roofline::kPassBytes);
   MachineCeilings ceilings;
-  ceilings.read_plain = bytes / MedianOf(kCount, [&] { return roofline.ReadSeconds(1); });
-  ceilings.read_streams = bytes / MedianOf(kCount, [&] { return roofline.ReadSeconds(4); });
-  ceilings.fma = MedianOf(kCount, [&] { return roofline.FmaFlops(); });
-  ceilings.tile = MedianOf(kCount, [&] { return roofline.TileFlops(); });
-  ceilings.fork_join = MedianOf(kCount, [&] { return roofline.ForkJoinSeconds(); });
+  const double plain = bytes / MedianOfRuns([&] { return roofline.ReadSeconds(1); });
+  ceilings.read = bytes / MedianOfRuns([&] { return roofline.ReadSeconds(4); });
+  ceilings.fp32 = MedianOfRuns([&] { return roofline.FmaFlops(); });
+  ceilings.bf16 = MedianOfRuns([&] { return roofline.TileFlops(); });
+  const double fork_join = MedianOfRuns([&] { return roofline.ForkJoinSeconds(); });
+  ceilings.figures = {{"read_gbps", plain * 1e-9},
+                      {"read_streams_gbps", ceilings.read * 1e-9},
+                      {"fp32_fma_tflops", ceilings.fp32 * 1e-12},
+                      {"bf16_tile_tflops", ceilings.bf16 * 1e-12},
+                      {"fork_join_us", fork_join * 1e6}};
+  ceilings.text = fmt::format(
+      "read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, bf16 tiles {:.0f} GFLOP/s, "
+      "fork+join {:.2f} us",
+      plain * 1e-9, ceilings.read * 1e-9, ceilings.fp32 * 1e-9, ceilings.bf16 * 1e-9,
+      fork_join * 1e6);
   return ceilings;
+}
+
+Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline) {
+  MachineCeilings ceilings;
+  MARLIN_ASSIGN_OR_RETURN(const double read,
+                          MedianOfResults([&] { return roofline.ReadSeconds(); }));
+  MARLIN_ASSIGN_OR_RETURN(ceilings.fp32, MedianOfResults([&] { return roofline.MatrixFlops(); }));
+  MARLIN_ASSIGN_OR_RETURN(const double call,
+                          MedianOfResults([&] { return roofline.CallSeconds(); }));
+  ceilings.read = static_cast<double>(roofline.read_bytes()) / read;
+  ceilings.figures = {{"read_gbps", ceilings.read * 1e-9},
+                      {"fp32_matrix_tflops", ceilings.fp32 * 1e-12},
+                      {"call_us", call * 1e6}};
+  ceilings.text =
+      fmt::format("read {:.1f} GB/s, fp32 matrices {:.0f} GFLOP/s, empty call {:.2f} us",
+                  ceilings.read * 1e-9, ceilings.fp32 * 1e-9, call * 1e6);
+  return ceilings;
+}
+
+ReadProbe ProbeOf(cpu::Roofline& roofline) {
+  return {[&roofline] { roofline.ReadSeconds(1); }, static_cast<double>(cpu::Roofline::kPassBytes)};
+}
+ReadProbe ProbeOf(metal::GpuRoofline& roofline) {
+  // Errors are the products' too, which tell them.
+  return {[&roofline] { (void)roofline.ReadSeconds(); },
+          static_cast<double>(metal::GpuRoofline::kReadPasses * roofline.read_bytes())};
 }
 
 int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one) {
@@ -166,8 +219,7 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
 }
 
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, cpu::Roofline* roofline,
-                             const OpenBlas* blas) {
+                             const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas) {
   const int64_t m = bench.shape.m;
   const int64_t n = bench.shape.n;
   const int64_t k = bench.shape.k;
@@ -216,10 +268,10 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
     }
     (void)device.Synchronize();
   });
-  if (roofline != nullptr) bodies.emplace_back([&](int64_t) { roofline->ReadSeconds(1); });
+  bodies.emplace_back([&](int64_t) { probe.read(); });
   const std::vector<Timing> timings = MeasureTogether(bodies);
   result.timing = PerCall(timings[0], calls);
-  if (roofline != nullptr) result.probe = timings[1];
+  result.probe_rate = probe.bytes / timings[1].median;
   // Peers follow by themselves: their threads keep spinning after a call.
   DenseMatrix b;
   std::vector<std::string> peers;

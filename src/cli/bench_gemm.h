@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu/roofline.h"
+#include "backends/metal/gpu_roofline.h"
 #include "cli/bench_timer.h"
 #include "cli/peer_openblas.h"
 #include "marlin/device.h"
@@ -40,23 +43,33 @@ struct BenchResult {
   std::string kernel;
   std::string accuracy;
   Timing timing;
-  /// Reading Roofline::kPassBytes in one plain stream per thread, in the same run; zeros without.
-  Timing probe;
+  double probe_rate = 0;  ///< Bytes per second that the probe read in the same run; 0 without one.
   std::vector<PeerTiming> peers;
   double weight_bytes = 0;
   double prepare_rate = 0;  ///< Bytes of prepared weights per second, fresh pages included.
   double operations = 0;
 };
 
-/// The machine's ceilings, each the median of several measurements.
+/// A device's ceilings, each the median of several measurements.
 struct MachineCeilings {
-  double read_plain = 0;    ///< Bytes per second, one stream per thread.
-  double read_streams = 0;  ///< Four streams per thread with prefetch.
-  double fma = 0;           ///< fp32 FLOP/s.
-  double tile = 0;          ///< bf16 tile FLOP/s, or 0.
-  double fork_join = 0;     ///< Seconds.
+  double read = 0;  ///< Bytes per second.
+  double fp32 = 0;  ///< FLOP/s of what computes in fp32.
+  double bf16 = 0;  ///< FLOP/s of bf16 tiles; 0: there are none.
+  /// All that was measured, as the document names it, and the same for people.
+  std::vector<std::pair<const char*, double>> figures;
+  std::string text;
 };
 MachineCeilings MeasureCeilings(cpu::Roofline& roofline);
+/// Errors: of the device.
+Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline);
+
+/// Reads memory that no cache holds, in turn with what is measured.
+struct ReadProbe {
+  std::function<void()> read;
+  double bytes = 0;
+};
+ReadProbe ProbeOf(cpu::Roofline& roofline);
+ReadProbe ProbeOf(metal::GpuRoofline& roofline);
 
 /// What exceeds a processor's caches.
 inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
@@ -64,10 +77,10 @@ inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
 /// Copies of a matrix that together have at least `bytes`, but at most 1024 of them.
 int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one);
 
-/// Runs one case on a device whose memory is the host's. `roofline` (of a device that is no CPU)
-/// and `blas` may be null. Errors: those of Prepare, Gemm and DeviceBuffer.
+/// Runs one case on a device whose memory is the host's. `blas` may be null. Errors: those of
+/// Prepare, Gemm and DeviceBuffer.
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, cpu::Roofline* roofline, const OpenBlas* blas);
+                             const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas);
 
 /// Weights of random codes with scales around 0.01, for timing. Errors: kOutOfMemory.
 Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec);

@@ -27,7 +27,8 @@ class Products {
       MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, kPassTokens)));
     }
     ++calls_;
-    return Multiply(impl_.decoder.lm_head(), head_rows);
+    MARLIN_RETURN_IF_ERROR(Multiply(impl_.decoder.lm_head(), head_rows));
+    return model_.device().Synchronize();
   }
 
   /// Of the last call; weights count in every pass that reads them.
@@ -66,10 +67,10 @@ class Products {
   Status RunMlp(const MlpLayer& mlp, int64_t rows) {
     if (mlp.down.empty()) return {};
     if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias()) {
-      const auto [x, out] = Buffers(mlp.gate_up, rows);
-      const MutableTensorView half(out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
-      MARLIN_RETURN_IF_ERROR(
-          ApplyGated(model_.device(), mlp.gate_up, x, Activation::kSilu, impl_.products, half));
+      MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(mlp.gate_up, rows));
+      const MutableTensorView half(operands.out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
+      MARLIN_RETURN_IF_ERROR(ApplyGated(model_.device(), mlp.gate_up, operands.x, Activation::kSilu,
+                                        impl_.products, half));
     } else {
       MARLIN_RETURN_IF_ERROR(Multiply(mlp.gate_up, rows));
     }
@@ -78,8 +79,8 @@ class Products {
 
   Status Multiply(const Projection& projection, int64_t rows) {
     if (projection.empty()) return {};
-    const auto [x, out] = Buffers(projection, rows);
-    return Apply(model_.device(), projection, x, impl_.products, out);
+    MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(projection, rows));
+    return Apply(model_.device(), projection, operands.x, impl_.products, operands.out);
   }
 
   struct Pair {
@@ -87,26 +88,31 @@ class Products {
     MutableTensorView out;
   };
   /// What a product reads and writes; also counts it.
-  Pair Buffers(const Projection& projection, int64_t rows) {
+  Result<Pair> Operands(const Projection& projection, int64_t rows) {
     for (const PreparedWeights& part : projection.parts) {
       weight_bytes_ += static_cast<double>(part.bytes());
     }
     operations_ += 2.0 * static_cast<double>(rows) * static_cast<double>(projection.in) *
                    static_cast<double>(projection.out);
-    const auto grow = [](std::vector<float>& buffer, int64_t count) {
-      if (static_cast<int64_t>(buffer.size()) < count) {
-        buffer.resize(static_cast<size_t>(count), 0.5F);
-      }
-      return buffer.data();
-    };
-    return {{grow(x_, rows * projection.in), DType::kF32, {rows, projection.in}},
-            {grow(out_, rows * projection.out), DType::kF32, {rows, projection.out}}};
+    MARLIN_RETURN_IF_ERROR(Grow(&x_, rows * projection.in));
+    MARLIN_RETURN_IF_ERROR(Grow(&out_, rows * projection.out));
+    return Pair{{x_.data(), DType::kF32, {rows, projection.in}},
+                {out_.data(), DType::kF32, {rows, projection.out}}};
+  }
+
+  /// Makes room for `count` floats, of ordinary value.
+  Status Grow(DeviceBuffer* buffer, int64_t count) const {
+    const int64_t bytes = count * int64_t{sizeof(float)};
+    if (buffer->bytes() >= bytes) return {};
+    MARLIN_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(model_.device(), bytes));
+    const std::vector<float> values(static_cast<size_t>(count), 0.5F);
+    return buffer->CopyFrom(values.data(), bytes);
   }
 
   const Model& model_;
   const Model::Impl& impl_;
-  std::vector<float> x_;
-  std::vector<float> out_;
+  DeviceBuffer x_;
+  DeviceBuffer out_;
   int64_t calls_ = 0;
   double weight_bytes_ = 0;
   double operations_ = 0;

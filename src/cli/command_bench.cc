@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "backends/cuda/graph_timer.h"
+#include "backends/metal/metal_backend.h"
 #include "base/macros.h"
 #include "cli/bench_document.h"
 #include "cli/bench_gemm.h"
@@ -62,16 +63,18 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (info.backend == "cuda") return RunOnGpu(console, device);
-    if (info.backend == "metal") return RunWithoutCeilings(console, device);
-    MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
-                            cpu::Roofline::Make(device.impl().backend().Facts().level, pool));
-    if (op_ == "model") {
-      MARLIN_RETURN_IF_ERROR(RunModel(device, roofline));
-    } else {
-      ceilings_ = MeasureCeilings(roofline);
-      MARLIN_RETURN_IF_ERROR(RunCases(console, device, &roofline));
+    const Backend& backend = device.impl().backend();
+    if (info.backend == "metal") {
+      if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
+      MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
+                              metal::GpuRoofline::Make(metal::DriverOf(backend)));
+      MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
+      return RunOnSharedMemory(console, device, ProbeOf(roofline));
     }
-    return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
+    MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
+                            cpu::Roofline::Make(backend.Facts().level, pool));
+    ceilings_ = MeasureCeilings(roofline);
+    return RunOnSharedMemory(console, device, ProbeOf(roofline));
   }
 
  private:
@@ -119,7 +122,14 @@ class BenchCommand final : public Command {
     return {};
   }
 
-  Status RunModel(const Device& device, cpu::Roofline& roofline) {
+  /// On the CPU, or a GPU whose memory is the host's.
+  Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe) {
+    MARLIN_RETURN_IF_ERROR(op_ == "model" ? RunModel(device) : RunCases(console, device, probe));
+    const DeviceInfo info = device.info();
+    return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
+  }
+
+  Status RunModel(const Device& device) {
     MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(models_.front(), device));
     model_ = model.info();
     ModelBenchOptions options;
@@ -128,31 +138,19 @@ class BenchCommand final : public Command {
     options.new_tokens = new_tokens_.value_or(
         std::min(options.new_tokens, model_.max_positions - options.prompt_tokens));
     options.batch = batch_.value_or(options.batch);
-    ceilings_ = MeasureCeilings(roofline);
     MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, options));
     model_options_ = options;
     return {};
   }
 
-  /// A GPU whose memory is the host's: nothing measures what it could do at most.
-  Status RunWithoutCeilings(Console& console, const Device& device) {
-    if (op_ == "model" || !against_.empty()) {
-      return Status(Code::kUnsupported, fmt::format("bench: no {} on {}",
-                                                    op_ == "model" ? "models" : "peers", device_));
-    }
-    MARLIN_RETURN_IF_ERROR(RunCases(console, device, nullptr));
-    const DeviceInfo info = device.info();
-    return Report(console, Document(info), info.model + "\n\n" + Text());
-  }
-
-  Status RunCases(Console& console, const Device& device, cpu::Roofline* roofline) {
+  Status RunCases(Console& console, const Device& device, const ReadProbe& probe) {
     std::optional<OpenBlas> blas;
     if (!against_.empty()) {
       MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
     }
     return ForEachCase(console, device, kBeyondCacheBytes, [&](const BenchCase& bench) -> Status {
-      MARLIN_ASSIGN_OR_RETURN(BenchResult result, RunBench(device, prepared_, bench, roofline,
-                                                           blas ? &*blas : nullptr));
+      MARLIN_ASSIGN_OR_RETURN(BenchResult result,
+                              RunBench(device, prepared_, bench, probe, blas ? &*blas : nullptr));
       result.prepare_rate = prepare_rate_;
       results_.push_back(std::move(result));
       return Status();
@@ -266,46 +264,26 @@ class BenchCommand final : public Command {
 
   /// The time that memory and arithmetic units need at least, over the time taken.
   double Fraction(const BenchResult& result) const {
-    if (!HasCeilings()) return 0;
-    const double peak = result.accuracy == "bf16_compute" ? ceilings_.tile : ceilings_.fma;
+    const double peak = result.accuracy == "bf16_compute" ? ceilings_.bf16 : ceilings_.fp32;
     const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
-    return std::max(result.weight_bytes / ceilings_.read_streams, compute) / result.timing.median;
+    return std::max(result.weight_bytes / ceilings_.read, compute) / result.timing.median;
   }
 
   /// The same for a model: its weights read once, and the arithmetic of its products.
   double Fraction(const ModelPhase& phase) const {
-    const double peak = std::max(ceilings_.tile, ceilings_.fma);
-    return std::max(phase.weight_bytes / ceilings_.read_streams, phase.operations / peak) /
+    const double peak = std::max(ceilings_.bf16, ceilings_.fp32);
+    return std::max(phase.weight_bytes / ceilings_.read, phase.operations / peak) /
            phase.timing.median;
   }
 
   /// Bandwidth against the plain read probe of the same run.
   double ProbeFraction(const BenchResult& result) const {
-    if (!HasCeilings()) return 0;
-    const double probe = static_cast<double>(cpu::Roofline::kPassBytes) / result.probe.median;
-    return result.weight_bytes / result.timing.median / probe;
-  }
-
-  bool HasCeilings() const { return ceilings_.read_streams > 0; }
-
-  /// Of a ceiling that nothing measured there is no fraction.
-  static Json FractionJson(double fraction) { return fraction > 0 ? Json(fraction) : Json(); }
-  static std::string FractionText(double fraction) {
-    return fraction > 0 ? fmt::format("{:.0f} %", 100 * fraction) : "";
-  }
-
-  Json CeilingsJson() const {
-    if (!HasCeilings()) return {};
-    return {{"read_gbps", ceilings_.read_plain * 1e-9},
-            {"read_streams_gbps", ceilings_.read_streams * 1e-9},
-            {"fp32_fma_tflops", ceilings_.fma * 1e-12},
-            {"bf16_tile_tflops", ceilings_.tile * 1e-12},
-            {"fork_join_us", ceilings_.fork_join * 1e6}};
+    return result.weight_bytes / result.timing.median / result.probe_rate;
   }
 
   Json Document(const DeviceInfo& info) const {
     Json document = DocumentHead(info, commit_);
-    document["roofline"] = CeilingsJson();
+    for (const auto& [name, value] : ceilings_.figures) document["roofline"][name] = value;
     document["results"] = Json::array();
     for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
     if (op_ != "model") return document;
@@ -349,8 +327,8 @@ class BenchCommand final : public Command {
     row.update(TimingJson(result.timing));
     row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
     row["tflops"] = result.operations / result.timing.median * 1e-12;
-    row["roofline_fraction"] = FractionJson(Fraction(result));
-    row["read_probe_fraction"] = FractionJson(ProbeFraction(result));
+    row["roofline_fraction"] = Fraction(result);
+    row["read_probe_fraction"] = ProbeFraction(result);
     row["prepare_gbps"] = result.prepare_rate * 1e-9;
     for (const PeerTiming& peer : result.peers) {
       Json entry = {{"name", peer.name}};
@@ -382,11 +360,9 @@ class BenchCommand final : public Command {
   }
 
   std::string Heading(const DeviceInfo& info) const {
-    return fmt::format(
-        "{}, {} threads: read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, "
-        "bf16 tiles {:.0f} GFLOP/s, fork+join {:.2f} us\n\n",
-        info.model, info.threads, ceilings_.read_plain * 1e-9, ceilings_.read_streams * 1e-9,
-        ceilings_.fma * 1e-9, ceilings_.tile * 1e-9, ceilings_.fork_join * 1e6);
+    const std::string threads =
+        info.backend == "cpu" ? fmt::format(", {} threads", info.threads) : "";
+    return fmt::format("{}{}: {}\n\n", info.model, threads, ceilings_.text);
   }
 
   std::string Text() const {
@@ -404,8 +380,8 @@ class BenchCommand final : public Command {
           fmt::format("{:.3f}", r.timing.median * 1e3),
           fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
           fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
-          FractionText(Fraction(r)),
-          FractionText(ProbeFraction(r))};
+          fmt::format("{:.0f} %", 100 * Fraction(r)),
+          fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
       for (const PeerTiming& peer : r.peers) {
         cells.push_back(fmt::format("{:.2f}x", peer.timing.median / r.timing.median));
       }

@@ -141,6 +141,16 @@ class Tables(unittest.TestCase):
         self.assertTrue(lines[6].endswith("| 50 % |  |  |  |  |  |"), lines[6])
         self.assertEqual(lines[-1], "Not the best plan: m=1: another takes 1.00 us.")
 
+    def test_a_gpu_that_shares_memory(self) -> None:
+        run = copy.deepcopy(record()["runs"][0])
+        run["roofline"] = {"read_gbps": 100.0, "fp32_matrix_tflops": 2.5, "call_us": 8.0}
+        run["results"] = [{**row(1, 4096, 4096), "roofline_fraction": 0.75,
+                           "read_probe_fraction": 0.8, "peers": []}]
+        lines = performance_docs.table(run)
+        self.assertEqual(lines[2], "Ceilings of this run: read 100.0 GB/s; fp32 matrices "
+                                   "2500 GFLOP/s; an empty call 8.00 us.")
+        self.assertIn("| 75 % | 80 % |  |", lines[6])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -72,4 +72,20 @@ class Driver {
   virtual void Free(void* data) = 0;
 };
 
+struct FreeDriverMemory {
+  Driver* driver = nullptr;
+  void operator()(void* data) const { driver->Free(data); }
+};
+/// Elements in a driver's memory. The driver must outlive them.
+template <typename T>
+using DriverMemory = std::unique_ptr<T[], FreeDriverMemory>;
+
+/// Uninitialised. Errors: kOutOfMemory.
+template <typename T>
+Result<DriverMemory<T>> AllocateMemory(Driver& driver, int64_t count) {
+  Result<void*> data = driver.Allocate(count * int64_t{sizeof(T)});
+  if (!data.ok()) return data.status();
+  return DriverMemory<T>(static_cast<T*>(*data), {&driver});
+}
+
 }  // namespace marlin::metal

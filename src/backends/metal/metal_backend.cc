@@ -120,6 +120,7 @@ class MetalBackend final : public Backend {
   }
   Status Synchronize(void* stream) const override { return driver_->Synchronize(stream); }
   bool calls_block() const override { return driver_->calls_block(); }
+  Driver& driver() const { return *driver_; }
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -144,6 +145,10 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
 
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver) {
   return std::make_unique<MetalBackend>(std::move(driver));
+}
+
+Driver& DriverOf(const Backend& backend) {
+  return static_cast<const MetalBackend&>(backend).driver();
 }
 
 }  // namespace marlin::metal

@@ -16,4 +16,8 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name);
 /// The backend on a driver of the caller's.
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver);
 
+/// What runs its launches; lives as long as it. Precondition: OpenMetal or MakeMetalBackend made
+/// it.
+Driver& DriverOf(const Backend& backend);
+
 }  // namespace marlin::metal

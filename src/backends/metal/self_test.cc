@@ -1,8 +1,7 @@
 #include "backends/metal/self_test.h"
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
-#include <memory>
 
 #include "base/macros.h"
 
@@ -31,11 +30,6 @@ float ElementOfProduct(int row, int column) {
   for (int k = 0; k < kSide; ++k) sum += ElementOfA(row, k) * ElementOfB(k, column);
   return sum;
 }
-
-struct Free {
-  Driver& driver;
-  void operator()(void* data) const { driver.Free(data); }
-};
 
 void FillInput(float* input) {
   for (int row = 0; row < kSide; ++row) {
@@ -85,12 +79,11 @@ std::string SelfTest::Wrong() const {
 }
 
 Result<SelfTest> RunSelfTest(Driver& driver) {
-  constexpr int64_t kBytes = (kInputs + kOutputs) * int64_t{sizeof(float)};
-  MARLIN_ASSIGN_OR_RETURN(void* const data, driver.Allocate(kBytes));
-  const std::unique_ptr<void, Free> owner(data, Free{driver});
-  auto* const input = static_cast<float*>(data);
+  MARLIN_ASSIGN_OR_RETURN(const DriverMemory<float> memory,
+                          AllocateMemory<float>(driver, kInputs + kOutputs));
+  float* const input = memory.get();
   float* const out = input + kInputs;
-  std::memset(data, 0, kBytes);
+  std::fill_n(input, kInputs + kOutputs, 0.0F);
   FillInput(input);
 
   KernelLaunch launch;

@@ -47,6 +47,9 @@ MARLIN_SHARED int kChunkK = 128;
 MARLIN_SHARED int kBlockK = 32;  ///< Of a chunk: four fragments of 8 k.
 MARLIN_SHARED int kLanes = 32;
 
+MARLIN_SHARED int kRooflineVectors = 4;  ///< Of 16 bytes, that a thread reads at once.
+MARLIN_SHARED int kRooflineSums = 8;     ///< Fragments that a simdgroup adds products to.
+
 /// Where a lane's pair of elements lies in an 8x8 fragment: observed on Apple's GPUs, documented
 /// nowhere; the device's self-test compares it. Elsewhere it is just the order of the layout.
 MARLIN_INLINE int FragmentRow(int lane) { return (lane & 16) / 4 + lane / 2 % 4; }
