@@ -109,6 +109,38 @@ void AddWideGated(std::vector<Case>* cases) {
   }
 }
 
+// Gated products of whole strips, which Metal's kernels finish without a second launch: from one
+// strip to several tiles, with ends of tiles among them.
+void AddPairedGated(std::vector<Case>* cases) {
+  constexpr Activation kActivations[] = {Activation::kSilu, Activation::kNone, Activation::kRelu,
+                                         Activation::kGeluTanh};
+  uint64_t seed = 1;
+  for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kBf16}) {
+    for (int64_t m : {1, 9, 40, 70}) {
+      for (int64_t n : {16, 80, 272}) {
+        Case c;
+        c.format = format;
+        c.m = m;
+        c.n = n;
+        c.k = 304;
+        c.group_size = GetFormatInfo(format).quantized ? 32 : c.k;
+        c.zero = format == Format::kU4 ? ZeroKind::kInteger : ZeroKind::kNone;
+        c.gated = true;
+        c.bias = seed % 3 == 0;
+        c.row_weight = seed % 5 == 0;
+        c.activation = kActivations[seed % 4];
+        c.seed = seed++;
+        cases->push_back(c);
+        if (m != 40) continue;
+        c.check = Check::kBatchInvariant;
+        c.c_type = DType::kF32;
+        c.data = DataClass::kGaussian;
+        cases->push_back(c);
+      }
+    }
+  }
+}
+
 void AddPromises(std::vector<Case>* cases) {
   constexpr Check kPromises[] = {Check::kBatchInvariant, Check::kThreads, Check::kRowPermutation,
                                  Check::kRepeat};
@@ -165,6 +197,7 @@ std::vector<Case> SelectMetalProblems(std::span<const KernelDesc> rows, const Se
   AddEveryFormat(&cases);
   AddSpecialShapes(&cases);
   AddWideGated(&cases);
+  AddPairedGated(&cases);
   AddPromises(&cases);
   std::erase_if(cases, [](const Case& c) {
     return c.data == DataClass::kLatticeInt8 || c.check == Check::kThreads || c.n * c.m > 80'000;

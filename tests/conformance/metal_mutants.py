@@ -27,6 +27,8 @@ KERNELS = Path("backends/metal/kernels")
 FEW_ROWS = r"^gemm/(fp4_e2m1|u4|int3)/metal/marlin_gemv(_wide)?/"
 DIRECT = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused)"
 STAGED = r"^gemm/fp4_e2m1/metal/marlin_gemm_fp4"
+FEW_ROWS_GATED = r"^gemm/(fp4_e2m1|u4)/metal/marlin_gemv(_wide)?/.*gated"
+DIRECT_GATED = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused).*gated"
 FINISHED = r"^gemm/(u4|nf3|fp8_e4m3)/metal/marlin_gemv_wide/"
 DECODED = r"^(gemm/.*/metal/marlin_gemv_wide|dequantize/.*)/"
 DEQUANTIZED = r"^dequantize/(u4|int3)/"
@@ -52,16 +54,16 @@ MUTANTS = [
            "mem_flags::mem_device", FEW_ROWS),
     Mutant("a barrier that orders nothing", "gemv.h", "mem_flags::mem_threadgroup",
            "mem_flags::mem_none", FEW_ROWS),
-    Mutant("every simdgroup adds all chunks", "gemv.h", "chunk = place.simdgroup;", "chunk = 0;",
+    Mutant("every simdgroup adds all chunks", "gemv.h", "chunk = first_chunk;", "chunk = 0;",
            FEW_ROWS),
-    Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += place.simdgroups)",
-           "chunk += 2 * place.simdgroups)", FEW_ROWS),
+    Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += simdgroups)",
+           "chunk += 2 * simdgroups)", FEW_ROWS),
     Mutant("wrong lanes meet", "gemv.h", "ushort(16)", "ushort(8)", FEW_ROWS),
     Mutant("half of the lanes left out of a sum", "gemv.h",
            "sum += metal::simd_shuffle_xor(sum, ushort(4));", "", FEW_ROWS),
     Mutant("several lanes store a sum", "gemv.h", "(place.lane & kRowBits) == 0",
            "(place.lane & 2) == 0", FEW_ROWS),
-    Mutant("a simdgroup's sum left out", "gemv.h", "int other = 1", "int other = 2", FEW_ROWS),
+    Mutant("a simdgroup's sum left out", "gemv.h", "int i = 1", "int i = 2", FEW_ROWS),
     Mutant("the wrong activations", "gemv.h", "4 * FragmentRow", "3 * FragmentRow", FEW_ROWS),
     Mutant("rows of the wrong threadgroup", "gemv.h", "int(group.y) * kRows", "int(group.y)",
            r"^(batch_invariant/.*/metal/marlin_gemv_wide|batch_invariant/.*/metal/planned)/"),
@@ -111,7 +113,8 @@ MUTANTS = [
     Mutant("bf16 ties away from even", "elements.h", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u",
            DECODED),
     Mutant("e8m0 off by one", "elements.h", "uint(bits) << 23", "uint(bits + 1) << 23", DECODED),
-    Mutant("rows beyond m are stored", "epilogue.h", "row >= p.m || ", "", DIRECT),
+    Mutant("gated rows beyond m are stored", "epilogue.h", "row >= p.m || ", "", DIRECT_GATED),
+    Mutant("rows beyond m are stored", "epilogue.h", "row >= p.m || ", "", DIRECT, 1),
     Mutant("columns beyond n are stored", "epilogue.h", " || column >= p.n", "", FEW_ROWS),
     Mutant("rows of the output are contiguous", "epilogue.h", "row) * p.output_stride",
            "row) * p.n", FINISHED),
@@ -128,13 +131,24 @@ MUTANTS = [
     Mutant("a split left out", "finish.h", "int split = 1", "int split = 2", DIRECT),
     Mutant("the gate for the other half", "finish.h", "partials, at + columns, p)",
            "partials, at, p)", FINISHED),
-    Mutant("the bias of the gate for the other half", "finish.h", "Biased(output, column + columns",
-           "Biased(output, column", r"^gemm/.*/metal/planned/.*bias.*gated"),
+    Mutant("the bias of the gate for the other half", "epilogue.h",
+           "Biased(output, column + columns", "Biased(output, column",
+           r"^gemm/.*/metal/planned/.*bias.*gated"),
+    Mutant("gated columns beyond the last are stored", "epilogue.h", " || column >= columns", "",
+           DIRECT_GATED),
+    Mutant("the gate's strip twice", "gemv.h", "uint(p.n / 2 / kStripOutputs)", "0u",
+           FEW_ROWS_GATED),
+    Mutant("simdgroups of the gate for the other half", "gemv.h",
+           "sums + i + simdgroups * kStride", "sums + i", FEW_ROWS_GATED),
+    Mutant("strips of the gate twice", "gemm_direct.h", " + j / run * half_strips", "",
+           DIRECT_GATED),
+    Mutant("fragments of the gate for the other half", "gemm_direct.h",
+           "sums.fragment[i][j + kStrips / 2]", "sums.fragment[i][j]", DIRECT_GATED),
     Mutant("partial sums of all splits in one place", "epilogue.h", "(long(split) * p.m + row)",
            "(long(row))", DIRECT),
     # Fragments from registers.
     Mutant("strips beyond the last are read", "gemm_direct.h",
-           "metal::min(strip + j, last_strip)", "strip + j", DIRECT),
+           "metal::min(strip + j % run, last_strip)", "strip + j % run", DIRECT),
     Mutant("chunks beyond the last are read", "gemm_direct.h",
            "metal::min(first_chunk + p.steps_of_split, p.chunks)",
            "first_chunk + p.steps_of_split", DIRECT),

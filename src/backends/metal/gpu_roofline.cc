@@ -100,8 +100,9 @@ Result<double> GpuRoofline::ReadSeconds() {
 
 Result<double> GpuRoofline::MatrixFlops() {
   MARLIN_ASSIGN_OR_RETURN(const double seconds, Seconds(MatrixLaunch(), kMatrixCalls));
-  const double products = static_cast<double>(matrix_threads() / kLanes) * kRooflineSums;
-  return products * static_cast<double>(matrix_steps_) * kMatrixOperations / seconds;
+  const int64_t simdgroups = matrix_threads() / kLanes;
+  const int64_t products = simdgroups * kRooflineSums * matrix_steps_;
+  return static_cast<double>(products) * kMatrixOperations / seconds;
 }
 
 Result<double> GpuRoofline::CallSeconds() {

@@ -15,6 +15,7 @@ using kernels::kChunkK;
 using kernels::kLanes;
 using kernels::kStripOutputs;
 
+constexpr std::string_view kStagedSource = "gemm_staged.metal";
 constexpr int64_t kTile = 64;
 /// Threadgroups for each core that keep it busy: unmeasured.
 constexpr int64_t kGroupsOfCore = 8;
@@ -27,18 +28,24 @@ uint32_t Count(int64_t count) { return static_cast<uint32_t>(count); }
 
 int64_t Chunks(const GemmDesc& desc) { return CeilDivide(desc.k, int64_t{kChunkK}); }
 
-/// Few outputs get more simdgroups each. A function of n alone: it decides the order of sums.
-int64_t SimdgroupsOfStrip(int64_t strips) { return strips >= 512 ? 4 : 8; }
+/// Simdgroups of a threadgroup for few rows; few outputs get more of them each. A function of n
+/// alone: it decides the order of sums.
+int64_t SimdgroupsFor(int64_t strips, bool paired) { return strips >= 512 && !paired ? 4 : 8; }
+
+/// Whether strips of gates begin as far from those that they gate as whole strips reach. Then both
+/// can be had, and finished, by the same threads.
+bool CanPair(const GemmDesc& desc) { return desc.gated && desc.n % (2 * kStripOutputs) == 0; }
 
 LaunchPlan PlanGemv(const GemmDesc& desc) {
+  const bool paired = CanPair(desc);
   const int64_t strips = CeilDivide(desc.n, int64_t{kStripOutputs});
   int64_t rows = 1;
   while (rows < std::min(desc.m, kGemvRows)) rows *= 2;
   LaunchPlan plan;
   plan.source = "gemv.metal";
   plan.function = fmt::format("marlin_gemv_{}", rows);
-  plan.threadgroups = {Count(strips), Count(CeilDivide(desc.m, rows)), 1};
-  plan.threads = Count(SimdgroupsOfStrip(strips) * kLanes);
+  plan.threadgroups = {Count(paired ? strips / 2 : strips), Count(CeilDivide(desc.m, rows)), 1};
+  plan.threads = Count(SimdgroupsFor(strips, paired) * kLanes);
   return plan;
 }
 
@@ -87,7 +94,7 @@ LaunchPlan PlanStaged(const GemmDesc& desc, const DeviceShape& device, int buffe
   const int64_t tiles = CeilDivide(desc.m, kTile) * CeilDivide(desc.n, kTile);
   const int64_t stripes = device.cores * int64_t{2};
   LaunchPlan plan;
-  plan.source = "gemm_staged.metal";
+  plan.source = kStagedSource;
   plan.function = fmt::format("marlin_gemm_staged_{}x{}", buffers, TypeName(desc.a_type));
   SetSplits(&plan, Chunks(desc), striped ? SplitsFor(tiles, Chunks(desc), 4 * stripes) : 1);
   plan.steps_of_split *= kBlocksOfChunk;
@@ -111,8 +118,8 @@ LaunchPlan PlanSums(std::string_view kernel, const GemmDesc& desc, const DeviceS
 
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device) {
   LaunchPlan plan = PlanSums(kernel.name, desc, device);
-  // Both columns of a gated output are in different tiles.
-  plan.partial = plan.splits > 1 || desc.gated;
+  const bool can_pair = CanPair(desc) && plan.source != kStagedSource;
+  plan.partial = plan.splits > 1 || (desc.gated && !can_pair);
   return plan;
 }
 

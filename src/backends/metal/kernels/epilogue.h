@@ -52,6 +52,19 @@ static inline void StoreFinished(Output output, int row, int column, float value
   StoreElement(output.data, output_type, long(row) * p.output_stride + column, value);
 }
 
+/// Whether the same threads have the sums of a gate and of what it gates, and finish them at once.
+static inline bool Paired() { return gated && !partial; }
+
+/// The sums of row and column, and of the column that it gates, finished. What lies outside of the
+/// output is dropped.
+static inline void StoreGated(Output output, int row, int column, float gate, float up,
+                              Parameters p) {
+  const int columns = p.n / 2;
+  if (row >= p.m || column >= columns) return;
+  const float value = Activate(Biased(output, column, gate)) * Biased(output, column + columns, up);
+  StoreFinished(output, row, column, value, p);
+}
+
 /// The sum of row and column, finished, or as it is among the partial sums of `split`. What lies
 /// outside of the product is dropped.
 static inline void StoreSum(Output output, int split, int row, int column, float sum,

@@ -24,9 +24,12 @@ static METAL_FUNC void Finish(device const float* partials, Output output, uint2
   const int row = int(position.y);
   if (column >= columns) return;
   const long at = long(row) * p.n + column;
-  float value = Activate(Biased(output, column, SumOfSplits(partials, at, p)));
-  if (gated) value *= Biased(output, column + columns, SumOfSplits(partials, at + columns, p));
-  StoreFinished(output, row, column, value, p);
+  const float sum = SumOfSplits(partials, at, p);
+  if (gated) {
+    StoreGated(output, row, column, sum, SumOfSplits(partials, at + columns, p), p);
+  } else {
+    StoreFinished(output, row, column, Activate(Biased(output, column, sum)), p);
+  }
 }
 
 }  // namespace kernels

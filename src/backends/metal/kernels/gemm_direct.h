@@ -12,6 +12,9 @@
 //       | s2 | s3 |
 //       +----+----+
 //
+// Gated and finished at once, the first half of the strips of a simdgroup are gates, the other half
+// what they gate; a tile then has half as many outputs.
+//
 // Fragment j of a block of 32 k takes k = 4 r + j in its row r (of W) and column r (of A): a lane's
 // codes are one word, and its elements of A for all four fragments are 8 neighbours.
 // threadgroups: [tiles of outputs, tiles of rows, splits of k]; a split counts whole chunks.
@@ -80,8 +83,10 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
   constexpr int kSimdgroupRows = kDirectSimdgroups / kSimdgroupColumns;
   const int row =
       (int(group.y) * kSimdgroupRows + simdgroup / kSimdgroupColumns) * (kRowFragments * kSide);
-  const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * kStrips;
-  const int last_strip = (p.n - 1) / kStripOutputs;
+  const int half_strips = p.n / 2 / kStripOutputs;
+  const int run = Paired() ? kStrips / 2 : kStrips;  // Of neighbouring strips.
+  const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * run;
+  const int last_strip = Paired() ? half_strips - 1 : (p.n - 1) / kStripOutputs;
   if (row >= p.m || strip > last_strip) return;
 
   DirectSums<kRowFragments, kStrips> sums;
@@ -101,7 +106,8 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
       // Strips behind the last one repeat it, and nobody stores their sums.
-      strips[j] = StripAt(metal::min(strip + j, last_strip), weights, p);
+      const int of_run = metal::min(strip + j % run, last_strip);
+      strips[j] = StripAt(of_run + j / run * half_strips, weights, p);
       chunk_codes[j] = LoadCodes(strips[j], chunk, lane);
       chunk_group[j] = LoadChunkGroup(strips[j], chunk, lane);
     }
@@ -128,8 +134,14 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     for (int j = 0; j < kStrips; ++j) {
       const int column = (strip + j) * kStripOutputs + FragmentColumn(lane);
       const float2 sum = ElementsOf(sums.fragment[i][j]);
-      StoreSum(output, int(group.z), m, column, sum.x, p);
-      StoreSum(output, int(group.z), m, column + 1, sum.y, p);
+      if (!Paired()) {
+        StoreSum(output, int(group.z), m, column, sum.x, p);
+        StoreSum(output, int(group.z), m, column + 1, sum.y, p);
+      } else if (j < kStrips / 2) {
+        const float2 up = ElementsOf(sums.fragment[i][j + kStrips / 2]);
+        StoreGated(output, m, column, sum.x, up.x, p);
+        StoreGated(output, m, column + 1, sum.y, up.y, p);
+      }
     }
   }
 }

@@ -7,6 +7,7 @@
 //                                           sg 1      [====]               [====]
 //                                           sg 2           [====]   ...
 //   lane = 2 outputs x every 8th run of 4 k; its sums are added over lanes, then over simdgroups
+//   gated: one half of the simdgroups has a strip of gates, the other one the strip that they gate
 //
 // The order of a row's additions depends on k and on the number of simdgroups alone, so a row has
 // the same bits whatever kRows, m and the other rows are.
@@ -38,6 +39,14 @@ struct GemvSums {
   static constexpr constant int kCount = kMostSimdgroups * kRows * kStripOutputs;
 };
 
+/// The sum of an output over `count` simdgroups, the first of which wrote *sums.
+template <int kRows>
+static inline float SumOverSimdgroups(threadgroup const float* sums, int count) {
+  float total = sums[0];
+  for (int i = 1; i < count; ++i) total += sums[i * kRows * kStripOutputs];
+  return total;
+}
+
 /// The sum over all lanes with the same outputs; in every one of them.
 static inline float2 SumOverRows(float2 sum) {
   sum += metal::simd_shuffle_xor(sum, ushort(2));
@@ -50,13 +59,17 @@ template <int kRows>
 static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Output output,
                             threadgroup float* sums, uint2 group, SimdgroupPlace place,
                             Parameters p) {
-  const Strip strip = StripAt(group.x, weights, p);
+  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Of a strip.
+  const bool is_gate = place.simdgroup < simdgroups;  // Or there are no gates.
+  const long strip_index = is_gate ? group.x : group.x + uint(p.n / 2 / kStripOutputs);
+  const Strip strip = StripAt(strip_index, weights, p);
   const int first_row = int(group.y) * kRows;
+  const int first_chunk = is_gate ? place.simdgroup : place.simdgroup - simdgroups;
 
   float2 sum[kRows];
   MARLIN_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = float2(0.0f);
-  for (int chunk = place.simdgroup; chunk < p.chunks; chunk += place.simdgroups) {
+  for (int chunk = first_chunk; chunk < p.chunks; chunk += simdgroups) {
     const ChunkCodes chunk_codes = LoadCodes(strip, chunk, place.lane);
     const GroupPair chunk_group = LoadChunkGroup(strip, chunk, place.lane);
     MARLIN_UNROLL
@@ -85,10 +98,15 @@ static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Ou
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   constexpr int kStride = kRows * kStripOutputs;
   for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
-    float total = sums[i];
-    for (int other = 1; other < place.simdgroups; ++other) total += sums[other * kStride + i];
-    StoreSum(output, 0, first_row + i / kStripOutputs,
-             int(group.x) * kStripOutputs + i % kStripOutputs, total, p);
+    const int row = first_row + i / kStripOutputs;
+    const int column = int(group.x) * kStripOutputs + i % kStripOutputs;
+    const float total = SumOverSimdgroups<kRows>(sums + i, simdgroups);
+    if (Paired()) {
+      const float up = SumOverSimdgroups<kRows>(sums + i + simdgroups * kStride, simdgroups);
+      StoreGated(output, row, column, total, up, p);
+    } else {
+      StoreSum(output, 0, row, column, total, p);
+    }
   }
 }
 

@@ -22,9 +22,15 @@ bool IsSpace(const MslSource& source, size_t index) {
   return IsOneOf(source, index, {"device", "constant", "thread", "threadgroup"});
 }
 
+/// Whether the parentheses at `open` hold what a constructor gives to a member or base.
+bool Initialize(const MslSource& source, size_t open) {
+  if (source.Is(open - 2, ",")) return true;
+  return source.Is(open - 2, ":") && !IsOneOf(source, open - 3, {"public", "private", "protected"});
+}
+
 /// Whether the parentheses at `open` are the parameters of a function that is defined there.
 bool AreParameters(const MslSource& source, size_t open) {
-  if (!source.Is(open, "(")) return false;
+  if (!source.Is(open, "(") || Initialize(source, open)) return false;
   const size_t around = source.Enclosing(open);
   if (around != kNone) {
     if (!source.Is(around, "{")) return false;

@@ -7,8 +7,7 @@
 namespace marlin::metal::simulator {
 
 /// `half4(x)` becomes `::metal_sim::Make<half4>(x)`, which converts or repeats x, and `half4(x, y)`
-/// the literal `((half4)(x, y))`. A type is known by its name: that of a vector, vec<T, N>, or one
-/// that the source declares (`using`, `typedef`) for a vector.
+/// the literal `((half4)(x, y))`. Types are known as VectorNames knows them.
 void RewriteConstructors(MslSource& source);
 
 }  // namespace marlin::metal::simulator

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "backends/metal/simulator/msl_declarations.h"
+#include "backends/metal/simulator/msl_vector_names.h"
 
 namespace marlin::metal::simulator {
 namespace {
@@ -27,15 +28,24 @@ size_t SuffixStart(std::string_view literal) {
   return kNone;
 }
 
+/// Whether it is a floating literal without a suffix.
+bool IsFloating(std::string_view literal) {
+  const bool hexadecimal = HasPrefix(literal, 'X');
+  const char last = literal.back();
+  const bool digit = last == '.' || (last >= '0' && last <= '9');
+  return digit && literal.find_first_of(hexadecimal ? "pP" : ".eE") != std::string_view::npos;
+}
+
 class ExpressionRewriter {
  public:
   ExpressionRewriter(MslSource& source, RewritePurpose purpose)
-      : source_(source), runs_(purpose == RewritePurpose::kRun) {}
+      : source_(source), vectors_(source), runs_(purpose == RewritePurpose::kRun) {}
 
   void Run() {
     for (size_t i = 0; i < source_.size(); ++i) {
       const TokenKind kind = source_.At(i).kind;
       if (kind == TokenKind::kNumber) RewriteLiteral(i);
+      if (vectors_.IsVector(i)) RewriteBraces(i);
       if (!runs_ || source_.Is(i - 1, "operator")) continue;
       if (kind == TokenKind::kPunctuator) RewriteOperator(i);
       if (source_.Is(i, "auto")) RewriteAuto(i);
@@ -46,7 +56,11 @@ class ExpressionRewriter {
   void RewriteLiteral(size_t index) {
     const std::string_view literal = source_.Text(index);
     const size_t start = SuffixStart(literal);
-    if (start == kNone) return;
+    if (start == kNone) {
+      // clang's option for single precision forgets literals of templates.
+      if (runs_ && IsFloating(literal)) source_.Replace(index, fmt::format("{}f", literal));
+      return;
+    }
     const std::string_view digits = literal.substr(0, start);
     const bool is_half = literal.size() - start == 1;
     if (is_half) {
@@ -105,8 +119,7 @@ class ExpressionRewriter {
   /// of their own.
   void RewriteAuto(size_t index) {
     const size_t around = source_.Enclosing(index);
-    if (around == kNone) return;
-    if (source_.Is(around, "{") && KindOfBrace(source_, around) != BraceKind::kBody) return;
+    if (around == kNone || (source_.Is(around, "{") && !InBody(index))) return;
     size_t name = index + 1;
     if (source_.Is(name, "const")) ++name;
     const bool plain = source_.IsIdentifier(name) && source_.Is(name + 1, "=") &&
@@ -114,7 +127,48 @@ class ExpressionRewriter {
     if (plain) source_.Replace(name + 1, "= ::metal_sim::kAutoValue =");
   }
 
+  /// `float4 v = {x, y}` and arrays of them: a list of braces may hold fewer numbers than the
+  /// vector.
+  void RewriteBraces(size_t index) {
+    const size_t name = vectors_.TypeEnd(index);
+    if (!source_.IsIdentifier(name)) return;
+    size_t open = name + 1;
+    int dimensions = 0;
+    for (; source_.Is(open, "["); open = source_.Partner(open) + 1) ++dimensions;
+    const bool assigns = source_.Is(open, "=");
+    if (assigns) ++open;
+    if (!source_.Is(open, "{")) return;
+    if (runs_) {
+      MarkLists(open, dimensions, "{::metal_sim::Braces()", "");
+    } else if (InBody(index) && (assigns || dimensions > 0)) {
+      const std::string type = source_.Spell(index, name);
+      MarkLists(open, dimensions, fmt::format("::metal_sim::Listed<{}>(0", type), ")");
+    }
+  }
+
+  /// Whether it is in a function; what is outside of one must be a constant.
+  bool InBody(size_t index) const {
+    const size_t around = source_.Enclosing(index);
+    return around != kNone && source_.Is(around, "{") &&
+           KindOfBrace(source_, around) == BraceKind::kBody;
+  }
+
+  /// Replaces the braces of the lists `depth` levels inside of the one at `open`. `first` ends with
+  /// an operand; an empty `last` leaves the closing brace.
+  void MarkLists(size_t open, int depth, const std::string& first, const std::string& last) {
+    const size_t close = source_.Partner(open);
+    if (depth == 0) {
+      source_.Replace(open, close == open + 1 ? first : first + ",");
+      if (!last.empty()) source_.Replace(close, last);
+      return;
+    }
+    for (size_t i = open + 1; i < close; i = source_.Partner(i) + 1) {
+      if (source_.Is(i, "{")) MarkLists(i, depth - 1, first, last);
+    }
+  }
+
   MslSource& source_;
+  const VectorNames vectors_;
   const bool runs_;
 };
 

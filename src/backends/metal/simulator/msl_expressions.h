@@ -8,7 +8,8 @@
 namespace marlin::metal::simulator {
 
 /// Rewrites suffixes of literals (1.0H, 1.0bf, 1.0BF) for either purpose, and to be run also
-/// shifts, divisions and `auto x = ...` in functions, as shim/msl_operator.h describes.
+/// literals without one, lists in braces that vectors begin with, and shifts, divisions and
+/// `auto x = ...` in functions, as shim/msl_operator.h describes.
 void RewriteExpressions(MslSource& source, RewritePurpose purpose);
 
 }  // namespace marlin::metal::simulator

@@ -202,7 +202,9 @@ class KernelCollector {
     const std::span<const Attribute> attributes = source_.Attributes(declaration.first, stop);
     const Attribute* const host = FindAttribute(attributes, "host_name");
     const bool marked = host != nullptr || IsKernel(declaration, target_end);
-    const size_t angle = LastAngle(declaration.head, target_end);
+    size_t angle = LastAngle(declaration.head, target_end);
+    // Else all template arguments follow from the parameters.
+    if (angle == kNone && target_end < stop) angle = target_end;
     const size_t first = angle == kNone ? kNone : NameStart(angle);
     const std::string name =
         angle == kNone ? "" : Resolve(declaration.scope, source_.Spell(first, angle));
@@ -212,13 +214,26 @@ class KernelCollector {
                            fmt::format("'{}' instantiates no kernel template",
                                        source_.Spell(declaration.first, target_end)));
     }
-    const std::string expression = name + source_.Spell(angle, target_end);
+    const std::string expression = angle == target_end ? Deduced(declaration, first, target_end)
+                                                       : name + source_.Spell(angle, target_end);
     const Function& function = functions_.at(name);
     MARLIN_RETURN_IF_ERROR(AddEntry({expression, expression, function.arguments,
                                      source_.Location(declaration.first), function.max_threads},
                                     host, declaration.first));
-    source_.Blank(declaration.first, declaration.end);
+    if (angle != target_end) source_.Blank(declaration.first, declaration.end);
     return Status();
+  }
+
+  /// Makes the instantiation `template void f(device T*, ...);`, its name at `first` and its
+  /// parameters at `open`, a reference to the function that they choose. Returns how to name it.
+  std::string Deduced(const Declaration& declaration, size_t first, size_t open) {
+    const std::string instance = fmt::format("metal_sim_instance_{}", deduced_++);
+    const std::string text =
+        fmt::format("static constexpr auto& {} = static_cast<void (&){}>({})", instance,
+                    source_.Spell(open, declaration.stop), source_.Spell(first, open));
+    source_.Blank(declaration.first, declaration.stop);
+    source_.Replace(declaration.first, text);
+    return declaration.scope + instance;
   }
 
   /// The `<` whose `>` is the last token in front of `end`, kNone if there is none.
@@ -251,6 +266,7 @@ class KernelCollector {
   }
 
   MslSource& source_;
+  int deduced_ = 0;
   std::map<std::string, Function> functions_;
   std::map<std::string, std::string> names_;  // Of entries, and where they are.
   std::vector<KernelEntry> entries_;

@@ -105,9 +105,11 @@ bool Mentions(const MslSource& source, Range tokens, std::string_view word) {
   return false;
 }
 
-/// Whether it is a pointer or reference to memory that buffers hold.
+/// Whether it is a pointer, a reference or an array (which is a pointer) in memory that buffers
+/// hold.
 bool IsBuffer(const MslSource& source, Range tokens) {
-  const bool pointer = Mentions(source, tokens, "*") || Mentions(source, tokens, "&");
+  const bool pointer = Mentions(source, tokens, "*") || Mentions(source, tokens, "&") ||
+                       Mentions(source, tokens, "[");
   return pointer && (Mentions(source, tokens, "device") || Mentions(source, tokens, "constant"));
 }
 

@@ -13,6 +13,7 @@
 #include "backends/metal/simulator/msl_declarations.h"
 #include "backends/metal/simulator/msl_expressions.h"
 #include "backends/metal/simulator/msl_kernels.h"
+#include "backends/metal/simulator/msl_overloads.h"
 #include "backends/metal/simulator/msl_source.h"
 #include "backends/metal/simulator/msl_threadgroup.h"
 #include "base/macros.h"
@@ -149,47 +150,19 @@ std::string UsesText(const std::vector<KernelEntry>& kernels) {
   return text + "}  // namespace metal_sim_program\n";
 }
 
-/// Ends the program's namespace around one `namespace metal`, so that what the source adds to the
-/// language's names comes to the shim's. There, too, the program's own names are known.
-Status LiftNamespace(MslSource& source, size_t keyword) {
-  size_t open = keyword;
-  while (open < source.size() && !source.Is(open, "{") && !source.Is(open, ";")) ++open;
-  if (!source.Is(open, "{")) return Status();  // `namespace metal = x;`
-  const size_t close = source.Partner(open);
-  for (const Attribute& attribute : source.Attributes(open, close)) {
-    if (attribute.name != "kernel" && attribute.name != "function_constant") continue;
-    return source.Error(attribute.before, fmt::format("[[{}]] in namespace metal", attribute.name));
-  }
-  for (size_t i = open; i < close; ++i) {
-    if (source.Is(i, "kernel")) return source.Error(i, "a kernel in namespace metal");
-  }
-  source.Replace(keyword, "} namespace");
-  source.Replace(open, "{ using namespace ::metal_sim_program;");
-  source.Replace(close, "} namespace metal_sim_program {");
-  return Status();
-}
-
-Status LiftNamespaces(MslSource& source) {
-  for (size_t i = 0; i < source.size(); ++i) {
-    const bool lifted = source.Is(i, "namespace") && source.Is(i + 1, "metal") &&
-                        !source.Is(i - 1, "using") && source.Enclosing(i) == MslSource::kNone;
-    if (lifted) MARLIN_RETURN_IF_ERROR(LiftNamespace(source, i));
-  }
-  return Status();
-}
-
 }  // namespace
 
 Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpose purpose) {
-  MARLIN_ASSIGN_OR_RETURN(MslSource source, MslSource::Parse(preprocessed));
+  const bool runs = purpose == RewritePurpose::kRun;
+  MARLIN_ASSIGN_OR_RETURN(const std::string text,
+                          runs ? MergeOverloads(preprocessed) : Result(std::string(preprocessed)));
+  MARLIN_ASSIGN_OR_RETURN(MslSource source, MslSource::Parse(text));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<Declaration> declarations, ListDeclarations(source));
-  MARLIN_RETURN_IF_ERROR(LiftNamespaces(source));
   RewrittenSource result;
   MARLIN_ASSIGN_OR_RETURN(result.kernels, CollectKernels(source, declarations));
   MARLIN_ASSIGN_OR_RETURN(result.constants, RewriteConstants(source, declarations));
   MARLIN_RETURN_IF_ERROR(RewriteThreadgroupVariables(source));
   RewriteExpressions(source, purpose);
-  const bool runs = purpose == RewritePurpose::kRun;
   if (!runs) {
     result.without_space = FindPointersWithoutSpace(source);
     RewriteConstructors(source);

@@ -58,7 +58,9 @@ struct RewrittenSource {
 ///  - threadgroup variables of functions become references to the threadgroup's storage;
 ///  - function constants become variables that can be set, and program-scope constants computed
 ///    from them become functions, so that they are evaluated when they are used;
-///  - everything is in namespace metal_sim_program, except for what the source adds to ::metal.
+///  - functions that differ in address spaces alone become one (msl_overloads.h; only to run);
+///  - everything is in namespace metal_sim_program, where the shim's metal is, too: so names that
+///    `using namespace metal` brings stand beside the source's own, as in Metal.
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
 /// Errors: kInvalidArgument, "file.metal:12: ...", for what breaks Metal's rules for kernels and
 /// for what the simulator cannot run.

@@ -18,11 +18,12 @@ constexpr size_t kNone = MslSource::kNone;
 
 /// `alignas(16) threadgroup T a[4], b;` as indices of tokens.
 struct VariableList {
-  size_t first;               // Of the statement: `alignas`, qualifiers or `threadgroup`.
-  size_t type;                // Behind `threadgroup`.
-  size_t type_end;            // The first declarator.
-  std::vector<size_t> names;  // One a declarator.
-  std::vector<size_t> ends;   // Of each declarator its `,` or `;`.
+  size_t first;                   // Of the statement: `alignas`, qualifiers or `threadgroup`.
+  size_t type;                    // Behind `threadgroup`.
+  size_t type_end;                // The first declarator.
+  std::vector<size_t> names;      // One a declarator.
+  std::vector<size_t> name_ends;  // Behind each one's name and dimensions.
+  std::vector<size_t> ends;       // Of each declarator its `,` or `;`.
 };
 
 bool IsQualifier(const MslSource& source, size_t index) {
@@ -76,11 +77,13 @@ class ThreadgroupRewriter {
     return starts ? first : kNone;
   }
 
-  /// The `;` that ends the statement at `index`, or the brace in front of it.
+  /// The `;` that ends the statement at `index`, or the brace of a body in front of it.
   size_t StatementStop(size_t index) const {
-    while (index < source_.size() && !source_.Is(index, ";") && !source_.Is(index, "{") &&
-           source_.Partner(index) >= index) {
-      index = source_.Partner(index) + 1;
+    for (; index < source_.size() && !source_.Is(index, ";") && source_.Partner(index) >= index;
+         index = source_.Partner(index) + 1) {
+      const bool body =
+          source_.Is(index, "{") && KindOfBrace(source_, index) != BraceKind::kInitializer;
+      if (body) break;
     }
     return index;
   }
@@ -99,7 +102,7 @@ class ThreadgroupRewriter {
 
   Status RewriteStatement(size_t first, size_t word) {
     const size_t stop = StatementStop(word);
-    VariableList list = {first, word + 1, TypeEnd(word + 1, stop), {}, {}};
+    VariableList list = {first, word + 1, TypeEnd(word + 1, stop), {}, {}, {}};
     if (source_.Is(list.type_end, "*") || source_.Is(list.type_end, "&") ||
         IsPointerToArray(list.type_end)) {
       return CheckPointers(list.type_end, stop);
@@ -165,15 +168,14 @@ class ThreadgroupRewriter {
       const size_t name = i;
       if (!source_.IsIdentifier(name)) return UnreadableError(list.type - 1);
       for (++i; source_.Is(i, "["); i = source_.Partner(i) + 1) continue;
-      if (source_.Is(i, "=") || source_.Is(i, "{")) {
-        return source_.Error(name, fmt::format("the threadgroup variable '{}' has an initializer",
-                                               source_.Text(name)));
-      }
+      const size_t name_end = i;
+      while (i < stop && !source_.Is(i, ",")) i = source_.Partner(i) + 1;
       if (!source_.Is(i, ",") && (i != stop || !source_.Is(i, ";"))) {
         return UnreadableError(list.type - 1);
       }
       list.names.push_back(name);
       list.ends.push_back(i);
+      list.name_ends.push_back(name_end);
       if (i == stop) return Status();
       ++i;
     }
@@ -201,6 +203,7 @@ class ThreadgroupRewriter {
       } else {
         source_.Replace(list.names[i], fmt::format("{} {} {}", start, type, declared));
       }
+      source_.Blank(list.name_ends[i], list.ends[i]);  // Metal takes initializers and does nothing.
       source_.Replace(list.ends[i],
                       fmt::format("{}; auto& {} = ::metal_sim::ThreadgroupVariable<{}__type>({}, "
                                   "\"{}\"){};",

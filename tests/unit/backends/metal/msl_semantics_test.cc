@@ -67,6 +67,103 @@ TEST_F(MslSemanticsTest, LiteralsHaveSuffixes) {
   EXPECT_THAT(First(9, out), ElementsAre(235, 6, 0x1BF, 0xabf, 2, 2, 4, 0x3c01, 0x3f80));
 }
 
+// 2.1: there is no double. clang makes literals of templates that.
+TEST_F(MslSemanticsTest, LiteralsOfTemplatesAreFloats) {
+  const auto out = RunWords("template <typename T> T third(T x) { return 0.1 * x + 1e-9; }\n" +
+                                Kernel("out[0] = as_type<int>(third(float(in[0])));"),
+                            {3});
+  EXPECT_EQ(out[0], std::bit_cast<int>(0.1F * 3.0F + 1e-9F));
+}
+
+// 2.2: lists in braces may be shorter than the vector.
+TEST_F(MslSemanticsTest, ListsFillVectorsWithZeros) {
+  const auto out = RunWords(Kernel(R"(
+  uint4 a = {uint(in[0]), 2, 3}; float2 b = {5}; int3 c[2] = {{1}, {2, 3}}; float2 d = 5;
+  out[0] = a.x; out[1] = a.z; out[2] = a.w; out[3] = int(b.y); out[4] = c[1].y; out[5] = c[1].z;
+  out[6] = int(d.y);)"),
+                            {7});
+  EXPECT_THAT(First(7, out), ElementsAre(7, 3, 0, 0, 3, 0, 5));
+}
+
+// 4.1: functions may differ in the address space of a parameter or of their object alone.
+TEST_F(MslSemanticsTest, OverloadsDifferInAddressSpaces) {
+  const auto out = RunWords(R"(
+template <typename T> T first(device const T* x) { return x[0]; }
+template <typename T> T first(threadgroup const T* x) { return x[0]; }
+struct Twice {
+  int x;
+  Twice(int value) thread : x(2 * value) {}
+  Twice(int value) threadgroup : x(2 * value) {}
+  operator int() const thread { return x; }
+  operator int() const device { return x; }
+};
+template <typename T> struct pointee {};
+template <typename T> struct pointee<device T*> { using type = T; };
+template <typename T> struct pointee<thread T*> { using type = T; };
+)" + Kernel(R"(
+  threadgroup int part[2] = {0};
+  part[0] = 5;
+  Twice twice(first(in));
+  int one = twice;
+  out[0] = one; out[1] = first(part); out[2] = sizeof(pointee<thread int*>::type);)"),
+                            {3});
+  EXPECT_THAT(First(3, out), ElementsAre(6, 5, 4));
+}
+
+// The library's functions stand beside those of a program that has some of the same name.
+TEST_F(MslSemanticsTest, ProgramsAddToTheLibrarysFunctions) {
+  const auto out = RunWords(R"(
+#include <metal_stdlib>
+using namespace metal;
+struct Pair { int a, b; };
+Pair max(Pair x, Pair y) { return x.a > y.a ? x : y; }
+namespace metal { Pair min(Pair x, Pair y) { return x.a < y.a ? x : y; }
+namespace fast { Pair exp(Pair x) { return {x.b, x.a}; } } }
+constant bool forward = true;
+)" + Kernel(R"(
+  Pair p = max(Pair{1, 2}, Pair{3, 4}), q = min(Pair{1, 2}, Pair{3, 4});
+  out[0] = p.b; out[1] = q.b; out[2] = max(in[0], 9); out[3] = min(in[0], 9);
+  out[4] = fast::exp(p).a; out[5] = int(fast::exp(0.0f)); out[6] = forward;)"),
+                            {7});
+  EXPECT_THAT(First(7, out), ElementsAre(4, 2, 9, 7, 4, 1, 1));
+}
+
+// bfloat becomes an integer or a float without a cast, and converts what converts to a number.
+TEST_F(MslSemanticsTest, BfloatsConvert) {
+  const auto out = RunWords("struct Yes { operator bool() const { return true; } };\n" + Kernel(R"(
+  bfloat b = 2.5bf; uint u = b; bool t = b; float f = 1; f += b; int n = 4; n *= b;
+  out[0] = u; out[1] = t; out[2] = int(2 * f); out[3] = n; out[4] = int(bfloat(Yes()));
+  out[5] = b;)"));
+  EXPECT_THAT(First(6, out), ElementsAre(2, 1, 7, 10, 1, 2));
+}
+
+// What MLX adds for bfloat calls Apple's built-in functions.
+TEST_F(MslSemanticsTest, HasTheBuiltInsThatMlxCalls) {
+  const auto out = RunWords(R"(
+#include <metal_stdlib>
+namespace metal {
+METAL_FUNC bfloat exp2(bfloat x) {
+  return static_cast<bfloat>(__metal_exp2(static_cast<float>(x), __METAL_MAYBE_FAST_MATH__));
+}
+METAL_FUNC bfloat fma(bfloat x, bfloat y, bfloat z) {
+  return static_cast<bfloat>(
+      __metal_fma(static_cast<float>(x), static_cast<float>(y), static_cast<float>(z)));
+}
+METAL_FUNC bfloat simd_sum(bfloat x) {
+  return static_cast<bfloat>(__metal_simd_sum(static_cast<float>(x)));
+}
+}
+)" + Kernel(R"(
+  const bfloat sum = metal::simd_sum(bfloat(int(i)));
+  const metal::uniform<int> n = metal::make_uniform(3);
+  if (i == 0) {
+    out[0] = sum; out[1] = metal::exp2(3.0bf); out[2] = metal::fma(2.0bf, 3.0bf, 1.0bf);
+    out[3] = n + __metal_get_simdgroup_size(ushort());
+  })"),
+                            {0}, 32);
+  EXPECT_THAT(First(4, out), ElementsAre(496, 8, 7, 35));
+}
+
 // 3.1, shifts: the count is taken modulo the number of bits of the (promoted) left operand.
 TEST_F(MslSemanticsTest, ShiftsTakeTheirCountModuloTheWidth) {
   const auto out = RunWords("template <typename T> struct Box { T x; };\n" + Kernel(R"(

@@ -4,10 +4,12 @@
 #pragma once
 
 #include "backends/metal/simulator/shim/msl_atomic.h"
+#include "backends/metal/simulator/shim/msl_builtins.h"
 #include "backends/metal/simulator/shim/msl_constant.h"
 #include "backends/metal/simulator/shim/msl_instrumentation.h"
 #include "backends/metal/simulator/shim/msl_integer.h"
 #include "backends/metal/simulator/shim/msl_kernel.h"
+#include "backends/metal/simulator/shim/msl_logging.h"
 #include "backends/metal/simulator/shim/msl_math.h"
 #include "backends/metal/simulator/shim/msl_matrix.h"
 #include "backends/metal/simulator/shim/msl_operator.h"

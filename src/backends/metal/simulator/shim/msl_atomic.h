@@ -14,7 +14,7 @@ concept AtomicScalar =
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 /// Memory that only the functions below touch.
 template <metal_sim::AtomicScalar T>
@@ -28,7 +28,7 @@ using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 using metal::atomic_bool;
 using metal::atomic_float;
@@ -51,7 +51,7 @@ METAL_SIM_INLINE T Exchange(volatile metal::atomic<T>* object, T operand, int or
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T>
 METAL_SIM_MEETING T atomic_load_explicit(const volatile atomic<T>* object, memory_order order) {
@@ -123,4 +123,4 @@ METAL_SIM_ATOMIC(max, (std::is_same_v<T, ulong>), a < b ? b : a)
 
 #undef METAL_SIM_ATOMIC
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal

@@ -3,7 +3,8 @@
 //
 // A class, because clang's own type mixes with half without a word and cannot be cast to it. Like
 // in Metal, operators with float yield float, those with integers bfloat, those with half do not
-// compile. What a class cannot do: be one side of ?: whose other side is a float.
+// compile, and it becomes a float or an integer without a cast. What a class cannot do: be one side
+// of ?: whose other side is a float.
 #pragma once
 
 #include <concepts>
@@ -54,13 +55,20 @@ struct bfloat {
   METAL_SIM_INLINE constexpr explicit(std::is_same_v<T, half>) bfloat(T value)
       : bits_(metal_sim::BfloatBits(metal_sim::RoundedToOdd(value))) {}
 
-  // A template, so that no conversion to float goes on to an integer.
+  /// From what becomes a number by a conversion of its own.
+  template <typename T>
+  requires(std::is_class_v<T>&& std::is_convertible_v<const T&, float>) METAL_SIM_INLINE
+      constexpr explicit bfloat(const T& value)
+      : bfloat(static_cast<float>(value)) {}
+
+  // Templates, so that each conversion is to the type asked for.
   template <std::same_as<float> T>
   METAL_SIM_INLINE constexpr operator T() const {
     return __builtin_bit_cast(float, static_cast<uint32_t>(bits_) << 16);
   }
   template <metal_sim::BuiltInScalar T>
-  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit operator T() const {
+  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit(!std::is_integral_v<T>)
+  operator T() const {
     return static_cast<T>(static_cast<float>(*this));
   }
 
@@ -113,6 +121,12 @@ using BfloatResult =
   requires metal_sim::WithBfloat<bfloat, B> METAL_SIM_INLINE constexpr bfloat&                  \
   operator OPERATOR##=(bfloat& left, B right) {                                                 \
     left = left OPERATOR right;                                                                 \
+    return left;                                                                                \
+  }                                                                                             \
+  template <typename A>                                                                         \
+  requires(std::is_arithmetic_v<A>) METAL_SIM_INLINE constexpr A& operator OPERATOR##=(         \
+      A& left, bfloat right) {                                                                  \
+    left = static_cast<A>(left OPERATOR right);                                                 \
     return left;                                                                                \
   }
 

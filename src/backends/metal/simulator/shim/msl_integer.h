@@ -91,7 +91,7 @@ METAL_SIM_INLINE constexpr T Low24(T value) {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 inline namespace functions {
 
 METAL_SIM_ELEMENTWISE(absdiff, 2, []<metal_sim::IntegerScalar T>(T x, T y) {
@@ -158,4 +158,4 @@ METAL_SIM_INLINE constexpr auto insert_bits(const A& base, const B& insert, uint
 }
 
 }  // namespace functions
-}  // namespace metal
+}  // namespace metal_sim_program::metal

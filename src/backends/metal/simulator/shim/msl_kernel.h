@@ -6,7 +6,15 @@
 
 #include "backends/metal/simulator/shim/msl_vector.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
+
+/// A value that is the same in all threads. Not checked.
+template <typename T>
+using uniform = T;
+template <typename T>
+METAL_SIM_INLINE constexpr T make_uniform(T value) {
+  return value;
+}
 
 enum class mem_flags : uint {
   mem_none = metal_sim::kNone,
@@ -34,8 +42,13 @@ enum thread_scope : int {
   thread_scope_simdgroup = metal_sim::kSimdgroupScope,
   thread_scope_threadgroup = metal_sim::kThreadgroupScope,
   thread_scope_device = metal_sim::kDeviceScope,
-  thread_scope_system = metal_sim::kSystemScope,
 };
+// Programs for versions of Metal without it declare it themselves, which hides this one.
+namespace scopes {
+inline constexpr thread_scope thread_scope_system =
+    static_cast<thread_scope>(metal_sim::kSystemScope);
+}
+using namespace scopes;
 
 METAL_SIM_MEETING inline void threadgroup_barrier(mem_flags flags) {
   metal_sim::attached_runtime->threadgroup_barrier(static_cast<uint>(flags), METAL_SIM_SITE);
@@ -50,7 +63,7 @@ METAL_SIM_MEETING inline void atomic_thread_fence(mem_flags flags, memory_order 
   metal_sim::attached_runtime->fence(static_cast<uint>(flags), order, scope, METAL_SIM_SITE);
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
 

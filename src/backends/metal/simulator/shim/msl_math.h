@@ -119,7 +119,7 @@ METAL_SIM_INLINE float CosinePi(float x) {
     return static_cast<U>(__VA_ARGS__);                                          \
   })
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 // Inline, so that metal::exp is metal::functions::exp and metal::precise and metal::fast can have
 // all of them.
@@ -389,15 +389,38 @@ METAL_SIM_INLINE constexpr auto refract(const A& incident, const B& normal,
 
 }  // namespace functions
 
-// The simulator computes every variant precisely.
+// The simulator computes every variant precisely. Name by name: what a program adds to one of the
+// namespaces would hide those of a using-directive.
+#define METAL_SIM_USE_FUNCTIONS                                                                    \
+  using functions::abs, functions::acos, functions::acosh, functions::all, functions::any,         \
+      functions::asin, functions::asinh, functions::atan, functions::atan2, functions::atanh,      \
+      functions::ceil, functions::clamp, functions::copysign, functions::cos, functions::cosh,     \
+      functions::cospi, functions::cross, functions::distance, functions::distance_squared,        \
+      functions::divide, functions::dot, functions::exp, functions::exp10, functions::exp2,        \
+      functions::fabs, functions::faceforward, functions::fdim, functions::floor, functions::fma,  \
+      functions::fmax, functions::fmax3, functions::fmedian3, functions::fmin, functions::fmin3,   \
+      functions::fmod, functions::fract, functions::frexp, functions::ilogb, functions::isfinite,  \
+      functions::isinf, functions::isnan, functions::isnormal, functions::isordered,               \
+      functions::isunordered, functions::ldexp, functions::length, functions::length_squared,      \
+      functions::log, functions::log10, functions::log2, functions::max, functions::max3,          \
+      functions::median3, functions::min, functions::min3, functions::mix, functions::modf,        \
+      functions::nextafter, functions::normalize, functions::pow, functions::powr,                 \
+      functions::reflect, functions::refract, functions::rint, functions::round, functions::rsqrt, \
+      functions::saturate, functions::select, functions::sign, functions::signbit, functions::sin, \
+      functions::sincos, functions::sinh, functions::sinpi, functions::smoothstep,                 \
+      functions::sqrt, functions::step, functions::tan, functions::tanh, functions::tanpi,         \
+      functions::trunc;
+
 namespace precise {
-using namespace functions;
+METAL_SIM_USE_FUNCTIONS
 }
 namespace fast {
-using namespace functions;
+METAL_SIM_USE_FUNCTIONS
 }
 
-}  // namespace metal
+#undef METAL_SIM_USE_FUNCTIONS
+
+}  // namespace metal_sim_program::metal
 
 #undef METAL_SIM_FLOAT_1
 #undef METAL_SIM_FLOAT_2

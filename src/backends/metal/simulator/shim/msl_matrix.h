@@ -4,7 +4,7 @@
 
 #include "backends/metal/simulator/shim/msl_math.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <metal_sim::FloatScalar T, int kColumns, int kRows>
 struct matrix {
@@ -133,10 +133,10 @@ METAL_SIM_INLINE constexpr T determinant(const matrix<T, 4, 4>& m) {
   return result;
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 #define METAL_SIM_MATRIX_NAME(T, C, R) \
-  namespace metal {                    \
+  namespace metal_sim_program::metal { \
   using T##C##x##R = matrix<T, C, R>;  \
   }                                    \
   using metal::T##C##x##R;

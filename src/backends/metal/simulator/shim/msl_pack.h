@@ -38,7 +38,7 @@ METAL_SIM_INLINE float SrgbToLinear(float value) {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 // Every function exists for float and for half: T.
 #define METAL_SIM_PACK(T)                                                                       \
@@ -114,4 +114,4 @@ METAL_SIM_PACK(half)
 
 #undef METAL_SIM_PACK
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal

@@ -272,7 +272,7 @@ class LaneVotes {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 using simd_vote = metal_sim::LaneVotes<ulong, 0xffffffffu>;
 using quad_vote = metal_sim::LaneVotes<uint, 0xfu>;
@@ -377,4 +377,4 @@ METAL_SIM_MEETING inline bool quad_is_first() {
   return (metal_sim::CurrentLane() & 3) == static_cast<uint>(__builtin_ctz(active));
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal

@@ -81,7 +81,7 @@ METAL_SIM_MEETING Fragment<D> MultiplyAdd(Fragment<A> a, Fragment<B> b, Fragment
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 /// In Apple's header the vector of all 64 elements, of which a lane holds the first two. Of what
 /// such a vector can do, here it takes an index: no vector of two converts to it or from it.
@@ -126,7 +126,7 @@ METAL_SIM_INLINE simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matr
   return result;
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
 
@@ -154,7 +154,7 @@ METAL_SIM_INLINE Placement PlacementOf(ulong elements_per_row, metal::ulong2 ori
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 // Every lane reads and writes its own elements, one by one: ordinary accesses of the kernel.
 template <typename T, typename U>
@@ -208,4 +208,4 @@ METAL_SIM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8
   return result;
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal

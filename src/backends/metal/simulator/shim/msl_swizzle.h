@@ -9,7 +9,7 @@
 
 #include "backends/metal/simulator/shim/msl_types.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T, int N>
 struct vec;
@@ -61,7 +61,7 @@ struct Swizzle {
   }
 };
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 // A component is written (letter of position, letter of color, index). The members of a union for
 // names of two, three and four letters:

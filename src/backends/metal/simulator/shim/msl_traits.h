@@ -44,7 +44,7 @@ struct FloatLimits {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T>
 struct numeric_limits : std::numeric_limits<T> {};
@@ -70,7 +70,6 @@ using std::is_array_v;
 using std::is_const_v;
 using std::is_convertible;
 using std::is_convertible_v;
-using std::is_empty_v;
 using std::is_enum_v;
 using std::is_integral;
 using std::is_integral_v;
@@ -95,7 +94,20 @@ using std::remove_reference;
 using std::remove_reference_t;
 using std::true_type;
 using std::underlying_type_t;
-using std::void_t;
+
+/// Types have no address spaces here.
+template <typename T>
+using remove_addrspace_t = T;
+template <typename T>
+using remove_addrspace = std::type_identity<T>;
+
+// Apple's own names of these, which programs use.
+template <typename... Conditions>
+using _conjunction = std::conjunction<Conditions...>;
+template <typename... Conditions>
+using _disjunction = std::disjunction<Conditions...>;
+template <typename Condition>
+using _negation = std::negation<Condition>;
 
 template <typename T>
 struct is_floating_point : bool_constant<metal_sim::FloatScalar<remove_cv_t<T>>> {};
@@ -130,10 +142,6 @@ constexpr remove_reference_t<T>&& move(T&& value) noexcept {
   return static_cast<remove_reference_t<T>&&>(value);
 }
 template <typename T>
-constexpr T&& forward(remove_reference_t<T>& value) noexcept {
-  return static_cast<T&&>(value);
-}
-template <typename T>
 METAL_SIM_INLINE constexpr void swap(T& left, T& right) {
   const T kept = left;
   left = right;
@@ -156,7 +164,7 @@ struct array {
   METAL_SIM_INLINE constexpr const T* end() const { return elements + N; }
 };
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")

@@ -11,6 +11,11 @@
 
 #include "backends/metal/simulator/shim/msl_bfloat.h"
 
+// Inside of the namespace of the rewritten source: names of `using namespace metal` appear where
+// both meet, beside the source's own functions and not hidden by them.
+namespace metal_sim_program::metal {}
+namespace metal = metal_sim_program::metal;
+
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;

@@ -6,14 +6,17 @@
 
 #include "backends/metal/simulator/shim/msl_swizzle.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T, int N>
 struct packed_vec;
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
+
+/// Tells `float4 v = {x}`, which is (x, 0, 0, 0), from `float4 v(x)`, which is (x, x, x, x).
+struct Braces {};
 
 template <typename T>
 struct Shape {
@@ -57,7 +60,7 @@ METAL_SIM_INLINE constexpr Element<A> At(const A& operand, int index) {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T, int N>
 struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : metal_sim::Components<T, N> {
@@ -85,6 +88,15 @@ struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : metal_sim::Components<T, N> {
       constexpr vec(const Parts&... parts) {
     int next = 0;
     ((Take(next, parts), next += metal_sim::kCount<Parts>), ...);
+  }
+
+  /// From braces, which may hold fewer; the others are 0.
+  template <metal_sim::Operand... Parts>
+  requires((metal_sim::kCount<Parts> + ... + 0) <= N) METAL_SIM_INLINE
+      constexpr vec(metal_sim::Braces, const Parts&... parts) {
+    int next = 0;
+    ((Take(next, parts), next += metal_sim::kCount<Parts>), ...);
+    for (; next < N; ++next) elements[next] = T(0);
   }
 
   METAL_SIM_INLINE constexpr T& operator[](size_t index) { return elements[index]; }
@@ -117,7 +129,7 @@ struct packed_vec : metal_sim::Components<T, N> {
   METAL_SIM_INLINE constexpr const T& operator[](size_t index) const { return elements[index]; }
 };
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
 
@@ -210,7 +222,7 @@ METAL_SIM_INLINE constexpr T Remainder(T dividend, T divisor) {
 
 }  // namespace metal_sim
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 #define METAL_SIM_OPERATOR(OPERATOR, EXPRESSION)                                                 \
   template <metal_sim::Operand A, metal_sim::Operand B>                                          \
@@ -286,11 +298,11 @@ METAL_SIM_INLINE constexpr A operator--(A& operand, int) {
   return before;
 }
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 // float2, packed_half4 and the like: Metal has them in its namespace and outside of it.
 #define METAL_SIM_VECTOR_NAME(T, N)       \
-  namespace metal {                       \
+  namespace metal_sim_program::metal {    \
   using T##N = vec<T, N>;                 \
   using packed_##T##N = packed_vec<T, N>; \
   }                                       \

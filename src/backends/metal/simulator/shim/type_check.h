@@ -27,6 +27,11 @@
 #define atomic_float metal_sim_atomic_float
 #define atomic_ulong metal_sim_atomic_ulong
 
+// Inside of the namespace of the rewritten source: names of `using namespace metal` appear where
+// both meet, beside the source's own functions and not hidden by them.
+namespace metal_sim_program::metal {}
+namespace metal = metal_sim_program::metal;
+
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
@@ -43,4 +48,5 @@ using int32_t = int;
 using int64_t = long;
 using bfloat = __bf16;
 
+#include "backends/metal/simulator/shim/builtin_names.h"
 #include "backends/metal/simulator/shim/type_check_simdgroup.h"

@@ -3,7 +3,7 @@
 
 #include "backends/metal/simulator/shim/type_check_vector.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 mem_flags operator|(mem_flags left, mem_flags right);
@@ -23,7 +23,7 @@ void simdgroup_barrier(mem_flags flags);
   template <typename T>           \
   T NAME(T x, metal_sim::Same<T> y, metal_sim::Same<T> z);
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
 
@@ -85,7 +85,7 @@ using Same = typename Identity<T>::type;
   METAL_SIM_DECLARE_3(mix)       \
   METAL_SIM_DECLARE_3(smoothstep)
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 METAL_SIM_DECLARE_MATH
 namespace precise {
@@ -194,10 +194,31 @@ using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 using metal::atomic_bool;
 using metal::atomic_float;
 using metal::atomic_int;
 using metal::atomic_uint;
 using metal::atomic_ulong;
+
+// Apple's built-in functions (msl_builtins.h).
+#define __METAL_PRECISE_MATH__ 0
+#define __METAL_FAST_MATH__ 1
+#define __METAL_MAYBE_FAST_MATH__ 1
+#define METAL_SIM_DECLARE_BUILTIN(NAME)   \
+  template <typename T, typename... More> \
+  T __metal_##NAME(T x, More... more);
+
+METAL_SIM_BUILTINS_1(METAL_SIM_DECLARE_BUILTIN)
+METAL_SIM_BUILTINS_2(METAL_SIM_DECLARE_BUILTIN)
+METAL_SIM_BUILTINS_3(METAL_SIM_DECLARE_BUILTIN)
+METAL_SIM_SIMD_BUILTINS(METAL_SIM_DECLARE_BUILTIN)
+METAL_SIM_DECLARE_BUILTIN(fma)
+METAL_SIM_DECLARE_BUILTIN(frexp)
+METAL_SIM_DECLARE_BUILTIN(ldexp)
+METAL_SIM_DECLARE_BUILTIN(nextafter)
+METAL_SIM_DECLARE_BUILTIN(get_simdgroup_size)
+METAL_SIM_DECLARE_BUILTIN(get_thread_index_in_simdgroup)
+
+#undef METAL_SIM_DECLARE_BUILTIN

@@ -3,7 +3,7 @@
 
 #include "backends/metal/simulator/shim/type_check_library.h"
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 #define METAL_SIM_DECLARE_SHUFFLE(NAME) \
   template <typename T>                 \
@@ -97,7 +97,7 @@ void simdgroup_multiply(__private simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix
 template <typename T>
 simdgroup_matrix<T, 8, 8> operator*(simdgroup_matrix<T, 8, 8> a, simdgroup_matrix<T, 8, 8> b);
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")

@@ -1,10 +1,17 @@
 // Part of type_check.h: vectors, the traits of types, and what rewritten sources call.
 #pragma once
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
+
+template <typename T>
+using uniform = T;
+template <typename T>
+constexpr T make_uniform(T value) {
+  return value;
+}
 
 /// Three elements without the gap behind them; the others are like vectors here.
 template <typename T>
@@ -15,11 +22,11 @@ struct packed_vec3 {
   operator vec<T, 3>() const;
 };
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 // Metal has the names of vectors in its namespace and outside of it.
 #define METAL_SIM_DECLARE_VECTOR(T, ELEMENT, N, PACKED) \
-  namespace metal {                                     \
+  namespace metal_sim_program::metal {                  \
   using T##N = vec<ELEMENT, N>;                         \
   using packed_##T##N = PACKED;                         \
   }                                                     \
@@ -49,7 +56,7 @@ METAL_SIM_DECLARE_VECTORS(bfloat, bfloat)
 #undef METAL_SIM_DECLARE_VECTORS
 #undef METAL_SIM_DECLARE_VECTOR
 
-namespace metal {
+namespace metal_sim_program::metal {
 
 template <typename T, typename U>
 struct is_same {
@@ -98,7 +105,7 @@ struct numeric_limits {
   static constexpr T quiet_NaN();
 };
 
-}  // namespace metal
+}  // namespace metal_sim_program::metal
 
 namespace metal_sim {
 
@@ -123,6 +130,10 @@ constexpr To Make(From value) {
     static_assert(Shape<From>::kCount == 0, "a vector of another size");
   }
 }
+
+/// A vector from a list in braces, which may hold fewer elements. The first operand is no part.
+template <typename To, typename... Parts>
+To Listed(int, Parts... parts);
 
 /// Variables of a threadgroup, as the rewriter leaves them.
 template <typename T>

@@ -1,0 +1,76 @@
+// Metal's log: messages of kernels go to the standard error stream.
+#pragma once
+
+#include <cstdio>
+
+#include "backends/metal/simulator/shim/msl_vector.h"
+
+namespace metal_sim {
+
+/// As a variadic function takes it.
+template <typename T>
+METAL_SIM_INLINE auto Promoted(T value) {
+  if constexpr (std::is_same_v<T, half> || std::is_same_v<T, bfloat>) {
+    return static_cast<double>(static_cast<float>(value));
+  } else {
+    return value;
+  }
+}
+
+}  // namespace metal_sim
+
+namespace metal_sim_program::metal {
+
+enum os_log_type : uint {
+  os_log_type_default = 0,
+  os_log_type_info = 1,
+  os_log_type_debug = 2,
+  os_log_type_error = 16,
+  os_log_type_fault = 17,
+};
+
+class os_log {
+ public:
+  constexpr os_log(const char* subsystem, const char* category)
+      : subsystem_(subsystem), category_(category) {}
+
+  template <typename... Values>
+  METAL_SIM_UNINSTRUMENTED void log_with_type(os_log_type, const char* format,
+                                              Values... values) const {
+    std::fprintf(stderr, "%s:%s: ", subsystem_, category_);
+    if constexpr (sizeof...(Values) == 0) {
+      std::fputs(format, stderr);
+    } else {
+      std::fprintf(stderr, format, ::metal_sim::Promoted(values)...);
+    }
+    std::fputc('\n', stderr);
+  }
+  template <typename... Values>
+  METAL_SIM_INLINE void log(const char* format, Values... values) const {
+    log_with_type(os_log_type_default, format, values...);
+  }
+  template <typename... Values>
+  METAL_SIM_INLINE void log_info(const char* format, Values... values) const {
+    log_with_type(os_log_type_info, format, values...);
+  }
+  template <typename... Values>
+  METAL_SIM_INLINE void log_debug(const char* format, Values... values) const {
+    log_with_type(os_log_type_debug, format, values...);
+  }
+  template <typename... Values>
+  METAL_SIM_INLINE void log_error(const char* format, Values... values) const {
+    log_with_type(os_log_type_error, format, values...);
+  }
+  template <typename... Values>
+  METAL_SIM_INLINE void log_fault(const char* format, Values... values) const {
+    log_with_type(os_log_type_fault, format, values...);
+  }
+
+ private:
+  const char* subsystem_;
+  const char* category_;
+};
+
+inline constexpr os_log os_log_default("metal", "default");
+
+}  // namespace metal_sim_program::metal
