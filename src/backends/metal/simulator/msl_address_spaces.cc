@@ -11,21 +11,10 @@ namespace {
 
 constexpr size_t kNone = MslSource::kNone;
 
-bool IsOneOf(const MslSource& source, size_t index, std::initializer_list<std::string_view> words) {
-  for (const std::string_view word : words) {
-    if (source.Is(index, word)) return true;
-  }
-  return false;
-}
-
-bool IsSpace(const MslSource& source, size_t index) {
-  return IsOneOf(source, index, {"device", "constant", "thread", "threadgroup"});
-}
-
 /// Whether the parentheses at `open` hold what a constructor gives to a member or base.
 bool Initialize(const MslSource& source, size_t open) {
   if (source.Is(open - 2, ",")) return true;
-  return source.Is(open - 2, ":") && !IsOneOf(source, open - 3, {"public", "private", "protected"});
+  return source.Is(open - 2, ":") && !source.IsOneOf(open - 3, {"public", "private", "protected"});
 }
 
 /// Whether the parentheses at `open` are the parameters of a function that is defined there.
@@ -38,7 +27,8 @@ bool AreParameters(const MslSource& source, size_t open) {
     if (kind != BraceKind::kNamespace && kind != BraceKind::kType) return false;
   }
   const size_t behind = source.Partner(open) + 1;
-  return IsSpace(source, behind) || IsOneOf(source, behind, {"{", "const", "noexcept", "->", ":"});
+  return source.IsAddressSpace(behind) ||
+         source.IsOneOf(behind, {"{", "const", "noexcept", "->", ":"});
 }
 
 class PointerFinder {
@@ -73,10 +63,10 @@ class PointerFinder {
   void CheckParameter(size_t first, size_t end) {
     bool pointer = false;
     for (size_t i = first; i < end && !source_.Is(i, "="); ++i) {
-      if (IsSpace(source_, i)) return;
+      if (source_.IsAddressSpace(i)) return;
       const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
       if (angle != kNone) i = angle;
-      pointer = pointer || IsOneOf(source_, i, {"*", "&"});
+      pointer = pointer || source_.IsOneOf(i, {"*", "&"});
     }
     if (pointer) Add(first, end);
   }
@@ -84,12 +74,13 @@ class PointerFinder {
   /// `float* x` and the like at the start of a statement.
   void CheckVariable(size_t index) {
     const bool starts =
-        IsOneOf(source_, index - 1, {";", "{", "}"}) ||
-        (source_.Is(index - 1, "const") && IsOneOf(source_, index - 2, {";", "{", "}"}));
-    if (!starts || !IsOneOf(source_, index + 1, {"*", "&"}) || !IsBuiltIn(source_.Text(index))) {
+        source_.IsOneOf(index - 1, {";", "{", "}"}) ||
+        (source_.Is(index - 1, "const") && source_.IsOneOf(index - 2, {";", "{", "}"}));
+    if (!starts || !source_.IsOneOf(index + 1, {"*", "&"}) || !IsBuiltIn(source_.Text(index))) {
       return;
     }
-    if (source_.IsIdentifier(index + 2) && !IsSpace(source_, index + 2)) Add(index, index + 3);
+    if (source_.IsIdentifier(index + 2) && !source_.IsAddressSpace(index + 2))
+      Add(index, index + 3);
   }
 
   static bool IsBuiltIn(std::string_view name) {

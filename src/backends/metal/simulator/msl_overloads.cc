@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <vector>
 
 #include "backends/metal/simulator/msl_declarations.h"
 #include "backends/metal/simulator/msl_source.h"
@@ -12,15 +12,6 @@ namespace marlin::metal::simulator {
 namespace {
 
 constexpr size_t kNone = MslSource::kNone;
-
-bool IsOneOf(const MslSource& source, size_t index, std::initializer_list<std::string_view> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](std::string_view word) { return source.Is(index, word); });
-}
-
-bool IsSpace(const MslSource& source, size_t index) {
-  return IsOneOf(source, index, {"device", "constant", "thread", "threadgroup"});
-}
 
 /// Namespaces and types in each other; what lies deeper is left alone.
 constexpr int kMaxDepth = 100;
@@ -59,7 +50,7 @@ class OverloadFinder {
 
   /// Reads one; returns where the next one starts.
   size_t Declaration(size_t start, size_t end, const std::string& scope) {
-    if (IsOneOf(source_, start, {"public", "private", "protected"})) return start + 2;
+    if (source_.IsOneOf(start, {"public", "private", "protected"})) return start + 2;
     size_t i = start;
     while (source_.Is(i, "template") && source_.Is(i + 1, "<")) {
       const size_t close = source_.ClosingAngle(i + 1, end);
@@ -91,7 +82,7 @@ class OverloadFinder {
   }
 
   bool TakesParentheses(size_t index) const {
-    return IsOneOf(source_, index, {"alignas", "__attribute__", "decltype", "noexcept"});
+    return source_.IsOneOf(index, {"alignas", "__attribute__", "decltype", "noexcept"});
   }
 
   /// The parenthesis behind `operator()`, `operator==` or `operator vec<T, 2>`.
@@ -104,14 +95,14 @@ class OverloadFinder {
 
   /// Behind the next of some tokens at this level.
   size_t Behind(size_t index, size_t end, std::initializer_list<std::string_view> words) const {
-    while (index < end && !IsOneOf(source_, index, words)) index = source_.Partner(index) + 1;
+    while (index < end && !source_.IsOneOf(index, words)) index = source_.Partner(index) + 1;
     return index + 1;
   }
 
   size_t Add(size_t start, size_t open, size_t end, const std::string& scope) {
     Qualifiers behind;
     for (behind.end = source_.Partner(open) + 1;; ++behind.end) {
-      if (IsSpace(source_, behind.end)) {
+      if (source_.IsAddressSpace(behind.end)) {
         behind.spaces.push_back(behind.end);
       } else if (source_.Is(behind.end, "const")) {
         behind.is_const = true;
@@ -153,7 +144,7 @@ class OverloadFinder {
     std::string plain = scope;
     const auto append = [&](size_t index) {
       spaced.append(source_.Text(index)).append(" ");
-      if (!IsSpace(source_, index)) plain.append(source_.Text(index)).append(" ");
+      if (!source_.IsAddressSpace(index)) plain.append(source_.Text(index)).append(" ");
     };
     for (size_t i = head.first; i < head.end; ++i) append(i);
     for (const size_t space : spaces) append(space);

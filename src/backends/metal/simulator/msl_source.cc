@@ -253,6 +253,15 @@ bool MslSource::Is(size_t index, std::string_view text) const {
          (token.kind == TokenKind::kIdentifier || token.kind == TokenKind::kPunctuator);
 }
 
+bool MslSource::IsOneOf(size_t index, std::initializer_list<std::string_view> texts) const {
+  return std::any_of(texts.begin(), texts.end(),
+                     [&](std::string_view text) { return Is(index, text); });
+}
+
+bool MslSource::IsAddressSpace(size_t index) const {
+  return IsOneOf(index, {"device", "constant", "thread", "threadgroup"});
+}
+
 size_t MslSource::Partner(size_t index) const {
   return index < partner_.size() ? partner_[index] : index;
 }

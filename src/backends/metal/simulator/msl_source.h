@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,6 +42,9 @@ class MslSource {
   bool IsIdentifier(size_t index) const { return At(index).kind == TokenKind::kIdentifier; }
   /// Whether the token is this identifier or punctuator.
   bool Is(size_t index, std::string_view text) const;
+  bool IsOneOf(size_t index, std::initializer_list<std::string_view> texts) const;
+  /// device, constant, thread or threadgroup.
+  bool IsAddressSpace(size_t index) const;
 
   /// The partner of the bracket ( ) [ ] { } at `index`; `index` itself for any other token, so
   /// that `i = Partner(i)` steps over what is in brackets.
