@@ -7,7 +7,7 @@ using namespace metal;
 using namespace marlin::kernels;
 
 /// out[thread] = the sum of the words that the thread reads. A threadgroup reads a row of
-/// input_stride vectors, k rounds of kVectorsInFlight vectors for each of its threads.
+/// input_stride vectors, k rounds of kRooflineVectors vectors for each of its threads.
 [[kernel]] void marlin_roofline_read(device const uint4* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                      device uint* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                      constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],

@@ -69,10 +69,12 @@ TEST_F(MslSemanticsTest, LiteralsHaveSuffixes) {
 
 // 2.1: there is no double. clang makes literals of templates that.
 TEST_F(MslSemanticsTest, LiteralsOfTemplatesAreFloats) {
-  const auto out = RunWords("template <typename T> T third(T x) { return 0.1 * x + 1e-9; }\n" +
-                                Kernel("out[0] = as_type<int>(third(float(in[0])));"),
-                            {3});
-  EXPECT_EQ(out[0], std::bit_cast<int>(0.1F * 3.0F + 1e-9F));
+  const auto out = RunWords(
+      "template <typename T> T third(T x) { return 0.1 * x + 1e-9; }\n"
+      "template <typename T> int size(T x) { return sizeof(0.1 * x); }\n" +
+          Kernel("out[0] = as_type<int>(third(float(in[0]))); out[1] = size(float(in[0]));"),
+      {3});
+  EXPECT_THAT(First(2, out), ElementsAre(std::bit_cast<int>(0.1F * 3.0F + 1e-9F), 4));
 }
 
 // 2.2: lists in braces may be shorter than the vector.
@@ -135,6 +137,15 @@ TEST_F(MslSemanticsTest, BfloatsConvert) {
   out[0] = u; out[1] = t; out[2] = int(2 * f); out[3] = n; out[4] = int(bfloat(Yes()));
   out[5] = b;)"));
   EXPECT_THAT(First(6, out), ElementsAre(2, 1, 7, 10, 1, 2));
+}
+
+// What kernels log goes to the standard error stream.
+TEST_F(MslSemanticsTest, KernelsLog) {
+  testing::internal::CaptureStderr();
+  RunWords("#include <metal_logging>\n" +
+               Kernel("metal::os_log_default.log_info(\"n %d, %.1f\", in[0], 1.5h); out[0] = 1;"),
+           {7});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("n 7, 1.5\n"));
 }
 
 // What MLX adds for bfloat calls Apple's built-in functions.

@@ -45,26 +45,17 @@ class os_log {
     }
     std::fputc('\n', stderr);
   }
-  template <typename... Values>
-  METAL_SIM_INLINE void log(const char* format, Values... values) const {
-    log_with_type(os_log_type_default, format, values...);
+#define METAL_SIM_LOG(NAME, TYPE)                                          \
+  template <typename... Values>                                            \
+  METAL_SIM_INLINE void NAME(const char* format, Values... values) const { \
+    log_with_type(TYPE, format, values...);                                \
   }
-  template <typename... Values>
-  METAL_SIM_INLINE void log_info(const char* format, Values... values) const {
-    log_with_type(os_log_type_info, format, values...);
-  }
-  template <typename... Values>
-  METAL_SIM_INLINE void log_debug(const char* format, Values... values) const {
-    log_with_type(os_log_type_debug, format, values...);
-  }
-  template <typename... Values>
-  METAL_SIM_INLINE void log_error(const char* format, Values... values) const {
-    log_with_type(os_log_type_error, format, values...);
-  }
-  template <typename... Values>
-  METAL_SIM_INLINE void log_fault(const char* format, Values... values) const {
-    log_with_type(os_log_type_fault, format, values...);
-  }
+  METAL_SIM_LOG(log, os_log_type_default)
+  METAL_SIM_LOG(log_info, os_log_type_info)
+  METAL_SIM_LOG(log_debug, os_log_type_debug)
+  METAL_SIM_LOG(log_error, os_log_type_error)
+  METAL_SIM_LOG(log_fault, os_log_type_fault)
+#undef METAL_SIM_LOG
 
  private:
   const char* subsystem_;

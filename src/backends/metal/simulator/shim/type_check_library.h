@@ -202,6 +202,25 @@ using metal::atomic_int;
 using metal::atomic_uint;
 using metal::atomic_ulong;
 
+namespace metal_sim_program::metal {
+
+struct os_log {
+  constexpr os_log(__constant const char*, __constant const char*) {}
+  template <typename... Values>
+  void log(__constant const char* format, Values... values) const __constant;
+  template <typename... Values>
+  void log_info(__constant const char* format, Values... values) const __constant;
+  template <typename... Values>
+  void log_debug(__constant const char* format, Values... values) const __constant;
+  template <typename... Values>
+  void log_error(__constant const char* format, Values... values) const __constant;
+  template <typename... Values>
+  void log_fault(__constant const char* format, Values... values) const __constant;
+};
+extern __constant os_log os_log_default;
+
+}  // namespace metal_sim_program::metal
+
 // Apple's built-in functions (msl_builtins.h).
 #define __METAL_PRECISE_MATH__ 0
 #define __METAL_FAST_MATH__ 1
