@@ -108,15 +108,29 @@ MARLIN_DEVICE void SendFloats(uint32_t to, const float4& value, uint32_t barrier
       : "memory");
 }
 
-/// Adds 1 to a counter in memory and returns what it was: what this thread has seen written before
-/// is seen by whoever adds later, and the reverse.
+/// Adds 1 to a counter in memory and returns what it was. Orders nothing else.
 MARLIN_DEVICE uint32_t TakeTicket(uint32_t* counter) {
   uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)
                : "l"(counter)
                : "memory");
   return before;
+}
+
+/// Four floats that blocks hand each other in memory: every word by itself is seen or not yet.
+MARLIN_DEVICE void HandOver(float* to, const uint4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+MARLIN_DEVICE uint4 LookForHandedOver(const float* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
 }
 
 /// The attribute of a launch that may begin before the one before it has ended.

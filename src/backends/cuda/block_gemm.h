@@ -37,8 +37,8 @@ const void* FusedFunction(BlockKernel kernel, CodeKind kind, bool bf16, bool ext
 /// up in registers and stored with the first of them.
 cudaError_t LaunchZeroReduction(const BlockArguments& args, cudaStream_t stream);
 
-/// out[k, n] with `stride` between rows.
-cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, void* out, int64_t stride,
-                                     Element type, cudaStream_t stream);
+/// W in fp32 arithmetic, each weight rounded once.
+cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, const DenseView& out,
+                                     cudaStream_t stream);
 
 }  // namespace marlin::cuda

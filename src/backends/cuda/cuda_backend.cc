@@ -12,9 +12,9 @@
 #include "backends/cuda/device_memory.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/meeting_memory.h"
 #include "backends/cuda/prepared_tiles.h"
 #include "backends/cuda/shipped_tuning.h"
-#include "backends/cuda/ticket_bank.h"
 #include "backends/cuda/variants.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -84,8 +84,8 @@ class CudaBackend final : public Backend {
   }
 
   /// Before the first product.
-  Status MakeTickets() {
-    MARLIN_ASSIGN_OR_RETURN(tickets_, TicketBank::Make(device_));
+  Status MakeMeetingMemory() {
+    MARLIN_ASSIGN_OR_RETURN(meeting_, MeetingMemory::Make(device_));
     return Status();
   }
 
@@ -181,19 +181,14 @@ class CudaBackend final : public Backend {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
     const auto& prepared = static_cast<const PreparedTiles&>(weights);
-    const Element type = ElementOf(out.dtype());
+    const DenseView dense = {out.data(), ElementOf(out.dtype()), out.stride(0), out.stride(1)};
     auto* on = static_cast<cudaStream_t>(stream);
     const auto launch = [&] {
       if (prepared.marlin_w4) {
-        return LaunchDequantizeMarlinW4(prepared.MarlinW4(expert), out.data(), out.stride(0), type,
-                                        on);
+        return LaunchDequantizeMarlinW4(prepared.MarlinW4(expert), dense, on);
       }
-      if (prepared.tiled) {
-        return LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), out.data(),
-                                     out.stride(0), type, on);
-      }
-      return LaunchDequantizeCanonical(prepared.Canonical(expert), out.data(), out.stride(0), type,
-                                       on);
+      if (!prepared.tiled) return LaunchDequantizeCanonical(prepared.Canonical(expert), dense, on);
+      return LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), dense, on);
     };
     return device_->errors.Check(launch(), "marlin_dequantize");
   }
@@ -344,7 +339,7 @@ class CudaBackend final : public Backend {
 
   cudaError_t RunGemv(const TileProblem& problem, TileGemm gemm, cudaStream_t stream) const {
     const GemvPlan plan = PlanGemv(problem, shape_);
-    if (plan.in_memory) gemm.tickets = tickets_->Of(gemm.partials, UnitsOf(plan));
+    if (plan.in_memory) gemm.meeting = meeting_->Of(gemm.partials, MeetingBytes(plan));
     return LaunchGemv(gemm, plan, stream);
   }
 
@@ -354,7 +349,7 @@ class CudaBackend final : public Backend {
   cudaDeviceProp properties_;
   DeviceShape shape_;
   CublasGemm cublas_;
-  std::unique_ptr<TicketBank> tickets_;
+  std::unique_ptr<MeetingMemory> meeting_;
 };
 
 }  // namespace
@@ -397,7 +392,7 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
                       "; the kernels are for 9.0 (Hopper)");
   }
   auto backend = std::make_unique<CudaBackend>(index, properties);
-  MARLIN_RETURN_IF_ERROR(backend->MakeTickets());
+  MARLIN_RETURN_IF_ERROR(backend->MakeMeetingMemory());
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

@@ -361,7 +361,8 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
                                 GroupOperands& operands) {
   constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   constexpr float kScale = PowerOfTwo(-kExponents.decode - kExponents.shift);
-  if (mode.bf16 == T::kIsBf16) {
+  // A branch costs more than it saves where a tile has one group.
+  if (kUse != ParameterUse::kOneScale && mode.bf16 == T::kIsBf16) {
     // Of the operands' own type: times a power of two, which is exact.
     const uint32_t scaled = T::Multiply(scales, T::Pack(kScale, kScale));
     operands.scale[0] = SpreadLow(scaled);

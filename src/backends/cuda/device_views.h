@@ -50,6 +50,14 @@ struct ActivationView {
   int k = 0;
 };
 
+/// Where dense weights W[k, n] go; strides count elements.
+struct DenseView {
+  void* data = nullptr;
+  Element type = Element::kF32;
+  int64_t row_stride = 0;
+  int64_t column_stride = 1;
+};
+
 /// From fp32 sums to the output.
 struct EpilogueView {
   void* out = nullptr;

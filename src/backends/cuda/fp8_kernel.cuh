@@ -34,7 +34,7 @@ namespace marlin::cuda {
 template <int kTokens>
 MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUtensorMap* map,
                                          const WgmmaShared& shared) {
-  const ItemRange range(args);
+  const ItemRange range;
   StageCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
@@ -178,7 +178,7 @@ struct Fp8Consumer {
       }
       WaitForProducts<0>();
       Add(operands, kUnits - 1, sums[(kUnits - 1) % 2], acc);
-      LeaveStage(shared, stage, place.lane);
+      LeaveStage(shared.empty + 8 * stage, place.lane);
     }
   }
 };
@@ -218,7 +218,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
   StageCursor cursor;
-  const ItemRange range(product);
+  const ItemRange range;
   for (int i = range.first; i < product.items; i += range.step) {
     const WgmmaItem item = ItemAt(product, i, range.split);
     float acc[kTokens / 2];

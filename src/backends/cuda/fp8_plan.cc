@@ -40,10 +40,10 @@ Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tok
   constexpr int kBarriersBytes = 2 * 8;  // Of a stage.
   constexpr int kMaxStages = 8;
   // Tiles, items and gates are those of the warpgroup kernel; shared memory is not.
-  const WgmmaPlan like = PlanWgmmaAs(problem, device, {tokens, 1});
+  const WgmmaPlan like = PlanWholeTiles(problem, device, {tokens, 1});
   Fp8Plan plan;
   plan.tokens = tokens;
-  plan.grid = like.grid;
+  plan.groups = like.groups;
   plan.partials = like.partials;
   plan.arguments.product = like.arguments;
   WgmmaArguments& args = plan.arguments.product;

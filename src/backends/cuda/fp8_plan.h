@@ -12,7 +12,7 @@ int QuantizedColumns(int k);
 struct Fp8Plan {
   int tokens = 64;  ///< Of a tile: 64, 128 or 256.
   int shared_bytes = 0;
-  int grid = 1;
+  int groups = 1;  ///< Thread blocks.
   bool partials = false;
   Fp8Arguments arguments;
 };

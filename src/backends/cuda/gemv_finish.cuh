@@ -3,7 +3,7 @@
 //   warps of a unit     in shared memory, added in the order of the warps
 //   blocks that divide  a cluster: each sends its sums of a strip to the block that finishes it, as
 //   k                   asynchronous stores that a barrier there counts
-//                       in memory: each stores its sums, the last to do so adds them
+//                       in memory: all but one store their sums, that one adds them
 //                       another kernel adds them, where nothing else is possible
 //                       always in the order of the splits
 //
@@ -67,17 +67,6 @@ MARLIN_DEVICE void StorePartials(const GemvArguments& args, int m, int n, const 
   }
 }
 
-MARLIN_DEVICE float4 LoadPartials(const GemvArguments& args, int split, int m, int n) {
-  const float* from = PartialAt(args, split, m, n);
-  if (args.epilogue.n % 4 == 0) return __ldcg(reinterpret_cast<const float4*>(from));
-  float values[4] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (n + i < args.epilogue.n) values[i] = __ldcg(from + i);
-  }
-  return {values[0], values[1], values[2], values[3]};
-}
-
 MARLIN_DEVICE void Add(const float4& term, float4& sum) {
   sum.x += term.x;
   sum.y += term.y;
@@ -87,11 +76,75 @@ MARLIN_DEVICE void Add(const float4& term, float4& sum) {
 
 constexpr int kQuadsOfStrip = kStripOutputs / 4;
 
+/// Blocks that divide k meet in memory unit by unit. Each takes a ticket before its last tile, and
+/// the one that takes the last finishes the unit: all others are at work on it, and hand their sums
+/// over without waiting for anybody, so that it waits for what is on its way only. A word of all
+/// ones, which is no sum, has not been handed over yet.
+constexpr uint32_t kNotYet = ~0u;
+
+/// Whether this ticket, as TakeTicket gives it, is a unit's last; then it is given back.
+MARLIN_DEVICE bool IsLastTicket(const GemvArguments& args, int unit, uint32_t before) {
+  const bool last = before + 2 == static_cast<uint32_t>(args.splits);
+  if (last) args.tickets[unit] = kNotYet;
+  return last;
+}
+
+MARLIN_DEVICE float* MeetingAt(const GemvArguments& args, int split, int strip, int m, int row) {
+  const int64_t place = (static_cast<int64_t>(strip) * args.splits + split) * args.m + m;
+  return args.meeting + place * kStripOutputs + row;
+}
+
+MARLIN_DEVICE uint32_t SumBits(float sum) {
+  const uint32_t bits = __float_as_uint(sum);
+  return bits == kNotYet ? kNotYet >> 1 : bits;  // Another NaN.
+}
+
+MARLIN_DEVICE bool HasCome(const uint4& bits) {
+  return bits.x != kNotYet && bits.y != kNotYet && bits.z != kNotYet && bits.w != kNotYet;
+}
+
+/// The sum over all splits, in their order, of which `sum` is this block's.
+MARLIN_DEVICE float4 SumOfSplits(const GemvArguments& args, int strip, int m, int row,
+                                 const float4& sum) {
+  constexpr int kAtOnce = 4;  // Loads under way.
+  const int mine = static_cast<int>(blockIdx.x);
+  float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+  for (int first = 0; first < args.splits; first += kAtOnce) {
+    uint4 parts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= args.splits || first + i == mine) continue;
+      parts[i] = LookForHandedOver(MeetingAt(args, first + i, strip, m, row));
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= args.splits) continue;
+      float4 part = sum;
+      if (first + i != mine) {
+        float* const at = MeetingAt(args, first + i, strip, m, row);
+        while (!HasCome(parts[i])) parts[i] = LookForHandedOver(at);
+        HandOver(at, {kNotYet, kNotYet, kNotYet, kNotYet});
+        part = {__uint_as_float(parts[i].x), __uint_as_float(parts[i].y),
+                __uint_as_float(parts[i].z), __uint_as_float(parts[i].w)};
+      }
+      if (first + i == 0) {
+        total = part;
+      } else {
+        Add(part, total);
+      }
+    }
+  }
+  return total;
+}
+
 /// Adds the sums of a strip's warps for one octet of tokens, in the order of the warps, and
 /// finishes them, or sends them to who does. `sums` holds, for every warp, [tokens][kSumStride]
-/// floats; `local_strip` counts the strips of this block.
+/// floats; `local_strip` counts the strips of this block. `finishes`: of the blocks that meet in
+/// memory this one adds.
 MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int local_strip,
-                               int octet, const float* sums, uint32_t inbox, int thread) {
+                               int octet, const float* sums, uint32_t inbox, bool finishes,
+                               int thread) {
   const int tokens = min(args.m - octet * kOctet, kOctet);
   for (int i = thread; i < tokens * kQuadsOfStrip; i += args.share * 32) {
     const int token = i / kQuadsOfStrip;
@@ -115,29 +168,21 @@ MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int l
       SendFloats(AddressInBlock(to, rank), sum, AddressInBlock(inbox, rank));
       continue;
     }
-    const int n = (first_strip + local_strip) * kStripOutputs + row;
-    if (args.partials != nullptr) {
+    const int strip = first_strip + local_strip;
+    if (args.tickets != nullptr) {
+      if (!finishes) {
+        HandOver(MeetingAt(args, static_cast<int>(blockIdx.x), strip, m, row),
+                 {SumBits(sum.x), SumBits(sum.y), SumBits(sum.z), SumBits(sum.w)});
+        continue;
+      }
+      sum = SumOfSplits(args, strip, m, row, sum);
+    }
+    const int n = strip * kStripOutputs + row;
+    if (args.partials != nullptr && args.tickets == nullptr) {
       StorePartials(args, m, n, sum);
     } else {
       FinishQuad(args, m, n, sum);
     }
-  }
-}
-
-/// Adds the partial sums that all blocks have stored of a unit, in the order of the splits.
-template <int kStrips>
-MARLIN_DEVICE void FinishPartials(const GemvArguments& args, int unit, int thread) {
-  constexpr int kQuads = kStrips * kQuadsOfStrip;
-  for (int i = thread; i < args.m * kQuads; i += args.share * 32) {
-    const int m = i / kQuads;
-    const int n = unit * (kStrips * kStripOutputs) + i % kQuads * 4;
-    if (n >= args.epilogue.n) continue;
-    float4 sum = LoadPartials(args, 0, m, n);
-#pragma unroll
-    for (int split = 1; split < kMaxSplits; ++split) {
-      if (split < args.splits) Add(LoadPartials(args, split, m, n), sum);
-    }
-    FinishQuad(args, m, n, sum);
   }
 }
 
@@ -165,21 +210,6 @@ MARLIN_DEVICE void FinishInbox(const GemvArguments& args, int first_strip, int s
                  sum);
     }
   }
-}
-
-/// Tells the last of the blocks that divide k to finish a unit whose sums all have stored. For the
-/// warps that share it; `word` is shared memory that they have left.
-template <int kStrips>
-MARLIN_DEVICE void MeetInMemory(const GemvArguments& args, int unit, int unit_lane, int thread,
-                                float* word) {
-  auto* is_last = reinterpret_cast<uint32_t*>(word);
-  if (thread == 0) {
-    uint32_t* ticket = args.tickets + unit;
-    *is_last = TakeTicket(ticket) + 1 == static_cast<uint32_t>(args.splits) ? 1 : 0;
-    if (*is_last != 0) *ticket = 0;
-  }
-  SyncSharers(args, unit_lane);
-  if (*is_last != 0) FinishPartials<kStrips>(args, unit, thread);
 }
 
 }  // namespace marlin::cuda

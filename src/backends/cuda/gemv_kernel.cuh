@@ -288,14 +288,20 @@ struct RingCursor {
 };
 
 /// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
-/// tokens after another.
+/// tokens after another. `ticket` is that of lane 0 of the first of them.
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
-                              float factor, float* sums, uint32_t inbox) {
+                              float factor, float* sums, uint32_t inbox, uint32_t ticket) {
   const bool last = local_unit + (1 << args.lanes_log) >= block.units;
   const int lane = block.lane;
-  float* mine = sums + block.warp * kSumFloats;
+  float* const first = sums + block.unit_lane * args.share * kSumFloats;
+  float* const mine = first + block.sharer * kSumFloats;
+  // Between the sums of two tokens.
+  auto* const finishes = reinterpret_cast<uint32_t*>(first + kStripOutputs);
+  if (args.tickets != nullptr && block.sharer == 0 && lane == 0) {
+    *finishes = IsLastTicket(args, block.first_unit + local_unit, ticket) ? 1 : 0;
+  }
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -311,19 +317,12 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
         }
       }
       SyncSharers(args, block.unit_lane);
-      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o,
-                  sums + block.unit_lane * args.share * kSumFloats, inbox,
-                  block.sharer * 32 + lane);
+      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o, first, inbox,
+                  args.tickets != nullptr && *finishes != 0, block.sharer * 32 + lane);
       // Before the sums are overwritten.
-      if (!last || s + 1 < kStrips || o + 1 < kOctets || args.tickets != nullptr) {
-        SyncSharers(args, block.unit_lane);
-      }
+      if (!last || s + 1 < kStrips || o + 1 < kOctets) SyncSharers(args, block.unit_lane);
     }
   }
-  if (args.tickets == nullptr) return;
-  MeetInMemory<kStrips>(args, block.first_unit + local_unit, block.unit_lane,
-                        block.sharer * 32 + lane, mine - block.sharer * kSumFloats);
-  if (!last) SyncSharers(args, block.unit_lane);
 }
 
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
@@ -399,15 +398,24 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   }
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
   RingCursor slot(block, args.stages);
+  const bool takes_ticket = args.tickets != nullptr && block.sharer == 0 && lane == 0;
+  int ticket_tile = takes_ticket ? block.my_tiles - 1 : -1;
+  // As in GemvBlock: not to be computed anew for every tile.
+  asm volatile("" : "+r"(ticket_tile));
   for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
     float acc[2 * kStrips][kOctets][4] = {};
     uint32_t rows[kOctets];
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
     int tile = block.sharer;
+    uint32_t ticket = 0;
+    int first = u == block.unit_lane ? 1 : 0;
+    asm volatile("" : "+r"(first));
 #pragma unroll 1
     for (int i = 0; i < block.my_tiles; ++i) {
-      if (u == block.unit_lane) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      // As late as it comes back in time: whoever takes the last waits for the others' sums.
+      if (i == ticket_tile) ticket = TakeTicket(args.tickets + block.first_unit + u);
+      if (first) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
       slot.Pin();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));
@@ -423,8 +431,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
-    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
-                                 inbox);
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums, inbox,
+                                 ticket);
   }
   // What others bring must have come before this block's shared memory goes.
   if (args.mates > 1) {

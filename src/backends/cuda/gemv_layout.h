@@ -44,9 +44,10 @@ struct GemvArguments {
   int inbox_offset = 0;  ///< in_cluster: a barrier, [strips finished here][splits][m][32] sums.
   int table_offset = 0;  ///< kTable4: kPairTableBytes.
   float* partials = nullptr;  ///< [splits, m, n]; null: the epilogue is done here.
-  /// A zero for every unit, zero again afterwards: of the blocks that divide k the last to finish a
-  /// unit adds its partials. Null: another kernel does.
+  /// Not null: the blocks that divide k meet in memory (gemv_finish.cuh). A word for every unit and
+  /// [strips][splits][m][32] sums, all ones before and after.
   uint32_t* tickets = nullptr;
+  float* meeting = nullptr;
   bool plain_quads = false;  ///< Four outputs are one store of 16-bit sums and biases.
   EpilogueView epilogue;
 };

@@ -22,9 +22,9 @@ struct TileGemm {
   EpilogueView epilogue;      ///< Multiplier set; see LaunchGemv.
   bool bf16 = true;           ///< The type of the matrix unit's operands.
   float* partials = nullptr;  ///< [splits, m, n], where the plan has splits or gates lie apart.
-  /// Zeros, one for every unit of a plan whose blocks meet in memory (TicketBank); null: a kernel
-  /// of its own adds the partials.
-  uint32_t* tickets = nullptr;
+  /// MeetingBytes of all ones, where the plan has blocks that meet in memory (MeetingMemory); null:
+  /// a kernel of its own adds the partials.
+  uint32_t* meeting = nullptr;
   bool overlap_previous = false;
 };
 
@@ -38,11 +38,11 @@ struct PackJob {
 };
 cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream);
 
-/// out[k, n] with `stride` between rows.
-cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, void* out, int64_t stride,
-                                  Element type, cudaStream_t stream);
-cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, void* out, int64_t stride,
-                                      Element type, cudaStream_t stream);
+/// W in fp32 arithmetic, each weight rounded once.
+cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, const DenseView& out,
+                                  cudaStream_t stream);
+cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, const DenseView& out,
+                                      cudaStream_t stream);
 
 /// W^T as a matrix unit's operands: 16-bit rows [n to whole blocks of 128][k to whole tiles].
 cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, void* out,

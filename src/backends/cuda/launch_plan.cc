@@ -95,6 +95,12 @@ int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
 
 }  // namespace
 
+int64_t MeetingBytes(const GemvPlan& plan) {
+  const int64_t strips = int64_t{UnitsOf(plan)} * plan.strips;
+  const int64_t sums = strips * plan.splits * plan.arguments.m * kStripOutputs;
+  return (TicketWords(plan) + sums) * int64_t{sizeof(float)};
+}
+
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
                                    const GemvShape& shape) {
   GemvPlan plan;
@@ -217,12 +223,16 @@ struct StepCost {
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {
-    {32, 760, 1500}, {64, 950, 1700}, {128, 1250, 2000}, {256, 2060, 2800}};
+constexpr StepCost kStepCosts[] = {{32, 760, 1500},   {64, 950, 1700},   {96, 1100, 1850},
+                                   {128, 1250, 2000}, {192, 1640, 2400}, {256, 2060, 2800}};
+static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
 /// What a cluster costs: its start, two barriers and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;
 constexpr double kClusterCyclesPerToken = 12;  ///< And block.
+
+/// What another launch for the last items costs; it begins while the first ends.
+constexpr double kTailCycles = 7000;
 
 /// What splits that meet in memory cost: another kernel, and the sums stored and read.
 constexpr double kMemoryCycles = 3500;
@@ -252,16 +262,55 @@ bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens,
          (InCluster(device, tokens, items, splits) || items * splits <= device.multiprocessors);
 }
 
+/// Null where there are no tiles of so many tokens.
+const StepCost* CostOfWidth(int tokens) {
+  const auto is_width = [&](const StepCost& cost) { return cost.tokens == tokens; };
+  const auto* const found = std::find_if(std::begin(kStepCosts), std::end(kStepCosts), is_width);
+  return found == std::end(kStepCosts) ? nullptr : found;
+}
+
+/// Cycles of one item.
+double ItemCycles(const StepCost& cost, int tiles) { return tiles * cost.step + cost.item; }
+
+/// Items that are left after whole waves of blocks, and the tiles that finish them in one wave.
+struct Tail {
+  int items = 0;
+  int tokens = 0;
+  double cycles = 0;
+};
+
+/// The cheapest tail; none where another whole wave costs no more.
+std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int tiles,
+                           int64_t items, int splits) {
+  if (splits > 1 || items < device.multiprocessors) return std::nullopt;
+  const auto left = static_cast<int>(items % device.multiprocessors);
+  std::optional<Tail> best;
+  double least = left > 0 ? ItemCycles(cost, tiles) : 0;
+  for (const StepCost& narrow : kStepCosts) {
+    const int pieces = cost.tokens / narrow.tokens;
+    const bool whole =
+        cost.tokens % narrow.tokens == 0 && std::has_single_bit(static_cast<unsigned>(pieces));
+    const double cycles = ItemCycles(narrow, tiles) + kTailCycles;
+    if (!whole || pieces < 2 || left * pieces > device.multiprocessors || cycles >= least) continue;
+    least = cycles;
+    best = {left, narrow.tokens, cycles};
+  }
+  return best;
+}
+
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
-  const auto waves = static_cast<double>(CeilDivide(items * splits, device.multiprocessors));
-  const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
-  double meeting = kClusterCycles + splits * per_block;
+  const auto tail = TailOf(device, cost, tiles, items, splits);
+  const int64_t whole = items - (tail ? tail->items : 0);
+  const auto waves = static_cast<double>(CeilDivide(whole * splits, device.multiprocessors));
+  const double cycles = waves * ItemCycles(cost, tiles) + (tail ? tail->cycles : 0);
+  if (splits == 1) return cycles;
   if (!InCluster(device, cost.tokens, items, splits)) {
-    meeting = kMemoryCycles + cost.tokens * kMemoryCyclesPerToken;
+    return cycles + kMemoryCycles + cost.tokens * kMemoryCyclesPerToken;
   }
-  return waves * (tiles * cost.step + cost.item) + (splits > 1 ? meeting : 0);
+  const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
+  return cycles + kClusterCycles + splits * per_block;
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
@@ -289,8 +338,7 @@ WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& devic
 
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                     const WgmmaShape& shape) {
-  const auto has_tokens = [&](const StepCost& cost) { return cost.tokens == shape.tokens; };
-  if (std::none_of(std::begin(kStepCosts), std::end(kStepCosts), has_tokens)) return false;
+  if (CostOfWidth(shape.tokens) == nullptr) return false;
   if (shape.splits == 1) return true;
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
   return shape.splits > 1 && shape.splits <= kMaxSplits &&
@@ -301,8 +349,52 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
   return PlanWgmmaAs(problem, device, ChooseWgmmaShape(problem, device));
 }
 
+namespace {
+
+/// Divides shared memory, for as many stages as are of use.
+void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch) {
+  WgmmaArguments& args = launch->arguments;
+  const int stage = StageActivationBytes(launch->tokens) + kStripsOfBlock * problem.tile_bytes;
+  // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
+  constexpr int kMaxStages = 5;
+  const int stage_and_barriers = stage + 2 * kBarrierBytes;
+  const int inbox = args.in_cluster ? InboxBytes(launch->tokens, args.splits) : 0;
+  const int others = kExchangeBytes + inbox + kBarrierBytes;
+  args.stages = std::min((device.shared_bytes - others) / stage_and_barriers, kMaxStages);
+  args.weights_offset = args.stages * StageActivationBytes(launch->tokens);
+  args.exchange_offset = args.stages * stage;
+  args.inbox_offset = args.exchange_offset + kExchangeBytes;
+  args.barriers_offset = args.inbox_offset + inbox;
+  launch->shared_bytes = args.barriers_offset + (args.stages * 2 + 1) * kBarrierBytes;
+}
+
+/// Leaves a plan's last items to a launch of narrower tiles.
+void CutTail(const TileProblem& problem, const DeviceShape& device, const Tail& cut,
+             WgmmaPlan* plan) {
+  WgmmaLaunch& tail = plan->tail.emplace(*plan);
+  plan->arguments.items -= cut.items;
+  tail.tokens = cut.tokens;
+  tail.arguments.first_item = plan->arguments.items;
+  const int pieces = plan->tokens / cut.tokens;
+  tail.arguments.pieces_log = std::countr_zero(static_cast<unsigned>(pieces));
+  tail.arguments.items = cut.items * pieces;
+  tail.groups = tail.arguments.items;
+  DivideShared(problem, device, &tail);
+}
+
+}  // namespace
+
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape) {
+  WgmmaPlan plan = PlanWholeTiles(problem, device, shape);
+  const auto tail = TailOf(device, *CostOfWidth(shape.tokens), plan.arguments.tiles,
+                           plan.arguments.items, shape.splits);
+  if (tail) CutTail(problem, device, *tail, &plan);
+  return plan;
+}
+
+WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
+                         const WgmmaShape& shape) {
   WgmmaPlan plan;
   WgmmaArguments& args = plan.arguments;
   const bool fused_gate = problem.gated && HalvesAligned(problem);
@@ -310,6 +402,8 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
+  args.tiles_base = args.tiles / args.splits;
+  args.tiles_rest = args.tiles % args.splits;
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * args.blocks;
   args.in_cluster = args.splits > 1 && InCluster(device, plan.tokens, items, args.splits);
   plan.partials = (problem.gated && !fused_gate) || (args.splits > 1 && !args.in_cluster);
@@ -320,18 +414,8 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   constexpr int kNeighbourTokens = 1024;
   args.neighbours = kNeighbourTokens / plan.tokens;
   args.items = args.token_tiles * args.blocks;
-  plan.grid = std::min(args.items * args.splits, device.multiprocessors);
-
-  const int stage = StageActivationBytes(plan.tokens) + kStripsOfBlock * problem.tile_bytes;
-  // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
-  constexpr int kMaxStages = 5;
-  const int stage_and_barriers = stage + 2 * kBarrierBytes;
-  constexpr int kOthers = kExchangeBytes + kBarrierBytes;
-  args.stages = std::min((device.shared_bytes - kOthers) / stage_and_barriers, kMaxStages);
-  args.weights_offset = args.stages * StageActivationBytes(plan.tokens);
-  args.exchange_offset = args.stages * stage;
-  args.barriers_offset = args.exchange_offset + kExchangeBytes;
-  plan.shared_bytes = args.barriers_offset + (args.stages * 2 + 1) * kBarrierBytes;
+  plan.groups = std::min(args.items, device.multiprocessors / args.splits);
+  DivideShared(problem, device, &plan);
   return plan;
 }
 

@@ -7,6 +7,7 @@
 #include "backends/cuda/gemv_layout.h"
 #include "backends/cuda/tile_layout.h"
 #include "backends/cuda/wgmma_layout.h"
+#include "base/checked.h"
 
 namespace marlin::cuda {
 
@@ -39,13 +40,17 @@ struct GemvPlan {
   int strips = 1;  ///< Of a unit: what a warp works on at a time.
   int shared_bytes = 0;
   bool partials = false;    ///< Sums go to the workspace.
-  bool in_memory = false;   ///< Of these blocks the last adds them, given tickets; else a kernel.
+  bool in_memory = false;   ///< The blocks add them, given memory to meet in; else a kernel.
   GemvArguments arguments;  ///< The parts that depend on the problem's shape alone.
 };
 /// Of all blocks along n.
 inline int UnitsOf(const GemvPlan& plan) {
   return plan.arguments.units_base * plan.groups + plan.arguments.units_rest;
 }
+
+/// Words of the tickets of a plan whose blocks meet in memory, and bytes of them and the sums.
+inline int64_t TicketWords(const GemvPlan& plan) { return RoundUp(UnitsOf(plan), int64_t{32}); }
+int64_t MeetingBytes(const GemvPlan& plan);
 
 /// How the blocks of the kernel for few rows are made.
 struct GemvShape {
@@ -65,12 +70,18 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
 /// Precondition: 1 <= m <= kMaxGemvRows, n, k > 0.
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device);
 
-struct WgmmaPlan {
-  int tokens = 64;  ///< Of a tile: 32, 64, 128 or 256.
+/// One launch of the warpgroup kernel.
+struct WgmmaLaunch {
+  int tokens = 64;  ///< Of a tile: one of kWgmmaWidths.
   int shared_bytes = 0;
-  int grid = 1;
-  bool partials = false;
+  int groups = 1;  ///< Of `splits` blocks each.
   WgmmaArguments arguments;
+};
+struct WgmmaPlan : WgmmaLaunch {
+  bool partials = false;
+  /// Another launch for the last items, in narrower tiles, where whole ones would leave most of
+  /// the device idle.
+  std::optional<WgmmaLaunch> tail;
 };
 /// Sums of every output that go to the workspace, where the plan has partials.
 inline int PartsOf(const WgmmaPlan& plan) {
@@ -86,6 +97,9 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device);
 /// The plan of a shape that was chosen elsewhere, which CanPlanWgmmaAs allows.
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape);
+/// The same without a tail.
+WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
+                         const WgmmaShape& shape);
 /// What PlanWgmma takes.
 WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device);
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device, const WgmmaShape& shape);

@@ -171,7 +171,10 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
   args.a_stride = gemm.a.stride;
   args.epilogue = gemm.epilogue;
   args.partials = plan.partials ? gemm.partials : nullptr;
-  args.tickets = plan.in_memory ? gemm.tickets : nullptr;
+  if (plan.in_memory && gemm.meeting != nullptr) {
+    args.tickets = gemm.meeting;
+    args.meeting = reinterpret_cast<float*>(gemm.meeting + TicketWords(plan));
+  }
   args.plain_quads = StoresPlainQuads(gemm.epilogue);
   void* parameters[] = {&args};
   const LaunchSize size = {
@@ -186,25 +189,39 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
                      Launch(function, size, parameters, stream), stream);
 }
 
-cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
+namespace {
+
+cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, float* partials,
+                        bool overlap_previous, cudaStream_t stream) {
   CUtensorMap map;
   const cudaError_t encoded = EncodeMap(
       gemm.a, gemm.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-      plan.tokens, &map);
+      launch.tokens, &map);
   if (encoded != cudaSuccess) return encoded;
-  WgmmaArguments args = plan.arguments;
+  WgmmaArguments args = launch.arguments;
   args.weights = gemm.weights;
   args.epilogue = gemm.epilogue;
-  args.partials = plan.partials ? gemm.partials : nullptr;
+  args.partials = partials;
   args.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
-                           gemm.overlap_previous,
-                           dim3(args.in_cluster ? static_cast<unsigned>(args.splits) : 1)};
+  const auto splits = static_cast<unsigned>(args.splits);
+  const LaunchSize size = {dim3(splits, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
+                           launch.shared_bytes, overlap_previous,
+                           dim3(args.in_cluster ? splits : 1)};
   const void* function =
-      WgmmaFunctionOf(gemm.kind, gemm.bf16, plan.tokens, UseOf(gemm.weights, gemm.kind));
-  return AddPartials(gemm, plan.partials, PartsOf(plan), Launch(function, size, parameters, stream),
-                     stream);
+      WgmmaFunctionOf(gemm.kind, gemm.bf16, launch.tokens, UseOf(gemm.weights, gemm.kind));
+  return Launch(function, size, parameters, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
+  float* const partials = plan.partials ? gemm.partials : nullptr;
+  cudaError_t launched = LaunchItems(gemm, plan, partials, gemm.overlap_previous, stream);
+  if (launched == cudaSuccess && plan.tail) {
+    launched = LaunchItems(gemm, *plan.tail, partials, true, stream);
+  }
+  return AddPartials(gemm, plan.partials, PartsOf(plan), launched, stream);
 }
 
 cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,
@@ -221,8 +238,8 @@ cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Pl
   args.product.quads = StoresQuads(gemm.epilogue);
   void* parameters[] = {&map, &args};
   // Copies of weights begin while the last rows are quantized.
-  const LaunchSize size = {dim3(static_cast<unsigned>(plan.grid)), kWgmmaThreads, plan.shared_bytes,
-                           true};
+  const LaunchSize size = {dim3(1, static_cast<unsigned>(plan.groups)), kWgmmaThreads,
+                           plan.shared_bytes, true};
   const void* function = Fp8FunctionOf(gemm.kind, plan.tokens, gemm.weights.groups_per_tile == 1);
   return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
 }

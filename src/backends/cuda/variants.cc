@@ -16,8 +16,6 @@ struct Cutter {
                   const KernelVariant& variant);
 };
 
-constexpr int kWgmmaWidths[] = {32, 64, 128, 256};
-
 KernelVariant ChooseWgmma(const TileProblem& problem, const DeviceShape& device) {
   const WgmmaShape shape = ChooseWgmmaShape(problem, device);
   return {shape.tokens, shape.splits};

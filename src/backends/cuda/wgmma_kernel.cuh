@@ -59,27 +59,6 @@ MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
   return descriptor;
 }
 
-/// Where an item is, and the block's part of its k.
-struct WgmmaItem {
-  int token_tile;
-  int block;
-  int first_tile;
-  int tiles;
-};
-
-MARLIN_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
-  WgmmaItem item;
-  const int per_group = args.neighbours * args.blocks;
-  const int group = i / per_group;
-  const int inside = i - group * per_group;
-  const int size = min(args.neighbours, args.token_tiles - group * args.neighbours);
-  item.block = inside / size;
-  item.token_tile = group * args.neighbours + inside - item.block * size;
-  item.first_tile = split * args.tiles / args.splits;
-  item.tiles = (split + 1) * args.tiles / args.splits - item.first_tile;
-  return item;
-}
-
 /// The strip of the weights that is strip `i` of a block.
 MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
   if (args.half_strips == 0) return block * kStripsOfBlock + i;
@@ -104,7 +83,8 @@ struct WgmmaShared {
   uint32_t weights;
   uint32_t full;
   uint32_t empty;
-  uint32_t inbox;  ///< A barrier: the sums of the cluster's other blocks have come.
+  uint32_t inbox;    ///< In a cluster: where the other blocks' sums come to.
+  uint32_t arrived;  ///< A barrier: they have come.
 };
 
 /// One lane arrives for its warp, for arrivals cost time. The racecheck tool of compute-sanitizer
@@ -118,8 +98,8 @@ constexpr int kArrivalsOfWarp = 1;
 /// For a consumer warp after the products that use a stage. They are instructions that wait for all
 /// lanes of the warp, and take what every lane has read from the stage: no barrier of the warp is
 /// needed, which costs up to 9 % with few tokens.
-MARLIN_DEVICE void LeaveStage(const WgmmaShared& shared, int stage, int lane) {
-  if (lane < kArrivalsOfWarp) Arrive(shared.empty + 8 * stage);
+MARLIN_DEVICE void LeaveStage(uint32_t empty, int lane) {
+  if (lane < kArrivalsOfWarp) Arrive(empty);
 }
 
 /// Divides shared memory, makes the barriers of the stages ready and lets the next kernel begin.
@@ -130,16 +110,19 @@ MARLIN_DEVICE WgmmaShared BeginStages(const WgmmaArguments& args, const uint8_t*
   shared.weights = shared.activations + args.weights_offset;
   shared.full = shared.activations + args.barriers_offset;
   shared.empty = shared.full + args.stages * 8;
-  shared.inbox = shared.empty + args.stages * 8;
+  shared.inbox = shared.activations + args.inbox_offset;
+  shared.arrived = shared.empty + args.stages * 8;
   if (threadIdx.x == 0) {
     for (int s = 0; s < args.stages; ++s) {
       InitBarrier(shared.full + 8 * s, 1);
       InitBarrier(shared.empty + 8 * s, kConsumerWarps * kArrivalsOfWarp);
     }
-    if (args.in_cluster) InitBarrier(shared.inbox, 1);
+    if (args.in_cluster) InitBarrier(shared.arrived, 1);
     FenceBarrierInit();
   }
   __syncthreads();
+  // What is sent to another block of the cluster must find it running, its barrier ready.
+  if (args.in_cluster) ArriveInCluster();
   LetNextBegin();
   return shared;
 }
@@ -150,10 +133,10 @@ struct ItemRange {
   int step;
   int split;
 
-  MARLIN_DEVICE explicit ItemRange(const WgmmaArguments& args)
-      : first(static_cast<int>(blockIdx.x) / args.splits),
-        step(static_cast<int>(gridDim.x) / args.splits),
-        split(static_cast<int>(blockIdx.x) % args.splits) {}
+  MARLIN_DEVICE ItemRange()
+      : first(static_cast<int>(blockIdx.y)),
+        step(static_cast<int>(gridDim.y)),
+        split(static_cast<int>(blockIdx.x)) {}
 };
 
 /// Where the weights of an item begin, and the copies that bring one step of them: all four strips
@@ -188,7 +171,7 @@ struct WeightSource {
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
                                   int activation_bytes) {
   const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
-  const ItemRange range(args);
+  const ItemRange range;
   StageCursor cursor;
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
@@ -209,7 +192,7 @@ template <int kTokens>
 MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
                                       const WgmmaShared& shared) {
   constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
-  const ItemRange range(args);
+  const ItemRange range;
   StageCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
@@ -291,95 +274,135 @@ struct WarpTile {
   }
 };
 
+/// A consumer warp's place in the ring of stages. What it is made of stays in registers: fetched
+/// from the parameters in every step it costs up to 8 %.
+template <int kTokens>
+struct ConsumerCursor {
+  uint32_t full;  ///< The barrier of the stage.
+  uint32_t tile;  ///< The warp's tile.
+  uint32_t activations;
+  int parity = 0;
+  uint32_t first_full;
+  uint32_t last_full;
+  uint32_t first_tile;
+  uint32_t first_activations;
+  int stage_bytes;  ///< Of weights.
+  int to_empty;     ///< From the barrier of a stage to the one that gives it back.
+
+  MARLIN_DEVICE ConsumerCursor(const WgmmaArguments& args, const WgmmaShared& shared,
+                               const ConsumerPlace& place)
+      : full(shared.full),
+        tile(shared.weights + place.tile * args.weights.tile_bytes),
+        activations(shared.activations),
+        first_full(full),
+        last_full(full + (args.stages - 1) * 8),
+        first_tile(tile),
+        first_activations(activations),
+        stage_bytes(kStripsOfBlock * args.weights.tile_bytes),
+        to_empty(args.stages * 8) {
+    asm volatile(""
+                 : "+r"(first_full), "+r"(last_full), "+r"(first_tile), "+r"(first_activations),
+                   "+r"(stage_bytes), "+r"(to_empty));
+  }
+
+  MARLIN_DEVICE uint32_t Empty() const { return full + to_empty; }
+
+  /// The low half of the descriptor of the stage's activations, in a uniform register, which the
+  /// instruction wants.
+  MARLIN_DEVICE uint32_t UniformActivations() const {
+    return __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
+  }
+
+  MARLIN_DEVICE void Advance() {
+    const bool anew = full == last_full;
+    full = anew ? first_full : full + 8;
+    tile = anew ? first_tile : tile + stage_bytes;
+    activations = anew ? first_activations : activations + StageActivationBytes(kTokens);
+    parity ^= anew ? 1 : 0;
+  }
+};
+
 /// The sums of one item.
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 struct WgmmaConsumer {
   const WgmmaArguments& args;
-  const WgmmaShared& shared;
   ConsumerPlace place;
   DecodeTable<kKind, T> table;
   ParameterMode mode;
 
+  static constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
+
+  /// `activations`: the low half of the descriptor, as Uniform gives it.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
                               bool accumulate, float (&acc)[kTokens / 2]) const {
-    // In a uniform register, which the instruction wants.
-    const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
     FenceProducts();
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      WarpgroupProduct<T, kTokens>::Run(acc, fragments[j], Descriptor(low + 2 * j),
+      WarpgroupProduct<T, kTokens>::Run(acc, fragments[j], Descriptor(activations + 2 * j),
                                         accumulate || j > 0 ? 1 : 0);
     }
     CommitProducts();
   }
 
-  MARLIN_DEVICE void Release(int stage) const { LeaveStage(shared, stage, place.lane); }
-
-  MARLIN_DEVICE uint32_t TileAt(int stage) const {
-    return shared.weights + (stage * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
-  }
-
-  MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
+  MARLIN_DEVICE void Run(int tiles, ConsumerCursor<kTokens>& cursor,
                          float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
-    constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
     uint32_t fragments[2][4][4];
     WarpTile<kKind, T, kUse> weights;
-    int before = -1;
+    uint32_t empty_before = 0;
     PinSums(acc);
-    Wait(shared.full + 8 * cursor.stage, cursor.parity);
-    weights.Load(TileAt(cursor.stage), place, groups, mode);
+    uint32_t activations = cursor.UniformActivations();
+    Wait(cursor.full, cursor.parity);
+    weights.Load(cursor.tile, place, groups, mode);
 #pragma unroll 1
-    for (int tile = 0; tile < item.tiles; ++tile) {
-      const int stage = cursor.stage;
-      const uint32_t activations = shared.activations + stage * StageActivationBytes(kTokens);
+    for (int tile = 0; tile < tiles; ++tile) {
       weights.Decode(0, place, groups, mode, table, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
-      if (before >= 0) Release(before);
+      if (tile > 0) LeaveStage(empty_before, place.lane);
       weights.Decode(1, place, groups, mode, table, fragments[1]);
-      Multiply(fragments[1], activations + kHalfBytes, true, acc);
-      before = stage;
-      cursor.Advance(args.stages);
-      if (tile + 1 < item.tiles) {
+      Multiply(fragments[1], activations + (kHalfBytes >> 4), true, acc);
+      empty_before = cursor.Empty();
+      cursor.Advance();
+      activations = cursor.UniformActivations();
+      if (tile + 1 < tiles) {
         // What the next step needs arrives while the products run.
-        Wait(shared.full + 8 * cursor.stage, cursor.parity);
-        weights.Load(TileAt(cursor.stage), place, groups, mode);
+        Wait(cursor.full, cursor.parity);
+        weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
     }
     WaitForProducts<0>();
     PinSums(acc);
-    Release(before);
+    LeaveStage(empty_before, place.lane);
   }
 };
 
-/// The parts of an item that the blocks of a cluster finish. A unit is 16 tokens of a warpgroup
-/// (two groups of acc[4 i] to acc[4 i + 3]); every block owns a run of units.
+/// The parts of an item that the blocks of a cluster finish: every block owns a run of units, whose
+/// sums are two groups of a thread's, acc[4 i] to acc[4 i + 3] each.
 template <int kTokens>
 struct ClusterPart {
-  static constexpr int kUnits = kTokens / 16;  ///< Of a warpgroup.
-  static constexpr int kSlotBytes = 128 * 16;  ///< One group of a warpgroup's threads.
+  static constexpr int kUnits = UnitsOfItem(kTokens) / 2;  ///< Of a warpgroup.
+  static constexpr int kSlotBytes = kUnitBytes / 2;        ///< One group of a warpgroup's threads.
   int rank;
   int splits;
+  int sender_bytes;
+
+  MARLIN_DEVICE ClusterPart(int my_rank, int blocks)
+      : rank(my_rank), splits(blocks), sender_bytes(SenderBytes(kTokens, blocks)) {}
 
   MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
   /// The first unit of a block: the least u with OwnerOf(u) >= block.
   MARLIN_DEVICE int FirstOf(int block) const { return (block * 2 * kUnits + splits - 1) / splits; }
-  /// Groups that any block owns at most: slots of one sender.
-  MARLIN_DEVICE int SlotsOfSender() const { return (2 * kUnits + splits - 1) / splits * 2; }
   /// Bytes that the other blocks send to this one.
   MARLIN_DEVICE int BytesToCome() const {
-    return (splits - 1) * (FirstOf(rank + 1) - FirstOf(rank)) * 2 * kSlotBytes;
+    return (splits - 1) * (FirstOf(rank + 1) - FirstOf(rank)) * kUnitBytes;
+  }
+  /// Where the sums of block `from` begin in the inbox of block `to`.
+  MARLIN_DEVICE int SenderOffset(int from, int to) const {
+    return (from < to ? from : from - 1) * sender_bytes;
   }
 };
-
-/// For all threads of a cluster, when they need its blocks' stages no more.
-MARLIN_DEVICE void LeaveStages() {
-  __syncwarp();
-  ArriveInCluster();
-  WaitForCluster();
-}
 
 /// sums[first] to sums[first + 3] plus four floats in shared memory.
 template <int kCount>
@@ -391,17 +414,14 @@ MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
   sums[first + 3] += __uint_as_float(v.w);
 }
 
-/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks.
-/// They come to `slots`, in every block alike, which all of the cluster must have left, and are
-/// counted at the barrier `inbox`. Afterwards only the sums of units that this block owns are
-/// whole.
+/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks, all
+/// of which must run. Afterwards only the sums of units that this block owns are whole.
 template <int kTokens>
-MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup, uint32_t slots,
-                                   uint32_t inbox, float (&acc)[kTokens / 2]) {
+MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup,
+                                   const WgmmaShared& shared, float (&acc)[kTokens / 2]) {
   constexpr int kSlotBytes = ClusterPart<kTokens>::kSlotBytes;
   constexpr int kUnits = ClusterPart<kTokens>::kUnits;
-  const uint32_t mine = slots + (threadIdx.x & 127) * 16;
-  const int sender_bytes = part.SlotsOfSender() * kSlotBytes;
+  const uint32_t mine = shared.inbox + (threadIdx.x & 127) * 16;
   int owner = part.OwnerOf(warpgroup * kUnits);
   int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
 #pragma unroll
@@ -411,8 +431,8 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
     owner = next;
     if (owner != part.rank) {
       const uint32_t remote =
-          AddressInBlock(mine + part.rank * sender_bytes + place * 2 * kSlotBytes, owner);
-      const uint32_t barrier = AddressInBlock(inbox, owner);
+          AddressInBlock(mine + part.SenderOffset(part.rank, owner) + place * kUnitBytes, owner);
+      const uint32_t barrier = AddressInBlock(shared.arrived, owner);
 #pragma unroll
       for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
         SendFloats(remote + i % 2 * kSlotBytes,
@@ -421,26 +441,28 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
     }
     ++place;
   }
-  Wait(inbox, 0);
+  Wait(shared.arrived, 0);
   const int first = part.FirstOf(part.rank) - warpgroup * kUnits;
   const int last = part.FirstOf(part.rank + 1) - warpgroup * kUnits;
-  const uint32_t base = mine - first * 2 * kSlotBytes;
+  const uint32_t base = mine - first * kUnitBytes;
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
     if (i / 2 < first || i / 2 >= last) continue;
     if (part.splits == 2) {
       // Of two the order does not matter, and no step waits for another.
-      AddSent(base + (1 - part.rank) * sender_bytes + i * kSlotBytes, acc, 4 * i);
+      AddSent(base + i * kSlotBytes, acc, 4 * i);
       continue;
     }
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    uint32_t from = base + i * kSlotBytes;
 #pragma unroll 1
-    for (int from = 0; from < part.splits; ++from) {
-      if (from == part.rank) {
+    for (int split = 0; split < part.splits; ++split) {
+      if (split == part.rank) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
       } else {
-        AddSent(base + from * sender_bytes + i * kSlotBytes, sum, 0);
+        AddSent(from, sum, 0);
+        from += part.sender_bytes;
       }
     }
 #pragma unroll
@@ -465,16 +487,16 @@ struct WgmmaEpilogue {
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
-    if (args.partials != nullptr) {
-      const int split = args.in_cluster ? 0 : ItemRange(args).split;
-      float* to = args.partials + static_cast<int64_t>(split) * args.m * view.n;
-      StoreFloats(item, acc, to, view.n, 1.0f, nullptr);
-    } else if (view.activation != 0 || view.row_weight != nullptr || args.half_strips != 0) {
-      RunThroughShared(item, acc);
-    } else if (view.type == Element::kF32) {
-      StoreFloats(item, acc, static_cast<float*>(view.out), view.stride, view.multiplier,
-                  view.bias);
-    } else if (args.quads) {
+    const bool partial = args.partials != nullptr;
+    const bool plain = view.activation == 0 && view.row_weight == nullptr && args.half_strips == 0;
+    // One place each: what is unrolled is large.
+    if (partial || (plain && view.type == Element::kF32)) {
+      const int split = args.in_cluster ? 0 : ItemRange().split;
+      float* const partials = args.partials + static_cast<int64_t>(split) * args.m * view.n;
+      StoreFloats(item, acc, partial ? partials : static_cast<float*>(view.out),
+                  partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
+                  partial ? nullptr : view.bias);
+    } else if (plain && args.quads) {
       StoreQuads(item, acc);
     } else {
       RunThroughShared(item, acc);
@@ -648,26 +670,25 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
-  const WgmmaConsumer<kKind, T, kTokens, kUse> consumer{args, shared, place,
-                                                        DecodeTable<kKind, T>(args.weights),
-                                                        ParameterModeOf<kKind, T>(args.weights)};
+  const WgmmaConsumer<kKind, T, kTokens, kUse> consumer{
+      args, place, DecodeTable<kKind, T>(args.weights), ParameterModeOf<kKind, T>(args.weights)};
   WgmmaEpilogue<kTokens> epilogue{
       args, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,    kTokens / 8};
-  StageCursor cursor;
+  ConsumerCursor<kTokens> cursor(args, shared, place);
   const int splits = args.splits;
-  const ItemRange range(args);
+  const ItemRange range;
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
     float acc[kTokens / 2];
-    consumer.Run(item, cursor, acc);
+    consumer.Run(item.tiles, cursor, acc);
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (args.in_cluster) {
         constexpr int kUnits = kTokens / 16;
-        const ClusterPart<kTokens> part{range.split, splits};
-        if (threadIdx.x == 128) ArriveExpecting(shared.inbox, part.BytesToCome());
-        LeaveStages();
-        ReduceInCluster<kTokens>(part, warpgroup, shared.activations, shared.inbox, acc);
+        const ClusterPart<kTokens> part(range.split, splits);
+        if (threadIdx.x == 128) ArriveExpecting(shared.arrived, part.BytesToCome());
+        WaitForCluster();
+        ReduceInCluster<kTokens>(part, warpgroup, shared, acc);
         const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
         const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
         epilogue.first_group = first * 2;
@@ -689,7 +710,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
     if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
-    if (kTokens <= kMaxClusterTokens && args.in_cluster) LeaveStages();
+    if (kTokens <= kMaxClusterTokens && args.in_cluster) {
+      __syncwarp();
+      WaitForCluster();
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consume<kKind, T, kTokens, kUse>(args, shared,

@@ -8,25 +8,68 @@
 
 namespace marlin::cuda {
 
+/// What a block needs before its first copies comes first: parameters are fetched by lines, one
+/// after the other.
 struct WgmmaArguments {
-  TileView weights;
-  EpilogueView epilogue;
-  float* partials = nullptr;  ///< [m, n], of every split if they are no cluster; null: no need.
-  int m = 0;
+  int stages = 2;
+  int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
+  int exchange_offset = 0;
+  int inbox_offset = 0;  ///< in_cluster: InboxBytes for the sums that the other blocks send.
+  int barriers_offset = 0;
+  bool in_cluster =
+      false;           ///< The splits are a cluster and exchange sums; else partials are added.
+  bool quads = false;  ///< Four neighbouring 16-bit outputs may be stored as one.
+  int items = 0;       ///< Of this launch; of all there are token_tiles * blocks.
+  int first_item = 0;
+  /// Not 0: this launch finishes what another left. token_tiles, neighbours and first_item count
+  /// that one's wider tiles; items are pieces of them, 2^pieces_log of each.
+  int pieces_log = 0;
   int token_tiles = 0;
   int neighbours = 8;  ///< Token tiles that are multiplied with the same weights one after another.
   int blocks = 0;      ///< Of 128 rows of the matrix instruction.
   int tiles = 0;       ///< Of k.
-  int splits = 1;      ///< Thread blocks that divide an item's k.
-  int items = 0;       ///< token_tiles * blocks
-  int stages = 2;
-  bool in_cluster = false;  ///< They are a cluster and exchange sums; else they have partials.
-  bool quads = false;       ///< Four neighbouring 16-bit outputs may be stored as one.
-  int half_strips = 0;      ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
-  int weights_offset = 0;   ///< In shared memory, behind the activations of all stages.
-  int exchange_offset = 0;
-  int barriers_offset = 0;
+  int splits = 1;      ///< Thread blocks that divide an item's k: blockIdx.x.
+  int tiles_base = 0;  ///< Of every split, one more of the first tiles_rest.
+  int tiles_rest = 0;
+  int half_strips = 0;  ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
+  TileView weights;
+  int m = 0;
+  float* partials = nullptr;  ///< [m, n], of every split if they are no cluster; null: no need.
+  EpilogueView epilogue;
 };
+
+/// Where an item is, and the block's part of its k.
+struct WgmmaItem {
+  int token_tile;
+  int block;
+  int first_tile;
+  int tiles;
+};
+
+/// Without divisions where all tokens are one tile: the first copies wait for it.
+MARLIN_HOST_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
+  WgmmaItem item;
+  const int whole = args.first_item + (i >> args.pieces_log);
+  item.block = whole;
+  item.token_tile = 0;
+  if (args.token_tiles > 1) {
+    const int per_group = args.neighbours * args.blocks;
+    const int group = whole / per_group;
+    const int inside = whole - group * per_group;
+    const int left = args.token_tiles - group * args.neighbours;
+    const int size = left < args.neighbours ? left : args.neighbours;
+    item.block = inside / size;
+    item.token_tile = group * args.neighbours + inside - item.block * size;
+  }
+  item.token_tile = (item.token_tile << args.pieces_log) + (i & ((1 << args.pieces_log) - 1));
+  const bool longer = split < args.tiles_rest;
+  item.first_tile = split * args.tiles_base + (longer ? split : args.tiles_rest);
+  item.tiles = args.tiles_base + (longer ? 1 : 0);
+  return item;
+}
+
+/// Tokens that a tile may have.
+inline constexpr int kWgmmaWidths[] = {32, 64, 96, 128, 192, 256};
 
 /// Two consumer warpgroups and the producer's.
 inline constexpr int kWgmmaThreads = 384;
@@ -36,6 +79,19 @@ inline constexpr int kMaxClusterTokens = 128;
 
 /// Bytes of one stage's activations.
 MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
+
+/// How the blocks of a cluster divide the sums of an item: the unit is 16 tokens of one of its two
+/// warpgroups, every block finishes a run of units.
+MARLIN_HOST_DEVICE constexpr int UnitsOfItem(int tokens) { return 2 * tokens / 16; }
+/// Bytes of a unit's sums.
+inline constexpr int kUnitBytes = 16 * 64 * 4;
+/// What one block sends to another at most.
+MARLIN_HOST_DEVICE constexpr int SenderBytes(int tokens, int splits) {
+  return (UnitsOfItem(tokens) + splits - 1) / splits * kUnitBytes;
+}
+MARLIN_HOST_DEVICE constexpr int InboxBytes(int tokens, int splits) {
+  return (splits - 1) * SenderBytes(tokens, splits);
+}
 
 /// Tokens whose sums a warpgroup puts into shared memory at a time: [tokens][64 outputs and 4 to
 /// spread the banks] floats.

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/scalars.h"
 #include "gpu_fixture.h"
 #include "reference/dequantize.h"
@@ -78,6 +79,69 @@ TEST_P(PreparedOnGpu, AreTheWeights) {
         ASSERT_EQ(refused.status().code(), Code::kUnsupported);
       }
       if (HasFatalFailure() || !GetFormatInfo(format()).quantized) return;
+    }
+  }
+}
+
+class DenseOnGpu : public GpuTest<::testing::Test> {
+ protected:
+  /// Where [kK, n] weights go: element (k, n) at first + k * rows + n * columns.
+  struct Places {
+    int64_t n;
+    int64_t first;
+    int64_t rows;
+    int64_t columns;
+  };
+
+  /// Every place holds its weight, or what was there before.
+  template <typename E>
+  void Check(const PreparedWeights& weights, const Places& places, DType type, E untouched) const {
+    const DeviceBuffer compact = Make(kK * places.n * static_cast<int64_t>(sizeof(E)));
+    ASSERT_TRUE(Dequantize(device(), weights, {compact.data(), type, {kK, places.n}}).ok());
+    ASSERT_TRUE(device().Synchronize().ok());
+    const std::vector<E> dense = Download<E>(compact);
+    std::vector<E> expected(
+        static_cast<size_t>(places.first + kK * places.rows + places.n * places.columns),
+        untouched);
+    const DeviceBuffer apart = Upload(expected);
+    const MutableTensorView view(static_cast<E*>(apart.data()) + places.first, type, {kK, places.n},
+                                 {places.rows, places.columns});
+    const Status status = Dequantize(device(), weights, view);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(device().Synchronize().ok());
+    for (int64_t i = 0; i < kK * places.n; ++i) {
+      const int64_t at = places.first + i / places.n * places.rows + i % places.n * places.columns;
+      expected[static_cast<size_t>(at)] = dense[static_cast<size_t>(i)];
+    }
+    ASSERT_EQ(Download<E>(apart), expected)
+        << "n " << places.n << ", first " << places.first << ", strides " << places.rows << ", "
+        << places.columns;
+  }
+
+  void CheckTypes(const PreparedWeights& weights, const Places& places) const {
+    Check<float>(weights, places, DType::kF32, -12345.0F);
+    Check<uint16_t>(weights, places, DType::kBf16, uint16_t{0x1234});
+    Check<uint16_t>(weights, places, DType::kF16, uint16_t{0x1234});
+  }
+};
+
+TEST_F(DenseOnGpu, LieApartAndAnywhere) {
+  for (const int64_t n : {1, 7, 33, 136, 260}) {
+    const std::vector<float> dense = GaussianFloats(kK * n, 11);
+    // In tiles, and as they are stored.
+    for (const ScaleType scales : {ScaleType::kF16, ScaleType::kF32}) {
+      const Result<QuantizedWeights> weights =
+          Quantize({dense.data(), DType::kF32, {kK, n}}, {.scale_type = scales});
+      ASSERT_TRUE(weights.ok()) << weights.status().message();
+      const Result<PreparedWeights> prepared = Prepare(*weights, device());
+      ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+      for (const int64_t first : {0, 1, 2, 8}) {
+        for (const int64_t rows : {n, n + 1, RoundUp(n, int64_t{8}) + 8}) {
+          CheckTypes(*prepared, {n, first, rows, 1});
+        }
+        CheckTypes(*prepared, {n, first, 1, kK});
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

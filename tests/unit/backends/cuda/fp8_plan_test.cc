@@ -35,7 +35,7 @@ void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
   EXPECT_GE(args.blocks * kBlockOutputs, problem.n);
   EXPECT_GE(args.tiles * kTileK, problem.k);
   EXPECT_EQ(args.items, args.token_tiles * args.blocks);
-  EXPECT_LE(plan.grid, DeviceShape().multiprocessors);
+  EXPECT_LE(plan.groups, DeviceShape().multiprocessors);
 }
 
 TEST(PlanFp8, FitsForEveryWidthAndTile) {

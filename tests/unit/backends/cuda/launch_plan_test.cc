@@ -272,37 +272,89 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
   const WgmmaArguments& args = plan.arguments;
   ASSERT_GE(args.splits, 1);
   ASSERT_LE(args.splits, kMaxSplits);
-  // As ItemAt in wgmma_kernel.cuh cuts them.
   int next = 0;
   for (int split = 0; split < args.splits; ++split) {
-    EXPECT_EQ(int64_t{split} * args.tiles / args.splits, next);
-    const int64_t end = int64_t{split + 1} * args.tiles / args.splits;
-    EXPECT_GT(end, next) << "a block without k";
-    ASSERT_LE(int64_t{split + 1} * args.tiles, std::numeric_limits<int>::max());
-    next = static_cast<int>(end);
+    const WgmmaItem item = ItemAt(args, 0, split);
+    EXPECT_EQ(item.first_tile, next);
+    EXPECT_GT(item.tiles, 0) << "a block without k";
+    next += item.tiles;
   }
   EXPECT_EQ(next, args.tiles);
   if (args.splits == 1) return;
-  EXPECT_EQ(plan.grid, args.items * args.splits);
+  EXPECT_EQ(plan.groups, args.items);
   EXPECT_EQ(args.in_cluster, plan.tokens <= kMaxClusterTokens && args.splits <= plan.tokens / 8 &&
                                  args.items <= device.clusters[args.splits - 1]);
   if (!args.in_cluster) {
     EXPECT_LE(args.items * args.splits, device.multiprocessors);
     return;
   }
-  // What ReduceInCluster sends: units of 16 tokens of a warpgroup, slots for the most that one
-  // owns.
-  const int units = 2 * plan.tokens / 16;
-  EXPECT_GE(units, args.splits) << "a block without sums";
-  const int64_t slots = CeilDivide(units, args.splits) * 2 * args.splits;
-  EXPECT_LE(slots * 128 * 16, args.exchange_offset) << "sums lie over what is in use";
+  // As OwnerOf in wgmma_kernel.cuh gives them out.
+  const int units = UnitsOfItem(plan.tokens);
+  std::vector<int> owned(static_cast<size_t>(args.splits), 0);
+  for (int unit = 0; unit < units; ++unit) {
+    ++owned[static_cast<size_t>(unit) * static_cast<size_t>(args.splits) /
+            static_cast<size_t>(units)];
+  }
+  for (const int of_block : owned) {
+    EXPECT_GT(of_block, 0) << "a block without sums";
+    EXPECT_LE(of_block * kUnitBytes, SenderBytes(plan.tokens, args.splits));
+  }
+}
+
+/// What one launch has in shared memory.
+void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
+                      const DeviceShape& device) {
+  const WgmmaArguments& args = launch.arguments;
+  EXPECT_NE(std::find(std::begin(kWgmmaWidths), std::end(kWgmmaWidths), launch.tokens),
+            std::end(kWgmmaWidths));
+  EXPECT_EQ(args.m, problem.m);
+  EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
+  EXPECT_EQ(launch.groups, std::min<int64_t>(args.items, device.multiprocessors / args.splits));
+  EXPECT_GE(launch.groups, 1);
+  EXPECT_GE(args.stages, 2) << "no copy would overlap a product";
+  const int64_t activations = int64_t{args.stages} * StageActivationBytes(launch.tokens);
+  const int64_t weights = int64_t{args.stages} * kStripsOfBlock * problem.tile_bytes;
+  Regions regions;
+  regions.Add("activations", 0, activations, 1024);
+  EXPECT_EQ(StageActivationBytes(launch.tokens) / 2 % 1024, 0) << "the swizzle's period";
+  regions.Add("weights", args.weights_offset, weights, 16);
+  regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
+  if (args.in_cluster) {
+    regions.Add("inbox", args.inbox_offset, InboxBytes(launch.tokens, args.splits), 16);
+  }
+  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16 + 8, 8);
+  EXPECT_LE(regions.end, launch.shared_bytes);
+  EXPECT_LE(launch.shared_bytes, device.shared_bytes);
+}
+
+/// Every token meets every block of outputs in one item of a plan's launches.
+void ExpectItemsCover(const WgmmaPlan& plan) {
+  constexpr int kFewestTokens = 32;
+  const WgmmaArguments& args = plan.arguments;
+  const auto parts = static_cast<size_t>(CeilDivide(args.m, kFewestTokens));
+  const auto blocks = static_cast<size_t>(args.blocks);
+  if (parts * blocks > 20000) return;
+  std::vector<int> covered(parts * blocks, 0);
+  const auto cover = [&](const WgmmaLaunch& launch) {
+    for (int i = 0; i < launch.arguments.items; ++i) {
+      const WgmmaItem item = ItemAt(launch.arguments, i, 0);
+      ASSERT_LT(item.block, args.blocks);
+      const int parts_of_tile = launch.tokens / kFewestTokens;
+      for (int part = 0; part < parts_of_tile; ++part) {
+        const auto row = static_cast<size_t>(item.token_tile * parts_of_tile + part);
+        // Rows behind m are not stored.
+        if (row < parts) ++covered[row * blocks + static_cast<size_t>(item.block)];
+      }
+    }
+  };
+  cover(plan);
+  if (plan.tail) cover(*plan.tail);
+  EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
 void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const DeviceShape& device) {
   const WgmmaArguments& args = plan.arguments;
-  EXPECT_TRUE(plan.tokens == 32 || plan.tokens == 64 || plan.tokens == 128 || plan.tokens == 256);
-  EXPECT_EQ(args.m, problem.m);
-  EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
+  CheckWgmmaLaunch(plan, problem, device);
   CheckSplits(plan, device);
   if (problem.batch_invariant) {
     EXPECT_EQ(args.splits, 1);
@@ -316,21 +368,16 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
   }
   const bool gates_apart = problem.gated && args.half_strips == 0;
   EXPECT_EQ(plan.partials, gates_apart || (args.splits > 1 && !args.in_cluster));
-  EXPECT_EQ(args.items, int64_t{args.token_tiles} * args.blocks);
-  EXPECT_EQ(plan.grid,
-            std::min<int64_t>(int64_t{args.items} * args.splits, device.multiprocessors));
-
-  EXPECT_GE(args.stages, 2) << "no copy would overlap a product";
-  const int64_t activations = int64_t{args.stages} * StageActivationBytes(plan.tokens);
-  const int64_t weights = int64_t{args.stages} * kStripsOfBlock * problem.tile_bytes;
-  Regions regions;
-  regions.Add("activations", 0, activations, 1024);
-  EXPECT_EQ(StageActivationBytes(plan.tokens) / 2 % 1024, 0) << "the swizzle's period";
-  regions.Add("weights", args.weights_offset, weights, 16);
-  regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
-  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16 + 8, 8);
-  EXPECT_LE(regions.end, plan.shared_bytes);
-  EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+  int64_t items = args.items;
+  if (plan.tail) {
+    EXPECT_EQ(args.splits, 1);
+    EXPECT_EQ(args.items % device.multiprocessors, 0) << "whole waves";
+    CheckWgmmaLaunch(*plan.tail, problem, device);
+    EXPECT_LE(plan.tail->arguments.items, device.multiprocessors) << "one wave";
+    items += plan.tail->arguments.items >> plan.tail->arguments.pieces_log;
+  }
+  EXPECT_EQ(items, int64_t{args.token_tiles} * args.blocks);
+  ExpectItemsCover(plan);
 }
 
 void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
@@ -340,7 +387,7 @@ void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
 /// All widths, and all clusters that the problem and the device have room for.
 void CheckEveryWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
   const int64_t tiles = CeilDivide(problem.k, kTileK);
-  for (const int tokens : {32, 64, 128, 256}) {
+  for (const int tokens : kWgmmaWidths) {
     const WgmmaPlan whole = PlanWgmmaAs(problem, device, {tokens, 1});
     EXPECT_EQ(whole.tokens, tokens);
     CheckWgmmaPlan(whole, problem, device);
@@ -471,7 +518,32 @@ TEST(PlanWgmma, CountsLargeShapes) {
   }
 }
 
-/// The same rows in a larger batch: the order of a row's sums may not change.
+/// 52 of 448 tiles of 256 tokens are left after three waves: another would take as long as each.
+TEST(PlanWgmma, LeavesFewItemsToNarrowTiles) {
+  const DeviceShape device;
+  TileProblem problem = {
+      .m = 1024, .n = 14336, .k = 4096, .tile_bytes = TileCodeBytes(4) + kGroupBytes};
+  const WgmmaPlan plan = PlanWgmma(problem, device);
+  EXPECT_EQ(plan.tokens, 256);
+  EXPECT_EQ(plan.arguments.items, 396);
+  ASSERT_TRUE(plan.tail);
+  EXPECT_EQ(plan.tail->tokens, 128);
+  EXPECT_EQ(plan.tail->arguments.items, 104);
+  // 16 are left of 544, and 128 pieces of 32 tokens are the soonest done.
+  problem.m = 4352;
+  problem.n = 4096;
+  const WgmmaPlan quarters = PlanWgmmaAs(problem, device, {256, 1});
+  ASSERT_TRUE(quarters.tail);
+  EXPECT_EQ(quarters.tail->tokens, 32);
+  // 124 of 256 fill the device almost.
+  problem.m = 2048;
+  EXPECT_FALSE(PlanWgmmaAs(problem, device, {256, 1}).tail);
+  // A wave of few steps is done before another launch begins.
+  problem.m = 4352;
+  problem.k = 128;
+  EXPECT_FALSE(PlanWgmmaAs(problem, device, {256, 1}).tail);
+}
+
 TEST(PlanWgmma, MakesClustersOfFewItems) {
   const DeviceShape device;
   const TileProblem few = {
@@ -496,6 +568,7 @@ TEST(PlanWgmma, MeetsInMemoryWhereClustersAreTooFew) {
   EXPECT_TRUE(plan.partials);
 }
 
+/// The same rows in a larger batch: the order of a row's sums may not change.
 TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
   const DeviceShape device;
   for (int m = 1; m <= 300; ++m) {

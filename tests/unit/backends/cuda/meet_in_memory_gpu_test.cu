@@ -1,11 +1,11 @@
 // Blocks that divide k and meet in memory: the last adds the parts, or a kernel of its own where
-// there are no tickets left, with the same bits.
+// that memory is lent, with the same bits.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <vector>
 
-#include "backends/cuda/ticket_bank.h"
+#include "backends/cuda/meeting_memory.h"
 #include "base/scalars.h"
 #include "gpu_fixture.h"
 
@@ -41,18 +41,18 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     bytes_ = plan->workspace_bytes;
   }
 
-  TensorView A() const { return {activations_.data(), DType::kBf16, {kM, kK}}; }
-  static MutableTensorView Out(const DeviceBuffer& out) {
-    return {out.data(), DType::kF32, {kM, kN}};
+  TensorView A(int64_t rows = kM) const { return {activations_.data(), DType::kBf16, {rows, kK}}; }
+  static MutableTensorView Out(const DeviceBuffer& out, int64_t rows = kM) {
+    return {out.data(), DType::kF32, {rows, kN}};
   }
 
-  /// The product with its workspace at `place` of `workspaces`.
-  std::vector<float> Multiply(const DeviceBuffer& workspaces, int place) const {
-    const DeviceBuffer out = Upload(std::vector<float>(kM * kN, -1.0F));
+  /// The product of the first rows with its workspace at `place` of `workspaces`.
+  std::vector<float> Multiply(const DeviceBuffer& workspaces, int place, int64_t rows = kM) const {
+    const DeviceBuffer out = Upload(std::vector<float>(static_cast<size_t>(rows * kN), -1.0F));
     GemmOptions options;
     options.workspace = static_cast<uint8_t*>(workspaces.data()) + place * kAlignment;
     options.workspace_bytes = bytes_;
-    EXPECT_TRUE(Gemm(device(), A(), weights_, Out(out), options).ok());
+    EXPECT_TRUE(Gemm(device(), A(rows), weights_, Out(out, rows), options).ok());
     EXPECT_TRUE(device().Synchronize().ok());
     return Download<float>(out);
   }
@@ -64,13 +64,27 @@ class MeetInMemory : public GpuTest<::testing::Test> {
 
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
-  constexpr int kPlaces = cuda::TicketBank::kWorkspaces + 2;
+  // Each wants memory for the sums of at least two splits, until there is none.
+  constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
+  constexpr auto kPlaces = static_cast<int>(cuda::MeetingMemory::kBytes / kLeastBytes + 2);
   const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   for (int place = 1; place < kPlaces; ++place) {
     ASSERT_EQ(Multiply(workspaces, place), first) << "workspace " << place;
   }
-  EXPECT_EQ(Multiply(workspaces, 0), first) << "tickets are zero again";
+  EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
+}
+
+TEST_F(MeetInMemory, OfOtherSizesInOneWorkspace) {
+  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  constexpr int64_t kFewer = 12;
+  const DeviceBuffer workspaces = Make(bytes_ + 3 * kAlignment);
+  const std::vector<float> of_fewer = Multiply(workspaces, 1, kFewer);
+  const std::vector<float> of_all = Multiply(workspaces, 2);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(Multiply(workspaces, 0, kFewer), of_fewer) << i;
+    ASSERT_EQ(Multiply(workspaces, 0), of_all) << i;
+  }
 }
 
 }  // namespace
