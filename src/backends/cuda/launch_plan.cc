@@ -215,9 +215,10 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
 
 namespace {
 
-/// Cycles of one step of 128 k on one multiprocessor, and around the steps of an item (filling the
-/// pipeline, storing), measured on an H200 with FP4; other kinds differ too little to plan
-/// otherwise.
+/// Cycles, at one clock, of one step of 128 k on one multiprocessor, and around the steps of an
+/// item (filling the pipeline, storing), from times measured on an H200 with FP4; other kinds
+/// differ too little to plan otherwise. With 256 tokens an instruction count would give less: the
+/// card's power limit slows it down.
 struct StepCost {
   int tokens;
   double step;
