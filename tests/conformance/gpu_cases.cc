@@ -165,8 +165,8 @@ void AddWideGated(PlainCases& plain) {
 }
 
 // Products of many tiles, whole and with split sums: an H200 takes every size of tiles for some of
-// them, once and several times a multiprocessor. Their reference is that of one period, so it costs
-// little.
+// them, once and several times a multiprocessor, and narrow ones for what is left. Their reference
+// is that of one period, so it costs little.
 void AddPeriodic(PlainCases& plain) {
   constexpr Shape kShapes[] = {
       {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},
@@ -175,7 +175,7 @@ void AddPeriodic(PlainCases& plain) {
       {33, 4104, 2064, 64},   {65, 4096, 4112, 128},  {100, 16384, 400, 80},
       {257, 4608, 272, 64},   {300, 20000, 144, 32},  {520, 8192, 400, 128},
       {1030, 8192, 400, 32},  {1030, 520, 8208, 64},  {1030, 1040, 8208, 32},
-      {2049, 1040, 8208, 16}, {2049, 1024, 272, 96}};
+      {2049, 1040, 8208, 16}, {2049, 1024, 272, 96},  {250, 17040, 2064, 128}};
   constexpr Activation kActivations[] = {Activation::kNone, Activation::kSilu, Activation::kRelu};
   for (const FormatInfo& info : AllFormats()) {
     for (const Shape& shape : kShapes) {
