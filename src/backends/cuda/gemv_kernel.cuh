@@ -409,13 +409,13 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
     int tile = block.sharer;
     uint32_t ticket = 0;
-    int first = u == block.unit_lane ? 1 : 0;
-    asm volatile("" : "+r"(first));
+    int is_first = u == block.unit_lane ? 1 : 0;
+    asm volatile("" : "+r"(is_first));
 #pragma unroll 1
     for (int i = 0; i < block.my_tiles; ++i) {
       // As late as it comes back in time: whoever takes the last waits for the others' sums.
       if (i == ticket_tile) ticket = TakeTicket(args.tickets + block.first_unit + u);
-      if (first) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      if (is_first) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
       slot.Pin();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));

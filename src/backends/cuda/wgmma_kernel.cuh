@@ -275,7 +275,7 @@ struct WarpTile {
 };
 
 /// A consumer warp's place in the ring of stages. What it is made of stays in registers: fetched
-/// from the parameters in every step it costs up to 8 %.
+/// from the parameters in every step it costs 3 %.
 template <int kTokens>
 struct ConsumerCursor {
   uint32_t full;  ///< The barrier of the stage.
@@ -332,7 +332,7 @@ struct WgmmaConsumer {
 
   static constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
 
-  /// `activations`: the low half of the descriptor, as Uniform gives it.
+  /// `activations`: the low half of the descriptor, as UniformActivations gives it.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
                               bool accumulate, float (&acc)[kTokens / 2]) const {
     FenceProducts();
