@@ -224,8 +224,8 @@ struct StepCost {
   double step;
   double item;
 };
-constexpr StepCost kStepCosts[] = {{32, 760, 1500},   {64, 950, 1700},   {96, 1100, 1850},
-                                   {128, 1250, 2000}, {192, 1640, 2400}, {256, 2060, 2800}};
+constexpr StepCost kStepCosts[] = {{32, 660, 1500},   {64, 830, 1700},   {96, 965, 1850},
+                                   {128, 1200, 2000}, {192, 1730, 2400}, {256, 2250, 2800}};
 static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
 /// What a cluster costs: its start, two barriers and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
