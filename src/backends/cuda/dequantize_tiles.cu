@@ -10,6 +10,7 @@
 // W written, once each.
 #include "backends/cuda/dense_fragments.cuh"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/warp_matrix.cuh"
 #include "backends/cuda/weight_reader.cuh"
 
 namespace marlin::cuda {
@@ -74,16 +75,8 @@ MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2
   }
 }
 
-/// Turns an 8 x 8 block of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and 2 t + 1} and
-/// gets {column g, rows 2 t and 2 t + 1}.
-MARLIN_DEVICE uint32_t Turn(uint32_t pair) {
-  uint32_t turned;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-  return turned;
-}
-
-/// Stores eight rows of k of a strip; `weights` are a lane's, [eight of outputs][k 2 t and 2 t +
-/// 1]. `aligned`: every eighth output of a row is at a multiple of 16 bytes.
+/// Stores eight rows of k of a strip; `weights` are a lane's, as WeightsOfRows gives them.
+/// `aligned`: every eighth output of a row is at a multiple of 16 bytes.
 MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, int n, int lane,
                              bool aligned, const float (&weights)[kEights][2]) {
   const int t = lane & 3;
@@ -94,8 +87,8 @@ MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, 
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       const uint32_t bits[2] = {__float_as_uint(weights[i][0]), __float_as_uint(weights[i][1])};
-      const uint32_t low = Turn(__byte_perm(bits[0], bits[1], 0x5410));
-      const uint32_t high = Turn(__byte_perm(bits[0], bits[1], 0x7632));
+      const uint32_t low = TurnMatrix(__byte_perm(bits[0], bits[1], 0x5410));
+      const uint32_t high = TurnMatrix(__byte_perm(bits[0], bits[1], 0x7632));
       const float2 pair = {__uint_as_float(__byte_perm(low, high, 0x5410)),
                            __uint_as_float(__byte_perm(low, high, 0x7632))};
       const int at = n + 8 * i + 2 * t;
@@ -111,8 +104,8 @@ MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, 
   uint32_t pairs[kEights];
 #pragma unroll
   for (int i = 0; i < kEights; ++i) {
-    pairs[i] = Turn(out.type == Element::kBf16 ? Bf16x2::Pack(weights[i][0], weights[i][1])
-                                               : F16x2::Pack(weights[i][0], weights[i][1]));
+    pairs[i] = TurnMatrix(out.type == Element::kBf16 ? Bf16x2::Pack(weights[i][0], weights[i][1])
+                                                     : F16x2::Pack(weights[i][0], weights[i][1]));
   }
   TransposeLanes(pairs, t);
   uint16_t* const row = static_cast<uint16_t*>(out.data) + k * out.row_stride;

@@ -227,7 +227,7 @@ struct StepCost {
 constexpr StepCost kStepCosts[] = {{32, 660, 1500},   {64, 830, 1700},   {96, 965, 1850},
                                    {128, 1200, 2000}, {192, 1730, 2400}, {256, 2250, 2800}};
 static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
-/// What a cluster costs: its start, two barriers and the sums sent, more for every block.
+/// What a cluster costs: its start and the sums sent, more for every block.
 constexpr double kClusterCycles = 700;
 constexpr double kClusterCyclesPerBlock = 250;
 constexpr double kClusterCyclesPerToken = 12;  ///< And block.

@@ -14,6 +14,14 @@ MARLIN_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
                : "r"(address));
 }
 
+/// Turns an 8 x 8 matrix of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and 2 t + 1} and
+/// gets {column g, rows 2 t and 2 t + 1}.
+MARLIN_DEVICE uint32_t TurnMatrix(uint32_t pair) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
 /// c += a b, m16n8k16 in fp32.
 template <typename T>
 MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

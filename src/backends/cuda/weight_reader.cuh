@@ -20,14 +20,11 @@ struct WeightParameters {
 
 /// From the bits as tiles and the marlin_w4 layout store them.
 MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale, uint32_t second) {
-  const auto number = [](uint32_t bits, bool bf16) {
-    return bf16 ? __uint_as_float(bits << 16) : F16x2::Unpack(bits).x;
-  };
   WeightParameters parameters;
-  parameters.scale = number(scale, view.bf16_parameters) * view.multiplier;
-  if (view.zero_kind == 1) parameters.second = number(second, false);
+  parameters.scale = LoadParameters(scale, view.bf16_parameters).x * view.multiplier;
+  if (view.zero_kind == 1) parameters.second = F16x2::Unpack(second).x;
   if (view.zero_kind == 2) {
-    parameters.second = number(second, view.bf16_parameters) * view.multiplier;
+    parameters.second = LoadParameters(second, view.bf16_parameters).x * view.multiplier;
   }
   return parameters;
 }

@@ -26,6 +26,7 @@
 #include "backends/cuda/epilogue.cuh"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/tile_loads.cuh"
+#include "backends/cuda/warp_matrix.cuh"
 #include "backends/cuda/wgmma_instructions.cuh"
 #include "backends/cuda/wgmma_layout.h"
 
@@ -558,8 +559,8 @@ struct WgmmaEpilogue {
       uint32_t low = bf16 ? Bf16x2::Pack(value[0], value[1]) : F16x2::Pack(value[0], value[1]);
       uint32_t high = bf16 ? Bf16x2::Pack(value[2], value[3]) : F16x2::Pack(value[2], value[3]);
       // From {output g, tokens 2 t and 2 t + 1} to {token g, outputs 2 t and 2 t + 1}.
-      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(low));
-      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(high));
+      low = TurnMatrix(low);
+      high = TurnMatrix(high);
       // Even lanes get the outputs 0..7 of two lanes, odd ones the outputs 8..15.
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
       const uint2 quad = odd ? uint2{other, high} : uint2{low, other};
