@@ -63,9 +63,11 @@ void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* la
   bind(MARLIN_BUFFER_TABLE, weights.table());
 }
 
-/// Bytes from the first element of rows to behind the last one.
-int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type) {
-  return rows == 0 ? 0 : ((rows - 1) * stride + columns) * DTypeBytes(type);
+/// Bytes from the first element to behind the last one.
+int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type,
+                    int64_t column_stride = 1) {
+  if (rows == 0) return 0;
+  return ((rows - 1) * stride + (columns - 1) * column_stride + 1) * DTypeBytes(type);
 }
 
 /// Weights without a product: a simdgroup takes a chunk.
@@ -76,9 +78,10 @@ KernelLaunch DecodingLaunch(const PreparedStrips& strips, int64_t expert,
   launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
   launch.parameters = WeightParameters(strips, expert);
   launch.parameters.output_stride = out.stride(0);
+  launch.parameters.output_column_stride = out.stride(1);
   BindWeights(strips, expert, &launch);
-  launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(),
-                            ExtentBytes(rows, columns, out.stride(0), out.dtype()), true, false});
+  const int64_t bytes = ExtentBytes(rows, columns, out.stride(0), out.dtype(), out.stride(1));
+  launch.buffers.push_back({MARLIN_BUFFER_OUTPUT, out.data(), bytes, true, false});
   const int64_t groups = CeilDivide(strips.chunks(), int64_t{kDequantizeSimdgroups});
   launch.threadgroups[0] = static_cast<uint32_t>(groups);
   launch.threads = kDequantizeSimdgroups * kernels::kLanes;

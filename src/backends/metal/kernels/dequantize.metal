@@ -29,9 +29,11 @@ using namespace marlin::kernels;
     for (int j = 0; j < 4; ++j) {
       const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane) + j;
       if (k >= p.k) continue;
-      const long at = long(k) * p.output_stride + column;
+      const long at = long(k) * p.output_stride + long(column) * p.output_column_stride;
       if (column < p.n) StoreElement(out, output_type, at, w.pair[j].x);
-      if (column + 1 < p.n) StoreElement(out, output_type, at + 1, w.pair[j].y);
+      if (column + 1 < p.n) {
+        StoreElement(out, output_type, at + p.output_column_stride, w.pair[j].y);
+      }
     }
   }
 }

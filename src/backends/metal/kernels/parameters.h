@@ -115,6 +115,8 @@ enum GroupSpan {
 struct Parameters {
   MARLIN_INT64 input_stride;   ///< Elements from row to row.
   MARLIN_INT64 output_stride;  ///< Unused for partial sums.
+  /// From column to column: of marlin_dequantize alone, others have contiguous columns.
+  MARLIN_INT64 output_column_stride;
   MARLIN_INT32 m;
   MARLIN_INT32 n;
   MARLIN_INT32 k;
