@@ -18,7 +18,7 @@
 //   as wide as registers allow.
 //   The matrix unit keeps about 14 bits of a sum; every 128 k, or with every 32 where groups are
 //   shorter, it goes to fp32 by a fused multiply-add.
-//   Shared memory: stages of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
+//   Shared memory: slots of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
 //   exchange of the epilogue, barriers.
 //   Errors: activations 2^-4 of themselves and 2^-10 / 224 of a row's largest (subnormal numbers);
 //   within 128 k the matrix unit's 2^-13 of the largest addend for every addend.
@@ -35,17 +35,17 @@ template <int kTokens>
 MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUtensorMap* map,
                                          const WgmmaShared& shared) {
   const ItemRange range;
-  StageCursor cursor;
+  SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
-      Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
-      CopyBox(shared.activations + cursor.stage * Fp8StageBytes(kTokens), map, tile * kTileK,
-              item.token_tile * kTokens, shared.full + 8 * cursor.stage);
-      cursor.Advance(args.stages);
+      Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
+      CopyBox(shared.activations + cursor.slot * Fp8SlotBytes(kTokens), map, tile * kTileK,
+              item.token_tile * kTokens, shared.full + 8 * cursor.slot);
+      cursor.Advance(args.slots);
     }
   }
 }
@@ -74,8 +74,8 @@ struct Fp8Consumer {
     uint32_t scales[kParts];
   };
 
-  MARLIN_DEVICE uint32_t TileAt(int stage) const {
-    return shared.weights + (stage * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
+  MARLIN_DEVICE uint32_t TileAt(int slot) const {
+    return shared.weights + (slot * kStripsOfBlock + place.tile) * args.weights.tile_bytes;
   }
 
   MARLIN_DEVICE void Load(uint32_t tile, uint32_t (&words)[2][kBits]) const {
@@ -146,22 +146,22 @@ struct Fp8Consumer {
     }
   }
 
-  MARLIN_DEVICE void Run(const WgmmaItem& item, StageCursor& cursor,
+  MARLIN_DEVICE void Run(const WgmmaItem& item, SlotCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     uint32_t words[2][kBits];
     Operands operands;
     float sums[2][kChunkSums];
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
-    Wait(shared.full + 8 * cursor.stage, cursor.parity);
-    Load(TileAt(cursor.stage), words);
+    Wait(shared.full + 8 * cursor.slot, cursor.parity);
+    Load(TileAt(cursor.slot), words);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
-      const int stage = cursor.stage;
-      const uint32_t activations = shared.activations + stage * Fp8StageBytes(kTokens);
+      const int slot = cursor.slot;
+      const uint32_t activations = shared.activations + slot * Fp8SlotBytes(kTokens);
       // In a uniform register, which the instruction wants.
       const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
-      Decode(TileAt(stage), words, operands);
+      Decode(TileAt(slot), words, operands);
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         Multiply(operands, low, unit, sums[unit % 2]);
@@ -170,15 +170,15 @@ struct Fp8Consumer {
           Add(operands, unit - 1, sums[(unit - 1) % 2], acc);
         }
       }
-      cursor.Advance(args.stages);
+      cursor.Advance(args.slots);
       if (tile + 1 < item.tiles) {
         // What the next step needs arrives while the last products run.
-        Wait(shared.full + 8 * cursor.stage, cursor.parity);
-        Load(TileAt(cursor.stage), words);
+        Wait(shared.full + 8 * cursor.slot, cursor.parity);
+        Load(TileAt(cursor.slot), words);
       }
       WaitForProducts<0>();
       Add(operands, kUnits - 1, sums[(kUnits - 1) % 2], acc);
-      LeaveStage(shared.empty + 8 * stage, place.lane);
+      LeaveSlot(shared.empty + 8 * slot, place.lane);
     }
   }
 };
@@ -217,7 +217,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
   const WgmmaEpilogue<kTokens> epilogue{
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
-  StageCursor cursor;
+  SlotCursor cursor;
   const ItemRange range;
   for (int i = range.first; i < product.items; i += range.step) {
     const WgmmaItem item = ItemAt(product, i, range.split);
@@ -233,10 +233,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     Fp8Kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Fp8Arguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const WgmmaArguments& product = args.product;
-  const WgmmaShared shared = BeginStages(product, memory);
+  const WgmmaShared shared = BeginSlots(product, memory);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 0) ProduceWeights(product, shared, Fp8StageBytes(kTokens));
+    if (threadIdx.x == 0) ProduceWeights<1>(product, shared, Fp8SlotBytes(kTokens));
     if (threadIdx.x == 32) ProduceFp8Activations<kTokens>(product, &map, shared);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");

@@ -37,8 +37,8 @@ Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device) {
 }
 
 Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tokens) {
-  constexpr int kBarriersBytes = 2 * 8;  // Of a stage.
-  constexpr int kMaxStages = 8;
+  constexpr int kBarriersBytes = 2 * 8;  // Of a slot.
+  constexpr int kMaxSlots = 8;
   // Tiles, items and gates are those of the warpgroup kernel; shared memory is not.
   const WgmmaPlan like = PlanWholeTiles(problem, device, {tokens, 1});
   Fp8Plan plan;
@@ -47,13 +47,14 @@ Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tok
   plan.partials = like.partials;
   plan.arguments.product = like.arguments;
   WgmmaArguments& args = plan.arguments.product;
-  const int stage = Fp8StageBytes(tokens) + kStripsOfBlock * problem.tile_bytes;
-  args.stages =
-      std::min((device.shared_bytes - kExchangeBytes) / (stage + kBarriersBytes), kMaxStages);
-  args.weights_offset = args.stages * Fp8StageBytes(tokens);
-  args.exchange_offset = args.stages * stage;
+  const int step = Fp8SlotBytes(tokens) + kStripsOfBlock * problem.tile_bytes;
+  args.slots =
+      std::min((device.shared_bytes - kExchangeBytes) / (step + kBarriersBytes), kMaxSlots);
+  args.weight_slots = args.slots;
+  args.weights_offset = args.slots * Fp8SlotBytes(tokens);
+  args.exchange_offset = args.slots * step;
   args.barriers_offset = args.exchange_offset + kExchangeBytes;
-  plan.shared_bytes = args.barriers_offset + args.stages * kBarriersBytes;
+  plan.shared_bytes = args.barriers_offset + args.slots * kBarriersBytes;
   return plan;
 }
 

@@ -352,21 +352,29 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
 
 namespace {
 
-/// Divides shared memory, for as many stages as are of use.
-void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch) {
+/// Divides shared memory with `slots` of activations.
+void DivideSharedFor(const TileProblem& problem, int slots, WgmmaLaunch* launch) {
   WgmmaArguments& args = launch->arguments;
-  const int stage = StageActivationBytes(launch->tokens) + kStripsOfBlock * problem.tile_bytes;
-  // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
-  constexpr int kMaxStages = 5;
-  const int stage_and_barriers = stage + 2 * kBarrierBytes;
+  const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch->tokens);
   const int inbox = args.in_cluster ? InboxBytes(launch->tokens, args.splits) : 0;
-  const int others = kExchangeBytes + inbox + kBarrierBytes;
-  args.stages = std::min((device.shared_bytes - others) / stage_and_barriers, kMaxStages);
-  args.weights_offset = args.stages * StageActivationBytes(launch->tokens);
-  args.exchange_offset = args.stages * stage;
+  args.slots = slots;
+  args.weight_slots = Ceil(slots, slots_of_step);
+  args.weights_offset = slots * (StepActivationBytes(launch->tokens) / slots_of_step);
+  args.exchange_offset =
+      args.weights_offset + args.weight_slots * kStripsOfBlock * problem.tile_bytes;
   args.inbox_offset = args.exchange_offset + kExchangeBytes;
   args.barriers_offset = args.inbox_offset + inbox;
-  launch->shared_bytes = args.barriers_offset + (args.stages * 2 + 1) * kBarrierBytes;
+  launch->shared_bytes = args.barriers_offset + (slots * 2 + 1) * kBarrierBytes;
+}
+
+/// The same with as many as are of use.
+void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch) {
+  // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
+  constexpr int kMaxSteps = 5;
+  int slots = kMaxSteps * SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch->tokens);
+  do {
+    DivideSharedFor(problem, slots, launch);
+  } while (launch->shared_bytes > device.shared_bytes && --slots > 1);
 }
 
 /// Leaves a plan's last items to a launch of narrower tiles.

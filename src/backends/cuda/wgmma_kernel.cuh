@@ -10,8 +10,9 @@
 //     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
 //                    +----------------------------+
 //
-//   Steps of 128 k; `stages` of {activations, four tiles of weights} in flight. Within a step the
-//   codes of one half of 64 k are decoded while the matrix instructions of the other half run.
+//   Steps of 128 k, activations and four tiles of weights, of which several are in flight. Within a
+//   step the codes of one half of 64 k are decoded while the matrix instructions of the other half
+//   run. A slot is what comes and is given back as one: a step, or half of one (SlotsOfStep).
 //   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
 //   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
 //   cluster divide k among them, send each other their sums through shared memory and finish a part
@@ -66,13 +67,13 @@ MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
   return block * 2 + i / 2 + (i % 2 == 0 ? 0 : args.half_strips);
 }
 
-/// A place in the ring of stages.
-struct StageCursor {
-  int stage = 0;
+/// A place in a ring of slots.
+struct SlotCursor {
+  int slot = 0;
   int parity = 0;
-  MARLIN_DEVICE void Advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
+  MARLIN_DEVICE void Advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
       parity ^= 1;
     }
   }
@@ -82,7 +83,7 @@ struct StageCursor {
 struct WgmmaShared {
   uint32_t activations;
   uint32_t weights;
-  uint32_t full;
+  uint32_t full;  ///< Barriers of the slots of activations, which weights have come to as well.
   uint32_t empty;
   uint32_t inbox;    ///< In a cluster: where the other blocks' sums come to.
   uint32_t arrived;  ///< A barrier: they have come.
@@ -96,25 +97,25 @@ constexpr int kArrivalsOfWarp = 32;
 constexpr int kArrivalsOfWarp = 1;
 #endif
 
-/// For a consumer warp after the products that use a stage. They are instructions that wait for all
-/// lanes of the warp, and take what every lane has read from the stage: no barrier of the warp is
+/// For a consumer warp after the products that use a slot. They are instructions that wait for all
+/// lanes of the warp, and take what every lane has read from the slot: no barrier of the warp is
 /// needed, which costs up to 9 % with few tokens.
-MARLIN_DEVICE void LeaveStage(uint32_t empty, int lane) {
+MARLIN_DEVICE void LeaveSlot(uint32_t empty, int lane) {
   if (lane < kArrivalsOfWarp) Arrive(empty);
 }
 
-/// Divides shared memory, makes the barriers of the stages ready and lets the next kernel begin.
+/// Divides shared memory, makes the barriers of the slots ready and lets the next kernel begin.
 /// For all threads of the block.
-MARLIN_DEVICE WgmmaShared BeginStages(const WgmmaArguments& args, const uint8_t* memory) {
+MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* memory) {
   WgmmaShared shared;
   shared.activations = SharedAddress(memory);
   shared.weights = shared.activations + args.weights_offset;
   shared.full = shared.activations + args.barriers_offset;
-  shared.empty = shared.full + args.stages * 8;
+  shared.empty = shared.full + args.slots * 8;
   shared.inbox = shared.activations + args.inbox_offset;
-  shared.arrived = shared.empty + args.stages * 8;
+  shared.arrived = shared.empty + args.slots * 8;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < args.stages; ++s) {
+    for (int s = 0; s < args.slots; ++s) {
       InitBarrier(shared.full + 8 * s, 1);
       InitBarrier(shared.empty + 8 * s, kConsumerWarps * kArrivalsOfWarp);
     }
@@ -168,33 +169,42 @@ struct WeightSource {
   }
 };
 
-/// One thread copies the weights. Those of the first stages go ahead of earlier work on the stream.
+/// One thread copies the weights. Those of the first steps go ahead of earlier work on the stream.
+/// What it waits for is that the slots of the step's activations are free: those of its weights are
+/// then, because slots are given back in order and `weight_slots` steps hold all slots.
+template <int kSlotsOfStep>
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
-                                  int activation_bytes) {
+                                  int slot_bytes) {
   const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
   const ItemRange range;
-  StageCursor cursor;
+  SlotCursor cursor;
+  SlotCursor weights;
   for (int i = range.first; i < args.items; i += range.step) {
     const WgmmaItem item = ItemAt(args, i, range.split);
     WeightSource source(args, item);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
-      const uint32_t full = shared.full + 8 * cursor.stage;
-      Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
-      ArriveExpecting(full, weight_bytes + activation_bytes);
-      source.Copy(shared.weights + cursor.stage * weight_bytes, full);
-      cursor.Advance(args.stages);
+      const uint32_t full = shared.full + 8 * cursor.slot;
+#pragma unroll
+      for (int slot = 0; slot < kSlotsOfStep; ++slot) {
+        Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
+        ArriveExpecting(shared.full + 8 * cursor.slot, slot_bytes + (slot == 0 ? weight_bytes : 0));
+        cursor.Advance(args.slots);
+      }
+      source.Copy(shared.weights + weights.slot * weight_bytes, full);
+      weights.Advance(args.weight_slots);
     }
   }
 }
 
 /// One thread of another warp copies the activations, when earlier work is done.
-template <int kTokens>
+template <int kTokens, int kSlotsOfStep>
 MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
                                       const WgmmaShared& shared) {
-  constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
+  constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
+  constexpr int kHalvesOfSlot = 2 / kSlotsOfStep;
   const ItemRange range;
-  StageCursor cursor;
+  SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
   for (int i = range.first; i < args.items; i += range.step) {
@@ -202,13 +212,17 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
     const int m = item.token_tile * kTokens;
     int k = item.first_tile * kTileK;
 #pragma unroll 1
-    for (int tile = 0; tile < item.tiles; ++tile, k += kTileK) {
-      const uint32_t full = shared.full + 8 * cursor.stage;
-      const uint32_t to = shared.activations + cursor.stage * (2 * kHalfBytes);
-      Wait(shared.empty + 8 * cursor.stage, cursor.parity ^ 1);
-      CopyBox(to, map, k, m, full);
-      CopyBox(to + kHalfBytes, map, k + kTileK / 2, m, full);
-      cursor.Advance(args.stages);
+    for (int slot = 0; slot < item.tiles * kSlotsOfStep; ++slot) {
+      const uint32_t full = shared.full + 8 * cursor.slot;
+      uint32_t to = shared.activations + cursor.slot * (kHalvesOfSlot * kHalfBytes);
+      Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
+#pragma unroll
+      for (int half = 0; half < kHalvesOfSlot; ++half) {
+        CopyBox(to, map, k, m, full);
+        to += kHalfBytes;
+        k += kTileK / 2;
+      }
+      cursor.Advance(args.slots);
     }
   }
 }
@@ -217,7 +231,7 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
 struct ConsumerPlace {
   int lane;
   int strip;  ///< Of the block's four; gated: gates, ups, gates, ups.
-  int tile;   ///< Where its tile lies among the stage's four; gated: gates, gates, ups, ups.
+  int tile;   ///< Where its tile lies among the step's four; gated: gates, gates, ups, ups.
   int rows;   ///< Which 16 outputs of the strip.
 };
 
@@ -275,20 +289,21 @@ struct WarpTile {
   }
 };
 
-/// A consumer warp's place in the ring of stages. What it is made of stays in registers: fetched
-/// from the parameters in every step it costs 3 %.
-template <int kTokens>
+/// A consumer warp's place in the rings. What it is made of stays in registers: fetched from the
+/// parameters in every step it costs 3 %.
+template <int kTokens, int kSlotsOfStep>
 struct ConsumerCursor {
-  uint32_t full;  ///< The barrier of the stage.
+  uint32_t full;  ///< The barrier of the slot.
   uint32_t tile;  ///< The warp's tile.
   uint32_t activations;
   int parity = 0;
   uint32_t first_full;
   uint32_t last_full;
   uint32_t first_tile;
+  uint32_t last_tile;
   uint32_t first_activations;
-  int stage_bytes;  ///< Of weights.
-  int to_empty;     ///< From the barrier of a stage to the one that gives it back.
+  int weight_bytes;  ///< Of a step.
+  int to_empty;      ///< From the barrier of a slot to the one that gives it back.
 
   MARLIN_DEVICE ConsumerCursor(const WgmmaArguments& args, const WgmmaShared& shared,
                                const ConsumerPlace& place)
@@ -296,31 +311,41 @@ struct ConsumerCursor {
         tile(shared.weights + place.tile * args.weights.tile_bytes),
         activations(shared.activations),
         first_full(full),
-        last_full(full + (args.stages - 1) * 8),
+        last_full(full + (args.slots - 1) * 8),
         first_tile(tile),
+        last_tile(tile + (args.weight_slots - 1) * kStripsOfBlock * args.weights.tile_bytes),
         first_activations(activations),
-        stage_bytes(kStripsOfBlock * args.weights.tile_bytes),
-        to_empty(args.stages * 8) {
+        weight_bytes(kStripsOfBlock * args.weights.tile_bytes),
+        to_empty(args.slots * 8) {
     asm volatile(""
                  : "+r"(first_full), "+r"(last_full), "+r"(first_tile), "+r"(first_activations),
-                   "+r"(stage_bytes), "+r"(to_empty));
+                   "+r"(weight_bytes), "+r"(to_empty));
+    if (kSlotsOfStep > 1) asm volatile("" : "+r"(last_tile));
   }
 
   MARLIN_DEVICE uint32_t Empty() const { return full + to_empty; }
 
-  /// The low half of the descriptor of the stage's activations, in a uniform register, which the
+  /// The low half of the descriptor of the slot's activations, in a uniform register, which the
   /// instruction wants.
   MARLIN_DEVICE uint32_t UniformActivations() const {
     return __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
   }
 
-  MARLIN_DEVICE void Advance() {
+  MARLIN_DEVICE void NextSlot() {
     const bool anew = full == last_full;
     full = anew ? first_full : full + 8;
-    tile = anew ? first_tile : tile + stage_bytes;
-    activations = anew ? first_activations : activations + StageActivationBytes(kTokens);
+    activations = anew ? first_activations : activations + kSlotBytes;
     parity ^= anew ? 1 : 0;
+    if (kSlotsOfStep == 1) tile = anew ? first_tile : tile + weight_bytes;
   }
+  /// From the last slot of a step to the first of the next one.
+  MARLIN_DEVICE void NextStep() {
+    NextSlot();
+    if (kSlotsOfStep > 1) tile = tile == last_tile ? first_tile : tile + weight_bytes;
+  }
+
+ private:
+  static constexpr int kSlotBytes = StepActivationBytes(kTokens) / kSlotsOfStep;
 };
 
 /// The sums of one item.
@@ -331,7 +356,8 @@ struct WgmmaConsumer {
   DecodeTable<kKind, T> table;
   ParameterMode mode;
 
-  static constexpr int kHalfBytes = StageActivationBytes(kTokens) / 2;
+  static constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
+  using Cursor = ConsumerCursor<kTokens, kSlots>;
 
   /// `activations`: the low half of the descriptor, as UniformActivations gives it.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
@@ -345,8 +371,8 @@ struct WgmmaConsumer {
     CommitProducts();
   }
 
-  MARLIN_DEVICE void Run(int tiles, ConsumerCursor<kTokens>& cursor,
-                         float (&acc)[kTokens / 2]) const {
+  MARLIN_DEVICE void Run(int tiles, Cursor& cursor, float (&acc)[kTokens / 2]) const {
+    constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
     const int groups = args.weights.groups_per_tile;
     uint32_t fragments[2][4][4];
     WarpTile<kKind, T, kUse> weights;
@@ -360,11 +386,18 @@ struct WgmmaConsumer {
       weights.Decode(0, place, groups, mode, table, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
-      if (tile > 0) LeaveStage(empty_before, place.lane);
+      if (tile > 0) LeaveSlot(empty_before, place.lane);
+      const uint32_t empty_first = cursor.Empty();
+      activations += kHalfBytes >> 4;
+      if constexpr (kSlots == 2) {
+        cursor.NextSlot();
+        activations = cursor.UniformActivations();
+      }
       weights.Decode(1, place, groups, mode, table, fragments[1]);
-      Multiply(fragments[1], activations + (kHalfBytes >> 4), true, acc);
+      if constexpr (kSlots == 2) Wait(cursor.full, cursor.parity);
+      Multiply(fragments[1], activations, true, acc);
       empty_before = cursor.Empty();
-      cursor.Advance();
+      cursor.NextStep();
       activations = cursor.UniformActivations();
       if (tile + 1 < tiles) {
         // What the next step needs arrives while the products run.
@@ -372,10 +405,11 @@ struct WgmmaConsumer {
         weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
+      if constexpr (kSlots == 2) LeaveSlot(empty_first, place.lane);
     }
     WaitForProducts<0>();
     PinSums(acc);
-    LeaveStage(empty_before, place.lane);
+    LeaveSlot(empty_before, place.lane);
   }
 };
 
@@ -671,12 +705,13 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
-  const WgmmaConsumer<kKind, T, kTokens, kUse> consumer{
-      args, place, DecodeTable<kKind, T>(args.weights), ParameterModeOf<kKind, T>(args.weights)};
+  using Consumer = WgmmaConsumer<kKind, T, kTokens, kUse>;
+  const Consumer consumer{args, place, DecodeTable<kKind, T>(args.weights),
+                          ParameterModeOf<kKind, T>(args.weights)};
   WgmmaEpilogue<kTokens> epilogue{
       args, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,    kTokens / 8};
-  ConsumerCursor<kTokens> cursor(args, shared, place);
+  typename Consumer::Cursor cursor(args, shared, place);
   const int splits = args.splits;
   const ItemRange range;
   for (int i = range.first; i < args.items; i += range.step) {
@@ -706,11 +741,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  const WgmmaShared shared = BeginStages(args, memory);
+  const WgmmaShared shared = BeginSlots(args, memory);
   if (threadIdx.x < 128) {
+    constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) ProduceWeights(args, shared, StageActivationBytes(kTokens));
-    if (threadIdx.x == 32) ProduceActivations<kTokens>(args, &map, shared);
+    if (threadIdx.x == 0)
+      ProduceWeights<kSlots>(args, shared, StepActivationBytes(kTokens) / kSlots);
+    if (threadIdx.x == 32) ProduceActivations<kTokens, kSlots>(args, &map, shared);
     if (kTokens <= kMaxClusterTokens && args.in_cluster) {
       __syncwarp();
       WaitForCluster();

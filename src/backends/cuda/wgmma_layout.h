@@ -11,8 +11,9 @@ namespace marlin::cuda {
 /// What a block needs before its first copies comes first: parameters are fetched by lines, one
 /// after the other.
 struct WgmmaArguments {
-  int stages = 2;
-  int weights_offset = 0;  ///< In shared memory, behind the activations of all stages.
+  int slots = 2;           ///< Of activations; SlotsOfStep hold a step's.
+  int weight_slots = 2;    ///< Each for a step.
+  int weights_offset = 0;  ///< In shared memory, behind all activations.
   int exchange_offset = 0;
   int inbox_offset = 0;  ///< in_cluster: InboxBytes for the sums that the other blocks send.
   int barriers_offset = 0;
@@ -76,8 +77,14 @@ inline constexpr int kWgmmaThreads = 384;
 /// Items of more tokens are not divided among the blocks of a cluster.
 inline constexpr int kMaxClusterTokens = 128;
 
-/// Bytes of one stage's activations.
-MARLIN_HOST_DEVICE constexpr int StageActivationBytes(int tokens) { return tokens * kTileK * 2; }
+/// Bytes of the activations of a step of 128 k.
+MARLIN_HOST_DEVICE constexpr int StepActivationBytes(int tokens) { return tokens * kTileK * 2; }
+
+/// Into how many slots the activations of a step go: into two of 64 k where whole steps are so
+/// large that two of them would fill shared memory, and copies would come too late.
+MARLIN_HOST_DEVICE constexpr int SlotsOfStep(int code_bits, int tokens) {
+  return code_bits >= 8 && tokens >= 192 ? 2 : 1;
+}
 
 /// How the blocks of a cluster divide the sums of an item: the unit is 16 tokens of one of its two
 /// warpgroups, every block finishes a run of units.

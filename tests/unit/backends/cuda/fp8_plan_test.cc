@@ -20,15 +20,16 @@ TileProblem Problem(int m, int n, int k, int tile_bytes = kFp4TileBytes) {
 /// Areas follow one another, fit, and are aligned as their copies and the swizzle want them.
 void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
   const WgmmaArguments& args = plan.arguments.product;
-  EXPECT_GE(args.stages, 2);
-  EXPECT_EQ(args.weights_offset, args.stages * Fp8StageBytes(plan.tokens));
+  EXPECT_GE(args.slots, 2);
+  EXPECT_EQ(args.weight_slots, args.slots);
+  EXPECT_EQ(args.weights_offset, args.slots * Fp8SlotBytes(plan.tokens));
   EXPECT_EQ(args.weights_offset % 1024, 0);
   EXPECT_EQ(args.exchange_offset,
-            args.weights_offset + args.stages * kStripsOfBlock * problem.tile_bytes);
+            args.weights_offset + args.slots * kStripsOfBlock * problem.tile_bytes);
   EXPECT_EQ(args.exchange_offset % 16, 0);
   EXPECT_EQ(args.barriers_offset, args.exchange_offset + kExchangeBytes);
   EXPECT_EQ(args.barriers_offset % 8, 0);
-  EXPECT_EQ(plan.shared_bytes, args.barriers_offset + args.stages * 16);
+  EXPECT_EQ(plan.shared_bytes, args.barriers_offset + args.slots * 16);
   EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
   EXPECT_EQ(args.splits, 1);
   EXPECT_GE(args.token_tiles * plan.tokens, problem.m);

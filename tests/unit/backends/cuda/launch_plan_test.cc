@@ -311,18 +311,21 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
   EXPECT_EQ(args.tiles, CeilDivide(problem.k, kTileK));
   EXPECT_EQ(launch.groups, std::min<int64_t>(args.items, device.multiprocessors / args.splits));
   EXPECT_GE(launch.groups, 1);
-  EXPECT_GE(args.stages, 2) << "no copy would overlap a product";
-  const int64_t activations = int64_t{args.stages} * StageActivationBytes(launch.tokens);
-  const int64_t weights = int64_t{args.stages} * kStripsOfBlock * problem.tile_bytes;
+  const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch.tokens);
+  EXPECT_GE(args.slots, 2 * slots_of_step) << "no copy would overlap a product";
+  EXPECT_GE(args.weight_slots * slots_of_step, args.slots) << "weights would be overwritten";
+  const int64_t activations =
+      int64_t{args.slots} * (StepActivationBytes(launch.tokens) / slots_of_step);
+  const int64_t weights = int64_t{args.weight_slots} * kStripsOfBlock * problem.tile_bytes;
   Regions regions;
   regions.Add("activations", 0, activations, 1024);
-  EXPECT_EQ(StageActivationBytes(launch.tokens) / 2 % 1024, 0) << "the swizzle's period";
+  EXPECT_EQ(StepActivationBytes(launch.tokens) / 2 % 1024, 0) << "the swizzle's period";
   regions.Add("weights", args.weights_offset, weights, 16);
   regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
   if (args.in_cluster) {
     regions.Add("inbox", args.inbox_offset, InboxBytes(launch.tokens, args.splits), 16);
   }
-  regions.Add("barriers", args.barriers_offset, int64_t{args.stages} * 16 + 8, 8);
+  regions.Add("barriers", args.barriers_offset, int64_t{args.slots} * 16 + 8, 8);
   EXPECT_LE(regions.end, launch.shared_bytes);
   EXPECT_LE(launch.shared_bytes, device.shared_bytes);
 }
