@@ -59,18 +59,42 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   return true;
 }
 
+/// What plans for few rows differ in, in microseconds: of FP4 with groups of 128 on an H200, fitted
+/// to 1,278 launches of 20 matrices with 1 to 16 rows (2026-11-22). Other codes take longer by
+/// their bytes.
+struct GemvCosts {
+  static constexpr double kMates = 0.33;                  ///< A cluster that shares activations.
+  static constexpr double kActivationsPerByte = 11.5e-6;  ///< Of a block.
+  static constexpr double kMemory = 0.47;                 ///< Splits that meet in memory:
+  static constexpr double kMemoryPerSplit = 0.137;
+  static constexpr double kMemoryPerSum = 0.0126;  ///< A strip's of a token.
+  static constexpr double kCluster = 0.19;         ///< And those that meet in a cluster.
+  static constexpr double kClusterPerSplit = 0.05;
+  static constexpr double kClusterPerSum = 0.009;
+
+  double step;   ///< All warps multiply a tile each.
+  double tile;   ///< Of those of a block.
+  double round;  ///< The warps of a unit meet at its end.
+
+  GemvCosts(const TileProblem& problem, int warps, int strips) {
+    const bool many = warps > 8;
+    const double bytes = problem.tile_bytes / 2112.0;
+    step = bytes * (strips == 1 ? (many ? 0.339 : 0.252) : (many ? 0.477 : 0.321));
+    tile = bytes * strips * (problem.m > kOctet ? 0.0286 : 0.0193);
+    round = strips == 1 && problem.m <= kOctet ? 0.74 : 1.56;
+  }
+};
+
 /// How many units a block works on at a time: with every unit its warps wait for each other, but
 /// with few warps to a unit some have nothing to do at the end.
-int UnitsAtATime(int units_of_block, int tiles, int warps, int m) {
-  // What the end of a unit costs, in tiles; more units at a time must be worth it. Measured on an
-  // H200.
-  const double end_of_unit = m > kOctet ? 1.5 : 0.75;
-  constexpr double kWorthwhile = 0.95;
+int UnitsAtATime(int units_of_block, int tiles, int warps, const GemvCosts& costs) {
+  // Where they differ by less, fewer units are as often faster.
+  constexpr double kWorthwhile = 0.97;
   double least = 0;
   int best = 1;
   for (int lanes = 1; lanes <= std::min(std::max(warps / 2, 1), units_of_block); lanes *= 2) {
     const int rounds = Ceil(units_of_block, lanes);
-    const double cost = rounds * (Ceil(tiles, warps / lanes) + end_of_unit);
+    const double cost = rounds * (Ceil(tiles, warps / lanes) * costs.step + costs.round);
     if (least != 0 && cost > kWorthwhile * least) continue;
     least = cost;
     best = lanes;
@@ -129,7 +153,8 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.units_base = units / plan.groups;
   args.units_rest = units % plan.groups;
   const int units_of_block = Ceil(units, plan.groups);
-  ShareUnits(UnitsAtATime(units_of_block, args.tiles_of_split, plan.warps, problem.m), &plan);
+  const GemvCosts costs(problem, plan.warps, plan.strips);
+  ShareUnits(UnitsAtATime(units_of_block, args.tiles_of_split, plan.warps, costs), &plan);
   SpreadCopies(&plan);
   if (!DivideShared(problem, device, &plan)) return std::nullopt;
   return plan;
@@ -137,27 +162,28 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
 
 namespace {
 
-/// How PlanGemv cuts a problem whose k is divided by `splits`. All of this is measured on an H200.
-GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, int splits) {
-  constexpr int kWarps = 16;
+constexpr int kMostWarps = 16;
+
+/// A cut into `splits` parts of k with these warps and strips to a unit. All of this is measured on
+/// an H200.
+GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int splits, int warps,
+                  int unit_strips) {
   const int strips = Ceil(problem.n, kStripOutputs);
   const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
   const int strips_of_block = Ceil(int64_t{strips} * splits, device.multiprocessors);
   GemvShape shape;
   shape.splits = splits;
-  shape.warps = tiles_of_split <= kWarps / 2 ? kWarps / 2 : kWarps;
-  // Warps wait for each other less often with wide units, but those are for matrices that have
-  // enough of them.
-  const bool wide = problem.narrow_codes && problem.m <= kOctet && strips_of_block > 4;
-  shape.strips = wide ? 2 : 1;
+  shape.warps = warps;
+  shape.strips = unit_strips;
   // Clusters are fast, where as many of them run as there is work for.
   const bool clusters = splits > 1 && splits <= kMaxSplits;
   shape.in_memory =
       clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
   // Sharing copies pays from here on, but not at the price of blocks that run at once.
-  constexpr int64_t kLeastShared = 56 * 1024;
+  const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
+  const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
   const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
-                     int64_t{problem.m} * problem.k * 2 >= kLeastShared;
+                     int64_t{problem.m} * problem.k * 2 >= least_shared;
   const bool pairs_of_clusters =
       splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
   // Two splits of few strips give up their cluster for it.
@@ -172,8 +198,23 @@ GemvShape ShapeOfSplits(const TileProblem& problem, const DeviceShape& device, i
   const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
   const bool deep = problem.tile_bytes <= 3072 && light && tiles_of_warp > 2;
   shape.stages = deep ? 2 : 1;
-  shape.first_stages = wide || in_cluster ? shape.stages : 1;
+  shape.first_stages = unit_strips > 1 || in_cluster ? shape.stages : 1;
   return shape;
+}
+
+/// Units of two strips are for few tokens and small tiles.
+bool CanBeWide(const TileProblem& problem) { return problem.narrow_codes && problem.m <= kOctet; }
+
+/// The usual cut into `splits` parts of k.
+GemvShape UsualShape(const TileProblem& problem, const DeviceShape& device, int splits) {
+  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
+  const int strips_of_block =
+      Ceil(int64_t{Ceil(problem.n, kStripOutputs)} * splits, device.multiprocessors);
+  // Warps wait for each other less often with wide units, but those are for matrices that have
+  // enough of them.
+  const int strips = CanBeWide(problem) && strips_of_block > 4 ? 2 : 1;
+  const int warps = tiles_of_split <= kMostWarps / 2 ? kMostWarps / 2 : kMostWarps;
+  return ShapeOf(problem, device, splits, warps, strips);
 }
 
 /// As many splits as it takes to occupy the multiprocessors with clusters.
@@ -195,22 +236,77 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
 
 }  // namespace
 
-GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
+namespace {
+
+/// With as many stages as there is shared memory for.
+std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShape& device,
+                                    const GemvShape& shape) {
+  for (int stages = shape.stages; stages > 0; --stages) {
+    GemvShape shallow = shape;
+    shallow.stages = stages;
+    shallow.first_stages = std::min(stages, shape.first_stages);
+    if (const auto plan = PlanGemvAs(problem, device, shallow)) return plan;
+  }
+  return std::nullopt;
+}
+
+/// The plan with the fewest splits that occupy the device and fit.
+GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
-    GemvShape shape = ShapeOfSplits(problem, device, splits);
+    GemvShape shape = UsualShape(problem, device, splits);
     // Two tiles each for half of the warps are worth more than one for all, where tiles are wide.
     const bool halve = shape.strips == 2 && shape.stages == 2;
     if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
     for (const int warps : {shape.warps, shape.warps / 2}) {
       shape.warps = warps;
-      for (int stages = shape.stages; stages > 0; --stages) {
-        GemvShape shallow = shape;
-        shallow.stages = stages;
-        shallow.first_stages = std::min(stages, shape.first_stages);
-        if (const auto plan = PlanGemvAs(problem, device, shallow)) return *plan;
-      }
+      if (const auto plan = DeepestPlan(problem, device, shape)) return *plan;
     }
   }
+}
+
+/// What differs between plans of a problem, in microseconds.
+double GemvMicroseconds(const TileProblem& problem, const GemvPlan& plan) {
+  const GemvArguments& args = plan.arguments;
+  const GemvCosts costs(problem, plan.warps, plan.strips);
+  const int units = args.units_base + (args.units_rest > 0 ? 1 : 0);
+  const int rounds = Ceil(units, 1 << args.lanes_log);
+  const double activations = double{kTileK * 2} * args.tiles_of_split * problem.m;
+  double micros = rounds * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
+                  units * args.tiles_of_split * costs.tile +
+                  activations * GemvCosts::kActivationsPerByte;
+  if (args.mates > 1) micros += GemvCosts::kMates;
+  if (plan.splits == 1) return micros;
+  const double sums = double{1} * units * plan.strips * problem.m;
+  return micros + (args.in_cluster
+                       ? GemvCosts::kCluster + plan.splits * GemvCosts::kClusterPerSplit +
+                             sums * GemvCosts::kClusterPerSum
+                       : GemvCosts::kMemory + plan.splits * GemvCosts::kMemoryPerSplit +
+                             sums * GemvCosts::kMemoryPerSum);
+}
+
+}  // namespace
+
+GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
+  // The fit is worth this much: where it promises less, the usual plan is as often faster.
+  constexpr double kWorthwhile = 0.96;
+  constexpr int64_t kLeastTiles = 1024;  ///< Of less the fit knows little.
+  constexpr int kSplitsToCompare = 4;
+  GemvPlan best = UsualPlan(problem, device);
+  const int64_t strips = Ceil(problem.n, kStripOutputs);
+  if (strips * best.arguments.tiles < kLeastTiles) return best;
+  double least = kWorthwhile * GemvMicroseconds(problem, best);
+  const auto compare = [&](int splits, int warps, int unit_strips) {
+    const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
+    const auto plan = DeepestPlan(problem, device, shape);
+    if (!plan || GemvMicroseconds(problem, *plan) >= least) return;
+    least = GemvMicroseconds(problem, *plan);
+    best = *plan;
+  };
+  for (const int warps : {kMostWarps, kMostWarps / 2}) {
+    if (CanBeWide(problem)) compare(1, warps, 2);
+    for (int splits = 1; splits <= kSplitsToCompare; ++splits) compare(splits, warps, 1);
+  }
+  return best;
 }
 
 namespace {

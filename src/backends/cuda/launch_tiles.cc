@@ -122,15 +122,17 @@ cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int ele
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/// Whether four neighbouring 16-bit outputs are one aligned store.
-bool StoresQuads(const EpilogueView& view) {
-  return view.n % 4 == 0 && view.stride % 4 == 0 && reinterpret_cast<uintptr_t>(view.out) % 8 == 0;
+/// Whether `count` neighbouring 16-bit outputs are one aligned store.
+bool StoresAsOne(const EpilogueView& view, int count) {
+  const auto bytes = static_cast<uintptr_t>(count) * sizeof(uint16_t);
+  return view.n % count == 0 && view.stride % count == 0 &&
+         reinterpret_cast<uintptr_t>(view.out) % bytes == 0;
 }
 
-/// Whether outputs are sums and biases in 16 bits, and StoresQuads.
+/// Whether outputs are sums and biases in 16 bits, and four of them are one aligned store.
 bool StoresPlainQuads(const EpilogueView& view) {
   return view.type != Element::kF32 && view.activation == 0 && !view.gated &&
-         view.row_weight == nullptr && StoresQuads(view);
+         view.row_weight == nullptr && StoresAsOne(view, 4);
 }
 
 cudaError_t AddPartials(const TileGemm& gemm, bool partials, int splits, cudaError_t launched,
@@ -202,7 +204,7 @@ cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, float* 
   args.weights = gemm.weights;
   args.epilogue = gemm.epilogue;
   args.partials = partials;
-  args.quads = StoresQuads(gemm.epilogue);
+  args.eights = StoresAsOne(gemm.epilogue, 8);
   void* parameters[] = {&map, &args};
   const auto splits = static_cast<unsigned>(args.splits);
   const LaunchSize size = {dim3(splits, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
@@ -235,7 +237,7 @@ cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Pl
   args.product.weights = gemm.weights;
   args.product.epilogue = gemm.epilogue;
   args.product.partials = plan.partials ? gemm.partials : nullptr;
-  args.product.quads = StoresQuads(gemm.epilogue);
+  args.product.eights = StoresAsOne(gemm.epilogue, 8);
   void* parameters[] = {&map, &args};
   // Copies of weights begin while the last rows are quantized.
   const LaunchSize size = {dim3(1, static_cast<unsigned>(plan.groups)), kWgmmaThreads,

@@ -14,6 +14,15 @@ MARLIN_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
                : "r"(address));
 }
 
+/// Four 8 x 8 matrices of 16-bit numbers as LoadMatrices and products have them, each stored by
+/// columns: lane l gives the address of column l % 8 of matrix l / 8.
+MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
 /// Turns an 8 x 8 matrix of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and 2 t + 1} and
 /// gets {column g, rows 2 t and 2 t + 1}.
 MARLIN_DEVICE uint32_t TurnMatrix(uint32_t pair) {

@@ -531,8 +531,10 @@ struct WgmmaEpilogue {
       StoreFloats(item, acc, partial ? partials : static_cast<float*>(view.out),
                   partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
                   partial ? nullptr : view.bias);
-    } else if (plain && args.quads) {
-      StoreQuads(item, acc);
+    } else if (plain && args.eights && view.type == Element::kBf16) {
+      StoreEights<Bf16x2>(item, acc);
+    } else if (plain && args.eights) {
+      StoreEights<F16x2>(item, acc);
     } else {
       RunThroughShared(item, acc);
     }
@@ -573,33 +575,48 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// Four neighbouring 16-bit outputs a lane. Precondition: they are one aligned store.
-  MARLIN_DEVICE void StoreQuads(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+  /// In the warp's part of the exchange, two buffers of 16 tokens x 16 outputs of 16 bits: where 8
+  /// outputs of a token lie, such that neither rows of matrices nor whole tokens meet in a bank.
+  static MARLIN_DEVICE uint32_t EightAt(int token, int eight) {
+    return static_cast<uint32_t>(token * 32 + (eight ^ (token >> 2 & 1)) * 16);
+  }
+
+  /// Eight neighbouring 16-bit outputs a lane, brought together by way of shared memory.
+  /// Precondition: they are one aligned store.
+  template <typename Out>
+  MARLIN_DEVICE void StoreEights(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+    constexpr uint32_t kBufferBytes = 16 * 16 * 2;
     const EpilogueView& view = args.epilogue;
+    const int lane = place.lane;
     const int first_n = FirstColumn(item);
-    const float2 bias = LoadBias(view.bias, first_n + (place.lane >> 2));
-    const bool odd = (place.lane & 1) != 0;
-    const int n = first_n + (odd ? 8 : 0) + (place.lane & 2) * 2;
-    const int m = item.token_tile * kTokens + (place.lane >> 2);
+    const float2 bias = LoadBias(view.bias, first_n + (lane >> 2));
+    const uint32_t buffers =
+        SharedAddress(exchange) + ((place.strip & 1) * 2 + place.rows) * 2 * kBufferBytes;
+    const uint32_t put = buffers + EightAt((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+    const uint32_t get = buffers + EightAt(lane >> 1, lane & 1);
+    const int n = first_n + (lane & 1) * 8;
+    const int m = item.token_tile * kTokens + (lane >> 1);
+    const int rows = n < view.n ? args.m - m : 0;  // From here on, that exist.
     uint16_t* to = static_cast<uint16_t*>(view.out) + m * view.stride + n;
-    const int64_t step = view.stride * 8;
-    const bool bf16 = view.type == Element::kBf16;
+    const int64_t step = view.stride * 16;
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i, to += step) {
-      if (i < first_group || i >= last_group) continue;
-      const float value[4] = {
-          acc[4 * i] * view.multiplier + bias.x, acc[4 * i + 1] * view.multiplier + bias.x,
-          acc[4 * i + 2] * view.multiplier + bias.y, acc[4 * i + 3] * view.multiplier + bias.y};
-      uint32_t low = bf16 ? Bf16x2::Pack(value[0], value[1]) : F16x2::Pack(value[0], value[1]);
-      uint32_t high = bf16 ? Bf16x2::Pack(value[2], value[3]) : F16x2::Pack(value[2], value[3]);
-      // From {output g, tokens 2 t and 2 t + 1} to {token g, outputs 2 t and 2 t + 1}.
-      low = TurnMatrix(low);
-      high = TurnMatrix(high);
-      // Even lanes get the outputs 0..7 of two lanes, odd ones the outputs 8..15.
-      const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-      const uint2 quad = odd ? uint2{other, high} : uint2{low, other};
-      if (m + i * 8 < args.m && n < view.n) *reinterpret_cast<uint2*>(to) = quad;
+    for (int c = 0; c < kTokens / 16; ++c, to += step) {
+      if (2 * c < first_group || 2 * c >= last_group) continue;
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = acc + 8 * c + 2 * i;
+        const float to_add = i % 2 == 0 ? bias.x : bias.y;
+        packed[i] =
+            Out::Pack(pair[0] * view.multiplier + to_add, pair[1] * view.multiplier + to_add);
+      }
+      const uint32_t buffer = c % 2 * kBufferBytes;
+      StoreTurned(put + buffer, packed);
+      __syncwarp();
+      const uint4 eight = LoadShared16(get + buffer);
+      if (c * 16 < rows) *reinterpret_cast<uint4*>(to) = eight;
     }
+    __syncwarp();
   }
 
   MARLIN_DEVICE void RunThroughShared(const WgmmaItem& item,

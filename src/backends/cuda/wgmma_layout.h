@@ -18,7 +18,7 @@ struct WgmmaArguments {
   int inbox_offset = 0;  ///< in_cluster: InboxBytes for the sums that the other blocks send.
   int barriers_offset = 0;
   bool in_cluster = false;  ///< The splits exchange sums; else their partials are added.
-  bool quads = false;       ///< Four neighbouring 16-bit outputs may be stored as one.
+  bool eights = false;      ///< Eight neighbouring 16-bit outputs may be stored as one.
   int items = 0;            ///< Of this launch; of all there are token_tiles * blocks.
   int first_item = 0;
   /// Not 0: this launch finishes what another left. token_tiles, neighbours and first_item count
