@@ -63,25 +63,28 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
 /// to 1,278 launches of 20 matrices with 1 to 16 rows (2026-11-22). Other codes take longer by
 /// their bytes.
 struct GemvCosts {
-  static constexpr double kMates = 0.33;                  ///< A cluster that shares activations.
-  static constexpr double kActivationsPerByte = 11.5e-6;  ///< Of a block.
-  static constexpr double kMemory = 0.47;                 ///< Splits that meet in memory:
-  static constexpr double kMemoryPerSplit = 0.137;
-  static constexpr double kMemoryPerSum = 0.0126;  ///< A strip's of a token.
-  static constexpr double kCluster = 0.19;         ///< And those that meet in a cluster.
-  static constexpr double kClusterPerSplit = 0.05;
-  static constexpr double kClusterPerSum = 0.009;
+  double step;         ///< All warps multiply a tile each.
+  double tile;         ///< Of those of a block.
+  double round;        ///< The warps of a unit meet at its end.
+  double activations;  ///< A byte of a block's.
+  double mates;        ///< A cluster that shares activations.
+  double meeting;      ///< Splits that meet,
+  double meeting_split;
+  double meeting_strip;  ///< and every strip of a block.
 
-  double step;   ///< All warps multiply a tile each.
-  double tile;   ///< Of those of a block.
-  double round;  ///< The warps of a unit meet at its end.
-
-  GemvCosts(const TileProblem& problem, int warps, int strips) {
-    const bool many = warps > 8;
+  GemvCosts(const TileProblem& problem, const GemvPlan& plan) {
+    const bool many = plan.warps > 8;
+    const bool one_octet = problem.m <= kOctet;
     const double bytes = problem.tile_bytes / 2112.0;
-    step = bytes * (strips == 1 ? (many ? 0.339 : 0.252) : (many ? 0.477 : 0.321));
-    tile = bytes * strips * (problem.m > kOctet ? 0.0286 : 0.0193);
-    round = strips == 1 && problem.m <= kOctet ? 0.74 : 1.56;
+    step = bytes * (plan.strips == 1 ? (many ? 0.335 : 0.256) : (many ? 0.493 : 0.329));
+    tile = bytes * plan.strips * (one_octet ? 0.0189 : 0.0279);
+    round = plan.strips == 1 && one_octet ? 0.72 : 1.55;
+    activations = 13.3e-6;
+    mates = 0.26;
+    const bool in_cluster = plan.arguments.in_cluster;
+    meeting = in_cluster ? 0.04 : 0.4;
+    meeting_split = in_cluster ? 0.055 : 0.13;
+    meeting_strip = in_cluster ? 0.12 : (one_octet ? 0.1 : 0.19);
   }
 };
 
@@ -153,7 +156,7 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.units_base = units / plan.groups;
   args.units_rest = units % plan.groups;
   const int units_of_block = Ceil(units, plan.groups);
-  const GemvCosts costs(problem, plan.warps, plan.strips);
+  const GemvCosts costs(problem, plan);
   ShareUnits(UnitsAtATime(units_of_block, args.tiles_of_split, plan.warps, costs), &plan);
   SpreadCopies(&plan);
   if (!DivideShared(problem, device, &plan)) return std::nullopt;
@@ -238,14 +241,31 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
 
 namespace {
 
+int UnitsOfBlock(const GemvArguments& args) {
+  return args.units_base + (args.units_rest > 0 ? 1 : 0);
+}
+
+/// How often the warps of a block begin a unit.
+int RoundsOf(const GemvPlan& plan) {
+  return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log);
+}
+
 /// With as many stages as there is shared memory for.
 std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShape& device,
                                     const GemvShape& shape) {
+  // Requests are served in order: tiles asked for before the activations delay these. Few of them
+  // come soon all the same, and memory has work until they are asked for.
+  constexpr int64_t kFewActivations = 16 * 1024;
   for (int stages = shape.stages; stages > 0; --stages) {
     GemvShape shallow = shape;
     shallow.stages = stages;
     shallow.first_stages = std::min(stages, shape.first_stages);
-    if (const auto plan = PlanGemvAs(problem, device, shallow)) return plan;
+    auto plan = PlanGemvAs(problem, device, shallow);
+    if (!plan) continue;
+    if (int64_t{problem.m} * problem.k * 2 <= kFewActivations && RoundsOf(*plan) == 1) {
+      plan->arguments.first_stages = stages;
+    }
+    return plan;
   }
   return std::nullopt;
 }
@@ -267,21 +287,18 @@ GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
 /// What differs between plans of a problem, in microseconds.
 double GemvMicroseconds(const TileProblem& problem, const GemvPlan& plan) {
   const GemvArguments& args = plan.arguments;
-  const GemvCosts costs(problem, plan.warps, plan.strips);
-  const int units = args.units_base + (args.units_rest > 0 ? 1 : 0);
-  const int rounds = Ceil(units, 1 << args.lanes_log);
+  const GemvCosts costs(problem, plan);
+  const int units = UnitsOfBlock(args);
   const double activations = double{kTileK * 2} * args.tiles_of_split * problem.m;
-  double micros = rounds * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
-                  units * args.tiles_of_split * costs.tile +
-                  activations * GemvCosts::kActivationsPerByte;
-  if (args.mates > 1) micros += GemvCosts::kMates;
-  if (plan.splits == 1) return micros;
-  const double sums = double{1} * units * plan.strips * problem.m;
-  return micros + (args.in_cluster
-                       ? GemvCosts::kCluster + plan.splits * GemvCosts::kClusterPerSplit +
-                             sums * GemvCosts::kClusterPerSum
-                       : GemvCosts::kMemory + plan.splits * GemvCosts::kMemoryPerSplit +
-                             sums * GemvCosts::kMemoryPerSum);
+  double micros =
+      RoundsOf(plan) * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
+      units * args.tiles_of_split * costs.tile + activations * costs.activations;
+  if (args.mates > 1) micros += costs.mates;
+  if (plan.splits > 1) {
+    micros += costs.meeting + plan.splits * costs.meeting_split +
+              units * plan.strips * costs.meeting_strip;
+  }
+  return micros;
 }
 
 }  // namespace
@@ -324,16 +341,17 @@ constexpr StepCost kStepCosts[] = {{32, 660, 1500},   {64, 830, 1700},   {96, 96
                                    {128, 1200, 2000}, {192, 1730, 2400}, {256, 2250, 2800}};
 static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
 /// What a cluster costs: its start and the sums sent, more for every block.
-constexpr double kClusterCycles = 700;
-constexpr double kClusterCyclesPerBlock = 250;
-constexpr double kClusterCyclesPerToken = 12;  ///< And block.
+constexpr double kClusterCycles = 2000;
+constexpr double kClusterCyclesPerBlock = 500;
+constexpr double kClusterCyclesPerToken = 4;  ///< And block.
 
 /// What another launch for the last items costs; it begins while the first ends.
 constexpr double kTailCycles = 7000;
 
 /// What splits that meet in memory cost: another kernel, and the sums stored and read.
-constexpr double kMemoryCycles = 3500;
-constexpr double kMemoryCyclesPerToken = 40;
+constexpr double kMemoryCycles = 5000;
+constexpr double kMemoryCyclesPerToken = 60;
+constexpr double kMemoryCyclesPerSum = 0.0005;  ///< Of all outputs and splits.
 
 /// Gates and ups begin at whole pairs of strips.
 bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
@@ -404,7 +422,9 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
   const double cycles = waves * ItemCycles(cost, tiles) + (tail ? tail->cycles : 0);
   if (splits == 1) return cycles;
   if (!InCluster(device, cost.tokens, items, splits)) {
-    return cycles + kMemoryCycles + cost.tokens * kMemoryCyclesPerToken;
+    const double sums = double{1} * problem.m * problem.n * splits;
+    return cycles + kMemoryCycles + cost.tokens * kMemoryCyclesPerToken +
+           sums * kMemoryCyclesPerSum;
   }
   const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
   return cycles + kClusterCycles + splits * per_block;
