@@ -237,10 +237,6 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
   return std::max(splits + 1, Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes / 2));
 }
 
-}  // namespace
-
-namespace {
-
 int UnitsOfBlock(const GemvArguments& args) {
   return args.units_base + (args.units_rest > 0 ? 1 : 0);
 }

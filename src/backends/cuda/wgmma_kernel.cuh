@@ -507,8 +507,8 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
 
 /// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16
 /// and token 8 i + 2 t + (e & 1), for lane 4 g + t. Partial sums, fp32 outputs and plain 16-bit
-/// outputs (a multiplier and a bias) are stored from registers, the last after a transposition
-/// within the warp. For all others the 64 outputs of a warpgroup go through shared memory for
+/// outputs (a multiplier and a bias) are stored by each warp for itself, the last turned in its
+/// part of the exchange. For all others the 64 outputs of a warpgroup go through shared memory for
 /// kExchangeTokens tokens at a time, where gates meet their ups; in rolled loops, because unrolled
 /// this code would be larger than the instruction cache.
 template <int kTokens>
