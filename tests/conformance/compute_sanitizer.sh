@@ -21,17 +21,21 @@ shapes+='|m16_n64_k16384|m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344'
 export shapes
 cases() { echo "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"; }
 
-# check ROW TOOL: prints the counts, and on a second line what is wrong.
+# check ROW TOOL: prints the counts, and on a second line what is wrong. What racecheck reports of
+# cuBLAS's own kernels (nvjet, cutlass) is counted by itself: leaving those kernels out ends in an
+# exception of the sanitizer.
 check() {
-  local log=$logs/$1.$2.log rc=0 reports passed
-  # Without guards behind the data, so that the first byte beyond an allocation is reported; of
-  # kernels with our names alone, for cuBLAS has some that racecheck reports.
-  compute-sanitizer --tool "$2" --kernel-name kns=marlin --error-exitcode 99 --print-limit 20 \
+  local log=$logs/$1.$2.log rc=0 reports foreign passed
+  # Without guards behind the data, so that the first byte beyond an allocation is reported.
+  compute-sanitizer --tool "$2" --error-exitcode 99 --print-limit 20 \
     "$program" --device cuda --no-guards --filter "$(cases "$1")" >"$log" 2>&1 || rc=$?
   reports=$(sed -nE 's/^=+ (ERROR|RACECHECK) SUMMARY: ([0-9]+) .*/\2/p' "$log" | tail -n 1)
+  foreign=$(grep -cE 'Race reported between .* access at (nvjet|cutlass)' "$log")
   passed=$(sed -nE 's/^([0-9]+) passed, .*/\1/p' "$log")
-  echo "$2 $1: ${reports:-no} reports, ${passed:-no} cases passed"
-  if [ "$rc" != 0 ] || [ "${reports:-1}" != 0 ]; then
+  reports=$((${reports:-1} - foreign))
+  echo "$2 $1: $reports reports, $foreign in cuBLAS, ${passed:-no} cases passed"
+  if [ "$rc" = 99 ] && [ "$reports" = 0 ] && [ "$foreign" != 0 ]; then rc=0; fi
+  if [ "$rc" != 0 ] || [ "$reports" != 0 ] || [ -z "$passed" ]; then
     echo "  exit code $rc, see $log"
     return 1
   fi
