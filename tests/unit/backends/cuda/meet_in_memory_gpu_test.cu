@@ -75,15 +75,20 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
 }
 
+// Other rows have their sums elsewhere in the same memory: words that were not all ones again would
+// be taken for sums. Fewer than 13 rows would be divided in two, which meet in a cluster.
 TEST_F(MeetInMemory, OfOtherSizesInOneWorkspace) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
-  constexpr int64_t kFewer = 12;
-  const DeviceBuffer workspaces = Make(bytes_ + 3 * kAlignment);
-  const std::vector<float> of_fewer = Multiply(workspaces, 1, kFewer);
-  const std::vector<float> of_all = Multiply(workspaces, 2);
+  const DeviceBuffer workspaces = Make(bytes_ + (kM + 1) * kAlignment);
+  std::vector<std::vector<float>> of_fresh_memory;
+  for (int64_t rows = 13; rows <= kM; ++rows) {
+    of_fresh_memory.push_back(Multiply(workspaces, static_cast<int>(rows), rows));
+  }
   for (int i = 0; i < 3; ++i) {
-    ASSERT_EQ(Multiply(workspaces, 0, kFewer), of_fewer) << i;
-    ASSERT_EQ(Multiply(workspaces, 0), of_all) << i;
+    for (int64_t rows = 13; rows <= kM; ++rows) {
+      ASSERT_EQ(Multiply(workspaces, 0, rows), of_fresh_memory[static_cast<size_t>(rows - 13)])
+          << rows << " rows, " << i;
+    }
   }
 }
 
