@@ -308,17 +308,18 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   const int64_t strips = Ceil(problem.n, kStripOutputs);
   if (strips * best.arguments.tiles < kLeastTiles) return best;
   double least = kWorthwhile * GemvMicroseconds(problem, best);
-  const auto compare = [&](int splits, int warps, int unit_strips) {
-    const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
-    const auto plan = DeepestPlan(problem, device, shape);
+  const auto compare = [&](int splits, int unit_strips) {
+    std::optional<GemvPlan> plan;
+    for (int warps = kMostWarps; !plan && warps >= kMostWarps / 2; warps /= 2) {
+      const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
+      plan = DeepestPlan(problem, device, shape);
+    }
     if (!plan || GemvMicroseconds(problem, *plan) >= least) return;
     least = GemvMicroseconds(problem, *plan);
     best = *plan;
   };
-  for (const int warps : {kMostWarps, kMostWarps / 2}) {
-    if (CanBeWide(problem)) compare(1, warps, 2);
-    for (int splits = 1; splits <= kSplitsToCompare; ++splits) compare(splits, warps, 1);
-  }
+  if (CanBeWide(problem)) compare(1, 2);
+  for (int splits = 1; splits <= kSplitsToCompare; ++splits) compare(splits, 1);
   return best;
 }
 
