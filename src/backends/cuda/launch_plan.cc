@@ -16,6 +16,11 @@ int Ceil(int64_t a, int64_t b) { return static_cast<int>(CeilDivide(a, b)); }
 /// Between rows of activations, so that the rows of a matrix begin in different banks.
 constexpr int kRowPadding = 16;
 
+/// Units of the blocks that have most.
+int UnitsOfBlock(const GemvArguments& args) {
+  return args.units_base + (args.units_rest > 0 ? 1 : 0);
+}
+
 /// How the copies of rows of activations are spread over the warps.
 void SpreadCopies(GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
@@ -39,7 +44,7 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   const int64_t ring = RoundUp(plan->warps * args.stages * slot_bytes, int64_t{128});
   const int64_t activations = RoundUp(row_bytes * problem.m, int64_t{16});
   const int64_t sums = int64_t{plan->warps} * kSumFloats * 4;
-  const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan->strips;
+  const int64_t strips = int64_t{UnitsOfBlock(args)} * plan->strips;
   const int64_t slots = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
   const int64_t inbox =
       args.in_cluster ? kInboxBarrierBytes + slots * problem.m * kStripOutputs * 4 : 0;
@@ -155,9 +160,8 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.mates}));
   args.units_base = units / plan.groups;
   args.units_rest = units % plan.groups;
-  const int units_of_block = Ceil(units, plan.groups);
   const GemvCosts costs(problem, plan);
-  ShareUnits(UnitsAtATime(units_of_block, args.tiles_of_split, plan.warps, costs), &plan);
+  ShareUnits(UnitsAtATime(UnitsOfBlock(args), args.tiles_of_split, plan.warps, costs), &plan);
   SpreadCopies(&plan);
   if (!DivideShared(problem, device, &plan)) return std::nullopt;
   return plan;
@@ -237,10 +241,6 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
   return std::max(splits + 1, Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes / 2));
 }
 
-int UnitsOfBlock(const GemvArguments& args) {
-  return args.units_base + (args.units_rest > 0 ? 1 : 0);
-}
-
 /// How often the warps of a block begin a unit.
 int RoundsOf(const GemvPlan& plan) {
   return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log);
@@ -314,8 +314,10 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
       const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
       plan = DeepestPlan(problem, device, shape);
     }
-    if (!plan || GemvMicroseconds(problem, *plan) >= least) return;
-    least = GemvMicroseconds(problem, *plan);
+    if (!plan) return;
+    const double micros = GemvMicroseconds(problem, *plan);
+    if (micros >= least) return;
+    least = micros;
     best = *plan;
   };
   if (CanBeWide(problem)) compare(1, 2);

@@ -479,7 +479,7 @@ TEST(PlanGemv, SharesCopiesWhereTheyAreMany) {
   EXPECT_EQ(PlanGemv(Fp4Problem(8, 768, 2048), device).arguments.mates, 1);
 }
 
-/// Rules alone took 1.1 to 1.7 times as long for these on an H200.
+/// Rules alone took 1.1 to 1.7 times as long for these on an H200, but for the last.
 TEST(PlanGemv, DividesKWhereStripsWouldLeaveBlocksIdle) {
   const DeviceShape device;
   struct Expected {
