@@ -43,6 +43,20 @@ MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
+/// One lane of the warp, always the same, for what one thread does; all lanes must come here. From
+/// this the compiler knows that it is one: behind a comparison of lanes it issues copies in a loop.
+MARLIN_DEVICE bool ElectOne() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 /// Copies `bytes` (0 to 16) and zeros the rest of 16; both sides aligned to 16.
 MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)

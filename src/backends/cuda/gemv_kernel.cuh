@@ -10,7 +10,7 @@
 //        n                                            the split, blockIdx.y a run of units
 //
 //   `share` warps take the tiles of a unit in turn, `lanes` = warps / share units are worked on at
-//   a time. Every warp has a ring of its own, filled by its lane 0 with bulk copies: in flight are
+//   a time. Every warp has a ring of its own, which one lane fills with bulk copies: in flight are
 //   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
 //   memory (gemv_activations.cuh). Sums meet in shared memory, in a cluster or in memory
 //   (gemv_finish.cuh). Weight copies begin before the kernel waits for earlier work on the stream.
@@ -44,16 +44,15 @@ struct TileStream {
   int first_tile;
   int lanes;  ///< From one of this warp's units to the next.
   int tiles_of_unit;
-  int left_in_unit;
-  int left;
+  int left_in_unit;  ///< 0: nothing is left at all.
+  int last_unit;
 
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier) {
     const int bytes = kStrips * view.tile_bytes;
     ArriveExpecting(barrier, bytes);
     CopyBulk(slot, next, bytes, barrier);
     next += to_next_tile;
-    --left;
-    if (--left_in_unit == 0) {
+    if (--left_in_unit == 0 && unit < last_unit) {
       left_in_unit = tiles_of_unit;
       unit += lanes;
       next = view.tiles + TileOffset(view, unit * kStrips, first_tile);
@@ -97,6 +96,17 @@ template <CodeKind kKind, typename T>
 using GemvTable =
     std::conditional_t<kKind == CodeKind::kTable4, SharedPairTable<T>, DecodeTable<kKind, T>>;
 
+/// A lane, and where its parameters lie among those of a group, in a register: the compiler would
+/// compute it anew for every tile.
+struct TileLane {
+  int index;
+  uint32_t parameters;
+
+  MARLIN_DEVICE explicit TileLane(int lane) : index(lane), parameters((lane >> 2) * 8) {
+    asm volatile("" : "+r"(parameters));
+  }
+};
+
 /// One warp's product of a unit's tile with `kOctets` times 8 tokens.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
@@ -117,19 +127,19 @@ struct TileProduct {
   /// products, so that the slot is being filled again nearly always.
   template <typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
-                                const uint32_t (&activations)[kOctets], int lane,
+                                const uint32_t (&activations)[kOctets], const TileLane& lane,
                                 const ParameterMode& mode, const Table& table, Sums& acc,
                                 const Release& release) {
     const int tile_bytes = view.tile_bytes;
     const int groups = view.groups_per_tile;
-    const uint32_t first_parameters = tile + TileCodeBytes(kBits) + (lane >> 2) * 8;
+    const uint32_t first_parameters = tile + TileCodeBytes(kBits) + lane.parameters;
     uint32_t words[2][kRows][kBits];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        LoadWords<kBits>(tile + (r / 2) * tile_bytes + (half * 2 + r % 2) * BlockBytes(kBits), lane,
-                         words[half][r]);
+        LoadWords<kBits>(tile + (r / 2) * tile_bytes + (half * 2 + r % 2) * BlockBytes(kBits),
+                         lane.index, words[half][r]);
       }
     }
     Parameters parameters;
@@ -249,46 +259,47 @@ struct GemvBlock {
     stream.to_next_tile = (static_cast<int64_t>(view.tile_bytes) * kStripsOfBlock)
                           << args.share_log;
     stream.next = view.tiles + TileOffset(view, stream.unit * kStrips, stream.first_tile);
-    stream.tiles_of_unit = stream.left_in_unit = my_tiles;
-    stream.left = my_units * my_tiles;
+    stream.tiles_of_unit = my_tiles;
+    stream.left_in_unit = my_units > 0 ? my_tiles : 0;
+    stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log);
     return stream;
   }
 };
 
-/// A place in a warp's ring, as addresses that stay in registers.
+/// A place in a warp's ring of one or two slots. What it is made of stays in registers: the
+/// compiler would compute it anew for every tile.
 struct RingCursor {
   uint32_t address;
   uint32_t barrier;
-  int parity = 0;
-  int slot_bytes;
-  uint32_t first_barrier;
-  uint32_t last_barrier;
+  uint32_t tiles = 0;  ///< That have been taken.
+  uint32_t addresses;  ///< The sum of both slots': from either to the other.
+  uint32_t barriers;
+  int slots_log;
 
   template <int kStrips>
   MARLIN_DEVICE RingCursor(const GemvBlock<kStrips>& block, int stages)
       : address(block.ring),
         barrier(block.barriers),
-        slot_bytes(block.slot_bytes),
-        first_barrier(block.barriers),
-        last_barrier(block.barriers + (stages - 1) * 8) {}
-
-  MARLIN_DEVICE void Advance() {
-    if (barrier == last_barrier) {
-      address -= (last_barrier - first_barrier) / 8 * slot_bytes;
-      barrier = first_barrier;
-      parity ^= 1;
-    } else {
-      address += slot_bytes;
-      barrier += 8;
-    }
+        addresses(2 * block.ring + (stages - 1) * block.slot_bytes),
+        barriers(2 * block.barriers + (stages - 1) * 8),
+        slots_log(stages - 1) {
+    asm volatile("" : "+r"(addresses), "+r"(barriers), "+r"(slots_log));
   }
 
-  /// Keeps the compiler from computing the addresses anew from what they were made of.
-  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(parity)); }
+  MARLIN_DEVICE int Parity() const { return static_cast<int>(tiles >> slots_log & 1); }
+
+  MARLIN_DEVICE void Advance() {
+    address = addresses - address;
+    barrier = barriers - barrier;
+    ++tiles;
+  }
+
+  /// The same for what changes.
+  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(tiles)); }
 };
 
 /// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
-/// tokens after another. `ticket` is that of lane 0 of the first of them.
+/// tokens after another. `ticket` is that of the first of them, in the lane that copies.
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
@@ -299,7 +310,7 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   float* const mine = first + block.sharer * kSumFloats;
   // Between the sums of two tokens.
   auto* const finishes = reinterpret_cast<uint32_t*>(first + kStripOutputs);
-  if (args.tickets != nullptr && block.sharer == 0 && lane == 0) {
+  if (args.tickets != nullptr && block.sharer == 0 && ElectOne()) {
     *finishes = IsLastTicket(args, block.first_unit + local_unit, ticket) ? 1 : 0;
   }
 #pragma unroll
@@ -334,12 +345,12 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const int first_k = block.first_tile * kTileK;
   const uint32_t inbox = base + args.inbox_offset;
   TileStream<kStrips> stream = block.Stream(args);
-  if (lane == 0) {
+  if (ElectOne()) {
 #pragma unroll 1
     for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
     FenceBarrierInit();
 #pragma unroll 1
-    for (int s = 0; s < args.first_stages && stream.left > 0; ++s) {
+    for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
       stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
     }
     if (block.warp < args.pieces) {
@@ -369,13 +380,13 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   if (in_cluster) WaitForCluster();
   if (!args.bulk) {
     CopyActivations(args, first_k, block.activations, block.arrived);
-  } else if (lane == 0) {
+  } else if (ElectOne()) {
     copies.Run();
   }
-  if (lane == 0) {
+  if (ElectOne()) {
     // Requests are served in their order: these would delay the activations.
 #pragma unroll 1
-    for (int s = args.first_stages; s < args.stages && stream.left > 0; ++s) {
+    for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
       stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
     }
   }
@@ -398,36 +409,40 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   }
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
   RingCursor slot(block, args.stages);
-  const bool takes_ticket = args.tickets != nullptr && block.sharer == 0 && lane == 0;
+  const bool takes_ticket = args.tickets != nullptr && block.sharer == 0;
   int ticket_tile = takes_ticket ? block.my_tiles - 1 : -1;
   // As in GemvBlock: not to be computed anew for every tile.
   asm volatile("" : "+r"(ticket_tile));
+  const TileLane tile_lane(lane);
   for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
     float acc[2 * kStrips][kOctets][4] = {};
     uint32_t rows[kOctets];
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
-    int tile = block.sharer;
     uint32_t ticket = 0;
     int is_first = u == block.unit_lane ? 1 : 0;
     asm volatile("" : "+r"(is_first));
 #pragma unroll 1
     for (int i = 0; i < block.my_tiles; ++i) {
-      // As late as it comes back in time: whoever takes the last waits for the others' sums.
-      if (i == ticket_tile) ticket = TakeTicket(args.tickets + block.first_unit + u);
-      if (is_first) Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      if (is_first) {
+        const int tile = block.sharer + (i << args.share_log);
+        Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      }
       slot.Pin();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));
-      Wait(slot.barrier, slot.parity);
+      Wait(slot.barrier, slot.Parity());
       const auto release = [&] {
         __syncwarp();
-        if (lane == 0 && stream.left > 0) stream.Copy(slot.address, slot.barrier);
+        if (ElectOne()) {
+          if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier);
+          // As late as it comes back in time: whoever takes the last waits for the others' sums.
+          if (i == ticket_tile) ticket = TakeTicket(args.tickets + block.first_unit + u);
+        }
       };
-      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows, lane,
-                                                         mode, table, acc, release);
+      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows,
+                                                         tile_lane, mode, table, acc, release);
       slot.Advance();
-      tile += args.share;
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
