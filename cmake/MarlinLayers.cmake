@@ -22,6 +22,11 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(MARLIN_ARM64 ON)
 endif()
 
+# Of a CUDA layer what needs no CUDA.
+set(MARLIN_CUDA_HOST_SOURCES
+    without_cuda kernel_table launch_plan gemv_plans block_plan fp8_plan tile_waves variants
+    cublas_library)
+
 function(marlin_layer name)
   cmake_parse_arguments(arg "MUTANTS;CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
@@ -32,8 +37,8 @@ function(marlin_layer name)
     list(APPEND device_sources ${instances})
     list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cc$")
   elseif(arg_CUDA)
-    list(FILTER sources INCLUDE
-         REGEX "/(without_cuda|kernel_table|launch_plan|block_plan|fp8_plan|variants|cublas_library)\\.cc$")
+    string(JOIN "|" names ${MARLIN_CUDA_HOST_SOURCES})
+    list(FILTER sources INCLUDE REGEX "/(${names})\\.cc$")
   endif()
   if(arg_CUDA)
     marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})

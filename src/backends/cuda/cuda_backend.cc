@@ -10,6 +10,8 @@
 #include "backends/cuda/block_gemm.h"
 #include "backends/cuda/cublas_product.h"
 #include "backends/cuda/device_memory.h"
+#include "backends/cuda/fp8_plan.h"
+#include "backends/cuda/gemv_plans.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/meeting_memory.h"
@@ -238,7 +240,7 @@ class CudaBackend final : public Backend {
       return plan.partials ? PartialBytes(problem, plan.parallel) : 0;
     }
     if (IsGemv(kernel)) {
-      const GemvPlan plan = PlanGemv(problem, shape_);
+      const GemvPlan plan = plans_.Of(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
     const WgmmaPlan plan = WgmmaPlanOf(variant, problem);
@@ -338,7 +340,7 @@ class CudaBackend final : public Backend {
   }
 
   cudaError_t RunGemv(const TileProblem& problem, TileGemm gemm, cudaStream_t stream) const {
-    const GemvPlan plan = PlanGemv(problem, shape_);
+    const GemvPlan plan = plans_.Of(problem, shape_);
     if (plan.in_memory) gemm.meeting = meeting_->Of(gemm.partials, MeetingBytes(plan));
     return LaunchGemv(gemm, plan, stream);
   }
@@ -348,6 +350,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
   DeviceShape shape_;
+  mutable GemvPlans plans_;
   CublasGemm cublas_;
   std::unique_ptr<MeetingMemory> meeting_;
 };

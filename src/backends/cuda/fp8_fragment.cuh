@@ -21,27 +21,30 @@ MARLIN_HOST_DEVICE constexpr int Fp8DecodeExponent(CodeKind kind) {
 MARLIN_HOST_DEVICE constexpr int Fp8Source(int at) {
   const int low = at / 4 * 2;
   const int byte = at % 4;
-  return low + (byte == 1 || byte == 2 ? 1 : 0) + (byte % 2 == 0 ? 8 : 0);
+  return low + byte / 2 + (byte % 2 == 0 ? 8 : 0);
 }
 
 /// Two registers of {h0, h1} in their low halves, of k 2 t and of k 2 t + 8, in the order of
 /// Fp8Source.
 MARLIN_DEVICE uint32_t JoinFp8(uint32_t low, uint32_t high) {
-  return __byte_perm(low, high, 0x0514);
+  return __byte_perm(low, high, 0x1504);
 }
 
 /// The eight codes of an FP4 word: sign, two bits of exponent and one of mantissa at bits {7, 4..2}
-/// of every byte. The same sums over GF(2) as SplitFp4, moved to where the bytes want them, which
-/// is what the order of Fp8Source comes from.
+/// of every byte. The same sums over GF(2) as SplitFp4, moved to where the bytes want them, ordered
+/// so that what is masked and added is one instruction.
 MARLIN_HOST_DEVICE constexpr void SplitFp4ToBytes(uint32_t word, uint32_t (&rows)[2]) {
   constexpr uint32_t kOddValue = 0x1c001c00u;
   constexpr uint32_t kOddSign = 0x80008000u;
   constexpr uint32_t kEvenValue = 0x001c001cu;
   constexpr uint32_t kEvenSign = 0x00800080u;
-  rows[0] = (RotateLeft(word, 20) & kOddValue) | (RotateLeft(word, 16) & kOddSign) |
-            (((word >> 2) ^ (word << 2)) & kEvenValue) | (((word >> 6) ^ (word >> 2)) & kEvenSign);
-  rows[1] = (word & kOddValue) | (RotateLeft(word, 28) & kOddSign) |
-            (((word >> 2) ^ RotateLeft(word, 4)) & kEvenValue) | (((word >> 6) ^ word) & kEvenSign);
+  const uint32_t down2 = word >> 2;
+  const uint32_t down6 = word >> 6;
+  const uint32_t up4 = RotateLeft(word, 4);
+  rows[0] = (down2 & (kEvenValue | kEvenSign)) ^ ((word << 2) & kEvenValue) ^ (down6 & kEvenSign) ^
+            (up4 & kOddValue) ^ (word & kOddSign);
+  rows[1] = ((down2 ^ up4) & kEvenValue) ^ (word & (kOddValue | kEvenSign)) ^ (down6 & kEvenSign) ^
+            (RotateLeft(word, 28) & kOddSign);
 }
 
 /// What a kernel keeps in registers to decode.

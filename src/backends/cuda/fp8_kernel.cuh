@@ -6,16 +6,16 @@
 //
 //     sums[outputs, tokens] += scale[group, outputs] * (codes x A over the k of one group)
 //
-//                      kTokens tokens, multiplied in chunks of 64
-//                    +------+------+------+------+
-//     outputs  0..63 |  c0     c1     c2     c3  |  consumer warpgroup 0: kTokens / 2 sums a thread
-//                    +------+------+------+------+  and two sets of 32 for the chunks in flight
+//                      kTokens tokens, multiplied in chunks of 128
+//                    +-------------+-------------+
+//     outputs  0..63 |     c0             c1     |  consumer warpgroup 0: kTokens / 2 sums a thread
+//                    +-------------+-------------+  and 64 for the chunk in flight
 //     outputs 64.127 |                           |  consumer warpgroup 1
 //                    +---------------------------+
 //
-//   Codes of 128 k are decoded once for all chunks; while a chunk is multiplied, the one before it
-//   is scaled and added. Decoding for narrow tiles takes longer than multiplying, so that tiles are
-//   as wide as registers allow.
+//   Codes of 128 k are decoded once for all chunks. While a warpgroup decodes, or scales and adds a
+//   chunk, the other one multiplies: it begins half a step later. Decoding for narrow tiles takes
+//   longer than multiplying, so that tiles are as wide as registers allow.
 //   The matrix unit keeps about 14 bits of a sum; every 128 k, or with every 32 where groups are
 //   shorter, it goes to fp32 by a fused multiply-add.
 //   Shared memory: slots of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
@@ -54,8 +54,9 @@ MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUten
 template <CodeKind kKind, int kTokens, bool kOneGroup>
 struct Fp8Consumer {
   static constexpr int kBits = CodeBits(kKind);
-  static constexpr int kChunks = kTokens / kFp8ChunkTokens;
-  static constexpr int kChunkSums = kFp8ChunkTokens / 2;
+  static constexpr int kChunkTokens = kTokens < 128 ? kTokens : 128;
+  static constexpr int kChunks = kTokens / kChunkTokens;
+  static constexpr int kChunkSums = kChunkTokens / 2;
   static constexpr int kSteps = kTileK / 32;
   /// Parts of a tile that have a scale: the whole, or every step of 32 k.
   static constexpr int kParts = kOneGroup ? 1 : kSteps;
@@ -118,14 +119,14 @@ struct Fp8Consumer {
   /// Unit u: part u / kChunks of k, tokens of chunk u % kChunks.
   MARLIN_DEVICE void Multiply(const Operands& operands, uint32_t activations, int unit,
                               float (&sums)[kChunkSums]) const {
-    constexpr int kChunkBytes = kFp8ChunkTokens * kTileK;
+    constexpr int kChunkBytes = kChunkTokens * kTileK;
     const uint32_t low = activations + unit % kChunks * (kChunkBytes / 16);
     FenceProducts();
 #pragma unroll
     for (int i = 0; i < kStepsOfPart; ++i) {
       const int step = unit / kChunks * kStepsOfPart + i;
-      WarpgroupProduct<E4M3x4, kFp8ChunkTokens>::Run(sums, operands.fragments[step],
-                                                     Descriptor(low + 2 * step), i > 0 ? 1 : 0);
+      WarpgroupProduct<E4M3x4, kChunkTokens>::Run(sums, operands.fragments[step],
+                                                  Descriptor(low + 2 * step), i > 0 ? 1 : 0);
     }
     CommitProducts();
   }
@@ -146,11 +147,21 @@ struct Fp8Consumer {
     }
   }
 
-  MARLIN_DEVICE void Run(const WgmmaItem& item, SlotCursor& cursor,
+  /// Whether the second warpgroup waits, once, until the first has decoded: with fewer products to
+  /// a step, or more additions, they take as long or longer so.
+  static constexpr bool kStaggered = kTokens == 256 && kOneGroup;
+  static constexpr int kStaggerBarrier = 3;
+
+  static MARLIN_DEVICE void WaitToBegin() {
+    if (kStaggered) asm volatile("bar.sync %0, 256;" ::"n"(kStaggerBarrier) : "memory");
+  }
+
+  /// `leads_at`: the tile whose decoding the other warpgroup waits for; -1: none.
+  MARLIN_DEVICE void Run(const WgmmaItem& item, int leads_at, SlotCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     uint32_t words[2][kBits];
     Operands operands;
-    float sums[2][kChunkSums];
+    float sums[kChunkSums];
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
     Wait(shared.full + 8 * cursor.slot, cursor.parity);
@@ -162,13 +173,16 @@ struct Fp8Consumer {
       // In a uniform register, which the instruction wants.
       const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
       Decode(TileAt(slot), words, operands);
+      if (kStaggered && tile == leads_at) {
+        asm volatile("bar.arrive %0, 256;" ::"n"(kStaggerBarrier) : "memory");
+      }
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        Multiply(operands, low, unit, sums[unit % 2]);
         if (unit > 0) {
-          WaitForProducts<1>();
-          Add(operands, unit - 1, sums[(unit - 1) % 2], acc);
+          WaitForProducts<0>();
+          Add(operands, unit - 1, sums, acc);
         }
+        Multiply(operands, low, unit, sums);
       }
       cursor.Advance(args.slots);
       if (tile + 1 < item.tiles) {
@@ -177,7 +191,7 @@ struct Fp8Consumer {
         Load(TileAt(cursor.slot), words);
       }
       WaitForProducts<0>();
-      Add(operands, kUnits - 1, sums[(kUnits - 1) % 2], acc);
+      Add(operands, kUnits - 1, sums, acc);
       LeaveSlot(shared.empty + 8 * slot, place.lane);
     }
   }
@@ -219,10 +233,14 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
       0,       kTokens / 8};
   SlotCursor cursor;
   const ItemRange range;
+  // Every block has an item at least.
+  if (warpgroup == 1) consumer.WaitToBegin();
+  int leads_at = warpgroup == 0 ? 0 : -1;
   for (int i = range.first; i < product.items; i += range.step) {
     const WgmmaItem item = ItemAt(product, i, range.split);
     float acc[kTokens / 2];
-    consumer.Run(item, cursor, acc);
+    consumer.Run(item, leads_at, cursor, acc);
+    leads_at = -1;
     ScaleRows<kTokens>(args, item, place.lane, acc);
     epilogue.Run(item, acc);
   }

@@ -16,7 +16,4 @@ MARLIN_HOST_DEVICE constexpr int Fp8SlotBytes(int tokens) { return tokens * kTil
 /// Stored scales, which are below 2^16, are taken times 2^-this; sums are as much too small.
 inline constexpr int kFp8Shift = 16;
 
-/// Tokens of one matrix instruction, whose sums of a group are added to the sums of all of k.
-inline constexpr int kFp8ChunkTokens = 64;
-
 }  // namespace marlin::cuda

@@ -1,6 +1,8 @@
 // How products of quantized activations are cut into thread blocks.
 #pragma once
 
+#include <optional>
+
 #include "backends/cuda/fp8_layout.h"
 #include "backends/cuda/launch_plan.h"
 
@@ -9,12 +11,16 @@ namespace marlin::cuda {
 /// Columns of quantized rows.
 int QuantizedColumns(int k);
 
-struct Fp8Plan {
+/// One launch of the FP8 kernel.
+struct Fp8Launch {
   int tokens = 64;  ///< Of a tile: 64, 128 or 256.
   int shared_bytes = 0;
   int groups = 1;  ///< Thread blocks.
-  bool partials = false;
   Fp8Arguments arguments;
+};
+struct Fp8Plan : Fp8Launch {
+  bool partials = false;
+  std::optional<Fp8Launch> tail;  ///< As that of a WgmmaPlan.
 };
 /// Precondition: m, n, k > 0.
 Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device);

@@ -7,11 +7,14 @@
 #include <cstdint>
 
 #include "backends/cuda/device_views.h"
-#include "backends/cuda/fp8_plan.h"
-#include "backends/cuda/launch_plan.h"
 #include "backends/cuda/tile_layout.h"
 
 namespace marlin::cuda {
+
+// Plans are not for kernels, which this is included by too.
+struct GemvPlan;
+struct WgmmaPlan;
+struct Fp8Plan;
 
 /// A product on tiles; activations are of the matrix unit's type, their rows at multiples of 16
 /// bytes.

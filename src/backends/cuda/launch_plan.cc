@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "backends/cuda/tile_waves.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {
@@ -135,6 +136,7 @@ int64_t MeetingBytes(const GemvPlan& plan) {
 
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
                                    const GemvShape& shape) {
+  if (shape.stages > kMaxStages) return std::nullopt;
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
   args.m = problem.m;
@@ -327,15 +329,8 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
 
 namespace {
 
-/// Cycles, at one clock, of one step of 128 k on one multiprocessor, and around the steps of an
-/// item (filling the pipeline, storing), from times measured on an H200 with FP4; other kinds
-/// differ too little to plan otherwise. With 256 tokens an instruction count would give less: the
-/// card's power limit slows it down.
-struct StepCost {
-  int tokens;
-  double step;
-  double item;
-};
+/// From times measured on an H200 with FP4; other kinds differ too little to plan otherwise. With
+/// 256 tokens an instruction count would give less: the card's power limit slows it down.
 constexpr StepCost kStepCosts[] = {{32, 660, 1500},   {64, 830, 1700},   {96, 965, 1850},
                                    {128, 1200, 2000}, {192, 1730, 2400}, {256, 2250, 2800}};
 static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
@@ -343,9 +338,6 @@ static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
 constexpr double kClusterCycles = 2000;
 constexpr double kClusterCyclesPerBlock = 500;
 constexpr double kClusterCyclesPerToken = 4;  ///< And block.
-
-/// What another launch for the last items costs; it begins while the first ends.
-constexpr double kTailCycles = 7000;
 
 /// What splits that meet in memory cost: another kernel, and the sums stored and read.
 constexpr double kMemoryCycles = 5000;
@@ -383,42 +375,18 @@ const StepCost* CostOfWidth(int tokens) {
   return found == std::end(kStepCosts) ? nullptr : found;
 }
 
-/// Cycles of one item.
-double ItemCycles(const StepCost& cost, int tiles) { return tiles * cost.step + cost.item; }
-
-/// Items that are left after whole waves of blocks, and the tiles that finish them in one wave.
-struct Tail {
-  int items = 0;
-  int tokens = 0;
-  double cycles = 0;
-};
-
-/// The cheapest tail; none where another whole wave costs no more.
+/// None with splits, which fill the device.
 std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int tiles,
                            int64_t items, int splits) {
-  if (splits > 1 || items < device.multiprocessors) return std::nullopt;
-  const auto left = static_cast<int>(items % device.multiprocessors);
-  std::optional<Tail> best;
-  double least = left > 0 ? ItemCycles(cost, tiles) : 0;
-  for (const StepCost& narrow : kStepCosts) {
-    const int pieces = cost.tokens / narrow.tokens;
-    const bool whole =
-        cost.tokens % narrow.tokens == 0 && std::has_single_bit(static_cast<unsigned>(pieces));
-    const double cycles = ItemCycles(narrow, tiles) + kTailCycles;
-    if (!whole || pieces < 2 || left * pieces > device.multiprocessors || cycles >= least) continue;
-    least = cycles;
-    best = {left, narrow.tokens, cycles};
-  }
-  return best;
+  if (splits > 1) return std::nullopt;
+  return TailOf(kStepCosts, cost, device.multiprocessors, tiles, items);
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
   const auto tail = TailOf(device, cost, tiles, items, splits);
-  const int64_t whole = items - (tail ? tail->items : 0);
-  const auto waves = static_cast<double>(CeilDivide(whole * splits, device.multiprocessors));
-  const double cycles = waves * ItemCycles(cost, tiles) + (tail ? tail->cycles : 0);
+  const double cycles = CyclesOf(cost, device.multiprocessors, tiles, items * splits, tail);
   if (splits == 1) return cycles;
   if (!InCluster(device, cost.tokens, items, splits)) {
     const double sums = double{1} * problem.m * problem.n * splits;
@@ -493,17 +461,14 @@ void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLa
 }
 
 /// Leaves a plan's last items to a launch of narrower tiles.
-void CutTail(const TileProblem& problem, const DeviceShape& device, const Tail& cut,
+void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& cut,
              WgmmaPlan* plan) {
-  WgmmaLaunch& tail = plan->tail.emplace(*plan);
-  plan->arguments.items -= cut.items;
+  WgmmaLaunch tail;
   tail.tokens = cut.tokens;
-  tail.arguments.first_item = plan->arguments.items;
-  const int pieces = plan->tokens / cut.tokens;
-  tail.arguments.pieces_log = std::countr_zero(static_cast<unsigned>(pieces));
-  tail.arguments.items = cut.items * pieces;
+  tail.arguments = CutItems(cut, plan->tokens, &plan->arguments);
   tail.groups = tail.arguments.items;
   DivideShared(problem, device, &tail);
+  plan->tail = tail;
 }
 
 }  // namespace
@@ -513,7 +478,7 @@ WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
   WgmmaPlan plan = PlanWholeTiles(problem, device, shape);
   const auto tail = TailOf(device, *CostOfWidth(shape.tokens), plan.arguments.tiles,
                            plan.arguments.items, shape.splits);
-  if (tail) CutTail(problem, device, *tail, &plan);
+  if (tail) AddTail(problem, device, *tail, &plan);
   return plan;
 }
 

@@ -1,6 +1,7 @@
 // How products are cut into thread blocks: pure functions of the problem and the device.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 
@@ -29,9 +30,15 @@ struct TileProblem {
   bool batch_invariant = false;
   bool pair_table = false;    ///< Codes are looked up in a table in shared memory (kTable4).
   bool narrow_codes = false;  ///< Up to 4 bits, one scale to a tile: units may have two strips.
+
+  auto operator<=>(const TileProblem&) const = default;
 };
 
 inline constexpr int kMaxGemvRows = 16;
+
+/// Tiles in flight of a warp of the kernel for few rows, whose rings have no more slots: three and
+/// four gained nothing on an H200.
+inline constexpr int kMaxStages = 2;
 
 struct GemvPlan {
   int splits = 1;
@@ -55,7 +62,7 @@ int64_t MeetingBytes(const GemvPlan& plan);
 /// How the blocks of the kernel for few rows are made.
 struct GemvShape {
   int warps = 16;
-  int stages = 1;        ///< Tiles in flight of every warp.
+  int stages = 1;        ///< Tiles in flight of every warp: up to kMaxStages.
   int first_stages = 1;  ///< Of them those that are asked for before the activations.
   int splits = 1;        ///< Blocks that divide k.
   int strips = 1;        ///< Of a unit: 1 or 2.

@@ -2,8 +2,10 @@
 
 #include <array>
 
+#include "backends/cuda/fp8_plan.h"
 #include "backends/cuda/kernel_functions.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/launch_plan.h"
 
 namespace marlin::cuda {
 namespace {
@@ -226,24 +228,39 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   return AddPartials(gemm, plan.partials, PartsOf(plan), launched, stream);
 }
 
-cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,
-                      cudaStream_t stream) {
+namespace {
+
+cudaError_t LaunchItems(const TileGemm& gemm, const float* row_scales, const Fp8Launch& launch,
+                        float* partials, cudaStream_t stream) {
   CUtensorMap map;
   const cudaError_t encoded =
-      EncodeMap(gemm.a, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, plan.tokens, &map);
+      EncodeMap(gemm.a, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, launch.tokens, &map);
   if (encoded != cudaSuccess) return encoded;
-  Fp8Arguments args = plan.arguments;
+  Fp8Arguments args = launch.arguments;
   args.row_scales = row_scales;
   args.product.weights = gemm.weights;
   args.product.epilogue = gemm.epilogue;
-  args.product.partials = plan.partials ? gemm.partials : nullptr;
+  args.product.partials = partials;
   args.product.eights = StoresAsOne(gemm.epilogue, 8);
   void* parameters[] = {&map, &args};
-  // Copies of weights begin while the last rows are quantized.
-  const LaunchSize size = {dim3(1, static_cast<unsigned>(plan.groups)), kWgmmaThreads,
-                           plan.shared_bytes, true};
-  const void* function = Fp8FunctionOf(gemm.kind, plan.tokens, gemm.weights.groups_per_tile == 1);
-  return AddPartials(gemm, plan.partials, 1, Launch(function, size, parameters, stream), stream);
+  // Copies of weights begin while what comes before ends: the last rows are quantized, or the first
+  // items are multiplied.
+  const LaunchSize size = {dim3(1, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
+                           launch.shared_bytes, true};
+  const void* function = Fp8FunctionOf(gemm.kind, launch.tokens, gemm.weights.groups_per_tile == 1);
+  return Launch(function, size, parameters, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchFp8(const TileGemm& gemm, const float* row_scales, const Fp8Plan& plan,
+                      cudaStream_t stream) {
+  float* const partials = plan.partials ? gemm.partials : nullptr;
+  cudaError_t launched = LaunchItems(gemm, row_scales, plan, partials, stream);
+  if (launched == cudaSuccess && plan.tail) {
+    launched = LaunchItems(gemm, row_scales, *plan.tail, partials, stream);
+  }
+  return AddPartials(gemm, plan.partials, 1, launched, stream);
 }
 
 }  // namespace marlin::cuda

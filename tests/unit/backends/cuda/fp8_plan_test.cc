@@ -18,7 +18,7 @@ TileProblem Problem(int m, int n, int k, int tile_bytes = kFp4TileBytes) {
 }
 
 /// Areas follow one another, fit, and are aligned as their copies and the swizzle want them.
-void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
+void ExpectGood(const TileProblem& problem, const Fp8Launch& plan) {
   const WgmmaArguments& args = plan.arguments.product;
   EXPECT_GE(args.slots, 2);
   EXPECT_EQ(args.weight_slots, args.slots);
@@ -32,11 +32,26 @@ void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
   EXPECT_EQ(plan.shared_bytes, args.barriers_offset + args.slots * 16);
   EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
   EXPECT_EQ(args.splits, 1);
-  EXPECT_GE(args.token_tiles * plan.tokens, problem.m);
+  EXPECT_GE(args.token_tiles * (plan.tokens << args.pieces_log), problem.m);
   EXPECT_GE(args.blocks * kBlockOutputs, problem.n);
   EXPECT_GE(args.tiles * kTileK, problem.k);
-  EXPECT_EQ(args.items, args.token_tiles * args.blocks);
   EXPECT_LE(plan.groups, DeviceShape().multiprocessors);
+}
+
+void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
+  ExpectGood(problem, static_cast<const Fp8Launch&>(plan));
+  const WgmmaArguments& args = plan.arguments.product;
+  int items = args.items;
+  if (plan.tail) {
+    ExpectGood(problem, *plan.tail);
+    const WgmmaArguments& rest = plan.tail->arguments.product;
+    EXPECT_EQ(args.items % DeviceShape().multiprocessors, 0) << "whole waves";
+    EXPECT_EQ(rest.first_item, args.items);
+    EXPECT_EQ(plan.tail->tokens << rest.pieces_log, plan.tokens);
+    EXPECT_EQ(plan.tail->groups, rest.items) << "one wave";
+    items += rest.items >> rest.pieces_log;
+  }
+  EXPECT_EQ(items, args.token_tiles * args.blocks);
 }
 
 TEST(PlanFp8, FitsForEveryWidthAndTile) {
@@ -56,6 +71,19 @@ TEST(PlanFp8, TakesWideTilesForManyRowsAndNarrowForFew) {
   EXPECT_EQ(PlanFp8(Problem(1, 8192, 8192), DeviceShape()).tokens, 64);
   EXPECT_EQ(PlanFp8(Problem(1024, 8192, 8192), DeviceShape()).tokens, 256);
   EXPECT_EQ(PlanFp8(Problem(4096, 14336, 4096), DeviceShape()).tokens, 256);
+}
+
+/// 52 of 448 tiles of 256 tokens are left after three waves: another would take as long as each.
+TEST(PlanFp8, LeavesFewItemsToNarrowTiles) {
+  const TileProblem problem = Problem(1024, 14336, 4096);
+  const Fp8Plan plan = PlanFp8(problem, DeviceShape());
+  ExpectGood(problem, plan);
+  EXPECT_EQ(plan.tokens, 256);
+  EXPECT_EQ(plan.arguments.product.items, 396);
+  ASSERT_TRUE(plan.tail);
+  EXPECT_EQ(plan.tail->tokens, 128);
+  EXPECT_EQ(plan.tail->arguments.product.items, 104);
+  EXPECT_FALSE(PlanFp8(Problem(1024, 8192, 8192), DeviceShape()).tail);
 }
 
 TEST(PlanFp8, PutsGatesThatLieApartIntoTheWorkspace) {

@@ -1,0 +1,18 @@
+#include "backends/cuda/gemv_plans.h"
+
+namespace marlin::cuda {
+
+GemvPlan GemvPlans::Of(const TileProblem& problem, const DeviceShape& device) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = plans_.find(problem);
+    if (found != plans_.end()) return found->second;
+  }
+  const GemvPlan plan = PlanGemv(problem, device);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (plans_.size() >= kMost) plans_.clear();
+  plans_.emplace(problem, plan);
+  return plan;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,39 @@
+// Items of the warpgroup kernels in waves of thread blocks, and what is left behind whole waves.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "backends/cuda/wgmma_layout.h"
+
+namespace marlin::cuda {
+
+/// Cycles, at one clock, of one step of 128 k on one multiprocessor, and around the steps of an
+/// item (filling the pipeline, storing).
+struct StepCost {
+  int tokens;
+  double step;
+  double item;
+};
+
+/// Items that are left after whole waves of blocks, and the tiles that finish them in one wave.
+struct Tail {
+  int items = 0;
+  int tokens = 0;
+  double cycles = 0;
+};
+
+/// The cheapest tail of tiles from `costs` for items of `cost`; none where another whole wave costs
+/// no more.
+std::optional<Tail> TailOf(std::span<const StepCost> costs, const StepCost& cost,
+                           int multiprocessors, int tiles, int64_t items);
+
+/// Cycles of `items` items: of whole waves, and of the tail where there is one.
+double CyclesOf(const StepCost& cost, int multiprocessors, int tiles, int64_t items,
+                const std::optional<Tail>& tail);
+
+/// Leaves a tail's items of `tokens` tokens to another launch, whose arguments it returns.
+WgmmaArguments CutItems(const Tail& tail, int tokens, WgmmaArguments* whole);
+
+}  // namespace marlin::cuda
