@@ -45,6 +45,11 @@ CPU_RUNS: list[tuple[str, list[str]]] = [
 ]
 
 SEVERAL_ROWS = shapes_of(14336, 4096, 1, 16, 64, 512)
+MANY_ROWS = [
+    *shapes_of(8192, 8192, 256, 512, 1024, 2048, 4096),
+    *shapes_of(14336, 4096, 1024, 4096),
+    *shapes_of(4096, 14336, 1024, 4096),
+]
 ALL = ["gemm", "--kernel", "all", "--against", "cublas"]
 CUDA_RUNS: list[tuple[str, list[str]]] = [
     ("", [*ALL, "--shapes", str(SHAPES / "cuda_decode.txt")]),
@@ -54,6 +59,7 @@ CUDA_RUNS: list[tuple[str, list[str]]] = [
     ("", [*ALL, "--group-size", "16", "--scale-dtype", "e4m3", *SEVERAL_ROWS]),
     ("", ["gemm", "--kernel", "all", "--activations", "f16", *SEVERAL_ROWS]),
     ("", ["gemm", "--accuracy", "exact", *SEVERAL_ROWS]),
+    ("", ["gemm", "--accuracy", "w4a8", "--against", "cublas", *MANY_ROWS]),
     ("", ["dequantize", "--shape", "1,4096,4096", "--shape", "1,8192,8192"]),
 ]
 

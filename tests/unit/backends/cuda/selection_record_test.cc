@@ -56,14 +56,14 @@ Product ProductOf(const Json& run, const Json& row) {
   desc.tiled = desc.format != Format::kFp32 && desc.scale_type != ScaleType::kF32;
   desc.fits_f16 = true;
   const Json& arguments = run["arguments"];
-  const auto accuracy = std::find(arguments.begin(), arguments.end(), "--accuracy");
-  if (accuracy != arguments.end() && *std::next(accuracy) == "exact") {
-    desc.accuracy = Accuracy::kExact;
-  }
+  const auto option = std::find(arguments.begin(), arguments.end(), "--accuracy");
+  const std::string accuracy = option == arguments.end() ? "default" : *std::next(option);
+  if (accuracy == "exact") desc.accuracy = Accuracy::kExact;
+  if (accuracy == "w4a8") desc.accuracy = Accuracy::kW4A8;
+  desc.fits_fp8 = desc.accuracy == Accuracy::kW4A8;
   product.device = run["device"]["model"];
   product.name = row["format"].get<std::string>() + " " + std::to_string(desc.group_size) + " " +
-                 row["scale_type"].get<std::string>() + " " + activations + " " +
-                 (desc.accuracy == Accuracy::kExact ? "exact" : "default") + " " +
+                 row["scale_type"].get<std::string>() + " " + activations + " " + accuracy + " " +
                  std::to_string(desc.m) + " " + std::to_string(desc.n) + " " +
                  std::to_string(desc.k);
   for (const Json& peer : row.value("peers", Json::array())) product.peer = peer["seconds"];
