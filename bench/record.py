@@ -8,6 +8,9 @@
 Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
 on a machine where nothing else runs. A recording that was broken off goes on where it was: finished
 runs of the same commit lie beside the record, in FILE.partial, until all are there.
+
+What follows from a committed record is written by bench/tuning_table.py, bench/plot.py,
+tools/performance_docs.py and tools/hardware_status.py; tests say which of them was forgotten.
 """
 
 import argparse
