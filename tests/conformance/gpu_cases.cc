@@ -193,6 +193,36 @@ void AddPeriodic(PlainCases& plain) {
   }
 }
 
+// Products whose last wave of tiles would be partly filled: of some width for each, all blocks of an
+// H200 take parts of the items that are left, after whole ones or alone, of two to nine blocks each.
+void AddStreamed(PlainCases& plain) {
+  constexpr Shape kShapes[] = {{20, 4400, 8208, 64},    {40, 20000, 2064, 128},
+                               {190, 18944, 2064, 32},  {250, 2100, 8208, 16},
+                               {128, 20000, 2064, 128}, {512, 13824, 5120, 128}};
+  for (Format format : kSomeFormats) {
+    for (const Shape& shape : kShapes) {
+      for (const bool gated : {false, true}) {
+        Case c = plain.Make(format, shape);
+        c.check = Check::kPeriodic;
+        c.gated = gated;
+        c.activation = gated ? Activation::kSilu : Activation::kNone;
+        c.row_weight = plain.OneIn(2);
+        c.padded = plain.OneIn(2);
+        plain.Add(c);
+      }
+    }
+    for (Check check : {Check::kRepeat, Check::kStreams}) {
+      for (const Shape& shape : {Shape{20, 4400, 8208, 128}, Shape{90, 10240, 4112, 128}}) {
+        Case c = plain.Make(format, shape);
+        c.check = check;
+        c.data = DataClass::kGaussian;
+        c.c_type = DType::kF32;
+        plain.Add(c);
+      }
+    }
+  }
+}
+
 // Square products of bf16, so that the output of one is the A of the next.
 void AddChains(PlainCases& plain) {
   for (int64_t m : {1, 7, 16, 33, 130}) {
@@ -255,6 +285,7 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
   AddPeriodic(plain);
   AddChains(plain);
   AddPromises(plain);
+  AddStreamed(plain);
   SizeClasses sizes;
   sizes.backend = backend;
   sizes.m = {1,  2,  7,  8,  9,   15,  16,  17,  31,  32,  33, 63,

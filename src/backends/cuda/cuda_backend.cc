@@ -243,8 +243,7 @@ class CudaBackend final : public Backend {
       const GemvPlan plan = plans_.Of(problem, shape_);
       return plan.partials ? PartialBytes(problem, plan.splits) : 0;
     }
-    const WgmmaPlan plan = WgmmaPlanOf(variant, problem);
-    return plan.partials ? PartialBytes(problem, PartsOf(plan)) : 0;
+    return SumBytes(problem, WgmmaPlanOf(variant, problem));
   }
 
   WgmmaPlan WgmmaPlanOf(const KernelVariant& variant, const TileProblem& problem) const {
@@ -336,7 +335,14 @@ class CudaBackend final : public Backend {
       return LaunchBlockGemm(*block, gemm, w4, PlanBlocks(*block, problem, shape_), stream);
     }
     if (IsGemv(*call.kernel)) return RunGemv(problem, gemm, stream);
-    return LaunchWgmma(gemm, WgmmaPlanOf(call.variant, problem), stream);
+    return RunWgmma(WgmmaPlanOf(call.variant, problem), gemm, stream);
+  }
+
+  cudaError_t RunWgmma(const WgmmaPlan& plan, TileGemm gemm, cudaStream_t stream) const {
+    if (plan.arguments.streamed > 0) {
+      gemm.meeting = meeting_->Of(gemm.partials, StreamTicketBytes(plan));
+    }
+    return LaunchWgmma(gemm, plan, stream);
   }
 
   cudaError_t RunGemv(const TileProblem& problem, TileGemm gemm, cudaStream_t stream) const {

@@ -34,12 +34,12 @@ namespace marlin::cuda {
 template <int kTokens>
 MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUtensorMap* map,
                                          const WgmmaShared& shared) {
-  const ItemRange range;
+  const ItemSequence items(args);
   SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
-  for (int i = range.first; i < args.items; i += range.step) {
-    const WgmmaItem item = ItemAt(args, i, range.split);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
       Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
@@ -222,7 +222,7 @@ template <CodeKind kKind, int kTokens, bool kOneGroup>
 MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& shared,
                               float* exchange) {
   const WgmmaArguments& product = args.product;
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+  const int warp = WarpOfBlock() - 4;
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(product, warp);
   WaitForEarlierWork();
@@ -232,12 +232,12 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
   SlotCursor cursor;
-  const ItemRange range;
+  const ItemSequence items(product);
   // Every block has an item at least.
   if (warpgroup == 1) consumer.WaitToBegin();
   int leads_at = warpgroup == 0 ? 0 : -1;
-  for (int i = range.first; i < product.items; i += range.step) {
-    const WgmmaItem item = ItemAt(product, i, range.split);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
     consumer.Run(item, leads_at, cursor, acc);
     leads_at = -1;

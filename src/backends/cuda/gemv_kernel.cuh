@@ -47,10 +47,13 @@ struct TileStream {
   int left_in_unit;  ///< 0: nothing is left at all.
   int last_unit;
 
-  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier) {
-    const int bytes = kStrips * view.tile_bytes;
-    ArriveExpecting(barrier, bytes);
-    CopyBulk(slot, next, bytes, barrier);
+  /// For all lanes, one of which makes the copy.
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
+    if (copies) {
+      const int bytes = kStrips * view.tile_bytes;
+      ArriveExpecting(barrier, bytes);
+      CopyBulk(slot, next, bytes, barrier);
+    }
     next += to_next_tile;
     if (--left_in_unit == 0 && unit < last_unit) {
       left_in_unit = tiles_of_unit;
@@ -345,14 +348,16 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const int first_k = block.first_tile * kTileK;
   const uint32_t inbox = base + args.inbox_offset;
   TileStream<kStrips> stream = block.Stream(args);
-  if (ElectOne()) {
+  if (lane == 0) {
 #pragma unroll 1
     for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
     FenceBarrierInit();
+  }
 #pragma unroll 1
-    for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
-      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
-    }
+  for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
+    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+  }
+  if (lane == 0) {
     if (block.warp < args.pieces) {
       const uint32_t arrived = block.arrived + 8 * block.warp;
       InitBarrier(arrived, args.bulk ? 1 : static_cast<int>(blockDim.x));
@@ -380,15 +385,13 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   if (in_cluster) WaitForCluster();
   if (!args.bulk) {
     CopyActivations(args, first_k, block.activations, block.arrived);
-  } else if (ElectOne()) {
+  } else if (lane == 0) {
     copies.Run();
   }
-  if (ElectOne()) {
-    // Requests are served in their order: these would delay the activations.
+  // Requests are served in their order: these would delay the activations.
 #pragma unroll 1
-    for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
-      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s);
-    }
+  for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
+    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
   }
   __syncwarp();
 
@@ -434,10 +437,10 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       Wait(slot.barrier, slot.Parity());
       const auto release = [&] {
         __syncwarp();
-        if (ElectOne()) {
-          if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier);
-          // As late as it comes back in time: whoever takes the last waits for the others' sums.
-          if (i == ticket_tile) ticket = TakeTicket(args.tickets + block.first_unit + u);
+        if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
+        // As late as it comes back in time: whoever takes the last waits for the others' sums.
+        if (i == ticket_tile && ElectOne()) {
+          ticket = TakeTicket(args.tickets + block.first_unit + u);
         }
       };
       TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows,

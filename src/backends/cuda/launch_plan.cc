@@ -382,9 +382,27 @@ std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int 
   return TailOf(kStepCosts, cost, device.multiprocessors, tiles, items);
 }
 
+/// Gates and ups whose sums go to the workspace apart.
+bool GatesApart(const TileProblem& problem) { return problem.gated && !HalvesAligned(problem); }
+
+/// How many of the last items are to be streamed: what whole waves leave, where that is faster than
+/// a wave of its own or a tail.
+int StreamedItems(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
+                  int64_t items, int splits) {
+  if (splits > 1 || problem.batch_invariant || GatesApart(problem)) return 0;
+  const int tiles = Ceil(problem.k, kTileK);
+  const double otherwise = CyclesOf(cost, device.multiprocessors, tiles, items,
+                                    TailOf(device, cost, tiles, items, splits));
+  const auto streamed = StreamOf(cost, device.multiprocessors, tiles, items);
+  return streamed && streamed->cycles < otherwise ? streamed->items : 0;
+}
+
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
+  if (StreamedItems(problem, device, cost, items, splits) > 0) {
+    return StreamOf(cost, device.multiprocessors, tiles, items)->cycles;
+  }
   const auto tail = TailOf(device, cost, tiles, items, splits);
   const double cycles = CyclesOf(cost, device.multiprocessors, tiles, items * splits, tail);
   if (splits == 1) return cycles;
@@ -460,6 +478,17 @@ void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLa
   } while (launch->shared_bytes > device.shared_bytes && --slots > 1);
 }
 
+/// Divides the steps of a plan's last items among all blocks.
+void StreamItems(int streamed, int blocks, WgmmaPlan* plan) {
+  WgmmaArguments& args = plan->arguments;
+  args.items -= streamed;
+  args.streamed = streamed;
+  args.steps_base = streamed * args.tiles / blocks;
+  args.steps_rest = streamed * args.tiles % blocks;
+  args.tiles_inverse = static_cast<uint32_t>(CeilDivide(int64_t{1} << 32, int64_t{args.tiles}));
+  plan->groups = blocks;
+}
+
 /// Leaves a plan's last items to a launch of narrower tiles.
 void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& cut,
              WgmmaPlan* plan) {
@@ -476,6 +505,12 @@ void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& 
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape) {
   WgmmaPlan plan = PlanWholeTiles(problem, device, shape);
+  const int streamed = StreamedItems(problem, device, *CostOfWidth(shape.tokens),
+                                     plan.arguments.items, shape.splits);
+  if (streamed > 0) {
+    StreamItems(streamed, device.multiprocessors, &plan);
+    return plan;
+  }
   const auto tail = TailOf(device, *CostOfWidth(shape.tokens), plan.arguments.tiles,
                            plan.arguments.items, shape.splits);
   if (tail) AddTail(problem, device, *tail, &plan);
@@ -486,7 +521,6 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
                          const WgmmaShape& shape) {
   WgmmaPlan plan;
   WgmmaArguments& args = plan.arguments;
-  const bool fused_gate = problem.gated && HalvesAligned(problem);
   args.blocks = BlocksOf(problem);
   plan.tokens = shape.tokens;
   args.tiles = Ceil(problem.k, kTileK);
@@ -495,8 +529,8 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
   args.tiles_rest = args.tiles % args.splits;
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * args.blocks;
   args.in_cluster = args.splits > 1 && InCluster(device, plan.tokens, items, args.splits);
-  plan.partials = (problem.gated && !fused_gate) || (args.splits > 1 && !args.in_cluster);
-  if (fused_gate) args.half_strips = problem.n / 2 / kStripOutputs;
+  plan.partials = GatesApart(problem) || (args.splits > 1 && !args.in_cluster);
+  if (problem.gated && !GatesApart(problem)) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
   // Their activations stay in the cache while they meet all weights.
@@ -506,6 +540,19 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
   plan.groups = std::min(args.items, device.multiprocessors / args.splits);
   DivideShared(problem, device, &plan);
   return plan;
+}
+
+int64_t StreamTicketBytes(const WgmmaPlan& plan) {
+  const int64_t words = int64_t{plan.arguments.streamed} * kTicketsOfItem;
+  return RoundUp(words * int64_t{sizeof(uint32_t)}, int64_t{256});
+}
+
+int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan) {
+  if (plan.partials) return PartialBytes(problem, PartsOf(plan));
+  if (plan.arguments.streamed == 0) return 0;
+  // Of every block that begins in the middle of an item, and of every item's beginning.
+  const int64_t parts = int64_t{plan.groups} + plan.arguments.streamed;
+  return StreamTicketBytes(plan) + parts * plan.tokens * kBlockOutputs * int64_t{sizeof(float)};
 }
 
 int64_t PartialBytes(const TileProblem& problem, int splits) {

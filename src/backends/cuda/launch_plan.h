@@ -85,7 +85,7 @@ struct WgmmaLaunch {
   WgmmaArguments arguments;
 };
 struct WgmmaPlan : WgmmaLaunch {
-  bool partials = false;
+  bool partials = false;  ///< Sums of every output go to the workspace.
   /// Another launch for the last items, in narrower tiles, where whole ones would leave most of
   /// the device idle.
   std::optional<WgmmaLaunch> tail;
@@ -94,6 +94,10 @@ struct WgmmaPlan : WgmmaLaunch {
 inline int PartsOf(const WgmmaPlan& plan) {
   return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
 }
+/// Bytes of the tickets of a plan with streamed items, which lie before its parts.
+int64_t StreamTicketBytes(const WgmmaPlan& plan);
+/// Bytes of the workspace that a plan takes.
+int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan);
 /// How many tokens an item has and how many blocks divide its k.
 struct WgmmaShape {
   int tokens;

@@ -195,6 +195,16 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
 
 namespace {
 
+/// Where parts of streamed items meet: the tickets are lent to the product, or else made ready here.
+cudaError_t MakeMeeting(const TileGemm& gemm, const WgmmaPlan& plan, WgmmaArguments* args,
+                        cudaStream_t stream) {
+  args->parts = gemm.partials + StreamTicketBytes(plan) / int64_t{sizeof(float)};
+  args->tickets = gemm.meeting;
+  if (args->tickets != nullptr) return cudaSuccess;
+  args->tickets = reinterpret_cast<uint32_t*>(gemm.partials);
+  return cudaMemsetAsync(args->tickets, 0xff, static_cast<size_t>(StreamTicketBytes(plan)), stream);
+}
+
 cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, float* partials,
                         bool overlap_previous, cudaStream_t stream) {
   CUtensorMap map;
@@ -221,7 +231,12 @@ cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, float* 
 
 cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_t stream) {
   float* const partials = plan.partials ? gemm.partials : nullptr;
-  cudaError_t launched = LaunchItems(gemm, plan, partials, gemm.overlap_previous, stream);
+  WgmmaLaunch whole = plan;
+  cudaError_t launched = cudaSuccess;
+  if (plan.arguments.streamed > 0) launched = MakeMeeting(gemm, plan, &whole.arguments, stream);
+  if (launched == cudaSuccess) {
+    launched = LaunchItems(gemm, whole, partials, gemm.overlap_previous, stream);
+  }
   if (launched == cudaSuccess && plan.tail) {
     launched = LaunchItems(gemm, *plan.tail, partials, true, stream);
   }

@@ -29,6 +29,15 @@ struct Tail {
 std::optional<Tail> TailOf(std::span<const StepCost> costs, const StepCost& cost,
                            int multiprocessors, int tiles, int64_t items);
 
+/// The items that are left after whole waves, of whose steps every block takes as many: there is no
+/// last wave that is partly filled, but parts of an item must meet.
+struct Stream {
+  int items = 0;
+  double cycles = 0;  ///< Of all items, the whole waves included.
+};
+/// None where blocks would have few steps each.
+std::optional<Stream> StreamOf(const StepCost& cost, int multiprocessors, int tiles, int64_t items);
+
 /// Cycles of `items` items: of whole waves, and of the tail where there is one.
 double CyclesOf(const StepCost& cost, int multiprocessors, int tiles, int64_t items,
                 const std::optional<Tail>& tail);

@@ -129,16 +129,38 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
   return shared;
 }
 
-/// The items of a thread block.
-struct ItemRange {
-  int first;
-  int step;
-  int split;
+/// The items of a thread block, one after the other: its parts of streamed ones first, so that
+/// nobody waits long for a part, then whole ones. Computed anew for each, not from the one before:
+/// so the compiler knows that all lanes go the same way, without which products take more time.
+struct ItemSequence {
+  const WgmmaArguments& args;
+  int first_step;
+  int end_step;
+  int first_streamed;
+  int parts;  ///< Of streamed items.
 
-  MARLIN_DEVICE ItemRange()
-      : first(static_cast<int>(blockIdx.y)),
-        step(static_cast<int>(gridDim.y)),
-        split(static_cast<int>(blockIdx.x)) {}
+  MARLIN_DEVICE explicit ItemSequence(const WgmmaArguments& arguments)
+      : args(arguments),
+        first_step(FirstStepOf(args, Block())),
+        end_step(FirstStepOf(args, Block() + 1)),
+        first_streamed(StreamedItemOf(args, first_step)),
+        parts(args.streamed == 0 ? 0 : StreamedItemOf(args, end_step - 1) - first_streamed + 1) {}
+
+  static MARLIN_DEVICE int Split() { return static_cast<int>(blockIdx.x); }
+  static MARLIN_DEVICE int Block() { return static_cast<int>(blockIdx.y); }
+
+  MARLIN_DEVICE bool Has(int i) const { return i < parts || WholeItem(i) < args.items; }
+  MARLIN_DEVICE WgmmaItem At(int i) const {
+    const bool part = i < parts;
+    WgmmaItem item = ItemAt(args, part ? args.items + first_streamed + i : WholeItem(i), Split());
+    if (part) TakePart(args, first_streamed + i, first_step, end_step, &item);
+    return item;
+  }
+
+ private:
+  MARLIN_DEVICE int WholeItem(int i) const {
+    return Block() + (i - parts) * static_cast<int>(gridDim.y);
+  }
 };
 
 /// Where the weights of an item begin, and the copies that bring one step of them: all four strips
@@ -176,11 +198,11 @@ template <int kSlotsOfStep>
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
                                   int slot_bytes) {
   const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
-  const ItemRange range;
+  const ItemSequence items(args);
   SlotCursor cursor;
   SlotCursor weights;
-  for (int i = range.first; i < args.items; i += range.step) {
-    const WgmmaItem item = ItemAt(args, i, range.split);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
     WeightSource source(args, item);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
@@ -203,12 +225,12 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
                                       const WgmmaShared& shared) {
   constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
   constexpr int kHalvesOfSlot = 2 / kSlotsOfStep;
-  const ItemRange range;
+  const ItemSequence items(args);
   SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
-  for (int i = range.first; i < args.items; i += range.step) {
-    const WgmmaItem item = ItemAt(args, i, range.split);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
     const int m = item.token_tile * kTokens;
     int k = item.first_tile * kTileK;
 #pragma unroll 1
@@ -225,6 +247,11 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
       cursor.Advance(args.slots);
     }
   }
+}
+
+/// The same for all lanes, as the compiler knows from this.
+MARLIN_DEVICE int WarpOfBlock() {
+  return static_cast<int>(__reduce_or_sync(~0u, threadIdx.x / 32));
 }
 
 /// A consumer thread's place in its block.
@@ -526,7 +553,7 @@ struct WgmmaEpilogue {
     const bool plain = view.activation == 0 && view.row_weight == nullptr && args.half_strips == 0;
     // One place each: what is unrolled is large.
     if (partial || (plain && view.type == Element::kF32)) {
-      const int split = args.in_cluster ? 0 : ItemRange().split;
+      const int split = args.in_cluster ? 0 : ItemSequence::Split();
       float* const partials = args.partials + static_cast<int64_t>(split) * args.m * view.n;
       StoreFloats(item, acc, partial ? partials : static_cast<float*>(view.out),
                   partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
@@ -716,9 +743,112 @@ struct WgmmaEpilogue {
   }
 };
 
+/// Where the parts of a streamed item meet: what one warpgroup of each block has of it.
+template <int kTokens>
+struct StreamMeeting {
+  static constexpr int kFloats = kTokens * 64;  ///< Of a part.
+  const WgmmaArguments& args;
+  int warpgroup;
+  uint32_t* word;  ///< In shared memory, of the warpgroup.
+  int streamed;
+  int first_block;
+  int parts;
+  uint32_t* tickets;
+
+  MARLIN_DEVICE StreamMeeting(const WgmmaArguments& arguments, const WgmmaItem& item,
+                              int my_warpgroup, float* exchange)
+      : args(arguments),
+        warpgroup(my_warpgroup),
+        word(reinterpret_cast<uint32_t*>(exchange)),
+        streamed(item.streamed) {
+    first_block = BlockOfStep(args, streamed * args.tiles);
+    parts = BlockOfStep(args, (streamed + 1) * args.tiles - 1) - first_block + 1;
+    tickets = args.tickets + streamed * kTicketsOfItem + warpgroup * 2;
+  }
+
+  MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
+  MARLIN_DEVICE int Mine() const { return static_cast<int>(blockIdx.y) - first_block; }
+  MARLIN_DEVICE void WaitForWarpgroup() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+  }
+
+  /// A block begins one item at most in its middle, and only the first part of an item does not.
+  MARLIN_DEVICE float* PartAt(int part) const {
+    const int place = part == 0 ? static_cast<int>(gridDim.y) + streamed : first_block + part;
+    return args.parts + (static_cast<int64_t>(place) * 2 + warpgroup) * kFloats + Thread() * 4;
+  }
+
+  /// Whether this is the last part to be done; `acc` is then the sum of all parts in their order.
+  /// The others store theirs and wait for nobody.
+  MARLIN_DEVICE bool Run(float (&acc)[kTokens / 2]) const {
+    if (Thread() == 0) *word = TakeTicket(tickets);
+    WaitForWarpgroup();
+    // The same for all lanes, as the compiler must know: products want addresses that are.
+    const bool last = __any_sync(~0u, *word + 2 == static_cast<uint32_t>(parts)) != 0;
+    if (!last) {
+      Store(acc);
+      WaitForWarpgroup();
+      if (Thread() == 0) Publish(tickets + 1);
+      return false;
+    }
+    while (__any_sync(~0u, Look(tickets + 1) + 2 != static_cast<uint32_t>(parts)) != 0) {
+    }
+    WaitForWarpgroup();
+    if (Thread() < 2) tickets[Thread()] = ~0u;
+    Add(acc);
+    return true;
+  }
+
+ private:
+  /// Behind what all threads of the warpgroup stored before they met.
+  static MARLIN_DEVICE void Publish(uint32_t* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  }
+  static MARLIN_DEVICE uint32_t Look(const uint32_t* counter) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+  }
+
+  MARLIN_DEVICE void Store(const float (&acc)[kTokens / 2]) const {
+    float* const to = PartAt(Mine());
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      __stcg(reinterpret_cast<float4*>(to + i * 512),
+             make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    }
+  }
+
+  /// Of two parts the order does not matter; of more, what comes before this block's part is added
+  /// up in its place, and this block's is kept in memory for as long.
+  MARLIN_DEVICE void Add(float (&acc)[kTokens / 2]) const {
+    const int mine = Mine();
+    if (mine > 1) {
+      Store(acc);
+      Load(PartAt(0), false, acc);
+    }
+#pragma unroll 1
+    for (int part = mine > 1 ? 1 : 0; part < parts; ++part) {
+      if (mine <= 1 && part == mine) continue;
+      Load(PartAt(part), true, acc);
+    }
+  }
+
+  static MARLIN_DEVICE void Load(const float* from, bool add, float (&acc)[kTokens / 2]) {
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      const float4 come = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
+      acc[4 * i] = add ? acc[4 * i] + come.x : come.x;
+      acc[4 * i + 1] = add ? acc[4 * i + 1] + come.y : come.y;
+      acc[4 * i + 2] = add ? acc[4 * i + 2] + come.z : come.z;
+      acc[4 * i + 3] = add ? acc[4 * i + 3] + come.w : come.w;
+    }
+  }
+};
+
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+  const int warp = WarpOfBlock() - 4;
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
@@ -730,15 +860,18 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
       0,    kTokens / 8};
   typename Consumer::Cursor cursor(args, shared, place);
   const int splits = args.splits;
-  const ItemRange range;
-  for (int i = range.first; i < args.items; i += range.step) {
-    const WgmmaItem item = ItemAt(args, i, range.split);
+  const ItemSequence items(args);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
     consumer.Run(item.tiles, cursor, acc);
+    if (__builtin_expect(item.streamed >= 0 && item.tiles < args.tiles, 0)) {
+      if (!StreamMeeting<kTokens>(args, item, warpgroup, epilogue.exchange).Run(acc)) continue;
+    }
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (args.in_cluster) {
         constexpr int kUnits = kTokens / 16;
-        const ClusterPart<kTokens> part(range.split, splits);
+        const ClusterPart<kTokens> part(items.Split(), splits);
         if (threadIdx.x == 128) ArriveExpecting(shared.arrived, part.BytesToCome());
         WaitForCluster();
         ReduceInCluster<kTokens>(part, warpgroup, shared, acc);

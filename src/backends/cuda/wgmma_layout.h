@@ -32,6 +32,14 @@ struct WgmmaArguments {
   int tiles_base = 0;  ///< Of every split, one more of the first tiles_rest.
   int tiles_rest = 0;
   int half_strips = 0;  ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
+  /// Items behind `items` whose steps, one after the other, are cut into equal runs, one for every
+  /// thread block: steps_base steps, one more for the first steps_rest.
+  int streamed = 0;
+  int steps_base = 0;
+  int steps_rest = 0;
+  uint32_t tiles_inverse = 0;  ///< 2^32 / tiles, rounded up: exact for steps up to 2^32 / tiles.
+  uint32_t* tickets = nullptr;  ///< Of streamed items: kTicketsOfItem each, all ones between launches.
+  float* parts = nullptr;       ///< PartsOfStream sums of an item.
   TileView weights;
   int m = 0;
   float* partials = nullptr;  ///< [m, n], of every split if they are no cluster; null: no need.
@@ -44,6 +52,7 @@ struct WgmmaItem {
   int block;
   int first_tile;
   int tiles;
+  int streamed = -1;  ///< Which of the streamed items.
 };
 
 /// Without divisions where all tokens are one tile: the first copies wait for it.
@@ -67,6 +76,34 @@ MARLIN_HOST_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split
   item.tiles = args.tiles_base + (longer ? 1 : 0);
   return item;
 }
+
+/// The thread block that has this of the streamed items' steps.
+MARLIN_HOST_DEVICE int BlockOfStep(const WgmmaArguments& args, int step) {
+  const int longer = args.steps_rest * (args.steps_base + 1);
+  if (step < longer) return step / (args.steps_base + 1);
+  return args.steps_rest + (step - longer) / args.steps_base;
+}
+/// The first step of a thread block.
+MARLIN_HOST_DEVICE int FirstStepOf(const WgmmaArguments& args, int block) {
+  return block * args.steps_base + (block < args.steps_rest ? block : args.steps_rest);
+}
+/// The streamed item that a step belongs to: step / tiles. The first copies wait for it, so nothing
+/// is divided.
+MARLIN_HOST_DEVICE int StreamedItemOf(const WgmmaArguments& args, int step) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(step)} * args.tiles_inverse >> 32);
+}
+/// Cuts a streamed item to those of its steps that are between two of all items' steps.
+MARLIN_HOST_DEVICE void TakePart(const WgmmaArguments& args, int streamed, int first, int end,
+                                 WgmmaItem* item) {
+  const int begin = streamed * args.tiles;
+  item->streamed = streamed;
+  item->first_tile = first > begin ? first - begin : 0;
+  const int end_tile = end - begin < args.tiles ? end - begin : args.tiles;
+  item->tiles = end_tile - item->first_tile;
+}
+
+/// Two of every warpgroup: parts that are done, and parts that are stored.
+inline constexpr int kTicketsOfItem = 4;
 
 /// Tokens that a tile may have.
 inline constexpr int kWgmmaWidths[] = {32, 64, 96, 128, 192, 256};

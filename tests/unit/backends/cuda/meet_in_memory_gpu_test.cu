@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "backends/cuda/meeting_memory.h"
@@ -17,6 +18,8 @@ namespace {
 constexpr int64_t kM = 16;
 constexpr int64_t kN = 1442;
 constexpr int64_t kK = 14336;
+/// Rows of which an H200's blocks take parts of tiles.
+constexpr int64_t kStreamedRows = 300;
 constexpr int64_t kAlignment = 256;
 
 class MeetInMemory : public GpuTest<::testing::Test> {
@@ -31,14 +34,20 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     ASSERT_TRUE(prepared.ok()) << prepared.status().message();
     weights_ = *prepared;
     std::vector<uint16_t> activations;
-    for (const float value : GaussianFloats(kM * kK, 22)) {
+    for (const float value : GaussianFloats(kStreamedRows * kK, 22)) {
       activations.push_back(FloatToBf16(value));
     }
     activations_ = Upload(activations);
-    const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(Make(1)));
-    ASSERT_TRUE(plan.ok()) << plan.status().message();
-    ASSERT_EQ(plan->kernel, "marlin_gemv_mma");
-    bytes_ = plan->workspace_bytes;
+    bytes_ = WorkspaceBytes(kM, "marlin_gemv_mma");
+  }
+
+  int64_t WorkspaceBytes(int64_t rows, const std::string& kernel) const {
+    const DeviceBuffer out = Make(1);
+    const Result<GemmPlan> plan = PlanGemm(device(), A(rows), weights_, Out(out, rows));
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    if (!plan.ok()) return 0;
+    EXPECT_EQ(plan->kernel, kernel);
+    return plan->workspace_bytes;
   }
 
   TensorView A(int64_t rows = kM) const { return {activations_.data(), DType::kBf16, {rows, kK}}; }
@@ -51,7 +60,7 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     const DeviceBuffer out = Upload(std::vector<float>(static_cast<size_t>(rows * kN), -1.0F));
     GemmOptions options;
     options.workspace = static_cast<uint8_t*>(workspaces.data()) + place * kAlignment;
-    options.workspace_bytes = bytes_;
+    options.workspace_bytes = workspaces.bytes() - place * kAlignment;
     EXPECT_TRUE(Gemm(device(), A(rows), weights_, Out(out, rows), options).ok());
     EXPECT_TRUE(device().Synchronize().ok());
     return Download<float>(out);
@@ -73,6 +82,22 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
     ASSERT_EQ(Multiply(workspaces, place), first) << "workspace " << place;
   }
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
+}
+
+// Tickets that are not lent are made ready for every product.
+TEST_F(MeetInMemory, InPartsOfTilesWhereverTicketsLie) {
+  const int64_t bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
+  ASSERT_GT(bytes, 0) << "this device does not stream tiles";
+  const DeviceBuffer lent = Make(bytes);
+  const std::vector<float> first = Multiply(lent, 0, kStreamedRows);
+  ASSERT_EQ(Multiply(lent, 0, kStreamedRows), first) << "the tickets are all ones again";
+  // Until there is none to lend.
+  constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
+  constexpr auto kPlaces = static_cast<int>(cuda::MeetingMemory::kBytes / kLeastBytes + 2);
+  const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
+  for (int place = 0; place < kPlaces; ++place) Multiply(workspaces, place);
+  const DeviceBuffer others = Make(bytes);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(Multiply(others, 0, kStreamedRows), first);
 }
 
 // Other rows have their sums elsewhere in the same memory: words that were not all ones again would
