@@ -25,8 +25,9 @@ struct TileGemm {
   EpilogueView epilogue;      ///< Multiplier set; see LaunchGemv.
   bool bf16 = true;           ///< The type of the matrix unit's operands.
   float* partials = nullptr;  ///< [splits, m, n], where the plan has splits or gates lie apart.
-  /// Words of all ones (MeetingMemory), where the plan has blocks that meet in memory: MeetingBytes,
-  /// or StreamTicketBytes. Null: a kernel of its own adds the partials, or makes tickets ready.
+  /// Words of all ones (MeetingMemory), where the plan has blocks that meet in memory:
+  /// MeetingBytes, or StreamTicketBytes. Null: a kernel of its own adds the partials, or makes
+  /// tickets ready.
   uint32_t* meeting = nullptr;
   bool overlap_previous = false;
 };

@@ -338,6 +338,10 @@ static_assert(std::size(kStepCosts) == std::size(kWgmmaWidths));
 constexpr double kClusterCycles = 2000;
 constexpr double kClusterCyclesPerBlock = 500;
 constexpr double kClusterCyclesPerToken = 4;  ///< And block.
+/// Where almost as many clusters of three and more run as the device has room for, they wait for
+/// each other's multiprocessors.
+constexpr double kCrowdedClusters = 0.9;
+constexpr double kCrowded = 1.15;
 
 /// What splits that meet in memory cost: another kernel, and the sums stored and read.
 constexpr double kMemoryCycles = 5000;
@@ -412,7 +416,10 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
            sums * kMemoryCyclesPerSum;
   }
   const double per_block = kClusterCyclesPerBlock + cost.tokens * kClusterCyclesPerToken;
-  return cycles + kClusterCycles + splits * per_block;
+  const double sum = cycles + kClusterCycles + splits * per_block;
+  const bool crowded =
+      splits > 2 && static_cast<double>(items) > kCrowdedClusters * device.clusters[splits - 1];
+  return crowded ? sum * kCrowded : sum;
 }
 
 WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
@@ -483,9 +490,9 @@ void StreamItems(int streamed, int blocks, WgmmaPlan* plan) {
   WgmmaArguments& args = plan->arguments;
   args.items -= streamed;
   args.streamed = streamed;
-  args.steps_base = streamed * args.tiles / blocks;
-  args.steps_rest = streamed * args.tiles % blocks;
-  args.tiles_inverse = static_cast<uint32_t>(CeilDivide(int64_t{1} << 32, int64_t{args.tiles}));
+  args.run = Ceil(int64_t{streamed} * args.tiles, blocks);
+  args.run_inverse = InverseOf(args.run);
+  args.tiles_inverse = InverseOf(args.tiles);
   plan->groups = blocks;
 }
 

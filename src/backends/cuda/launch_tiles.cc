@@ -195,7 +195,8 @@ cudaError_t LaunchGemv(const TileGemm& gemm, const GemvPlan& plan, cudaStream_t 
 
 namespace {
 
-/// Where parts of streamed items meet: the tickets are lent to the product, or else made ready here.
+/// Where parts of streamed items meet: the tickets are lent to the product, or else made ready
+/// here.
 cudaError_t MakeMeeting(const TileGemm& gemm, const WgmmaPlan& plan, WgmmaArguments* args,
                         cudaStream_t stream) {
   args->parts = gemm.partials + StreamTicketBytes(plan) / int64_t{sizeof(float)};

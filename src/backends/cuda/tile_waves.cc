@@ -13,11 +13,13 @@ constexpr double kTailCycles = 7000;
 
 /// What it costs that parts of items meet, whose sums are stored and read again: fitted to 138
 /// products of 14 matrices with 24 to 2,048 rows on an H200 (2026-11-22).
-constexpr double kStreamCycles = 3500;
-constexpr double kStreamCyclesPerToken = 50;
-constexpr double kStreamCyclesPerPart = 300;  ///< Of an item, from the second on,
-constexpr double kFewParts = 4;
-constexpr double kStreamCyclesPerMorePart = 1000;  ///< and from the fifth on.
+struct MeetingCycles {
+  double fixed;
+  double token;
+  double part;  ///< Of an item, from the second on.
+};
+constexpr MeetingCycles kBeforeWholeItems = {3500, 50, 0};
+constexpr MeetingCycles kPartsAlone = {2500, 20, 1100};
 /// With so many tokens the card is at its power limit: where multiprocessors are idle, the others
 /// are faster.
 constexpr int kHotTokens = 192;
@@ -52,15 +54,13 @@ std::optional<Stream> StreamOf(const StepCost& cost, int multiprocessors, int ti
   const auto left = static_cast<int>(items % multiprocessors);
   const int64_t all_steps = int64_t{left} * tiles;
   const auto steps = static_cast<double>(CeilDivide(all_steps, multiprocessors));
-  // WgmmaArguments::tiles_inverse is exact up to here.
+  // DivideStep is exact up to here.
   if (steps < kLeastSteps || all_steps > (int64_t{1} << 32) / tiles) return std::nullopt;
   const auto waves = static_cast<double>(items / multiprocessors);
-  const double parts = tiles / steps;
-  const double meeting = kStreamCycles + cost.tokens * kStreamCyclesPerToken +
-                         (std::min(parts, kFewParts) - 1) * kStreamCyclesPerPart +
-                         std::max(parts - kFewParts, 0.0) * kStreamCyclesPerMorePart;
-  const double cycles =
-      waves * ItemCycles(cost, tiles) + steps * cost.step + cost.item + meeting;
+  const MeetingCycles& meeting = waves > 0 ? kBeforeWholeItems : kPartsAlone;
+  const double cycles = waves * ItemCycles(cost, tiles) + steps * cost.step + cost.item +
+                        meeting.fixed + cost.tokens * meeting.token +
+                        (tiles / steps - 1) * meeting.part;
   return Stream{left, cost.tokens >= kHotTokens ? cycles * kHot : cycles};
 }
 

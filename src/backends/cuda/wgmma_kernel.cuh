@@ -17,9 +17,10 @@
 //   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
 //   cluster divide k among them, send each other their sums through shared memory and finish a part
 //   of the item each; sums are added in the order of the blocks. Where clusters are too few, parts
-//   of k go to the workspace, and another kernel adds them. Gated products: a block holds 64
-//   gates and the 64 ups that belong to them, warps 0 and 1 of a warpgroup the gates, warps 2 and 3
-//   the ups.
+//   of k go to the workspace, and another kernel adds them. What whole waves of items leave may be
+//   streamed: all blocks take as many of its steps, and parts of an item meet in memory. Gated
+//   products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
+//   warpgroup the gates, warps 2 and 3 the ups.
 #pragma once
 
 #include "backends/cuda/async_copy.cuh"
@@ -134,17 +135,19 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
 /// so the compiler knows that all lanes go the same way, without which products take more time.
 struct ItemSequence {
   const WgmmaArguments& args;
-  int first_step;
-  int end_step;
-  int first_streamed;
-  int parts;  ///< Of streamed items.
+  int first_step = 0;
+  int end_step = 0;
+  int first_streamed = 0;
+  int parts = 0;  ///< Of streamed items.
 
-  MARLIN_DEVICE explicit ItemSequence(const WgmmaArguments& arguments)
-      : args(arguments),
-        first_step(FirstStepOf(args, Block())),
-        end_step(FirstStepOf(args, Block() + 1)),
-        first_streamed(StreamedItemOf(args, first_step)),
-        parts(args.streamed == 0 ? 0 : StreamedItemOf(args, end_step - 1) - first_streamed + 1) {}
+  MARLIN_DEVICE explicit ItemSequence(const WgmmaArguments& arguments) : args(arguments) {
+    if (args.streamed == 0) return;
+    first_step = FirstStepOf(args, Block());
+    end_step = FirstStepOf(args, Block() + 1);
+    if (first_step == end_step) return;
+    first_streamed = DivideStep(first_step, args.tiles_inverse);
+    parts = DivideStep(end_step - 1, args.tiles_inverse) - first_streamed + 1;
+  }
 
   static MARLIN_DEVICE int Split() { return static_cast<int>(blockIdx.x); }
   static MARLIN_DEVICE int Block() { return static_cast<int>(blockIdx.y); }
@@ -743,16 +746,22 @@ struct WgmmaEpilogue {
   }
 };
 
-/// Where the parts of a streamed item meet: what one warpgroup of each block has of it.
+/// Where the parts of a streamed item meet: what one warpgroup of each block has of it. Whoever
+/// takes the last ticket adds all parts, the others store theirs and wait for nobody. That is the
+/// first part's block, which takes its ticket when it is done, long after the others took theirs
+/// and stored, unless one of them begins later still. So nobody waits but for blocks at work.
 template <int kTokens>
 struct StreamMeeting {
   static constexpr int kFloats = kTokens * 64;  ///< Of a part.
+  /// In a ticket: parts stored above, tickets taken below, less one of all.
+  static constexpr int kStoredShift = 16;
+  static constexpr uint32_t kTaken = (1u << kStoredShift) - 1;
   const WgmmaArguments& args;
   int warpgroup;
   uint32_t* word;  ///< In shared memory, of the warpgroup.
   int streamed;
   int first_block;
-  int parts;
+  uint32_t others;  ///< Parts that other blocks have.
   uint32_t* tickets;
 
   MARLIN_DEVICE StreamMeeting(const WgmmaArguments& arguments, const WgmmaItem& item,
@@ -761,9 +770,10 @@ struct StreamMeeting {
         warpgroup(my_warpgroup),
         word(reinterpret_cast<uint32_t*>(exchange)),
         streamed(item.streamed) {
-    first_block = BlockOfStep(args, streamed * args.tiles);
-    parts = BlockOfStep(args, (streamed + 1) * args.tiles - 1) - first_block + 1;
-    tickets = args.tickets + streamed * kTicketsOfItem + warpgroup * 2;
+    const int first_step = streamed * args.tiles;
+    first_block = DivideStep(first_step, args.run_inverse);
+    others = DivideStep(first_step + args.tiles - 1, args.run_inverse) - first_block;
+    tickets = args.tickets + streamed * kTicketsOfItem + warpgroup;
   }
 
   MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
@@ -778,36 +788,51 @@ struct StreamMeeting {
     return args.parts + (static_cast<int64_t>(place) * 2 + warpgroup) * kFloats + Thread() * 4;
   }
 
-  /// Whether this is the last part to be done; `acc` is then the sum of all parts in their order.
-  /// The others store theirs and wait for nobody.
-  MARLIN_DEVICE bool Run(float (&acc)[kTokens / 2]) const {
-    if (Thread() == 0) *word = TakeTicket(tickets);
+  /// Before the products of a part: the ticket, in one thread, unless it is to be taken later.
+  /// Parts that were stored before it are looked for later.
+  MARLIN_DEVICE uint32_t Begin() const {
+    return Thread() == 0 && Mine() > 0 ? (TakeTicket(tickets) + 1) & kTaken : 0;
+  }
+
+  /// Whether `acc` is now the sum of all parts in their order; else another block adds them.
+  MARLIN_DEVICE bool End(uint32_t ticket, float (&acc)[kTokens / 2]) const {
+    if (Thread() == 0) *word = Mine() > 0 ? ticket : Take();
     WaitForWarpgroup();
+    uint32_t taken_and_stored = *word;
     // The same for all lanes, as the compiler must know: products want addresses that are.
-    const bool last = __any_sync(~0u, *word + 2 == static_cast<uint32_t>(parts)) != 0;
+    const bool last = __any_sync(~0u, (taken_and_stored & kTaken) == others);
     if (!last) {
       Store(acc);
       WaitForWarpgroup();
-      if (Thread() == 0) Publish(tickets + 1);
+      if (Thread() == 0) Publish();
       return false;
     }
-    while (__any_sync(~0u, Look(tickets + 1) + 2 != static_cast<uint32_t>(parts)) != 0) {
-    }
+    while (__any_sync(~0u, taken_and_stored >> kStoredShift != others)) taken_and_stored = Look();
     WaitForWarpgroup();
-    if (Thread() < 2) tickets[Thread()] = ~0u;
+    if (Thread() == 0) *tickets = ~0u;
     Add(acc);
     return true;
   }
 
  private:
-  /// Behind what all threads of the warpgroup stored before they met.
-  static MARLIN_DEVICE void Publish(uint32_t* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  /// What came before this one.
+  MARLIN_DEVICE uint32_t Take() const {
+    uint32_t before;
+    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(tickets)
+                 : "memory");
+    return before + 1;
   }
-  static MARLIN_DEVICE uint32_t Look(const uint32_t* counter) {
+  /// Behind what all threads of the warpgroup stored before they met.
+  MARLIN_DEVICE void Publish() const {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(tickets), "r"(1 << kStoredShift)
+                 : "memory");
+  }
+  MARLIN_DEVICE uint32_t Look() const {
     uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    return value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(tickets) : "memory");
+    return value + 1;
   }
 
   MARLIN_DEVICE void Store(const float (&acc)[kTokens / 2]) const {
@@ -828,7 +853,7 @@ struct StreamMeeting {
       Load(PartAt(0), false, acc);
     }
 #pragma unroll 1
-    for (int part = mine > 1 ? 1 : 0; part < parts; ++part) {
+    for (int part = mine > 1 ? 1 : 0; part <= static_cast<int>(others); ++part) {
       if (mine <= 1 && part == mine) continue;
       Load(PartAt(part), true, acc);
     }
@@ -864,10 +889,11 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   for (int i = 0; items.Has(i); ++i) {
     const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
+    const bool divided = item.streamed >= 0 && item.tiles < args.tiles;
+    const StreamMeeting<kTokens> meeting(args, item, warpgroup, epilogue.exchange);
+    const uint32_t ticket = divided ? meeting.Begin() : 0;
     consumer.Run(item.tiles, cursor, acc);
-    if (__builtin_expect(item.streamed >= 0 && item.tiles < args.tiles, 0)) {
-      if (!StreamMeeting<kTokens>(args, item, warpgroup, epilogue.exchange).Run(acc)) continue;
-    }
+    if (divided && !meeting.End(ticket, acc)) continue;
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (args.in_cluster) {
         constexpr int kUnits = kTokens / 16;

@@ -32,17 +32,18 @@ struct WgmmaArguments {
   int tiles_base = 0;  ///< Of every split, one more of the first tiles_rest.
   int tiles_rest = 0;
   int half_strips = 0;  ///< Gated: strips of the gates; blocks hold 64 gates and their 64 ups.
-  /// Items behind `items` whose steps, one after the other, are cut into equal runs, one for every
-  /// thread block: steps_base steps, one more for the first steps_rest.
+  /// Items behind `items` whose steps, one after the other, are cut into runs, one for every thread
+  /// block until there are no more.
   int streamed = 0;
-  int steps_base = 0;
-  int steps_rest = 0;
-  uint32_t tiles_inverse = 0;  ///< 2^32 / tiles, rounded up: exact for steps up to 2^32 / tiles.
-  uint32_t* tickets = nullptr;  ///< Of streamed items: kTicketsOfItem each, all ones between launches.
-  float* parts = nullptr;       ///< PartsOfStream sums of an item.
   TileView weights;
   int m = 0;
   float* partials = nullptr;  ///< [m, n], of every split if they are no cluster; null: no need.
+  int run = 1;                ///< Steps of a run.
+  uint32_t run_inverse = 0;   ///< Inverse of it and of `tiles`, for DivideStep.
+  uint32_t tiles_inverse = 0;
+  uint32_t* tickets =
+      nullptr;             ///< kTicketsOfItem of every streamed item, all ones between launches.
+  float* parts = nullptr;  ///< Sums of parts of streamed items.
   EpilogueView epilogue;
 };
 
@@ -77,20 +78,19 @@ MARLIN_HOST_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split
   return item;
 }
 
-/// The thread block that has this of the streamed items' steps.
-MARLIN_HOST_DEVICE int BlockOfStep(const WgmmaArguments& args, int step) {
-  const int longer = args.steps_rest * (args.steps_base + 1);
-  if (step < longer) return step / (args.steps_base + 1);
-  return args.steps_rest + (step - longer) / args.steps_base;
+/// step / count, where step x count < 2^32 and `inverse` is InverseOf(count): the first copies
+/// would wait for a division.
+MARLIN_HOST_DEVICE int DivideStep(int step, uint32_t inverse) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(step)} * inverse >> 32);
 }
-/// The first step of a thread block.
+/// 2^32 / count, rounded up. Precondition: count > 1.
+constexpr uint32_t InverseOf(int count) {
+  return static_cast<uint32_t>(((int64_t{1} << 32) + count - 1) / count);
+}
+/// The first step of a thread block's run, which ends where the next block's begins.
 MARLIN_HOST_DEVICE int FirstStepOf(const WgmmaArguments& args, int block) {
-  return block * args.steps_base + (block < args.steps_rest ? block : args.steps_rest);
-}
-/// The streamed item that a step belongs to: step / tiles. The first copies wait for it, so nothing
-/// is divided.
-MARLIN_HOST_DEVICE int StreamedItemOf(const WgmmaArguments& args, int step) {
-  return static_cast<int>(uint64_t{static_cast<uint32_t>(step)} * args.tiles_inverse >> 32);
+  const int steps = args.streamed * args.tiles;
+  return block * args.run < steps ? block * args.run : steps;
 }
 /// Cuts a streamed item to those of its steps that are between two of all items' steps.
 MARLIN_HOST_DEVICE void TakePart(const WgmmaArguments& args, int streamed, int first, int end,
@@ -102,8 +102,8 @@ MARLIN_HOST_DEVICE void TakePart(const WgmmaArguments& args, int streamed, int f
   item->tiles = end_tile - item->first_tile;
 }
 
-/// Two of every warpgroup: parts that are done, and parts that are stored.
-inline constexpr int kTicketsOfItem = 4;
+/// One of every warpgroup.
+inline constexpr int kTicketsOfItem = 2;
 
 /// Tokens that a tile may have.
 inline constexpr int kWgmmaWidths[] = {32, 64, 96, 128, 192, 256};
