@@ -16,13 +16,16 @@ mkdir -p "$logs"
 
 # Small shapes that gpu_cases.cc gives to every format, the first two for kernels of few rows; then
 # one that is divided among the blocks of a cluster.
-export shapes='m2_n33_k144|m8_n64_k128|m17_n40_k96|m65_n72_k160|m1_n40_k96|m1_n72_k160|m16_n64_k16384'
+shapes='m2_n33_k144|m8_n64_k128|m17_n40_k96|m65_n72_k160|m1_n40_k96|m1_n72_k160'
+export shapes+='|m16_n64_k16384'
 # Larger ones for the kernels whose blocks share copies of activations or meet in memory.
 export meeting='m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344|m40_n2320_k2064'
 cases() {
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
   case $1 in
-    marlin_gemv_mma | marlin_gemm_wgmma) echo "|^periodic/(fp4_e2m1|s8)/cuda/$1/($meeting)_g[0-9]+" ;;
+    marlin_gemv_mma | marlin_gemm_wgmma)
+      echo "|^periodic/(fp4_e2m1|s8)/cuda/$1/($meeting)_g[0-9]+"
+      ;;
     *) echo ;;
   esac
 }

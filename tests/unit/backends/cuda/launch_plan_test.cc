@@ -252,7 +252,7 @@ void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) 
   }
 }
 
-/// The strips that the blocks of a gated product read, as StripOf in wgmma_kernel.cuh numbers them.
+/// The strips that the blocks of a gated product read, as StripOf in wgmma_block.cuh numbers them.
 void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   ASSERT_EQ(args.half_strips * kStripOutputs * 2, n);
   std::vector<bool> seen(static_cast<size_t>(args.half_strips) * 2, false);
@@ -288,7 +288,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
     EXPECT_LE(args.items * args.splits, device.multiprocessors);
     return;
   }
-  // As OwnerOf in wgmma_kernel.cuh gives them out.
+  // As OwnerOf in wgmma_meeting.cuh gives them out.
   const int units = UnitsOfItem(plan.tokens);
   std::vector<int> owned(static_cast<size_t>(args.splits), 0);
   for (int unit = 0; unit < units; ++unit) {
@@ -356,7 +356,7 @@ void ExpectItemsCover(const WgmmaPlan& plan) {
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-/// Every step of streamed items is one block's, as ItemSequence in wgmma_kernel.cuh takes them, and
+/// Every step of streamed items is one block's, as ItemSequence in wgmma_block.cuh takes them, and
 /// parts have places of their own in the workspace, as StreamMeeting gives them out.
 void CheckStream(const WgmmaPlan& plan, const TileProblem& problem) {
   const WgmmaArguments& args = plan.arguments;
