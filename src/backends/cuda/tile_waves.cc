@@ -56,7 +56,8 @@ std::optional<Stream> StreamOf(const StepCost& cost, int multiprocessors, int ti
   const auto steps = static_cast<double>(CeilDivide(all_steps, multiprocessors));
   // DivideStep is exact up to here.
   if (steps < kLeastSteps || all_steps > (int64_t{1} << 32) / tiles) return std::nullopt;
-  const auto waves = static_cast<double>(items / multiprocessors);
+  const int64_t whole_waves = items / multiprocessors;
+  const auto waves = static_cast<double>(whole_waves);
   const MeetingCycles& meeting = waves > 0 ? kBeforeWholeItems : kPartsAlone;
   const double cycles = waves * ItemCycles(cost, tiles) + steps * cost.step + cost.item +
                         meeting.fixed + cost.tokens * meeting.token +
