@@ -234,9 +234,14 @@ cudaError_t LaunchWgmma(const TileGemm& gemm, const WgmmaPlan& plan, cudaStream_
   float* const partials = plan.partials ? gemm.partials : nullptr;
   WgmmaLaunch whole = plan;
   cudaError_t launched = cudaSuccess;
-  if (plan.arguments.streamed > 0) launched = MakeMeeting(gemm, plan, &whole.arguments, stream);
+  bool overlap_previous = gemm.overlap_previous;
+  if (plan.arguments.streamed > 0) {
+    launched = MakeMeeting(gemm, plan, &whole.arguments, stream);
+    // What is before the product then may be a memset, no kernel.
+    overlap_previous = overlap_previous && gemm.meeting != nullptr;
+  }
   if (launched == cudaSuccess) {
-    launched = LaunchItems(gemm, whole, partials, gemm.overlap_previous, stream);
+    launched = LaunchItems(gemm, whole, partials, overlap_previous, stream);
   }
   if (launched == cudaSuccess && plan.tail) {
     launched = LaunchItems(gemm, *plan.tail, partials, true, stream);

@@ -1,6 +1,5 @@
 #include "backends/cuda/tile_waves.h"
 
-#include <algorithm>
 #include <bit>
 
 #include "base/checked.h"

@@ -389,6 +389,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
     const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
     const bool divided = item.streamed >= 0 && item.tiles < args.tiles;
+    // Of a whole item it is not asked.
     const StreamMeeting<kTokens> meeting(args, item, warpgroup, epilogue.exchange);
     const uint32_t ticket = divided ? meeting.Begin() : 0;
     consumer.Run(item.tiles, cursor, acc);
