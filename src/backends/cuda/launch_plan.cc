@@ -389,24 +389,21 @@ std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int 
 /// Gates and ups whose sums go to the workspace apart.
 bool GatesApart(const TileProblem& problem) { return problem.gated && !HalvesAligned(problem); }
 
-/// How many of the last items are to be streamed: what whole waves leave, where that is faster than
-/// a wave of its own or a tail.
-int StreamedItems(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
-                  int64_t items, int splits) {
-  if (splits > 1 || problem.batch_invariant || GatesApart(problem)) return 0;
+/// Streams what whole waves leave, where that is faster than a wave of its own or a tail.
+std::optional<Stream> StreamOf(const TileProblem& problem, const DeviceShape& device,
+                               const StepCost& cost, int64_t items, int splits) {
+  if (splits > 1 || problem.batch_invariant || GatesApart(problem)) return std::nullopt;
   const int tiles = Ceil(problem.k, kTileK);
   const double otherwise = CyclesOf(cost, device.multiprocessors, tiles, items,
                                     TailOf(device, cost, tiles, items, splits));
   const auto streamed = StreamOf(cost, device.multiprocessors, tiles, items);
-  return streamed && streamed->cycles < otherwise ? streamed->items : 0;
+  return streamed && streamed->cycles < otherwise ? streamed : std::nullopt;
 }
 
 double CostOf(const TileProblem& problem, const DeviceShape& device, const StepCost& cost,
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
-  if (StreamedItems(problem, device, cost, items, splits) > 0) {
-    return StreamOf(cost, device.multiprocessors, tiles, items)->cycles;
-  }
+  if (const auto stream = StreamOf(problem, device, cost, items, splits)) return stream->cycles;
   const auto tail = TailOf(device, cost, tiles, items, splits);
   const double cycles = CyclesOf(cost, device.multiprocessors, tiles, items * splits, tail);
   if (splits == 1) return cycles;
@@ -512,14 +509,13 @@ void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& 
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape) {
   WgmmaPlan plan = PlanWholeTiles(problem, device, shape);
-  const int streamed = StreamedItems(problem, device, *CostOfWidth(shape.tokens),
-                                     plan.arguments.items, shape.splits);
-  if (streamed > 0) {
-    StreamItems(streamed, device.multiprocessors, &plan);
+  const StepCost& cost = *CostOfWidth(shape.tokens);
+  const int items = plan.arguments.items;
+  if (const auto stream = StreamOf(problem, device, cost, items, shape.splits)) {
+    StreamItems(stream->items, device.multiprocessors, &plan);
     return plan;
   }
-  const auto tail = TailOf(device, *CostOfWidth(shape.tokens), plan.arguments.tiles,
-                           plan.arguments.items, shape.splits);
+  const auto tail = TailOf(device, cost, plan.arguments.tiles, items, shape.splits);
   if (tail) AddTail(problem, device, *tail, &plan);
   return plan;
 }

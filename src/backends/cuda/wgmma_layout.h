@@ -41,8 +41,8 @@ struct WgmmaArguments {
   int run = 1;                ///< Steps of a run.
   uint32_t run_inverse = 0;   ///< Inverse of it and of `tiles`, for DivideStep.
   uint32_t tiles_inverse = 0;
-  uint32_t* tickets =
-      nullptr;             ///< kTicketsOfItem of every streamed item, all ones between launches.
+  /// kTicketsOfItem of every streamed item, all ones between launches.
+  uint32_t* tickets = nullptr;
   float* parts = nullptr;  ///< Sums of parts of streamed items.
   EpilogueView epilogue;
 };

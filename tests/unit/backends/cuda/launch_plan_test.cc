@@ -631,7 +631,7 @@ TEST(PlanWgmma, MeetsInMemoryWhereClustersAreTooFew) {
   EXPECT_TRUE(plan.partials);
 }
 
-/// What was measured on an H200: 5 to 24 % less than without, but for the last four.
+/// What was measured on an H200: 8 to 24 % less than without, but for the last four.
 TEST(PlanWgmma, StreamsWhatWholeWavesLeave) {
   const DeviceShape device;
   struct Expected {
