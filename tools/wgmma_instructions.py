@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PATH = Path(__file__).resolve().parent.parent / "src/backends/cuda/wgmma_instructions.cuh"
-TOKENS = (32, 64, 96, 128, 192, 256)
+TOKENS = (16, 32, 64, 96, 128, 192, 256)
 # The type of the operands, its name in PTX, the k of an instruction, and the widths there are.
 TYPES = (
     ("Bf16x2", "bf16", 16, TOKENS),

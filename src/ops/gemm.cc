@@ -93,8 +93,12 @@ Result<KernelChoice> Plan(const Device& device, const GemmDesc& desc, const std:
                               const KernelVariant& variant) {
     return backend.CanRunAs(kernel, problem, variant);
   };
+  const auto passes_over = [&](const KernelDesc& kernel, const GemmDesc& problem) {
+    return backend.PassesOver(kernel, problem);
+  };
   const TuningTable* const table = rules_alone ? nullptr : &device.impl().tuning();
-  return SelectKernel(desc, {backend.Facts(), backend.Kernels(), can_run_as, table}, forced);
+  return SelectKernel(desc, {backend.Facts(), backend.Kernels(), can_run_as, table, passes_over},
+                      forced);
 }
 
 int64_t WorkspaceBytes(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {

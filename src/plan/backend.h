@@ -78,6 +78,11 @@ class Backend {
                         const KernelVariant& /*variant*/) const {
     return false;
   }
+  /// Whether rules pass over a kernel that supports a problem, because a later one that does is
+  /// expected to take less time.
+  virtual bool PassesOver(const KernelDesc& /*kernel*/, const GemmDesc& /*desc*/) const {
+    return false;
+  }
   /// The measurements that the library brings, as tuning_table.h reads them; empty: none.
   virtual std::string_view ShippedTuning() const { return {}; }
   virtual int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,

@@ -117,7 +117,10 @@ Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candi
     // Not even asked: answering may load a library.
     if (kernel.chosen != Chosen::kByRules) continue;
     const Support support = CheckSupport(kernel, desc, candidates.facts);
-    if (support.ok() && FitsDefault(kernel, desc)) return KernelChoice{&kernel, {}, false};
+    if (support.ok() && FitsDefault(kernel, desc)) {
+      if (candidates.passes_over && (*candidates.passes_over)(kernel, desc)) continue;
+      return KernelChoice{&kernel, {}, false};
+    }
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,
                            support.ok() ? "not chosen for this m or determinism" : support.reason);
   }

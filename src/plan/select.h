@@ -1,6 +1,7 @@
 // Chooses the kernel of a product: a pure function of the problem, the device and the tables.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct Candidates {
   /// Whether a kernel that supports a problem can cut it so.
   FunctionRef<bool(const KernelDesc&, const GemmDesc&, const KernelVariant&)> can_run_as;
   const TuningTable* measured = nullptr;  ///< Null: rules alone.
+  /// Whether rules pass over a kernel that supports a problem, because a later one that does is
+  /// expected to take less time. None: never.
+  std::optional<FunctionRef<bool(const KernelDesc&, const GemmDesc&)>> passes_over = std::nullopt;
 };
 
 struct KernelChoice {
@@ -34,7 +38,8 @@ struct KernelChoice {
   std::string ToString() const;
 };
 
-/// What rules choose: the first row that supports the problem and may be chosen for it.
+/// What rules choose: the first row that supports the problem, may be chosen for it and is not
+/// passed over.
 /// `forced` names one kernel, perhaps with a variant (kernel_name.h), or is empty.
 ///
 /// Without a forced name the table is asked next. Its kernel is taken if this build has it, it

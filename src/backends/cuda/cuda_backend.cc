@@ -35,27 +35,6 @@ Element ElementOf(DType type) {
 /// The type of the matrix unit's operands.
 bool UsesBf16(const GemmDesc& desc) { return desc.a_type != DType::kF16 || !desc.fits_f16; }
 
-int TileBytesOf(const GemmDesc& desc) {
-  const int bits = CodeBits(KindOf(desc.format));
-  if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
-  const int64_t group = desc.group_size >= desc.k ? kTileK : desc.group_size & -desc.group_size;
-  const auto groups = static_cast<int>(kTileK / std::min<int64_t>(group, kTileK));
-  return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
-}
-
-bool HasNarrowCodes(const GemmDesc& desc) {
-  const int bits = CodeBits(KindOf(desc.format));
-  return bits <= 4 && TileBytesOf(desc) == TileCodeBytes(bits) + kGroupBytes;
-}
-
-TileProblem ProblemOf(const GemmDesc& desc) {
-  TileProblem problem = ShapeOf(desc);
-  problem.tile_bytes = TileBytesOf(desc);
-  problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
-  problem.narrow_codes = HasNarrowCodes(desc);
-  return problem;
-}
-
 /// Rows of staged activations: whole 16 bytes.
 int StagedColumns(const GemmDesc& desc) { return static_cast<int>(RoundUp(desc.k, int64_t{8})); }
 
@@ -141,6 +120,10 @@ class CudaBackend final : public Backend {
   bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc,
                 const KernelVariant& variant) const override {
     return cuda::CanRunAs(kernel, desc, shape_, variant);
+  }
+  bool PassesOver(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    if (!IsGemv(kernel) || desc.m <= 0 || desc.n <= 0 || desc.k <= 0) return false;
+    return plans_.WgmmaTakesLess(ProblemOf(desc), shape_);
   }
   std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
 
@@ -231,7 +214,9 @@ class CudaBackend final : public Backend {
     return device_->errors.Check(error, "cudaMemcpy");
   }
 
-  static bool IsGemv(const KernelDesc& kernel) { return kernel.tile_m <= kMaxGemvRows; }
+  static bool IsGemv(const KernelDesc& kernel) {
+    return kernel.grade == Grade::kBf16Compute && kernel.tile_m <= kMaxGemvRows;
+  }
 
   int64_t PartialsOf(const KernelDesc& kernel, const KernelVariant& variant,
                      const TileProblem& problem) const {

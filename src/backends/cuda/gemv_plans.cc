@@ -2,17 +2,17 @@
 
 namespace marlin::cuda {
 
-GemvPlan GemvPlans::Of(const TileProblem& problem, const DeviceShape& device) {
+GemvPlans::Planned GemvPlans::Find(const TileProblem& problem, const DeviceShape& device) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = plans_.find(problem);
     if (found != plans_.end()) return found->second;
   }
-  const GemvPlan plan = PlanGemv(problem, device);
+  const Planned planned = {PlanGemv(problem, device), cuda::WgmmaTakesLess(problem, device)};
   const std::lock_guard<std::mutex> lock(mutex_);
   if (plans_.size() >= kMost) plans_.clear();
-  plans_.emplace(problem, plan);
-  return plan;
+  plans_.emplace(problem, planned);
+  return planned;
 }
 
 }  // namespace marlin::cuda

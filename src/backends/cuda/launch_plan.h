@@ -115,6 +115,10 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
 WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device);
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device, const WgmmaShape& shape);
 
+/// Whether PlanWgmma's cut is expected to take less time than PlanGemv's, where that is known: from
+/// nine rows on, for codes that are as cheap to decode in both. Precondition: as for PlanGemv.
+bool WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device);
+
 /// Bytes of partial sums in the workspace.
 int64_t PartialBytes(const TileProblem& problem, int splits);
 

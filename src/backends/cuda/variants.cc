@@ -1,7 +1,10 @@
 #include "backends/cuda/variants.h"
 
+#include <algorithm>
 #include <span>
 #include <string_view>
+
+#include "backends/cuda/prepared_tiles.h"
 
 namespace marlin::cuda {
 namespace {
@@ -38,15 +41,31 @@ const Cutter* CutterOf(const KernelDesc& kernel, const GemmDesc& desc) {
   return nullptr;
 }
 
+int TileBytesOf(const GemmDesc& desc) {
+  const int bits = CodeBits(KindOf(desc.format));
+  if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
+  const int64_t group = desc.group_size >= desc.k ? kTileK : desc.group_size & -desc.group_size;
+  const auto groups = static_cast<int>(kTileK / std::min<int64_t>(group, kTileK));
+  return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
+}
+
+bool HasNarrowCodes(const GemmDesc& desc) {
+  const int bits = CodeBits(KindOf(desc.format));
+  return bits <= 4 && TileBytesOf(desc) == TileCodeBytes(bits) + kGroupBytes;
+}
+
 }  // namespace
 
-TileProblem ShapeOf(const GemmDesc& desc) {
+TileProblem ProblemOf(const GemmDesc& desc) {
   TileProblem problem;
   problem.m = static_cast<int>(desc.m);
   problem.n = static_cast<int>(desc.n);
   problem.k = static_cast<int>(desc.k);
   problem.gated = desc.gated;
   problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
+  problem.tile_bytes = TileBytesOf(desc);
+  problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
+  problem.narrow_codes = HasNarrowCodes(desc);
   return problem;
 }
 
@@ -54,7 +73,7 @@ std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& 
                                       const DeviceShape& device) {
   const Cutter* const cutter = CutterOf(kernel, desc);
   if (cutter == nullptr) return {};
-  const TileProblem problem = ShapeOf(desc);
+  const TileProblem problem = ProblemOf(desc);
   std::vector<KernelVariant> variants = {cutter->choose(problem, device)};
   for (const int width : cutter->widths) {
     // Tiles that are more than half empty only cost more.
@@ -71,7 +90,7 @@ std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& 
 bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device,
               const KernelVariant& variant) {
   const Cutter* const cutter = CutterOf(kernel, desc);
-  return cutter != nullptr && cutter->can_run(ShapeOf(desc), device, variant);
+  return cutter != nullptr && cutter->can_run(ProblemOf(desc), device, variant);
 }
 
 }  // namespace marlin::cuda

@@ -11,7 +11,7 @@
 namespace marlin::cuda {
 
 /// What of a problem decides how it can be cut.
-TileProblem ShapeOf(const GemmDesc& desc);
+TileProblem ProblemOf(const GemmDesc& desc);
 
 /// As Backend::Variants: first the one that the kernel takes itself. Precondition: m, n, k > 0 for
 /// any but an empty list.

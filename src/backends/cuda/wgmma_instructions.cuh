@@ -15,6 +15,44 @@ template <typename T, int kTokens>
 struct WarpgroupProduct;
 
 template <>
+struct WarpgroupProduct<Bf16x2, 16> {
+  static MARLIN_DEVICE void Run(float (&d)[8], const uint32_t (&a)[4],
+                                uint64_t descriptor, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n"
+        "}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+          "+f"(d[6]), "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor),
+          "r"(accumulate));
+  }
+};
+
+template <>
+struct WarpgroupProduct<F16x2, 16> {
+  static MARLIN_DEVICE void Run(float (&d)[8], const uint32_t (&a)[4],
+                                uint64_t descriptor, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n"
+        "}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+          "+f"(d[6]), "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor),
+          "r"(accumulate));
+  }
+};
+
+template <>
 struct WarpgroupProduct<Bf16x2, 32> {
   static MARLIN_DEVICE void Run(float (&d)[16], const uint32_t (&a)[4],
                                 uint64_t descriptor, int accumulate) {

@@ -246,18 +246,22 @@ struct WarpTile {
   }
 };
 
-/// A consumer warp's place in the rings. What it is made of stays in registers: fetched from the
+/// A consumer warp's place in the rings. It is counted in slots, which the compiler sees to be the
+/// same for all lanes: so it keeps places in uniform registers, which costs less than addresses
+/// that every lane advances. What addresses are made of stays in registers: fetched from the
 /// parameters in every step it costs 3 %.
 template <int kTokens, int kSlotsOfStep>
 struct ConsumerCursor {
-  uint32_t full;  ///< The barrier of the slot.
-  uint32_t tile;  ///< The warp's tile.
-  uint32_t activations;
+  uint32_t full;         ///< The barrier of the slot.
+  uint32_t tile;         ///< The warp's tile.
+  uint32_t activations;  ///< The low half of their descriptor.
   int parity = 0;
+  int slot = 0;
+  int weight_slot = 0;
+  int last_slot;
+  int last_weight_slot;
   uint32_t first_full;
-  uint32_t last_full;
   uint32_t first_tile;
-  uint32_t last_tile;
   uint32_t first_activations;
   int weight_bytes;  ///< Of a step.
   int to_empty;      ///< From the barrier of a slot to the one that gives it back.
@@ -266,39 +270,40 @@ struct ConsumerCursor {
                                const ConsumerPlace& place)
       : full(shared.full),
         tile(shared.weights + place.tile * args.weights.tile_bytes),
-        activations(shared.activations),
+        activations((shared.activations & 0x3ffffu) >> 4 | 1u << 16),
+        last_slot(args.slots - 1),
+        last_weight_slot(args.weight_slots - 1),
         first_full(full),
-        last_full(full + (args.slots - 1) * 8),
         first_tile(tile),
-        last_tile(tile + (args.weight_slots - 1) * kStripsOfBlock * args.weights.tile_bytes),
         first_activations(activations),
         weight_bytes(kStripsOfBlock * args.weights.tile_bytes),
         to_empty(args.slots * 8) {
     asm volatile(""
-                 : "+r"(first_full), "+r"(last_full), "+r"(first_tile), "+r"(first_activations),
+                 : "+r"(first_full), "+r"(first_tile), "+r"(first_activations), "+r"(last_slot),
                    "+r"(weight_bytes), "+r"(to_empty));
-    if (kSlotsOfStep > 1) asm volatile("" : "+r"(last_tile));
+    if (kSlotsOfStep > 1) asm volatile("" : "+r"(last_weight_slot));
   }
 
   MARLIN_DEVICE uint32_t Empty() const { return full + to_empty; }
 
   /// The low half of the descriptor of the slot's activations, in a uniform register, which the
   /// instruction wants.
-  MARLIN_DEVICE uint32_t UniformActivations() const {
-    return __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
-  }
+  MARLIN_DEVICE uint32_t UniformActivations() const { return __reduce_or_sync(~0u, activations); }
 
   MARLIN_DEVICE void NextSlot() {
-    const bool anew = full == last_full;
-    full = anew ? first_full : full + 8;
-    activations = anew ? first_activations : activations + kSlotBytes;
+    const bool anew = slot == last_slot;
+    slot = anew ? 0 : slot + 1;
     parity ^= anew ? 1 : 0;
-    if (kSlotsOfStep == 1) tile = anew ? first_tile : tile + weight_bytes;
+    full = first_full + slot * 8;
+    activations = first_activations + slot * (kSlotBytes >> 4);
+    if (kSlotsOfStep == 1) tile = first_tile + slot * weight_bytes;
   }
   /// From the last slot of a step to the first of the next one.
   MARLIN_DEVICE void NextStep() {
     NextSlot();
-    if (kSlotsOfStep > 1) tile = tile == last_tile ? first_tile : tile + weight_bytes;
+    if (kSlotsOfStep == 1) return;
+    weight_slot = weight_slot == last_weight_slot ? 0 : weight_slot + 1;
+    tile = first_tile + weight_slot * weight_bytes;
   }
 
  private:

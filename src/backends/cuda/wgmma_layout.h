@@ -106,7 +106,7 @@ MARLIN_HOST_DEVICE void TakePart(const WgmmaArguments& args, int streamed, int f
 inline constexpr int kTicketsOfItem = 2;
 
 /// Tokens that a tile may have.
-inline constexpr int kWgmmaWidths[] = {32, 64, 96, 128, 192, 256};
+inline constexpr int kWgmmaWidths[] = {16, 32, 64, 96, 128, 192, 256};
 
 /// Two consumer warpgroups and the producer's.
 inline constexpr int kWgmmaThreads = 384;

@@ -79,6 +79,21 @@ TEST(SelectKernel, RulesTakeTheFirstRowThatMayRun) {
   EXPECT_EQ(Chosen(Problem(9), ""), "many");
 }
 
+TEST(SelectKernel, RulesPassOverWhatIsExpectedToTakeLonger) {
+  const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
+    return false;
+  };
+  const auto passes_over = [](const KernelDesc& kernel, const GemmDesc& desc) {
+    return std::string(kernel.name) == "few" && desc.m > 4;
+  };
+  DeviceFacts facts;
+  facts.level = Isa::kSm90;
+  const Candidates candidates = {facts, kRows, no_variants, nullptr, passes_over};
+  EXPECT_EQ(SelectKernel(Problem(4), candidates, "")->ToString(), "few");
+  EXPECT_EQ(SelectKernel(Problem(5), candidates, "")->ToString(), "many");
+  EXPECT_EQ(SelectKernel(Problem(5), candidates, "few")->ToString(), "few");
+}
+
 TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
   EXPECT_EQ(Chosen(Problem(8), "many@32x2"), "many@32x2");
   EXPECT_EQ(Chosen(Problem(16), "many"), "many");

@@ -38,6 +38,21 @@ TEST(GemvPlans, AreThoseOfTheProblem) {
   }
 }
 
+TEST(GemvPlans, RemembersWhichKernelTakesLess) {
+  const DeviceShape device;
+  GemvPlans plans;
+  for (int round = 0; round < 2; ++round) {
+    for (int m = 1; m <= kMaxGemvRows; ++m) {
+      for (const int n : {4096, 9216}) {
+        TileProblem problem = Problem(m, n);
+        problem.narrow_codes = true;
+        EXPECT_EQ(plans.WgmmaTakesLess(problem, device), m > 8 && n == 9216) << m;
+        EXPECT_TRUE(Same(plans.Of(problem, device), PlanGemv(problem, device)));
+      }
+    }
+  }
+}
+
 TEST(GemvPlans, ForgetsWhatIsTooMuch) {
   const DeviceShape device;
   GemvPlans plans;

@@ -333,7 +333,7 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
 
 /// Every token meets every block of outputs in one item of a plan's launches.
 void ExpectItemsCover(const WgmmaPlan& plan) {
-  constexpr int kFewestTokens = 32;
+  constexpr int kFewestTokens = kWgmmaWidths[0];
   const WgmmaArguments& args = plan.arguments;
   const auto parts = static_cast<size_t>(CeilDivide(args.m, kFewestTokens));
   const auto blocks = static_cast<size_t>(args.blocks);
@@ -655,6 +655,34 @@ TEST(PlanWgmma, StreamsWhatWholeWavesLeave) {
 }
 
 /// The same rows in a larger batch: the order of a row's sums may not change.
+TEST(WgmmaTakesLess, FromNineRowsOnWhereStripsDoNotFillTheDevice) {
+  const DeviceShape device;
+  // 288 strips are three for 24 blocks of 132.
+  EXPECT_TRUE(WgmmaTakesLess(Fp4Problem(16, 9216, 4096), device));
+  EXPECT_TRUE(WgmmaTakesLess(Fp4Problem(9, 9216, 4096), device));
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(8, 9216, 4096), device));
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(16, 28672, 8192), device));
+  // Sums would go to the workspace.
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(16, 2048, 5120), device));
+}
+
+TEST(WgmmaTakesLess, IsNotSaidOfWhatWasNotMeasured) {
+  const DeviceShape device;
+  const TileProblem known = Fp4Problem(16, 9216, 4096);
+  TileProblem problem = known;
+  problem.gated = true;
+  EXPECT_FALSE(WgmmaTakesLess(problem, device));
+  problem = known;
+  problem.batch_invariant = true;
+  EXPECT_FALSE(WgmmaTakesLess(problem, device));
+  problem = known;
+  problem.pair_table = true;
+  EXPECT_FALSE(WgmmaTakesLess(problem, device));
+  problem = known;
+  problem.narrow_codes = false;
+  EXPECT_FALSE(WgmmaTakesLess(problem, device));
+}
+
 TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
   const DeviceShape device;
   for (int m = 1; m <= 300; ++m) {

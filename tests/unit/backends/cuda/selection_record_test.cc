@@ -112,11 +112,15 @@ std::string Chosen(const Product& product) {
                               const KernelVariant& variant) {
     return CanRunAs(kernel, desc, device, variant);
   };
+  const auto passes_over = [&](const KernelDesc& kernel, const GemmDesc& desc) {
+    return kernel.name == std::string_view("marlin_gemv_mma") &&
+           WgmmaTakesLess(ProblemOf(desc), device);
+  };
   DeviceFacts facts;
   facts.level = Isa::kSm90;
   facts.has_dense_library = [] { return true; };
   const Result<KernelChoice> choice =
-      SelectKernel(product.desc, {facts, CudaKernels(), can_run_as, &table}, "");
+      SelectKernel(product.desc, {facts, CudaKernels(), can_run_as, &table, passes_over}, "");
   EXPECT_TRUE(choice.ok()) << product.name << ": " << choice.status().message();
   if (!choice.ok()) return {};
   if (!choice->variant.automatic()) return choice->ToString();
