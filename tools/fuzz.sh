@@ -14,9 +14,13 @@ fi
 cmake --preset fuzz -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 # shellcheck disable=SC2086
 cmake --build "$build" --target $targets
-passed=0 failed=0
 mkdir -p "$build/findings"
-for target in $targets; do
+rm -rf "$build/failed"
+mkdir "$build/failed"
+
+# fuzz TARGET: runs one, prints what it did in one piece, and leaves a file where it failed.
+fuzz() {
+  local target=$1 program work dictionary report
   program=$(find "$build" -type f -name "$target" -perm -u+x | head -n 1)
   work=$build/corpus/$target
   mkdir -p "$work"
@@ -25,15 +29,23 @@ for target in $targets; do
   [ "$target" = safetensors_fuzz ] && set -- "$@" tests/fuzz/malformed
   dictionary=tests/fuzz/$target.dict
   [ -f "$dictionary" ] && set -- "-dict=$dictionary" "$@"
-  echo "== $target, $seconds s"
   if "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="$build/findings/$target-" "$@" >"$build/$target.log" 2>&1; then
-    grep -E 'number_of_executed_units|new_units_added' "$build/$target.log" || true
-    passed=$((passed + 1))
+    report=$(grep -E 'number_of_executed_units|new_units_added' "$build/$target.log" || true)
   else
-    tail -n 40 "$build/$target.log"
-    failed=$((failed + 1))
+    report=$(tail -n 40 "$build/$target.log")
+    : >"$build/failed/$target"
   fi
-done
-echo "$passed passed, $failed failed"
+  printf '== %s, %s s\n%s\n' "$target" "$seconds" "$report"
+}
+export -f fuzz
+export build seconds
+
+# One on each processor: a target has one thread.
+# shellcheck disable=SC2086
+printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c 'fuzz "$1"' fuzz {}
+# shellcheck disable=SC2086
+set -- $targets
+failed=$(find "$build/failed" -type f | wc -l)
+echo "$(($# - failed)) passed, $failed failed"
 [ "$failed" = 0 ]

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/aligned_buffer.h"
@@ -169,12 +170,18 @@ Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const Te
     if (!CheckSupport(kernel, desc, backend.Facts()).ok()) continue;
     std::vector<KernelVariant> variants = backend.Variants(kernel, desc);
     if (variants.empty()) variants.emplace_back();
+    // A table may name one that is not worth trying now.
+    const bool is_planned = planned.kernel == &kernel;
+    if (is_planned &&
+        std::find(variants.begin(), variants.end(), planned_variant) == variants.end()) {
+      variants.push_back(planned_variant);
+    }
     for (const KernelVariant& variant : variants) {
       GemmCandidate candidate;
       candidate.name = ToString(kernel.name, variant);
       candidate.accuracy = GradeName(kernel.grade);
       candidate.workspace_bytes = WorkspaceBytes(device, {&kernel, variant, false}, desc);
-      candidate.planned = planned.kernel == &kernel && planned_variant == variant;
+      candidate.planned = is_planned && planned_variant == variant;
       candidate.selectable = ruled.kernel == &kernel || MayReplace(kernel, *ruled.kernel, desc);
       candidates.push_back(std::move(candidate));
     }

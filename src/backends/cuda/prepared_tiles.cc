@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "backends/cuda/code_kind.h"
 #include "backends/cuda/launch.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -211,35 +212,6 @@ float LoadScale(const TensorView& view, int64_t i) {
       return Fp8E4M3ToFloat(view.As<uint8_t>()[i]);
     default:
       return view.As<float>()[i];
-  }
-}
-
-CodeKind KindOf(Format format) {
-  switch (format) {
-    case Format::kFp4E2M1:
-      return CodeKind::kFp4;
-    case Format::kU4:
-    case Format::kS4:
-      return CodeKind::kInt4;
-    case Format::kFp8E4M3:
-      return CodeKind::kE4M3;
-    case Format::kFp8E5M2:
-      return CodeKind::kE5M2;
-    case Format::kS8:
-      return CodeKind::kInt8;
-    default:
-      break;
-  }
-  // Any other format is a table of its values.
-  switch (GetFormatInfo(format).bits) {
-    case 2:
-      return CodeKind::kTable2;
-    case 3:
-      return CodeKind::kTable3;
-    case 4:
-      return CodeKind::kTable4;
-    default:
-      return CodeKind::kDense16;
   }
 }
 

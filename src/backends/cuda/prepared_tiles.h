@@ -12,9 +12,6 @@
 
 namespace marlin::cuda {
 
-/// The kind of codes that a format is decoded as.
-CodeKind KindOf(Format format);
-
 /// Number `i` of scales or biases.
 float LoadScale(const TensorView& view, int64_t i);
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "backends/cuda/prepared_tiles.h"
+#include "backends/cuda/code_kind.h"
 
 namespace marlin::cuda {
 namespace {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/code_kind.h"
 #include "backends/cuda/prepared_tiles.h"
 #include "base/scalars.h"
 #include "lane_codes.cuh"
