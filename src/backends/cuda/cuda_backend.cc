@@ -122,7 +122,8 @@ class CudaBackend final : public Backend {
     return cuda::CanRunAs(kernel, desc, shape_, variant);
   }
   bool PassesOver(const KernelDesc& kernel, const GemmDesc& desc) const override {
-    if (!IsGemv(kernel) || desc.m <= 0 || desc.n <= 0 || desc.k <= 0) return false;
+    // Up to eight rows the answer is known; decoders ask for every product of every token.
+    if (!IsGemv(kernel) || desc.m <= kOctet || desc.n <= 0 || desc.k <= 0) return false;
     return plans_.WgmmaTakesLess(ProblemOf(desc), shape_);
   }
   std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }

@@ -76,7 +76,7 @@ std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& 
   const TileProblem problem = ProblemOf(desc);
   std::vector<KernelVariant> variants = {cutter->choose(problem, device)};
   for (const int width : cutter->widths) {
-    // Tiles that are more than half empty only cost more.
+    // Wider tiles that are half empty or more only cost more.
     if (width > cutter->widths.front() && width / 2 >= desc.m) break;
     for (int splits = 1; splits <= cutter->most_splits; ++splits) {
       const KernelVariant variant = {width, splits};
