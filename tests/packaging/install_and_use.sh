@@ -1,9 +1,9 @@
 #!/bin/sh
-# install_and_use.sh static|shared CMAKE SOURCE_DIR BUILD_DIR SCRATCH_DIR
-# Installs the library (built anew when shared), builds the consumer project against it, runs it,
-# and checks which symbols a shared library exports.
+# install_and_use.sh static|shared CMAKE SOURCE_DIR BUILD_DIR SCRATCH_DIR SHARED_BUILD_DIR
+# Installs the library (when shared, built in SHARED_BUILD_DIR with the settings of BUILD_DIR),
+# builds the consumer project against it, runs it, and checks what symbols a shared one exports.
 set -eu
-kind=$1 cmake=$2 source=$3 build=$4 scratch=$5
+kind=$1 cmake=$2 source=$3 build=$4 scratch=$5 shared_build=$6
 here=$(cd "$(dirname "$0")" && pwd -P)
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 generator=$(cached CMAKE_GENERATOR)
@@ -15,7 +15,7 @@ cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
 rm -rf "$scratch/prefix" "$scratch/consumer"
 mkdir -p "$scratch"
 if [ "$kind" = shared ]; then
-  build=$scratch/library
+  build=$shared_build
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
     -DMARLIN_CUDA="$cuda" -DCMAKE_BUILD_TYPE=Release \
