@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/macros.h"
+#include "device_runtime.h"
 #include "random.h"
 
 namespace marlin::conformance {
@@ -20,8 +21,9 @@ uint64_t HashImage(const GuardedBuffer& buffer) {
 
 Result<DeviceImage> DeviceImage::Make(const Device& device, GuardedBuffer host) {
   DeviceImage image;
+  image.backend_ = device.info().backend;
   image.host_ = std::move(host);
-  if (GuardedBuffer::kAsan && device.info().backend == "cpu") {
+  if (GuardedBuffer::kAsan && image.backend_ == "cpu") {
     image.hash_ = HashImage(image.host_);
     return image;
   }
@@ -39,12 +41,22 @@ void* DeviceImage::data() const {
 Status DeviceImage::Poison() {
   host_.Poison();
   if (in_place()) return Status();
+  MARLIN_ASSIGN_OR_RETURN(const bool filled,
+                          FillMemory(backend_, data(), GuardedBuffer::kPoison, host_.bytes()));
+  if (filled) return Status();
   return memory_.CopyFrom(host_.data(), host_.bytes(), host_.data_offset());
 }
 
 Status DeviceImage::Download() {
   if (in_place()) return Status();
   return memory_.CopyTo(host_.image(), host_.image_bytes());
+}
+
+Status DeviceImage::DownloadGuards() {
+  if (in_place()) return Status();
+  const int64_t behind = host_.data_offset() + host_.bytes();
+  MARLIN_RETURN_IF_ERROR(memory_.CopyTo(host_.image(), host_.data_offset()));
+  return memory_.CopyTo(host_.image() + behind, host_.image_bytes() - behind, behind);
 }
 
 Result<bool> DeviceImage::Changed() const {

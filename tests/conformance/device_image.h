@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "guarded_buffer.h"
 #include "marlin/device.h"
@@ -27,12 +28,15 @@ class DeviceImage {
   Status Poison();
   /// Makes host() what the device's memory holds.
   Status Download();
+  /// The same for the guards alone.
+  Status DownloadGuards();
   /// Whether the device's memory differs from host().
   Result<bool> Changed() const;
 
  private:
   bool in_place() const { return memory_.data() == nullptr; }
 
+  std::string backend_;
   GuardedBuffer host_;
   DeviceBuffer memory_;
   uint64_t hash_ = 0;  ///< Of the image as it was made; for memory in place.

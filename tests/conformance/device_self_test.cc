@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,8 @@
 
 namespace marlin::conformance {
 namespace {
+
+constexpr std::string_view kDecode = "marlin_dequantize_remote";
 
 Machine RemoteMachine(RemoteFault fault) {
   Result<std::unique_ptr<Backend>> cpu = cpu::OpenCpu({.threads = 1});
@@ -65,8 +68,11 @@ TEST(RemoteDevice, CorrectKernelsPass) {
   EXPECT_EQ(chain.outcome, Outcome::kPassed) << chain.message;
   Case decode = EveryOperand(Check::kDequantize);
   decode.bias = decode.row_weight = false;
-  const CaseResult result = RunOn(machine, "marlin_dequantize_remote", decode);
-  EXPECT_EQ(result.outcome, Outcome::kPassed) << result.message;
+  for (Check check : {Check::kDequantize, Check::kRepeat}) {
+    decode.check = check;
+    const CaseResult result = RunOn(machine, kDecode, decode);
+    EXPECT_EQ(result.outcome, Outcome::kPassed) << result.message;
+  }
 }
 
 TEST(RemoteDevice, EveryFaultIsNoticed) {
@@ -93,11 +99,12 @@ TEST(RemoteDevice, EveryFaultIsNoticed) {
 }
 
 TEST(RemoteDevice, OtherBitsInOneRunAreNoticed) {
-  for (const auto& [check, message] :
-       {std::pair(Check::kRepeat, "run 9 differs from the first"),
-        std::pair(Check::kStreams, "stream 1 of 16 differs from one alone")}) {
+  const char* const differs = "run 9 differs from the first";
+  for (const auto& [check, row, message] :
+       {std::tuple(Check::kRepeat, kPlanned, differs), std::tuple(Check::kRepeat, kDecode, differs),
+        std::tuple(Check::kStreams, kPlanned, "stream 1 of 16 differs from one alone")}) {
     const CaseResult result =
-        RunOn(RemoteMachine(RemoteFault::kOtherBitsFromRun9), kPlanned, EveryOperand(check));
+        RunOn(RemoteMachine(RemoteFault::kOtherBitsFromRun9), row, EveryOperand(check));
     EXPECT_EQ(result.message, message);
   }
   const CaseResult chain = RunOn(RemoteMachine(RemoteFault::kOtherBitsFromRun9), kPlanned, Chain());
@@ -113,7 +120,7 @@ TEST(RemoteDevice, ProblemsOfGpusPassOnCpuKernels) {
   for (size_t i = 0; i < problems.size(); i += kStep) {
     const bool small = problems[i].m * problems[i].n * problems[i].k < 1'000'000;
     std::string_view row = small && i / kStep % 2 == 0 ? "marlin_gemm_scalar" : kPlanned;
-    if (problems[i].check == Check::kDequantize) row = "marlin_dequantize_remote";
+    if (problems[i].check == Check::kDequantize) row = kDecode;
     const CaseResult result = RunOn(machine, row, problems[i]);
     EXPECT_TRUE(result.outcome == Outcome::kPassed || result.outcome == Outcome::kMistrusted)
         << CaseName(problems[i]) << ": " << result.message;
@@ -131,7 +138,7 @@ Case Repeating() {
 
 TEST(RemoteDevice, RepeatedOutputsAreJudgedInFull) {
   const Machine machine = RemoteMachine(RemoteFault::kNone);
-  for (std::string_view row : {kPlanned, std::string_view("marlin_dequantize_remote")}) {
+  for (std::string_view row : {kPlanned, kDecode}) {
     const CaseResult result = RunOn(machine, row, Repeating());
     EXPECT_EQ(result.outcome, Outcome::kPassed) << result.message;
   }

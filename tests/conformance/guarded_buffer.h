@@ -9,6 +9,7 @@
 #include <new>
 
 #include "marlin/tensor.h"
+#include "random.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define MARLIN_CONFORMANCE_ASAN 1
@@ -51,6 +52,9 @@ class GuardedBuffer {
   /// Whether bytes [from, to) of the data still hold the poison.
   bool Untouched(int64_t from, int64_t to) const { return IsPoison(begin_ + from, begin_ + to); }
   void Poison() { std::memset(data(), kPoison, static_cast<size_t>(bytes_)); }
+  uint64_t Hash() const {
+    return HashText({reinterpret_cast<const char*>(data()), static_cast<size_t>(bytes_)});
+  }
 
   /// Guards and data, from a 64-byte boundary on; the data begin data_offset() bytes later.
   std::byte* image() const { return data_.get(); }

@@ -7,7 +7,6 @@
 
 #include "base/macros.h"
 #include "ops/candidates.h"
-#include "random.h"
 #include "reference/elements.h"
 
 namespace marlin::conformance {
@@ -109,7 +108,7 @@ Status ProductRun::Launch() const {
 Status ProductRun::Collect() {
   MARLIN_RETURN_IF_ERROR(device_.Synchronize(options_.stream));
   MARLIN_RETURN_IF_ERROR(output_.Download());
-  if (workspace_.data() != nullptr) MARLIN_RETURN_IF_ERROR(workspace_.Download());
+  if (workspace_.data() != nullptr) MARLIN_RETURN_IF_ERROR(workspace_.DownloadGuards());
   inputs_changed_ = false;
   for (const DeviceImage* input : {&a_, &bias_, &row_weight_}) {
     MARLIN_ASSIGN_OR_RETURN(const bool changed, input->Changed());
@@ -140,11 +139,7 @@ uint32_t ProductRun::Bits(int64_t m, int64_t n) const {
   return bits;
 }
 
-uint64_t ProductRun::Hash() const {
-  const GuardedBuffer& output = output_.host();
-  return HashText(
-      {reinterpret_cast<const char*>(output.data()), static_cast<size_t>(output.bytes())});
-}
+uint64_t ProductRun::Hash() const { return output_.host().Hash(); }
 
 std::string ProductRun::Damage() const {
   if (!output_.host().Intact()) return "output: wrote outside of it";

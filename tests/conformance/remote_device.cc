@@ -50,7 +50,9 @@ Status RemoteDevice::Dequantize(const PreparedWeights::Storage& weights, int64_t
     if (data == nullptr) return Stray("out");
     const MutableTensorView local(data, out.dtype(), {out.dim(0), out.dim(1)},
                                   {out.stride(0), out.stride(1)});
-    return cpu_->Dequantize(weights, expert, local, nullptr);
+    MARLIN_RETURN_IF_ERROR(cpu_->Dequantize(weights, expert, local, nullptr));
+    if (fault_ == RemoteFault::kOtherBitsFromRun9 && ++runs_ >= 9) *data ^= std::byte{1};
+    return Status();
   });
 }
 

@@ -13,10 +13,10 @@
 #include "base/scalars.h"
 #include "bounds.h"
 #include "device_image.h"
+#include "device_runtime.h"
 #include "periodic.h"
 #include "product_run.h"
 #include "reference/elements.h"
-#include "streams.h"
 
 namespace marlin::conformance {
 namespace {
@@ -303,6 +303,20 @@ CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem&
   return {};
 }
 
+CaseResult RunDequantizeRepetitions(const Machine& machine, const Row& row, const Problem& problem,
+                                    int repetitions) {
+  uint64_t first = 0;
+  for (int i = 0; i < repetitions; ++i) {
+    const Result<DeviceImage> image =
+        DecodeWeights(machine.DeviceFor(row), problem, {problem.n, 1});
+    if (!image.ok()) return FromStatus(image.status());
+    const uint64_t hash = image->host().Hash();
+    if (i == 0) first = hash;
+    if (hash != first) return Failed(fmt::format("run {} differs from the first", i + 1));
+  }
+  return {};
+}
+
 CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& problem) {
   constexpr size_t kStreams = 16;
   constexpr int kLaunches = 8;
@@ -408,7 +422,8 @@ CaseResult RunCase(const Machine& machine, const Row& row, const Problem& proble
     case Check::kThreads:
       return RunThreads(machine, row, problem);
     case Check::kRepeat:
-      return RunRepetitions(machine, row, problem, repetitions);
+      return row.op == "gemm" ? RunRepetitions(machine, row, problem, repetitions)
+                              : RunDequantizeRepetitions(machine, row, problem, repetitions);
     case Check::kStreams:
       return RunStreams(machine, row, problem);
     case Check::kChain:

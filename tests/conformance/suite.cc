@@ -113,6 +113,11 @@ class Suite {
     if (row.backend != problem.backend) return false;
     // Of periodic problems with one row the weights are decoded too.
     if (problem.check == Check::kPeriodic && problem.m == 1 && !problem.gated) return true;
+    // Of repeated products those too whose weights are soon fetched as often.
+    constexpr int64_t kMostRepeatedWeights = 1 << 20;
+    if (problem.check == Check::kRepeat && problem.n * problem.k <= kMostRepeatedWeights) {
+      return true;
+    }
     const bool wants_dequantize = problem.check == Check::kDequantize;
     if (wants_dequantize != (row.op == "dequantize")) return false;
     if (problem.data != DataClass::kLatticeInt8 || wants_dequantize) return true;
