@@ -24,7 +24,7 @@ endif()
 
 # Of a CUDA layer what needs no CUDA.
 set(MARLIN_CUDA_HOST_SOURCES
-    without_cuda code_kind kernel_table launch_plan gemv_plans block_plan fp8_plan tile_waves variants
+    without_cuda code_kind kernel_table gemv_plan plan_cache wgmma_plan block_plan fp8_plan tile_waves variants
     cublas_library)
 
 function(marlin_layer name)

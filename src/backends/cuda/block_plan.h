@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/tile_problem.h"
 
 namespace marlin::cuda {
 

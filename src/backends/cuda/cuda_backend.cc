@@ -11,13 +11,15 @@
 #include "backends/cuda/cublas_product.h"
 #include "backends/cuda/device_memory.h"
 #include "backends/cuda/fp8_plan.h"
-#include "backends/cuda/gemv_plans.h"
+#include "backends/cuda/gemv_plan.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/meeting_memory.h"
+#include "backends/cuda/plan_cache.h"
 #include "backends/cuda/prepared_tiles.h"
 #include "backends/cuda/shipped_tuning.h"
 #include "backends/cuda/variants.h"
+#include "backends/cuda/wgmma_plan.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "plan/select.h"
@@ -342,7 +344,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
   DeviceShape shape_;
-  mutable GemvPlans plans_;
+  mutable PlanCache plans_;
   CublasGemm cublas_;
   std::unique_ptr<MeetingMemory> meeting_;
 };

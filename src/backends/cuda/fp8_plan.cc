@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/tile_waves.h"
+#include "backends/cuda/wgmma_plan.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {

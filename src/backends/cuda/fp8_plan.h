@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "backends/cuda/fp8_layout.h"
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/tile_problem.h"
 
 namespace marlin::cuda {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/gemv_plan.h"
 
 namespace marlin::cuda {
 namespace {

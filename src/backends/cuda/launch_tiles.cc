@@ -3,9 +3,10 @@
 #include <array>
 
 #include "backends/cuda/fp8_plan.h"
+#include "backends/cuda/gemv_plan.h"
 #include "backends/cuda/kernel_functions.h"
 #include "backends/cuda/launch.h"
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/wgmma_plan.h"
 
 namespace marlin::cuda {
 namespace {

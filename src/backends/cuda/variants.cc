@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "backends/cuda/code_kind.h"
+#include "backends/cuda/wgmma_plan.h"
 
 namespace marlin::cuda {
 namespace {

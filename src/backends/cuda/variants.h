@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/tile_problem.h"
 #include "plan/gemm_desc.h"
 #include "plan/kernel_desc.h"
 

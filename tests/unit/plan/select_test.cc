@@ -9,8 +9,8 @@
 
 #include "backends/cpu/kernel_table.h"
 #include "backends/cuda/kernel_table.h"
-#include "backends/cuda/launch_plan.h"
 #include "backends/cuda/shipped_tuning.h"
+#include "backends/cuda/tile_problem.h"
 #include "backends/cuda/variants.h"
 #include "plan/kernel_name.h"
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {

@@ -16,6 +16,7 @@
 #include "backends/cuda/kernel_table.h"
 #include "backends/cuda/shipped_tuning.h"
 #include "backends/cuda/variants.h"
+#include "backends/cuda/wgmma_plan.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 

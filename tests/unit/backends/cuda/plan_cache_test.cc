@@ -1,5 +1,5 @@
 // Plans that are remembered are those that would be made.
-#include "backends/cuda/gemv_plans.h"
+#include "backends/cuda/plan_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -21,9 +21,9 @@ bool Same(const GemvPlan& a, const GemvPlan& b) {
          a.arguments.units_rest == b.arguments.units_rest;
 }
 
-TEST(GemvPlans, AreThoseOfTheProblem) {
+TEST(PlanCache, AreThoseOfTheProblem) {
   const DeviceShape device;
-  GemvPlans plans;
+  PlanCache plans;
   for (int round = 0; round < 2; ++round) {
     for (int m = 1; m <= kMaxGemvRows; ++m) {
       for (const int n : {32, 4096, 14336}) {
@@ -38,9 +38,9 @@ TEST(GemvPlans, AreThoseOfTheProblem) {
   }
 }
 
-TEST(GemvPlans, RemembersWhichKernelTakesLess) {
+TEST(PlanCache, RemembersWhichKernelTakesLess) {
   const DeviceShape device;
-  GemvPlans plans;
+  PlanCache plans;
   for (int round = 0; round < 2; ++round) {
     for (int m = 1; m <= kMaxGemvRows; ++m) {
       for (const int n : {4096, 9216}) {
@@ -53,10 +53,10 @@ TEST(GemvPlans, RemembersWhichKernelTakesLess) {
   }
 }
 
-TEST(GemvPlans, ForgetsWhatIsTooMuch) {
+TEST(PlanCache, ForgetsWhatIsTooMuch) {
   const DeviceShape device;
-  GemvPlans plans;
-  for (size_t i = 0; i < GemvPlans::kMost + 10; ++i) {
+  PlanCache plans;
+  for (size_t i = 0; i < PlanCache::kMost + 10; ++i) {
     const TileProblem problem = Problem(1, 32 * static_cast<int>(i + 1));
     plans.Of(problem, device);
   }
@@ -64,9 +64,9 @@ TEST(GemvPlans, ForgetsWhatIsTooMuch) {
   EXPECT_TRUE(Same(plans.Of(first, device), PlanGemv(first, device)));
 }
 
-TEST(GemvPlans, ServesThreadsAtOnce) {
+TEST(PlanCache, ServesThreadsAtOnce) {
   const DeviceShape device;
-  GemvPlans plans;
+  PlanCache plans;
   std::vector<std::thread> threads;
   std::vector<char> good(8, 0);
   for (size_t t = 0; t < good.size(); ++t) {

@@ -1,8 +1,10 @@
-#include "backends/cuda/gemv_plans.h"
+#include "backends/cuda/plan_cache.h"
+
+#include "backends/cuda/wgmma_plan.h"
 
 namespace marlin::cuda {
 
-GemvPlans::Planned GemvPlans::Find(const TileProblem& problem, const DeviceShape& device) {
+PlanCache::Planned PlanCache::Find(const TileProblem& problem, const DeviceShape& device) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = plans_.find(problem);

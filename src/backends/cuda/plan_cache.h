@@ -4,14 +4,14 @@
 #include <map>
 #include <mutex>
 
-#include "backends/cuda/launch_plan.h"
+#include "backends/cuda/gemv_plan.h"
 
 namespace marlin::cuda {
 
 /// Remembers PlanGemv and WgmmaTakesLess for one device: a decoder multiplies with the same
 /// matrices for every token, every product asks twice (for its workspace and to run), and comparing
 /// cuts takes the host about a microsecond (decision 0009). Any thread may ask at any time.
-class GemvPlans {
+class PlanCache {
  public:
   static constexpr size_t kMost = 4096;  ///< Then all are forgotten.
 
