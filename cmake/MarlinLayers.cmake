@@ -24,8 +24,8 @@ endif()
 
 # Of a CUDA layer what needs no CUDA.
 set(MARLIN_CUDA_HOST_SOURCES
-    without_cuda code_kind kernel_table gemv_plan plan_cache wgmma_plan block_plan fp8_plan tile_waves variants
-    cublas_library)
+    without_cuda code_kind kernel_table gemv_plan plan_cache wgmma_plan block_plan fp8_plan
+    tile_waves variants cublas_library)
 
 function(marlin_layer name)
   cmake_parse_arguments(arg "MUTANTS;CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})

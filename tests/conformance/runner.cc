@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -279,23 +280,11 @@ Result<uint64_t> HashAgain(ProductRun& run) {
   return run.Hash();
 }
 
-CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem& problem,
-                          int repetitions) {
-  // Weights prepared and memory placed anew so often; then the same memory again and again.
-  constexpr int kPreparations = 20;
-  const Device& device = machine.DeviceFor(row);
-  std::optional<ProductRun> run;
+// Whether all runs leave what the first leaves; `run` gives the hash of run i.
+CaseResult CompareRuns(int repetitions, const std::function<Result<uint64_t>(int)>& run) {
   uint64_t first = 0;
   for (int i = 0; i < repetitions; ++i) {
-    if (i < kPreparations) {
-      const Result<PreparedWeights> prepared = Prepare(problem.weights, device, LayoutFor(row));
-      if (!prepared.ok()) return FromStatus(prepared.status());
-      Result<ProductRun> made =
-          ProductRun::Make(device, *prepared, problem, OptionsFor(row, problem), AllRows(problem));
-      if (!made.ok()) return FromStatus(made.status());
-      run.emplace(std::move(*made));
-    }
-    const Result<uint64_t> hash = HashAgain(*run);
+    const Result<uint64_t> hash = run(i);
     if (!hash.ok()) return FromStatus(hash.status());
     if (i == 0) first = *hash;
     if (*hash != first) return Failed(fmt::format("run {} differs from the first", i + 1));
@@ -303,18 +292,31 @@ CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem&
   return {};
 }
 
+CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem& problem,
+                          int repetitions) {
+  // Weights prepared and memory placed anew so often; then the same memory again and again.
+  constexpr int kPreparations = 20;
+  const Device& device = machine.DeviceFor(row);
+  std::optional<ProductRun> run;
+  return CompareRuns(repetitions, [&](int i) -> Result<uint64_t> {
+    if (i < kPreparations) {
+      MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared,
+                              Prepare(problem.weights, device, LayoutFor(row)));
+      MARLIN_ASSIGN_OR_RETURN(run, ProductRun::Make(device, prepared, problem,
+                                                    OptionsFor(row, problem), AllRows(problem)));
+    }
+    return HashAgain(*run);
+  });
+}
+
 CaseResult RunDequantizeRepetitions(const Machine& machine, const Row& row, const Problem& problem,
                                     int repetitions) {
-  uint64_t first = 0;
-  for (int i = 0; i < repetitions; ++i) {
-    const Result<DeviceImage> image =
-        DecodeWeights(machine.DeviceFor(row), problem, {problem.n, 1});
-    if (!image.ok()) return FromStatus(image.status());
-    const uint64_t hash = image->host().Hash();
-    if (i == 0) first = hash;
-    if (hash != first) return Failed(fmt::format("run {} differs from the first", i + 1));
-  }
-  return {};
+  return CompareRuns(repetitions, [&](int) -> Result<uint64_t> {
+    MARLIN_ASSIGN_OR_RETURN(const DeviceImage image,
+                            DecodeWeights(machine.DeviceFor(row), problem, {problem.n, 1}));
+    if (!image.host().Intact()) return Status(Code::kInternal, "output: wrote outside of it");
+    return image.host().Hash();
+  });
 }
 
 CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& problem) {

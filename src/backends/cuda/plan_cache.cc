@@ -4,6 +4,11 @@
 
 namespace marlin::cuda {
 
+bool PlanCache::WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device) {
+  // Most products of a decoder are not compared, and need not be looked up.
+  return ComparesWithGemv(problem) && Find(problem, device).wgmma_takes_less;
+}
+
 PlanCache::Planned PlanCache::Find(const TileProblem& problem, const DeviceShape& device) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

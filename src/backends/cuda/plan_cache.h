@@ -19,9 +19,7 @@ class PlanCache {
   GemvPlan Of(const TileProblem& problem, const DeviceShape& device) {
     return Find(problem, device).plan;
   }
-  bool WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device) {
-    return Find(problem, device).wgmma_takes_less;
-  }
+  bool WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device);
 
  private:
   struct Planned {

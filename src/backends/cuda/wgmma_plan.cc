@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "backends/cuda/gemv_plan.h"
 #include "backends/cuda/tile_waves.h"
@@ -101,7 +100,10 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
   return crowded ? sum * kCrowded : sum;
 }
 
-WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, int blocks) {
+}  // namespace
+
+WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
+  const int blocks = BlocksOf(problem);
   WgmmaShape best = {256, 1};
   double best_cost = 0;
   for (const StepCost& cost : kStepCosts) {
@@ -116,12 +118,6 @@ WgmmaShape CheapestShape(const TileProblem& problem, const DeviceShape& device, 
     }
   }
   return best;
-}
-
-}  // namespace
-
-WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
-  return CheapestShape(problem, device, BlocksOf(problem));
 }
 
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
@@ -227,17 +223,19 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
   return plan;
 }
 
+bool ComparesWithGemv(const TileProblem& problem) {
+  return problem.m > kOctet && problem.narrow_codes && !problem.pair_table && !problem.gated &&
+         !problem.batch_invariant;
+}
+
 bool WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device) {
   // How a microsecond of the one estimate compares with cycles of the other: fitted to 108 products
   // of 36 matrices with 9, 12 and 16 rows of FP4 on an H200 (2026-11-22), of which the sooner one
   // is missed by 0.8 % on average.
   constexpr double kCyclesPerMicrosecond = 2275;
-  const bool known = problem.m > kOctet && problem.narrow_codes && !problem.pair_table &&
-                     !problem.gated && !problem.batch_invariant;
-  if (!known) return false;
-  const int blocks = BlocksOf(problem);
-  const WgmmaShape shape = CheapestShape(problem, device, blocks);
-  const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * blocks;
+  if (!ComparesWithGemv(problem)) return false;
+  const WgmmaShape shape = ChooseWgmmaShape(problem, device);
+  const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
   // Another kernel that adds sums costs more than it is reckoned to, with so few rows.
   if (shape.splits > 1 && !InCluster(device, shape.tokens, items, shape.splits)) return false;
   const double cycles = CostOf(problem, device, *CostOfWidth(shape.tokens), items, shape.splits);

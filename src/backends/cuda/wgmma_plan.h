@@ -48,6 +48,8 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
 WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device);
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device, const WgmmaShape& shape);
 
+/// Whether WgmmaTakesLess compares the two kernels for a problem: of others it knows nothing.
+bool ComparesWithGemv(const TileProblem& problem);
 /// Whether PlanWgmma's cut is expected to take less time than PlanGemv's, where that is known: from
 /// nine rows on, for codes that are as cheap to decode in both. Precondition: as for PlanGemv.
 bool WgmmaTakesLess(const TileProblem& problem, const DeviceShape& device);
