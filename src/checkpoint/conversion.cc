@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "base/macros.h"
 #include "checkpoint/checksum.h"
+#include "checkpoint/model_directory.h"
 
 namespace marlin {
 namespace {
@@ -16,12 +19,15 @@ constexpr int64_t kCopyChunk = int64_t{8} << 20;
 constexpr int64_t kMaxSideFileBytes = int64_t{256} << 20;
 constexpr size_t kMaxSideFiles = 1000;
 
+const char kConfigName[] = "config.json";
+const char kIndexName[] = "model.safetensors.index.json";
+
 constexpr std::array<std::string_view, 4> kSideSuffixes = {".json", ".txt", ".model", ".jinja"};
 constexpr std::array<std::string_view, 3> kSidePrefixes = {"LICENSE", "NOTICE", "USE_POLICY"};
 
 bool IsSideFile(std::string_view name) {
   // These describe the source's weights, not the output's.
-  if (name == "config.json" || name.ends_with(".index.json")) return false;
+  if (name == kConfigName || name.ends_with(".index.json")) return false;
   if (name == "quantize_config.json" || name == "hf_quant_config.json") return false;
   if (name.starts_with(".")) return false;
   for (const std::string_view suffix : kSideSuffixes) {
@@ -39,6 +45,7 @@ Result<std::vector<std::string>> SideFiles(Io& io, const Checkpoint::Impl& sourc
   MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(source.path));
   for (const std::string& name : names) {
     if (!IsSideFile(name)) continue;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, source.path, name));
     MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io.Stat(JoinPath(source.path, name)));
     if (info.kind == FileKind::kRegular) side.push_back(name);
   }
@@ -48,6 +55,27 @@ Result<std::vector<std::string>> SideFiles(Io& io, const Checkpoint::Impl& sourc
                               Printable(source.path), side.size(), kMaxSideFiles));
   }
   return side;
+}
+
+// Everything that the source consists of, by identity: other names of these files mean them, too.
+Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source) {
+  std::map<FileIdentity, std::string> files;
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo whole, io.Stat(source.path));
+  files.emplace(whole.identity, source.path);
+  for (const CheckpointFile& file : source.files) {
+    files.emplace(file.info.identity,
+                  source.is_directory ? JoinPath(source.path, file.name) : source.path);
+  }
+  if (!source.is_directory) return files;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(source.path));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(source.path, name);
+    const Result<FileInfo> info = io.Stat(path);
+    if (!info.ok()) continue;  // A link in a circle, for instance: nothing that could be read.
+    // An earlier output may be a folder of the source's, and may be replaced.
+    if (info->kind == FileKind::kRegular) files.emplace(info->identity, path);
+  }
+  return files;
 }
 
 Status CopySideFiles(Io& io, const Checkpoint::Impl& source, const std::vector<std::string>& names,
@@ -79,9 +107,9 @@ Result<int64_t> WriteShard(const Conversion& conversion, size_t shard, bool resu
 }
 
 Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conversion& conversion,
-                              OutputDirectory* directory) {
-  TensorWriter writer(io, directory->path(), conversion.units, conversion.shard_bytes);
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> side, SideFiles(io, source));
+                              const std::vector<std::string>& side, OutputDirectory* directory) {
+  TensorWriter writer(io, conversion.units, {conversion.shard_bytes});
+  writer.SetDirectory(directory->path());
   std::vector<std::string> shards;
   for (size_t i = 0; i < writer.shard_count(); ++i) shards.push_back(writer.shard_name(i));
   MARLIN_RETURN_IF_ERROR(directory->RemoveAllExcept(shards));
@@ -89,17 +117,42 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   for (size_t i = 0; i < writer.shard_count(); ++i) {
     MARLIN_ASSIGN_OR_RETURN(const int64_t note,
                             WriteShard(conversion, i, conversion.options.resume, &writer));
+    directory->AddWritten(writer.shard_name(i), writer.shard_file(i));
     sum += note;
   }
   const std::string index = writer.IndexJson();
   if (!index.empty()) {
-    MARLIN_RETURN_IF_ERROR(directory->WriteFile("model.safetensors.index.json", index));
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kIndexName, index));
   }
   MARLIN_RETURN_IF_ERROR(CopySideFiles(io, source, side, directory));
   if (!conversion.config_json.empty()) {
-    MARLIN_RETURN_IF_ERROR(directory->WriteFile("config.json", conversion.config_json));
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.config_json));
   }
   return sum;
+}
+
+// A shard's header gives this name to something else than a tensor.
+constexpr std::string_view kMetadataName = "__metadata__";
+
+Status CheckTensorName(const Checkpoint::Impl& source, const std::string& name) {
+  const auto bytes = static_cast<int64_t>(name.size());
+  const auto refused = [&](const std::string& why) {
+    return Status(Code::kUnsupported, fmt::format("{}: tensor \"{}\": {}", Printable(source.path),
+                                                  Printable(name), why));
+  };
+  if (bytes > kMaxNameBytes) {
+    return refused(
+        fmt::format("would have a name of {} bytes, at most {} are read", bytes, kMaxNameBytes));
+  }
+  if (name == kMetadataName) return refused("no tensor of a safetensors file has this name");
+  return {};
+}
+
+Status CheckFileSize(const std::string& path, const std::string& content) {
+  const auto bytes = static_cast<int64_t>(content.size());
+  if (bytes <= kMaxJsonFileBytes) return {};
+  return Status(Code::kUnsupported, fmt::format("{}: would have {} bytes, at most {} are read",
+                                                Printable(path), bytes, kMaxJsonFileBytes));
 }
 
 }  // namespace
@@ -150,34 +203,47 @@ std::string Fingerprint(const Checkpoint::Impl& source, std::string_view paramet
   return fmt::format("{:016x}", ChecksumOf(facts));
 }
 
-Status CheckNotSource(Io& io, const Checkpoint::Impl& source, const std::string& output) {
-  MARLIN_ASSIGN_OR_RETURN(const FileInfo from, io.Stat(source.path));
-  MARLIN_ASSIGN_OR_RETURN(const FileInfo to, io.Stat(output));
-  bool same = to.kind != FileKind::kMissing && from.device == to.device && from.inode == to.inode;
-  if (!source.is_directory && to.kind == FileKind::kDirectory) {
-    // A single file may lie in the directory that would be replaced.
-    MARLIN_ASSIGN_OR_RETURN(const FileInfo inside,
-                            io.Stat(JoinPath(output, source.files.front().name)));
-    same = same || (inside.device == from.device && inside.inode == from.inode);
+Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& conversion) {
+  std::set<std::string_view> names;
+  for (const OutputUnit& unit : conversion.units) {
+    for (const OutputTensor& tensor : unit) {
+      MARLIN_RETURN_IF_ERROR(CheckTensorName(source, tensor.name));
+      if (names.insert(tensor.name).second) continue;
+      return Status(Code::kMalformedFile,
+                    fmt::format("{}: two tensors would both be stored as \"{}\"",
+                                Printable(source.path), Printable(tensor.name)));
+    }
   }
-  if (!same) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: the output would replace the source", Printable(output)));
+  const TensorWriter layout(io, conversion.units, {conversion.shard_bytes});
+  const std::string target = conversion.target;
+  MARLIN_RETURN_IF_ERROR(CheckFileSize(JoinPath(target, kIndexName), layout.IndexJson()));
+  const std::string config_path = JoinPath(target, kConfigName);
+  MARLIN_RETURN_IF_ERROR(CheckFileSize(config_path, conversion.config_json));
+  if (conversion.config_json.empty()) return {};
+  // The reader itself says whether it takes the rest.
+  MARLIN_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(conversion.config_json, config_path));
+  const auto quantization = config.find("quantization_config");
+  if (quantization == config.end()) return {};
+  return ParseQuantizationConfig(*quantization, config_path).status();
 }
 
 Result<int64_t> RunConversion(Io& io, const Checkpoint::Impl& source,
                               const Conversion& conversion) {
-  MARLIN_RETURN_IF_ERROR(CheckNotSource(io, source, conversion.target));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> side, SideFiles(io, source));
+  OutputDirectory::Options options = conversion.options;
+  MARLIN_ASSIGN_OR_RETURN(options.source, SourceFiles(io, source));
   MARLIN_ASSIGN_OR_RETURN(
       OutputDirectory directory,
-      OutputDirectory::Begin(io, conversion.target, conversion.fingerprint, conversion.options));
-  const Result<int64_t> filled = FillDirectory(io, source, conversion, &directory);
-  if (!filled.ok()) {
-    if (conversion.options.resume && filled.status().code() == Code::kIo) directory.Keep();
-    return filled.status();
+      OutputDirectory::Begin(io, conversion.target, conversion.fingerprint, options));
+  Result<int64_t> result = FillDirectory(io, source, conversion, side, &directory);
+  if (result.ok()) {
+    if (const Status status = directory.Commit(); !status.ok()) result = status;
   }
-  MARLIN_RETURN_IF_ERROR(directory.Commit());
-  return *filled;
+  if (!result.ok() && options.resume) {
+    const Code code = result.status().code();
+    if (code == Code::kIo || code == Code::kOutOfMemory) directory.Keep();
+  }
+  return result;
 }
 
 }  // namespace marlin

@@ -42,9 +42,6 @@ Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit, Te
 /// headers, its configuration, and `parameters`.
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters);
 
-/// Refuses a target that is the source itself. Errors: kInvalidArgument.
-Status CheckNotSource(Io& io, const Checkpoint::Impl& source, const std::string& output);
-
 /// One conversion of a checkpoint into a directory.
 struct Conversion {
   std::string target;
@@ -61,9 +58,15 @@ struct Conversion {
   std::function<void(size_t unit)> skip_unit;
 };
 
+/// Refuses what Checkpoint::Open would not read again, by its own limits, before anything is
+/// written. Errors: kMalformedFile for two tensors of one name; kUnsupported, with both numbers,
+/// for names and files past a limit.
+Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& conversion);
+
 /// Writes all shards, the index, the source's small files (tokenizer, licence, ...) and
 /// config.json, then gives the directory its name. Returns the sum of the units' numbers. After kIo
-/// a resumable run keeps what is finished; any other error leaves nothing.
+/// or kOutOfMemory a resumable run keeps what is finished; any other error leaves nothing.
+/// Precondition: CheckReadable.
 Result<int64_t> RunConversion(Io& io, const Checkpoint::Impl& source, const Conversion& conversion);
 
 }  // namespace marlin

@@ -1,15 +1,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <new>
 #include <set>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/scalars.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
+#include "layout/slice_expert.h"
+#include "layout/weights_shapes.h"
 #include "marlin/checkpoint.h"
 #include "marlin/quantize.h"
 
@@ -26,30 +29,6 @@ struct BackUnit {
   size_t tensor = 0;                     // The copied tensor, or the module's first.
   OutputTensor output;
 };
-
-// One expert of a stack as a matrix of its own. Parts that are not aligned in the middle of the
-// stack are copied into `copies`.
-Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expert,
-                                     std::vector<AlignedBuffer>* copies) {
-  QuantizedWeights slice = stack;
-  slice.spec.experts = 1;
-  for (TensorView* view :
-       {&slice.codes, &slice.scales, &slice.zeros, &slice.biases, &slice.global_scale}) {
-    if (view->rank() == 0) continue;
-    Shape shape = view->shape();
-    shape[0] = 1;
-    const int64_t bytes = shape.ElementCount() * DTypeBytes(view->dtype());
-    const auto* data = static_cast<const std::byte*>(view->data()) + expert * bytes;
-    if (reinterpret_cast<uintptr_t>(data) % 4 != 0) {
-      MARLIN_ASSIGN_OR_RETURN(AlignedBuffer copy, AlignedBuffer::Allocate(bytes));
-      std::memcpy(copy.data(), data, static_cast<size_t>(bytes));
-      data = copy.data();
-      copies->push_back(std::move(copy));
-    }
-    *view = TensorView(data, view->dtype(), shape);
-  }
-  return slice;
-}
 
 class Restorer {
  public:
@@ -68,6 +47,8 @@ class Restorer {
   void PlanUnits();
   void PlanModule(const ModuleRecord& record);
   Status WriteExpert(TensorWriter* writer, size_t unit, int64_t expert);
+  Status Overflow(const QuantizedWeights& weights, const std::string& tensor, int64_t expert,
+                  int64_t k, int64_t n) const;
   Status Load(const ModuleRecord& record);
   void ReleasePages(const ModuleRecord& record) const;
 
@@ -153,23 +134,43 @@ Status Restorer::Load(const ModuleRecord& record) {
 
 Status Restorer::WriteExpert(TensorWriter* writer, size_t unit, int64_t expert) {
   const ModuleRecord& record = *units_[unit].record;
-  std::vector<AlignedBuffer> copies;
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, expert, &copies));
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, expert));
   const int64_t k = slice.spec.k;
   const int64_t n = slice.spec.n;
   const int64_t bytes = k * n * DTypeBytes(dtype_);
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer dense, AlignedBuffer::Allocate(bytes));
-  MutableTensorView out(dense.data(), dtype_, {k, n});
-  if (record.layout == SourceLayout::kOutIn) {
-    out = MutableTensorView(dense.data(), dtype_, {n, k}).Transposed();
-  }
-  MARLIN_RETURN_IF_ERROR(Dequantize(slice, out)
+  const bool out_in = record.layout == SourceLayout::kOutIn;
+  const MutableTensorView stored(dense.data(), dtype_, out_in ? Shape{n, k} : Shape{k, n});
+  MARLIN_RETURN_IF_ERROR(Dequantize(slice, out_in ? stored.Transposed() : stored)
                              .WithContext(fmt::format("{}: module \"{}\"", Printable(source_.path),
                                                       Printable(record.module.name))));
+  if (const int64_t index = FindNonFinite(stored); index >= 0) {
+    const int64_t row = index / stored.dim(1);
+    const int64_t column = index % stored.dim(1);
+    return Overflow(slice, units_[unit].output.name, expert, out_in ? column : row,
+                    out_in ? row : column);
+  }
   MARLIN_RETURN_IF_ERROR(writer->Append(unit, 0, dense.data(), bytes));
   done_ += k * n;
   if (progress_) progress_(done_, total_);
   return {};
+}
+
+// The error for a weight that the element type turns into infinity: quantizing refuses it, too.
+Status Restorer::Overflow(const QuantizedWeights& weights, const std::string& tensor,
+                          int64_t expert, int64_t k, int64_t n) const {
+  MARLIN_ASSIGN_OR_RETURN(
+      const AlignedBuffer dense,
+      AlignedBuffer::Allocate(weights.spec.k * weights.spec.n * DTypeBytes(DType::kF32)));
+  MARLIN_RETURN_IF_ERROR(Dequantize(
+      weights, MutableTensorView(dense.data(), DType::kF32, {weights.spec.k, weights.spec.n})));
+  const float value = dense.As<float>()[k * weights.spec.n + n];
+  const bool fits_bf16 = dtype_ == DType::kF16 && std::isfinite(Bf16ToFloat(FloatToBf16(value)));
+  return Status(Code::kUnsupported,
+                fmt::format("{}: tensor \"{}\": {:g} at [{}, {}] of [k, n]{} overflows {}{}",
+                            Printable(source_.path), Printable(tensor), value, k, n,
+                            weights_.spec.experts > 1 ? fmt::format(" of expert {}", expert) : "",
+                            DTypeName(dtype_), fits_bf16 ? "; use bf16" : ""));
 }
 
 Status Restorer::Write(TensorWriter* writer, size_t unit) {
@@ -216,10 +217,11 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
   Restorer restorer(checkpoint, dtype, progress);
   Conversion conversion;
   conversion.target = output;
-  conversion.options = {overwrite, /*resume=*/false};
+  conversion.options.overwrite = overwrite;
   for (const BackUnit& unit : restorer.units()) conversion.units.push_back({unit.output});
   conversion.shard_bytes = shard_bytes;
   conversion.config_json = ConfigText(source, dtype);
+  MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   conversion.fingerprint =
       Fingerprint(source, fmt::format("dequantize {} {}", DTypeName(dtype), shard_bytes));
   conversion.write_unit = [&](TensorWriter* writer, size_t unit) -> Result<int64_t> {

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <system_error>
 
@@ -54,14 +56,30 @@ std::string_view CallName(IoCall call) {
 }
 
 Status SystemError(IoCall call, const std::string& path, int error) {
-  return Status(Code::kIo, fmt::format("{}: cannot {}: {}", Printable(path), CallName(call),
-                                       std::generic_category().message(error)));
+  const Code code = error == ENOMEM ? Code::kOutOfMemory : Code::kIo;
+  return Status(code, fmt::format("{}: cannot {}: {}", Printable(path), CallName(call),
+                                  std::generic_category().message(error)));
 }
 
 FileKind KindOf(mode_t mode) {
   if (S_ISREG(mode)) return FileKind::kRegular;
   if (S_ISDIR(mode)) return FileKind::kDirectory;
+  if (S_ISLNK(mode)) return FileKind::kLink;
   return FileKind::kOther;
+}
+
+FileInfo InfoOf(const struct stat& from) {
+  FileInfo info;
+  info.kind = KindOf(from.st_mode);
+  info.size = from.st_size;
+#if defined(__APPLE__)
+  const struct timespec modified = from.st_mtimespec;
+#else
+  const struct timespec modified = from.st_mtim;
+#endif
+  info.modified_ns = static_cast<int64_t>(modified.tv_sec) * 1'000'000'000 + modified.tv_nsec;
+  info.identity = {static_cast<uint64_t>(from.st_dev), static_cast<uint64_t>(from.st_ino)};
+  return info;
 }
 
 // renameat2 and its flags, where the C library has them; -1 with errno ENOSYS elsewhere.
@@ -134,6 +152,10 @@ int FileHandle::Take() {
 }
 
 Status Io::Check(IoCall call, const std::string& path) {
+  // The system would see another, shorter path.
+  if (path.find('\0') != std::string::npos) {
+    return Status(Code::kInvalidArgument, Printable(path) + ": a path cannot contain a NUL");
+  }
   const int error = InjectedError(call, path);
   return error == 0 ? Status() : SystemError(call, path, error);
 }
@@ -142,22 +164,32 @@ Result<FileInfo> Io::StatImpl(const std::string& path, bool follow) {
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kStat, path));
   struct stat info {};
   const int rc = follow ? ::stat(path.c_str(), &info) : ::lstat(path.c_str(), &info);
-  if (rc != 0) {
-    if (errno == ENOENT) return FileInfo{};
-    return SystemError(IoCall::kStat, path, errno);
-  }
-  FileInfo result;
-  result.kind = KindOf(info.st_mode);
-  result.size = info.st_size;
-#if defined(__APPLE__)
-  const struct timespec modified = info.st_mtimespec;
-#else
-  const struct timespec modified = info.st_mtim;
-#endif
-  result.modified_ns = static_cast<int64_t>(modified.tv_sec) * 1'000'000'000 + modified.tv_nsec;
-  result.device = static_cast<uint64_t>(info.st_dev);
-  result.inode = static_cast<uint64_t>(info.st_ino);
-  return result;
+  if (rc == 0) return InfoOf(info);
+  if (errno == ENOENT) return FileInfo{};
+  return SystemError(IoCall::kStat, path, errno);
+}
+
+Result<FileInfo> Io::StatOpen(const FileHandle& file) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kStat, file.path()));
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) return SystemError(IoCall::kStat, file.path(), errno);
+  return InfoOf(info);
+}
+
+Result<std::string> Io::ReadLink(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kStat, path));
+  std::string text(PATH_MAX, '\0');
+  const ssize_t length = ::readlink(path.c_str(), text.data(), text.size());
+  if (length < 0) return SystemError(IoCall::kStat, path, errno);
+  text.resize(static_cast<size_t>(length));
+  return text;
+}
+
+Result<std::string> Io::RealPath(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kStat, path));
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
+  if (real == nullptr) return SystemError(IoCall::kStat, path, errno);
+  return std::string(real.get());
 }
 
 Result<FileInfo> Io::Stat(const std::string& path) { return StatImpl(path, true); }
@@ -210,26 +242,33 @@ Result<std::vector<std::string>> Io::List(const std::string& directory) {
 
 Status Io::MakeDirectory(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kMakeDirectory, path));
-  if (::mkdir(path.c_str(), 0777) != 0) return SystemError(IoCall::kMakeDirectory, path, errno);
-  return {};
+  if (::mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) return {};
+  return SystemError(IoCall::kMakeDirectory, path, errno);
 }
 
 Result<FileHandle> Io::LockDirectory(const std::string& path) {
-  MARLIN_RETURN_IF_ERROR(Check(IoCall::kLock, path));
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kOpen, path));
   FileHandle handle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW), path);
+  if (!handle.open() && errno == ENOENT) return FileHandle();
   if (!handle.open()) return SystemError(IoCall::kLock, path, errno);
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kLock, path));
   if (::flock(handle.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       return Status(Code::kIo, Printable(path) + ": another process is writing it");
     }
     return SystemError(IoCall::kLock, path, errno);
   }
+  // Between the two calls its holder may have renamed or removed it.
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo locked, StatOpen(handle));
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo named, StatLink(path));
+  if (named.identity != locked.identity) return FileHandle();
   return handle;
 }
 
 Result<FileHandle> Io::Create(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kCreate, path));
-  FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666),
+  // O_EXCL: an existing pipe would be waited for, an existing link written through.
+  FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666),
                   path);
   if (!file.open()) return SystemError(IoCall::kCreate, path, errno);
   return file;
@@ -257,11 +296,12 @@ Status Io::SyncDescriptor(int fd, const std::string& path) {
   return {};
 }
 
-Status Io::SyncAndClose(FileHandle file) {
+Result<FileInfo> Io::SyncAndClose(FileHandle file) {
   MARLIN_RETURN_IF_ERROR(SyncDescriptor(file.fd(), file.path()));
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo written, StatOpen(file));
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kClose, file.path()));
   if (::close(file.Take()) != 0) return SystemError(IoCall::kClose, file.path(), errno);
-  return {};
+  return written;
 }
 
 Status Io::SyncDirectory(const std::string& path) {
@@ -271,30 +311,34 @@ Status Io::SyncDirectory(const std::string& path) {
   return SyncDescriptor(handle.fd(), path);
 }
 
+Status Io::RenameOver(const std::string& from, const std::string& to) {
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kRename, to));
+  if (::rename(from.c_str(), to.c_str()) != 0) return SystemError(IoCall::kRename, to, errno);
+  return {};
+}
+
 Status Io::RenameNew(const std::string& from, const std::string& to) {
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kRename, to));
   if (RenameWithFlags(from, to, /*exchange=*/false) == 0) return {};
   if (!IsFlagUnsupported(errno)) return SystemError(IoCall::kRename, to, errno);
   MARLIN_ASSIGN_OR_RETURN(const FileInfo target, StatLink(to));
   if (target.kind != FileKind::kMissing) return SystemError(IoCall::kRename, to, EEXIST);
-  if (::rename(from.c_str(), to.c_str()) != 0) return SystemError(IoCall::kRename, to, errno);
-  return {};
+  return RenameOver(from, to);
 }
 
 Status Io::Exchange(const std::string& a, const std::string& b) {
-  MARLIN_RETURN_IF_ERROR(Check(IoCall::kExchange, b));
-  if (RenameWithFlags(a, b, /*exchange=*/true) == 0) return {};
-  if (!IsFlagUnsupported(errno)) return SystemError(IoCall::kExchange, b, errno);
+  int error = InjectedError(IoCall::kExchange, b);
+  if (error == 0 && RenameWithFlags(a, b, /*exchange=*/true) == 0) return {};
+  if (error == 0) error = errno;
+  if (!IsFlagUnsupported(error)) return SystemError(IoCall::kExchange, b, error);
   // Three renames: between the first two `b` is missing, which no other call can avoid here.
   const std::string aside = a + ".swap";
-  if (::rename(b.c_str(), aside.c_str()) != 0) return SystemError(IoCall::kExchange, b, errno);
-  if (::rename(a.c_str(), b.c_str()) != 0) {
-    const int error = errno;
-    if (::rename(aside.c_str(), b.c_str()) != 0) return SystemError(IoCall::kExchange, b, errno);
-    return SystemError(IoCall::kExchange, b, error);
+  MARLIN_RETURN_IF_ERROR(RenameOver(b, aside));
+  if (const Status status = RenameOver(a, b); !status.ok()) {
+    const Status restored = RenameOver(aside, b);
+    return restored.ok() ? status : restored.WithContext("the old content is " + Printable(aside));
   }
-  if (::rename(aside.c_str(), a.c_str()) != 0) return SystemError(IoCall::kExchange, a, errno);
-  return {};
+  return RenameOver(aside, a);
 }
 
 Status Io::RemoveTree(const std::string& path) {

@@ -1,6 +1,7 @@
 // The only door to the file system: every call can be made to fail by a test.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -76,17 +77,24 @@ class FileHandle {
   std::string path_;
 };
 
-enum class FileKind : uint8_t { kMissing, kRegular, kDirectory, kOther };
+enum class FileKind : uint8_t { kMissing, kRegular, kDirectory, kLink, kOther };
+
+/// Two names with equal identities are one file.
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  friend auto operator<=>(const FileIdentity&, const FileIdentity&) = default;
+};
 
 struct FileInfo {
   FileKind kind = FileKind::kMissing;
   int64_t size = 0;
   int64_t modified_ns = 0;
-  uint64_t device = 0;  ///< With inode: the file's identity.
-  uint64_t inode = 0;
+  FileIdentity identity;
 };
 
-/// The file system. Errors are kIo naming the path and the system's reason. Thread-compatible.
+/// The file system. Errors are kIo naming the path and the system's reason, kOutOfMemory when the
+/// system had no memory for a call, kInvalidArgument for a path with a NUL. Thread-compatible.
 class Io {
  public:
   Io() = default;
@@ -98,6 +106,12 @@ class Io {
   Result<FileInfo> Stat(const std::string& path);
   /// As Stat, but describes a link itself.
   Result<FileInfo> StatLink(const std::string& path);
+  /// Describes an open file, whatever its path names by now.
+  Result<FileInfo> StatOpen(const FileHandle& file);
+  /// The text of a link.
+  Result<std::string> ReadLink(const std::string& path);
+  /// The absolute path of something that exists, without links.
+  Result<std::string> RealPath(const std::string& path);
   /// Errors: kIo, also for anything but a regular file.
   Result<std::shared_ptr<const Mapping>> Map(const std::string& path);
   /// A whole small file. Errors: kMalformedFile with both sizes when it exceeds max_bytes.
@@ -105,14 +119,16 @@ class Io {
   /// Names in a directory, sorted, without "." and "..".
   Result<std::vector<std::string>> List(const std::string& directory);
 
+  /// Something of that name that exists already is no error.
   Status MakeDirectory(const std::string& path);
-  /// Takes the advisory lock of a directory. Errors: kIo, also when another process holds it.
+  /// Takes the advisory lock of a directory. The handle is empty when the path named no directory
+  /// or another one by the time the lock was held. Errors: kIo, also when another process holds it.
   Result<FileHandle> LockDirectory(const std::string& path);
-  /// Creates or truncates a file for writing.
+  /// Creates a file for writing; refuses what exists.
   Result<FileHandle> Create(const std::string& path);
   Status Write(const FileHandle& file, int64_t offset, const void* data, int64_t bytes);
-  /// Flushes to the medium, then closes.
-  Status SyncAndClose(FileHandle file);
+  /// Flushes to the medium, then closes. Returns what was written.
+  Result<FileInfo> SyncAndClose(FileHandle file);
   Status SyncDirectory(const std::string& path);
   /// Renames; refuses to replace anything.
   Status RenameNew(const std::string& from, const std::string& to);
@@ -127,6 +143,7 @@ class Io {
 
  private:
   Status Check(IoCall call, const std::string& path);
+  Status RenameOver(const std::string& from, const std::string& to);
   Status SyncDescriptor(int fd, const std::string& path);
   Result<FileInfo> StatImpl(const std::string& path, bool follow);
 };

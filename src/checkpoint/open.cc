@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/model_directory.h"
 #include "checkpoint/safetensors.h"
 
 namespace marlin {
@@ -105,6 +106,7 @@ std::string ChecksumKey(std::string_view tensor_name) {
 
 Status CheckpointOpener::AddFile(const std::string& directory, const std::string& name) {
   const std::string path = directory.empty() ? impl_.path : JoinPath(directory, name);
+  if (!directory.empty()) MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, directory, name));
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.Stat(path));
   if (info.kind == FileKind::kMissing) {
     return Status(Code::kIo, Printable(path) + ": no such file");
@@ -185,6 +187,7 @@ Status CheckpointOpener::CheckWeightMap(
 
 Status CheckpointOpener::AddIndexed(const std::string& index_name) {
   const std::string index_path = JoinPath(impl_.path, index_name);
+  MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, index_name));
   using WeightMap = std::map<std::string, std::string>;
   MARLIN_ASSIGN_OR_RETURN(const WeightMap weight_map, ReadWeightMap(index_path));
   std::set<std::string> shards;
@@ -283,6 +286,7 @@ Status CheckpointOpener::SortTensors() {
 Status CheckpointOpener::ReadConfig(const std::vector<std::string>& names) {
   if (!std::binary_search(names.begin(), names.end(), kConfigFile)) return {};
   const std::string path = JoinPath(impl_.path, std::string(kConfigFile));
+  MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, std::string(kConfigFile)));
   MARLIN_ASSIGN_OR_RETURN(impl_.config_json, io_.ReadText(path, kMaxJsonFileBytes));
   MARLIN_ASSIGN_OR_RETURN(impl_.config, ParseJsonObject(impl_.config_json, path));
   const auto quantization = impl_.config.find("quantization_config");
@@ -305,6 +309,7 @@ Status CheckpointOpener::Run() {
   switch (info.kind) {
     case FileKind::kMissing:
       return Fail(Code::kIo, "no such file or directory");
+    case FileKind::kLink:
     case FileKind::kOther:
       return Fail(Code::kIo, "neither a regular file nor a directory");
     case FileKind::kDirectory:

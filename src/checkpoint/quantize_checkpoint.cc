@@ -222,15 +222,17 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   MARLIN_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
   QuantizeCheckpointReport report = ReportOf(source, plan, output);
+  Conversion conversion;
+  conversion.target = output;
+  conversion.options.overwrite = options.overwrite;
+  conversion.options.resume = options.resume;
+  for (const PlanUnit& unit : plan.units) conversion.units.push_back(unit.outputs);
+  conversion.shard_bytes = options.shard_bytes;
+  conversion.config_json = ConfigText(source, plan, options, recipe);
+  MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   if (!options.dry_run) {
     ThreadPool pool(0);
     UnitQuantizer quantizer(pool, source, plan, options);
-    Conversion conversion;
-    conversion.target = output;
-    conversion.options = {options.overwrite, options.resume};
-    for (const PlanUnit& unit : plan.units) conversion.units.push_back(unit.outputs);
-    conversion.shard_bytes = options.shard_bytes;
-    conversion.config_json = ConfigText(source, plan, options, recipe);
     conversion.fingerprint = Fingerprint(
         source, fmt::format("quantize {} {}", options.shard_bytes, conversion.config_json));
     conversion.write_unit = [&](TensorWriter* writer, size_t unit) {

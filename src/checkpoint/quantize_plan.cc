@@ -6,9 +6,9 @@
 #include <charconv>
 #include <map>
 #include <optional>
-#include <set>
 
 #include "base/macros.h"
+#include "checkpoint/safetensors.h"
 #include "recipe/stored_layout.h"
 
 namespace marlin {
@@ -82,9 +82,9 @@ class Planner {
                    bool stacked);
   Status AddSingle(const Candidate& candidate);
   void AddCopy(size_t tensor);
+  Status AddObstructed(size_t tensor, const std::string& obstacle);
   Status AddCast(const Candidate& candidate);
   bool IsStack(const std::map<int64_t, Candidate>& experts) const;
-  Status CheckNames() const;
   const TensorInfo& Info(size_t tensor) const { return source_.tensors[tensor]; }
 
   const Checkpoint::Impl& source_;
@@ -99,6 +99,19 @@ void Planner::AddCopy(size_t tensor) {
   unit.sources = {tensor};
   unit.outputs = {{info.name, info.dtype, info.shape, info.bytes}};
   plan_.units.push_back(std::move(unit));
+}
+
+// A matrix that the recipe quantizes and that cannot be.
+Status Planner::AddObstructed(size_t tensor, const std::string& obstacle) {
+  const std::string& name = Info(tensor).name;
+  if (options_.strict) {
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: tensor \"{}\": cannot be quantized: {}", Printable(source_.path),
+                              Printable(name), obstacle));
+  }
+  plan_.skipped.push_back({name, obstacle});
+  AddCopy(tensor);
+  return {};
 }
 
 Status Planner::AddCast(const Candidate& candidate) {
@@ -147,6 +160,13 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   spec.n = n;
   spec.experts = rank == 3 ? info.shape[0] : static_cast<int64_t>(sources.size());
   for (ModuleTensor& tensor : ModuleTensors(unit.record)) {
+    if (static_cast<int64_t>(tensor.name.size()) > kMaxNameBytes) {
+      const std::string obstacle =
+          fmt::format("one of its parts would have a name of {} bytes, at most {} are read",
+                      tensor.name.size(), kMaxNameBytes);
+      for (const size_t source : sources) MARLIN_RETURN_IF_ERROR(AddObstructed(source, obstacle));
+      return {};
+    }
     unit.outputs.push_back({std::move(tensor.name), tensor.dtype, tensor.shape, tensor.bytes});
   }
   for (const size_t source : sources) {
@@ -175,16 +195,7 @@ Status Planner::PlanTensor(size_t tensor) {
     return {};
   }
   const std::string obstacle = Obstacle(info, candidate.layer_class);
-  if (!obstacle.empty()) {
-    if (options_.strict) {
-      return Status(Code::kUnsupported,
-                    fmt::format("{}: tensor \"{}\": cannot be quantized: {}",
-                                Printable(source_.path), Printable(info.name), obstacle));
-    }
-    plan_.skipped.push_back({info.name, obstacle});
-    AddCopy(tensor);
-    return {};
-  }
+  if (!obstacle.empty()) return AddObstructed(tensor, obstacle);
   if (!GetFormatInfo(candidate.choice.format).quantized) return AddCast(candidate);
   if (info.shape.rank() == 2) {
     if (std::optional<ExpertName> expert = ParseExpertName(info.name)) {
@@ -219,27 +230,12 @@ Status Planner::PlanStacks() {
   return {};
 }
 
-Status Planner::CheckNames() const {
-  std::set<std::string_view> names;
-  for (const PlanUnit& unit : plan_.units) {
-    for (const OutputTensor& tensor : unit.outputs) {
-      if (!names.insert(tensor.name).second) {
-        return Status(Code::kMalformedFile,
-                      fmt::format("{}: two tensors would both be stored as \"{}\"",
-                                  Printable(source_.path), Printable(tensor.name)));
-      }
-    }
-  }
-  return {};
-}
-
 Result<QuantizePlan> Planner::Run() {
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     plan_.parameters += Info(i).shape.ElementCount();
     MARLIN_RETURN_IF_ERROR(PlanTensor(i));
   }
   MARLIN_RETURN_IF_ERROR(PlanStacks());
-  MARLIN_RETURN_IF_ERROR(CheckNames());
   // The order of the source's bytes reads every file once, front to back.
   const auto place = [this](const PlanUnit& unit) {
     const size_t tensor = unit.sources.front();

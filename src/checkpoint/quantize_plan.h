@@ -38,7 +38,7 @@ struct QuantizePlan {
 /// Experts of one projection become one stack when they are numbered 0, 1, ... without gaps and
 /// have the same shape and choice; otherwise each is stored under its own name.
 /// Errors: kInvalidArgument for options that no matrix can have; kUnsupported, with `strict`, for
-/// a matrix that the recipe quantizes and that cannot be; kMalformedFile for names that collide.
+/// a matrix that the recipe quantizes and that cannot be.
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
                                   const QuantizeCheckpointOptions& options);
 

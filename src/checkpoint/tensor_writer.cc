@@ -24,6 +24,16 @@ int64_t SizeAlignment(int64_t bytes) {
   return alignment;
 }
 
+// More than the length word, the metadata that is not a tensor's, and the padding take.
+constexpr int64_t kFixedHeaderBytes = 256;
+
+// At least what a tensor adds to the header: its name twice, once with its checksum, and an entry
+// of eight dimensions and two offsets with all their digits.
+int64_t MostHeaderBytes(const OutputTensor& tensor) {
+  constexpr int64_t kMostEntry = 320;
+  return 2 * static_cast<int64_t>(Json(tensor.name).dump().size()) + kMostEntry;
+}
+
 bool SameEntry(const TensorInfo& found, const SafetensorsEntry& expected, int64_t data_begin) {
   return found.name == expected.name && found.dtype == expected.dtype &&
          found.shape == expected.shape && found.offset == data_begin + expected.begin;
@@ -31,10 +41,9 @@ bool SameEntry(const TensorInfo& found, const SafetensorsEntry& expected, int64_
 
 }  // namespace
 
-TensorWriter::TensorWriter(Io& io, std::string directory, const std::vector<OutputUnit>& units,
-                           int64_t shard_bytes)
-    : io_(io), directory_(std::move(directory)) {
-  CutShards(units, shard_bytes);
+TensorWriter::TensorWriter(Io& io, const std::vector<OutputUnit>& units, const ShardLimits& limits)
+    : io_(io) {
+  CutShards(units, limits);
   for (size_t i = 0; i < shards_.size(); ++i) {
     Shard& shard = shards_[i];
     shard.name = shards_.size() == 1
@@ -45,17 +54,31 @@ TensorWriter::TensorWriter(Io& io, std::string directory, const std::vector<Outp
   }
 }
 
-void TensorWriter::CutShards(const std::vector<OutputUnit>& units, int64_t shard_bytes) {
+void TensorWriter::CutShards(const std::vector<OutputUnit>& units, const ShardLimits& limits) {
   shards_.emplace_back();
+  int64_t header_bytes = kFixedHeaderBytes;
+  int64_t tensors = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     int64_t bytes = 0;
-    for (const OutputTensor& tensor : units[i]) bytes += tensor.bytes;
-    if (shards_.back().unit_count > 0 && shards_.back().bytes + bytes > shard_bytes) {
+    int64_t entry_bytes = 0;
+    for (const OutputTensor& tensor : units[i]) {
+      bytes += tensor.bytes;
+      entry_bytes += MostHeaderBytes(tensor);
+    }
+    const auto count = static_cast<int64_t>(units[i].size());
+    const bool fits = shards_.back().bytes + bytes <= limits.data_bytes &&
+                      header_bytes + entry_bytes <= limits.header_bytes &&
+                      tensors + count <= limits.tensors;
+    if (shards_.back().unit_count > 0 && !fits) {
       shards_.emplace_back();
       shards_.back().first_unit = i;
+      header_bytes = kFixedHeaderBytes;
+      tensors = 0;
     }
     shards_.back().unit_count += 1;
     shards_.back().bytes += bytes;
+    header_bytes += entry_bytes;
+    tensors += count;
   }
 }
 
@@ -96,7 +119,7 @@ std::string TensorWriter::Header(const Shard& shard, const std::vector<uint64_t>
   return BuildSafetensorsHeader(shard.entries, metadata);
 }
 
-Status TensorWriter::FindFinishedImpl(const Shard& shard, int64_t* note) {
+Status TensorWriter::FindFinishedImpl(Shard& shard, int64_t* note) {
   Status differs(Code::kMalformedFile, shard.name + ": not the shard of this run");
   const std::string path = JoinPath(directory_, shard.name);
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.StatLink(path));
@@ -123,7 +146,9 @@ Status TensorWriter::FindFinishedImpl(const Shard& shard, int64_t* note) {
   if (stored_note == header.metadata.end()) return differs;
   const std::string& text = stored_note->second;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *note);
-  return parsed.ec == std::errc() ? Status() : differs;
+  if (parsed.ec != std::errc()) return differs;
+  shard.file = info;
+  return {};
 }
 
 bool TensorWriter::FindFinished(size_t shard, int64_t* note) {
@@ -133,7 +158,9 @@ bool TensorWriter::FindFinished(size_t shard, int64_t* note) {
 Status TensorWriter::BeginShard(size_t shard) {
   current_ = shard;
   const Shard& layout = shards_[shard];
-  MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(JoinPath(directory_, layout.name)));
+  const std::string path = JoinPath(directory_, layout.name);
+  MARLIN_RETURN_IF_ERROR(io_.RemoveTree(path));
+  MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(path));
   const std::vector<uint64_t> digests(layout.entries.size(), 0);
   data_begin_ = static_cast<int64_t>(Header(layout, digests, 0).size());
   written_.assign(layout.entries.size(), 0);
@@ -160,7 +187,7 @@ Status TensorWriter::Append(size_t unit, size_t tensor, const void* data, int64_
 }
 
 Status TensorWriter::EndShard(int64_t note) {
-  const Shard& shard = shards_[current_];
+  Shard& shard = shards_[current_];
   std::vector<uint64_t> digests;
   for (size_t i = 0; i < shard.entries.size(); ++i) {
     if (written_[i] != shard.entries[i].bytes) {
@@ -176,7 +203,8 @@ Status TensorWriter::EndShard(int64_t note) {
                                                shard.name, header.size(), data_begin_));
   }
   MARLIN_RETURN_IF_ERROR(io_.Write(file_, 0, header.data(), static_cast<int64_t>(header.size())));
-  return io_.SyncAndClose(std::move(file_));
+  MARLIN_ASSIGN_OR_RETURN(shard.file, io_.SyncAndClose(std::move(file_)));
+  return {};
 }
 
 std::string TensorWriter::IndexJson() const {

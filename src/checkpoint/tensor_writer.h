@@ -27,16 +27,27 @@ struct OutputTensor {
 /// Tensors that are written together and stay in one shard.
 using OutputUnit = std::vector<OutputTensor>;
 
+/// What a shard may hold at most. A unit is never divided, however large it is.
+struct ShardLimits {
+  int64_t data_bytes = 0;
+  int64_t header_bytes = kMaxHeaderBytes;  ///< Those of a reader.
+  int64_t tensors = kMaxTensorCount;
+};
+
 /// Streams units into shards, one after the other. A shard's header is written last: until then
 /// the file is no safetensors file, so a shard that opens is a complete one.
 class TensorWriter {
  public:
-  /// Lays out the shards: consecutive units, at most shard_bytes of data unless one unit is larger.
-  TensorWriter(Io& io, std::string directory, const std::vector<OutputUnit>& units,
-               int64_t shard_bytes);
+  /// Lays out the shards: consecutive units.
+  TensorWriter(Io& io, const std::vector<OutputUnit>& units, const ShardLimits& limits);
+
+  /// Where to find and to write shards.
+  void SetDirectory(std::string directory) { directory_ = std::move(directory); }
 
   size_t shard_count() const { return shards_.size(); }
   const std::string& shard_name(size_t shard) const { return shards_[shard].name; }
+  /// The file of a shard that was found finished or that has been completed.
+  const FileInfo& shard_file(size_t shard) const { return shards_[shard].file; }
   size_t first_unit(size_t shard) const { return shards_[shard].first_unit; }
   size_t unit_count(size_t shard) const { return shards_[shard].unit_count; }
   int64_t total_bytes() const { return total_bytes_; }
@@ -45,7 +56,7 @@ class TensorWriter {
   /// returned through `note`.
   bool FindFinished(size_t shard, int64_t* note);
 
-  /// Starts a shard. Shards are written one at a time.
+  /// Starts a shard in the place of anything of its name. Shards are written one at a time.
   Status BeginShard(size_t shard);
   /// Adds data to the end of a tensor of a unit of the current shard.
   Status Append(size_t unit, size_t tensor, const void* data, int64_t bytes);
@@ -63,12 +74,13 @@ class TensorWriter {
     std::vector<SafetensorsEntry> entries;      // In file order.
     std::vector<std::vector<size_t>> entry_of;  // By unit of the shard and tensor of the unit.
     int64_t bytes = 0;
+    FileInfo file;
   };
 
-  void CutShards(const std::vector<OutputUnit>& units, int64_t shard_bytes);
+  void CutShards(const std::vector<OutputUnit>& units, const ShardLimits& limits);
   void LayOut(const std::vector<OutputUnit>& units, Shard* shard);
   std::string Header(const Shard& shard, const std::vector<uint64_t>& digests, int64_t note) const;
-  Status FindFinishedImpl(const Shard& shard, int64_t* note);
+  Status FindFinishedImpl(Shard& shard, int64_t* note);
 
   Io& io_;
   std::string directory_;

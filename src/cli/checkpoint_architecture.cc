@@ -13,6 +13,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/model_directory.h"
 #include "checkpoint/quantize_plan.h"
 #include "recipe/model_config.h"
 
@@ -130,6 +131,10 @@ Result<ModelArchitecture> DescribeSource(const std::string& source) {
   const bool directory = fs::is_directory(source, ignored);
   const fs::path config = directory ? fs::path(source) / "config.json" : fs::path(source);
   if (directory && !fs::exists(config, ignored)) return DescribeHeaders(source);
+  if (directory) {
+    SystemIo io;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, source, "config.json"));
+  }
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadConfig(config.string()));
   Result<ModelArchitecture> model = DescribeModel(text);
   if (model.ok()) return model;

@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "cli/checkpoint_listing.h"
+#include "layout/slice_expert.h"
 #include "marlin/quantize.h"
 
 namespace marlin::cli {
@@ -34,27 +35,6 @@ float LoadElement(const std::byte* data, DType dtype, int64_t index) {
 
 bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
-/// One matrix of a stack.
-TensorView Expert(const TensorView& view, int64_t expert) {
-  if (view.empty()) return view;
-  Shape shape = view.shape();
-  shape[0] = 1;
-  const auto* data = static_cast<const std::byte*>(view.data());
-  return {data + expert * (view.ByteCount() / std::max<int64_t>(1, view.dim(0))), view.dtype(),
-          shape};
-}
-
-QuantizedWeights ExpertWeights(const QuantizedWeights& weights, int64_t expert) {
-  QuantizedWeights one = weights;
-  one.spec.experts = 1;
-  one.codes = Expert(weights.codes, expert);
-  one.scales = Expert(weights.scales, expert);
-  one.zeros = Expert(weights.zeros, expert);
-  one.biases = Expert(weights.biases, expert);
-  one.global_scale = Expert(weights.global_scale, expert);
-  return one;
 }
 
 /// Compares rows of equal length; the sums do not depend on the number of threads.
@@ -151,8 +131,10 @@ class Comparer {
         view = TensorView(data + expert * matrix.ElementCount() * DTypeBytes(view.dtype()),
                           view.dtype(), matrix);
       }
-      MARLIN_ASSIGN_OR_RETURN(const ErrorSums errors,
-                              CompareMatrix(ExpertWeights(weights, expert), view, out_in));
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights one, SliceExpert(weights, expert));
+      const Result<ErrorSums> compared = CompareMatrix(one, view, out_in);
+      if (!compared.ok()) return compared.status().WithContext(Printable(name));
+      const ErrorSums& errors = *compared;
       result.errors.Add(errors);
       Advance(errors.parameters);
     }

@@ -1,6 +1,8 @@
 // The type and shape of every array that a WeightsSpec asks for.
 #pragma once
 
+#include <cstdint>
+
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
 
@@ -17,5 +19,8 @@ struct WeightsShapes {
 
 /// Precondition: CheckSpec(spec).ok().
 WeightsShapes ShapesOf(const WeightsSpec& spec);
+
+/// Index of the first element of contiguous numbers that is NaN or Inf; -1 when all are finite.
+int64_t FindNonFinite(const TensorView& view);
 
 }  // namespace marlin

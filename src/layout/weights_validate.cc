@@ -9,6 +9,38 @@
 #include "marlin/weights.h"
 
 namespace marlin {
+
+int64_t FindNonFinite(const TensorView& view) {
+  constexpr uint32_t kF32Exponent = 0x7f800000u;
+  const int64_t count = view.ElementCount();
+  const auto find = [count](auto is_bad) {
+    // Without an early exit the inner loop becomes vector code, and nearly always finds nothing.
+    constexpr int64_t kStretch = 4096;
+    for (int64_t first = 0; first < count; first += kStretch) {
+      const int64_t end = std::min(first + kStretch, count);
+      unsigned bad = 0;
+      for (int64_t i = first; i < end; ++i) bad |= static_cast<unsigned>(is_bad(i));
+      for (int64_t i = first; bad != 0 && i < end; ++i) {
+        if (is_bad(i)) return i;
+      }
+    }
+    return int64_t{-1};
+  };
+  switch (view.dtype()) {
+    case DType::kF16:
+      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7c00u) == 0x7c00u; });
+    case DType::kBf16:
+      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7f80u) == 0x7f80u; });
+    case DType::kF8E4M3:
+      return find([p = view.As<uint8_t>()](int64_t i) { return (p[i] & 0x7fu) == 0x7fu; });
+    case DType::kF8E8M0:
+      return find([p = view.As<uint8_t>()](int64_t i) { return p[i] == 0xffu; });
+    default:
+      return find(
+          [p = view.As<uint32_t>()](int64_t i) { return (p[i] & kF32Exponent) == kF32Exponent; });
+  }
+}
+
 namespace {
 
 std::string Describe(const TensorView& view) {
@@ -50,39 +82,6 @@ std::string Position(const Shape& shape, int64_t index) {
 Status NonFinite(const std::string& name, const TensorView& view, int64_t index) {
   return {Code::kMalformedFile,
           name + ": value at " + Position(view.shape(), index) + " is NaN or Inf"};
-}
-
-constexpr uint32_t kF32Exponent = 0x7f800000u;
-
-/// Index of the first element that means NaN or Inf, or -1.
-int64_t FindNonFinite(const TensorView& view) {
-  const int64_t count = view.ElementCount();
-  const auto find = [count](auto is_bad) {
-    // Without an early exit the inner loop becomes vector code, and nearly always finds nothing.
-    constexpr int64_t kStretch = 4096;
-    for (int64_t first = 0; first < count; first += kStretch) {
-      const int64_t end = std::min(first + kStretch, count);
-      unsigned bad = 0;
-      for (int64_t i = first; i < end; ++i) bad |= static_cast<unsigned>(is_bad(i));
-      for (int64_t i = first; bad != 0 && i < end; ++i) {
-        if (is_bad(i)) return i;
-      }
-    }
-    return int64_t{-1};
-  };
-  switch (view.dtype()) {
-    case DType::kF16:
-      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7c00u) == 0x7c00u; });
-    case DType::kBf16:
-      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7f80u) == 0x7f80u; });
-    case DType::kF8E4M3:
-      return find([p = view.As<uint8_t>()](int64_t i) { return (p[i] & 0x7fu) == 0x7fu; });
-    case DType::kF8E8M0:
-      return find([p = view.As<uint8_t>()](int64_t i) { return p[i] == 0xffu; });
-    default:
-      return find(
-          [p = view.As<uint32_t>()](int64_t i) { return (p[i] & kF32Exponent) == kF32Exponent; });
-  }
 }
 
 Status CheckFinite(const std::string& name, const TensorView& view) {

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/macros.h"
+#include "checkpoint/model_directory.h"
 #include "marlin/decoder.h"
 #include "model/forward.h"
 #include "model/layers.h"
@@ -272,6 +273,8 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
     MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
+    SystemIo io;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
     MARLIN_ASSIGN_OR_RETURN(
         const std::string generation,
         ReadOptionalFile(std::filesystem::path(path) / "generation_config.json"));

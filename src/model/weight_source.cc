@@ -10,6 +10,7 @@
 #include "base/scalars.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "layout/join_columns.h"
+#include "layout/slice_expert.h"
 #include "marlin/quantize.h"
 #include "recipe/stored_layout.h"
 
@@ -39,23 +40,6 @@ bool IsFloat(DType dtype) {
 Format FormatOf(DType dtype) {
   return dtype == DType::kBf16 ? Format::kBf16
                                : (dtype == DType::kF16 ? Format::kFp16 : Format::kFp32);
-}
-
-/// One expert of a stack, as views into it.
-QuantizedWeights ExpertOf(const QuantizedWeights& stack, int64_t expert) {
-  QuantizedWeights one = stack;
-  one.spec.experts = 1;
-  for (TensorView QuantizedWeights::*array :
-       {&QuantizedWeights::codes, &QuantizedWeights::scales, &QuantizedWeights::zeros,
-        &QuantizedWeights::biases, &QuantizedWeights::global_scale}) {
-    const TensorView& all = stack.*array;
-    if (all.ElementCount() == 0 || all.empty()) continue;
-    Shape shape = all.shape();
-    shape[0] = 1;
-    const int64_t bytes = all.ByteCount() / all.dim(0);
-    one.*array = TensorView(all.As<uint8_t>() + expert * bytes, all.dtype(), shape);
-  }
-  return one;
 }
 
 }  // namespace
@@ -162,7 +146,8 @@ Result<QuantizedWeights> WeightSource::LoadModule(const std::string& module, int
                               checkpoint_.path(), module, experts, in, request.out, spec.experts,
                               spec.k, spec.n));
   }
-  return expert < 0 ? weights : ExpertOf(weights, expert);
+  if (expert < 0) return weights;
+  return SliceExpert(weights, expert);
 }
 
 Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, int64_t in) {

@@ -206,14 +206,14 @@ TEST(Open, ModelFileWinsOverOthers) {
   EXPECT_EQ(opened->tensors().size(), 1u);
 }
 
-TEST(Open, LinksToFilesAreFollowed) {
-  // The cache of huggingface_hub holds its files this way.
+TEST(Open, ALinkThatTheUserNamesIsFollowed) {
   TemporaryDirectory directory;
-  fs::create_directory(directory / "blobs");
-  fs::create_directory(directory / "snapshot");
-  WriteFile(directory / "blobs/0123", BuildSafetensors({kA}));
-  fs::create_symlink("../blobs/0123", directory / "snapshot/model.safetensors");
-  EXPECT_TRUE(Checkpoint::Open(directory / "snapshot").ok());
+  fs::create_directory(directory / "model");
+  WriteFile(directory / "model/model.safetensors", BuildSafetensors({kA}));
+  fs::create_symlink("model", directory / "link");
+  fs::create_symlink("model/model.safetensors", directory / "link.safetensors");
+  EXPECT_TRUE(Checkpoint::Open(directory / "link").ok());
+  EXPECT_TRUE(Checkpoint::Open(directory / "link.safetensors").ok());
 }
 
 TEST(Open, EmptyAndScalarTensors) {
