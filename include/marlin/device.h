@@ -56,7 +56,8 @@ class Device {
   /// Mac), "metal-sim" (a simulator of it) or "auto" (the CPU). On the CPU the environment variable
   /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces a level. Errors: kInvalidArgument for an unknown
   /// name, kUnsupported for a level that this processor lacks and for a device that is not there,
-  /// kIo and kMalformedFile for a tuning file that cannot be read.
+  /// kIo and kMalformedFile for a tuning file that cannot be read, kOutOfMemory when the system
+  /// starts fewer than the threads asked for: a device never runs with fewer than it says.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
   DeviceInfo info() const;

@@ -8,6 +8,8 @@
 #endif
 
 #include <chrono>
+#include <system_error>
+#include <utility>
 
 namespace marlin {
 namespace {
@@ -40,6 +42,10 @@ void AwaitChange(const std::atomic<uint32_t>& value, uint32_t old) {
 
 }  // namespace
 
+ThreadStartError::ThreadStartError(int started, int wanted, const std::string& reason)
+    : message_("threads: " + std::to_string(started) + " of " + std::to_string(wanted) +
+               " can run: " + reason) {}
+
 int ThreadPool::AvailableProcessors() {
 #if defined(__linux__)
   cpu_set_t set;
@@ -51,8 +57,17 @@ int ThreadPool::AvailableProcessors() {
 
 ThreadPool::ThreadPool(int threads) : worker_count_(threads > 0 ? threads : AvailableProcessors()) {
   threads_.reserve(static_cast<size_t>(worker_count_ - 1));
-  for (int worker = 1; worker < worker_count_; ++worker) {
-    threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+  try {
+    for (int worker = 1; worker < worker_count_; ++worker) {
+      threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+    }
+  } catch (const std::system_error& error) {
+    const int started = static_cast<int>(threads_.size());
+    StopWorkers();
+    throw ThreadStartError(started + 1, worker_count_, error.code().message());
+  } catch (...) {
+    StopWorkers();
+    throw;
   }
 }
 
@@ -60,18 +75,25 @@ ThreadPool::ThreadPool(ParallelFor parallel_for, int threads)
     : worker_count_(threads > 0 ? threads : AvailableProcessors()),
       parallel_for_(std::move(parallel_for)) {}
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { StopWorkers(); }
+
+void ThreadPool::StopWorkers() {
   stop_.store(true, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::DrainTasks(const Task& task, int64_t count, int worker) {
-  for (;;) {
-    const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= count) return;
-    task(i, worker);
+void ThreadPool::DrainTasks(const Task& task, int64_t count, int worker) noexcept {
+  try {
+    for (;;) {
+      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count) return;
+      task(i, worker);
+    }
+  } catch (...) {
+    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    next_.store(count, std::memory_order_relaxed);
   }
 }
 
@@ -81,8 +103,10 @@ void ThreadPool::WorkerLoop(int worker) {
     AwaitChange(generation_, seen);
     seen = generation_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
-    // Whoever comes after the caller has closed the job stays out: Run waits for workers that are
-    // inside, never for one that the system has not let run yet.
+    // A worker that comes after the caller has closed the job stays out: Run waits for workers that
+    // are inside, never for one that the system has not let run yet. Reading task_ and count_ is
+    // ordered after their writes because job_ holds the caller's release store, or additions to it,
+    // which continue its release sequence; a worker late for one job may so enter the next one.
     uint32_t job = job_.load(std::memory_order_acquire);
     while ((job & kOpen) != 0 &&
            !job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel)) {
@@ -115,7 +139,13 @@ void ThreadPool::Run(int64_t count, Task task) {
     uint32_t inside = job_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     for (; inside != 0; inside = job_.load(std::memory_order_acquire)) AwaitChange(job_, inside);
   }
+  std::exception_ptr error;
+  if (failed_.load(std::memory_order_relaxed)) {
+    error = std::exchange(error_, nullptr);
+    failed_.store(false, std::memory_order_relaxed);
+  }
   busy_.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace marlin

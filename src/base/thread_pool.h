@@ -3,13 +3,28 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/function_ref.h"
 
 namespace marlin {
+
+/// Thrown where the system starts fewer threads than a pool was asked for: for want of address
+/// space, or at its limit of threads. It is an allocation failure, so that every function that
+/// turns those into Code::kOutOfMemory covers it; the message has both numbers.
+class ThreadStartError : public std::bad_alloc {
+ public:
+  ThreadStartError(int started, int wanted, const std::string& reason);
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
 
 /// Runs the tasks of one job at a time on its workers and the calling thread. Tasks are handed out
 /// by an atomic counter, so a preempted worker delays only the task it holds. Thread-safe: a call
@@ -21,7 +36,8 @@ class ThreadPool {
   using Task = FunctionRef<void(int64_t task, int worker)>;
   using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
-  /// threads <= 0: as many as this process may use.
+  /// threads <= 0: as many as this process may use. The calling thread is one of them. Throws
+  /// ThreadStartError, having ended the threads that did start.
   explicit ThreadPool(int threads);
   /// Runs on the caller's own pool, up to `threads` at a time; makes no threads.
   ThreadPool(ParallelFor parallel_for, int threads);
@@ -31,7 +47,9 @@ class ThreadPool {
 
   int worker_count() const { return worker_count_; }
 
-  /// Runs task(i, worker) for every i in [0, count) and returns when all are done.
+  /// Runs task(i, worker) for every i in [0, count) and returns when all are done. When a task
+  /// throws, no further tasks begin, and the first exception is thrown on once those that run are
+  /// done.
   void Run(int64_t count, Task task);
 
   /// Processors that this process may run on.
@@ -39,7 +57,8 @@ class ThreadPool {
 
  private:
   void WorkerLoop(int worker);
-  void DrainTasks(const Task& task, int64_t count, int worker);
+  void StopWorkers();
+  void DrainTasks(const Task& task, int64_t count, int worker) noexcept;
 
   int worker_count_ = 1;
   ParallelFor parallel_for_;
@@ -57,6 +76,9 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint32_t> job_{0};
   std::atomic<bool> stop_{false};
+  // The first exception of a job, kept by the thread that set failed_.
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
 };
 
 }  // namespace marlin

@@ -252,6 +252,8 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
                                                       const QuantizeCheckpointOptions& options) {
   try {
     return QuantizeImpl(io, source, output, options);
+  } catch (const ThreadStartError& error) {
+    return Status(Code::kOutOfMemory, Printable(source) + ": " + error.what());
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(source) + ": no memory to quantize it");
   } catch (const std::exception& error) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
 
@@ -130,6 +131,8 @@ int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   console.set_text_codecs(text_codecs);
   try {
     return ParseAndRun(argc, argv, console);
+  } catch (const ThreadStartError& error) {
+    return console.Finish(Status(Code::kOutOfMemory, error.what()));
   } catch (const std::bad_alloc&) {
     return console.Finish(Status(Code::kOutOfMemory, "out of memory"));
   } catch (const std::exception& error) {

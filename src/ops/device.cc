@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <new>
-#include <system_error>
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
 #include "backends/metal/metal_backend.h"
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/thread_pool.h"
 
 namespace marlin {
 
@@ -76,11 +76,10 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
       impl->AddHost(std::move(host));
     }
     return Device(std::move(impl));
+  } catch (const ThreadStartError& error) {
+    return Status(Code::kOutOfMemory, std::string("device: ") + error.what());
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "device: cannot allocate");
-  } catch (const std::system_error& error) {
-    return Status(Code::kOutOfMemory,
-                  std::string("device: cannot start a thread: ") + error.what());
   }
 }
 

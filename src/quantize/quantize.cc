@@ -6,11 +6,11 @@
 #include <cstring>
 #include <new>
 #include <numeric>
-#include <system_error>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/thread_pool.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
 #include "quantize/column_tile.h"
@@ -348,10 +348,10 @@ Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> bo
   try {
     ThreadPool pool(static_cast<int>(std::min<int64_t>(wanted, ThreadPool::AvailableProcessors())));
     return body(pool);
+  } catch (const ThreadStartError& error) {
+    return {Code::kOutOfMemory, std::string("quantize: ") + error.what()};
   } catch (const std::bad_alloc&) {
     return {Code::kOutOfMemory, "quantize: out of memory"};
-  } catch (const std::system_error& error) {
-    return {Code::kOutOfMemory, std::string("quantize: cannot start a thread: ") + error.what()};
   }
 }
 

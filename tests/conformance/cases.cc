@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "block_cases.h"
 #include "case_source.h"
 #include "problem.h"
 #include "random.h"
@@ -173,6 +174,7 @@ std::vector<Case> SelectCpuProblems(std::span<const KernelDesc> rows, const Sele
   AddEveryFormat(&cases);
   AddSpecialShapes(&cases);
   AddWideGated(&cases);
+  AddBlockEdges(&cases);
   AddPromises(&cases);
   SizeClasses sizes;
   sizes.backend = "cpu";

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel_table.h"
 #include "backends/metal/kernel_table.h"
 #include "base/macros.h"
+#include "block_cases.h"
 #include "runner.h"
 
 namespace marlin::conformance {
@@ -58,10 +59,10 @@ std::string WhyNot(const Device& device, std::string_view kernel) {
 
 }  // namespace
 
-Result<Machine> Machine::Open(std::string_view backend) {
+Result<Machine> Machine::Open(std::string_view backend, std::optional<Isa> only) {
   Machine machine;
   const auto judged = [&](std::string_view name) { return backend == "all" || backend == name; };
-  if (judged("cpu")) MARLIN_RETURN_IF_ERROR(machine.AddCpu());
+  if (judged("cpu")) MARLIN_RETURN_IF_ERROR(machine.AddCpu(only));
   if (judged("cuda")) {
     machine.AddDevice("cuda", Isa::kSm90, Device::Open("cuda"), cuda::CudaKernels());
   }
@@ -78,15 +79,17 @@ Machine Machine::Of(std::string_view backend, Isa level, const Device& device,
   return machine;
 }
 
-Status Machine::AddCpu() {
+Status Machine::AddCpu(std::optional<Isa> only) {
   std::map<Isa, std::string> missing;
   Isa best = Isa::kScalar;
+  const auto judged = [&](Isa level) { return !only || *only == level; };
   for (Isa level : kLevels) {
+    if (!judged(level)) continue;
     if (!IsAllowed(level)) {
       missing[level] = fmt::format("MARLIN_CPU leaves out {}", IsaName(level));
       continue;
     }
-    Result<Device> device = OpenLevel(level, 2);
+    Result<Device> device = OpenLevel(level, kCpuThreads);
     if (device.ok()) {
       devices_.emplace(level, *device);
       best = level;
@@ -94,10 +97,14 @@ Status Machine::AddCpu() {
       missing[level] = fmt::format("no {}", IsaName(level));
     }
   }
-  if (devices_.empty()) return Status(Code::kUnsupported, "no CPU level opens");
+  if (devices_.empty()) {
+    return Status(Code::kUnsupported,
+                  only ? "skipped: " + missing[*only] : std::string("no CPU level opens"));
+  }
 
   backends_.push_back("cpu");
   for (const KernelDesc& desc : cpu::CpuKernels()) {
+    if (!judged(desc.level)) continue;
     Row row{desc.name, "cpu", desc.op, desc.level, &desc, missing[desc.level]};
     if (row.unavailable.empty()) row.unavailable = WhyNot(devices_.at(desc.level), desc.name);
     rows_.push_back(std::move(row));
@@ -105,6 +112,7 @@ Status Machine::AddCpu() {
   rows_.push_back({std::string(kPlanned), "cpu", "gemm", best, nullptr, ""});
   // Dequantize is not in the table: the level of a device decides how it decodes.
   for (Isa level : kLevels) {
+    if (!judged(level)) continue;
     rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "cpu", "dequantize",
                      level, nullptr, missing[level]});
   }

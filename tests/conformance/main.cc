@@ -23,6 +23,9 @@ int Run(int argc, char** argv) {
                  "Judge the kernels of cpu, cuda, metal (a Mac's GPU, elsewhere its simulator) or "
                  "all (default)")
       ->check(CLI::IsMember({"cpu", "cuda", "metal", "all"}));
+  app.add_option("--level", options.level,
+                 "Judge the CPU's kernels of one level alone: scalar, avx2, avx512, amx or neon")
+      ->check(CLI::IsMember({"scalar", "avx2", "avx512", "amx", "neon"}));
   app.add_option("--jobs", options.jobs, "Problems at a time; 0: one per processor")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--repeat", options.repetitions, "Runs of every repeat check")

@@ -96,8 +96,10 @@ void FillEpilogue(Problem& problem) {
   if (c.row_weight) {
     problem.row_weight_memory = GuardedBuffer(c.m * 4, c.misaligned ? 4 : 0);
     for (int64_t m = 0; m < c.m; ++m) {
+      // Four powers of two in an odd period: the rows of different tiles and passes, which are
+      // multiples of 8 apart, have different weights.
       const double weight =
-          IsLattice(c.data) ? std::ldexp(1.0, static_cast<int>(m % 4) - 2) : random.Uniform();
+          IsLattice(c.data) ? std::ldexp(1.0, static_cast<int>(m % 5 % 4) - 2) : random.Uniform();
       StoreElement(problem.row_weight_memory.data(), DType::kF32, m, weight);
     }
     problem.epilogue.row_weight = TensorView(problem.row_weight_memory.data(), DType::kF32, {c.m});

@@ -50,7 +50,9 @@ class Machine {
  public:
   /// `backend` is "cpu", "cuda", "metal" or "all". Errors: kUnsupported when the CPU is asked for
   /// and not even the scalar level opens. A GPU that does not open leaves its rows unavailable.
-  static Result<Machine> Open(std::string_view backend);
+  /// `only` leaves of the CPU's rows those of one level. Errors: kUnsupported when this machine or
+  /// MARLIN_CPU does not offer that level.
+  static Result<Machine> Open(std::string_view backend, std::optional<Isa> only = {});
   /// Of one device alone, whose kernels at `level` are judged.
   static Machine Of(std::string_view backend, Isa level, const Device& device,
                     std::span<const KernelDesc> kernels);
@@ -61,13 +63,13 @@ class Machine {
   const Row* Find(std::string_view backend, std::string_view name) const;
   /// Where a row of rows() is.
   size_t IndexOf(const Row& row) const { return static_cast<size_t>(&row - rows_.data()); }
-  /// The device to run a row on; a CPU has 2 threads.
+  /// The device to run a row on; a CPU has kCpuThreads.
   const Device& DeviceFor(const Row& row) const;
   /// A CPU of the row's level with a number of threads; made on first use.
   Result<Device> DeviceWithThreads(const Row& row, int threads) const;
 
  private:
-  Status AddCpu();
+  Status AddCpu(std::optional<Isa> only);
   void AddDevice(std::string_view backend, Isa level, const Result<Device>& device,
                  std::span<const KernelDesc> kernels);
 

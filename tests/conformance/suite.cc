@@ -6,10 +6,12 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/cpu_features.h"
 #include "base/thread_pool.h"
 #include "cases.h"
 #include "report.h"
@@ -293,7 +295,16 @@ int RunSuite(const SuiteOptions& options) {
     fmt::print(stderr, "--expected and --write-expected need --device cpu, cuda or metal\n");
     return 64;
   }
-  const Result<Machine> machine = Machine::Open(options.device);
+  std::optional<Isa> level;
+  if (!options.level.empty()) {
+    const Result<Isa> parsed = cpu::ParseIsa(options.level);
+    if (!parsed.ok()) {
+      fmt::print(stderr, "{}\n", parsed.status().message());
+      return 64;
+    }
+    level = *parsed;
+  }
+  const Result<Machine> machine = Machine::Open(options.device, level);
   if (!machine.ok()) {
     fmt::print(stderr, "{}\n", machine.status().message());
     return 5;

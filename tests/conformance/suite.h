@@ -11,6 +11,7 @@ struct SuiteOptions {
   std::string name;
   std::string filter;
   std::string device = "all";  ///< "cpu", "cuda", "metal" or "all".
+  std::string level;           ///< Of the CPU: "avx2" judges the rows of that level alone.
   int jobs = 1;                ///< Problems made and judged at a time; 0: one per processor.
   int repetitions = kRepetitions;
   bool large = false;

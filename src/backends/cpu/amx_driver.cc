@@ -7,7 +7,6 @@
 #include "base/mutant.h"
 
 namespace marlin::cpu {
-#if defined(__x86_64__)
 namespace {
 
 /// Rows of activations handled at once: their tiles of one k block (256 KiB) stay in L2 beside the
@@ -15,10 +14,6 @@ namespace {
 constexpr int64_t kRowsPerPass = 512;
 /// Blocks of 16 columns in a task, at most: 32 x 512 rows of fp32 sums are 1 MiB of L2.
 constexpr int64_t kMaxBlocksPerTask = 32;
-
-bool NeedsLowPart(const GemmDesc& desc) {
-  return desc.a_type != DType::kBf16 && !desc.allow_bf16_activations;
-}
 
 /// Few rows: four long runs for every worker, as in the exact driver. Many: as large as fits,
 /// because a task reads all activations, and the fewest rounds in which all workers are busy.
@@ -31,6 +26,19 @@ int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
                              : std::clamp<int64_t>(CeilDivide(blocks, 4 * workers), 1, limit);
   const int64_t rounds = CeilDivide(blocks, wanted * workers);
   return RoundUp(CeilDivide(blocks, rounds * workers), 2);
+}
+
+}  // namespace
+
+GemmBlocking AmxBlocking(const GemmDesc& desc, int workers) {
+  return {kRowsPerPass, BlocksPerTask(desc, workers) * kBlockRows};
+}
+
+#if defined(__x86_64__)
+namespace {
+
+bool NeedsLowPart(const GemmDesc& desc) {
+  return desc.a_type != DType::kBf16 && !desc.allow_bf16_activations;
 }
 
 struct AmxLayout {

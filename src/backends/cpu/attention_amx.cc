@@ -12,6 +12,7 @@
 #include "backends/cpu/amx_kernel.h"
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_avx512.h"
+#include "backends/cpu/tile_fence.h"
 
 namespace marlin::cpu::amx {
 using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
@@ -105,6 +106,7 @@ KeyTile TileOfKeys(const Segment& s, int64_t first) {
 /// products hide each other's latency.
 void Score(const Segment& s, const uint16_t* queries) {
   const uint16_t* low_queries = queries + kQueries * PackedDepth(s.rows.depth);
+  FenceTileLoads();  // The last keys were copied before.
   for (int64_t first = 0; first < s.keys.count; first += kStepKeys) {
     const KeyTile a = TileOfKeys(s, first);
     const KeyTile b = first + 16 < s.keys.count ? TileOfKeys(s, first + 16) : a;
@@ -129,6 +131,7 @@ void Score(const Segment& s, const uint16_t* queries) {
     _tile_stored(2, low, 64);
     _tile_stored(3, low + 256, 64);
   }
+  FenceTileLoads();
 }
 
 /// What 16 queries see, and where all of them see everything. Lanes beyond `count` see all: what
@@ -269,6 +272,7 @@ void PackValues(Segment* s) {
 template <int kCount>
 void MixTiles(const Segment& s, int64_t first, float* out, int64_t stride_bytes) {
   const int64_t tiles = s.rows.width / 16;
+  FenceTileLoads();  // Weights and values were packed before.
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -300,6 +304,7 @@ void MixTiles(const Segment& s, int64_t first, float* out, int64_t stride_bytes)
   if constexpr (kCount > 1) _tile_stored(1, out + 16, stride_bytes);
   if constexpr (kCount > 2) _tile_stored(2, out + 32, stride_bytes);
   if constexpr (kCount > 3) _tile_stored(3, out + 48, stride_bytes);
+  FenceTileLoads();
 }
 
 /// Up to four tiles of features; incomplete tiles of queries go by way of the scratch.

@@ -13,6 +13,9 @@ namespace marlin::cpu {
 /// Floats of per-worker scratch that multiplying m rows needs: a decoded panel, and the lane sums.
 constexpr int64_t ExactScratchFloats(int64_t m) { return 8 * kPassK + m * kBlockRows * 16; }
 
+/// Columns that store_row finishes at a time.
+inline constexpr int64_t kStoreRun = 64;
+
 /// One finished run of outputs of a row.
 struct EpilogueRow {
   const float* sums;        ///< [count] fp32 sums.

@@ -156,6 +156,10 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
   }
 }
 
+GemmBlocking RowsBlocking(const GemmDesc& desc, int workers) {
+  return {RowsPerPass(desc), BlocksPerTask(desc, workers) * kBlockRows};
+}
+
 int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers) {
   return RowsLayout(desc, workers).total_bytes;
 }

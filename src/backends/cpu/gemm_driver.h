@@ -29,6 +29,15 @@ struct TaskGrid {
   ColumnRange Columns(int64_t task) const;
 };
 
+/// How a driver cuts a product: passes over its rows, tasks over its columns. Conformance cases are
+/// placed around these sizes, because code beyond the first block of either is reached only there.
+struct GemmBlocking {
+  int64_t rows_per_pass = 0;
+  int64_t columns_per_task = 0;
+};
+GemmBlocking RowsBlocking(const GemmDesc& desc, int workers);
+GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
+
 /// Offsets into the workspace of one product.
 struct GemmWorkspace {
   int64_t bias_offset = 0;

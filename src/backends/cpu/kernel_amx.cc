@@ -4,6 +4,7 @@
 #include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/roofline.h"
 #include "backends/cpu/simd_avx512.h"
+#include "backends/cpu/tile_fence.h"
 
 namespace marlin::cpu::amx {
 using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
@@ -340,6 +341,8 @@ MARLIN_SIMD_INLINE void MultiplyTwoSteps(const PanelProduct& p, int64_t step,
 template <bool kTwo>
 void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan) {
   constexpr int64_t kBlockStride = kMaxPanelChunks * 4 * kTileElements;
+  // The panel was decoded just before, and is decoded anew when this returns.
+  FenceTileLoads();
   StartSums<kTwo>(plan, p.sums);
   if constexpr (kTwo) {
     for (int64_t step = 0; step < p.steps; ++step) {
@@ -352,6 +355,7 @@ void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan) {
     for (int64_t step = 0; step < p.steps; step += 2) MultiplyTwoSteps(p, step, kBlockStride);
   }
   FinishSums<kTwo>(plan, p.sums);
+  FenceTileLoads();
 }
 
 }  // namespace

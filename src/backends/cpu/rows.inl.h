@@ -13,11 +13,10 @@ static void PackRow(const void* a, DType type, int64_t k, float* x) {
 }
 
 static void StoreRow(const EpilogueRow& row, void* c, DType type) {
-  constexpr int64_t kRun = 64;
   const int64_t size = type == DType::kF32 ? 4 : 2;
-  for (int64_t first = 0; first < row.count; first += kRun) {
-    const int64_t count = row.count - first < kRun ? row.count - first : kRun;
-    alignas(64) float v[kRun];
+  for (int64_t first = 0; first < row.count; first += kStoreRun) {
+    const int64_t count = row.count - first < kStoreRun ? row.count - first : kStoreRun;
+    alignas(64) float v[kStoreRun];
     for (int64_t i = 0; i < count; ++i) {
       v[i] = row.sums[first + i] + (row.bias != nullptr ? row.bias[first + i] : 0.0f);
     }

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <new>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -117,6 +119,56 @@ TEST(ThreadPool, ParallelForMayRunInOrderOnOneThread) {
       },
       4);
   ExpectEachTaskOnce(pool, 17);
+}
+
+TEST(ThreadPool, ThrowsOnWhatATaskThrows) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> begun{0};
+    try {
+      pool.Run(1000, [&](int64_t task, int) {
+        ++begun;
+        if (task % 4 == round % 4) throw std::bad_alloc();
+      });
+      FAIL() << "nothing thrown";
+    } catch (const std::bad_alloc&) {
+    }
+    EXPECT_LE(begun.load(), 4 + pool.worker_count());
+    ExpectEachTaskOnce(pool, 50);  // The pool is free again, and none of the error is left.
+  }
+}
+
+TEST(ThreadPool, ThrowsOnFromTheCallersThreads) {
+  ThreadPool pool(
+      [](int64_t count, const std::function<void(int64_t)>& body) {
+        std::vector<std::thread> threads;
+        for (int64_t i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+        for (std::thread& thread : threads) thread.join();
+      },
+      3);
+  EXPECT_THROW(pool.Run(20, [](int64_t, int) { throw std::runtime_error("task"); }),
+               std::runtime_error);
+  ExpectEachTaskOnce(pool, 20);
+}
+
+TEST(ThreadPool, CallersComeAndGoWhileWorkersPark) {
+  // Short jobs from several threads, with pauses in which workers fall asleep: late workers of one
+  // job enter the next.
+  ThreadPool pool(4);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&pool, caller] {
+      std::vector<int64_t> results(16);  // Plain memory, written by workers, read after Run.
+      for (int round = 0; round < 100; ++round) {
+        if (round % 16 == caller) std::this_thread::sleep_for(std::chrono::microseconds(300));
+        pool.Run(16, [&](int64_t task, int) { results[static_cast<size_t>(task)] = task + round; });
+        for (int64_t i = 0; i < 16; ++i) {
+          ASSERT_EQ(results[static_cast<size_t>(i)], i + round) << "caller " << caller;
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
 }
 
 }  // namespace
