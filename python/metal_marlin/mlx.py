@@ -11,6 +11,7 @@ Products take one of three paths; `backend()` says which and why:
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -149,14 +150,35 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
 class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
     """The matrices of all experts, as mlx_lm's SwitchLinear: x and indices -> products.
 
-    The indices are looked at on the host, so a function that is compiled must not have one in it.
+    `weights` are a stack, or one matrix for each expert where experts have formats of their own;
+    `bias` is [experts, out]. The indices are looked at on the host, so a function that is compiled
+    must not have one in it.
     """
 
-    def __init__(self, weights: QuantizedWeights) -> None:
+    def __init__(
+        self,
+        weights: QuantizedWeights | Sequence[QuantizedWeights],
+        bias: mx.array | None = None,
+    ) -> None:
         super().__init__()
-        self._prepared = _prepare(weights)
-        self.experts, self.in_features, self.out_features = weights.experts, weights.k, weights.n
+        stacked = isinstance(weights, QuantizedWeights)
+        matrices = [weights] if stacked else list(weights)
+        if len({(one.k, one.n) for one in matrices}) != 1:
+            raise InvalidArgumentError("weights: expected one shape of all experts")
+        self._stacked = stacked
+        self._prepared = tuple(_prepare(one) for one in matrices)
+        self.experts = matrices[0].experts if stacked else len(matrices)
+        self.in_features, self.out_features = matrices[0].k, matrices[0].n
+        if bias is not None:
+            self.bias = bias
         self.freeze()
+
+    def _product(self, x: mx.array, expert: int) -> mx.array:
+        if self._stacked:
+            return self._prepared[0].matmul(x, expert=expert)
+        if not 0 <= expert < self.experts:
+            raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
+        return self._prepared[expert].matmul(x)
 
     def __call__(
         self, x: mx.array, indices: mx.array, sorted_indices: bool = False
@@ -172,11 +194,12 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         experts, first = np.unique(chosen[order], return_index=True)
         slots = np.split(order, first[1:])
         parts = [
-            self._prepared.matmul(rows[mx.array(at)], expert=int(expert))
+            self._product(rows[mx.array(at)], int(expert))
             for expert, at in zip(experts, slots, strict=True)
         ]
         back = mx.array(np.argsort(order))
-        return mx.concatenate(parts)[back].reshape(*shape[:-1], self.out_features)
+        y = mx.concatenate(parts)[back].reshape(*shape[:-1], self.out_features)
+        return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
 
 
 __all__ = ["Backend", "MarlinLinear", "MarlinSwitchLinear", "backend", "quantized_linear"]

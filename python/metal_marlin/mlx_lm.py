@@ -1,46 +1,61 @@
-"""mlx_lm: loads a quantized directory as a model that mlx_lm.generate accepts."""
+"""mlx_lm: loads a quantized directory as a model that mlx_lm.generate accepts.
+
+mlx_lm's models read less of a config.json than the runner does. Rotary frequencies, sliding
+windows and gates are set to those that the runner reads; whatever else a model of mlx_lm computes
+differently is refused by name.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ._core import Checkpoint
+from ._core import Checkpoint, describe_decoder, supported_model_types
+from ._mlx_lm_experts import ExpertBlocks
 from .errors import UnsupportedError
+from .linear import dequantize
 from .mlx import MarlinLinear, MarlinSwitchLinear
 
 
-def _plain_tensors(path: Path, parts: set[str]) -> dict[str, mx.array]:
-    """The tensors that belong to no quantized module, under their own names."""
-    tensors: dict[str, mx.array] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        for name, tensor in mx.load(str(file)).items():
-            if name not in parts:
-                tensors[name] = tensor
-    return tensors
+class _Rotary(nn.Module):  # type: ignore[misc]
+    """The rotary embedding with given frequencies, called as mlx_lm calls its own."""
+
+    def __init__(self, decoder: dict[str, Any]) -> None:
+        super().__init__()
+        inverse = mx.array(decoder["inverse_frequencies"], dtype=mx.float32)
+        self._freqs, self._dims = 1.0 / inverse, 2 * inverse.size
+        self._factor, self._traditional = decoder["rotary_factor"], decoder["interleaved_rotary"]
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        if self._factor != 1.0:
+            turned, rest = mx.split(x, [self._dims], axis=-1)
+            x = mx.concatenate([turned * self._factor, rest], axis=-1)
+        return mx.fast.rope(
+            x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset,
+            freqs=self._freqs,
+        )
 
 
-def _part_names(module: str) -> list[str]:
-    base = module.removesuffix(".weight").replace(".experts.*.", ".experts.")
-    suffixes = ("qweight", "scales", "zeros", "qbias", "global_scale", "codebook")
-    return [f"{base}.{suffix}" for suffix in suffixes]
+class _SlidingAttention(nn.Module):  # type: ignore[misc]
+    """An attention block of mlx_lm that sees the last keys only."""
+
+    def __init__(self, attention: nn.Module, window: int) -> None:
+        super().__init__()
+        self.attention, self._window = attention, window
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        from mlx_lm.models.base import create_attention_mask
+
+        own = create_attention_mask(x, cache, window_size=self._window)
+        return self.attention(x, own, cache)
 
 
-def _set_module(model: nn.Module, path: str, made: nn.Module) -> None:
-    parent: Any = model
-    *front, last = path.split(".")
-    for name in front:
-        parent = parent[int(name)] if name.isdigit() else getattr(parent, name)
-    if not hasattr(parent, last):
-        raise UnsupportedError(f"{path}: this model has no such module")
-    setattr(parent, last, made)
-
-
-def _as_mlx_names(config: dict[str, Any]) -> dict[str, Any]:
+def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
     """config.json as version 5 of transformers writes it, with the names that came before."""
     config = {k: v for k, v in config.items() if k != "quantization_config"}
     rope = config.get("rope_parameters") or {}
@@ -52,51 +67,278 @@ def _as_mlx_names(config: dict[str, Any]) -> dict[str, Any]:
     for name in ("num_experts", "n_routed_experts"):
         if "num_local_experts" in config:
             config.setdefault(name, config["num_local_experts"])
+    if decoder is None:
+        return config
+    # What is set after the model was made must not hinder making it.
+    config.update(rope_scaling=None, rope_parameters=None, layer_types=None, sliding_window=None)
+    config.setdefault("rope_theta", 10000.0)
+    config.setdefault("partial_rotary_factor", 1.0)
+    windows = decoder["windows"]
+    if config["model_type"] == "gpt_oss":
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        config.update(layer_types=kinds, sliding_window=max(windows))
     return config
+
+
+def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Module:
+    """mlx_lm's model with random weights. Errors: UnsupportedError for what it cannot compute."""
+    from mlx_lm.utils import _get_classes
+
+    kind = config["model_type"]
+    try:
+        model_class, args_class = _get_classes(config)
+        model = model_class(args_class.from_dict(config))
+    except (ValueError, TypeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnsupportedError(f"mlx_lm cannot make a {kind}: {reason}") from error
+    if decoder is not None:
+        _check_function(kind, decoder)
+        for layer, window in zip(model.model.layers, decoder["windows"], strict=True):
+            _adapt_attention(kind, layer, decoder, window)
+        _adapt_mlps(kind, model, config, decoder)
+    return model
+
+
+def _check_function(kind: str, decoder: dict[str, Any]) -> None:
+    """Refuses what is written into mlx_lm's models and cannot be set."""
+    if kind != "gpt_oss" and decoder["activation"] != "silu":
+        raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
+    if kind == "qwen2_moe" and decoder["normalizes_choice"]:
+        raise UnsupportedError("mlx_lm's qwen2_moe does not compute norm_topk_prob")
+    sigmoid = kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+    if sigmoid and decoder["experts"] and decoder["top_k"] == 1 and decoder["normalizes_choice"]:
+        raise UnsupportedError(f"mlx_lm's {kind} does not compute norm_topk_prob of one expert")
+
+
+def _adapt_attention(kind: str, layer: Any, decoder: dict[str, Any], window: int) -> None:
+    attention = layer.self_attn
+    attention.rope = _Rotary(decoder)
+    if decoder["latent"]:
+        attention.scale = decoder["score_scale"]
+        for name in ("q_a_layernorm", "kv_a_layernorm"):
+            if name in attention:
+                attention[name].eps = decoder["latent_epsilon"]
+    elif not decoder["qkv_bias"]:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            attention[name].pop("bias", None)
+    if window and kind != "gpt_oss":
+        layer.self_attn = _SlidingAttention(attention, window)
+
+
+def _adapt_mlps(
+    kind: str, model: Any, config: dict[str, Any], decoder: dict[str, Any]
+) -> None:
+    for layer, sparse in zip(model.model.layers, decoder["sparse"], strict=True):
+        if kind == "gpt_oss":
+            from mlx_lm.models.activations import SwigluOAI
+
+            layer.mlp.experts.activation = SwigluOAI(decoder["gate_alpha"], decoder["gate_limit"])
+        elif kind == "qwen2_moe" and not sparse:
+            from mlx_lm.models.qwen2_moe import MLP
+
+            layer.mlp = MLP(config["hidden_size"], config["intermediate_size"])
+
+
+class _Loader:
+    """Puts the content of a directory into a model of mlx_lm."""
+
+    def __init__(
+        self, path: Path, checkpoint: Checkpoint, model: Any, decoder: dict[str, Any] | None
+    ) -> None:
+        self.checkpoint, self.model, self.decoder = checkpoint, model, decoder
+        names = [module["name"] for module in checkpoint.modules]
+        self.modules = [name for name in names if not self._is_ignored(name)]
+        parts = {part for name in names for part in _part_names(name)}
+        self.tensors = {
+            name: tensor
+            for file in sorted(path.glob("*.safetensors"))
+            for name, tensor in mx.load(str(file)).items()
+            if name not in parts and not self._is_ignored(name)
+        }
+
+    def _is_ignored(self, name: str) -> bool:
+        """Layers that predict further tokens, frequencies that old writers stored, and the copy of
+        a tied table."""
+        if name.endswith(".rotary_emb.inv_freq"):
+            return True
+        if self.decoder is None:
+            return False
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        beyond = int(layer[1]) - self.decoder["layers"] if layer else -1
+        return 0 <= beyond < self.decoder["prediction_layers"] or (
+            self.decoder["tied"] and name == "lm_head.weight"
+        )
+
+    def load(self) -> None:
+        """Loads everything. Errors: UnsupportedError for what the model lacks or has beyond."""
+        gpt_oss = self.model.model_type == "gpt_oss"
+        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, gpt_oss)
+        for owner, projections in blocks.take():
+            self._place_experts(owner, projections)
+        self.tensors = {self._path(name): tensor for name, tensor in self.tensors.items()}
+        for name in blocks.other_modules:
+            self._place(name)
+        for name in [name for name in self.tensors if name.endswith(".kv_b_proj.weight")]:
+            if self._find(name.removesuffix(".kv_b_proj.weight") + ".embed_q") is not None:
+                self._place_latent(name, self.tensors.pop(name))
+        if self.decoder is not None and self.decoder["tied"] and "lm_head" in self.model:
+            self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
+        for name in self.tensors:
+            # mlx_lm's qwen3 has no biases, whatever attention_bias says.
+            owner = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
+            if isinstance(owner, nn.Linear) and "bias" not in owner:
+                owner.bias = mx.zeros((owner.weight.shape[0],))
+        self._check_complete()
+        self.model.load_weights(list(self.tensors.items()), strict=False)
+
+    def _path(self, name: str) -> str:
+        """The name of a tensor or module in mlx_lm's model."""
+        layer = re.match(r"model\.layers\.\d+", name)
+        if layer is None:
+            return name
+        rest, found = name[layer.end() :], self._find(layer[0])
+        # Mixtral's block has two names.
+        if found is not None and "block_sparse_moe" in found:
+            rest = re.sub(r"^\.mlp\.", ".block_sparse_moe.", rest)
+        if found is not None and isinstance(found.get("self_attn"), _SlidingAttention):
+            rest = re.sub(r"^\.self_attn\.", ".self_attn.attention.", rest)
+        return layer[0] + rest
+
+    def _find(self, path: str) -> Any:
+        """The module of a path, or None."""
+        found: Any = self.model
+        for name in path.split("."):
+            if isinstance(found, list):
+                found = found[int(name)] if name.isdigit() and int(name) < len(found) else None
+            else:
+                # A module may keep its list of layers behind a property.
+                found = found.get(name) if isinstance(found, nn.Module) else None
+            if found is None:
+                return None
+        return found
+
+    def _replace(self, path: str, made: nn.Module) -> None:
+        owner, _, last = path.rpartition(".")
+        self._find(owner)[last] = made
+
+    def _bias(self, path: str, old: nn.Module) -> mx.array | None:
+        bias = self.tensors.pop(f"{path}.bias", None)
+        if bias is None and "bias" in old:
+            raise _mismatch(f"no tensor for {path}.bias")
+        return bias
+
+    def _place(self, name: str) -> None:
+        path = self._path(name).removesuffix(".weight")
+        owner, _, last = path.rpartition(".")
+        if last == "kv_b_proj" and self._find(f"{owner}.embed_q") is not None:
+            dense = dequantize(self.checkpoint.weights(name)).T
+            self._place_latent(path, mx.array(dense))
+            return
+        old = self._find(path)
+        if old is None:
+            raise UnsupportedError(f"{name}: mlx_lm's model has no such module")
+        if not isinstance(old, nn.Linear):
+            raise UnsupportedError(f"{name}: a {type(old).__name__} cannot be quantized here")
+        weights = self.checkpoint.weights(name)
+        _check_shape(name, (weights.n, weights.k), old.weight.shape)
+        self._replace(path, MarlinLinear(weights, self._bias(path, old)))
+
+    def _place_latent(self, name: str, dense: mx.array) -> None:
+        """Splits kv_b_proj [heads * (key + value), rank] as mlx_lm's latent attention wants it:
+        dense, because decoding multiplies with the transposed half of the keys."""
+        owner = name.removesuffix(".weight").removesuffix(".kv_b_proj")
+        attention = self._find(owner)
+        heads, key = attention.num_heads, attention.qk_nope_head_dim
+        rows = heads * (key + attention.v_head_dim)
+        _check_shape(name, tuple(dense.shape), (rows, attention.kv_lora_rank))
+        # In the type of the directory's own tensors.
+        dense = dense.astype(self.tensors["model.norm.weight"].dtype)
+        both = dense.reshape(heads, -1, attention.kv_lora_rank)
+        self.tensors[f"{owner}.embed_q.weight"] = mx.contiguous(both[:, :key].swapaxes(-1, -2))
+        self.tensors[f"{owner}.unembed_out.weight"] = mx.contiguous(both[:, key:])
+
+    def _place_experts(self, owner: str, projections: dict[str, Any]) -> None:
+        """Puts gate_proj, up_proj and down_proj of all experts in place."""
+        path = self._path(owner)
+        # mlx_lm calls a stack of experts switch_mlp, in gpt_oss experts.
+        names = (path.removesuffix("experts") + "switch_mlp", path)
+        block = next((name for name in names if self._find(f"{name}.gate_proj") is not None), None)
+        if block is None:
+            raise UnsupportedError(f"{owner}: mlx_lm's model has no such module")
+        for name, projection in projections.items():
+            old = self._find(f"{block}.{name}")
+            _check_shape(f"{owner}.*.{name}", projection.shape, old.weight.shape)
+            if projection.bias is not None:
+                self.tensors[f"{block}.{name}.bias"] = projection.bias
+            if projection.plain is not None:
+                self.tensors[f"{block}.{name}.weight"] = projection.plain
+            else:
+                bias = self._bias(f"{block}.{name}", old)
+                made = MarlinSwitchLinear(projection.weights, bias)
+                self._replace(f"{block}.{name}", made)
+
+    def _check_complete(self) -> None:
+        """Every parameter of the model must come from the directory, and the other way round."""
+        from mlx.utils import tree_flatten
+
+        placed = {
+            f"{path}.bias"
+            for path, module in self.model.named_modules()
+            if isinstance(module, (MarlinLinear, MarlinSwitchLinear))
+        }
+        wanted = {
+            name: value
+            for name, value in tree_flatten(self.model.parameters())
+            if name not in placed
+        }
+        missing = sorted(set(wanted) - set(self.tensors))
+        extra = sorted(set(self.tensors) - set(wanted))
+        if missing or extra:
+            what = f"no tensor for {missing[0]}" if missing else f"no place for {extra[0]}"
+            raise _mismatch(what)
+        for name, tensor in self.tensors.items():
+            _check_shape(name, tuple(tensor.shape), wanted[name].shape)
+
+
+def _part_names(module: str) -> list[str]:
+    base = module.removesuffix(".weight").replace(".experts.*.", ".experts.")
+    suffixes = ("qweight", "scales", "zeros", "qbias", "global_scale", "codebook")
+    return [f"{base}.{suffix}" for suffix in suffixes]
+
+
+def _mismatch(what: str) -> UnsupportedError:
+    return UnsupportedError(f"mlx_lm's model does not match the directory: {what}")
+
+
+def _check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if tuple(got) != tuple(wanted):
+        raise _mismatch(f"{name}: expected {list(wanted)}, got {list(got)}")
 
 
 def load(path: str | Path) -> tuple[nn.Module, Any]:
     """(model, tokenizer) of a quantized directory, for mlx_lm.generate and mlx_lm.stream_generate.
 
-    Architectures are those of mlx_lm. Errors: UnsupportedError for a module that the model lacks.
+    Architectures are those of mlx_lm. Errors: UnsupportedError for a type that mlx_lm lacks, for
+    what its model of a type does not compute, and for modules and tensors that do not match.
     """
-    from mlx_lm.utils import _get_classes, load_tokenizer
+    from mlx_lm.utils import load_tokenizer
 
-    path = Path(path)
+    model, config = load_model(path)
+    return model, load_tokenizer(Path(path), eos_token_ids=config.get("eos_token_id"))
+
+
+def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
+    """(model, config) of a quantized directory, without its tokenizer; see load."""
     checkpoint = Checkpoint(str(path))
-    config = _as_mlx_names(json.loads(checkpoint.config_json))
-    model_class, args_class = _get_classes(config)
-    model = model_class(args_class.from_dict(config))
-    names = [module["name"] for module in checkpoint.modules]
-    parts = {part for name in names for part in _part_names(name)}
-    tensors = _plain_tensors(path, parts)
-    for name in names:
-        weights = checkpoint.weights(name)
-        target = name.removesuffix(".weight")
-        if ".experts.*." in name:
-            # mlx_lm calls a stack of experts switch_mlp.
-            _set_module(model, target.replace(".experts.*.", ".switch_mlp."),
-                        MarlinSwitchLinear(weights))
-        else:
-            _set_module(model, target, MarlinLinear(weights, tensors.pop(f"{target}.bias", None)))
-    model.load_weights(list(tensors.items()), strict=False)
-    _check_complete(model, tensors)
+    config = json.loads(checkpoint.config_json)
+    runs = config.get("model_type") in supported_model_types()
+    decoder = describe_decoder(checkpoint.config_json) if runs else None
+    config = _as_mlx_names(config, decoder)
+    model = _make_model(config, decoder)
+    _Loader(Path(path), checkpoint, model, decoder).load()
     model.eval()
     mx.eval(model.parameters())
-    return model, load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    return model, config
 
 
-def _check_complete(model: nn.Module, tensors: dict[str, mx.array]) -> None:
-    """Every parameter of the model must have come from the directory, and the other way round."""
-    from mlx.utils import tree_flatten
-
-    wanted = {name for name, _ in tree_flatten(model.parameters())}
-    bias = {name for name in wanted if name.endswith(".bias") and name not in tensors}
-    missing = sorted(wanted - set(tensors) - bias)
-    extra = sorted(set(tensors) - wanted)
-    if missing or extra:
-        what = f"no tensor for {missing[0]}" if missing else f"no place for {extra[0]}"
-        raise UnsupportedError(f"mlx_lm's model does not match the directory: {what}")
-
-
-__all__ = ["load"]
+__all__ = ["load", "load_model"]

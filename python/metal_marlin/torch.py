@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ _SCALE_TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
-    "e8m0": torch.uint8,
-    "e4m3": torch.uint8,
+    # As files call them: what copies a tensor by value must not take their bytes for numbers.
+    "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8),
+    "e4m3": torch.float8_e4m3fn,
 }
 _CODEBOOK_BITS = {"nf4": 4, "nf3": 3, "nf2": 2, "codebook4": 4}
 _KERNELS_FOR = ("cpu", "cuda")
@@ -165,7 +167,7 @@ class MarlinStack(nn.Module):
         self._add("qweight", True, (*front, words, out_features), torch.uint32)
         self._add("scales", True, (*front, groups, out_features), scales)
         self._add("zeros", zeros, (*front, groups, out_features), torch.float16)
-        bias_type = scales if scales != torch.uint8 else torch.float16
+        bias_type = scales if scales.itemsize > 1 else torch.float16
         self._add("qbias", biases, (*front, groups, out_features), bias_type)
         self._add("global_scale", global_scale, (experts,), torch.float32)
         book = _CODEBOOK_BITS.get(format)
@@ -255,8 +257,14 @@ class MarlinStack(nn.Module):
         assert self._handle is not None
         return self._handle
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        scales, dtype = state_dict.get(f"{prefix}scales"), _SCALE_TYPES[self.scale_type]
+        if scales is not None and scales.dtype == torch.uint8:
+            # States saved by earlier versions hold the bytes of 8-bit scales.
+            state_dict[f"{prefix}scales"] = scales.view(dtype)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if not self.qweight.is_meta:
             self.refresh()
 
@@ -362,21 +370,40 @@ class MarlinLinear(MarlinStack):
         return self.apply_expert(x, 0, self.bias)
 
 
-class MarlinMoE(nn.Module):
-    """The experts of a mixture: gate, up and down projections of all of them, quantized.
+class KeptMatrix(nn.Module):
+    """The matrix [out, in] of one expert that a recipe did not quantize, between quantized ones."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+
+    def apply_expert(
+        self, x: torch.Tensor, expert: int = 0, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] times the matrix, plus a bias."""
+        return nn.functional.linear(x, self.kept, bias)
+
+
+Projection = MarlinStack | Sequence[MarlinStack | KeptMatrix]
+
+
+class RoutedExperts(nn.Module):
+    """Runs experts on the tokens that a router sent to them; subclasses say how one expert runs.
 
     Each expert's tokens are gathered and go through its matrices as one product.
     """
 
-    def __init__(self, gate: MarlinStack, up: MarlinStack, down: MarlinStack, act: Any) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj, self.act_fn = gate, up, down, act
+    experts: int
+
+    def run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """x [rows, in] through one expert: [rows, in]."""
+        raise NotImplementedError
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden [tokens, in], experts and weights [tokens, top_k] -> [tokens, in]."""
-        experts, top_k = self.gate_proj.experts, top_k_index.shape[-1]
+        experts, top_k = self.experts, top_k_index.shape[-1]
         chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
         x = hidden_states[order // top_k]
         weights = top_k_weights.reshape(-1)[order, None]
@@ -389,9 +416,7 @@ class MarlinMoE(nn.Module):
         for expert in range(experts):
             own = slice(begins[expert], begins[expert + 1])
             if own.start < own.stop:
-                inner = self.act_fn(self.gate_proj.apply_expert(x[own], expert))
-                inner = inner * self.up_proj.apply_expert(x[own], expert)
-                parts.append(self.down_proj.apply_expert(inner, expert) * weights[own])
+                parts.append(self.run_expert(x[own], expert) * weights[own])
         if not parts:
             return torch.zeros_like(hidden_states)
         # Back to the order of the tokens; sums of a fixed order give the same bits every time.
@@ -399,4 +424,65 @@ class MarlinMoE(nn.Module):
         return results.unflatten(0, (-1, top_k)).sum(1).to(hidden_states.dtype)
 
 
-__all__ = ["MarlinLinear", "MarlinMoE", "MarlinStack", "linear", "register"]
+class MarlinMoE(RoutedExperts):
+    """The experts of a mixture: gate, up and down projections of all of them, quantized.
+
+    A projection is one stack, or one matrix for each expert where experts have formats of their
+    own; some of these may be kept. `names` are the projections' names in a state_dict.
+    """
+
+    def __init__(
+        self,
+        gate: Projection,
+        up: Projection,
+        down: Projection,
+        act: Any,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        super().__init__()
+        self.act_fn, self.names = act, names
+        counts = []
+        for name, projection in zip(names, (gate, up, down), strict=True):
+            if isinstance(projection, MarlinStack):
+                self.add_module(name, projection)
+                counts.append(projection.experts)
+                continue
+            counts.append(len(projection))
+            for expert, matrix in enumerate(projection):
+                if str(expert) not in self._modules:
+                    self.add_module(str(expert), nn.Module())
+                self.get_submodule(str(expert)).add_module(name, matrix)
+        if len(set(counts)) != 1:
+            raise InvalidArgumentError(f"experts: expected as many of each projection, got {counts}")
+        self.experts = counts[0]
+
+    def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:
+        stack: Any = self._modules.get(name)
+        if stack is not None:
+            product: torch.Tensor = stack.apply_expert(x, expert)
+            return product
+        own: Any = self.get_submodule(f"{expert}.{name}")
+        product = own.apply_expert(x)
+        return product
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """What goes into the down projection."""
+        inner: torch.Tensor = self.act_fn(gate) * up
+        return inner
+
+    def run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """x [rows, in] through one expert: [rows, in]."""
+        gate, up, down = self.names
+        inner = self.gated(self._project(gate, x, expert), self._project(up, x, expert))
+        return self._project(down, inner, expert)
+
+
+__all__ = [
+    "KeptMatrix",
+    "MarlinLinear",
+    "MarlinMoE",
+    "MarlinStack",
+    "RoutedExperts",
+    "linear",
+    "register",
+]

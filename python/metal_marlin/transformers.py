@@ -1,12 +1,14 @@
 """transformers: importing this module lets AutoModelForCausalLM.from_pretrained load quantized
 directories of this project.
 
-Every weight of the directory must find its module: a model whose modules do not match is an error,
-never a silently random layer.
+Every weight of the directory must find its module, and every parameter of the model its weight: a
+model that does not match is an error, never a silently random layer.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +17,21 @@ from transformers.quantizers import register_quantization_config, register_quant
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .errors import UnsupportedError
-from .torch import MarlinLinear, MarlinMoE, MarlinStack
+from .errors import MalformedFileError, UnsupportedError
+from .torch import KeptMatrix, MarlinLinear, MarlinMoE, MarlinStack, Projection, RoutedExperts
+
+try:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, apply_renamings
+except ImportError:  # Before version 5, names in files were names in memory.
+    WeightRenaming = None
 
 _METHOD = "metal_marlin"
-_EXPERTS = ("gate_proj", "up_proj", "down_proj")
+# What files call the projections of experts that they hold one by one: gate, up, down.
+_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+# One tensor of all experts; its name ends here, without ".weight".
+_FUSED = ("gate_up_proj", "down_proj")
+_EXPERT_NAME = re.compile(r"^(?P<owner>.*\.experts)\.(?:(?P<expert>\*|\d+)\.)?(?P<part>\w+)$")
 
 
 @register_quantization_config(_METHOD)
@@ -53,6 +65,116 @@ def _parts(module: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check_shape(name: str, module: dict[str, Any], wanted: list[int]) -> None:
+    if list(module["shape"]) != wanted:
+        raise MalformedFileError(f"{name}: expected {wanted}, got {module['shape']}")
+
+
+@dataclass
+class _Block:
+    """The quantized modules of the experts of one layer, by projection."""
+
+    stacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    single: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    fused: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, expert: str | None, part: str, module: dict[str, Any]) -> None:
+        if expert is None:
+            self.fused[part] = module
+        elif expert == "*":
+            self.stacks[part] = module
+        else:
+            self.single.setdefault(part, {})[int(expert)] = module
+
+    def parts(self) -> set[str]:
+        return {*self.stacks, *self.single, *self.fused}
+
+
+class _Sizes:
+    """What transformers' module of experts says about them; it holds them as two parameters."""
+
+    def __init__(self, owner: str, module: nn.Module) -> None:
+        gate_up, down = (getattr(module, name, None) for name in _FUSED)
+        plain = isinstance(gate_up, nn.Parameter) and isinstance(down, nn.Parameter)
+        odd = getattr(module, "has_post_expert_norm", False) or not getattr(
+            module, "has_gate", True
+        )
+        if not plain or odd or not (hasattr(module, "act_fn") or hasattr(module, "_apply_gate")):
+            raise UnsupportedError(f"{owner}: experts of a {type(module).__name__} are not known")
+        self.transposed = bool(getattr(module, "is_transposed", False))
+        self.concatenated = bool(getattr(module, "is_concatenated", True))
+        self.biased = hasattr(module, "gate_up_proj_bias")
+        self.experts, *matrix = gate_up.shape
+        self.hidden, both = matrix if self.transposed else reversed(matrix)
+        self.width = both // 2
+
+
+class _SplitExperts(MarlinMoE):
+    """Experts whose matrices files hold one by one."""
+
+    def __init__(
+        self, replaced: nn.Module, projections: list[Projection], names: tuple[str, str, str]
+    ) -> None:
+        gate, up, down = projections
+        super().__init__(gate, up, down, _Gate(replaced), names)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """What goes into the down projection."""
+        inner: torch.Tensor = self.act_fn(torch.cat((gate, up), -1))
+        return inner
+
+
+class _FusedExperts(RoutedExperts):
+    """Experts whose gate and up projections files hold as one, with biases where the model has
+    them. A projection that was not quantized stays transformers' parameter."""
+
+    def __init__(self, replaced: nn.Module, sizes: _Sizes, stacks: dict[str, MarlinStack]) -> None:
+        super().__init__()
+        self.experts, self.transposed = sizes.experts, sizes.transposed
+        for name in _FUSED:
+            if name in stacks:
+                self.add_module(name, stacks[name])
+            else:
+                self.register_parameter(name, getattr(replaced, name))
+            self.register_parameter(f"{name}_bias", getattr(replaced, f"{name}_bias", None))
+        self.gate = _Gate(replaced)
+
+    def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:
+        matrices: Any = getattr(self, name)
+        biases = getattr(self, f"{name}_bias")
+        bias = None if biases is None else biases[expert]
+        if isinstance(matrices, MarlinStack):
+            return matrices.apply_expert(x, expert, bias)
+        matrix = matrices[expert].T if self.transposed else matrices[expert]
+        return nn.functional.linear(x, matrix, bias)
+
+    def run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """x [rows, in] through one expert: [rows, in]."""
+        inner = self.gate(self._project("gate_up_proj", x, expert))
+        return self._project("down_proj", inner, expert)
+
+
+class _Gate:
+    """The gate function of transformers' module of experts, from its two products side by side.
+
+    No module: what initializes weights must not look for those that the module had.
+    """
+
+    def __init__(self, replaced: nn.Module) -> None:
+        for name in list(replaced._parameters):
+            delattr(replaced, name)
+        self._replaced: Any = replaced
+
+    def __call__(self, both: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor
+        if hasattr(self._replaced, "_apply_gate"):
+            inner = self._replaced._apply_gate(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            inner = self._replaced.act_fn(gate) * up
+        return inner
+
+
 @register_quantizer(_METHOD)
 class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     """Puts modules with quantized weights in place before a checkpoint is loaded."""
@@ -60,19 +182,41 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = True  # There is nothing to do at load for a plain checkpoint.
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        stacks: dict[str, dict[str, dict[str, Any]]] = {}
+        self._kept: list[tuple[str, str]] = []
+        self._checked = False
+        renamings = []
+        if WeightRenaming is not None:
+            mapping = get_model_conversion_mapping(model)
+            renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        blocks: dict[str, _Block] = {}
         for name, module in self.quantization_config.modules.items():
-            if ".experts.*." in name:
-                owner, _, part = name.partition(".*.")
-                stacks.setdefault(owner, {})[part.removesuffix(".weight")] = module
+            if self._is_prediction(model, name):
+                continue
+            path = name.removesuffix(".weight")
+            if renamings:
+                path = apply_renamings(path, renamings)
+            expert = _EXPERT_NAME.match(path)
+            if expert and not _is_list(model, expert["owner"]):
+                blocks.setdefault(expert["owner"], _Block()).add(
+                    expert["expert"], expert["part"], module
+                )
             else:
-                self._replace_linear(model, name, module)
-        for owner, projections in stacks.items():
-            self._replace_experts(model, owner, projections)
+                self._replace_linear(model, name, path, module)
+        for owner, block in blocks.items():
+            self._replace_experts(model, owner, block)
+        self._watch(model)
         return model
 
-    def _replace_linear(self, model: nn.Module, name: str, module: dict[str, Any]) -> None:
-        path = name.removesuffix(".weight")
+    def _is_prediction(self, model: nn.Module, name: str) -> bool:
+        """True for layers that predict further tokens, which transformers leaves out."""
+        config = model.config.get_text_config()
+        layer = re.search(r"\blayers\.(\d+)\.", name)
+        extra = getattr(config, "num_nextn_predict_layers", None) or 0
+        return layer is not None and 0 <= int(layer[1]) - config.num_hidden_layers < extra
+
+    def _replace_linear(
+        self, model: nn.Module, name: str, path: str, module: dict[str, Any]
+    ) -> None:
         parent_name, _, child = path.rpartition(".")
         try:
             parent = model.get_submodule(parent_name)
@@ -81,31 +225,110 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             raise UnsupportedError(f"{name}: this model has no such module") from error
         if not isinstance(old, nn.Linear):
             raise UnsupportedError(f"{name}: a {type(old).__name__} cannot be quantized here")
-        k, n = module["shape"]
-        made = MarlinLinear(k, n, old.bias is not None, **_parts(module))
+        _check_shape(name, module, [old.in_features, old.out_features])
+        made = MarlinLinear(
+            old.in_features, old.out_features, old.bias is not None, **_parts(module)
+        )
         if made.bias is not None:
             made.bias = nn.Parameter(old.bias.detach(), requires_grad=False)
         setattr(parent, child, made)
 
-    def _replace_experts(
-        self, model: nn.Module, owner: str, projections: dict[str, dict[str, Any]]
-    ) -> None:
-        if sorted(projections) != sorted(_EXPERTS):
-            raise UnsupportedError(
-                f"{owner}: expected quantized {', '.join(_EXPERTS)}, got {', '.join(projections)}"
-            )
+    def _replace_experts(self, model: nn.Module, owner: str, block: _Block) -> None:
         parent_name, _, child = owner.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        act = parent.get_submodule(child).act_fn
-        stacks = {}
-        for name in _EXPERTS:
-            experts, k, n = projections[name]["shape"]
-            parts = _parts(projections[name])
-            stacks[name] = MarlinStack(k, n, experts=experts, stacked=True, **parts)
-        moe = MarlinMoE(stacks["gate_proj"], stacks["up_proj"], stacks["down_proj"], act)
-        setattr(parent, child, moe)
+        try:
+            parent = model.get_submodule(parent_name)
+            old = parent.get_submodule(child)
+        except AttributeError as error:
+            raise UnsupportedError(f"{owner}: this model has no such module") from error
+        sizes = _Sizes(owner, old)
+        names = next((names for names in _NAMES if block.parts() <= {*names}), None)
+        split = names is not None and not block.fused and not sizes.biased and sizes.concatenated
+        if split and names is not None:
+            projections = [
+                self._projection(owner, name, block, sizes, down=name == names[2])
+                for name in names
+            ]
+            made: nn.Module = _SplitExperts(old, projections, names)
+        elif block.parts() == {*block.fused} and block.parts() <= {*_FUSED}:
+            stacks = {}
+            for name, module in block.fused.items():
+                k, n = sizes.hidden, 2 * sizes.width
+                k, n = (sizes.width, sizes.hidden) if name == "down_proj" else (k, n)
+                _check_shape(f"{owner}.{name}", module, [sizes.experts, k, n])
+                stacks[name] = MarlinStack(
+                    k, n, experts=sizes.experts, stacked=True, **_parts(module)
+                )
+            made = _FusedExperts(old, sizes, stacks)
+        else:
+            expected = _FUSED if sizes.biased or names is None else names
+            raise UnsupportedError(
+                f"{owner}: expected quantized {', '.join(expected)} of a {type(old).__name__}, "
+                f"got {', '.join(sorted(block.parts()))}"
+            )
+        setattr(parent, child, made)
+
+    def _projection(
+        self, owner: str, name: str, block: _Block, sizes: _Sizes, down: bool
+    ) -> Projection:
+        """One projection of all experts: a stack, or a matrix for each expert."""
+        k, n = (sizes.width, sizes.hidden) if down else (sizes.hidden, sizes.width)
+        if name in block.stacks:
+            module = block.stacks[name]
+            _check_shape(f"{owner}.*.{name}", module, [sizes.experts, k, n])
+            return MarlinStack(k, n, experts=sizes.experts, stacked=True, **_parts(module))
+        single = block.single.get(name, {})
+        beyond = [expert for expert in single if expert >= sizes.experts]
+        if beyond:
+            raise MalformedFileError(
+                f"{owner}.{beyond[0]}.{name}: expected experts 0..{sizes.experts - 1}"
+            )
+        matrices: list[MarlinStack | KeptMatrix] = []
+        for expert in range(sizes.experts):
+            if expert in single:
+                _check_shape(f"{owner}.{expert}.{name}", single[expert], [k, n])
+                matrices.append(MarlinStack(k, n, **_parts(single[expert])))
+            else:
+                matrices.append(KeptMatrix(k, n))
+        if len(single) < sizes.experts:
+            self._kept.append((owner, name))
+        return matrices
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: nn.Module) -> Any:
+        """Leaves experts that were not quantized, between quantized ones, as files hold them."""
+        # A name of its own keeps such a matrix from being merged with others into one parameter.
+        return super().update_weight_conversions(weight_conversions, model) + [
+            WeightRenaming(rf"{owner}.(\d+).{name}.weight", rf"{owner}.\1.{name}.kept")
+            for owner, name in self._kept
+        ]
+
+    def _watch(self, model: Any) -> None:
+        """Makes keys that were not found, or have no place, an error instead of a warning."""
+        adjust = model._adjust_missing_and_unexpected_keys
+
+        def check(*arguments: Any, **options: Any) -> Any:
+            result = adjust(*arguments, **options)
+            info = arguments[0] if arguments else next(iter(options.values()))
+            missing, unexpected = (
+                (info.missing_keys, info.unexpected_keys)
+                if hasattr(info, "missing_keys")
+                else result
+            )
+            self._checked = True
+            unexpected = [name for name in unexpected if not self._is_prediction(model, name)]
+            for what, names in (("no tensor for", missing), ("no place for", unexpected)):
+                if names:
+                    raise UnsupportedError(
+                        f"the model of transformers does not match the directory: {what} "
+                        f"{sorted(names)[0]} ({len(names)} in all)"
+                    )
+            return result
+
+        model._adjust_missing_and_unexpected_keys = check
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
+        if not self._checked:
+            raise UnsupportedError("this version of transformers does not say which keys it missed")
         stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
         for stack in stacks:
             stack.settle()
@@ -123,4 +346,12 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     @property
     def is_trainable(self) -> bool:
         """Weights are fixed; inputs have gradients."""
+        return False
+
+
+def _is_list(model: nn.Module, path: str) -> bool:
+    """True for experts that are modules of their own, as before version 5."""
+    try:
+        return isinstance(model.get_submodule(path), nn.ModuleList)
+    except AttributeError:
         return False

@@ -260,5 +260,6 @@ NB_MODULE(_core, module) {
   python::BindMetal(module);
   python::BindCheckpoints(module);
   python::BindModels(module);
+  python::BindDecoder(module);
   python::BindCommand(module);
 }

@@ -108,6 +108,7 @@ void BindProducts(nb::module_& module);
 void BindMetal(nb::module_& module);
 void BindCheckpoints(nb::module_& module);
 void BindModels(nb::module_& module);
+void BindDecoder(nb::module_& module);
 void BindCommand(nb::module_& module);
 
 }  // namespace marlin::python

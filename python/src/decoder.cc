@@ -1,0 +1,79 @@
+// The arithmetic of a decoder as config.json says it, for frameworks whose own models read less of
+// it than the runner, and columns of weights, for frameworks that split fused matrices.
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "core.h"
+#include "layout/join_columns.h"
+#include "model/decoder_config.h"
+
+namespace marlin::python {
+namespace {
+
+const char* NameOf(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kGeluTanh:
+      return "gelu_tanh";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kNone:
+      break;
+  }
+  return "none";
+}
+
+nb::dict DescribeDecoder(const std::string& config_json) {
+  const DecoderConfig config = Take(ReadDecoderConfig(config_json, ""));
+  const Dimensions& shape = config.shape;
+  std::vector<bool> sparse;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    sparse.push_back(IsSparse(*config.family, shape, layer));
+  }
+  nb::dict dict;
+  dict["layers"] = shape.layers;
+  dict["prediction_layers"] = shape.prediction_layers;
+  dict["experts"] = shape.experts;
+  dict["top_k"] = shape.top_k;
+  dict["tied"] = shape.tied;
+  dict["qkv_bias"] = shape.qkv_bias;
+  dict["latent"] = config.latent();
+  dict["latent_epsilon"] = kLatentEpsilon;
+  dict["sparse"] = sparse;
+  dict["windows"] = config.windows;
+  dict["inverse_frequencies"] = config.rotary.inverse_frequencies;
+  dict["rotary_factor"] = config.rotary.attention_factor;
+  dict["interleaved_rotary"] = config.interleaved_rotary;
+  dict["score_scale"] = config.score_scale;
+  dict["activation"] = NameOf(config.activation);
+  dict["gate_limit"] = config.gate_limit;
+  dict["gate_alpha"] = config.gate_alpha;
+  dict["normalizes_choice"] = config.router.normalize;
+  return dict;
+}
+
+QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int64_t step,
+                             int64_t count) {
+  const int64_t n = weights.spec.n;
+  if (first < 0 || step < 1 || count < 1 || first >= n || count - 1 > (n - 1 - first) / step) {
+    throw StatusError(Status(Code::kInvalidArgument,
+                             fmt::format("columns: {} from {} in steps of {}, but there are {}",
+                                         count, first, step, n)));
+  }
+  const nb::gil_scoped_release released;
+  const WeightColumns columns{&weights, first, step, count};
+  return Take(JoinColumns({&columns, 1}));
+}
+
+}  // namespace
+
+void BindDecoder(nb::module_& module) {
+  module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
+             "What a config.json says about a decoder's arithmetic, for a type that can be run.");
+  module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
+             nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
+}
+
+}  // namespace marlin::python
