@@ -39,6 +39,14 @@ Result<Activation> ReadActivation(ModelConfig& config) {
                             name));
 }
 
+/// What a family does with a window when layer_types is absent. `limit` is max_window_layers.
+bool SlidesByDefault(const std::string& type, int64_t layer, int64_t limit) {
+  if (type == "gpt_oss") return layer % 2 == 0;
+  if (type == "qwen2_moe") return layer % 2 == 0 && layer < limit;
+  if (type == "qwen2" || type == "qwen3") return layer >= limit;
+  return true;
+}
+
 /// Which layers see only the last keys: as layer_types says, else as the family always did.
 Status ReadWindows(ModelConfig& config, const std::string& type, DecoderConfig* decoder) {
   const int64_t layers = decoder->shape.layers;
@@ -50,11 +58,12 @@ Status ReadWindows(ModelConfig& config, const std::string& type, DecoderConfig* 
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
     config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), layers));
   }
-  const int64_t first = is_qwen ? config.CountOr("max_window_layers", kMaxPositions, 28) : 0;
+  const int64_t limit = is_qwen ? config.CountOr("max_window_layers", kMaxPositions, 28) : 0;
   for (int64_t layer = 0; layer < layers && config.status().ok(); ++layer) {
     const auto at = static_cast<size_t>(layer);
-    bool slides = type == "gpt_oss" ? layer % 2 == 0 : layer >= first;
-    if (!types.empty()) {
+    bool slides = SlidesByDefault(type, layer, limit);
+    // qwen3_moe has no kinds of layers.
+    if (!types.empty() && type != "qwen3_moe") {
       slides = types[at] == "sliding_attention";
       if (!slides && types[at] != "full_attention") {
         return Status(Code::kUnsupported,

@@ -90,6 +90,27 @@ void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
+/// glm4_moe_lite may say of each layer whether it has experts; then the number of dense ones before
+/// them says nothing.
+void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
+  const std::vector<std::string> kinds = config.StringsOrEmpty("mlp_layer_types");
+  if (kinds.empty()) return;
+  if (static_cast<int64_t>(kinds.size()) != d->layers) {
+    config.Fail("mlp_layer_types",
+                fmt::format("{} entries for {} layers", kinds.size(), d->layers));
+    return;
+  }
+  d->first_dense = 0;
+  for (size_t layer = 0; layer < kinds.size(); ++layer) {
+    if (kinds[layer] == "dense") {
+      d->dense_layers.push_back(static_cast<int64_t>(layer));
+    } else if (kinds[layer] != "sparse") {
+      config.Fail("mlp_layer_types", fmt::format("entry {} is neither dense nor sparse", layer));
+      return;
+    }
+  }
+}
+
 void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.experts == ExpertLayout::kNone) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
@@ -114,6 +135,7 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   } else if (family.sparse == SparseRule::kAfterFirst) {
     d->first_dense = config.CountOr("first_k_dense_replace", kMaxLayers, 0);
     d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
+    ReadMlpKinds(config, d);
   }
 }
 
@@ -155,13 +177,13 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
   if (family.experts == ExpertLayout::kNone) return false;
+  const std::vector<int64_t>& dense = dimensions.dense_layers;
+  if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {
     case SparseRule::kAllLayers:
       return true;
     case SparseRule::kByStep:
-      return (layer + 1) % dimensions.sparse_step == 0 &&
-             std::find(dimensions.dense_layers.begin(), dimensions.dense_layers.end(), layer) ==
-                 dimensions.dense_layers.end();
+      return (layer + 1) % dimensions.sparse_step == 0;
     case SparseRule::kAfterFirst:
       return layer >= dimensions.first_dense;
   }

@@ -68,15 +68,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_gelu": ("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "mistral": ("Mistral", {"sliding_window": 7}),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "mixtral_sliding": (
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    ),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3_tied_bias_sliding": (
+        "Qwen3",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "rope_parameters": YARN,
+        },
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {**MOE, "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2},
     ),
+    "qwen2_moe_no_bias": (
+        "Qwen2Moe",
+        {
+            **MOE,
+            "shared_expert_intermediate_size": 80,
+            "qkv_bias": False,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_moe": (
         "Qwen3Moe",
         {**MOE, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe_sliding": (
+        "Qwen3Moe",
+        {
+            **MOE,
+            "head_dim": 32,
+            "norm_topk_prob": False,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "rope_parameters": YARN,
+        },
     ),
     "glm4": (
         "Glm4",
@@ -106,6 +143,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "q_lora_rank": 40}),
     "deepseek_v3": ("DeepseekV3", {**LATENT, "q_lora_rank": 40}),
+    "deepseek_v3_bias": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": 40, "attention_bias": True, "rope_interleave": False},
+    ),
     "deepseek_v3_no_q_rank": ("DeepseekV3", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3_yarn": (
         "DeepseekV3",
