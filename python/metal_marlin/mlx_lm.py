@@ -73,7 +73,9 @@ def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dic
     config.update(rope_scaling=None, rope_parameters=None, layer_types=None, sliding_window=None)
     config.setdefault("rope_theta", 10000.0)
     config.setdefault("partial_rotary_factor", 1.0)
-    windows = decoder["windows"]
+    windows, sparse = decoder["windows"], decoder["sparse"]
+    if True in sparse:
+        config.update(first_k_dense_replace=sparse.index(True), moe_layer_freq=1)
     if config["model_type"] == "gpt_oss":
         kinds = ["sliding_attention" if window else "full_attention" for window in windows]
         config.update(layer_types=kinds, sliding_window=max(windows))

@@ -142,6 +142,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "q_lora_rank": 40}),
+    "glm4_moe_lite_kinds": (
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "q_lora_rank": 40,
+            "rms_norm_eps": 1e-3,
+            "mlp_layer_types": ["dense", "dense", "sparse"],
+        },
+    ),
     "deepseek_v3": ("DeepseekV3", {**LATENT, "q_lora_rank": 40}),
     "deepseek_v3_bias": (
         "DeepseekV3",
