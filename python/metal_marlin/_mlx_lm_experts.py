@@ -120,7 +120,7 @@ class ExpertBlocks:
 
 
 def _as_weights(one: Any) -> QuantizedWeights:
-    """A matrix beside quantized ones: itself, or a plain one [out, in] with its values unchanged."""
+    """A matrix beside quantized ones: itself, or a plain [out, in] with its values unchanged."""
     if isinstance(one, QuantizedWeights):
         return one
     if one.dtype not in _FORMATS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -162,7 +162,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         stacked = isinstance(weights, QuantizedWeights)
-        matrices = [weights] if stacked else list(weights)
+        matrices: list[Any] = [weights] if stacked else list(weights)
         if len({(one.k, one.n) for one in matrices}) != 1:
             raise InvalidArgumentError("weights: expected one shape of all experts")
         self._stacked = stacked

@@ -187,9 +187,9 @@ class _Loader:
             self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
         for name in self.tensors:
             # mlx_lm's qwen3 has no biases, whatever attention_bias says.
-            owner = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
-            if isinstance(owner, nn.Linear) and "bias" not in owner:
-                owner.bias = mx.zeros((owner.weight.shape[0],))
+            layer = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
+            if isinstance(layer, nn.Linear) and "bias" not in layer:
+                layer.bias = mx.zeros((layer.weight.shape[0],))
         self._check_complete()
         self.model.load_weights(list(self.tensors.items()), strict=False)
 

@@ -453,7 +453,7 @@ class MarlinMoE(RoutedExperts):
                     self.add_module(str(expert), nn.Module())
                 self.get_submodule(str(expert)).add_module(name, matrix)
         if len(set(counts)) != 1:
-            raise InvalidArgumentError(f"experts: expected as many of each projection, got {counts}")
+            raise InvalidArgumentError(f"experts: expected one number of all, got {counts}")
         self.experts = counts[0]
 
     def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:

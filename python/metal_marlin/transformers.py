@@ -94,7 +94,7 @@ class _Sizes:
     """What transformers' module of experts says about them; it holds them as two parameters."""
 
     def __init__(self, owner: str, module: nn.Module) -> None:
-        gate_up, down = (getattr(module, name, None) for name in _FUSED)
+        gate_up, down = (_attribute(module, name) for name in _FUSED)
         plain = isinstance(gate_up, nn.Parameter) and isinstance(down, nn.Parameter)
         odd = getattr(module, "has_post_expert_norm", False) or not getattr(
             module, "has_gate", True
@@ -347,6 +347,10 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_trainable(self) -> bool:
         """Weights are fixed; inputs have gradients."""
         return False
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    return getattr(module, name, None)
 
 
 def _is_list(model: nn.Module, path: str) -> bool:

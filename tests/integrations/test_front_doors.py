@@ -128,7 +128,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 
 def dequantized_logits(path: Path, plain: Path) -> np.ndarray:
     """The logits of transformers itself on the plain directory that a quantized one stands for."""
-    command = [sys.executable, "-m", "metal_marlin.cli", "dequantize", path, "-o", plain]
+    command = [sys.executable, "-m", "metal_marlin.cli", "dequantize", str(path), "-o", str(plain)]
     subprocess.run([*command, "--dtype", "fp32"], check=True, capture_output=True)
     return transformers_logits(load_transformers(plain))
 
