@@ -17,42 +17,10 @@ import mlx.nn as nn
 
 from ._core import Checkpoint, describe_decoder, supported_model_types
 from ._mlx_lm_experts import ExpertBlocks
+from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import UnsupportedError
 from .linear import dequantize
 from .mlx import MarlinLinear, MarlinSwitchLinear
-
-
-class _Rotary(nn.Module):  # type: ignore[misc]
-    """The rotary embedding with given frequencies, called as mlx_lm calls its own."""
-
-    def __init__(self, decoder: dict[str, Any]) -> None:
-        super().__init__()
-        inverse = mx.array(decoder["inverse_frequencies"], dtype=mx.float32)
-        self._freqs, self._dims = 1.0 / inverse, 2 * inverse.size
-        self._factor, self._traditional = decoder["rotary_factor"], decoder["interleaved_rotary"]
-
-    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
-        if self._factor != 1.0:
-            turned, rest = mx.split(x, [self._dims], axis=-1)
-            x = mx.concatenate([turned * self._factor, rest], axis=-1)
-        return mx.fast.rope(
-            x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset,
-            freqs=self._freqs,
-        )
-
-
-class _SlidingAttention(nn.Module):  # type: ignore[misc]
-    """An attention block of mlx_lm that sees the last keys only."""
-
-    def __init__(self, attention: nn.Module, window: int) -> None:
-        super().__init__()
-        self.attention, self._window = attention, window
-
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        from mlx_lm.models.base import create_attention_mask
-
-        own = create_attention_mask(x, cache, window_size=self._window)
-        return self.attention(x, own, cache)
 
 
 def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
@@ -107,14 +75,11 @@ def _check_function(kind: str, decoder: dict[str, Any]) -> None:
         raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
     if kind == "qwen2_moe" and decoder["normalizes_choice"]:
         raise UnsupportedError("mlx_lm's qwen2_moe does not compute norm_topk_prob")
-    sigmoid = kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
-    if sigmoid and decoder["experts"] and decoder["top_k"] == 1 and decoder["normalizes_choice"]:
-        raise UnsupportedError(f"mlx_lm's {kind} does not compute norm_topk_prob of one expert")
 
 
 def _adapt_attention(kind: str, layer: Any, decoder: dict[str, Any], window: int) -> None:
     attention = layer.self_attn
-    attention.rope = _Rotary(decoder)
+    attention.rope = Rotary(decoder)
     if decoder["latent"]:
         attention.scale = decoder["score_scale"]
         for name in ("q_a_layernorm", "kv_a_layernorm"):
@@ -124,7 +89,7 @@ def _adapt_attention(kind: str, layer: Any, decoder: dict[str, Any], window: int
         for name in ("q_proj", "k_proj", "v_proj"):
             attention[name].pop("bias", None)
     if window and kind != "gpt_oss":
-        layer.self_attn = _SlidingAttention(attention, window)
+        layer.self_attn = SlidingAttention(attention, window)
 
 
 def _adapt_mlps(
@@ -139,6 +104,8 @@ def _adapt_mlps(
             from mlx_lm.models.qwen2_moe import MLP
 
             layer.mlp = MLP(config["hidden_size"], config["intermediate_size"])
+        elif sparse and kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+            layer.mlp.gate = GroupedGate(layer.mlp.gate, decoder)
 
 
 class _Loader:
@@ -202,7 +169,7 @@ class _Loader:
         # Mixtral's block has two names.
         if found is not None and "block_sparse_moe" in found:
             rest = re.sub(r"^\.mlp\.", ".block_sparse_moe.", rest)
-        if found is not None and isinstance(found.get("self_attn"), _SlidingAttention):
+        if found is not None and isinstance(found.get("self_attn"), SlidingAttention):
             rest = re.sub(r"^\.self_attn\.", ".self_attn.attention.", rest)
         return layer[0] + rest
 

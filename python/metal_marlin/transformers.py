@@ -7,6 +7,7 @@ model that does not match is an error, never a silently random layer.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from transformers.quantizers import register_quantization_config, register_quant
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ._core import check_quantization_config
 from .errors import MalformedFileError, UnsupportedError
 from .torch import KeptMatrix, MarlinLinear, MarlinMoE, MarlinStack, Projection, RoutedExperts
 
@@ -182,8 +184,14 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = True  # There is nothing to do at load for a plain checkpoint.
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        text = json.dumps(self.quantization_config.content)
+        check_quantization_config(text, f"{model.config.name_or_path}/config.json")
+        self._replace_modules(model)
+        self._watch(model)
+        return model
+
+    def _replace_modules(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, str]] = []
-        self._checked = False
         renamings = []
         if WeightRenaming is not None:
             mapping = get_model_conversion_mapping(model)
@@ -204,8 +212,6 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 self._replace_linear(model, name, path, module)
         for owner, block in blocks.items():
             self._replace_experts(model, owner, block)
-        self._watch(model)
-        return model
 
     def _is_prediction(self, model: nn.Module, name: str) -> bool:
         """True for layers that predict further tokens, which transformers leaves out."""
@@ -303,6 +309,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _watch(self, model: Any) -> None:
         """Makes keys that were not found, or have no place, an error instead of a warning."""
+        self._checked = False
         adjust = model._adjust_missing_and_unexpected_keys
 
         def check(*arguments: Any, **options: Any) -> Any:

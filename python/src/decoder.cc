@@ -1,9 +1,11 @@
-// The arithmetic of a decoder as config.json says it, for frameworks whose own models read less of
-// it than the runner, and columns of weights, for frameworks that split fused matrices.
+// For frameworks that load directories with models of their own: the arithmetic of a decoder as
+// config.json says it, of which their models read less than the runner, the check of
+// quantization_config, and columns of weights, where they split fused matrices.
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "checkpoint/module_tensors.h"
 #include "core.h"
 #include "layout/join_columns.h"
 #include "model/decoder_config.h"
@@ -51,7 +53,14 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["gate_limit"] = config.gate_limit;
   dict["gate_alpha"] = config.gate_alpha;
   dict["normalizes_choice"] = config.router.normalize;
+  dict["choice_scale"] = config.router.scaling_factor;
+  dict["groups"] = config.router.groups;
+  dict["top_groups"] = config.router.top_groups;
   return dict;
+}
+
+void CheckQuantizationConfig(const std::string& json, const std::string& file) {
+  Take(ParseQuantizationConfig(Take(ParseJsonObject(json, file)), file));
 }
 
 QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int64_t step,
@@ -72,6 +81,10 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
 void BindDecoder(nb::module_& module) {
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
              "What a config.json says about a decoder's arithmetic, for a type that can be run.");
+  module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),
+             nb::arg("file"),
+             "Raises what is wrong with the quantization_config of a directory: its version, its "
+             "checksum, the keys of a module.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
 }

@@ -275,6 +275,23 @@ def _mlx_ids() -> Any:
     return _mlx().array(IDS.numpy())
 
 
+@pytest.mark.parametrize("case", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
+def test_a_choice_among_scores_below_zero(
+    case: str, quantized: Quantized, tmp_path: Path
+) -> None:
+    """A correction that all experts share changes nothing, wherever zero is."""
+    path, want = quantized.make(case)
+    lower = copy_of(path, tmp_path / "lower")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
+            tensors[name] -= 4.0
+
+    edit(lower, change)
+    for door in DOORS:
+        assert error(logits(door, lower), want) < BOUND, door
+
+
 # --- experts run quantized ----------------------------------------------------------------------
 
 
@@ -454,17 +471,48 @@ def test_modules_that_frameworks_cannot_hold(
     refused(tmp_path / "q", match, ("transformers", "mlx_lm"))
 
 
-def test_unknown_experts(quantized: Quantized, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (lambda content: content.update(version=2), "version 2"),
+        (lambda content: content.update(layout="n_packed"), "layout|checksum"),
+        (lambda content: content.pop("modules"), "checksum|modules"),
+        (lambda content: _first_module(content).update(group_size=48), "checksum"),
+        (lambda content: _first_module(content).pop("format"), "checksum|format"),
+    ],
+)
+def test_a_changed_quantization_config(
+    change: Callable[[dict[str, Any]], Any], match: str, quantized: Quantized, tmp_path: Path
+) -> None:
     path = copy_of(quantized.make("qwen3_moe")[0], tmp_path / "q")
     content = json.loads((path / "config.json").read_text())["quantization_config"]
-    renamed = {
-        name.replace(".up_proj.", ".middle_proj."): module
-        for name, module in content["modules"].items()
-    }
-    with_config(path, quantization_config={**content, "modules": renamed})
-    refused(path, "middle_proj",
-            ("transformers",))
-    refused(path, "checksum", ("runner", "mlx_lm"))
+    change(content)
+    refused(with_config(path, quantization_config=content), match)
+
+
+def _first_module(content: dict[str, Any]) -> dict[str, Any]:
+    return dict.__getitem__(content["modules"], min(content["modules"]))
+
+
+def test_layouts_of_experts_that_are_not_known() -> None:
+    """Of a model's own names, whatever a checksum says."""
+    from metal_marlin.transformers import MetalMarlinConfig, MetalMarlinQuantizer
+
+    model = make_model("qwen3_moe")
+    owner = "model.layers.0.mlp.experts"
+    parts = {"format": "s8", "group_size": 16, "scale_type": "fp16", "zeros": False,
+             "biases": False, "global_scale": False}
+    for modules, match in (
+        ({"middle_proj": [8, 64, 48]}, "expected quantized gate_up_proj, down_proj of a Qwen3Moe"),
+        ({"*.w1.weight": [8, 64, 48], "*.up_proj.weight": [8, 64, 48]}, "got up_proj, w1"),
+        ({"gate_up_proj": [8, 64, 96], "*.down_proj.weight": [8, 48, 64]}, "got down_proj, gate_up"),
+        ({"*.gate_proj.weight": [9, 64, 48]}, r"expected \[8, 64, 48\], got \[9, 64, 48\]"),
+        ({"9.gate_proj.weight": [64, 48]}, "expected experts 0..7"),
+    ):
+        names = {f"{owner}.{name}": {**parts, "shape": shape} for name, shape in modules.items()}
+        quantizer = MetalMarlinQuantizer(MetalMarlinConfig(modules=names))
+        with pytest.raises((mm.UnsupportedError, mm.MalformedFileError), match=match):
+            quantizer._replace_modules(model)
 
 
 def test_types_and_functions_that_mlx_lm_lacks(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Layers that stand in for mlx_lm's own where these compute something else than the runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class Rotary(nn.Module):  # type: ignore[misc]
+    """The rotary embedding with the runner's frequencies, called as mlx_lm calls its own."""
+
+    def __init__(self, decoder: dict[str, Any]) -> None:
+        super().__init__()
+        inverse = mx.array(decoder["inverse_frequencies"], dtype=mx.float32)
+        self._freqs, self._dims = 1.0 / inverse, 2 * inverse.size
+        self._factor, self._traditional = decoder["rotary_factor"], decoder["interleaved_rotary"]
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        if self._factor != 1.0:
+            turned, rest = mx.split(x, [self._dims], axis=-1)
+            x = mx.concatenate([turned * self._factor, rest], axis=-1)
+        return mx.fast.rope(
+            x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset,
+            freqs=self._freqs,
+        )
+
+
+class SlidingAttention(nn.Module):  # type: ignore[misc]
+    """An attention block of mlx_lm that sees the last keys only."""
+
+    def __init__(self, attention: nn.Module, window: int) -> None:
+        super().__init__()
+        self.attention, self._window = attention, window
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        from mlx_lm.models.base import create_attention_mask
+
+        own = create_attention_mask(x, cache, window_size=self._window)
+        return self.attention(x, own, cache)
+
+
+class GroupedGate(nn.Module):  # type: ignore[misc]
+    """The router with a correction of the choice. mlx_lm's own gives the experts of groups that are
+    left out a score of 0, which is better than a corrected score below it."""
+
+    def __init__(self, gate: nn.Module, decoder: dict[str, Any]) -> None:
+        super().__init__()
+        self.weight, self.e_score_correction_bias = gate.weight, gate.e_score_correction_bias
+        self._top_k, self._scale = decoder["top_k"], decoder["choice_scale"]
+        self._groups, self._top_groups = decoder["groups"], decoder["top_groups"]
+        self._normalizes = decoder["normalizes_choice"]
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        # A rounded score could change the choice.
+        scores = mx.sigmoid(x.astype(mx.float32) @ self.weight.astype(mx.float32).T)
+        choice = scores + self.e_score_correction_bias
+        dropped = self._groups - self._top_groups
+        if dropped > 0:
+            groups = mx.unflatten(choice, -1, (self._groups, -1))
+            best = mx.topk(groups, min(2, groups.shape[-1]), axis=-1).sum(axis=-1, keepdims=True)
+            worst = mx.argpartition(best, kth=dropped - 1, axis=-2)[..., :dropped, :]
+            groups = mx.put_along_axis(groups, worst, mx.array(-float("inf")), axis=-2)
+            choice = mx.flatten(groups, -2, -1)
+        chosen = mx.argpartition(-choice, kth=self._top_k - 1, axis=-1)[..., : self._top_k]
+        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        if self._normalizes:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        return chosen, weights * self._scale
+
+
+__all__ = ["GroupedGate", "Rotary", "SlidingAttention"]
