@@ -5,6 +5,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "marlin/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -16,3 +21,29 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
       std::abort();                                                                  \
     }                                                                                \
   } while (false)
+
+namespace marlin {
+
+inline std::string_view TextOf(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+/// The text up to a separator, which `*rest` goes on behind; all of it where there is none.
+inline std::string_view TakePart(std::string_view* rest, std::string_view separator) {
+  const size_t end = rest->find(separator);
+  const std::string_view part = rest->substr(0, end);
+  rest->remove_prefix(end == std::string_view::npos ? rest->size() : end + separator.size());
+  return part;
+}
+
+/// Holds an error to the promises that every message keeps, whatever the input was: it is one line,
+/// and no longer than a person reads.
+inline void CheckError(const Status& status) {
+  constexpr size_t kLongestMessage = 16384;
+  MARLIN_FUZZ_CHECK(status.code() != Code::kInternal);
+  MARLIN_FUZZ_CHECK(!status.message().empty());
+  MARLIN_FUZZ_CHECK(status.message().size() <= kLongestMessage);
+  MARLIN_FUZZ_CHECK(status.message().find_first_of("\n\r") == std::string::npos);
+}
+
+}  // namespace marlin

@@ -5,10 +5,10 @@
 #include "fuzz_target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::string_view text = marlin::TextOf(data, size);
   const auto json = marlin::ParseJsonObject(text, "fuzz");
   if (!json.ok()) {
-    MARLIN_FUZZ_CHECK(json.status().message().find('\n') == std::string::npos);
+    marlin::CheckError(json.status());
     return 0;
   }
   const std::string dumped = marlin::DumpJson(*json);

@@ -7,13 +7,13 @@
 #include "fuzz_target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::string_view text = marlin::TextOf(data, size);
   auto json = marlin::ParseJsonObject(text, "fuzz");
   if (!json.ok()) return 0;
   (*json)["checksum"] = marlin::QuantizationConfigChecksum(*json);
   const auto config = marlin::ParseQuantizationConfig(*json, "fuzz");
   if (!config.ok()) {
-    MARLIN_FUZZ_CHECK(config.status().message().find('\n') == std::string::npos);
+    marlin::CheckError(config.status());
     return 0;
   }
   for (const marlin::ModuleRecord& record : config->modules) {

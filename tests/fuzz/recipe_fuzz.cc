@@ -5,10 +5,10 @@
 #include "marlin/recipe.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::string_view text = marlin::TextOf(data, size);
   const auto recipe = marlin::MixedPrecisionConfig::FromJson(text);
   if (!recipe.ok()) {
-    MARLIN_FUZZ_CHECK(!recipe.status().message().empty());
+    marlin::CheckError(recipe.status());
     return 0;
   }
   (void)recipe->Choose("model.layers.0.self_attn.q_proj.weight", {64, 64});

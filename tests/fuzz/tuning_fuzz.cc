@@ -5,10 +5,10 @@
 #include "plan/tuning_table.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::string_view text = marlin::TextOf(data, size);
   const auto sections = marlin::ParseTuning(text, "fuzz");
   if (!sections.ok()) {
-    MARLIN_FUZZ_CHECK(sections.status().message().find('\n') == std::string::npos);
+    marlin::CheckError(sections.status());
     return 0;
   }
   const std::string written = marlin::FormatTuning(*sections);

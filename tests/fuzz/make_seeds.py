@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""Writes what fuzz targets start from: seeds, dictionaries and options of every target.
+
+Usage: make_seeds.py FOLDER | --check
+
+For each tests/fuzz/<target>.cc FOLDER gets <target>/ (seeds), <target>.dict and <target>.options
+(libFuzzer's, one a line). Seeds are valid inputs of the kinds that users have, and the shapes that
+depth and size make: the latter take megabytes that are not worth keeping in a repository. What
+fuzzing has found is kept in corpus/. --check only says whether every target has a row here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+TEXT = 2 << 20  # Where depth, or the square of a count, may matter.
+STRUCTURE = 64 << 10
+SMALL = 4 << 10
+
+Seeds = dict[str, bytes]
+
+DIVIDER = "\n-8<-\n"  # Of checkpoint_fuzz.
+BITS = {"fp4_e2m1": 4, "u4": 4, "s8": 8, "nf3": 3}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "eos_token_id": 0,
+}
+
+
+def text_of(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def deep(count: int, before: str = '{"x":', opening: str = "[", closing: str = "]",
+         after: str = "}") -> bytes:
+    """Brackets within each other."""
+    return (before + opening * count + closing * count + after).encode()
+
+
+def json_shapes() -> Seeds:
+    """What JSON makes large: depth, counts, long names and numbers."""
+    return {
+        "depth-10": deep(10),
+        "depth-2000": deep(2000),
+        "depth-100000": deep(100_000),
+        "depth-100000-objects": deep(100_000, '{"x":', '{"a":', "}", "}").replace(b":}", b":0}"),
+        "depth-open": b'{"x":' + b"[" * 500_000,
+        "objects-30000": b'{"x":[' + b"{}," * 30_000 + b"{}]}",
+        "objects-300000": b'{"x":[' + b"{}," * 300_000 + b"{}]}",
+        "keys-30000": text_of({f"key{i}": {} for i in range(30_000)}),
+        "key-long": text_of({"k" * 500_000: 1}),
+        "string-long": text_of({"model_type": "m" * 1_000_000}),
+        "number-long": b'{"hidden_size":' + b"1" * 500_000 + b"}",
+        "escapes": text_of({"a": "\u0000\u001b\u009b\u202e\ud83d\ude00\n"}),
+        "not-utf8": b'{"a\xff":"\xc3"}',
+    }
+
+
+def configs() -> Seeds:
+    """config.json of models, of every family and kind of rotary embedding."""
+    seeds = {f.stem: f.read_bytes() for f in sorted((ROOT / "tests/data/configs").glob("*.json"))}
+    for kind in ("linear", "llama3", "yarn"):
+        scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32,
+                   "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+                   "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        seeds[f"llama-{kind}"] = text_of({**LLAMA, "rope_scaling": scaling})
+    for kind in ("mistral", "phi3", "qwen2", "qwen3", "glm4"):
+        seeds[kind] = text_of({**LLAMA, "model_type": kind, "sliding_window": 16,
+                               "layer_types": ["sliding_attention"], "use_sliding_window": True})
+    seeds["qwen2_moe"] = text_of({
+        **LLAMA, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1, "mlp_only_layers": [0]})
+    return seeds
+
+
+def config_shapes() -> Seeds:
+    seeds = {**configs(), **json_shapes()}
+    start = text_of(LLAMA).decode()[:-1]
+    seeds["llama-depth-200"] = deep(200, start + ',"x":')
+    seeds["hidden-size-deep"] = deep(100_000, '{"model_type":"llama","hidden_size":')
+    return seeds
+
+
+def generation_configs() -> Seeds:
+    return {
+        "one": b'{"eos_token_id":2,"temperature":0.6,"top_p":0.95}',
+        "several": b'{"eos_token_id":[1,2,3],"bos_token_id":0}',
+        "depth-200": deep(200, '{"eos_token_id":'),
+        "depth-100000": deep(100_000, '{"eos_token_id":{"a":', after="}}"),
+        "tokens-100000": text_of({"eos_token_id": list(range(100_000))}),
+        **json_shapes(),
+    }
+
+
+def recipes() -> Seeds:
+    def of(key: str, pattern: str) -> bytes:
+        return text_of({"overrides": [{key: pattern, "choice": "s8/g32"}]})
+
+    return {
+        "glob": of("glob", "model.layers.*.mlp.?ate_proj.weight"),
+        "regex": of("regex", r"layers\.(0|1|2[0-9])\..*_proj"),
+        "regex-depth": of("regex", "(" * 16_000 + ")" * 16_000),
+        "regex-stars": of("regex", "(.*)*!"),
+        "regex-long": of("regex", "a" * 100_000),
+        **json_shapes(),
+    }
+
+
+def patterns() -> Seeds:
+    names = "\n".join(["model.layers.0.self_attn.q_proj", "model.layers.10.mlp.experts.3.up_proj",
+                       "lm_head", "a" * 200])
+    return {name: (pattern + "\n" + names).encode() for name, pattern in {
+        "glob": "g*.mlp.*.up_proj.weight",
+        "glob-stars": "g" + "*a" * 50 + "b",
+        "glob-marks": "gmodel.layers.?.*",
+        "regex-anchors": r"r^model\.layers\.[0-9]+\.(mlp|self_attn)\..*_proj\.weight$",
+        "regex-classes": r"r[[:alpha:]]+\d{1,3}(?:x|y)?\b(?=a)",
+        "regex-reference": r"r(a|b)\1+?",
+        "regex-repeats": "ra{1,100}{1,10}",
+        "regex-depth-50": "r" + "(" * 50 + "a" + ")" * 50,
+        "regex-depth": "r" + "(" * 16_000 + ")" * 16_000,
+        "regex-long": "r" + "a" * 100_000,
+        "regex-stars": "r(.*)*!",
+        "regex-name-stars": "r([a-z_.0-9]+)*!",
+    }.items()}
+
+
+def token_files() -> Seeds:
+    return {
+        "plain": b"1 2 3\n4,5\t6\r\n",
+        "array": b"[1, 2, 3]",
+        "extremes": b"2147483647 -2147483648 0",
+        "beyond": b"1 2147483648",
+        "open": b"[1, 2",
+        "behind": b"[1] 2",
+        "many": b"7 " * 500_000,
+        "brackets": b"[" * 500_000,
+        "word-long": b"1" * 500_000,
+        "nul": b"1\x002",
+    }
+
+
+def argument_lines() -> Seeds:
+    lines = [
+        ("", ["--override", "layers.0=s8/g32", "--recipe", "default_moe", "--strict"]),
+        ("", ["-o", "out", "--shard-size", "1MB", "--format", "fp4_e2m1", "--group-size", "64"]),
+        ("", ["-o", "out", "--shard-size", "99999999999GB"]),
+        ("", ["--json"]),
+        ("", ["--bandwidth", "400", "--override", "(.*)=keep", "--device", "cpu"]),
+        ("", ["--against", "missing", "--max-error", "1e400"]),
+        ("", ["-o", "out", "--dtype", "fp16", "--overwrite"]),
+        ("", ["--tokens", "config.json", "--max-tokens", "", "--top-k", "99999999999999999999"]),
+        ("", ["--tokens", "config.json", "--window", "4", "--stride", "0x10"]),
+        ("", ["--against", "missing", "--tokens", "config.json", "--max-windows", "-1"]),
+        ("", ["1,4096,4096", "4611686018427387904,4,4", "9223372036854775807,1,1"]),
+        ("", ["1,2305843009213693952,4", "1,4,9223372036854775807"]),
+        ("", ["--format", "nf4", "--scale-dtype", "e4m3", "--activations", "f32", "--copies", "1"]),
+        ("", ["fp4_e2m1/g128", "u4/gK/sym", "s8/g16/e8m0", "keep", "bf16", "nan", "-0.0", "1e-400"]),
+    ]
+    return {f"line{i}": (chr(i % 8) + "\n".join(rest)).encode()
+            for i, (_, rest) in enumerate(lines)}
+
+
+def layouts() -> Seeds:
+    words = bytes(range(256))
+    seeds = {f"small{i}": bytes([i % 13, i % 3 + 64 * (i % 2), 17 + i, 5 + i]) + words
+             for i in range(13)}
+    seeds["whole-tiles"] = bytes([0, 1, 64, 64]) + words
+    for name, k, n in (("overflow", 2**62, 4), ("negative", -1, 7), ("largest", 2**63 - 1, 2**63 - 1),
+                       ("empty", 0, 2**63 - 1), ("thin", 2**61, 0)):
+        seeds[name] = bytes([0, 0, 255]) + struct.pack("<q", k) + b"\xff" + struct.pack("<q", n) + words
+    return seeds
+
+
+def metal_sources() -> Seeds:
+    """Kernels without their directives, as a preprocessor would leave them."""
+    seeds = {}
+    folder = ROOT / "src/backends/metal/kernels"
+    for file in sorted([*folder.glob("*.metal"), *folder.glob("*.h")]):
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        seeds[file.name] = (f'# 1 "{file.name}"\n' + "\n".join(lines) + "\n").encode()
+    seeds["brackets"] = b"(" * 20_000 + b")" * 20_000
+    seeds["angles"] = b"a<" * 20_000
+    seeds["attributes"] = b"[[a(" * 15_000
+    seeds["strings"] = b'kernel void f(device float* x [[buffer(0)]]) { R"x(")")x"; }'
+    return seeds
+
+
+def module(fmt: str, shape: list[int], **more: Any) -> dict[str, Any]:
+    return {"format": fmt, "shape": shape, "group_size": 16, "scale_type": "fp16",
+            "zeros": fmt == "u4", "biases": False, "global_scale": False,
+            "layer_class": "mlp_up", "source_layout": "out_in", **more}
+
+
+def quantization(modules: dict[str, Any]) -> dict[str, Any]:
+    """As in config.json; targets put the checksum right."""
+    return {"quant_method": "metal_marlin", "version": 1, "recipe": "r", "recipe_document": {},
+            "method": "rtn", "layout": "k_packed", "modules": modules, "checksum": ""}
+
+
+def quantization_configs() -> Seeds:
+    golden = json.loads((ROOT / "tests/golden/checkpoint_v1/config.json").read_text())
+    return {
+        "golden": text_of(golden["quantization_config"]),
+        "experts": text_of(quantization({
+            "a.experts.*.w.weight": module("nf3", [2, 16, 8], layer_class="moe_expert")})),
+        "modules-5000": text_of(quantization(
+            {f"layers.{i}.up_proj.weight": module("s8", [16, 8]) for i in range(5000)})),
+        **json_shapes(),
+    }
+
+
+def parts_of(folder: Path) -> bytes:
+    """A directory as checkpoint_fuzz reads it."""
+    index = folder / "model.safetensors.index.json"
+    parts = [(folder / "config.json").read_bytes(), index.read_bytes() if index.exists() else b""]
+    for file in sorted(folder.glob("*.safetensors")):
+        image = file.read_bytes()
+        (length,) = struct.unpack_from("<Q", image)
+        parts += [image[8:8 + length], image[8 + length:]]
+    return DIVIDER.encode().join(parts)
+
+
+def header(tensors: dict[str, tuple[str, list[int], int]]) -> str:
+    """Tensors behind each other: name -> type, shape, bytes."""
+    entries, end = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    return json.dumps(entries, separators=(",", ":"))
+
+
+def checkpoints() -> Seeds:
+    def quantized(modules: dict[str, Any], own_header: str = "", data: str = "\x11<") -> bytes:
+        config = {"model_type": "llama", "quantization_config": quantization(modules)}
+        return DIVIDER.join([json.dumps(config), "", own_header, data]).encode()
+
+    def plain(tensors: dict[str, tuple[str, list[int], int]], config: dict[str, Any]) -> bytes:
+        return DIVIDER.join([json.dumps(config), "", header(tensors), "\x01<\x7f>0<"]).encode()
+
+    experts = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": ("BF16", [7, 16], 224)
+               for e in range(3)}
+    seeds = {
+        "golden": parts_of(ROOT / "tests/golden/checkpoint_v1"),
+        "plain": plain({"model.embed_tokens.weight": ("F32", [8, 16], 512),
+                        "model.layers.0.mlp.up_proj.weight": ("F16", [16, 32], 1024),
+                        "model.norm.weight": ("BF16", [16], 32)}, LLAMA),
+        "plain-experts": plain(experts, {**LLAMA, "num_experts_per_tok": 2}),
+        "plain-input-first": plain({"h.0.attn.c_attn.weight": ("F32", [16, 48], 3072)},
+                                   {"model_type": "gpt2"}),
+        "plain-fused": plain({"model.layers.0.mlp.experts.gate_up_proj": ("BF16", [2, 16, 8], 512)},
+                             {"model_type": "gpt_oss", "num_experts_per_tok": 2}),
+        "two-shards": DIVIDER.join([
+            "{}", json.dumps({"weight_map": {"a.weight": "model-00001-of-00002.safetensors",
+                                             "b.weight": "model-00002-of-00002.safetensors"}}),
+            header({"a.weight": ("F32", [4, 16], 256)}), "\x01<",
+            header({"b.weight": ("F32", [4, 16], 256)}), "\x02<"]).encode(),
+        "stack": quantized({"a.experts.*.w.weight":
+                            module("fp4_e2m1", [3, 16, 8], layer_class="moe_expert")}),
+        "fused-stack": quantized({"a.experts.w": module("s8", [2, 16, 8],
+                                                        layer_class="moe_expert")}),
+        "kept": quantized({"a.up_proj.weight": module("u4", [16, 8])},
+                          header({"a.up_proj.qweight": ("U32", [2, 8], 64),
+                                  "a.up_proj.scales": ("F16", [1, 8], 16),
+                                  "a.up_proj.zeros": ("F16", [1, 8], 16),
+                                  "norm.weight": ("F32", [4], 16)})),
+    }
+    for name in BITS:
+        seeds[f"module-{name}"] = quantized({"a.up_proj.weight": module(name, [32, 8])})
+    return seeds
+
+
+def safetensors() -> Seeds:
+    many = header({f"layers.{i}.weight": ("U8", [0], 0) for i in range(5000)}).encode()
+    return {"many": struct.pack("<Q", len(many)) + many}
+
+
+def nothing() -> Seeds:
+    return {}
+
+
+@dataclass(frozen=True)
+class Target:
+    """How one target is fuzzed."""
+
+    max_len: int
+    seeds: Callable[[], Seeds] = nothing
+    words: tuple[str, ...] = ()  # Sources whose string literals make the dictionary.
+    more: tuple[str, ...] = field(default=())  # Words in none of them.
+    options: tuple[str, ...] = ()  # libFuzzer's.
+
+
+CONFIG_SOURCES = ("src/recipe/model_config.cc", "src/recipe/decoder_shape.cc",
+                  "src/recipe/architecture.cc", "src/model/decoder_config.cc",
+                  "src/model/rotary.cc")
+RECIPE_SOURCES = ("src/recipe/recipe_json.cc", "src/recipe/layer_class.cc",
+                  "src/recipe/format_choice.cc", "src/formats/format_table.cc",
+                  "include/marlin/formats.def")
+CHECKPOINT_SOURCES = ("src/checkpoint/module_tensors.cc", "src/checkpoint/open.cc",
+                      "src/checkpoint/safetensors.cc", "src/formats/format_table.cc",
+                      "src/recipe/layer_class.cc", "include/marlin/formats.def")
+JSON_WORDS = ("[[", "]]", "{}", "{},", '":', ",", "null", "true", "-1", "0", "1e400",
+              "18446744073709551615", "9223372036854775807", "2147483647", "\\u0000", "\\ud800")
+
+TARGETS = {
+    "arguments_fuzz": Target(
+        STRUCTURE, argument_lines, ("src/cli/*.cc", *RECIPE_SOURCES),
+        ("--", "=", "4611686018427387904", "1e400", "gK"),
+        # A size that nobody can allocate is answered with a null pointer.
+        ("-malloc_limit_mb=1048576", "-close_fd_mask=3")),
+    "checkpoint_fuzz": Target(STRUCTURE, checkpoints, (*CHECKPOINT_SOURCES, *CONFIG_SOURCES),
+                              (DIVIDER, *JSON_WORDS)),
+    "generation_config_fuzz": Target(TEXT, generation_configs, CONFIG_SOURCES, JSON_WORDS),
+    "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
+    "layout_fuzz": Target(SMALL, layouts),
+    "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
+    "msl_fuzz": Target(STRUCTURE, metal_sources, ("src/backends/metal/simulator/msl_*.cc",)),
+    "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc",),
+                           ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
+                            ".*", "|", "^", "$", "[^", "*?")),
+    "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
+    "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
+    "safetensors_fuzz": Target(TEXT, safetensors, ("src/checkpoint/safetensors.cc",), JSON_WORDS),
+    "token_file_fuzz": Target(TEXT, token_files),
+    "tuning_fuzz": Target(STRUCTURE, nothing, ("src/plan/tuning_table.cc",)),
+}
+
+LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+WORD = re.compile(r"[\w.,:/*?\[\]=@-]{2,40}")
+FORMAT = re.compile(r"^MARLIN_FORMAT\(\w+, *(\w+)", re.MULTILINE)
+
+
+def dictionary(target: Target) -> str:
+    """The names that the readers themselves compare with, so that no second list goes stale."""
+    words = dict.fromkeys(target.more)
+    for pattern in target.words:
+        files = sorted(ROOT.glob(pattern))
+        if not files:
+            raise SystemExit(f"no such source: {pattern}")
+        for file in files:
+            text = re.sub(r"^#include.*$", "", file.read_text(), flags=re.MULTILINE)
+            found = LITERAL.findall(text) + FORMAT.findall(text)
+            words.update(dict.fromkeys(w for w in found if WORD.fullmatch(w)))
+    quoted = []
+    for word in words:
+        escaped = "".join(c if 32 <= ord(c) < 127 and c not in '"\\' else f"\\x{ord(c):02x}"
+                          for c in word)
+        quoted.append(f'"{escaped}"')
+    return "\n".join(quoted) + "\n"
+
+
+def check() -> int:
+    there = {file.stem for file in HERE.glob("*_fuzz.cc")}
+    for name in sorted(there ^ set(TARGETS)):
+        print(f"tests/fuzz: {name}: {'no row in make_seeds.py' if name in there else 'no source'}")
+    return 1 if there != set(TARGETS) else 0
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        return check()
+    folder = Path(arguments[0])
+    for name, target in TARGETS.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for seed, content in target.seeds().items():
+            (folder / name / seed).write_bytes(content[:target.max_len])
+        (folder / f"{name}.dict").write_text(dictionary(target))
+        options = [f"-max_len={target.max_len}", *target.options]
+        (folder / f"{name}.options").write_text("\n".join(options) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+// Files of token ids (--tokens): what is read is what the text says, however it is laid out.
+#include <string>
+#include <vector>
+
+#include "cli/model_arguments.h"
+#include "fuzz_target.h"
+#include "temporary_folder.h"
+
+namespace {
+
+using namespace marlin;
+
+std::string Joined(const std::vector<int32_t>& tokens, const char* separator) {
+  std::string text;
+  for (const int32_t token : tokens) {
+    if (!text.empty()) text += separator;
+    text += std::to_string(token);
+  }
+  return text;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const TemporaryFolder folder;
+  const auto read = [](std::string_view text) {
+    folder.Write("tokens", text);
+    return cli::ReadTokens(folder.Path("tokens"));
+  };
+  const auto tokens = read(TextOf(data, size));
+  if (!tokens.ok()) {
+    CheckError(tokens.status());
+    return 0;
+  }
+  // A token takes at least a digit, and a separator behind all but the last.
+  MARLIN_FUZZ_CHECK(2 * tokens->size() <= size + 1);
+  for (const std::string& text :
+       {Joined(*tokens, " "), "[" + Joined(*tokens, ",") + "]", Joined(*tokens, "\r\n")}) {
+    const auto again = read(text);
+    MARLIN_FUZZ_CHECK(again.ok());
+    MARLIN_FUZZ_CHECK(*again == *tokens);
+  }
+  return 0;
+}
