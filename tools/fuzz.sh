@@ -1,49 +1,61 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS]: builds every fuzz target and runs each for that long (default 60), starting
-# from its corpus in tests/fuzz/corpus/<target>. A crashing input is left in build-fuzz/findings.
+# fuzz.sh [SECONDS [TARGET...]]: builds fuzz targets (default: every one) and runs each for that long
+# (default 60), from its seeds (tests/fuzz/make_seeds.py) and its corpus in tests/fuzz/corpus. Inputs
+# that end a target are left in build-fuzz/findings.
 set -eu
 cd "$(dirname "$0")/.."
+root=$PWD
 seconds=${1:-60}
-build=build-fuzz
+[ $# = 0 ] || shift
+build=$root/build-fuzz
 launcher=$(command -v ccache || true)
-targets=$(cd tests/fuzz 2>/dev/null && ls -- *_fuzz.cc 2>/dev/null | sed 's/\.cc$//' || true)
-if [ -z "$targets" ]; then
-  echo "0 passed, 0 failed, 0 skipped"
-  exit 0
-fi
+targets=${*:-$(cd tests/fuzz && ls -- *_fuzz.cc | sed 's/\.cc$//')}
 cmake --preset fuzz -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 # shellcheck disable=SC2086
 cmake --build "$build" --target $targets
-mkdir -p "$build/findings"
-rm -rf "$build/failed"
-mkdir "$build/failed"
+seeds=$build/seeds
+rm -rf "$build/failed" "$seeds"
+mkdir -p "$build/findings" "$build/failed"
+python3 -B tests/fuzz/make_seeds.py "$seeds"
+
+# What targets write goes into memory, and away at the end, even where a target was killed.
+memory=/dev/shm
+[ -d "$memory" ] && [ -w "$memory" ] || memory=${TMPDIR:-/tmp}
+TMPDIR=$(mktemp -d "$memory/marlin-fuzz-XXXXXX")
+trap 'rm -rf "$TMPDIR"' EXIT
+# A size that nobody can allocate is answered with a null pointer, as without a sanitizer.
+ASAN_OPTIONS=allocator_may_return_null=1:strict_string_checks=1:detect_leaks=1
+UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TMPDIR ASAN_OPTIONS UBSAN_OPTIONS
 
 # fuzz TARGET: runs one, prints what it did in one piece, and leaves a file where it failed.
 fuzz() {
-  local target=$1 program work dictionary report
-  program=$(find "$build" -type f -name "$target" -perm -u+x | head -n 1)
-  work=$build/corpus/$target
+  local target=$1 work=$build/corpus/$1 report
+  local options=()
+  while IFS= read -r option; do options+=("$option"); done <"$seeds/$target.options"
+  cat "tests/fuzz/$target.dict" >>"$seeds/$target.dict" 2>/dev/null || true
+  if grep -q '"' "$seeds/$target.dict"; then options+=("-dict=$seeds/$target.dict"); fi
   mkdir -p "$work"
-  set -- "$work"
-  [ -d "tests/fuzz/corpus/$target" ] && set -- "$@" "tests/fuzz/corpus/$target"
-  [ "$target" = safetensors_fuzz ] && set -- "$@" tests/fuzz/malformed
-  dictionary=tests/fuzz/$target.dict
-  [ -f "$dictionary" ] && set -- "-dict=$dictionary" "$@"
-  if "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$build/findings/$target-" "$@" >"$build/$target.log" 2>&1; then
-    report=$(grep -E 'number_of_executed_units|new_units_added' "$build/$target.log" || true)
+  set -- "$work" "$seeds/$target"
+  [ -d "tests/fuzz/corpus/$target" ] && set -- "$@" "$root/tests/fuzz/corpus/$target"
+  [ "$target" = safetensors_fuzz ] && set -- "$@" "$root/tests/fuzz/malformed"
+  if "$build/fuzz/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 \
+    -print_final_stats=1 -artifact_prefix="$build/findings/$target-" "${options[@]}" "$@" \
+    </dev/null >"$build/$target.log" 2>&1; then
+    report=$(grep -E 'INITED|DONE ' "$build/$target.log" || true)
   else
     report=$(tail -n 40 "$build/$target.log")
     : >"$build/failed/$target"
   fi
+  report+=$'\n'$(grep -E 'number_of_executed_units|new_units_added' "$build/$target.log" || true)
   printf '== %s, %s s\n%s\n' "$target" "$seconds" "$report"
 }
 export -f fuzz
-export build seconds
+export root build seconds seeds
 
 # One on each processor: a target has one thread.
 # shellcheck disable=SC2086
-printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c 'fuzz "$1"' fuzz {}
+printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c 'set -eu; fuzz "$1"' fuzz {}
 # shellcheck disable=SC2086
 set -- $targets
 failed=$(find "$build/failed" -type f | wc -l)

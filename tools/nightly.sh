@@ -1,57 +1,123 @@
 #!/usr/bin/env bash
-# The long checks: all conformance cases, every seeded fault, encoders over all 2^32 floats,
-# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, ten minutes of fuzzing a
-# target, 64-bit Arm under qemu. Writes bench/records/nightly.json. Arguments: names of stages,
-# default all.
+# nightly.sh [--resume] [STAGE...]: the long checks, stage by stage; hours on a small machine.
+#
+#   (nothing)   every stage
+#   STAGE...    these alone
+#   --resume    leaves out the stages that passed at this commit already
+#   --list      prints the stages and what each takes on two cores
+#
+# Each stage's row of bench/records/nightly.json is written when the stage ends, with its own date
+# and commit; rows of stages that did not run stay. "complete" in it says that every stage passed at
+# one commit. Of the commit that changes the record alone a run is not told: it is the one before.
 set -eu
 cd "$(dirname "$0")/.."
 logs=build-nightly
-mkdir -p "$logs" bench/records
+record=bench/records/nightly.json
 started=$SECONDS
-rows="" failures=0
-wanted=" $* "
+failures=0 resume=no wanted=""
 
-# stage NAME COMMAND...: runs a command and keeps what its closing line counts.
-stage() {
-  local name=$1 began=$SECONDS rc=0 line
-  shift
-  if [ "$wanted" != "  " ] && [ "${wanted#* "$name" }" = "$wanted" ]; then return 0; fi
-  echo "== [$((SECONDS - started)) s] $name"
-  set +e
-  "$@" </dev/null >"$logs/$name.log" 2>&1
-  rc=$?
-  set -e
-  line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$logs/$name.log" | tail -n 1)
-  if [ "$rc" != 0 ]; then
-    failures=$((failures + 1))
-    tail -n 40 "$logs/$name.log"
-  fi
-  echo "   $([ "$rc" = 0 ] && echo ok || echo FAILED), $((SECONDS - began)) s: $line"
-  rows="$rows${rows:+,}
-    {\"stage\": \"$name\", \"ok\": $([ "$rc" = 0 ] && echo true || echo false),
-     \"result\": \"$line\", \"seconds\": $((SECONDS - began))}"
+# stage -> what it takes on two cores; in the order in which they run.
+stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz aarch64"
+describe() {
+  case $1 in
+    test) echo "30 min  ./dev test" ;;
+    conformance) echo "20 min  the larger selection of conformance cases" ;;
+    levels) echo "60 min  units, properties and conformance at every instruction-set level (MARLIN_CPU)" ;;
+    mutants) echo "60 min  every seeded fault must be noticed" ;;
+    exhaustive) echo "90 min  encoders and roundings over all 2^32 floats, 1000 killed processes" ;;
+    property) echo "20 min  properties, MARLIN_PROPERTY_RUNS=2000 of each" ;;
+    asan) echo "60 min  everything under AddressSanitizer and UndefinedBehaviorSanitizer" ;;
+    tsan) echo "60 min  ThreadSanitizer" ;;
+    python) echo "20 min  the Python extension under AddressSanitizer" ;;
+    integrations) echo "30 min  PyTorch, transformers and MLX" ;;
+    fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
+    aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
+  esac
 }
 
-conformance() {
+die() {
+  echo "nightly: $*" >&2
+  exit 1
+}
+
+# --- stages -------------------------------------------------------------------------------------
+
+# What is in build/ is as the sources are now, whichever stages were left out.
+rebuild() {
+  [ -e build/CMakeCache.txt ] || {
+    echo "build/ is missing: run the stage test first"
+    return 1
+  }
+  cmake --build build -j "$(nproc)" "$@"
+}
+
+# run_ctest FOLDER [ctest options]: ends with the line that says how many.
+run_ctest() {
+  local folder=$1 report rc=0
+  shift
+  report=$PWD/$folder/nightly.xml
+  rm -f "$report"
+  ctest --test-dir "$folder" -j "$(nproc)" --output-on-failure --no-tests=error \
+    --output-junit "$report" "$@" || rc=$?
+  count() { sed -n "s/^.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$report" | head -n 1; }
+  echo "$(($(count tests) - $(count failures) - $(count skipped) - $(count disabled))) passed," \
+    "$(count failures) failed, $(($(count skipped) + $(count disabled))) skipped"
+  return $rc
+}
+
+run_test() { ./dev test; }
+
+run_conformance() {
+  rebuild --target marlin_conformance || return 1
   build/bin/marlin_conformance --nightly
 }
 
-mutants() {
-  cmake --build build --target marlin_conformance_mutants
+# Every level that this processor has; with the counts of all of them.
+run_levels() {
+  local level counts rc=0 passed=0 failed=0 skipped=0
+  rebuild || return 1
+  for level in scalar avx2 avx512 amx neon; do
+    MARLIN_CPU=$level build/bin/metal-marlin devices >/dev/null 2>&1 || continue
+    echo "-- MARLIN_CPU=$level"
+    MARLIN_CPU=$level run_ctest build -R '^(unit|property|conformance)' --timeout 7200 \
+      >"$logs/level-$level.log" 2>&1 || rc=1
+    counts=$(tail -n 1 "$logs/level-$level.log")
+    [ "$rc" = 0 ] || grep -E '\(Failed\)|\(Timeout\)' "$logs/level-$level.log" || true
+    echo "   $counts"
+    # shellcheck disable=SC2086
+    set -- ${counts//[^0-9]/ }
+    passed=$((passed + ${1:-0})) failed=$((failed + ${2:-1})) skipped=$((skipped + ${3:-0}))
+  done
+  echo "$passed passed, $failed failed, $skipped skipped"
+  [ "$rc" = 0 ] && [ "$passed" != 0 ]
+}
+
+run_mutants() {
+  rebuild --target marlin_conformance_mutants || return 1
   python3 -B tests/conformance/run_mutants.py \
     "$(find build -type f -name marlin_conformance_mutants)"
 }
 
-# Encoders and roundings over all floats, and a thousand killed processes, instead of the samples
-# that ./dev test takes.
-exhaustive() {
-  MARLIN_EXHAUSTIVE=full MARLIN_KILLS=1000 ctest --test-dir build --output-on-failure \
-    --no-tests=error -R '^(exhaustive|fault)' --timeout 7200 -j "$(nproc)"
+# All floats and a thousand killed processes, instead of the samples that ./dev test takes.
+run_exhaustive() {
+  rebuild || return 1
+  MARLIN_EXHAUSTIVE=full MARLIN_KILLS=1000 run_ctest build -R '^(exhaustive|fault)' --timeout 14400
 }
 
+run_property() {
+  rebuild || return 1
+  MARLIN_PROPERTY_RUNS="${MARLIN_PROPERTY_RUNS:-2000}" run_ctest build -R '^property' --timeout 7200
+}
+
+run_asan() { tools/sanitize.sh asan; }
+run_tsan() { tools/sanitize.sh tsan '/(gaussian|lattice)/'; }
+run_python() { tools/sanitize_python.sh; }
+run_integrations() { ./dev test-integrations; }
+run_fuzz() { tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"; }
+
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.
-aarch64() {
-  local package missing=""
+run_aarch64() {
+  local package missing="" generator=""
   for package in g++-aarch64-linux-gnu qemu-user googletest; do
     dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
   done
@@ -62,39 +128,73 @@ aarch64() {
       return 1
     }
   fi
+  if command -v ninja >/dev/null; then generator=Ninja; fi
   cmake -S . -B build-aarch64 ${generator:+-G "$generator"} -DMARLIN_BUILD_BENCH=OFF \
     --toolchain cmake/aarch64-linux-gnu.cmake \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" || return 1
   cmake --build build-aarch64 || return 1
-  ctest --test-dir build-aarch64 -j "$(nproc)" --output-on-failure --no-tests=error \
-    -R '^(unit|property|conformance)' --timeout 3600 --output-junit "$PWD/$logs/aarch64.xml"
-  local rc=$?
-  count() { sed -n "s/^.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$logs/aarch64.xml" | head -n 1; }
-  echo "$(($(count tests) - $(count failures) - $(count skipped))) passed," \
-    "$(count failures) failed, $(count skipped) skipped"
-  return $rc
+  run_ctest build-aarch64 -R '^(unit|property|conformance)' --timeout 3600
 }
 
-generator=""
-if command -v ninja >/dev/null; then generator=Ninja; fi
-stage test ./dev test
-stage conformance conformance
-stage mutants mutants
-stage exhaustive exhaustive
-stage asan tools/sanitize.sh asan
-stage tsan tools/sanitize.sh tsan '/(gaussian|lattice)/'
-stage fuzz tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"
-stage aarch64 aarch64
+# --- the record ---------------------------------------------------------------------------------
 
+# The newest commit that changes more than the record, so that the record can be committed between
+# stages; with "-dirty" where something else is not committed.
+commit_of_tree() {
+  local commit
+  commit=$(git log -1 --format=%H -- . ":(exclude)$record" 2>/dev/null) || commit=""
+  [ -n "$commit" ] || commit=unknown
+  git diff --quiet HEAD -- . ":(exclude)$record" 2>/dev/null || commit=$commit-dirty
+  echo "$commit"
+}
+
+keep() { python3 -B tools/nightly_record.py "$record" "$@"; }
+
+# stage NAME: runs it and keeps what its closing line counts.
+stage() {
+  local name=$1 began=$SECONDS rc=0 line outcome=ok commit
+  commit=$(commit_of_tree)
+  if [ "$resume" = yes ] && [ "$(keep commit "$name")" = "$commit" ]; then
+    echo "== $name: passed at this commit"
+    return 0
+  fi
+  echo "== [$((SECONDS - started)) s] $name: $(describe "$name")"
+  set +e
+  ("run_$name") </dev/null >"$logs/$name.log" 2>&1
+  rc=$?
+  set -e
+  line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$logs/$name.log" | tail -n 1)
+  if [ "$rc" != 0 ]; then
+    outcome=FAILED
+    failures=$((failures + 1))
+    tail -n 40 "$logs/$name.log"
+  fi
+  echo "   $outcome, $((SECONDS - began)) s: $line"
+  keep add "$name" "$outcome" "$((SECONDS - began))" "$commit" "$line"
+}
+
+[ -x tools/sanitize_python.sh ] || stages=${stages/ python/}
+for argument in "$@"; do
+  case $argument in
+    --resume) resume=yes ;;
+    --list)
+      for name in $stages; do printf '%-13s %s\n' "$name" "$(describe "$name")"; done
+      exit 0
+      ;;
+    *)
+      case " $stages " in
+        *" $argument "*) wanted="$wanted $argument" ;;
+        *) die "unknown stage: $argument; stages: $stages" ;;
+      esac
+      ;;
+  esac
+done
+mkdir -p "$logs"
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
-cat >bench/records/nightly.json <<TXT
-{
-  "date": "$(date -u +%Y-%m-%d)",
-  "commit": "$(git rev-parse HEAD 2>/dev/null || echo unknown)",
-  "device": "$processor, $(nproc) processors",
-  "stages": [$rows
-  ]
-}
-TXT
-echo "wrote bench/records/nightly.json; $failures stages failed"
+# shellcheck disable=SC2086
+keep begin --device "$processor, $(nproc) processors" $stages
+for name in $stages; do
+  case " ${wanted:-$stages} " in *" $name "*) stage "$name" ;; esac
+done
+echo "wrote $record; $failures stages failed"
 [ "$failures" = 0 ]

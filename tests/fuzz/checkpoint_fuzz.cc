@@ -185,11 +185,13 @@ bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   }
   MARLIN_FUZZ_CHECK(weights->spec == module.spec && Validate(*weights).ok());
   const WeightsSpec& spec = module.spec;
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  MARLIN_FUZZ_CHECK(weights->codebook.empty() || weights->codebook.size() == 1U << info.bits);
   const int64_t bytes = weights->codes.ByteCount() + weights->scales.ByteCount() +
                         weights->zeros.ByteCount() * (spec.has_zeros ? 1 : 0) +
                         weights->biases.ByteCount() * (spec.has_biases ? 1 : 0) +
                         weights->global_scale.ByteCount() * (spec.has_global_scale ? 1 : 0) +
-                        static_cast<int64_t>(weights->codebook.size() * sizeof(float));
+                        (info.has_codebook ? int64_t{4} << info.bits : 0);
   MARLIN_FUZZ_CHECK(bytes == StoredBytes(spec));
   const __int128 count = static_cast<__int128>(spec.experts) * spec.k * spec.n;
   // Codes have at least two bits; padding along K is what they may have besides.

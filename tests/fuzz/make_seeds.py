@@ -97,8 +97,8 @@ def generation_configs() -> Seeds:
     return {
         "one": b'{"eos_token_id":2,"temperature":0.6,"top_p":0.95}',
         "several": b'{"eos_token_id":[1,2,3],"bos_token_id":0}',
-        "depth-200": deep(200, '{"eos_token_id":'),
-        "depth-100000": deep(100_000, '{"eos_token_id":{"a":', after="}}"),
+        "eos-depth-200": deep(200, '{"eos_token_id":'),
+        "eos-depth-100000": deep(100_000, '{"eos_token_id":{"a":', after="}}"),
         "tokens-100000": text_of({"eos_token_id": list(range(100_000))}),
         **json_shapes(),
     }
@@ -269,6 +269,8 @@ def checkpoints() -> Seeds:
             header({"b.weight": ("F32", [4, 16], 256)}), "\x02<"]).encode(),
         "stack": quantized({"a.experts.*.w.weight":
                             module("fp4_e2m1", [3, 16, 8], layer_class="moe_expert")}),
+        "stack-empty": quantized({"a.experts.*.w.weight":
+                                  module("fp4_e2m1", [3, 16, 0], layer_class="moe_expert")}),
         "fused-stack": quantized({"a.experts.w": module("s8", [2, 16, 8],
                                                         layer_class="moe_expert")}),
         "kept": quantized({"a.up_proj.weight": module("u4", [16, 8])},
