@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from . import _core
 from .errors import FileError, MalformedFileError, UnsupportedError
 
 
@@ -12,6 +13,7 @@ class TextCodec:
 
     def __init__(self, directory: str | Path) -> None:
         path = Path(directory) / "tokenizer.json"
+        _core.check_model_file(str(directory), path.name)
         if not path.is_file():
             raise FileError(f"{path}: no tokenizer; token ids can be used instead")
         try:

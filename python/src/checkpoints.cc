@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "checkpoint/model_directory.h"
 #include "core.h"
 #include "marlin/checkpoint.h"
 
@@ -117,6 +118,13 @@ void BindCheckpoints(nb::module_& module) {
       .def_rw("progress", &DirectoryOptions::progress);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source"), nb::arg("output"),
              nb::arg("recipe"), nb::arg("options"));
+  module.def(
+      "check_model_file",
+      [](const std::string& directory, const std::string& name) {
+        SystemIo io;
+        Check(CheckModelFile(io, directory, name));
+      },
+      nb::arg("directory"), nb::arg("name"));
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",

@@ -91,6 +91,7 @@ class Planner {
   const QuantizeCheckpointOptions& options_;
   QuantizePlan plan_;
   std::map<std::string, std::map<int64_t, Candidate>> experts_;  // By common name and number.
+  std::map<std::string, int64_t> expert_counts_;                 // Of the source, by common name.
 };
 
 void Planner::AddCopy(size_t tensor) {
@@ -184,6 +185,8 @@ Status Planner::AddSingle(const Candidate& candidate) {
 
 Status Planner::PlanTensor(size_t tensor) {
   const TensorInfo& info = Info(tensor);
+  const std::optional<ExpertName> expert = ParseExpertName(info.name);
+  if (expert) ++expert_counts_[expert->common];
   Candidate candidate{tensor, options_.recipe.Choose(info.name, info.shape),
                       ClassifyTensor(info.name)};
   if (candidate.choice.keep) {
@@ -197,11 +200,9 @@ Status Planner::PlanTensor(size_t tensor) {
   const std::string obstacle = Obstacle(info, candidate.layer_class);
   if (!obstacle.empty()) return AddObstructed(tensor, obstacle);
   if (!GetFormatInfo(candidate.choice.format).quantized) return AddCast(candidate);
-  if (info.shape.rank() == 2) {
-    if (std::optional<ExpertName> expert = ParseExpertName(info.name)) {
-      experts_[expert->common][expert->expert] = candidate;
-      return {};
-    }
+  if (info.shape.rank() == 2 && expert) {
+    experts_[expert->common][expert->expert] = candidate;
+    return {};
   }
   return AddSingle(candidate);
 }
@@ -219,7 +220,9 @@ bool Planner::IsStack(const std::map<int64_t, Candidate>& experts) const {
 
 Status Planner::PlanStacks() {
   for (const auto& [common, experts] : experts_) {
-    if (IsStack(experts)) {
+    // Readers look for every expert in the stack once there is one.
+    const bool all = static_cast<int64_t>(experts.size()) == expert_counts_.at(common);
+    if (all && IsStack(experts)) {
       std::vector<size_t> sources;
       for (const auto& [number, candidate] : experts) sources.push_back(candidate.tensor);
       MARLIN_RETURN_IF_ERROR(AddModule(experts.begin()->second, common, std::move(sources), true));

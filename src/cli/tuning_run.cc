@@ -146,10 +146,10 @@ Result<WholeFile> WholeFile::Create(const std::string& path) {
   if (error) return CannotWrite(path, error.message());
   if (fs::is_directory(path, error)) return CannotWrite(path, "is a directory");
   WholeFile file(path, path + ".partial-" + std::to_string(getpid()));
-  if (!std::ofstream(file.partial_)) {
-    file.partial_.clear();
-    return CannotWrite(path, "its folder takes no files");
-  }
+  const bool taken = static_cast<bool>(std::ofstream(file.partial_));
+  // Not kept until the end: a process that is killed while it measures would leave it.
+  fs::remove(file.partial_, error);
+  if (!taken) return CannotWrite(path, "its folder takes no files");
   return file;
 }
 

@@ -264,6 +264,9 @@ def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     shutil.copyfile(SAMPLE / "model.safetensors", tmp_path / "model.safetensors")
     done = run("generate", str(tmp_path), "--prompt", "x")
     assert done.returncode == 3 and "no tokenizer" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "tokenizer.json").symlink_to(SAMPLE / "tokenizer.json")
+    done = run("generate", str(tmp_path), "--prompt", "x")
+    assert done.returncode == 1 and "tokenizer.json: is a link to" in done.stderr
 
 
 @pytest.fixture

@@ -135,6 +135,22 @@ TEST_F(Conversion, ExpertsThatDifferAreStoredUnderTheirOwnNames) {
   EXPECT_EQ(opened.modules()[1].spec.format, Format::kS8);
 }
 
+TEST_F(Conversion, ExpertsOfWhichSomeAreKeptAreNotStacked) {
+  Source({RandomBf16(ExpertName(0), {16, 64}, 1), RandomBf16(ExpertName(1), {16, 64}, 2),
+          RandomBf16(ExpertName(2), {16, 64}, 3)});
+  for (const char* choice : {"keep", "bf16"}) {
+    options_.recipe = MixedPrecisionConfig::DefaultMoe();
+    options_.overwrite = true;
+    Override("*.experts.2.*", choice);
+    ExpectOk();
+    const Checkpoint opened = Opened();
+    ASSERT_EQ(opened.modules().size(), 2u);
+    EXPECT_EQ(opened.modules()[0].name, ExpertName(0));
+    EXPECT_EQ(opened.modules()[1].name, ExpertName(1));
+    EXPECT_NE(opened.Find(ExpertName(2)), nullptr);
+  }
+}
+
 TEST_F(Conversion, ExpertsWithGapsOrOtherShapesAreNotStacked) {
   Source({RandomBf16(ExpertName(0), {16, 64}, 1), RandomBf16(ExpertName(2), {16, 64}, 2),
           RandomBf16("a.experts.0.w1.weight", {16, 64}, 3),

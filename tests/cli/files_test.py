@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What the system and links do to the command's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from command_line import COMMAND, IO, QWEN, USAGE, CommandTestCase, bf16, write_safetensors
+
+OUT_OF_MEMORY = 4
+
+
+def limit(which: int, size: int) -> None:
+    """Sets a limit of this process, and what the shell leaves of a limit's signal: the default."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(which, (size, size))
+
+
+class Limits(CommandTestCase):
+    """ulimit."""
+
+    def test_file_size(self) -> None:
+        for blocks in (1, 5, 1000):
+            self.refuse(IO, "quantize", QWEN, "-o", self.directory / "out",
+                        says=("cannot write: File too large",),
+                        preexec_fn=lambda n=blocks: limit(resource.RLIMIT_FSIZE, 1024 * n))
+            self.assert_nothing_written()
+
+    def test_address_space(self) -> None:
+        sparse = self.directory / "sparse.safetensors"
+        with sparse.open("wb") as file:
+            file.truncate(1 << 40)
+        self.refuse(OUT_OF_MEMORY, "inspect", sparse, says=("sparse.safetensors: cannot map",),
+                    preexec_fn=lambda: limit(resource.RLIMIT_AS, 1 << 36))
+
+
+class Links(CommandTestCase):
+    """Links in a model's directory that lead out of it."""
+
+    def model(self, link: str) -> pathlib.Path:
+        model = self.directory / "model"
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(QWEN, model)
+        outside = self.directory / "outside"
+        outside.write_bytes((QWEN / link).read_bytes())
+        (model / link).unlink()
+        (model / link).symlink_to("../outside")
+        return model
+
+    def test_every_reader(self) -> None:
+        tokens = self.directory / "tokens.json"
+        tokens.write_text(json.dumps([1, 2, 3]))
+        out = self.directory / "out"
+        readers = {
+            "config.json": (["plan", "--bandwidth", 1], ["inspect"], ["quantize", "-o", out],
+                            ["generate", "--tokens", tokens], ["perplexity", "--tokens", tokens]),
+            "generation_config.json": (["generate", "--tokens", tokens], ["quantize", "-o", out]),
+            "model.safetensors": (["inspect"], ["generate", "--tokens", tokens]),
+            "tokenizer.json": (["quantize", "-o", out],),
+        }
+        for link, commands in readers.items():
+            model = self.model(link)
+            for command in commands:
+                says = (f"{link}: is a link to", "/outside, outside of the model's directory")
+                self.refuse(USAGE, command[0], model, *command[1:], says=says)
+        self.assertFalse(out.exists())
+
+    def test_a_link_to_nothing(self) -> None:
+        model = self.model("config.json")
+        (self.directory / "outside").unlink()
+        for command in (["plan", model, "--bandwidth", 1], ["inspect", model]):
+            self.refuse(IO, *command,
+                        says=("config.json: is a link to ../outside, which does not exist",))
+
+    def test_a_link_that_is_named(self) -> None:
+        (self.directory / "link").symlink_to(QWEN)
+        (self.directory / "config").symlink_to(QWEN / "config.json")
+        self.succeed("plan", self.directory / "link", "--bandwidth", 1)
+        self.succeed("plan", self.directory / "config", "--bandwidth", 1)
+        self.succeed("inspect", self.directory / "link")
+
+
+class Comparing(CommandTestCase):
+    """verify --against where the experts of a stack are not aligned."""
+
+    def test_odd_stacks(self) -> None:
+        tensors = {}
+        for expert in range(3):
+            values = [((7 * i + expert) % 33 - 16) / 16 for i in range(33 * 40)]
+            tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = (
+                "BF16", [33, 40], bf16(values))
+        source = self.directory / "source"
+        source.mkdir()
+        write_safetensors(source / "model.safetensors", tensors)
+        for choice in ("fp4_e2m1/gK", "u4/gK", "s8/g16/bf16", "fp4_e2m1/g16/e4m3", "nf4/gK/e8m0"):
+            out = self.directory / "out"
+            self.succeed("quantize", source, "-o", out, "--recipe", f"uniform:{choice}",
+                         "--overwrite")
+            result = self.document("verify", out, "--against", source)
+            error = result["tensors"][0]["relative_error"]
+            self.assertTrue(0 < error < 0.3, f"{choice}: {error}")
+
+
+class Killed(CommandTestCase):
+    """What a killed process leaves."""
+
+    def test_tune(self) -> None:
+        table = self.directory / "tune.txt"
+        with subprocess.Popen([COMMAND, "tune", "--device", "cpu", "--shape", "64,8192,8192", "-o",
+                               str(table)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              stdin=subprocess.DEVNULL) as process:
+            time.sleep(0.3)
+            self.assertIsNone(process.poll(), "it was to be killed while it measures")
+            os.kill(process.pid, signal.SIGKILL)
+        self.assert_nothing_written()
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
