@@ -35,8 +35,8 @@ struct QuantizePlan {
   std::vector<SkippedTensor> skipped;
 };
 
-/// Experts of one projection become one stack when they are numbered 0, 1, ... without gaps, all are
-/// quantized, and have the same shape and choice; otherwise each is stored under its own name.
+/// Experts of one projection become one stack when they are numbered 0, 1, ... without gaps, all
+/// are quantized, and have the same shape and choice; otherwise each is stored under its own name.
 /// Errors: kInvalidArgument for options that no matrix can have; kUnsupported, with `strict`, for
 /// a matrix that the recipe quantizes and that cannot be.
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,

@@ -441,7 +441,7 @@ bool Journey::Run() {
 }
 
 TEST(CheckpointProperties, WhatIsWrittenCanBeRead) {
-  const int64_t runs = FromEnvironment("MARLIN_PROPERTY_RUNS", 120);
+  const int64_t runs = FromEnvironment("MARLIN_PROPERTY_RUNS", 250);
   const int64_t first = FromEnvironment("MARLIN_PROPERTY_SEED", 1);
   DeviceOptions options;
   options.threads = 2;
