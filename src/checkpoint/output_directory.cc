@@ -115,10 +115,9 @@ Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
   return {};
 }
 
-Status OutputDirectory::CheckTarget() {
+Status OutputDirectory::CheckTarget() const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo existing, io_->StatLink(target_));
-  target_exists_ = existing.kind != FileKind::kMissing;
-  if (!target_exists_) return {};
+  if (existing.kind == FileKind::kMissing) return {};
   MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(target_));
   if (!lost.empty()) {
     return InvalidTarget(target_,
@@ -147,6 +146,7 @@ Status OutputDirectory::RestoreSwapped() const {
 
 Status OutputDirectory::LockPartial() {
   for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
+    made_ = true;
     MARLIN_RETURN_IF_ERROR(io_->MakeDirectory(partial_));
     MARLIN_ASSIGN_OR_RETURN(FileHandle lock, io_->LockDirectory(partial_));
     if (!lock.open()) continue;  // Another process has committed or removed it meanwhile.
@@ -191,6 +191,7 @@ Status OutputDirectory::Prepare() {
 // is to be resumed, or belongs to another process.
 void OutputDirectory::GiveUp() {
   const bool locked = lock_.open();
+  if (!made_) return;
   if (!locked) {
     Result<FileHandle> lock = io_->LockDirectory(partial_);
     if (lock.ok()) lock_ = *std::move(lock);

@@ -66,7 +66,7 @@ class OutputDirectory {
   Status Prepare();
   void GiveUp();
   Status RestoreSwapped() const;
-  Status CheckTarget();
+  Status CheckTarget() const;
   Status CheckReplaceable(const FileInfo& info) const;
   Status LockPartial();
   Status RemoveStale() const;
@@ -83,7 +83,7 @@ class OutputDirectory {
   std::string partial_;
   FileHandle lock_;  // Open while the directory under partial_ is this run's to change.
   std::map<std::string, FileInfo> written_;
-  bool target_exists_ = false;
+  bool made_ = false;  // The partial directory may exist only because this run made it.
   bool keep_ = false;
 };
 
