@@ -321,6 +321,10 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 else result
             )
             self._checked = True
+            for name, got, wanted in sorted(getattr(info, "mismatched_keys", ())):
+                # Or transformers' own report would raise in its place.
+                info.mismatched_keys.clear()
+                raise MalformedFileError(f"{name}: expected {[*wanted]}, got {[*got]}")
             unexpected = [name for name in unexpected if not self._is_prediction(model, name)]
             for what, names in (("no tensor for", missing), ("no place for", unexpected)):
                 if names:

@@ -439,9 +439,7 @@ def test_a_tensor_of_another_shape(quantized: Quantized, tmp_path: Path) -> None
     path = copy_of(quantized.make("glm4_moe")[0], tmp_path / "q")
     name = "model.layers.1.post_attention_layernorm.weight"
     edit(path, lambda tensors: tensors.update({name: torch.ones(63)}))
-    refused(path, "post_attention_layernorm", ("runner", "mlx_lm"))
-    with pytest.raises(RuntimeError, match="mismatched"):  # transformers' own words.
-        load_transformers(path)
+    refused(path, r"post_attention_layernorm.*expected \[64\], got \[63\]")
 
 
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "deepseek_v3"])
@@ -505,7 +503,7 @@ def test_layouts_of_experts_that_are_not_known() -> None:
     for modules, match in (
         ({"middle_proj": [8, 64, 48]}, "expected quantized gate_up_proj, down_proj of a Qwen3Moe"),
         ({"*.w1.weight": [8, 64, 48], "*.up_proj.weight": [8, 64, 48]}, "got up_proj, w1"),
-        ({"gate_up_proj": [8, 64, 96], "*.down_proj.weight": [8, 48, 64]}, "got down_proj, gate_up"),
+        ({"gate_up_proj": [8, 64, 96], "*.down_proj.weight": [8, 48, 64]}, "got down_proj, gate"),
         ({"*.gate_proj.weight": [9, 64, 48]}, r"expected \[8, 64, 48\], got \[9, 64, 48\]"),
         ({"9.gate_proj.weight": [64, 48]}, "expected experts 0..7"),
     ):
