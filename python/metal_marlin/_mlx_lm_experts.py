@@ -55,7 +55,7 @@ class ExpertBlocks:
     ) -> None:
         self._gpt_oss = gpt_oss
         self.other_modules: list[str] = []
-        # Of each block, what is there under which part and expert ("*": all of them).
+        # The content of each block by part and expert ("*": all of them).
         self._blocks: dict[str, dict[tuple[str, str], Any]] = {}
         for name in modules:
             match = _NAME.match(name)
@@ -90,17 +90,24 @@ class ExpertBlocks:
         if whole is not None:
             if isinstance(whole, QuantizedWeights):
                 return Projection(whole, None, bias)
+            if whole.ndim != 3:
+                raise MalformedFileError(
+                    f"{owner}: {role}: expected [experts, out, in], got {[*whole.shape]}"
+                )
             return Projection(None, whole.swapaxes(1, 2) if self._gpt_oss else whole, bias)
         count = sum(part == role for part, _ in block)
         single = [block.pop((role, str(expert)), None) for expert in range(count)]
         if count == 0 or any(one is None for one in single):
             raise MalformedFileError(f"{owner}: not every expert has a {role}")
+        shapes = {_shape(one) for one in single}
+        if len(shapes) != 1:
+            raise MalformedFileError(f"{owner}: {role}: experts of shapes {sorted(shapes)}")
         if all(isinstance(one, mx.array) for one in single):
             return Projection(None, mx.stack(single), bias)
         return Projection([_as_weights(one) for one in single], None, bias)
 
     def _half(self, block: dict[tuple[str, str], Any], role: str, end: str) -> Any:
-        """What is stored for all experts of a role, alone or in gate_up_proj."""
+        """The tensor or module of a role for all experts, alone or as a half of gate_up_proj."""
         if (role + end, "*") in block:
             return block.pop((role + end, "*"))
         fused = ("gate_up_proj" + end, "*")
@@ -115,8 +122,13 @@ class ExpertBlocks:
             return take_columns(content, first, step, half)
         if self._gpt_oss:
             return content[..., int(second) :: 2]
-        half = content.shape[1] // 2
-        return content[:, half * second : half * (second + 1)]
+        half = content.shape[1] // 2 if content.ndim > 1 else 0
+        return content[:, half * second : half * (second + 1)] if half else content
+
+
+def _shape(one: Any) -> tuple[int, ...]:
+    """[out, in] of one expert's matrix."""
+    return (one.n, one.k) if isinstance(one, QuantizedWeights) else tuple(one.shape)
 
 
 def _as_weights(one: Any) -> QuantizedWeights:

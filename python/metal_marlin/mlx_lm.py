@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ._core import Checkpoint, describe_decoder, supported_model_types
 from ._mlx_lm_experts import ExpertBlocks
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
-from .errors import UnsupportedError
+from .errors import MalformedFileError, UnsupportedError
 from .linear import dequantize
 from .mlx import MarlinLinear, MarlinSwitchLinear
 
@@ -37,7 +37,7 @@ def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dic
             config.setdefault(name, config["num_local_experts"])
     if decoder is None:
         return config
-    # What is set after the model was made must not hinder making it.
+    # These are set after the model was made, and some of their values would hinder making it.
     config.update(rope_scaling=None, rope_parameters=None, layer_types=None, sliding_window=None)
     config.setdefault("rope_theta", 10000.0)
     config.setdefault("partial_rotary_factor", 1.0)
@@ -70,7 +70,7 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
 
 
 def _check_function(kind: str, decoder: dict[str, Any]) -> None:
-    """Refuses what is written into mlx_lm's models and cannot be set."""
+    """Refuses functions that are fixed in mlx_lm's models."""
     if kind != "gpt_oss" and decoder["activation"] != "silu":
         raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
     if kind == "qwen2_moe" and decoder["normalizes_choice"]:
@@ -140,7 +140,7 @@ class _Loader:
 
     def load(self) -> None:
         """Loads everything. Errors: UnsupportedError for what the model lacks or has beyond."""
-        gpt_oss = self.model.model_type == "gpt_oss"
+        gpt_oss = getattr(self.model, "model_type", "") == "gpt_oss"
         blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, gpt_oss)
         for owner, projections in blocks.take():
             self._place_experts(owner, projections)
@@ -150,8 +150,11 @@ class _Loader:
         for name in [name for name in self.tensors if name.endswith(".kv_b_proj.weight")]:
             if self._find(name.removesuffix(".kv_b_proj.weight") + ".embed_q") is not None:
                 self._place_latent(name, self.tensors.pop(name))
-        if self.decoder is not None and self.decoder["tied"] and "lm_head" in self.model:
-            self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
+        table = self.tensors.get("model.embed_tokens.weight")
+        tied = self.decoder is not None and self.decoder["tied"]
+        if tied and table is not None and "lm_head" in self.model:
+            # Some models of mlx_lm have a head of their own, whatever config.json says.
+            self.tensors["lm_head.weight"] = table
         for name in self.tensors:
             # mlx_lm's qwen3 has no biases, whatever attention_bias says.
             layer = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
@@ -194,6 +197,8 @@ class _Loader:
         bias = self.tensors.pop(f"{path}.bias", None)
         if bias is None and "bias" in old:
             raise _mismatch(f"no tensor for {path}.bias")
+        if bias is not None:
+            _check_shape(f"{path}.bias", tuple(bias.shape), old.weight.shape[:-1])
         return bias
 
     def _place(self, name: str) -> None:
@@ -221,7 +226,10 @@ class _Loader:
         rows = heads * (key + attention.v_head_dim)
         _check_shape(name, tuple(dense.shape), (rows, attention.kv_lora_rank))
         # In the type of the directory's own tensors.
-        dense = dense.astype(self.tensors["model.norm.weight"].dtype)
+        norm = self.tensors.get(f"{owner}.kv_a_layernorm.weight")
+        if norm is None:
+            raise _mismatch(f"no tensor for {owner}.kv_a_layernorm.weight")
+        dense = dense.astype(norm.dtype)
         both = dense.reshape(heads, -1, attention.kv_lora_rank)
         self.tensors[f"{owner}.embed_q.weight"] = mx.contiguous(both[:, :key].swapaxes(-1, -2))
         self.tensors[f"{owner}.unembed_out.weight"] = mx.contiguous(both[:, key:])
@@ -299,8 +307,10 @@ def load(path: str | Path) -> tuple[nn.Module, Any]:
 def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config) of a quantized directory, without its tokenizer; see load."""
     checkpoint = Checkpoint(str(path))
-    config = json.loads(checkpoint.config_json)
-    runs = config.get("model_type") in supported_model_types()
+    config = json.loads(checkpoint.config_json or "{}")
+    if not isinstance(config.get("model_type"), str):
+        raise MalformedFileError(f"{path}/config.json: model_type: expected a string")
+    runs = config["model_type"] in supported_model_types()
     decoder = describe_decoder(checkpoint.config_json) if runs else None
     config = _as_mlx_names(config, decoder)
     model = _make_model(config, decoder)

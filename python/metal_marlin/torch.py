@@ -466,7 +466,7 @@ class MarlinMoE(RoutedExperts):
         return product
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """What goes into the down projection."""
+        """The input of the down projection."""
         inner: torch.Tensor = self.act_fn(gate) * up
         return inner
 

@@ -29,7 +29,7 @@ except ImportError:  # Before version 5, names in files were names in memory.
     WeightRenaming = None
 
 _METHOD = "metal_marlin"
-# What files call the projections of experts that they hold one by one: gate, up, down.
+# Names of gate, up and down projections in files that hold experts one by one.
 _NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 # One tensor of all experts; its name ends here, without ".weight".
 _FUSED = ("gate_up_proj", "down_proj")
@@ -93,7 +93,7 @@ class _Block:
 
 
 class _Sizes:
-    """What transformers' module of experts says about them; it holds them as two parameters."""
+    """Sizes and layout of the experts in transformers' module, which has two parameters of them."""
 
     def __init__(self, owner: str, module: nn.Module) -> None:
         gate_up, down = (_attribute(module, name) for name in _FUSED)
@@ -121,7 +121,7 @@ class _SplitExperts(MarlinMoE):
         super().__init__(gate, up, down, _Gate(replaced), names)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """What goes into the down projection."""
+        """The input of the down projection."""
         inner: torch.Tensor = self.act_fn(torch.cat((gate, up), -1))
         return inner
 
@@ -159,7 +159,7 @@ class _FusedExperts(RoutedExperts):
 class _Gate:
     """The gate function of transformers' module of experts, from its two products side by side.
 
-    No module: what initializes weights must not look for those that the module had.
+    It is no module, because the initialization of weights would look for the removed parameters.
     """
 
     def __init__(self, replaced: nn.Module) -> None:

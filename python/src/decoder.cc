@@ -80,11 +80,10 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
 
 void BindDecoder(nb::module_& module) {
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
-             "What a config.json says about a decoder's arithmetic, for a type that can be run.");
+             "The arithmetic of a decoder as config.json says it, for a type that can be run.");
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),
              nb::arg("file"),
-             "Raises what is wrong with the quantization_config of a directory: its version, its "
-             "checksum, the keys of a module.");
+             "Raises an error for a newer version, a wrong checksum and wrong keys of modules.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
 }

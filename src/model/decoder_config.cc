@@ -39,7 +39,7 @@ Result<Activation> ReadActivation(ModelConfig& config) {
                             name));
 }
 
-/// What a family does with a window when layer_types is absent. `limit` is max_window_layers.
+/// Whether a layer of a family slides when layer_types is absent. `limit` is max_window_layers.
 bool SlidesByDefault(const std::string& type, int64_t layer, int64_t limit) {
   if (type == "gpt_oss") return layer % 2 == 0;
   if (type == "qwen2_moe") return layer % 2 == 0 && layer < limit;

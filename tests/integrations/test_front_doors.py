@@ -59,7 +59,7 @@ PATCHWORK = {
         {"glob": "model.layers.2.*", "choice": "keep"},
     ],
 }
-# What mlx_lm's model of a type does not compute, and how that is said.
+# Functions that mlx_lm's model of a type does not compute, with its error.
 NOT_IN_MLX = {"llama_gelu": "mlx_lm's llama computes silu, not gelu_tanh"}
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
 
@@ -306,7 +306,7 @@ def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
     assert blocks
     for block in blocks:
         assert any(isinstance(module, MarlinStack) for module in block.modules())
-        # What is left of parameters is biases.
+        # The parameters that are left are biases.
         assert all(parameter.dim() == 2 for parameter in block.parameters())
     layers = load_mlx(path).model.layers
     switches = [
@@ -409,6 +409,8 @@ def refused(path: Path, match: str, doors: tuple[str, ...] = DOORS) -> None:
         ("gpt_oss", "model.layers.1.mlp.experts.down_proj_bias"),
         ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
         ("qwen3_moe", "lm_head.weight"),
+        ("qwen2_moe_no_bias", "model.embed_tokens.weight"),
+        ("deepseek_v3", "model.layers.1.self_attn.kv_a_layernorm.weight"),
     ],
 )
 def test_a_missing_tensor(case: str, name: str, quantized: Quantized, tmp_path: Path) -> None:
@@ -435,11 +437,22 @@ def test_a_tensor_too_many(case: str, name: str, quantized: Quantized, tmp_path:
     refused(path, re.escape(name.split(".")[-1]), doors)
 
 
-def test_a_tensor_of_another_shape(quantized: Quantized, tmp_path: Path) -> None:
-    path = copy_of(quantized.make("glm4_moe")[0], tmp_path / "q")
-    name = "model.layers.1.post_attention_layernorm.weight"
+@pytest.mark.parametrize(
+    "case, name",
+    [
+        ("glm4_moe", "model.layers.1.post_attention_layernorm.weight"),
+        ("glm4_moe", "model.layers.1.self_attn.k_proj.bias"),
+        ("gpt_oss", "model.layers.1.mlp.experts.down_proj_bias"),
+        ("qwen3_moe", "model.layers.1.mlp.gate.weight"),
+    ],
+)
+def test_a_tensor_of_another_shape(
+    case: str, name: str, quantized: Quantized, tmp_path: Path
+) -> None:
+    path = copy_of(quantized.make(case)[0], tmp_path / "q")
     edit(path, lambda tensors: tensors.update({name: torch.ones(63)}))
-    refused(path, r"post_attention_layernorm.*expected \[64\], got \[63\]")
+    last = name.split(".")[-2].replace("experts", r"down_proj.?bias")
+    refused(path, rf"{last}.*expected \[.*\], got \[63\]")
 
 
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "deepseek_v3"])
@@ -521,6 +534,9 @@ def test_types_and_functions_that_mlx_lm_lacks(tmp_path: Path) -> None:
     mm.quantize_model(tmp_path / "source", tmp_path / "q", recipe(MIXTURE))
     with_config(tmp_path / "q", model_type="nonesuch")
     with pytest.raises(mm.UnsupportedError, match="mlx_lm cannot make a nonesuch: .*not supported"):
+        load_model(tmp_path / "q")
+    with_config(tmp_path / "q", model_type=None)
+    with pytest.raises(mm.MalformedFileError, match="model_type: expected a string"):
         load_model(tmp_path / "q")
     make_model("qwen2_moe").save_pretrained(tmp_path / "moe")
     mm.quantize_model(tmp_path / "moe", tmp_path / "q2", recipe(MIXTURE))
