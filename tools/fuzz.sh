@@ -1,18 +1,33 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS [TARGET...]]: builds fuzz targets (default: every one) and runs each for that long
-# (default 60), from its seeds (tests/fuzz/make_seeds.py) and its corpus in tests/fuzz/corpus. Inputs
-# that end a target are left in build-fuzz/findings.
-set -eu
+# fuzz.sh [SECONDS [TARGET...]]: builds fuzz targets (default: every one) and runs each for that
+# long (default 60), from its seeds (tests/fuzz/make_seeds.py) and its corpus in tests/fuzz/corpus.
+# Inputs that end a target are left in build-fuzz/findings.
+set -eu -o pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 seconds=${1:-60}
 [ $# = 0 ] || shift
 build=$root/build-fuzz
 launcher=$(command -v ccache || true)
-targets=${*:-$(cd tests/fuzz && ls -- *_fuzz.cc | sed 's/\.cc$//')}
+targets=${*:-$(cd tests/fuzz && ls -- *_fuzz.cc | sed 's/\.cc$//') tokenizer_fuzz}
+# The one that is a Python program: through the package in .venv, where there is one.
+python=.venv/bin/python
+tokenizers=no skipped=0
+# shellcheck disable=SC2086,SC2116
+case " $(echo $targets) " in
+  *" tokenizer_fuzz "*)
+    # shellcheck disable=SC2086
+    targets=$(printf '%s\n' $targets | grep -vx tokenizer_fuzz || true)
+    tokenizers=yes
+    ;;
+esac
+if [ $tokenizers = yes ] && ! "$python" -c 'import metal_marlin, tokenizers' 2>/dev/null; then
+  echo "skipped: tokenizer_fuzz: no Python package in .venv (./dev build)"
+  tokenizers=no skipped=1
+fi
 cmake --preset fuzz -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 # shellcheck disable=SC2086
-cmake --build "$build" --target $targets
+[ -z "$targets" ] || cmake --build "$build" --target $targets
 seeds=$build/seeds
 rm -rf "$build/failed" "$seeds"
 mkdir -p "$build/findings" "$build/failed"
@@ -55,9 +70,17 @@ export root build seconds seeds
 
 # One on each processor: a target has one thread.
 # shellcheck disable=SC2086
-printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c 'set -eu; fuzz "$1"' fuzz {}
+[ -z "$targets" ] ||
+  printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c 'set -eu; fuzz "$1"' fuzz {}
 # shellcheck disable=SC2086
 set -- $targets
+count=$#
+if [ $tokenizers = yes ]; then
+  count=$((count + 1))
+  echo "== tokenizer_fuzz, $seconds s"
+  "$python" -B tests/fuzz/tokenizer_fuzz.py "$seconds" --keep "$build/findings" |
+    sed '$d' || : >"$build/failed/tokenizer_fuzz"
+fi
 failed=$(find "$build/failed" -type f | wc -l)
-echo "$(($# - failed)) passed, $failed failed"
+echo "$((count - failed)) passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -16,13 +16,16 @@ record=bench/records/nightly.json
 started=$SECONDS
 failures=0 resume=no wanted=""
 
-# stage -> what it takes on two cores; in the order in which they run.
-stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz aarch64"
+# In the order in which they run.
+stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz"
+stages="$stages aarch64"
+
+# How long a stage takes on two cores, about, and what it is.
 describe() {
   case $1 in
     test) echo "30 min  ./dev test" ;;
     conformance) echo "20 min  the larger selection of conformance cases" ;;
-    levels) echo "60 min  units, properties and conformance at every instruction-set level (MARLIN_CPU)" ;;
+    levels) echo "60 min  units, properties, conformance at every level of MARLIN_CPU" ;;
     mutants) echo "60 min  every seeded fault must be noticed" ;;
     exhaustive) echo "90 min  encoders and roundings over all 2^32 floats, 1000 killed processes" ;;
     property) echo "20 min  properties, MARLIN_PROPERTY_RUNS=2000 of each" ;;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Keeps bench/records/nightly.json: one row a stage, each with the commit that it ran on.
 
-Usage: nightly_record.py RECORD begin [--device TEXT] STAGE...   drops rows of unknown stages
+Usage: nightly_record.py RECORD begin [--device TEXT] STAGE...   drops rows of other stages
        nightly_record.py RECORD add STAGE ok|FAILED SECONDS COMMIT [RESULT]
-       nightly_record.py RECORD commit STAGE                     prints its row's commit, if it is ok
+       nightly_record.py RECORD commit STAGE           prints the commit of a row that is ok
 
 A row is written as soon as its stage has ended, so that a run that was interrupted can go on.
 """

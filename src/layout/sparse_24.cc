@@ -124,6 +124,7 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
   }
   sparse.k = k;
   sparse.n = n;
+  if (n == 0) return sparse;  // However many rows there are: no memory says that they are few.
   const auto values = FormatValues(format);
   for (int64_t block = 0; block < padded / kBlock; ++block) {
     for (int64_t column = 0; column < n; ++column) {
@@ -163,6 +164,7 @@ Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t>
     return {Code::kUnsupported,
             "format: " + std::string(FormatName(format)) + " has no code of value 0"};
   }
+  if (n == 0) return {};
   const auto nibble_at = [&](const BlockPlace& place) {
     return sparse.metadata[static_cast<size_t>(place.metadata_word)] >> place.metadata_shift & 15u;
   };

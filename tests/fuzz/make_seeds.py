@@ -154,23 +154,23 @@ def token_files() -> Seeds:
 
 def argument_lines() -> Seeds:
     lines = [
-        ("", ["--override", "layers.0=s8/g32", "--recipe", "default_moe", "--strict"]),
-        ("", ["-o", "out", "--shard-size", "1MB", "--format", "fp4_e2m1", "--group-size", "64"]),
-        ("", ["-o", "out", "--shard-size", "99999999999GB"]),
-        ("", ["--json"]),
-        ("", ["--bandwidth", "400", "--override", "(.*)=keep", "--device", "cpu"]),
-        ("", ["--against", "missing", "--max-error", "1e400"]),
-        ("", ["-o", "out", "--dtype", "fp16", "--overwrite"]),
-        ("", ["--tokens", "config.json", "--max-tokens", "", "--top-k", "99999999999999999999"]),
-        ("", ["--tokens", "config.json", "--window", "4", "--stride", "0x10"]),
-        ("", ["--against", "missing", "--tokens", "config.json", "--max-windows", "-1"]),
-        ("", ["1,4096,4096", "4611686018427387904,4,4", "9223372036854775807,1,1"]),
-        ("", ["1,2305843009213693952,4", "1,4,9223372036854775807"]),
-        ("", ["--format", "nf4", "--scale-dtype", "e4m3", "--activations", "f32", "--copies", "1"]),
-        ("", ["fp4_e2m1/g128", "u4/gK/sym", "s8/g16/e8m0", "keep", "bf16", "nan", "-0.0", "1e-400"]),
+        ["--override", "layers.0=s8/g32", "--recipe", "default_moe", "--strict"],
+        ["-o", "out", "--shard-size", "1MB", "--format", "fp4_e2m1", "--group-size", "64"],
+        ["-o", "out", "--shard-size", "99999999999GB"],
+        ["--json"],
+        ["--bandwidth", "400", "--override", "(.*)=keep", "--device", "cpu"],
+        ["--against", "missing", "--max-error", "1e400"],
+        ["-o", "out", "--dtype", "fp16", "--overwrite"],
+        ["--tokens", "config.json", "--max-tokens", "", "--top-k", "99999999999999999999"],
+        ["--tokens", "config.json", "--window", "4", "--stride", "0x10"],
+        ["--against", "missing", "--tokens", "config.json", "--max-windows", "-1"],
+        ["1,4096,4096", "4611686018427387904,4,4", "9223372036854775807,1,1"],
+        ["1,2305843009213693952,4", "1,4,9223372036854775807"],
+        ["--format", "nf4", "--scale-dtype", "e4m3", "--activations", "f32", "--copies", "1"],
+        ["fp4_e2m1/g128", "u4/gK/sym", "s8/g16/e8m0", "keep", "bf16", "nan", "-0.0"],
     ]
     return {f"line{i}": (chr(i % 8) + "\n".join(rest)).encode()
-            for i, (_, rest) in enumerate(lines)}
+            for i, rest in enumerate(lines)}
 
 
 def layouts() -> Seeds:
@@ -178,9 +178,10 @@ def layouts() -> Seeds:
     seeds = {f"small{i}": bytes([i % 13, i % 3 + 64 * (i % 2), 17 + i, 5 + i]) + words
              for i in range(13)}
     seeds["whole-tiles"] = bytes([0, 1, 64, 64]) + words
-    for name, k, n in (("overflow", 2**62, 4), ("negative", -1, 7), ("largest", 2**63 - 1, 2**63 - 1),
-                       ("empty", 0, 2**63 - 1), ("thin", 2**61, 0)):
-        seeds[name] = bytes([0, 0, 255]) + struct.pack("<q", k) + b"\xff" + struct.pack("<q", n) + words
+    largest = 2**63 - 1
+    for name, k, n in (("overflow", 2**62, 4), ("negative", -1, 7), ("largest", largest, largest),
+                       ("empty", 0, largest), ("thin", 2**61, 0)):
+        seeds[name] = struct.pack("<BBBqBq", 0, 0, 255, k, 255, n) + words
     return seeds
 
 
@@ -328,14 +329,14 @@ TARGETS = {
     "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
-    "msl_fuzz": Target(STRUCTURE, metal_sources, ("src/backends/metal/simulator/msl_*.cc",)),
+    "msl_fuzz": Target(16 << 10, metal_sources, ("src/backends/metal/simulator/msl_*.cc",)),
     "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc",),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),
     "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
     "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
     "safetensors_fuzz": Target(TEXT, safetensors, ("src/checkpoint/safetensors.cc",), JSON_WORDS),
-    "token_file_fuzz": Target(TEXT, token_files),
+    "token_file_fuzz": Target(256 << 10, token_files),
     "tuning_fuzz": Target(STRUCTURE, nothing, ("src/plan/tuning_table.cc",)),
 }
 

@@ -112,6 +112,15 @@ TEST(Sparse24, PadsKWithCodeZero) {
   }
 }
 
+TEST(Sparse24, TakesNoTimeForRowsWithoutColumns) {
+  constexpr int64_t kRows = int64_t{1} << 60;
+  const Result<Sparse24> packed = PackSparse24(Format::kFp4E2M1, kRows, 0, {});
+  ASSERT_TRUE(packed.ok());
+  EXPECT_EQ(packed->k, kRows);
+  EXPECT_TRUE(packed->values.empty());
+  EXPECT_TRUE(UnpackSparse24(Format::kFp4E2M1, *packed, {}).ok());
+}
+
 TEST(Sparse24, RefusesEveryInvalidNibble) {
   const auto good = PackSparse24(Format::kFp4E2M1, 64, 3, std::vector<uint32_t>(24, 0x76543210u));
   ASSERT_TRUE(good.ok());
