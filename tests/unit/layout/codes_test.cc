@@ -66,6 +66,12 @@ TEST(PackCodes, AcceptsEmptyMatrices) {
   EXPECT_TRUE(UnpackCodes(Format::kNf3, 64, 0, {}, {}).ok());
 }
 
+TEST(PackCodes, TakesNoTimeForColumnsWithoutRows) {
+  constexpr int64_t kColumns = int64_t{1} << 60;
+  EXPECT_TRUE(PackCodes(Format::kFp4E2M1, 0, kColumns, {}, {}).ok());
+  EXPECT_TRUE(UnpackCodes(Format::kFp4E2M1, 0, kColumns, {}, {}).ok());
+}
+
 TEST(PackCodes, NamesWhatIsWrong) {
   std::vector<uint8_t> codes(16, 1);
   std::vector<uint32_t> words(2);
