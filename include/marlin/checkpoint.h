@@ -59,8 +59,8 @@ class Checkpoint {
   /// Loads a quantized module without copying where alignment allows. The result keeps the mapping
   /// alive. Errors: kInvalidArgument for an unknown name, kMalformedFile from Validate.
   Result<QuantizedWeights> Weights(const std::string& module_name) const;
-  /// Compares every tensor with its stored checksum. Errors: kMalformedFile naming the first
-  /// tensor that differs.
+  /// Compares every tensor with its stored checksum, then checks every module's values as Weights()
+  /// does. Errors: kMalformedFile naming the first tensor that differs or cannot be loaded.
   Status VerifyChecksums() const;
 
   struct Impl;

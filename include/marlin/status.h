@@ -31,7 +31,10 @@ std::string_view CodeName(Code code);
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  /// Keeps the message fit to be shown, whatever it quotes: one line of valid UTF-8 of at most 4
+  /// KiB (cut with "..."). Control characters, marks of writing direction and bytes that are not
+  /// UTF-8 become \xNN.
+  Status(Code code, std::string_view message);
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
@@ -40,7 +43,10 @@ class [[nodiscard]] Status {
   /// Returns the same error with "context: " put before its message; success stays success.
   Status WithContext(std::string_view context) const {
     if (ok()) return *this;
-    return Status(code_, std::string(context) + ": " + message_);
+    std::string message(context);
+    message += ": ";
+    message += message_;
+    return Status(code_, message);
   }
 
  private:

@@ -1,6 +1,11 @@
 #include "marlin/status.h"
 
+#include "base/printable.h"
+
 namespace marlin {
+
+Status::Status(Code code, std::string_view message)
+    : code_(code), message_(Printable(message, kMaxMessageBytes)) {}
 
 std::string_view CodeName(Code code) {
   switch (code) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 
@@ -82,6 +83,27 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
   return Status(Code::kInternal, "unknown part of a module");
 }
 
+// An error of Validate, which names a part, as one of the part's tensor.
+Status NameTensor(const Checkpoint::Impl& impl, const ModuleRecord& record, const Status& error) {
+  // In the order of ModulePart.
+  constexpr std::array<std::string_view, 6> kPartNames = {"codes",  "scales",       "zeros",
+                                                          "biases", "global_scale", "codebook"};
+  // The spec was checked at opening: what Validate still finds is wrong with the content.
+  const Code code = error.code() == Code::kOutOfMemory ? error.code() : Code::kMalformedFile;
+  const std::string_view message = error.message();
+  const std::string_view part_name = message.substr(0, message.find(": "));
+  for (const ModuleTensor& part : ModuleTensors(record)) {
+    if (part_name != kPartNames[static_cast<size_t>(part.part)]) continue;
+    const TensorInfo& tensor = impl.tensors[*impl.FindTensor(part.name)];
+    return Status(code,
+                  fmt::format("{}: {}: tensor \"{}\" of module \"{}\": {}", Printable(impl.path),
+                              Printable(tensor.file), Printable(tensor.name),
+                              Printable(record.module.name), message.substr(part_name.size() + 2)));
+  }
+  return Status(code, fmt::format("{}: module \"{}\": {}", Printable(impl.path),
+                                  Printable(record.module.name), message));
+}
+
 Result<QuantizedWeights> LoadModule(const std::shared_ptr<const Checkpoint::Impl>& impl,
                                     const ModuleRecord& record) {
   auto loaded = std::make_shared<LoadedModule>();
@@ -128,14 +150,10 @@ Result<QuantizedWeights> Checkpoint::Weights(const std::string& module_name) con
   const auto found = impl_->module_index.find(module_name);
   if (found == impl_->module_index.end()) return UnknownName(*impl_, "module", module_name);
   try {
-    Result<QuantizedWeights> weights =
-        LoadModule(impl_, impl_->quantization.modules[found->second]);
+    const ModuleRecord& record = impl_->quantization.modules[found->second];
+    Result<QuantizedWeights> weights = LoadModule(impl_, record);
     if (weights.ok()) return weights;
-    const Status& error = weights.status();
-    // The spec was checked at opening: what Validate still finds is wrong with the content.
-    const Code code = error.code() == Code::kOutOfMemory ? error.code() : Code::kMalformedFile;
-    return Status(code, fmt::format("{}: module \"{}\": {}", Printable(impl_->path),
-                                    Printable(module_name), error.message()));
+    return NameTensor(*impl_, record, weights.status());
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(impl_->path) + ": no memory for a module");
   }
@@ -156,6 +174,15 @@ Status Checkpoint::VerifyChecksums() const {
     if (actual != *impl_->checksums[i]) {
       return fail(fmt::format("its {} bytes have checksum {}, stored is {}", tensor.bytes,
                               ChecksumText(actual), ChecksumText(*impl_->checksums[i])));
+    }
+  }
+  // A writer's checksums can be right for values that nothing loads.
+  for (const ModuleRecord& record : impl_->quantization.modules) {
+    MARLIN_RETURN_IF_ERROR(Weights(record.module.name).status());
+    for (const ModuleTensor& part : ModuleTensors(record)) {
+      const size_t tensor = *impl_->FindTensor(part.name);
+      const TensorInfo& info = impl_->tensors[tensor];
+      impl_->files[impl_->tensor_file[tensor]].mapping->Release(info.offset, info.bytes);
     }
   }
   return {};

@@ -18,11 +18,10 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/read_file.h"
 
 namespace marlin {
 namespace {
-
-constexpr size_t kMaxPrintedName = 200;
 
 std::string_view CallName(IoCall call) {
   switch (call) {
@@ -32,6 +31,8 @@ std::string_view CallName(IoCall call) {
       return "open";
     case IoCall::kMap:
       return "map";
+    case IoCall::kRead:
+      return "read";
     case IoCall::kList:
       return "list";
     case IoCall::kMakeDirectory:
@@ -100,20 +101,6 @@ bool IsFlagUnsupported(int error) {
 }
 
 }  // namespace
-
-std::string Printable(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (out.size() >= kMaxPrintedName) return out + "...";
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 std::string JoinPath(const std::string& directory, const std::string& name) {
   if (directory.empty()) return name;
@@ -214,12 +201,9 @@ Result<std::shared_ptr<const Mapping>> Io::Map(const std::string& path) {
 }
 
 Result<std::string> Io::ReadText(const std::string& path, int64_t max_bytes) {
-  MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<const Mapping> mapping, Map(path));
-  if (mapping->size() > max_bytes) {
-    return Status(Code::kMalformedFile, fmt::format("{}: {} bytes, at most {} are accepted",
-                                                    Printable(path), mapping->size(), max_bytes));
-  }
-  return std::string(mapping->text());
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kOpen, path));
+  MARLIN_RETURN_IF_ERROR(Check(IoCall::kRead, path));
+  return ReadFile(path, max_bytes);
 }
 
 Result<std::vector<std::string>> Io::List(const std::string& directory) {
@@ -271,6 +255,11 @@ Result<FileHandle> Io::Create(const std::string& path) {
   FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666),
                   path);
   if (!file.open()) return SystemError(IoCall::kCreate, path, errno);
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) return SystemError(IoCall::kCreate, path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status(Code::kIo, Printable(path) + ": not a regular file");
+  }
   return file;
 }
 

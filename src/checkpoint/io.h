@@ -9,12 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/printable.h"
 #include "marlin/status.h"
 
 namespace marlin {
-
-/// A name from a file, fit for a one-line message: control characters escaped, length bounded.
-std::string Printable(std::string_view text);
 
 /// "directory/name", or name alone for an empty directory.
 std::string JoinPath(const std::string& directory, const std::string& name);
@@ -24,6 +22,7 @@ enum class IoCall : uint8_t {
   kStat,
   kOpen,
   kMap,
+  kRead,
   kList,
   kMakeDirectory,
   kLock,
@@ -114,7 +113,7 @@ class Io {
   Result<std::string> RealPath(const std::string& path);
   /// Errors: kIo, also for anything but a regular file.
   Result<std::shared_ptr<const Mapping>> Map(const std::string& path);
-  /// A whole small file. Errors: kMalformedFile with both sizes when it exceeds max_bytes.
+  /// A whole small file, as ReadFile of base/read_file.h.
   Result<std::string> ReadText(const std::string& path, int64_t max_bytes);
   /// Names in a directory, sorted, without "." and "..".
   Result<std::vector<std::string>> List(const std::string& directory);

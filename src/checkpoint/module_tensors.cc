@@ -112,7 +112,11 @@ Status ParseShape(ObjectReader& reader, ModuleRecord* record) {
   spec.experts = dims[0];
   spec.k = dims[1];
   spec.n = dims[2];
-  if (spec.experts < 1) return reader.Fail("\"shape\": 0 experts");
+  // Else there could be 2^31 experts, or rows, in no bytes at all.
+  if (std::min({spec.experts, spec.k, spec.n}) < 1) {
+    return reader.Fail(fmt::format("\"shape\": {} experts of [{}, {}] hold no weights",
+                                   spec.experts, spec.k, spec.n));
+  }
   return {};
 }
 
@@ -145,7 +149,7 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
   if (!format.ok()) return in_reader(format.status());
   spec.format = *format;
   if (!GetFormatInfo(spec.format).quantized) {
-    return reader.Fail(fmt::format("{} is not a quantized format", format_name));
+    return reader.Fail(fmt::format("{} is not a quantized format", FormatName(spec.format)));
   }
   MARLIN_RETURN_IF_ERROR(ParseShape(reader, &record));
   MARLIN_ASSIGN_OR_RETURN(spec.group_size, reader.TakeDimension("group_size"));

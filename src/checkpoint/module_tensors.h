@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "marlin/checkpoint.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"

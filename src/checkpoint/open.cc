@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/safetensors.h"
+#include "layout/weights_buffer.h"
 
 namespace marlin {
 
@@ -129,7 +130,7 @@ Status CheckpointOpener::AddFile(const std::string& directory, const std::string
 
 Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
     const std::string& index_path) {
-  MARLIN_ASSIGN_OR_RETURN(const std::string text, io_.ReadText(index_path, kMaxJsonFileBytes));
+  MARLIN_ASSIGN_OR_RETURN(const std::string text, io_.ReadText(index_path, kCheckpointJson.bytes));
   MARLIN_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, index_path));
   const auto malformed = [&index_path](const std::string& message) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
@@ -287,7 +288,7 @@ Status CheckpointOpener::ReadConfig(const std::vector<std::string>& names) {
   if (!std::binary_search(names.begin(), names.end(), kConfigFile)) return {};
   const std::string path = JoinPath(impl_.path, std::string(kConfigFile));
   MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, std::string(kConfigFile)));
-  MARLIN_ASSIGN_OR_RETURN(impl_.config_json, io_.ReadText(path, kMaxJsonFileBytes));
+  MARLIN_ASSIGN_OR_RETURN(impl_.config_json, io_.ReadText(path, kCheckpointJson.bytes));
   MARLIN_ASSIGN_OR_RETURN(impl_.config, ParseJsonObject(impl_.config_json, path));
   const auto quantization = impl_.config.find("quantization_config");
   if (quantization == impl_.config.end() || !quantization->is_object()) return {};
@@ -344,6 +345,8 @@ Status CheckModuleTensors(const Checkpoint::Impl& impl) {
                                      Printable(owner->second)));
       }
     }
+    const Status possible = CheckSpec(record.module.spec);
+    if (!possible.ok()) return malformed(possible.message());
   }
   return {};
 }

@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "base/checked.h"
+#include "base/json.h"
 #include "base/macros.h"
 #include "checkpoint/io.h"
-#include "checkpoint/json.h"
 
 namespace marlin {
 namespace {

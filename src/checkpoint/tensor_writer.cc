@@ -6,9 +6,9 @@
 #include <charconv>
 #include <numeric>
 
+#include "base/json.h"
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/json.h"
 
 namespace marlin {
 namespace {

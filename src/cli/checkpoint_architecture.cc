@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 
+#include "base/json.h"
 #include "base/macros.h"
+#include "base/printable.h"
+#include "base/read_file.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/quantize_plan.h"
@@ -105,18 +105,6 @@ Result<ModelArchitecture> DescribeCheckpoint(const Checkpoint& checkpoint) {
 
 namespace {
 
-constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
-
-Result<std::string> ReadConfig(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
-  std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return Status(Code::kIo, fmt::format("{}: cannot be read", path));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
 Result<ModelArchitecture> DescribeHeaders(const std::string& source) {
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(source));
   return DescribeCheckpoint(checkpoint);
@@ -135,14 +123,14 @@ Result<ModelArchitecture> DescribeSource(const std::string& source) {
     SystemIo io;
     MARLIN_RETURN_IF_ERROR(CheckModelFile(io, source, "config.json"));
   }
-  MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadConfig(config.string()));
+  MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadFile(config.string(), kCheckpointJson.bytes));
   Result<ModelArchitecture> model = DescribeModel(text);
   if (model.ok()) return model;
   if (directory && model.status().code() == Code::kUnsupported) {
     Result<ModelArchitecture> from_headers = DescribeHeaders(source);
     if (from_headers.ok()) return from_headers;
   }
-  return model.status().WithContext(source);
+  return model.status().WithContext(Printable(source));
 }
 
 }  // namespace marlin::cli

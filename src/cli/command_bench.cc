@@ -9,6 +9,7 @@
 #include "backends/cuda/graph_timer.h"
 #include "backends/metal/metal_backend.h"
 #include "base/macros.h"
+#include "base/read_file.h"
 #include "cli/bench_document.h"
 #include "cli/bench_gemm.h"
 #include "cli/bench_gpu.h"
@@ -221,9 +222,10 @@ class BenchCommand final : public Command {
 
   Status ReadShapes() {
     if (!shapes_file_.empty()) {
-      std::ifstream file(shapes_file_);
-      if (!file) return Status(Code::kIo, shapes_file_ + ": cannot be opened");
-      for (std::string line; std::getline(file, line);) {
+      constexpr int64_t kMostBytes = int64_t{1} << 20;
+      MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadFile(shapes_file_, kMostBytes));
+      std::istringstream lines(text);
+      for (std::string line; std::getline(lines, line);) {
         line.resize(std::min(line.find('#'), line.size()));
         std::istringstream words(line);
         for (std::string word; words >> word;) shapes_.push_back(word);

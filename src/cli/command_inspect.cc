@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/table.h"
@@ -75,11 +76,11 @@ class InspectCommand final : public Command {
                      {"quantized", checkpoint.quantized()},
                      {"recipe", checkpoint.quantized() ? Json(checkpoint.recipe_name()) : Json()},
                      {"tensors", Json::array()}};
-    for (const ListedTensor& tensor : tensors) document["tensors"].push_back(TensorJson(tensor));
     document["parameters"] = total.parameters;
     document["bits_per_weight"] = total.BitsPerWeight();
     document["bytes"] = total.bytes;
-    return console.PrintJson(document);
+    return console.PrintJson(document, "tensors", tensors.size(),
+                             [&tensors](size_t i) { return TensorJson(tensors[i]); });
   }
 
   static Status PrintTables(Console& console, const Checkpoint& checkpoint,
@@ -103,11 +104,12 @@ class InspectCommand final : public Command {
       add(std::string(LayerClassName(static_cast<LayerClass>(i))), classes[i]);
     }
     add("total", total);
-    const std::string kind = checkpoint.quantized()
-                                 ? fmt::format("quantized, recipe {}", checkpoint.recipe_name())
-                                 : "not quantized";
-    return console.Print(fmt::format("{}: {}\n\n{}\n{}", checkpoint.path(), kind, list.ToString(),
-                                     summary.ToString()));
+    const std::string kind =
+        checkpoint.quantized()
+            ? fmt::format("quantized, recipe {}", EscapeUnprintable(checkpoint.recipe_name()))
+            : "not quantized";
+    return console.Print(fmt::format("{}: {}\n\n{}\n{}", EscapeUnprintable(checkpoint.path()), kind,
+                                     list.ToString(), summary.ToString()));
   }
 
   std::string path_;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "cli/table.h"
@@ -82,8 +83,8 @@ class VerifyCommand final : public Command {
     const double error = worst->errors.RelativeError();
     if (error <= *max_error_) return Status();
     return Status(Code::kMalformedFile,
-                  fmt::format("{}: relative error {:.6g}, at most {:.6g} allowed", worst->name,
-                              error, *max_error_));
+                  fmt::format("{}: relative error {:.6g}, at most {:.6g} allowed",
+                              Printable(worst->name), error, *max_error_));
   }
 
   static Status PrintDocument(Console& console, const Checkpoint& quantized,
@@ -110,8 +111,8 @@ class VerifyCommand final : public Command {
 
   Status PrintTables(Console& console, const Checkpoint& quantized,
                      const Comparison& comparison) const {
-    std::string text =
-        fmt::format("{}: {} tensors match their checksums\n", path_, quantized.tensors().size());
+    std::string text = fmt::format("{}: {} tensors match their checksums\n",
+                                   EscapeUnprintable(path_), quantized.tensors().size());
     if (against_) text += fmt::format("\n{}\n{}", TensorTable(comparison), ClassTable(comparison));
     return console.Print(text);
   }

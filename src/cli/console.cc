@@ -1,6 +1,7 @@
 #include "cli/console.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,17 +10,16 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/macros.h"
+#include "base/printable.h"
+
 namespace marlin::cli {
+
 namespace {
 
-std::string WithoutControlCharacters(std::string_view text, bool keep_layout) {
-  std::string clean(text);
-  for (char& c : clean) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (keep_layout && (c == '\n' || c == '\t')) continue;
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  return clean;
+std::string JsonText(const nlohmann::ordered_json& json) {
+  // A name from a file may be invalid UTF-8; the document must stay valid all the same.
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -66,23 +66,45 @@ Status Console::Write(std::string_view text) {
   return Status();
 }
 
-Status Console::Print(std::string_view text) { return Write(WithoutControlCharacters(text, true)); }
+Status Console::Print(std::string_view text) {
+  return Write(EscapeUnprintable(text, Layout::kKept));
+}
 
 Status Console::PrintJson(const nlohmann::ordered_json& document) {
-  // A name from a file may be invalid UTF-8; the document must stay valid all the same.
-  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
-  return Write(document.dump(2, ' ', false, kReplace) + "\n");
+  return Write(JsonText(document) + "\n");
+}
+
+Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,
+                          const std::function<nlohmann::ordered_json(size_t)>& row) {
+  constexpr size_t kChunk = size_t{1} << 16;
+  const std::string text = JsonText(document) + "\n";
+  // Strings in JSON have no line feeds, so nothing else of the document looks like this.
+  const std::string empty = fmt::format("\n  \"{}\": []", key);
+  const size_t at = text.find(empty);
+  if (rows == 0 || at == std::string::npos) return Write(text);
+  const size_t inside = at + empty.size() - 1;
+  std::string pending = text.substr(0, inside);
+  for (size_t i = 0; i < rows && !reader_gone_; ++i) {
+    pending += i == 0 ? "\n    " : ",\n    ";
+    for (const char c : JsonText(row(i))) {
+      pending += c;
+      if (c == '\n') pending += "    ";
+    }
+    if (pending.size() < kChunk) continue;
+    MARLIN_RETURN_IF_ERROR(Write(pending));
+    pending.clear();
+  }
+  return Write(pending + "\n  " + text.substr(inside));
 }
 
 void Console::Message(std::string_view text) {
   if (!interactive_) return;
-  std::fprintf(stderr, "%s\n", WithoutControlCharacters(text, false).c_str());
+  std::fprintf(stderr, "%s\n", EscapeUnprintable(text).c_str());
 }
 
 int Console::Finish(const Status& status) {
   if (status.ok()) return 0;
-  std::fprintf(stderr, "metal-marlin: error: %s\n",
-               WithoutControlCharacters(status.message(), false).c_str());
+  std::fprintf(stderr, "metal-marlin: error: %s\n", status.message().c_str());
   return ExitCode(status.code());
 }
 

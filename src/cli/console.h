@@ -1,6 +1,7 @@
 // Where a command's output goes: results to stdout, everything else to stderr.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -29,12 +30,16 @@ class Console {
   void set_text_codecs(TextCodecFactory factory) { text_codecs_ = std::move(factory); }
 
   /// Writes text for people, or a document, to stdout. A reader that has gone away is no error.
-  /// Control characters other than newlines and tabs become '?': names from files, and what models
-  /// write, reach a terminal here.
+  /// Names from files, and what models write, reach a terminal here: all but printable characters,
+  /// newlines and tabs becomes \xNN.
   Status Print(std::string_view text);
   /// True once the reader of stdout has gone away: there is no point in going on.
   bool reader_gone() const { return reader_gone_; }
   Status PrintJson(const nlohmann::ordered_json& document);
+  /// PrintJson with rows in the array `key` of the document's own, which has to be empty there. One
+  /// row is in memory at a time: a model may have a million.
+  Status PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,
+                   const std::function<nlohmann::ordered_json(size_t)>& row);
 
   /// A line on stderr for people who watch; dropped when stderr is not a terminal.
   void Message(std::string_view text);

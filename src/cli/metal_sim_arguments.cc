@@ -5,13 +5,13 @@
 
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <random>
 #include <utility>
 
 #include "base/macros.h"
 #include "base/parse_number.h"
+#include "base/read_file.h"
 #include "base/scalars.h"
 
 namespace marlin::cli {
@@ -143,9 +143,9 @@ Status Fill(const std::string& content, MetalBuffer* buffer, int64_t count) {
 }
 
 Status ReadWhole(const std::string& path, std::vector<uint8_t>* bytes) {
-  std::ifstream file(path, std::ios::binary);
-  bytes->assign(std::istreambuf_iterator<char>(file), {});
-  return file ? Status() : Status(Code::kIo, path + ": cannot be read");
+  MARLIN_ASSIGN_OR_RETURN(const std::string content, ReadFile(path, kMaxTextBytes));
+  bytes->assign(content.begin(), content.end());
+  return Status();
 }
 
 }  // namespace

@@ -3,20 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 
 #include "base/macros.h"
+#include "base/printable.h"
+#include "base/read_file.h"
 
 namespace marlin::cli {
 namespace {
 
 constexpr int64_t kDefaultWindow = 256;
 constexpr int64_t kMaxThreads = 4096;
-constexpr size_t kShownCharacters = 40;
+constexpr size_t kShownBytes = 40;
 
 /// Numbers between white space and commas, in brackets or not.
 class TokenReader {
@@ -65,8 +63,8 @@ class TokenReader {
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0.
     return Status(Code::kMalformedFile,
-                  fmt::format("{}: line {}, column {}: {}, got '{}'", path_, line,
-                              at_ - line_begin + 1, what, found.substr(0, kShownCharacters)));
+                  fmt::format("{}: line {}, column {}: {}, got '{}'", Printable(path_), line,
+                              at_ - line_begin + 1, what, Printable(found, kShownBytes)));
   }
 
   const std::string& path_;
@@ -100,23 +98,7 @@ Result<Model> RunArguments::Open(const std::string& path) const {
 }
 
 Result<std::string> ReadText(const std::string& path) {
-  const auto failed = [&](std::string_view why) {
-    return Status(Code::kIo, fmt::format("{}: {}", path, why));
-  };
-  std::error_code error;
-  if (path != "-" && std::filesystem::is_directory(path, error)) return failed("is a directory");
-  std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
-  if (file == nullptr) return failed(std::strerror(errno));
-  std::string text;
-  char buffer[1 << 16];
-  for (size_t count = 1; count > 0;) {
-    count = std::fread(buffer, 1, sizeof(buffer), file);
-    text.append(buffer, count);
-  }
-  const int failure = std::ferror(file) != 0 ? errno : 0;
-  if (file != stdin) std::fclose(file);
-  if (failure != 0) return failed(std::strerror(failure));
-  return text;
+  return path == "-" ? ReadStandardInput(kMaxTextBytes) : ReadFile(path, kMaxTextBytes);
 }
 
 Result<std::vector<int32_t>> ReadTokens(const std::string& path) {

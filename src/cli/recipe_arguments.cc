@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/macros.h"
+#include "base/printable.h"
 
 namespace marlin::cli {
 namespace {
@@ -14,7 +15,7 @@ Result<RecipeOverride> ParseOverride(const std::string& text) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) {
     return Status(Code::kInvalidArgument,
-                  fmt::format("--override: expected REGEX=FORMAT/gN, got '{}'", text));
+                  fmt::format("--override: expected REGEX=FORMAT/gN, got '{}'", Printable(text)));
   }
   RecipeOverride entry;
   entry.is_regex = true;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/printable.h"
+
 namespace marlin::cli {
 namespace {
 
@@ -27,7 +29,10 @@ Table::Table(std::vector<std::string> header, size_t left_columns) : left_column
   rows_.push_back(std::move(header));
 }
 
-void Table::AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+void Table::AddRow(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = EscapeUnprintable(cell);
+  rows_.push_back(std::move(cells));
+}
 
 std::string Table::ToString() const {
   std::vector<size_t> widths(rows_.front().size(), 0);

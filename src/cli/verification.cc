@@ -81,7 +81,7 @@ class Comparer {
 
  private:
   static Status Malformed(const std::string& name, const std::string& reason) {
-    return Status(Code::kMalformedFile, fmt::format("{}: {}", name, reason));
+    return Status(Code::kMalformedFile, fmt::format("{}: {}", Printable(name), reason));
   }
 
   void Advance(int64_t parameters) {
@@ -180,10 +180,11 @@ class Comparer {
     const DType type_a = expected.dtype();
     const DType type_b = actual.dtype();
     if (IsFloat(type_a) && IsFloat(type_b)) {
-      const int64_t rows = tensor.shape.rank() == 0 ? 1 : tensor.shape[0];
+      // Dimensions of a tensor without elements are not backed by bytes.
+      const bool one_row = tensor.shape.rank() == 0 || count == 0;
+      const int64_t rows = one_row ? 1 : tensor.shape[0];
       result.errors = CompareRows(
-          pool_, rows, rows == 0 ? 0 : count / rows,
-          [=](int64_t i) { return LoadElement(a, type_a, i); },
+          pool_, rows, count / rows, [=](int64_t i) { return LoadElement(a, type_a, i); },
           [=](int64_t i) { return LoadElement(b, type_b, i); });
     } else if (type_a != type_b ||
                (count > 0 && std::memcmp(a, b, static_cast<size_t>(expected.ByteCount())) != 0)) {

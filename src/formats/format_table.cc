@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "formats/codecs.h"
 #include "marlin/format.h"
 
@@ -76,7 +77,7 @@ Result<Format> ParseFormat(std::string_view name) {
     known += info.name;
   }
   return Status(Code::kInvalidArgument,
-                "format: unknown name '" + std::string(name) + "'; known: " + known);
+                "format: unknown name '" + Printable(name) + "'; known: " + known);
 }
 
 std::span<const float> FormatValues(Format format) {
@@ -103,7 +104,7 @@ Result<ScaleType> ParseScaleType(std::string_view name) {
     known += info.name;
   }
   return Status(Code::kInvalidArgument,
-                "scale type: unknown name '" + std::string(name) + "'; known: " + known);
+                "scale type: unknown name '" + Printable(name) + "'; known: " + known);
 }
 
 }  // namespace marlin

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "marlin/model.h"
 
 namespace marlin {
@@ -23,7 +24,7 @@ Result<const Family*> FindSupported(const std::string& model_type) {
   if (std::find(kSupported.begin(), kSupported.end(), model_type) == kSupported.end()) {
     return Status(Code::kUnsupported,
                   fmt::format("config.json: model_type '{}' cannot be run; supported: {}",
-                              model_type, fmt::join(kSupported, ", ")));
+                              Printable(model_type), fmt::join(kSupported, ", ")));
   }
   return FindFamily(model_type);
 }
@@ -36,7 +37,7 @@ Result<Activation> ReadActivation(ModelConfig& config) {
   return Status(Code::kUnsupported,
                 fmt::format("config.json: hidden_act '{}' is not supported; supported: silu, "
                             "gelu_pytorch_tanh, relu",
-                            name));
+                            Printable(name)));
 }
 
 /// Whether a layer of a family slides when layer_types is absent. `limit` is max_window_layers.
@@ -66,8 +67,9 @@ Status ReadWindows(ModelConfig& config, const std::string& type, DecoderConfig* 
     if (!types.empty() && type != "qwen3_moe") {
       slides = types[at] == "sliding_attention";
       if (!slides && types[at] != "full_attention") {
-        return Status(Code::kUnsupported,
-                      fmt::format("config.json: layer_types: '{}' is not supported", types[at]));
+        return Status(
+            Code::kUnsupported,
+            fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
       }
     }
     if (slides) decoder->windows[at] = window;
@@ -114,8 +116,11 @@ std::vector<int32_t> EndTokens(ModelConfig& config) {
 Status ReadEndTokens(ModelConfig& config, std::string_view generation_json,
                      DecoderConfig* decoder) {
   if (!generation_json.empty()) {
-    MARLIN_ASSIGN_OR_RETURN(ModelConfig generation, ModelConfig::Parse(generation_json));
+    MARLIN_ASSIGN_OR_RETURN(
+        ModelConfig generation,
+        ModelConfig::Parse(generation_json, "generation_config.json", kGenerationJson));
     decoder->eos_token_ids = EndTokens(generation);
+    MARLIN_RETURN_IF_ERROR(generation.status());
   }
   if (decoder->eos_token_ids.empty()) decoder->eos_token_ids = EndTokens(config);
   return {};

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <new>
-#include <sstream>
 
+#include "base/json.h"
 #include "base/macros.h"
+#include "base/printable.h"
+#include "base/read_file.h"
 #include "checkpoint/model_directory.h"
 #include "marlin/decoder.h"
 #include "model/forward.h"
@@ -20,22 +21,12 @@ namespace marlin {
 
 namespace {
 
-constexpr int64_t kMaxJsonBytes = int64_t{16} << 20;
-
-/// The text of a small file, empty when there is none.
-Result<std::string> ReadOptionalFile(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) return std::string();
-  if (size > static_cast<uintmax_t>(kMaxJsonBytes)) {
-    return Status(Code::kMalformedFile, fmt::format("{}: {} bytes, at most {} are expected",
-                                                    path.string(), size, kMaxJsonBytes));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return Status(Code::kIo, fmt::format("{}: cannot be read", path.string()));
-  return std::move(text).str();
+/// The text of generation_config.json, empty when there is none.
+Result<std::string> ReadGenerationConfig(const std::string& directory) {
+  const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::string();
+  return ReadFile(path.string(), kGenerationJson.bytes);
 }
 
 Status CheckIsModel(const std::string& path) {
@@ -66,7 +57,7 @@ Status CheckQuantization(const Checkpoint& checkpoint) {
   const std::string method =
       config.Nested("quantization_config").StringOr("quant_method", "unknown");
   return Status(Code::kUnsupported, fmt::format("{}: quantized with \"{}\", which cannot be run",
-                                                checkpoint.path(), method));
+                                                Printable(checkpoint.path()), Printable(method)));
 }
 
 ModelInfo InfoOf(const Decoder& decoder) {
@@ -275,9 +266,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
     SystemIo io;
     MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
-    MARLIN_ASSIGN_OR_RETURN(
-        const std::string generation,
-        ReadOptionalFile(std::filesystem::path(path) / "generation_config.json"));
+    MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));
     Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
     if (!config.ok()) return config.status().WithContext(path);
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(checkpoint, *std::move(config), device));

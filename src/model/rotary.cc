@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "base/macros.h"
+#include "base/printable.h"
 
 namespace marlin {
 namespace {
@@ -114,7 +115,7 @@ Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_pos
     return Status(Code::kUnsupported,
                   fmt::format("config.json: rope_type '{}' is not supported; supported: default, "
                               "linear, llama3, yarn",
-                              p.type));
+                              Printable(p.type)));
   }
   // DeepSeek scales the scores whatever the kind, as long as it is not the default.
   const double scale_all = p.scaling.RealOr("mscale_all_dim", 0, 1e6, 0);

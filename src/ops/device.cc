@@ -8,6 +8,7 @@
 #include "backends/metal/metal_backend.h"
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/thread_pool.h"
 
 namespace marlin {
@@ -55,7 +56,7 @@ Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const Device
   if (name == "cpu" || name == "auto") return cpu::OpenCpu(options);
   if (name == "cuda" || name.starts_with("cuda:")) return cuda::OpenCuda(name);
   if (name == "metal" || name == "metal-sim") return metal::OpenMetal(name);
-  return Status(Code::kInvalidArgument, "device: unknown name '" + std::string(name) +
+  return Status(Code::kInvalidArgument, "device: unknown name '" + Printable(name) +
                                             "'; known: cpu, cuda, cuda:N, metal, metal-sim, auto");
 }
 

@@ -3,20 +3,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 #include <vector>
 
 #include "base/macros.h"
+#include "base/printable.h"
+#include "base/read_file.h"
 
 namespace marlin {
 namespace {
 
-constexpr uintmax_t kMostBytes = uintmax_t{16} << 20;
-
-Status Unreadable(const std::string& path, const std::string& why) {
-  return Status(Code::kIo, path + ": " + why);
-}
+constexpr int64_t kMostBytes = int64_t{16} << 20;
 
 }  // namespace
 
@@ -38,24 +35,11 @@ std::string ChooseTuningFile(const std::optional<std::string>& given) {
 }
 
 Result<std::string> ReadTuningFile(const std::string& path) {
-  std::error_code error;
-  // Anything else could make a reader wait for ever.
-  const std::filesystem::file_status status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) return Unreadable(path, "no such tuning file");
-  if (!std::filesystem::is_regular_file(status)) return Unreadable(path, "is not a regular file");
-  const uintmax_t bytes = std::filesystem::file_size(path, error);
-  if (error) return Unreadable(path, error.message());
-  if (bytes > kMostBytes) {
-    return Status(Code::kMalformedFile, path + ": expected at most " + std::to_string(kMostBytes) +
-                                            " bytes of a tuning file, got " +
-                                            std::to_string(bytes));
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    return Status(Code::kIo, Printable(path) + ": no such tuning file");
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<size_t>(bytes), '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(bytes))) {
-    return Unreadable(path, "cannot be read");
-  }
-  return text;
+  return ReadFile(path, kMostBytes);
 }
 
 Result<Tuning> LoadTuning(std::string_view shipped, const std::optional<std::string>& given,

@@ -4,6 +4,8 @@
 
 #include <charconv>
 
+#include "base/printable.h"
+
 namespace marlin {
 namespace {
 
@@ -36,8 +38,9 @@ Result<KernelName> ParseKernelName(std::string_view text) {
                     ParsePositive(variant.substr(times + 1))};
   }
   if (name.variant.width > 0 && name.variant.splits > 0) return name;
-  return Status(Code::kInvalidArgument,
-                fmt::format("kernel: expected NAME or NAME@WIDTHxSPLITS, got '{}'", text));
+  return Status(
+      Code::kInvalidArgument,
+      fmt::format("kernel: expected NAME or NAME@WIDTHxSPLITS, got '{}'", Printable(text)));
 }
 
 }  // namespace marlin

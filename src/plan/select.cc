@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "plan/kernel_name.h"
 
 namespace marlin {
@@ -99,7 +100,8 @@ Result<KernelChoice> SelectForced(const GemmDesc& desc, const Candidates& candid
       std::find_if(candidates.kernels.begin(), candidates.kernels.end(),
                    [&](const KernelDesc& candidate) { return name.kernel == candidate.name; });
   if (kernel == candidates.kernels.end()) {
-    return Status(Code::kInvalidArgument, fmt::format("kernel: unknown name '{}'", name.kernel));
+    return Status(Code::kInvalidArgument,
+                  fmt::format("kernel: unknown name '{}'", Printable(name.kernel)));
   }
   Support support = CheckSupport(*kernel, desc, candidates.facts);
   if (support.ok() && !name.variant.automatic() &&

@@ -10,6 +10,7 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/thread_pool.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
@@ -391,7 +392,7 @@ Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
     if (QuantizeMethodName(method) == name) return method;
   }
   return Status(Code::kInvalidArgument,
-                "method: unknown name '" + std::string(name) + "'; known: rtn, mse");
+                "method: unknown name '" + Printable(name) + "'; known: rtn, mse");
 }
 
 }  // namespace marlin

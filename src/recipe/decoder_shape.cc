@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 
 namespace marlin {
 namespace {
@@ -148,9 +149,9 @@ Result<const Family*> FindFamily(const std::string& model_type) {
     known += known.empty() ? "" : ", ";
     known += family.model_type;
   }
-  return Status(
-      Code::kUnsupported,
-      fmt::format("config.json: model_type '{}' is not known; known: {}", model_type, known));
+  return Status(Code::kUnsupported,
+                fmt::format("config.json: model_type '{}' is not known; known: {}",
+                            Printable(model_type), known));
 }
 
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {

@@ -6,13 +6,15 @@
 #include <string>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "marlin/recipe.h"
 
 namespace marlin {
 namespace {
 
 Status Invalid(std::string_view text, const std::string& reason) {
-  return Status(Code::kInvalidArgument, fmt::format("format choice '{}': {}", text, reason));
+  return Status(Code::kInvalidArgument,
+                fmt::format("format choice '{}': {}", Printable(text), reason));
 }
 
 Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
@@ -21,7 +23,7 @@ Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, group_size);
   if (error != std::errc() || stop != end) {
-    return Invalid(text, fmt::format("'{}' is no group size; expected gN or gK", part));
+    return Invalid(text, fmt::format("'{}' is no group size; expected gN or gK", Printable(part)));
   }
   if (group_size == 0) {
     return Invalid(text, "group size 0; write gK for one group along all of K");
@@ -83,8 +85,9 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.scale_type = *type;
       has_scale = true;
     } else {
-      return Invalid(
-          text, fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym]", part));
+      return Invalid(text,
+                     fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym]",
+                                 Printable(part)));
     }
   }
   if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");

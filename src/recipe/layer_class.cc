@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "base/printable.h"
 #include "marlin/recipe.h"
 #include "recipe/glob.h"
 
@@ -115,7 +116,7 @@ Result<LayerClass> ParseLayerClass(std::string_view name) {
     known += kClassNames[i];
   }
   return Status(Code::kInvalidArgument,
-                fmt::format("layer class: unknown name '{}'; known: {}", name, known));
+                fmt::format("layer class: unknown name '{}'; known: {}", Printable(name), known));
 }
 
 LayerClass ClassifyTensor(std::string_view name) {

@@ -2,38 +2,32 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include "base/macros.h"
+#include "base/printable.h"
 
 namespace marlin {
 namespace {
 
-constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr size_t kMaxListLength = 4096;
 
 }  // namespace
 
-Result<ModelConfig> ModelConfig::Parse(std::string_view text) {
-  if (text.size() > kMaxConfigBytes) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("config.json: {} bytes, at most {} are expected", text.size(),
-                              kMaxConfigBytes));
-  }
+Result<ModelConfig> ModelConfig::Parse(std::string_view text, const std::string& file,
+                                       const JsonLimits& limits) {
   ModelConfig config;
-  try {
-    config.json_ = std::make_shared<const nlohmann::json>(nlohmann::json::parse(text));
-  } catch (const nlohmann::json::exception& error) {
-    return Status(Code::kMalformedFile, fmt::format("config.json: {}", error.what()));
-  }
-  if (!config.json_->is_object()) {
-    return Status(Code::kMalformedFile, fmt::format("config.json: expected an object, got {}",
-                                                    config.json_->type_name()));
-  }
+  MARLIN_ASSIGN_OR_RETURN(Json json, ParseJsonObject(text, file, limits));
+  config.file_ = file;
+  config.json_ = std::make_shared<const Json>(std::move(json));
   return config;
 }
 
 void ModelConfig::Fail(std::string_view key, const std::string& reason) {
   if (!status_.ok()) return;
-  status_ = Status(Code::kMalformedFile, fmt::format("config.json: {}: {}", key, reason));
+  status_ = Status(Code::kMalformedFile, fmt::format("{}: {}: {}", file_, key, reason));
+}
+
+void ModelConfig::FailType(std::string_view key, std::string_view expected, const Json& value) {
+  Fail(key, fmt::format("expected {}, got {}", expected, DescribeJson(value)));
 }
 
 bool ModelConfig::Has(std::string_view key) const {
@@ -53,7 +47,7 @@ std::string ModelConfig::String(std::string_view key) {
     return "";
   }
   if (!entry->is_string()) {
-    Fail(key, fmt::format("expected a string, got {}", entry->type_name()));
+    FailType(key, "a string", *entry);
     return "";
   }
   return entry->get<std::string>();
@@ -63,7 +57,7 @@ bool ModelConfig::Bool(std::string_view key, bool fallback) {
   if (!Has(key)) return fallback;
   const auto entry = json_->find(std::string(key));
   if (entry->is_boolean()) return entry->get<bool>();
-  Fail(key, fmt::format("expected true or false, got {}", entry->dump().substr(0, 40)));
+  FailType(key, "true or false", *entry);
   return fallback;
 }
 
@@ -77,7 +71,7 @@ int64_t ModelConfig::Integer(std::string_view key, int64_t min, int64_t max) {
                     (!entry->is_number_unsigned() || entry->get<uint64_t>() <= INT64_MAX);
   const int64_t value = fits ? entry->get<int64_t>() : -1;
   if (fits && value >= min && value <= max) return value;
-  Fail(key, fmt::format("expected {}..{}, got {}", min, max, entry->dump().substr(0, 40)));
+  FailType(key, fmt::format("{}..{}", min, max), *entry);
   return 1;
 }
 
@@ -103,8 +97,7 @@ double ModelConfig::RealOr(std::string_view key, double min, double max, double 
   const auto entry = json_->find(std::string(key));
   const double value = entry->is_number() ? entry->get<double>() : min - 1;
   if (value >= min && value <= max) return value;
-  Fail(key,
-       fmt::format("expected a number in {}..{}, got {}", min, max, entry->dump().substr(0, 40)));
+  FailType(key, fmt::format("a number in {}..{}", min, max), *entry);
   return fallback;
 }
 
@@ -122,7 +115,7 @@ std::vector<std::string> ModelConfig::StringsOrEmpty(std::string_view key) {
   }
   for (const auto& item : *entry) {
     if (!item.is_string()) {
-      Fail(key, fmt::format("expected strings, got {}", item.type_name()));
+      FailType(key, "strings", item);
       return {};
     }
     values.push_back(item.get<std::string>());
@@ -132,13 +125,15 @@ std::vector<std::string> ModelConfig::StringsOrEmpty(std::string_view key) {
 
 ModelConfig ModelConfig::Nested(std::string_view key) {
   ModelConfig nested;
-  nested.json_ = std::make_shared<const nlohmann::json>(nlohmann::json::object());
+  nested.file_ = file_;
+  nested.json_ = std::make_shared<const Json>(Json::object());
   if (!Has(key)) return nested;
   const auto entry = json_->find(std::string(key));
   if (entry->is_object()) {
-    nested.json_ = std::make_shared<const nlohmann::json>(*entry);
+    // Shares the document that the object is a part of.
+    nested.json_ = std::shared_ptr<const Json>(json_, &*entry);
   } else {
-    Fail(key, fmt::format("expected an object, got {}", entry->type_name()));
+    FailType(key, "an object", *entry);
   }
   return nested;
 }
@@ -153,7 +148,7 @@ std::vector<int64_t> ModelConfig::IntegersOrEmpty(std::string_view key) {
   }
   for (const auto& item : *entry) {
     if (!item.is_number_integer()) {
-      Fail(key, fmt::format("expected numbers, got {}", item.type_name()));
+      FailType(key, "numbers", item);
       return {};
     }
     values.push_back(item.get<int64_t>());

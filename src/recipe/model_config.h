@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "marlin/status.h"
 
 namespace marlin {
@@ -17,7 +17,9 @@ namespace marlin {
 /// description reads straight on and asks for status() once.
 class ModelConfig {
  public:
-  static Result<ModelConfig> Parse(std::string_view text);
+  /// `file` names the text in errors.
+  static Result<ModelConfig> Parse(std::string_view text, const std::string& file = "config.json",
+                                   const JsonLimits& limits = kCheckpointJson);
 
   const Status& status() const { return status_; }
   /// True when the key is there and not null.
@@ -46,7 +48,10 @@ class ModelConfig {
  private:
   int64_t Integer(std::string_view key, int64_t min, int64_t max);
 
-  std::shared_ptr<const nlohmann::json> json_;
+  void FailType(std::string_view key, std::string_view expected, const Json& value);
+
+  std::string file_ = "config.json";
+  std::shared_ptr<const Json> json_;
   Status status_;
 };
 

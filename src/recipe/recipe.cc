@@ -3,25 +3,21 @@
 
 #include <fmt/format.h>
 
-#include <regex>
+#include <optional>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "recipe/glob.h"
+#include "recipe/regex.h"
 
 namespace marlin {
 
 struct MixedPrecisionConfig::Matcher {
   std::string glob;
-  std::regex regex;
-  bool is_regex = false;
+  std::optional<Regex> regex;  // Instead of the glob.
 
   bool Matches(std::string_view name) const {
-    if (!is_regex) return GlobMatch(glob, name);
-    try {
-      return std::regex_search(name.begin(), name.end(), regex);
-    } catch (const std::regex_error&) {
-      return false;  // error_complexity or error_stack: the pattern gave up on this name.
-    }
+    return regex ? regex->Search(name) : GlobMatch(glob, name);
   }
 };
 
@@ -108,17 +104,22 @@ Status MixedPrecisionConfig::AddOverride(RecipeOverride entry) {
   if (entry.pattern.empty()) {
     return Status(Code::kInvalidArgument, "override: the pattern is empty");
   }
+  if (entry.pattern.size() > kMaxPatternBytes) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("override: a pattern of {} bytes, at most {} are accepted",
+                              entry.pattern.size(), kMaxPatternBytes));
+  }
   auto matcher = std::make_shared<Matcher>();
-  matcher->is_regex = entry.is_regex;
-  matcher->glob = entry.pattern;
   if (entry.is_regex) {
-    try {
-      matcher->regex.assign(entry.pattern, std::regex::ECMAScript | std::regex::optimize);
-    } catch (const std::regex_error& error) {
-      return Status(
-          Code::kInvalidArgument,
-          fmt::format("override: '{}' is no regular expression: {}", entry.pattern, error.what()));
+    Result<Regex> regex = Regex::Compile(entry.pattern);
+    if (!regex.ok()) {
+      return Status(regex.status().code(),
+                    fmt::format("override: '{}' is no regular expression: {}",
+                                Printable(entry.pattern), regex.status().message()));
     }
+    matcher->regex = *std::move(regex);
+  } else {
+    matcher->glob = entry.pattern;
   }
   overrides_.push_back(std::move(entry));
   matchers_.push_back(std::move(matcher));

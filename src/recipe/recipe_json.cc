@@ -2,22 +2,18 @@
 // docs/howto/recipes.md: {"name", "base", "classes": {CLASS: CHOICE}, "overrides": [...]}.
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
+#include <filesystem>
+#include <system_error>
 
+#include "base/json.h"
 #include "base/macros.h"
+#include "base/printable.h"
+#include "base/read_file.h"
 #include "marlin/recipe.h"
 
 namespace marlin {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr size_t kMaxRecipeBytes = size_t{1} << 20;
 constexpr std::string_view kPresetNames =
     "default_dense, default_moe, aggressive_moe, uniform:FORMAT/gN";
 
@@ -25,27 +21,13 @@ Status Invalid(const std::string& reason) {
   return Status(Code::kInvalidArgument, fmt::format("recipe: {}", reason));
 }
 
-/// Parses a document, refusing duplicate keys, which JSON parsers otherwise resolve silently.
 Result<Json> ParseDocument(std::string_view text) {
-  std::vector<std::set<std::string>> keys;
-  std::string duplicate;
-  const auto callback = [&](int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const auto& key = value.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second && duplicate.empty()) duplicate = key;
-    }
-    return true;
-  };
-  try {
-    Json document = Json::parse(text.begin(), text.end(), callback);
-    if (!duplicate.empty()) return Invalid(fmt::format("the key '{}' appears twice", duplicate));
-    if (!document.is_object()) return Invalid("expected a JSON object");
-    return document;
-  } catch (const Json::exception& error) {
-    return Invalid(fmt::format("malformed JSON: {}", error.what()));
+  Result<Json> document = ParseJsonObject(text, "malformed JSON", kRecipeJson);
+  // A recipe is the user's own: what is wrong with it is wrong use.
+  if (!document.ok() && document.status().code() == Code::kMalformedFile) {
+    return Invalid(document.status().message());
   }
+  return document;
 }
 
 Result<std::string> StringOf(const Json& value, const std::string& where) {
@@ -70,7 +52,7 @@ Result<MixedPrecisionConfig> FromPreset(const std::string& name) {
   if (name.starts_with(kUniform)) {
     return MixedPrecisionConfig::Uniform(std::string_view(name).substr(kUniform.size()));
   }
-  return Invalid(fmt::format("'{}' is no preset; presets: {}", name, kPresetNames));
+  return Invalid(fmt::format("'{}' is no preset; presets: {}", Printable(name), kPresetNames));
 }
 
 Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
@@ -79,7 +61,7 @@ Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
     Result<LayerClass> layer_class = ParseLayerClass(key);
     if (!layer_class.ok()) return layer_class.status().WithContext("recipe: classes");
     MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
-                            ChoiceOf(value, fmt::format("classes.{}", key)));
+                            ChoiceOf(value, fmt::format("classes.{}", Printable(key))));
     recipe->Set(*layer_class, choice);
   }
   return Status();
@@ -89,7 +71,8 @@ Status ReadOverride(const Json& entry, const std::string& where, MixedPrecisionC
   if (!entry.is_object()) return Invalid(where + ": expected an object");
   for (const auto& [key, value] : entry.items()) {
     if (key != "glob" && key != "regex" && key != "choice") {
-      return Invalid(fmt::format("{}: unknown key '{}'; known: glob, regex, choice", where, key));
+      return Invalid(
+          fmt::format("{}: unknown key '{}'; known: glob, regex, choice", where, Printable(key)));
     }
   }
   if (entry.contains("glob") == entry.contains("regex")) {
@@ -119,7 +102,8 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view tex
   MARLIN_ASSIGN_OR_RETURN(const Json document, ParseDocument(text));
   for (const auto& [key, value] : document.items()) {
     if (key != "name" && key != "base" && key != "classes" && key != "overrides") {
-      return Invalid(fmt::format("unknown key '{}'; known: name, base, classes, overrides", key));
+      return Invalid(
+          fmt::format("unknown key '{}'; known: name, base, classes, overrides", Printable(key)));
     }
   }
   MixedPrecisionConfig recipe;
@@ -143,19 +127,13 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view tex
 }
 
 Result<MixedPrecisionConfig> MixedPrecisionConfig::FromFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(Code::kIo, fmt::format("{}: {}", path, std::strerror(errno)));
-  std::string text(kMaxRecipeBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (file.fail() && !file.eof())) {
-    return Status(Code::kIo, path + ": cannot be read as a file");
+  const Result<std::string> text = ReadFile(path, kRecipeJson.bytes);
+  if (!text.ok() && text.status().code() == Code::kMalformedFile) {
+    return Invalid(text.status().message());
   }
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxRecipeBytes) {
-    return Invalid(fmt::format("{}: larger than {} bytes", path, kMaxRecipeBytes));
-  }
-  Result<MixedPrecisionConfig> recipe = FromJson(text);
-  if (!recipe.ok()) return recipe.status().WithContext(path);
+  if (!text.ok()) return text.status();
+  Result<MixedPrecisionConfig> recipe = FromJson(*text);
+  if (!recipe.ok()) return recipe.status().WithContext(Printable(path));
   return recipe;
 }
 
@@ -163,22 +141,25 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromNameOrFile(const std::str
   Result<MixedPrecisionConfig> preset = FromPreset(name);
   if (preset.ok() || name.starts_with("uniform:")) return preset;
   const bool looks_like_path = name.ends_with(".json") || name.find('/') != std::string::npos;
-  if (looks_like_path || std::ifstream(name).good()) return FromFile(name);
-  return Status(
-      Code::kInvalidArgument,
-      fmt::format("recipe: no preset and no file is called '{}'; presets: {}", name, kPresetNames));
+  std::error_code ignored;
+  if (looks_like_path || std::filesystem::exists(name, ignored)) return FromFile(name);
+  return Status(Code::kInvalidArgument,
+                fmt::format("recipe: no preset and no file is called '{}'; presets: {}",
+                            Printable(name), kPresetNames));
 }
 
 std::string MixedPrecisionConfig::ToJson() const {
-  Json document;
+  // In the order in which people write a recipe.
+  using OrderedJson = nlohmann::ordered_json;
+  OrderedJson document;
   document["name"] = name_;
-  document["classes"] = Json::object();
+  document["classes"] = OrderedJson::object();
   for (const auto& [layer_class, choice] : classes_) {
     document["classes"][std::string(LayerClassName(layer_class))] = choice.ToString();
   }
-  document["overrides"] = Json::array();
+  document["overrides"] = OrderedJson::array();
   for (const RecipeOverride& entry : overrides_) {
-    Json row;
+    OrderedJson row;
     row[entry.is_regex ? "regex" : "glob"] = entry.pattern;
     row["choice"] = entry.choice.ToString();
     document["overrides"].push_back(std::move(row));

@@ -1,7 +1,7 @@
 // JSON texts beside the weights: what is accepted can be written and read again.
 #include <string>
 
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "fuzz_target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

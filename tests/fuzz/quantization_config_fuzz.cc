@@ -2,7 +2,7 @@
 // first: what lies behind the check is what matters.
 #include <string>
 
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "checkpoint/module_tensors.h"
 #include "fuzz_target.h"
 

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
+#include "base/json.h"
 #include "checkpoint/checksum.h"
-#include "checkpoint/json.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 

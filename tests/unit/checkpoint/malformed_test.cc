@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "checkpoint/safetensors.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"

@@ -190,7 +190,8 @@ TEST(Open, BrokenConfigs) {
   expect("{\"a\": {\"b\": 1, \"b\": 2}}", "duplicate key \"b\"");
   expect("[1]", "expected a JSON object, got array");
   expect("{\"a\": \"\xff\"}", "parse error");
-  expect(std::string(1000, '{'), "nests deeper");
+  expect("{\"a\":" + std::string(1000, '['), "nests deeper");
+  expect(std::string(1000, '{'), "parse error");
   // The same key in different objects is no duplicate.
   WriteFile(directory / "config.json",
             R"({"a": {"b": 1}, "c": {"b": 1}, "b": [{"b": 1}, {"b": 2}]})");

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "checkpoint/module_tensors.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"

@@ -100,7 +100,7 @@ TEST(Architecture, RefusesWrongConfigsByName) {
     EXPECT_EQ(status.message().find('\n'), std::string::npos);
   };
   expect("", Code::kMalformedFile, "config.json");
-  expect("[1]", Code::kMalformedFile, "expected an object");
+  expect("[1]", Code::kMalformedFile, "expected a JSON object");
   expect("{}", Code::kMalformedFile, "model_type: the key is missing");
   expect(R"({"model_type": 7})", Code::kMalformedFile, "model_type: expected a string");
   expect(R"({"model_type": "bert"})", Code::kUnsupported, "model_type 'bert' is not known");

@@ -153,7 +153,7 @@ TEST(Recipe, RefusesWrongJsonByName) {
            Case{R"({"classes": {"moe_expert": 4}})", "classes.moe_expert: expected a string"},
            Case{R"({"classes": {"moe_expert": "s4/g7"}})", "got 7"},
            Case{R"({"classes": {"moe_expert": "keep", "moe_expert": "s4/g64"}})",
-                "'moe_expert' appears twice"},
+                "duplicate key \"moe_expert\""},
            Case{R"({"overrides": {}})", "overrides: expected an array"},
            Case{R"({"overrides": [3]})", "overrides[0]: expected an object"},
            Case{R"({"overrides": [{"glob": "*", "format": "keep"}]})", "unknown key 'format'"},

@@ -1,0 +1,22 @@
+// Small files, whole.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// Most bytes of a text or a list of tokens that a user gives.
+inline constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+
+/// The content of a regular file, links followed. Never waits: pipes, sockets, devices and
+/// directories are refused unread. Errors: kIo naming the path; kMalformedFile with the limit when
+/// the content exceeds max_bytes; kOutOfMemory.
+Result<std::string> ReadFile(const std::string& path, int64_t max_bytes);
+
+/// All of the standard input, whatever it is connected to. Errors as above.
+Result<std::string> ReadStandardInput(int64_t max_bytes);
+
+}  // namespace marlin
