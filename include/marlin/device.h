@@ -47,7 +47,9 @@ struct DeviceOptions {
   std::optional<std::string> tuning_file = {};
 };
 
-/// A handle to a device; copies share it. Every const call is thread-safe.
+/// A handle to a device; copies share it. Every const call is thread-safe. Moving copies, so that a
+/// Device is never empty. What was made for a device keeps it open: prepared weights, buffers and
+/// models may outlive every handle.
 class Device {
  public:
   class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
@@ -69,6 +71,9 @@ class Device {
   Impl& impl() const { return *impl_; }
   const std::shared_ptr<Impl>& shared() const { return impl_; }
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  Device(const Device&) = default;
+  Device& operator=(const Device&) = default;
+  ~Device() = default;
 
  private:
   std::shared_ptr<Impl> impl_;
@@ -85,10 +90,11 @@ class DeviceBuffer {
 
   /// In the device's address space; what TensorView takes.
   void* data() const { return data_.get(); }
-  int64_t bytes() const { return bytes_; }
+  /// 0 of a buffer that was moved from.
+  int64_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
 
   /// Copies [offset, offset + bytes) from or to the host and waits. Errors: kInvalidArgument for a
-  /// range outside of the buffer, kDeviceLost.
+  /// range outside of the buffer or null host memory, kDeviceLost.
   Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
   Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
 

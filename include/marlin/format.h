@@ -36,7 +36,8 @@ struct FormatInfo {
 /// All formats, in the order of formats.def.
 std::span<const FormatInfo> AllFormats();
 
-/// The constants of one format.
+/// The constants of one format. A value that is no Format has the name "unknown", 16 bits and no
+/// quantized form, which every function refuses.
 const FormatInfo& GetFormatInfo(Format format);
 
 inline std::string_view FormatName(Format format) { return GetFormatInfo(format).name; }
@@ -57,9 +58,9 @@ enum class ScaleType : uint8_t {
   kE4M3,  ///< OCP FP8 E4M3FN, always together with one fp32 global scale per matrix.
 };
 
-/// The element type that holds a scale.
+/// The element type that holds a scale; that of kF16 for a value that is no ScaleType.
 DType ScaleDType(ScaleType type);
-/// "fp16", "bf16", "fp32", "e8m0", "e4m3".
+/// "fp16", "bf16", "fp32", "e8m0", "e4m3"; "unknown" for a value that is no ScaleType.
 std::string_view ScaleTypeName(ScaleType type);
 /// Finds a scale type by name. Errors: kInvalidArgument listing the known names.
 Result<ScaleType> ParseScaleType(std::string_view name);

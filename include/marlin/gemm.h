@@ -27,7 +27,7 @@ enum class Accuracy : uint8_t {
 };
 
 struct GemmOptions {
-  TensorView bias = {};  ///< [n], f32, bf16 or f16; added before the activation.
+  TensorView bias = {};  ///< [n], f32, bf16 or f16, contiguous; added before the activation.
   Activation activation = Activation::kNone;
   /// W is [gate | up] side by side: out[m, n/2] = act(A x gate) * (A x up). n must be even.
   bool gated = false;
@@ -69,9 +69,10 @@ Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const Prepa
                           const MutableTensorView& out, const GemmOptions& options = {});
 
 /// Computes out[m, n] = epilogue(A[m, k] x W[k, n]). All memory is the device's own. A and out are
-/// f32, bf16 or f16, rows at any stride, columns contiguous; sums are fp32. m, n, k may be 0.
-/// Nothing is allocated when a workspace is given. Errors: kInvalidArgument with both shapes,
-/// kUnsupported with the reason.
+/// f32, bf16 or f16, rows at any stride that keeps them apart, columns contiguous; sums are fp32.
+/// m, n, k may be 0. out overlaps neither a, bias, row_weight nor the workspace: kernels write it
+/// while they still read. Nothing is allocated when a workspace is given. Errors: kInvalidArgument
+/// with both shapes or the names of what overlaps, kUnsupported with the reason.
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
@@ -79,7 +80,8 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Writes the weights as out [k, n] (f32, bf16, f16), each rounded once; on `stream` as Gemm.
+/// Writes the weights as out [k, n] (f32, bf16, f16; any strides that are not negative and give
+/// every element a place of its own), each rounded once; on `stream` as Gemm.
 Status Dequantize(const Device& device, const PreparedWeights& weights,
                   const MutableTensorView& out, int64_t expert = 0, void* stream = nullptr);
 

@@ -21,7 +21,8 @@ Status PackCodes(Format format, int64_t k, int64_t n, std::span<const uint8_t> c
 Status UnpackCodes(Format format, int64_t k, int64_t n, std::span<const uint32_t> words,
                    std::span<uint8_t> codes);
 
-/// uint32 words of a 4-bit matrix in the marlin_w4 layout: K and N padded to multiples of 32.
+/// uint32 words of a 4-bit matrix in the marlin_w4 layout: K and N padded to multiples of 32;
+/// INT64_MAX for sizes that are negative or too large to count.
 int64_t MarlinW4WordCount(int64_t k, int64_t n);
 
 /// Canonical 4-bit words [ceil(k/8), n] -> marlin_w4 [K/32][N/32][32 lanes][4 words], padded with

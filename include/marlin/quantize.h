@@ -39,7 +39,8 @@ struct QuantizeReport {
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero, and their weights too.
 };
 
-/// Quantizes a matrix [k, n], or experts [e, k, n], of f32, bf16 or f16 with any strides. A PyTorch
+/// Quantizes a matrix [k, n], or experts [e, k, n], of f32, bf16 or f16 with any strides, negative
+/// ones and 0 included, at any address: elements need not be aligned. A PyTorch
 /// Linear.weight [out, in] is passed as `.Transposed()`. Runs on all threads; the result does not
 /// depend on their number. Errors: kInvalidArgument, kNonFiniteInput naming the tensor and the
 /// position, kUnsupported when a scale overflows its type (proposing another).
@@ -47,7 +48,9 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
                                   QuantizeReport* report = nullptr);
 
 /// Writes scale * (value - zero) (+ bias) of every weight, rounded once to out's type (f32, bf16,
-/// f16), as [k, n] or [experts, k, n] with any strides. The host form of the device op in gemm.h.
+/// f16), as [k, n] or [experts, k, n] with any strides that give every element a place of its own,
+/// negative ones included. out does not overlap the weights. The host form of the device op in
+/// gemm.h.
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out);
 
 }  // namespace marlin

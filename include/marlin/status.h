@@ -1,7 +1,6 @@
 // Errors as values: no function of this library throws across its public boundary.
 #pragma once
 
-#include <cassert>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -54,29 +53,39 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+/// Writes the error to stderr and ends the process: a program took the value of a Result that has
+/// none.
+[[noreturn]] void EndWithoutValue(const Status& status);
+
 /// A value of type T or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}        // NOLINT(google-explicit-constructor)
-  Result(Status status) : state_(std::move(status)) {  // NOLINT(google-explicit-constructor)
-    assert(!std::get<Status>(state_).ok());
-  }
+  Result(T value) : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  /// A Status that is ok says nothing about the missing value and becomes kInternal.
+  Result(Status status)  // NOLINT(google-explicit-constructor)
+      : state_(status.ok()
+                   ? Status(Code::kInternal, "a result without a value and without an error")
+                   : std::move(status)) {}
 
   bool ok() const { return std::holds_alternative<T>(state_); }
   explicit operator bool() const { return ok(); }
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
 
-  /// Access to the value. Precondition: ok().
+  /// Access to the value. Precondition: ok(); otherwise the process ends with the error on stderr.
   T& operator*() & { return *Value(); }
-  const T& operator*() const& { return *std::get_if<T>(&state_); }
+  const T& operator*() const& { return *Value(); }
   T&& operator*() && { return std::move(*Value()); }
   T* operator->() { return Value(); }
-  const T* operator->() const { return std::get_if<T>(&state_); }
+  const T* operator->() const { return Value(); }
 
  private:
   T* Value() {
-    assert(ok());
+    if (!ok()) EndWithoutValue(std::get<Status>(state_));
+    return std::get_if<T>(&state_);
+  }
+  const T* Value() const {
+    if (!ok()) EndWithoutValue(std::get<Status>(state_));
     return std::get_if<T>(&state_);
   }
   std::variant<T, Status> state_;

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #pragma GCC visibility push(default)
 namespace marlin {
@@ -31,13 +32,21 @@ enum class DType : uint8_t {
   kF64,
 };
 
-/// Returns the size of one element in bytes.
+/// Returns the size of one element in bytes; 0 for a value that is no DType.
 int64_t DTypeBytes(DType dtype);
 
-/// Returns the lower-case name used in files and commands: "f32", "bf16", "f16", "u32", ...
+/// Returns the lower-case name used in files and commands: "f32", "bf16", "f16", "u32", ...;
+/// "unknown" for a value that is no DType.
 std::string_view DTypeName(DType dtype);
 
 inline constexpr int kMaxRank = 8;
+
+/// a * b, or INT64_MAX where that overflows, which no memory holds. Precondition: neither is
+/// negative.
+constexpr int64_t SaturatingProduct(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
 
 /// A fixed-capacity list of dimensions; rank 0 is a scalar.
 class Shape {
@@ -46,18 +55,32 @@ class Shape {
   Shape(std::initializer_list<int64_t> dims) {
     for (int64_t dim : dims) Append(dim);
   }
-  /// Adds a last dimension. Precondition: rank() < kMaxRank.
-  void Append(int64_t dim) { dims_[static_cast<size_t>(rank_++)] = dim; }
+  /// Adds a last dimension. A shape that gets more than kMaxRank dimensions keeps kMaxRank of them,
+  /// all -1: no function takes such a shape.
+  void Append(int64_t dim) {
+    if (rank_ < kMaxRank) {
+      dims_[static_cast<size_t>(rank_++)] = dim;
+    } else {
+      dims_.fill(-1);
+    }
+  }
 
   int rank() const { return rank_; }
   int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
   int64_t& operator[](int i) { return dims_[static_cast<size_t>(i)]; }
 
-  /// Product of the dimensions. Files are checked for overflow before a Shape is made from them.
+  /// Product of the dimensions: -1 when one of them is negative, 0 when one of them is 0, and
+  /// INT64_MAX where the product overflows.
   int64_t ElementCount() const {
     int64_t count = 1;
-    for (int i = 0; i < rank_; ++i) count *= (*this)[i];
-    return count;
+    bool none = false;
+    for (int i = 0; i < rank_; ++i) {
+      const int64_t dim = (*this)[i];
+      if (dim < 0) return -1;
+      none = none || dim == 0;
+      count = SaturatingProduct(count, dim);
+    }
+    return none ? 0 : count;
   }
 
   /// "[32, 4096]".
@@ -87,13 +110,16 @@ class BasicTensorView {
     int64_t stride = 1;
     for (int i = shape.rank() - 1; i >= 0; --i) {
       strides_[static_cast<size_t>(i)] = stride;
-      stride *= shape[i];
+      stride = shape[i] < 0 ? -1 : SaturatingProduct(stride < 0 ? 0 : stride, shape[i]);
     }
   }
+  /// Strides past kMaxRank are dropped.
   BasicTensorView(Pointer data, DType dtype, Shape shape, std::initializer_list<int64_t> strides)
       : data_(data), dtype_(dtype), shape_(shape) {
     size_t i = 0;
-    for (int64_t stride : strides) strides_[i++] = stride;
+    for (int64_t stride : strides) {
+      if (i < strides_.size()) strides_[i++] = stride;
+    }
   }
 
   Pointer data() const { return data_; }
@@ -103,8 +129,11 @@ class BasicTensorView {
   int64_t dim(int i) const { return shape_[i]; }
   int64_t stride(int i) const { return strides_[static_cast<size_t>(i)]; }
   int64_t ElementCount() const { return shape_.ElementCount(); }
-  /// Bytes of the elements, without gaps between strides.
-  int64_t ByteCount() const { return ElementCount() * DTypeBytes(dtype_); }
+  /// Bytes of the elements, without gaps between strides; as ElementCount where there is no number.
+  int64_t ByteCount() const {
+    const int64_t count = ElementCount();
+    return count < 0 ? count : SaturatingProduct(count, DTypeBytes(dtype_));
+  }
   bool empty() const { return data_ == nullptr; }
 
   /// True when the elements lie in C order without gaps.
@@ -112,7 +141,7 @@ class BasicTensorView {
     int64_t expected = 1;
     for (int i = rank() - 1; i >= 0; --i) {
       if (dim(i) != 1 && stride(i) != expected) return false;
-      expected *= dim(i);
+      expected = dim(i) < 0 ? 0 : SaturatingProduct(expected, dim(i));
     }
     return true;
   }

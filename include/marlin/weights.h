@@ -36,13 +36,15 @@ struct WeightsSpec {
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
 
-/// Number of groups along K: ceil(k / group_size); 0 when k is 0.
+/// Number of groups along K: ceil(k / group_size), 1 when group_size is not positive; 0 when k is
+/// 0.
 int64_t GroupCount(const WeightsSpec& spec);
 
 /// uint32 words along K of one column: ceil(k * bits / 32), for 3 bits 3 * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
 
-/// Bytes of codes, scales, zeros, biases, global scale and codebook of all experts.
+/// Bytes of codes, scales, zeros, biases, global scale and codebook of all experts; INT64_MAX for
+/// sizes that are negative or too large to count.
 int64_t StoredBytes(const WeightsSpec& spec);
 
 /// Stored bits per weight, scales and the rest included.
@@ -74,7 +76,9 @@ DType UnquantizedDType(Format format);
 DType BiasDType(ScaleType type);
 
 /// What Prepare makes: the weights in the layout that one device's kernels read. Immutable; copies
-/// share the data; thread-safe.
+/// share the data and keep the device open; thread-safe. One that was made by its default
+/// constructor or moved from holds nothing: its spec is empty, and every operation answers with
+/// kInvalidArgument.
 class PreparedWeights {
  public:
   struct Storage;

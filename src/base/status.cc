@@ -1,5 +1,8 @@
 #include "marlin/status.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "base/printable.h"
 
 namespace marlin {
@@ -29,6 +32,12 @@ std::string_view CodeName(Code code) {
       return "internal error";
   }
   return "unknown";
+}
+
+void EndWithoutValue(const Status& status) {
+  std::fprintf(stderr, "marlin: the value of a failed result was taken: %s\n",
+               status.message().c_str());
+  std::abort();
 }
 
 }  // namespace marlin

@@ -1,5 +1,7 @@
 #include "marlin/tensor.h"
 
+#include <iterator>
+
 namespace marlin {
 namespace {
 
@@ -16,8 +18,15 @@ constexpr DTypeInfo kDTypes[] = {
 
 }  // namespace
 
-int64_t DTypeBytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
-std::string_view DTypeName(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+int64_t DTypeBytes(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  return index < std::size(kDTypes) ? kDTypes[index].bytes : 0;
+}
+
+std::string_view DTypeName(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  return index < std::size(kDTypes) ? kDTypes[index].name : "unknown";
+}
 
 std::string Shape::ToString() const {
   std::string text = "[";

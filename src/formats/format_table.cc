@@ -1,5 +1,6 @@
 // The runtime table of all formats, built from formats.def and the codecs.
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "base/macros.h"
@@ -67,7 +68,18 @@ constexpr ScaleTypeInfo kScaleTypes[] = {
 
 std::span<const FormatInfo> AllFormats() { return Table(); }
 
-const FormatInfo& GetFormatInfo(Format format) { return Table()[static_cast<size_t>(format)]; }
+const FormatInfo& GetFormatInfo(Format format) {
+  static constexpr FormatInfo kUnknown{.format = Format{},
+                                       .name = "unknown",
+                                       .bits = 16,
+                                       .zero_point = ZeroPoint::kNone,
+                                       .quantized = false,
+                                       .has_codebook = false,
+                                       .min_value = 0.0f,
+                                       .max_value = 0.0f};
+  const auto index = static_cast<size_t>(format);
+  return index < Table().size() ? Table()[index] : kUnknown;
+}
 
 Result<Format> ParseFormat(std::string_view name) {
   std::string known;
@@ -91,9 +103,14 @@ std::span<const float> FormatValues(Format format) {
   return {};
 }
 
-DType ScaleDType(ScaleType type) { return kScaleTypes[static_cast<size_t>(type)].dtype; }
+DType ScaleDType(ScaleType type) {
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kScaleTypes) ? kScaleTypes[index].dtype : DType::kF16;
+}
+
 std::string_view ScaleTypeName(ScaleType type) {
-  return kScaleTypes[static_cast<size_t>(type)].name;
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kScaleTypes) ? kScaleTypes[index].name : "unknown";
 }
 
 Result<ScaleType> ParseScaleType(std::string_view name) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "layout/known.h"
 #include "layout/packing.h"
 #include "marlin/layout.h"
 #include "marlin/weights.h"
@@ -53,6 +54,7 @@ struct CodeSizes {
 };
 
 Result<CodeSizes> CheckSizes(Format format, int64_t k, int64_t n, size_t codes, size_t words) {
+  if (const Status known = CheckKnown(format); !known.ok()) return known;
   const FormatInfo& info = GetFormatInfo(format);
   const std::string name(info.name);
   if (info.bits > 8) {

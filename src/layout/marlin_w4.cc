@@ -113,7 +113,9 @@ void ForEachW4Word(int64_t k, int64_t n, Body body) {
 }  // namespace
 
 int64_t MarlinW4WordCount(int64_t k, int64_t n) {
-  return CeilDivide(k, kW4Block) * CeilDivide(n, kW4Block) * kLanes * kWordsPerLane;
+  const Checked blocks =
+      CeilDiv(Checked(k), Checked(kW4Block)) * CeilDiv(Checked(n), Checked(kW4Block));
+  return (blocks * Checked(kLanes * kWordsPerLane)).Take().value_or(INT64_MAX);
 }
 
 Status RepackToMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> canonical,

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "layout/known.h"
 #include "marlin/layout.h"
 #include "marlin/weights.h"
 
@@ -24,6 +25,7 @@ Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(
 std::string Dims(int64_t k, int64_t n) { return fmt::format("[{}, {}]", k, n); }
 
 Status CheckFormat(Format format) {
+  MARLIN_RETURN_IF_ERROR(CheckKnown(format));
   const FormatInfo& info = GetFormatInfo(format);
   if (info.bits != 4) {
     return Invalid("format: 2:4 needs 4 bits, " + std::string(info.name) + " has " +

@@ -5,8 +5,8 @@
 namespace marlin {
 
 int64_t GroupCount(const WeightsSpec& spec) {
-  if (spec.k == 0 || !GetFormatInfo(spec.format).quantized) return 0;
-  return CeilDivide(spec.k, spec.group_size);
+  if (spec.k <= 0 || !GetFormatInfo(spec.format).quantized) return 0;
+  return spec.group_size < 1 ? 1 : CeilDivide(spec.k, spec.group_size);
 }
 
 int64_t WordsAlongK(Format format, int64_t k) {
@@ -33,13 +33,18 @@ DType BiasDType(ScaleType type) {
 
 int64_t StoredBytes(const WeightsSpec& spec) {
   const FormatInfo& info = GetFormatInfo(spec.format);
-  if (!info.quantized) return spec.experts * spec.k * spec.n * (info.bits / 8);
+  const Checked experts(spec.experts);
+  const Checked k(spec.k);
+  const Checked n(spec.n);
+  if (!info.quantized) return (experts * k * n * Checked(info.bits / 8)).Take().value_or(INT64_MAX);
+  if (!k.valid()) return INT64_MAX;
   const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) + (spec.has_zeros ? 2 : 0) +
                             (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
-  int64_t bytes = 4 * WordsAlongK(spec.format, spec.k) * spec.n;
-  bytes += GroupCount(spec) * spec.n * per_group;
-  bytes += spec.has_global_scale ? 4 : 0;
-  return spec.experts * bytes + (info.has_codebook ? (int64_t{4} << info.bits) : 0);
+  const Checked codes = Checked(4) * Checked(WordsAlongK(spec.format, spec.k)) * n;
+  const Checked groups = Checked(GroupCount(spec)) * n * Checked(per_group);
+  const Checked matrix = codes + groups + Checked(spec.has_global_scale ? 4 : 0);
+  const Checked codebook(info.has_codebook ? (int64_t{4} << info.bits) : 0);
+  return (experts * matrix + codebook).Take().value_or(INT64_MAX);
 }
 
 double BitsPerWeight(const WeightsSpec& spec) {

@@ -5,23 +5,13 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "layout/known.h"
 #include "layout/weights_shapes.h"
 
 namespace marlin {
 namespace {
 
 Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
-
-Status CheckEnums(const WeightsSpec& spec) {
-  if (static_cast<size_t>(spec.format) >= AllFormats().size()) {
-    return Invalid("format: unknown number " + std::to_string(static_cast<int>(spec.format)));
-  }
-  if (spec.scale_type > ScaleType::kE4M3) {
-    return Invalid("scale type: unknown number " +
-                   std::to_string(static_cast<int>(spec.scale_type)));
-  }
-  return {};
-}
 
 Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
   const std::string name(info.name);
@@ -41,6 +31,10 @@ Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
   }
   if (spec.scale_type == ScaleType::kE4M3 && !spec.has_global_scale) {
     return Invalid("global_scale: scales of type e4m3 need one");
+  }
+  if (spec.scale_type != ScaleType::kE4M3 && spec.has_global_scale) {
+    return Invalid("global_scale: only scales of type e4m3 have one, got " +
+                   std::string(ScaleTypeName(spec.scale_type)));
   }
   return {};
 }
@@ -79,7 +73,8 @@ Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
 }
 
 Status CheckSpec(const WeightsSpec& spec) {
-  MARLIN_RETURN_IF_ERROR(CheckEnums(spec));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(spec.format));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(spec.scale_type));
   const FormatInfo& info = GetFormatInfo(spec.format);
   MARLIN_RETURN_IF_ERROR(CheckOffsets(spec, info));
   return CheckSizes(spec, info);

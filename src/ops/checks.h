@@ -3,7 +3,9 @@
 
 #include <string>
 
+#include "base/view_checks.h"
 #include "marlin/device.h"
+#include "marlin/gemm.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
@@ -24,14 +26,11 @@ Status CheckActivations(const char* name, const TensorView& view, const Shape& e
 /// What CheckActivations asks of data, alignment and strides, whatever the type and shape.
 Status CheckMemory(const char* name, const TensorView& view);
 
-/// An output that shares no element with an input; with `or_same` it may be the input itself.
-/// Knows views into the same rows (columns of one matrix); other interleaved views count as
-/// overlapping. Call it after the checks of both.
-Status CheckApart(const char* out_name, const TensorView& out, const char* name,
-                  const TensorView& view, bool or_same);
-
-/// A contiguous vector of `count`, or nothing.
+/// A contiguous, aligned vector of `count`, or nothing.
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
+
+/// An activation that is one of the enumeration's.
+Status CheckKnown(Activation activation);
 
 /// Weights prepared for this device, and an expert of theirs.
 Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert);

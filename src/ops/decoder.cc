@@ -191,6 +191,7 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   MARLIN_RETURN_IF_ERROR(CheckActivations("up", up, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "gate", gate, true));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "up", up, true));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(options.activation));
   if (!(options.limit >= 0.0F)) {
     return Invalid(fmt::format("limit: expected 0 or more, got {}", options.limit));
   }

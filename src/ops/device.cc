@@ -110,24 +110,27 @@ void DeviceBuffer::Free::operator()(void* data) const { device->backend().Free(d
 
 namespace {
 
-Status CheckRange(int64_t bytes, int64_t offset, int64_t size) {
-  if (bytes >= 0 && offset >= 0 && offset <= size && bytes <= size - offset) return Status();
-  return Status(Code::kInvalidArgument, "copy: bytes " + std::to_string(offset) + " to " +
-                                            std::to_string(offset) + " + " + std::to_string(bytes) +
-                                            " of a buffer of " + std::to_string(size));
+Status CheckRange(const void* host, int64_t bytes, int64_t offset, int64_t size) {
+  if (bytes < 0 || offset < 0 || offset > size || bytes > size - offset) {
+    return Status(Code::kInvalidArgument,
+                  "copy: bytes " + std::to_string(offset) + " to " + std::to_string(offset) +
+                      " + " + std::to_string(bytes) + " of a buffer of " + std::to_string(size));
+  }
+  if (bytes > 0 && host == nullptr) return Status(Code::kInvalidArgument, "host: null data");
+  return Status();
 }
 
 }  // namespace
 
 Status DeviceBuffer::CopyFrom(const void* host, int64_t bytes, int64_t offset) const {
-  MARLIN_RETURN_IF_ERROR(CheckRange(bytes, offset, bytes_));
+  MARLIN_RETURN_IF_ERROR(CheckRange(host, bytes, offset, this->bytes()));
   if (bytes == 0) return Status();
   return data_.get_deleter().device->backend().CopyToDevice(
       static_cast<std::byte*>(data_.get()) + offset, host, bytes);
 }
 
 Status DeviceBuffer::CopyTo(void* host, int64_t bytes, int64_t offset) const {
-  MARLIN_RETURN_IF_ERROR(CheckRange(bytes, offset, bytes_));
+  MARLIN_RETURN_IF_ERROR(CheckRange(host, bytes, offset, this->bytes()));
   if (bytes == 0) return Status();
   return data_.get_deleter().device->backend().CopyToHost(
       host, static_cast<const std::byte*>(data_.get()) + offset, bytes);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
+#include <utility>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -19,6 +21,14 @@ namespace {
 Status Validate(const Device& device, const TensorView& a, const PreparedWeights& weights,
                 const MutableTensorView& out, const GemmOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, options.expert));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(options.activation));
+  if (options.accuracy > Accuracy::kW4A8) {
+    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(options.accuracy)));
+  }
+  if (options.determinism > Determinism::kBatchInvariant) {
+    return Invalid(
+        fmt::format("determinism: unknown number {}", static_cast<int>(options.determinism)));
+  }
   const WeightsSpec& spec = weights.spec();
   if (a.rank() != 2) return Invalid(fmt::format("a: expected rank 2, got {}", a.rank()));
   if (options.gated && spec.n % 2 != 0) {
@@ -28,7 +38,10 @@ Status Validate(const Device& device, const TensorView& a, const PreparedWeights
   MARLIN_RETURN_IF_ERROR(
       CheckActivations("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", options.bias, spec.n, false));
-  return CheckVector("row_weight", options.row_weight, a.dim(0), true);
+  MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", options.row_weight, a.dim(0), true));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "a", a, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "bias", options.bias, false));
+  return CheckApart("out", out, "row_weight", options.row_weight, false);
 }
 
 /// Whether every row begins at a multiple of 16 bytes, as copy engines want it.
@@ -124,7 +137,8 @@ Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) 
   return status;
 }
 
-Status CheckWorkspace(const GemmOptions& options, int64_t bytes) {
+Status CheckWorkspace(const GemmOptions& options, int64_t bytes, const TensorView& a,
+                      const MutableTensorView& out) {
   if (options.workspace_bytes < bytes) {
     return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
                                options.workspace_bytes));
@@ -132,7 +146,9 @@ Status CheckWorkspace(const GemmOptions& options, int64_t bytes) {
   if (reinterpret_cast<uintptr_t>(options.workspace) % kBufferAlignment != 0) {
     return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
   }
-  return Status();
+  const TensorView workspace(options.workspace, DType::kU8, {bytes});
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "the workspace", workspace, false));
+  return CheckApart("a", a, "the workspace", workspace, false);
 }
 
 }  // namespace
@@ -198,7 +214,7 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
   GemmCall call = MakeCall(choice, desc, a, weights, out, options);
   const int64_t bytes = WorkspaceBytes(device, choice, desc);
   if (options.workspace == nullptr) return RunWithOwnWorkspace(device, call, bytes);
-  MARLIN_RETURN_IF_ERROR(CheckWorkspace(options, bytes));
+  MARLIN_RETURN_IF_ERROR(CheckWorkspace(options, bytes, a, out));
   call.workspace = options.workspace;
   return device.impl().backend().Run(call);
 }
@@ -224,20 +240,41 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
     return Invalid(
         fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n, out.shape().ToString()));
   }
+  MARLIN_RETURN_IF_ERROR(CheckData("out", out));
+  MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
   if (out.ElementCount() == 0) return Status();
-  if (out.empty()) return Invalid("out: null data");
   return device.impl().backend().Dequantize(*weights.storage(), expert, out, stream);
 }
 
-const WeightsSpec& PreparedWeights::spec() const { return storage_->spec; }
-int64_t PreparedWeights::bytes() const { return storage_->bytes; }
+const WeightsSpec& PreparedWeights::spec() const {
+  static constexpr WeightsSpec kNone{};
+  return storage_ == nullptr ? kNone : storage_->spec;
+}
+int64_t PreparedWeights::bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
+
+namespace {
+
+using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
+
+/// The storage, which holds the device, too: weights are told by their backend's address, and no
+/// other device may come to have it while they live.
+SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
+  struct Kept {
+    std::shared_ptr<Device::Impl> device;
+    SharedStorage storage;
+  };
+  auto kept = std::make_shared<const Kept>(Kept{device.shared(), std::move(storage)});
+  return {kept, kept->storage.get()};
+}
+
+}  // namespace
 
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
     MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
-    return PreparedWeights(std::move(storage));
+    return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
   }

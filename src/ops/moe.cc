@@ -13,6 +13,9 @@ namespace marlin {
 namespace {
 
 Status CheckOptions(const RouterOptions& options, int64_t experts) {
+  if (options.scoring > RouterOptions::Scoring::kSigmoid) {
+    return Invalid(fmt::format("scoring: unknown number {}", static_cast<int>(options.scoring)));
+  }
   if (options.top_k < 1 || options.top_k > experts) {
     return Invalid(fmt::format("top_k: expected 1..{} (experts), got {}", experts, options.top_k));
   }

@@ -8,18 +8,22 @@
 namespace marlin {
 namespace {
 
+// Elements of files and of other programs' arrays may lie at any address.
+using AnywhereFloat [[gnu::aligned(1), gnu::may_alias]] = float;
+using AnywhereBits [[gnu::aligned(1), gnu::may_alias]] = uint16_t;
+
 struct F32Reader {
-  using Stored = float;
+  using Stored = AnywhereFloat;
   static float Read(float value) { return value; }
 };
 
 struct Bf16Reader {
-  using Stored = uint16_t;
+  using Stored = AnywhereBits;
   static float Read(uint16_t bits) { return Bf16ToFloat(bits); }
 };
 
 struct F16Reader {
-  using Stored = uint16_t;
+  using Stored = AnywhereBits;
   /// HalfToFloat without branches, so that a loop over it becomes vector code: the fields move to
   /// fp32's places and a multiplication by 2^112 mends the exponent, of subnormals too.
   static float Read(uint16_t bits) {

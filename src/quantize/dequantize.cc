@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "base/view_checks.h"
 #include "layout/packing.h"
 #include "marlin/quantize.h"
 #include "quantize/column_tile.h"
@@ -193,6 +195,18 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
                                         (spec.experts == 1 ? matrix : stack).ToString() + ", got " +
                                         out.shape().ToString()};
   }
+  MARLIN_RETURN_IF_ERROR(CheckData("out", out));
+  MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, true));
+  const std::pair<const char*, const TensorView&> parts[] = {
+      {"codes", weights.codes},
+      {"scales", weights.scales},
+      {"zeros", weights.zeros},
+      {"biases", weights.biases},
+      {"global_scale", weights.global_scale}};
+  for (const auto& [name, part] : parts) {
+    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, name, part, false));
+  }
+  if (out.ElementCount() == 0) return {};
   switch (out.dtype()) {
     case DType::kF32:
       return DecodeAll<F32Element>(weights, out);

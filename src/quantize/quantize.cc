@@ -12,6 +12,8 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
+#include "base/view_checks.h"
+#include "layout/known.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
 #include "quantize/column_tile.h"
@@ -267,9 +269,8 @@ Status Quantizer::Run(QuantizeReport* report) {
 }
 
 Status CheckOptions(const QuantizeOptions& options) {
-  if (static_cast<size_t>(options.format) >= AllFormats().size()) {
-    return Invalid("format: unknown number " + std::to_string(static_cast<int>(options.format)));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckKnown(options.format));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(options.scale_type));
   if (options.method != QuantizeMethod::kRtn && options.method != QuantizeMethod::kMse) {
     return Invalid("method: unknown number " + std::to_string(static_cast<int>(options.method)));
   }
@@ -333,13 +334,7 @@ Status CheckDense(const std::string& name, const TensorView& dense) {
   if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
     return Invalid(name + ": expected f32, bf16 or f16, got " + std::string(DTypeName(dtype)));
   }
-  bool empty = false;
-  for (int i = 0; i < dense.rank(); ++i) {
-    if (dense.dim(i) < 0) return Invalid(name + ": negative shape " + dense.shape().ToString());
-    empty = empty || dense.dim(i) == 0;
-  }
-  if (!empty && dense.data() == nullptr) return Invalid(name + ": no data");
-  return {};
+  return CheckReadable(name.c_str(), dense);
 }
 
 Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> body) {
@@ -366,6 +361,11 @@ Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
   }
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   buffer.weights.codebook = options.codebook;
+  if (spec.experts == 0 || spec.k == 0 || spec.n == 0) {
+    // Tiles of no weights could be more than memory holds.
+    if (buffer.global_scale != nullptr) std::fill_n(buffer.global_scale, spec.experts, 0.0f);
+    return std::move(buffer.weights);
+  }
   Quantizer quantizer(pool, dense, options, buffer);
   MARLIN_RETURN_IF_ERROR(quantizer.Run(report));
   return std::move(buffer.weights);

@@ -67,6 +67,7 @@ template <typename Stored>
 Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const WeightsSpec& spec,
                                 const std::string& tensor_name) {
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
+  if (spec.experts == 0 || spec.k == 0 || spec.n == 0) return std::move(buffer.weights);
   const int64_t tiles = CeilDivide(spec.n, kTileColumns);
   const int64_t scratch_bytes = kRows * kTileColumns * int64_t{sizeof(float)};
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer scratch,

@@ -260,7 +260,7 @@ TEST(Quantize, RefusesWhatIsNotAMatrixOfFloats) {
             "tensor: expected [k, n] or [experts, k, n], got [64]");
   EXPECT_EQ(message(TensorView(data.data(), DType::kI8, {8, 8})),
             "tensor: expected f32, bf16 or f16, got i8");
-  EXPECT_EQ(message(TensorView(nullptr, DType::kF32, {8, 8})), "tensor: no data");
+  EXPECT_EQ(message(TensorView(nullptr, DType::kF32, {8, 8})), "tensor: null data");
   EXPECT_EQ(message(TensorView(data.data(), DType::kF32, {-8, 8})),
             "tensor: negative shape [-8, 8]");
   const TensorView good(data.data(), DType::kF32, {8, 8});

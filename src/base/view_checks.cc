@@ -1,0 +1,136 @@
+#include "base/view_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "base/checked.h"
+#include "base/macros.h"
+
+namespace marlin {
+namespace {
+
+Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+
+/// Bytes of a view: rows of `length` that begin at `begin` and every `step` bytes.
+struct ByteRows {
+  int64_t begin;
+  int64_t end;  ///< Of the last row.
+  int64_t length;
+  int64_t step;  ///< 0: one row.
+};
+
+ByteRows BytesOf(const TensorView& view) {
+  int outer = -1;
+  int64_t length = 1;
+  int64_t first = 0;  ///< The lowest element, which is another than data() at negative strides.
+  const auto distance = [&view](int i) { return std::abs(view.stride(i)); };
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.dim(i) <= 1) continue;
+    if (outer < 0 || distance(i) > distance(outer)) outer = i;
+    if (view.stride(i) < 0) first += (view.dim(i) - 1) * view.stride(i);
+  }
+  for (int i = 0; i < view.rank(); ++i) {
+    if (i != outer) length += (view.dim(i) - 1) * distance(i);
+  }
+  const int64_t element = DTypeBytes(view.dtype());
+  const auto begin =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data())) + first * element;
+  const int64_t step = outer < 0 ? 0 : distance(outer) * element;
+  const int64_t rest = outer < 0 ? 0 : (view.dim(outer) - 1) * step;
+  return {begin, begin + rest + length * element, length * element, step};
+}
+
+}  // namespace
+
+Status CheckReadable(const char* name, const TensorView& view) {
+  const int64_t count = view.ElementCount();
+  if (count < 0) {
+    return Invalid(fmt::format("{}: negative shape {}", name, view.shape().ToString()));
+  }
+  if (count == 0) return {};
+  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
+  Checked reach(1);
+  for (int i = 0; i < view.rank(); ++i) {
+    // The lowest int64 has no magnitude; as a stride it overflows all the same.
+    const int64_t stride = std::max(view.stride(i), -INT64_MAX);
+    reach = reach + Checked(view.dim(i) - 1) * Checked(std::abs(stride));
+  }
+  if ((reach * Checked(DTypeBytes(view.dtype()))).valid() && count != INT64_MAX) return {};
+  return Invalid(fmt::format("{}: {} with these strides is larger than memory", name,
+                             view.shape().ToString()));
+}
+
+Status CheckData(const char* name, const TensorView& view) {
+  MARLIN_RETURN_IF_ERROR(CheckReadable(name, view));
+  if (view.ElementCount() == 0) return {};
+  const int64_t bytes = DTypeBytes(view.dtype());
+  if (reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(bytes) == 0) return {};
+  return Invalid(fmt::format("{}: data is not aligned to its element of {} bytes", name, bytes));
+}
+
+Status CheckDistinctElements(const char* name, const TensorView& view, bool may_run_backwards) {
+  if (view.ElementCount() == 0) return {};
+  const auto distance = [&view](int i) { return std::abs(view.stride(i)); };
+  // Inserted in the order of their strides; there are too few for a sort to pay.
+  std::array<int, kMaxRank> order{};
+  size_t count = 0;
+  for (int axis = 0; axis < view.rank(); ++axis) {
+    if (view.dim(axis) <= 1) continue;
+    size_t place = count++;
+    for (; place > 0 && distance(order[place - 1]) > distance(axis); --place) {
+      order[place] = order[place - 1];
+    }
+    order[place] = axis;
+  }
+  int64_t extent = 1;
+  for (size_t i = 0; i < count; ++i) {
+    const int axis = order[i];
+    if (view.stride(axis) < 0 && !may_run_backwards) {
+      return Invalid(
+          fmt::format("{}: stride {} of dimension {} is negative", name, view.stride(axis), axis));
+    }
+    if (distance(axis) < extent) {
+      return Invalid(
+          fmt::format("{}: stride {} of dimension {} is smaller than the {} elements "
+                      "inside it: elements overlap",
+                      name, view.stride(axis), axis, extent));
+    }
+    extent += (view.dim(axis) - 1) * distance(axis);
+  }
+  return {};
+}
+
+bool Overlap(const TensorView& a, const TensorView& b) {
+  if (a.ElementCount() == 0 || b.ElementCount() == 0 || a.empty() || b.empty()) return false;
+  const ByteRows x = BytesOf(a);
+  const ByteRows y = BytesOf(b);
+  if (x.end <= y.begin || y.end <= x.begin) return false;
+  const int64_t step = std::max(x.step, y.step);
+  if (step == 0 || std::min(x.step, y.step) % step != 0) return true;
+  // Rows of both repeat alike: the one that begins later, seen from a row of the other.
+  const int64_t later = x.begin <= y.begin ? y.begin - x.begin : x.begin - y.begin;
+  const int64_t first_length = x.begin <= y.begin ? x.length : y.length;
+  const int64_t second_length = x.begin <= y.begin ? y.length : x.length;
+  const int64_t offset = later % step;
+  return offset < first_length || offset + second_length > step;
+}
+
+bool SameElements(const TensorView& a, const TensorView& b) {
+  if (a.data() != b.data() || a.dtype() != b.dtype() || !(a.shape() == b.shape())) return false;
+  for (int i = 0; i < a.rank(); ++i) {
+    if (a.dim(i) > 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
+}
+
+Status CheckApart(const char* out_name, const TensorView& out, const char* name,
+                  const TensorView& view, bool or_same) {
+  if (!Overlap(out, view) || (or_same && SameElements(out, view))) return {};
+  return Invalid(fmt::format("{}: overlaps {}{}", out_name, name,
+                             or_same ? " without being the same tensor" : ""));
+}
+
+}  // namespace marlin

@@ -1,0 +1,23 @@
+// Whether a value of an enumeration is one of it: callers may cast any number to one.
+#pragma once
+
+#include <string>
+
+#include "marlin/format.h"
+#include "marlin/status.h"
+
+namespace marlin {
+
+inline Status CheckKnown(Format format) {
+  if (static_cast<size_t>(format) < AllFormats().size()) return {};
+  return Status(Code::kInvalidArgument,
+                "format: unknown number " + std::to_string(static_cast<int>(format)));
+}
+
+inline Status CheckKnown(ScaleType type) {
+  if (type <= ScaleType::kE4M3) return {};
+  return Status(Code::kInvalidArgument,
+                "scale type: unknown number " + std::to_string(static_cast<int>(type)));
+}
+
+}  // namespace marlin
