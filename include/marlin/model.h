@@ -34,8 +34,9 @@ struct ModelOptions {
   bool allow_bf16_activations = true;
 };
 
-/// The keys and values that one sequence has left behind. Movable; belongs to one model; not
-/// thread-safe.
+/// The keys and values that one sequence has left behind. Movable; belongs to one model, which it
+/// may outlive: Model::Forward answers a sequence of another or of a destroyed model with an error.
+/// Not for several threads at once: a call that meets another one's sequence is refused.
 class Sequence {
  public:
   struct State;
@@ -43,11 +44,13 @@ class Sequence {
   Sequence& operator=(Sequence&&) noexcept;
   ~Sequence();
 
-  /// Tokens fed so far.
+  /// Tokens fed so far; 0 of a sequence that was moved from.
   int64_t length() const;
-  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length().
+  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
+  /// sequence that was moved from or that a call on another thread is feeding.
   Status Truncate(int64_t length);
-  State& state() const { return *state_; }
+  /// Null after the sequence was moved from.
+  State* state() const { return state_.get(); }
   explicit Sequence(std::unique_ptr<State> state);
 
  private:
@@ -61,7 +64,9 @@ struct SequenceInput {
   bool all_logits = false;          ///< Logits after every token, not only after the last.
 };
 
-/// A loaded model. Copies share the weights; const calls are thread-safe (one Sequence is not).
+/// A loaded model. Copies share the weights; const calls are thread-safe (one Sequence is not). It
+/// keeps its device open. A model that was moved from holds no weights: its info is empty, and
+/// every call answers with kInvalidArgument.
 class Model {
  public:
   /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
@@ -77,16 +82,22 @@ class Model {
   Result<Sequence> NewSequence() const;
 
   /// Feeds the tokens of all inputs at once and writes logits, f32 [rows, vocab_size]: one row an
-  /// input, or one a token where all_logits. A sequence may appear once. Errors: kInvalidArgument
-  /// for a token id out of range or a sequence that would pass max_positions; the sequences are
-  /// unchanged then.
+  /// input, or one a token where all_logits. The logits are in the host's memory and may have any
+  /// strides that are not negative and give every element a place of its own. A sequence may appear
+  /// once, and belongs to this model. Errors: kInvalidArgument for a token id out of range or a
+  /// sequence that would pass max_positions; the sequences are unchanged then.
   Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
 
   struct Impl;
+  /// False after the model was moved from.
+  bool valid() const { return impl_ != nullptr; }
+  /// Precondition: valid().
   const Impl& impl() const { return *impl_; }
 
  private:
-  explicit Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  Model(Device device, std::shared_ptr<const Impl> impl)
+      : device_(std::move(device)), impl_(std::move(impl)) {}
+  Device device_;
   std::shared_ptr<const Impl> impl_;
 };
 

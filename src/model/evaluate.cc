@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/macros.h"
+#include "model/model_impl.h"
 
 namespace marlin {
 namespace {
@@ -28,6 +29,7 @@ Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std:
 
 Status CheckOptions(const Model& model, std::span<const int32_t> tokens,
                     const EvaluateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
   if (tokens.size() < 2) {
     return Invalid(fmt::format("tokens: expected at least 2, got {}", tokens.size()));
   }
@@ -301,6 +303,8 @@ Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const i
 Result<CompareResult> MeasureDistance(const Model& model, const Model& reference,
                                       std::span<const int32_t> tokens,
                                       const EvaluateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  MARLIN_RETURN_IF_ERROR(CheckModel("reference", reference));
   if (reference.info().vocab_size != model.info().vocab_size) {
     return Invalid(fmt::format("reference: a vocabulary of {}, the model has {}",
                                reference.info().vocab_size, model.info().vocab_size));

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/macros.h"
+#include "model/model_impl.h"
 #include "model/sampling.h"
 
 namespace marlin {
@@ -18,6 +19,7 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 
 Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
                     const GenerateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
   MARLIN_RETURN_IF_ERROR(CheckSampling(options.sampling));
   if (options.max_tokens < 0) {
     return Status(Code::kInvalidArgument,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
 
@@ -13,7 +14,11 @@ constexpr int64_t kFirstCapacity = 64;
 KvCache::KvCache(const CacheShape& shape) : shape_(shape) {}
 
 int64_t KvCache::LayerBytes(int64_t capacity) const {
-  return shape_.heads * capacity * (shape_.key_dim + shape_.value_dim) * DTypeBytes(shape_.type);
+  const Checked dims = Checked(shape_.key_dim) + Checked(shape_.value_dim);
+  const Checked bytes =
+      Checked(shape_.heads) * Checked(capacity) * dims * Checked(DTypeBytes(shape_.type));
+  // What overflows no memory holds: the allocation answers.
+  return bytes.Take().value_or(INT64_MAX);
 }
 
 Status KvCache::Reserve(int64_t length, const Device& device) {

@@ -1,7 +1,10 @@
 // The keys and values of one sequence, layer by layer.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -47,9 +50,40 @@ class KvCache {
 };
 
 struct Sequence::State {
-  State(const void* owner, const CacheShape& shape) : model(owner), cache(shape) {}
-  const void* model;  ///< The model it belongs to.
+  State(std::weak_ptr<const Model::Impl> owner, const CacheShape& shape)
+      : model(std::move(owner)), cache(shape) {}
+
+  /// Whether it was made by this model. A new model never takes the place of a destroyed one: the
+  /// weak pointer keeps the control block that both are told apart by.
+  bool BelongsTo(const std::shared_ptr<const Model::Impl>& other) const {
+    return !model.owner_before(other) && !other.owner_before(model);
+  }
+
+  std::weak_ptr<const Model::Impl> model;
   KvCache cache;
+  std::atomic_flag in_use;  ///< Set while a call reads or changes the cache.
+};
+
+/// Takes sequences for one call, so that a second call that meets one is refused and does not tear
+/// the cache that the first one writes.
+class SequenceClaim {
+ public:
+  SequenceClaim() = default;
+  SequenceClaim(const SequenceClaim&) = delete;
+  SequenceClaim& operator=(const SequenceClaim&) = delete;
+  ~SequenceClaim() {
+    for (Sequence::State* state : taken_) state->in_use.clear(std::memory_order_release);
+  }
+  /// False when another call has it.
+  bool Take(Sequence::State& state) {
+    taken_.reserve(taken_.size() + 1);
+    if (state.in_use.test_and_set(std::memory_order_acquire)) return false;
+    taken_.push_back(&state);
+    return true;
+  }
+
+ private:
+  std::vector<Sequence::State*> taken_;
 };
 
 }  // namespace marlin

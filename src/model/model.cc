@@ -12,6 +12,8 @@
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "checkpoint/model_directory.h"
+#include "base/path_check.h"
+#include "base/view_checks.h"
 #include "marlin/decoder.h"
 #include "model/forward.h"
 #include "model/layers.h"
@@ -105,48 +107,88 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
   return passes;
 }
 
-Status CheckInput(const Model::Impl& model, const SequenceInput& input, size_t index) {
+Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const SequenceInput& input,
+                  size_t index) {
   const auto invalid = [&](const std::string& what) {
     return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: {}", index, what));
   };
   if (input.sequence == nullptr) return invalid("no sequence");
-  if (input.sequence->state().model != &model) return invalid("a sequence of another model");
+  const Sequence::State* const state = input.sequence->state();
+  if (state == nullptr) return invalid("a sequence that was moved from");
+  if (!state->BelongsTo(model)) {
+    return invalid(state->model.expired() ? "a sequence of a model that is gone"
+                                          : "a sequence of another model");
+  }
   if (input.tokens.empty()) return invalid("no tokens");
   const auto count = static_cast<int64_t>(input.tokens.size());
   const int64_t length = input.sequence->length();
-  if (length + count > model.info.max_positions) {
-    return invalid(fmt::format("{} tokens do not fit in a context of {}", length + count,
-                               model.info.max_positions));
+  const ModelInfo& info = model->info;
+  if (length + count > info.max_positions) {
+    return invalid(
+        fmt::format("{} tokens do not fit in a context of {}", length + count, info.max_positions));
   }
   for (size_t i = 0; i < input.tokens.size(); ++i) {
-    if (input.tokens[i] < 0 || input.tokens[i] >= model.info.vocab_size) {
-      return invalid(fmt::format("token {} is {}, expected 0..{}", i, input.tokens[i],
-                                 model.info.vocab_size - 1));
+    if (input.tokens[i] < 0 || input.tokens[i] >= info.vocab_size) {
+      return invalid(
+          fmt::format("token {} is {}, expected 0..{}", i, input.tokens[i], info.vocab_size - 1));
     }
   }
   return {};
 }
 
-Status CheckInputs(const Model::Impl& model, std::span<const SequenceInput> inputs,
-                   const MutableTensorView& logits) {
+Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+                   std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
   int64_t rows = 0;
-  std::vector<const Sequence*> seen;
   for (size_t i = 0; i < inputs.size(); ++i) {
     MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
     rows += inputs[i].all_logits ? static_cast<int64_t>(inputs[i].tokens.size()) : 1;
-    seen.push_back(inputs[i].sequence);
   }
-  std::sort(seen.begin(), seen.end());
-  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
-    return Status(Code::kInvalidArgument, "inputs: a sequence appears twice");
-  }
-  const Shape expected{rows, model.info.vocab_size};
+  const Shape expected{rows, model->info.vocab_size};
   if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
     return Status(Code::kInvalidArgument,
                   fmt::format("logits: expected f32 {}, got {} {}", expected.ToString(),
                               DTypeName(logits.dtype()), logits.shape().ToString()));
   }
+  MARLIN_RETURN_IF_ERROR(CheckData("logits", logits));
+  return CheckDistinctElements("logits", logits, false);
+}
+
+/// Takes the sequences of all inputs for one call. The length of a sequence counts as read here.
+Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
+  std::vector<const Sequence*> seen;
+  for (const SequenceInput& input : inputs) {
+    if (input.sequence != nullptr && input.sequence->state() != nullptr) {
+      seen.push_back(input.sequence);
+    }
+  }
+  std::sort(seen.begin(), seen.end());
+  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
+    return Status(Code::kInvalidArgument, "inputs: a sequence appears twice");
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Sequence::State* const state =
+        inputs[i].sequence == nullptr ? nullptr : inputs[i].sequence->state();
+    if (state != nullptr && !claim->Take(*state)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("inputs[{}]: another call is feeding the sequence", i));
+    }
+  }
   return {};
+}
+
+/// Whether products can write a matrix as it lies: contiguous columns, rows behind each other.
+bool HasRows(const MutableTensorView& view) {
+  const bool columns = view.dim(1) <= 1 || view.stride(1) == 1;
+  return columns && (view.dim(0) <= 1 || view.stride(0) >= view.dim(1));
+}
+
+/// Copies f32 rows without gaps to the rows of a matrix of any strides, from `first` on.
+void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_t first) {
+  for (int64_t row = 0; row < from.dim(0); ++row) {
+    const float* const source = from.As<float>() + row * from.dim(1);
+    float* const target = to.As<float>() + (first + row) * to.stride(0);
+    for (int64_t i = 0; i < from.dim(1); ++i) target[i * to.stride(1)] = source[i];
+  }
 }
 
 /// One Forward call: passes over its tokens, one after the other.
@@ -158,7 +200,7 @@ class ForwardCall {
 
   Status Run() {
     for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state().cache;
+      KvCache& cache = input.sequence->state()->cache;
       MARLIN_RETURN_IF_ERROR(
           cache.Reserve(cache.length() + static_cast<int64_t>(input.tokens.size()), model_.device));
     }
@@ -168,7 +210,7 @@ class ForwardCall {
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
     for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state().cache;
+      KvCache& cache = input.sequence->state()->cache;
       cache.set_length(cache.length() + static_cast<int64_t>(input.tokens.size()));
     }
     return {};
@@ -197,7 +239,7 @@ class ForwardCall {
   void AddPiece(const PassPlan::Piece& piece, Pass* pass, std::vector<int32_t>* ids,
                 std::vector<int32_t>* wanted) const {
     const SequenceInput& input = inputs_[piece.input];
-    KvCache& cache = input.sequence->state().cache;
+    KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + piece.first;
     const auto total = static_cast<int64_t>(input.tokens.size());
     pass->slices.push_back({&cache, pass->rows(), piece.count, position});
@@ -227,10 +269,19 @@ class ForwardCall {
     MARLIN_RETURN_IF_ERROR(LookUpRows(model_.device, hidden, wanted, last));
     const TensorView norm(decoder.norm.data(), DType::kF32, {hidden.dim(1)});
     MARLIN_RETURN_IF_ERROR(RmsNorm(model_.device, last, norm, decoder.config.epsilon, last));
-    const MutableTensorView out(logits_.As<float>() + next_row_ * logits_.stride(0), DType::kF32,
-                                {rows, logits_.dim(1)}, {logits_.stride(0), 1});
+    const int64_t first = next_row_;
     next_row_ += rows;
-    return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
+    if (HasRows(logits_)) {
+      const MutableTensorView out(logits_.As<float>() + first * logits_.stride(0), DType::kF32,
+                                  {rows, logits_.dim(1)}, {logits_.stride(0), 1});
+      return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
+    }
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView dense,
+                            arena_.Take(DType::kF32, {rows, logits_.dim(1)}));
+    MARLIN_RETURN_IF_ERROR(Apply(model_.device, decoder.lm_head(), last, model_.products, dense));
+    MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+    CopyRows(dense, logits_, first);
+    return {};
   }
 
   const Model::Impl& model_;
@@ -247,20 +298,25 @@ Sequence::Sequence(Sequence&&) noexcept = default;
 Sequence& Sequence::operator=(Sequence&&) noexcept = default;
 Sequence::~Sequence() = default;
 
-int64_t Sequence::length() const { return state_->cache.length(); }
+int64_t Sequence::length() const { return state_ == nullptr ? 0 : state_->cache.length(); }
 
 Status Sequence::Truncate(int64_t length) {
-  if (length < 0 || length > this->length()) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("length: expected 0..{}, got {}", this->length(), length));
+  if (state_ == nullptr) return Status(Code::kInvalidArgument, "sequence: was moved from");
+  if (state_->in_use.test_and_set(std::memory_order_acquire)) {
+    return Status(Code::kInvalidArgument, "sequence: another call is feeding it");
   }
-  state_->cache.set_length(length);
-  return {};
+  const int64_t fed = this->length();
+  const bool valid = length >= 0 && length <= fed;
+  if (valid) state_->cache.set_length(length);
+  state_->in_use.clear(std::memory_order_release);
+  if (valid) return {};
+  return Status(Code::kInvalidArgument, fmt::format("length: expected 0..{}, got {}", fed, length));
 }
 
 Result<Model> Model::Open(const std::string& path, const Device& device,
                           const ModelOptions& options) {
   try {
+    MARLIN_RETURN_IF_ERROR(CheckPath(path));
     MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
     MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
@@ -277,18 +333,22 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const DecoderConfig& numbers = impl->decoder.config;
     impl->cache = {numbers.shape.layers, numbers.cache_heads(), numbers.key_dim(),
                    numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
-    return Model(std::move(impl));
+    return Model(device, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
   }
 }
 
-const ModelInfo& Model::info() const { return impl_->info; }
-const Device& Model::device() const { return impl_->device; }
+const ModelInfo& Model::info() const {
+  static const ModelInfo kNone;
+  return impl_ == nullptr ? kNone : impl_->info;
+}
+const Device& Model::device() const { return device_; }
 
 Result<Sequence> Model::NewSequence() const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
-    return Sequence(std::make_unique<Sequence::State>(impl_.get(), impl_->cache));
+    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->cache));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "sequence: cannot allocate");
   }
@@ -296,9 +356,12 @@ Result<Sequence> Model::NewSequence() const {
 
 Status Model::Forward(std::span<const SequenceInput> inputs,
                       const MutableTensorView& logits) const {
-  MARLIN_RETURN_IF_ERROR(CheckInputs(*impl_, inputs, logits));
-  if (inputs.empty()) return {};
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs, logits));
+    if (inputs.empty()) return {};
     Arena arena(impl_->device);
     {
       const std::lock_guard lock(impl_->mutex);

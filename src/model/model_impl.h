@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,5 +27,11 @@ struct Model::Impl {
   mutable std::mutex mutex;
   mutable std::vector<Arena> arenas;  ///< Spare ones.
 };
+
+/// Errors: kInvalidArgument naming a model that was moved from.
+inline Status CheckModel(const char* name, const Model& model) {
+  if (model.valid()) return {};
+  return Status(Code::kInvalidArgument, std::string(name) + ": was moved from");
+}
 
 }  // namespace marlin
