@@ -9,6 +9,7 @@
 #include <new>
 #include <system_error>
 
+#include "base/path_check.h"
 #include "base/printable.h"
 
 namespace marlin {
@@ -67,6 +68,7 @@ Result<std::string> ReadOpen(int fd, const std::string& path, int64_t max_bytes)
 }  // namespace
 
 Result<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
+  if (Status status = CheckPath(path); !status.ok()) return status;
   // O_NONBLOCK: opening a pipe must not wait for a writer. O_NOCTTY: nor may a terminal become the
   // process's own.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

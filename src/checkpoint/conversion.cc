@@ -150,9 +150,9 @@ Status CheckTensorName(const Checkpoint::Impl& source, const std::string& name) 
 
 Status CheckFileSize(const std::string& path, const std::string& content) {
   const auto bytes = static_cast<int64_t>(content.size());
-  if (bytes <= kMaxJsonFileBytes) return {};
+  if (bytes <= kCheckpointJson.bytes) return {};
   return Status(Code::kUnsupported, fmt::format("{}: would have {} bytes, at most {} are read",
-                                                Printable(path), bytes, kMaxJsonFileBytes));
+                                                Printable(path), bytes, kCheckpointJson.bytes));
 }
 
 }  // namespace

@@ -255,11 +255,6 @@ Result<FileHandle> Io::Create(const std::string& path) {
   FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666),
                   path);
   if (!file.open()) return SystemError(IoCall::kCreate, path, errno);
-  struct stat info {};
-  if (::fstat(file.fd(), &info) != 0) return SystemError(IoCall::kCreate, path, errno);
-  if (!S_ISREG(info.st_mode)) {
-    return Status(Code::kIo, Printable(path) + ": not a regular file");
-  }
   return file;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/macros.h"
+#include "base/path_check.h"
 #include "base/printable.h"
 #include "base/read_file.h"
 
@@ -35,6 +36,7 @@ std::string ChooseTuningFile(const std::optional<std::string>& given) {
 }
 
 Result<std::string> ReadTuningFile(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(CheckPath(path).WithContext("tuning_file"));
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
     return Status(Code::kIo, Printable(path) + ": no such tuning file");

@@ -138,6 +138,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromFile(const std::string& p
 }
 
 Result<MixedPrecisionConfig> MixedPrecisionConfig::FromNameOrFile(const std::string& name) {
+  MARLIN_RETURN_IF_ERROR(CheckPath(name).WithContext("recipe"));
   Result<MixedPrecisionConfig> preset = FromPreset(name);
   if (preset.ok() || name.starts_with("uniform:")) return preset;
   const bool looks_like_path = name.ends_with(".json") || name.find('/') != std::string::npos;
