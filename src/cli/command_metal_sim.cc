@@ -1,8 +1,10 @@
 // metal-sim: runs a kernel of a Metal source on this machine's processor, and checks it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -47,6 +49,38 @@ std::vector<PlacedFinding> PlaceFindings(const MetalProgram& program, const Repo
   return placed;
 }
 
+/// While it lives, the process ends when a time is over, with the error that every command would
+/// print: a kernel's native code cannot be called back.
+class TimeLimit {
+ public:
+  TimeLimit(const Console& console, const std::string& file, int64_t seconds) {
+    const Status status(
+        Code::kInvalidArgument,
+        fmt::format("{}: compiling and running took more than {} s; --time-limit allows more", file,
+                    seconds));
+    json_text = console.json() ? Console::ErrorDocument(status) : "";
+    line_text = Console::ErrorLine(status);
+    previous_ = std::signal(SIGALRM, [](int) {
+      (void)!write(STDOUT_FILENO, json_text.data(), json_text.size());
+      (void)!write(STDERR_FILENO, line_text.data(), line_text.size());
+      _exit(ExitCode(Code::kInvalidArgument));
+    });
+    alarm(static_cast<unsigned>(seconds));
+  }
+  ~TimeLimit() {
+    alarm(0);
+    std::signal(SIGALRM, previous_);
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+ private:
+  // Made before the signal may come: its handler may not allocate.
+  static inline std::string json_text;
+  static inline std::string line_text;
+  void (*previous_)(int) = nullptr;
+};
+
 class MetalSimCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -56,18 +90,20 @@ class MetalSimCommand final : public Command {
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
     arguments.Flag("--type-check", &type_check_,
                    "Checks address spaces and types, and runs nothing");
-    arguments.Option("--runs", &runs_, "N",
+    arguments.Option("--runs", &runs_, {1, 10000}, "N",
                      "Runs with N schedules: the first in order, the others at random (default 3)");
-    arguments.Option("--preemption", &preemption_, "P",
+    arguments.Option("--preemption", &preemption_, {.most = 1}, "P",
                      "How likely a thread is interrupted at a memory access (default 0.01)");
+    arguments.Option("--time-limit", &seconds_, {1, 86400}, "SECONDS",
+                     "For compiling and all runs (default 600): a kernel may never end");
     arguments.Flag("--fast-math", &fast_math_, "Compiles as Metal does by default: reassociates");
     arguments.Option("--define", &defines_, "NAME=VALUE", "As on a compiler's command line");
     arguments.Option("--include", &includes_, "FOLDER", "Where #include looks, too");
-    arguments.Option("--msl", &version_, "VERSION", "Of the language: 310 is 3.1 (default)");
+    arguments.Option("--msl", &version_, {200, 999}, "VERSION",
+                     "Of the language: 310 is 3.1 (default)");
   }
 
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(CheckNumbers());
     MARLIN_RETURN_IF_ERROR(launch_.Read());
     metal::simulator::CompileOptions options;
     options.defines = defines_;
@@ -76,6 +112,7 @@ class MetalSimCommand final : public Command {
     options.fast_math = fast_math_;
     if (type_check_) return CheckTypes(console, options);
     console.Message(fmt::format("compiling {} ...", file_));
+    const TimeLimit limit(console, file_, seconds_.value_or(600));
     MARLIN_ASSIGN_OR_RETURN(const auto program, MetalProgram::Compile(file_, options));
     if (list_) return ListKernels(console, program->module());
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel, ChooseKernel(*program));
@@ -84,22 +121,6 @@ class MetalSimCommand final : public Command {
   }
 
  private:
-  Status CheckNumbers() {
-    if (runs_ && (*runs_ < 1 || *runs_ > 10000)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--runs: expected 1..10000, got {}", *runs_));
-    }
-    if (preemption_ && !(*preemption_ >= 0 && *preemption_ <= 1)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--preemption: expected 0..1, got {}", *preemption_));
-    }
-    if (version_ && (*version_ < 200 || *version_ > 999)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--msl: expected a version like 310, got {}", *version_));
-    }
-    return Status();
-  }
-
   Status CheckTypes(Console& console, const metal::simulator::CompileOptions& options) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> findings,
                             metal::simulator::TypeCheck(file_, options));
@@ -245,6 +266,7 @@ class MetalSimCommand final : public Command {
   bool list_ = false;
   bool type_check_ = false;
   std::optional<int64_t> runs_;
+  std::optional<int64_t> seconds_;
   std::optional<double> preemption_;
   bool fast_math_ = false;
   std::vector<std::string> defines_;

@@ -11,7 +11,7 @@
 
 namespace marlin::metal::simulator {
 
-inline constexpr std::array<const char*, 38> kCompileFlags = {
+inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
@@ -42,6 +42,8 @@ inline constexpr std::array<const char*, 38> kCompileFlags = {
     "-fwrapv",
     "-fno-strict-float-cast-overflow",
     "-fno-strict-aliasing",
+    // A loop without an end is one; C++ lets compilers drop it with what follows.
+    "-fno-finite-loops",
     "-fsigned-char",
     // A variable read before it is written holds 0xAA bytes: wrong results, the same every time.
     "-ftrivial-auto-var-init=pattern",
