@@ -1,12 +1,16 @@
 #include "cli/arguments.h"
 
+#include <fmt/format.h>
+
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <string_view>
 
+#include "base/parse_number.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
@@ -16,11 +20,33 @@ namespace {
 
 constexpr const char* kVersion = MARLIN_VERSION;
 
-template <typename T>
-void AddOptional(CLI::App& app, const char* names, std::optional<T>* value, const char* type,
-                 const char* help) {
-  app.add_option_function<T>(
-         names, [value](const T& given) { *value = given; }, help)
+/// `kind` is "a whole number" or "a number", named where the text is none.
+Status WrongNumber(const char* option, const char* kind, const std::string& range,
+                   const std::string& text, bool is_number) {
+  if (is_number) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: expected {}, got {}", option, range, text));
+  }
+  constexpr size_t kShownCharacters = 40;
+  const bool whole = text.size() <= kShownCharacters;
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected {}, {}, got '{}'{}", option, kind, range,
+                            text.substr(0, kShownCharacters), whole ? "" : " and more"));
+}
+
+/// The numbers of an option are read here, not by the parser of the command line, which takes
+/// nothing for 0 and what is too large for the largest number.
+template <typename T, typename Range>
+void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const Range& range,
+               const char* type, const char* help) {
+  app.add_option_function<std::string>(
+         names,
+         [=](const std::string& text) {
+           const Result<T> number = ParseOption(names, text, range);
+           if (!number.ok()) throw CLI::ValidationError(number.status().message());
+           *value = *number;
+         },
+         help)
       ->type_name(type);
 }
 
@@ -76,6 +102,32 @@ int ParseAndRun(int argc, char** argv, Console& console) {
 
 }  // namespace
 
+Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range) {
+  int64_t number = 0;
+  const bool is_number = ParseNumber(text, &number);
+  if (is_number && number >= range.least && number <= range.most) return number;
+  const std::string expected = range.most == INT64_MAX
+                                   ? fmt::format("{} or more", range.least)
+                                   : fmt::format("{}..{}", range.least, range.most);
+  return WrongNumber(option, "a whole number", expected, text, is_number);
+}
+
+Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range) {
+  double number = 0;
+  // Some libraries also read hexadecimal digits and names such as nan.
+  const bool is_number =
+      text.find_first_not_of("0123456789+-.eE") == std::string::npos && ParseNumber(text, &number);
+  const bool enough = range.without_least ? number > range.least : number >= range.least;
+  if (is_number && enough && number <= range.most) return number;
+  const bool open = range.most == std::numeric_limits<double>::max();
+  const std::string expected =
+      range.without_least
+          ? fmt::format("more than {}{}", range.least,
+                        open ? "" : fmt::format(" and at most {}", range.most))
+          : fmt::format("{}{}", range.least, open ? " or more" : fmt::format("..{}", range.most));
+  return WrongNumber(option, "a number", expected, text, is_number);
+}
+
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
   app_.add_option(name, *value, help)->required()->type_name("");
 }
@@ -92,17 +144,19 @@ void ArgumentList::Option(const char* names, std::string* value, const char* typ
 
 void ArgumentList::Option(const char* names, std::optional<std::string>* value, const char* type,
                           const char* help) {
-  AddOptional(app_, names, value, type, help);
+  app_.add_option_function<std::string>(
+          names, [value](const std::string& given) { *value = given; }, help)
+      ->type_name(type);
 }
 
-void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const char* type,
-                          const char* help) {
-  AddOptional(app_, names, value, type, help);
+void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
+                          const char* type, const char* help) {
+  AddNumber(app_, names, value, range, type, help);
 }
 
-void ArgumentList::Option(const char* names, std::optional<double>* value, const char* type,
-                          const char* help) {
-  AddOptional(app_, names, value, type, help);
+void ArgumentList::Option(const char* names, std::optional<double>* value, const RealRange& range,
+                          const char* type, const char* help) {
+  AddNumber(app_, names, value, range, type, help);
 }
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
@@ -129,6 +183,10 @@ void ArgumentList::Later(const char* names, std::vector<std::string>* given) {
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   Console console;
   console.set_text_codecs(text_codecs);
+  // A command line that cannot be read is answered in the form that it asks for, too.
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (std::string_view(argv[i]) == "--json") console.set_json(true);
+  }
   try {
     return ParseAndRun(argc, argv, console);
   } catch (const ThreadStartError& error) {

@@ -2,17 +2,40 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/text_codec.h"
+#include "marlin/status.h"
 
 namespace CLI {
 class App;
 }
 
 namespace marlin::cli {
+
+/// The whole numbers that an option takes, both ends included.
+struct WholeRange {
+  int64_t least = 0;
+  int64_t most = INT64_MAX;
+};
+
+/// The numbers that an option takes: up to `most`, and `least` itself unless it is left out.
+struct RealRange {
+  double least = 0;
+  double most = std::numeric_limits<double>::max();
+  bool without_least = false;
+};
+
+/// Threads that a command starts.
+inline constexpr WholeRange kThreadRange{1, 4096};
+
+/// Reads the whole text of an option as a number: decimal digits, with a point and an exponent
+/// where it need not be whole. Errors: kInvalidArgument naming the option, the range and the text.
+Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range);
+Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range);
 
 /// The arguments of one command. Pointers must outlive parsing; what is not given stays unchanged.
 class ArgumentList {
@@ -26,8 +49,11 @@ class ArgumentList {
   void Option(const char* names, std::string* value, const char* type, const char* help);
   void Option(const char* names, std::optional<std::string>* value, const char* type,
               const char* help);
-  void Option(const char* names, std::optional<int64_t>* value, const char* type, const char* help);
-  void Option(const char* names, std::optional<double>* value, const char* type, const char* help);
+  /// A number outside of its range is wrong use.
+  void Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
+              const char* type, const char* help);
+  void Option(const char* names, std::optional<double>* value, const RealRange& range,
+              const char* type, const char* help);
   /// May be given several times.
   void Option(const char* names, std::vector<std::string>* values, const char* type,
               const char* help);

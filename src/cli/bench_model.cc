@@ -11,8 +11,6 @@
 namespace marlin::cli {
 namespace {
 
-constexpr int64_t kMaxBatch = 4096;
-
 /// The products of a forward call without anything else.
 class Products {
  public:
@@ -203,12 +201,17 @@ Status CheckRange(const char* name, int64_t value, int64_t largest) {
 
 }  // namespace
 
-Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options) {
-  const int64_t context = model.info().max_positions;
+Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options) {
+  const int64_t context = model.max_positions;
   MARLIN_RETURN_IF_ERROR(CheckRange("--prompt-tokens", options.prompt_tokens, context - 1));
   MARLIN_RETURN_IF_ERROR(
       CheckRange("--new-tokens", options.new_tokens, context - options.prompt_tokens));
-  MARLIN_RETURN_IF_ERROR(CheckRange("--batch", options.batch, kMaxBatch));
+  return CheckRange("--batch", options.batch, kMaxBatch);
+}
+
+Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  MARLIN_RETURN_IF_ERROR(CheckModelBench(model.info(), options));
   return ModelBench(model, options).Run();
 }
 

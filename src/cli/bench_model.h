@@ -11,6 +11,8 @@
 
 namespace marlin::cli {
 
+inline constexpr int64_t kMaxBatch = 4096;
+
 struct ModelBenchOptions {
   int64_t prompt_tokens = 512;
   int64_t new_tokens = 64;
@@ -31,6 +33,9 @@ struct ModelPhase {
   double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
   double ProductsFraction() const { return products.median / timing.median; }
 };
+
+/// Errors: kInvalidArgument naming the option that the model's context is too short for.
+Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options);
 
 /// Times prefill of empty sequences, and decoding of the new tokens that follow such a prompt.
 /// Errors: kInvalidArgument naming the option out of range, those of Model::Forward.

@@ -1,6 +1,7 @@
 // bench: how fast the kernels are, as a fraction of what this machine can do.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -39,15 +40,17 @@ class BenchCommand final : public Command {
     arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
-    arguments.Option("--threads", &threads_, "N", "Default: all processors");
+    arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "PEER",
                      "The dense product in the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
-    arguments.Option("--prompt-tokens", &prompt_tokens_, "N",
+    arguments.Option("--prompt-tokens", &prompt_tokens_, {.least = 1}, "N",
                      "model: tokens to read; default 512, less where the context is smaller");
-    arguments.Option("--new-tokens", &new_tokens_, "N", "model: tokens to write; default 64");
-    arguments.Option("--batch", &batch_, "N", "model: sequences at once; default 1");
+    arguments.Option("--new-tokens", &new_tokens_, {.least = 1}, "N",
+                     "model: tokens to write; default 64");
+    arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
+                     "model: sequences at once; default 1");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
 
@@ -64,18 +67,22 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (info.backend == "cuda") return RunOnGpu(console, device);
+    std::optional<Model> model;
+    if (op_ == "model") {
+      MARLIN_ASSIGN_OR_RETURN(model, OpenModel(device));
+    }
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
       if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
       MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
                               metal::GpuRoofline::Make(metal::DriverOf(backend)));
       MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
-      return RunOnSharedMemory(console, device, ProbeOf(roofline));
+      return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
     }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(backend.Facts().level, pool));
     ceilings_ = MeasureCeilings(roofline);
-    return RunOnSharedMemory(console, device, ProbeOf(roofline));
+    return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
   }
 
  private:
@@ -117,30 +124,33 @@ class BenchCommand final : public Command {
     for (const auto& [name, given] : foreign) {
       if (given) return refuse(fmt::format("bench {}: has no {}", op_, name));
     }
-    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
-      return refuse(fmt::format("--threads: expected 1..4096, got {}", *threads_));
-    }
     return {};
   }
 
   /// On the CPU, or a GPU whose memory is the host's.
-  Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe) {
-    MARLIN_RETURN_IF_ERROR(op_ == "model" ? RunModel(device) : RunCases(console, device, probe));
+  Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe,
+                           const std::optional<Model>& model) {
+    MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     const DeviceInfo info = device.info();
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
 
-  Status RunModel(const Device& device) {
-    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(models_.front(), device));
+  /// What is wrong with the model or its options is said before the machine is measured.
+  Result<Model> OpenModel(const Device& device) {
+    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device));
     model_ = model.info();
-    ModelBenchOptions options;
+    ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
         prompt_tokens_.value_or(std::min(options.prompt_tokens, model_.max_positions / 2));
     options.new_tokens = new_tokens_.value_or(
         std::min(options.new_tokens, model_.max_positions - options.prompt_tokens));
     options.batch = batch_.value_or(options.batch);
-    MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, options));
-    model_options_ = options;
+    MARLIN_RETURN_IF_ERROR(CheckModelBench(model_, options));
+    return model;
+  }
+
+  Status RunModel(const Model& model) {
+    MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, model_options_));
     return {};
   }
 
@@ -217,11 +227,12 @@ class BenchCommand final : public Command {
           Code::kInvalidArgument,
           fmt::format("--accuracy: expected default, exact or w4a8, got '{}'", accuracy_));
     }
-    return Status();
+    return CheckSizes();
   }
 
   Status ReadShapes() {
     if (!shapes_file_.empty()) {
+      const size_t given = shapes_.size();
       constexpr int64_t kMostBytes = int64_t{1} << 20;
       MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadFile(shapes_file_, kMostBytes));
       std::istringstream lines(text);
@@ -230,6 +241,11 @@ class BenchCommand final : public Command {
         std::istringstream words(line);
         for (std::string word; words >> word;) shapes_.push_back(word);
       }
+      if (shapes_.size() == given) {
+        return Status(
+            Code::kInvalidArgument,
+            fmt::format("--shapes: {}: expected at least one M,N,K, got none", shapes_file_));
+      }
     }
     if (shapes_.empty()) {
       shapes_ = {"1,4096,4096", "4,4096,4096", "16,4096,4096", "64,4096,4096", "512,4096,4096"};
@@ -237,6 +253,19 @@ class BenchCommand final : public Command {
     for (const std::string& text : shapes_) {
       MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
       parsed_shapes_.push_back(shape);
+    }
+    return Status();
+  }
+
+  /// Before the machine is measured, which takes seconds.
+  Status CheckSizes() const {
+    const int64_t bytes = device_.starts_with("cuda") ? kBeyondL2Bytes : kBeyondCacheBytes;
+    const bool blas = std::find(against_.begin(), against_.end(), "openblas") != against_.end();
+    for (const GemmShape& shape : parsed_shapes_) {
+      for (const Format format : products_.formats()) {
+        MARLIN_RETURN_IF_ERROR(CheckCaseFits(MakeCase(format, shape, bytes)));
+      }
+      if (blas) MARLIN_RETURN_IF_ERROR(OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
     }
     return Status();
   }

@@ -105,11 +105,13 @@ class GenerateCommand final : public Command {
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to go on from; shows text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; shows token ids; - is stdin");
-    arguments.Option("--max-tokens", &max_tokens_, "N", "Default 128");
-    arguments.Option("--temperature", &temperature_, "T", "Default 0: the most likely token");
-    arguments.Option("--top-k", &top_k_, "K", "Draw from the K most likely tokens");
-    arguments.Option("--top-p", &top_p_, "P", "Draw from the most likely tokens that sum up to P");
-    arguments.Option("--seed", &seed_, "S", "Same seed, same text; default 0");
+    arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
+    arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
+                     "Default 0: the most likely token");
+    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Draw from the K most likely tokens");
+    arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
+                     "Draw from the most likely tokens that sum up to P");
+    arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
     arguments.Option("--stop", &stops_, "TEXT", "End where this text appears; may be repeated");
     arguments.Flag("--ignore-eos", &ignore_eos_, "Go on past the end token");
     run_.Declare(arguments);
@@ -125,7 +127,7 @@ class GenerateCommand final : public Command {
     }
     std::vector<int32_t> prompt;
     if (prompt_) {
-      Result<std::vector<int32_t>> encoded = codec->Encode(*prompt_);
+      Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt_, path_, model);
       if (!encoded.ok()) return encoded.status().WithContext("--prompt");
       prompt = *std::move(encoded);
     } else {

@@ -1,7 +1,6 @@
 // plan: what a recipe makes of a model, from its config.json alone.
 #include <fmt/format.h>
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
@@ -41,7 +40,7 @@ class PlanCommand final : public Command {
     arguments.Positional("SRC", &source_,
                          "A config.json, a model's directory or a .safetensors file");
     recipe_arguments_.Declare(arguments);
-    arguments.Option("--bandwidth", &bandwidth_gbps_, "GB/s",
+    arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
   }
@@ -50,10 +49,6 @@ class PlanCommand final : public Command {
     if (device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
                     fmt::format("--device {}: this build has only the device cpu", device_));
-    }
-    if (bandwidth_gbps_ && !(std::isfinite(*bandwidth_gbps_) && *bandwidth_gbps_ > 0)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--bandwidth: expected more than 0, got {}", *bandwidth_gbps_));
     }
     MARLIN_ASSIGN_OR_RETURN(model_, DescribeSource(source_));
     MARLIN_ASSIGN_OR_RETURN(recipe_, recipe_arguments_.Build(model_.expert_count > 0));

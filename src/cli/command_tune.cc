@@ -83,7 +83,7 @@ class TuneCommand final : public Command {
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
     arguments.Flag("--gated", &gated_, "The products of --shape are gated: n holds gates and ups");
     products_.Declare(arguments);
-    arguments.Option("--threads", &threads_, "N", "Default: all processors");
+    arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("-o,--output", &output_, "FILE",
                      "Default: where the library looks for it, in the user's folder");
     arguments.Option("--commit", &commit_, "HASH", "Named in the table");
@@ -91,10 +91,6 @@ class TuneCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(products_.Read());
-    if (threads_ && (*threads_ < 1 || *threads_ > 4096)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--threads: expected 1..4096, got {}", *threads_));
-    }
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
     options.tuning_file = "";  // What it says may be wrong: that is why this runs.
@@ -148,6 +144,7 @@ class TuneCommand final : public Command {
       for (const auto& [shape, gated] : shapes) {
         if (!seen.emplace(format, shape.m, shape.n, shape.k, gated).second) continue;
         cases_.push_back(products_.MakeCase(format, shape, bytes));
+        MARLIN_RETURN_IF_ERROR(CheckCaseFits(cases_.back()));
         cases_.back().options.gated = gated;
         cases_.back().options.kernel = "all";
       }

@@ -42,17 +42,13 @@ class VerifyCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("QUANT", &path_, "A quantized directory");
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
-    arguments.Option("--max-error", &max_error_, "X",
+    arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
   }
 
   Status Run(Console& console) override {
     if (max_error_ && !against_) {
       return Status(Code::kInvalidArgument, "--max-error needs --against");
-    }
-    if (max_error_ && !(*max_error_ >= 0)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--max-error: expected 0 or more, got {}", *max_error_));
     }
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
     if (!quantized.quantized()) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -46,6 +47,14 @@ int ExitCode(Code code) {
   return 70;
 }
 
+std::string ErrorName(Code code) {
+  if (code == Code::kIo) return "io";  // Its name has a stroke.
+  std::string name(CodeName(code));
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == ' ' || c == '-'; }, '_');
+  return name;
+}
+
 Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) {
   std::signal(SIGPIPE, SIG_IGN);
   // A caller may have closed a standard stream; the next file opened would take its number, and
@@ -71,11 +80,13 @@ Status Console::Print(std::string_view text) {
 }
 
 Status Console::PrintJson(const nlohmann::ordered_json& document) {
+  printed_document_ = true;
   return Write(JsonText(document) + "\n");
 }
 
 Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,
                           const std::function<nlohmann::ordered_json(size_t)>& row) {
+  printed_document_ = true;
   constexpr size_t kChunk = size_t{1} << 16;
   const std::string text = JsonText(document) + "\n";
   // Strings in JSON have no line feeds, so nothing else of the document looks like this.
@@ -102,9 +113,23 @@ void Console::Message(std::string_view text) {
   std::fprintf(stderr, "%s\n", EscapeUnprintable(text).c_str());
 }
 
+std::string Console::ErrorLine(const Status& status) {
+  return "metal-marlin: error: " + status.message() + "\n";
+}
+
+std::string Console::ErrorDocument(const Status& status) {
+  const nlohmann::ordered_json error = {
+      {"code", ErrorName(status.code())},
+      {"message", status.message()},
+      {"exit_code", ExitCode(status.code())}};
+  return JsonText({{"error", error}}) + "\n";
+}
+
 int Console::Finish(const Status& status) {
   if (status.ok()) return 0;
-  std::fprintf(stderr, "metal-marlin: error: %s\n", status.message().c_str());
+  // Where stdout takes nothing, the line on stderr says what happened.
+  if (json_ && !printed_document_) (void)Write(ErrorDocument(status));
+  std::fputs(ErrorLine(status).c_str(), stderr);
   return ExitCode(status.code());
 }
 

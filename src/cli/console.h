@@ -13,6 +13,8 @@ namespace marlin::cli {
 
 /// The process exit code of an error; the one place that maps them.
 int ExitCode(Code code);
+/// The name of an error in JSON: "malformed_file".
+std::string ErrorName(Code code);
 
 class Console {
  public:
@@ -44,7 +46,12 @@ class Console {
   /// A line on stderr for people who watch; dropped when stderr is not a terminal.
   void Message(std::string_view text);
 
-  /// Prints the error, if any, as one line on stderr and returns the exit code.
+  /// An error as one line for stderr, and as a document for stdout.
+  static std::string ErrorLine(const Status& status);
+  static std::string ErrorDocument(const Status& status);
+
+  /// Prints the error, if any, as one line on stderr and returns the exit code. With --json the
+  /// error is a document on stdout, too, unless the command's own document is there already.
   int Finish(const Status& status);
 
  private:
@@ -52,6 +59,7 @@ class Console {
 
   TextCodecFactory text_codecs_;
   bool reader_gone_ = false;
+  bool printed_document_ = false;
   bool json_ = false;
   bool interactive_ = false;
 };

@@ -99,8 +99,9 @@ Result<std::vector<uint8_t>> ParseValues(const char* option, const std::string& 
   MARLIN_ASSIGN_OR_RETURN(const MetalScalar type, ParseMetalScalar(text.substr(0, colon)));
   std::vector<uint8_t> bytes;
   for (const std::string& word : SplitAt(text.substr(colon + 1), ',')) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> value, EncodeMetalScalar(type, word));
-    bytes.insert(bytes.end(), value.begin(), value.end());
+    const Result<std::vector<uint8_t>> value = EncodeMetalScalar(type, word);
+    if (!value.ok()) return value.status().WithContext(option);
+    bytes.insert(bytes.end(), value->begin(), value->end());
   }
   return bytes;
 }

@@ -13,7 +13,6 @@ namespace marlin::cli {
 namespace {
 
 constexpr int64_t kDefaultWindow = 256;
-constexpr int64_t kMaxThreads = 4096;
 constexpr size_t kShownBytes = 40;
 
 /// Numbers between white space and commas, in brackets or not.
@@ -76,15 +75,11 @@ class TokenReader {
 
 void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--device", &device_, "DEVICE", "cpu, auto or metal-sim");
-  arguments.Option("--threads", &threads_, "N", "Default: all processors");
+  arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32 throughout");
 }
 
 Result<Device> RunArguments::OpenDevice() const {
-  if (threads_ && (*threads_ < 1 || *threads_ > kMaxThreads)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--threads: expected 1..{}, got {}", kMaxThreads, *threads_));
-  }
   return Device::Open(device_, {static_cast<int>(threads_.value_or(0))});
 }
 
@@ -127,12 +122,26 @@ Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string
   return codec;
 }
 
+Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const std::string& directory, const Model& model) {
+  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text));
+  for (const int32_t token : tokens) {
+    if (token >= 0 && token < model.info().vocab_size) continue;
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: the tokenizer gives the token id {}, the model has 0..{}",
+                              directory, token, model.info().vocab_size - 1));
+  }
+  return tokens;
+}
+
 void CorpusArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--text", &text_, "FILE", "The text; - is the standard input");
   arguments.Option("--tokens", &tokens_, "FILE", "Token ids instead, between spaces or commas");
-  arguments.Option("--window", &window_, "N", "Tokens that the model sees at once; default 256");
-  arguments.Option("--stride", &stride_, "N", "From one window to the next; default: the window");
-  arguments.Option("--max-windows", &max_windows_, "N", "Default: all");
+  arguments.Option("--window", &window_, {.least = 1}, "N",
+                   "Tokens that the model sees at once; default 256");
+  arguments.Option("--stride", &stride_, WholeRange(), "N",
+                   "From one window to the next; default: the window");
+  arguments.Option("--max-windows", &max_windows_, WholeRange(), "N", "Default: all");
 }
 
 Status CorpusArguments::Check(const Console& console) const {
@@ -149,7 +158,7 @@ Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,
   if (tokens_) return ReadTokens(*tokens_);
   MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory, model));
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*text_));
-  Result<std::vector<int32_t>> tokens = codec->Encode(text);
+  Result<std::vector<int32_t>> tokens = EncodeText(*codec, text, directory, model);
   return tokens.ok() ? std::move(tokens) : tokens.status().WithContext(*text_);
 }
 

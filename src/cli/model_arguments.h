@@ -47,6 +47,11 @@ Result<std::string> ReadText(const std::string& path);
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
                                              const std::string& directory, const Model& model);
 
+/// The token ids of a text. Errors: the tokenizer's, kMalformedFile for an id that the model's
+/// vocabulary does not have.
+Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const std::string& directory, const Model& model);
+
 /// Errors: kUnsupported when the console has no tokenizers. Commands ask before they load a model.
 Status CheckHasCodec(const Console& console, std::string_view option);
 

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <climits>
+#include <string>
+
 namespace marlin::cli {
 namespace {
 constexpr int kRowMajor = 101;
@@ -24,6 +27,17 @@ Result<OpenBlas> OpenBlas::Load(int threads) {
     return blas;
   }
   return Status(Code::kUnsupported, "--against openblas: libopenblas is not installed");
+}
+
+Status OpenBlas::CheckSizes(int64_t m, int64_t n, int64_t k) {
+  for (const int64_t size : {m, n, k}) {
+    if (size > INT_MAX) {
+      return Status(Code::kUnsupported, "--against openblas: sizes of at most " +
+                                            std::to_string(INT_MAX) + " are supported, got " +
+                                            std::to_string(size));
+    }
+  }
+  return Status();
 }
 
 void OpenBlas::Sgemm(int64_t m, int64_t n, int64_t k, const float* a, const float* b,

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/checked.h"
 #include "base/macros.h"
+#include "base/memory_size.h"
+#include "layout/weights_buffer.h"
 
 namespace marlin::cli {
 namespace {
@@ -37,12 +40,37 @@ Result<GemmShape> ParseShape(const std::string& text) {
   return shape;
 }
 
+Status CheckCaseFits(const BenchCase& bench) {
+  const auto [m, n, k] = bench.shape;
+  const std::string name = fmt::format("--shape {},{},{}", m, n, k);
+  if (const Status spec = CheckSpec(bench.spec); !spec.ok()) return spec.WithContext(name);
+  // No operand has more than 4 bytes an element, and peers take activations in two types.
+  const Checked element(4);
+  const Checked activations = Checked(2) * element * Checked(m) * Checked(k);
+  const Checked output = element * Checked(m) * Checked(n);
+  const Checked dense = element * Checked(n) * Checked(k);
+  const Checked weights = Checked(2) * Checked(StoredBytes(bench.spec));
+  const std::optional<int64_t> bytes = (activations + output + weights).Take();
+  if (!bytes || !dense.valid()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: the operands take more bytes than the {} that can be counted",
+                              name, INT64_MAX));
+  }
+  const int64_t memory = MemoryBytes();
+  const int64_t wanted = bench.op == "dequantize" ? std::max(*bytes, *dense.Take()) : *bytes;
+  if (wanted <= memory) return {};
+  return Status(
+      Code::kOutOfMemory,
+      fmt::format("{}: the operands take {} bytes, this machine has {}", name, wanted, memory));
+}
+
 void ProductArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
-  arguments.Option("--group-size", &group_size_, "G", "Weights per scale; default 128");
+  arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
+                   "Weights per scale; default 128");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
   arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
-  arguments.Option("--copies", &copies_, "N",
+  arguments.Option("--copies", &copies_, {1, 65536}, "N",
                    "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
 }
 
@@ -67,13 +95,9 @@ Status ProductArguments::Read() {
         fmt::format("--activations: expected bf16, f16 or f32, got '{}'", activation_type_));
   }
   const int64_t group = group_size_.value_or(kDefaultGroup);
-  if (group < 16 || group % 16 != 0) {
+  if (group % 16 != 0) {
     return Status(Code::kInvalidArgument,
                   fmt::format("--group-size: expected a multiple of 16, got {}", group));
-  }
-  if (copies_ && (*copies_ < 1 || *copies_ > 65536)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--copies: expected 1..65536, got {}", *copies_));
   }
   return Status();
 }

@@ -33,7 +33,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "default_dense, default_moe, aggressive_moe, uniform:FORMAT/gN or a JSON file");
   arguments.Option("--format", &format_, "FORMAT",
                    "One format for every attention, MLP and expert matrix");
-  arguments.Option("--group-size", &group_size_, "G",
+  arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
@@ -55,10 +55,6 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
 }
 
 Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
-  if (group_size_ && *group_size_ <= 0) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--group-size: expected a multiple of 16, got {}", *group_size_));
-  }
   if (group_size_) MARLIN_RETURN_IF_ERROR(CheckGroupSize(*group_size_).WithContext("--group-size"));
   std::optional<ScaleType> scale_type;
   if (scale_type_) {
