@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from typing import Any
 
@@ -44,6 +45,59 @@ def torch_view(tensor: Any) -> _core.ArrayView:
         tensor.device.type,
         tensor.device.index or 0,
     )
+
+
+def as_array(name: str, value: Any) -> Any:
+    """An array of its framework as it is; anything else as NumPy reads it.
+
+    What has no element type of its own (lists, numbers) becomes float32. Raises
+    InvalidArgumentError for what is no array of numbers.
+    """
+    if kind_of(value) != "numpy":
+        return value
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # Whatever an array-like raises.
+        text = " ".join(str(error).split())
+        raise InvalidArgumentError(
+            f"{name}: expected an array, got {type(value).__name__}: {text}"
+        ) from error
+    if not hasattr(value, "dtype") and array.dtype.kind in "iuf":
+        array = array.astype(np.float32)
+    if array.dtype.kind in "OSUMm":
+        raise InvalidArgumentError(
+            f"{name}: expected an array of numbers, got {type(value).__name__} of {array.dtype}"
+        )
+    return array
+
+
+def as_matrix(array: Any, columns: int) -> Any:
+    """An array [..., columns] as rows that the core reads: a view where its strides allow."""
+    rows = array.reshape((math.prod(array.shape[:-1]), columns))
+    kind = kind_of(array)
+    if kind == "mlx":
+        return rows  # Exported row by row, whatever it is a view of.
+    if kind == "torch":
+        between, along = rows.stride()
+        aligned = True
+    else:
+        size = rows.dtype.itemsize
+        between, along = (stride / size for stride in rows.strides)
+        aligned = kind == "cupy" or rows.flags.aligned
+    apart = rows.shape[0] <= 1 or (between >= columns and between == int(between))
+    if aligned and apart and (columns <= 1 or along == 1):
+        return rows
+    if kind == "torch":
+        return rows.contiguous()
+    return sys.modules["cupy" if kind == "cupy" else "numpy"].array(rows, order="C", copy=True)
+
+
+def as_vector(name: str, value: Any) -> Any:
+    """A vector, contiguous: a bias."""
+    vector = as_array(name, value)
+    if vector.ndim != 1:
+        raise InvalidArgumentError(f"{name}: expected a vector, got {list(vector.shape)}")
+    return as_matrix(vector, vector.shape[0]).reshape((-1,))
 
 
 def to_core(array: Any) -> Any:
@@ -156,6 +210,30 @@ def like_kind(like: Any, array: Any) -> Any:
 def options(made: Any, **values: Any) -> Any:
     """Sets attributes of one of the core's option objects; None leaves the default."""
     for name, value in values.items():
-        if value is not None:
+        if value is None:
+            continue
+        try:
             setattr(made, name, value)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"{name}: cannot be {_shown(value)} of type {type(value).__name__}"
+            ) from None
     return made
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """Calls into the core; arguments of other types than it takes are one line, too."""
+    try:
+        return function(*arguments)
+    except TypeError as error:
+        if "incompatible function arguments" not in str(error):
+            raise
+        given = ", ".join(f"{_shown(value)} ({type(value).__name__})" for value in arguments)
+        raise InvalidArgumentError(
+            f"{function.__name__}: arguments of types that it does not take: {given}"
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else text[:40] + "..."

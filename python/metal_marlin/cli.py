@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -16,7 +17,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # As the bytes that they were: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    return int(run_command([b"metal-marlin", *arguments], TextCodec))
+    # The command prints its errors itself, as one line.
+    codec = functools.partial(TextCodec, quiet=True)
+    return int(run_command([b"metal-marlin", *arguments], codec))
 
 
 if __name__ == "__main__":

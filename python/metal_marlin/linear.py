@@ -12,11 +12,14 @@ import numpy as np
 from . import _core
 from ._arrays import (
     allocator,
+    as_array,
+    as_matrix,
+    as_vector,
+    call,
     check_float,
     current_stream,
     device_name,
     dtype_name,
-    kind_of,
     like_kind,
     options,
     run_into,
@@ -58,7 +61,11 @@ def pack_weights(
     `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
     scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse".
     """
-    return _core.quantize(to_host(weight), format, group_size, scale_type, method, symmetric)
+    weight = as_array("weight", weight)
+    check_float("weight", weight)
+    return call(
+        _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
+    )
 
 
 def pack_fp4_weights(weight: Any, group_size: int = 32) -> tuple[Any, Any]:
@@ -81,7 +88,10 @@ def from_parts(
 ) -> QuantizedWeights:
     """Quantized weights of packed arrays; K follows from the words unless given."""
     bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
-    words = packed if kind_of(packed) in ("torch", "cupy") else np.asarray(packed)
+    words, scales = as_array("packed", packed), as_array("scales", scales)
+    for name, array in (("packed", words), ("scales", scales)):
+        if array.ndim != 2:
+            raise InvalidArgumentError(f"{name}: expected a matrix, got {list(array.shape)}")
     width = bits.get(format, 8)
     if k is None:
         k = words.shape[0] * 32 // width if 32 % width == 0 else words.shape[0] // width * 32
@@ -95,9 +105,9 @@ def from_parts(
         n=int(words.shape[1]),
         group_size=group_size,
         scale_type="fp32" if dtype_name(scales) == "float32" else "fp16",
-        codes=to_host(packed),
+        codes=to_host(words),
         scales=to_host(scales),
-        zeros=None if zeros is None else to_host(zeros),
+        zeros=None if zeros is None else to_host(as_array("zeros", zeros)),
     )
     return QuantizedWeights.from_parts(parts)
 
@@ -158,6 +168,7 @@ def matmul(
     "gelu_tanh", "relu"; accuracy: "default", "exact" (no rounding of weights or activations) or
     "w4a8". A float32 x may be split in two bfloat16 terms, never rounded to one.
     """
+    x = as_array("x", x)
     check_float("x", x)
     if x.ndim < 1 or x.shape[-1] != weights.k:
         raise InvalidArgumentError(f"x: expected [..., {weights.k}], got {list(x.shape)}")
@@ -165,7 +176,7 @@ def matmul(
 
     product = options(
         _core.ProductOptions(),
-        bias=None if bias is None else to_core(bias),
+        bias=None if bias is None else to_core(as_vector("bias", bias)),
         activation=activation,
         gated=gated,
         accuracy=accuracy,
@@ -176,9 +187,10 @@ def matmul(
     )
 
     def write(out: Any) -> None:
-        flat = out.reshape((-1, columns))
-        rows = to_core(x.reshape((-1, weights.k)))
-        _core.gemm(device or weights.device, rows, weights, to_core(flat), product)
+        rows = as_matrix(x, weights.k)
+        flat = out.reshape((rows.shape[0], columns))
+        on = device or weights.device
+        call(_core.gemm, on, to_core(rows), weights, to_core(flat), product)
 
     with stream_scope(x, stream):
         product.stream = current_stream(x)
@@ -218,7 +230,10 @@ def quantized_linear(
     The packed arrays are rearranged at the first call for x's device and remembered while they
     live: do not change them in place. `prepare` and `matmul` are the same in two steps.
     """
+    x = as_array("x", x)
     check_float("x", x)
+    if x.ndim < 1:
+        raise InvalidArgumentError("x: expected [..., K], got a number")
     arrays = [packed, scales] if zeros is None else [packed, scales, zeros]
     k, device = int(x.shape[-1]), device_name(x)
     weights = remember(

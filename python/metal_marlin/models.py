@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import operator
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,25 +12,26 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import options
+from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, MalformedFileError
 from .linear import default_device
 from .text import TextCodec
 
 Prompt = str | Sequence[int]
+AnyPath = str | bytes | os.PathLike[Any]
 
 
 class Model:
     """A decoder-only language model from a plain or quantized directory; made by `load`."""
 
     def __init__(
-        self, path: str | Path, device: Device | str | None = None, exact: bool = False
+        self, path: AnyPath, device: Device | str | None = None, exact: bool = False
     ) -> None:
         if isinstance(device, str):
             device = Device(device)
-        self.path = Path(path)
-        self._core = _core.Model(str(path), device or default_device(), exact)
+        self._core = call(_core.Model, path, device or default_device(), exact)
+        self.path = Path(os.fsdecode(path))
 
     @functools.cached_property
     def info(self) -> dict[str, Any]:
@@ -40,7 +43,7 @@ class Model:
         """The tokenizer of the directory. Errors: FileError when there is none."""
         codec = TextCodec(self.path)
         if codec.vocab_size > self.info["vocab_size"]:
-            raise InvalidArgumentError(
+            raise MalformedFileError(
                 f"{self.path}: the tokenizer has {codec.vocab_size} tokens, "
                 f"the model {self.info['vocab_size']}"
             )
@@ -48,14 +51,30 @@ class Model:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return [int(token) for token in prompt]
+            ids = self.tokenizer.encode(prompt)
+            largest = self.info["vocab_size"] - 1
+            if ids and max(ids) > largest:
+                raise MalformedFileError(
+                    f"{self.path}: the tokenizer gives the token id {max(ids)}, "
+                    f"the model has 0..{largest}"
+                )
+            return ids
+        try:
+            ids = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise InvalidArgumentError(f"prompt: expected text or token ids: {error}") from error
+        for i, token in enumerate(ids):
+            if not 0 <= token < self.info["vocab_size"]:
+                raise InvalidArgumentError(
+                    f"prompt: token {i} is {token}, expected 0..{self.info['vocab_size'] - 1}"
+                )
+        return ids
 
     def logits(self, prompt: Prompt) -> np.ndarray:
         """float32 [tokens, vocab_size]: the logits after every token."""
         ids = self._ids(prompt)
         out = np.empty((len(ids), self.info["vocab_size"]), np.float32)
-        self._core.forward(self._core.new_sequence(), ids, True, out)
+        call(self._core.forward, self._core.new_sequence(), ids, True, out)
         return out
 
     def generate(
@@ -94,7 +113,7 @@ class Model:
             ignore_eos=ignore_eos,
             callback=guarded,
         )
-        result = dict(self._core.generate(self._ids(prompt), text))
+        result = dict(call(self._core.generate, self._ids(prompt), text))
         ids = list(result["token_ids"])
         seconds = result["decode_seconds"]
         result["text"] = self.tokenizer.decode(ids) if isinstance(prompt, str) else None
@@ -105,18 +124,19 @@ class Model:
         self, text: Prompt, window: int = 256, stride: int = 0, max_windows: int = 0
     ) -> dict[str, Any]:
         """{"perplexity", "nll", "standard_error", "tokens", "windows"} of a text or token ids."""
-        return dict(self._core.perplexity(self._ids(text), window, stride, max_windows))
+        ids = self._ids(text)
+        return dict(call(self._core.perplexity, ids, window, stride, max_windows))
 
 
-def load(path: str | Path, device: Device | str | None = None, exact: bool = False) -> Model:
+def load(path: AnyPath, device: Device | str | None = None, exact: bool = False) -> Model:
     """Opens a model. exact keeps activations, keys and values in float32 throughout."""
     return Model(path, device, exact)
 
 
 def quantize_model(
-    source: str | Path,
-    output: str | Path,
-    recipe: MixedPrecisionConfig | str = "default_moe",
+    source: AnyPath,
+    output: AnyPath,
+    recipe: MixedPrecisionConfig | AnyPath = "default_moe",
     *,
     method: str = "rtn",
     overwrite: bool = False,
@@ -128,9 +148,10 @@ def quantize_model(
     """Quantizes a checkpoint into a directory that appears whole or not at all.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file.
-    Returns what `metal-marlin quantize --json` prints.
+    Returns what `metal-marlin quantize --json` prints. An exception of `progress` ends the call and
+    comes out of it as it is; nothing is left of the output then.
     """
-    if isinstance(recipe, str):
+    if not isinstance(recipe, MixedPrecisionConfig):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)
     directory = options(
         _core.DirectoryOptions(),
@@ -141,4 +162,4 @@ def quantize_model(
         shard_bytes=shard_bytes,
         progress=progress,
     )
-    return dict(_core.quantize_model(str(source), str(output), recipe, directory))
+    return dict(call(_core.quantize_model, source, output, recipe, directory))

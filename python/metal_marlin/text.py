@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from . import _core
-from .errors import FileError, MalformedFileError, UnsupportedError
+from .errors import FileError, InvalidArgumentError, MalformedFileError, UnsupportedError
+
+_T = TypeVar("_T")
+
+# How much longer a tokenizer's own rules may make a text before it is cut into tokens. Those of
+# models insert a character here and there; a chain of replacements can ask for all memory.
+_MOST_GROWTH = 64
+_MOST_TOKEN_ID = 2**31 - 1
 
 
 class TextCodec:
-    """The tokenizer.json of a model. No special tokens are added."""
+    """The tokenizer.json of a model. No special tokens are added, nothing is cut or padded.
 
-    def __init__(self, directory: str | Path) -> None:
-        path = Path(directory) / "tokenizer.json"
-        _core.check_model_file(str(directory), path.name)
+    `quiet` keeps what the library prints on its own about its failures from the standard error,
+    for programs that print the error themselves; it moves a descriptor of the whole process.
+    """
+
+    def __init__(self, directory: str | bytes | os.PathLike[Any], *, quiet: bool = False) -> None:
+        self._path = path = Path(os.fsdecode(directory)) / "tokenizer.json"
+        self._quiet = quiet
+        _core.check_model_file(path.parent, path.name)
         if not path.is_file():
             raise FileError(f"{path}: no tokenizer; token ids can be used instead")
         try:
@@ -21,23 +38,105 @@ class TextCodec:
         except ImportError as error:
             raise UnsupportedError("text needs the tokenizers package: pip install it") from error
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # The library raises plain exceptions.
-            raise MalformedFileError(f"{path}: {error}") from error
-
-    @property
-    def vocab_size(self) -> int:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"{path}: {error.strerror}") from error
+        self._tokenizer = self._call(lambda: Tokenizer.from_buffer(content))
+        # A file says how its training batches were cut and filled up; a text here is one whole.
+        self._call(self._tokenizer.no_truncation)
+        self._call(self._tokenizer.no_padding)
+        self._check_growth()
+        self.vocab_size = int(
+            self._call(lambda: self._tokenizer.get_vocab_size(with_added_tokens=True))
+        )
         """Tokens, added ones included."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def _call(self, body: Callable[[], _T]) -> _T:
+        """Calls into the library, whose panics are no Exception; they say that a file is wrong."""
+        with _without_stderr() if self._quiet else contextlib.nullcontext():
+            try:
+                return body()
+            except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+                raise
+            except BaseException as error:
+                text = " ".join(str(error).split())[:500]
+                raise MalformedFileError(f"{self._path}: {text}") from None
+
+    def _check_growth(self) -> None:
+        """Refuses rules that could make a text many times longer."""
+        growth = 1.0
+        for part in (self._tokenizer.normalizer, self._tokenizer.post_processor):
+            if part is not None:
+                growth *= _growth(json.loads(self._call(part.__getstate__)))
+        if growth == 0:
+            raise MalformedFileError(f"{self._path}: its template leaves out the text")
+        if growth > _MOST_GROWTH:
+            raise MalformedFileError(
+                f"{self._path}: its rules may make a text {growth:.0f} times longer, "
+                f"at most {_MOST_GROWTH} are allowed"
+            )
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        encoded = self._call(lambda: self._tokenizer.encode(text, add_special_tokens=False))
+        ids = list(encoded.ids)
+        if ids and not 0 <= max(ids) <= _MOST_TOKEN_ID:
+            raise MalformedFileError(
+                f"{self._path}: the token id {max(ids)}, at most {_MOST_TOKEN_ID} is supported"
+            )
+        return ids
 
     def encode_bytes(self, text: bytes) -> list[int]:
         """The token ids of UTF-8 text."""
-        return self.encode(text.decode("utf-8"))
+        try:
+            return self.encode(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise MalformedFileError(str(error)) from None
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids; bytes that are no character become U+FFFD."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        for token in tokens:
+            if not 0 <= token <= _MOST_TOKEN_ID:
+                raise InvalidArgumentError(
+                    f"tokens: expected 0..{_MOST_TOKEN_ID}, got {token}"
+                )
+        return str(
+            self._call(lambda: self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+        )
+
+
+def _growth(rules: Any) -> float:
+    """How many times longer rules can make a text: an upper bound for those that insert.
+
+    0 where a template has no place for it.
+    """
+    kind = rules.get("type") if isinstance(rules, dict) else None
+    if kind == "Sequence":
+        product = 1.0
+        for part in rules.get("normalizers") or rules.get("processors") or ():
+            product *= _growth(part)
+        return product
+    if kind == "Replace":
+        pattern, content = rules.get("pattern", {}), len(rules.get("content", ""))
+        literal = pattern.get("String", "") if isinstance(pattern, dict) else ""
+        # A literal is replaced where it stands; an expression may match nothing, everywhere.
+        return max(1.0, content / len(literal)) if literal else 1.0 + content
+    if kind == "Prepend":
+        return 1.0 + len(rules.get("prepend", ""))
+    if kind == "TemplateProcessing":
+        texts = [part for part in rules.get("single", ()) if "Sequence" in part]
+        return float(len(texts))
+    return 1.0
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Sends what is written to the descriptor of the standard error nowhere."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

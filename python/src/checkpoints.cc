@@ -2,6 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+#include <utility>
+
 #include "checkpoint/model_directory.h"
 #include "core.h"
 #include "marlin/checkpoint.h"
@@ -13,12 +16,12 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   nb::list skipped;
   for (const SkippedTensor& tensor : report.skipped) {
     nb::dict row;
-    row["name"] = tensor.name;
-    row["reason"] = tensor.reason;
+    row["name"] = TextObject(tensor.name);
+    row["reason"] = TextObject(tensor.reason);
     skipped.append(row);
   }
   nb::dict dict;
-  dict["output"] = report.output;
+  dict["output"] = PathObject(report.output);
   dict["tensors"] = report.tensors;
   dict["parameters"] = report.parameters;
   dict["bits_per_weight"] = report.bits_per_weight;
@@ -39,8 +42,10 @@ struct DirectoryOptions {
   nb::object progress = nb::none();
 };
 
-nb::dict QuantizeDirectory(const std::string& source, const std::string& output,
+nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
                            const MixedPrecisionConfig& recipe, const DirectoryOptions& directory) {
+  const std::string source = PathOf("source", source_path);
+  const std::string output = PathOf("output", output_path);
   QuantizeCheckpointOptions options;
   options.recipe = recipe;
   options.method = Take(ParseQuantizeMethod(directory.method));
@@ -48,25 +53,26 @@ nb::dict QuantizeDirectory(const std::string& source, const std::string& output,
   options.strict = directory.strict;
   options.resume = directory.resume;
   options.shard_bytes = directory.shard_bytes;
-  if (!directory.progress.is_none()) {
-    options.progress = [&directory](int64_t done, int64_t total) {
-      const nb::gil_scoped_acquire held;
-      directory.progress(done, total);
-    };
-  }
-  QuantizeCheckpointReport report;
+  CallbackError raised;
+  options.progress = [&](int64_t done, int64_t total) {
+    raised.Run([&] {
+      if (!directory.progress.is_none()) directory.progress(done, total);
+    });
+  };
+  std::optional<Result<QuantizeCheckpointReport>> report;
   {
     const nb::gil_scoped_release released;
-    report = Take(QuantizeCheckpoint(source, output, options));
+    report.emplace(QuantizeCheckpoint(source, output, options));
   }
-  return ReportOf(report);
+  raised.Rethrow();
+  return ReportOf(Take(*std::move(report)));
 }
 
 nb::list ModulesOf(const Checkpoint& checkpoint) {
   nb::list modules;
   for (const QuantizedModule& module : checkpoint.modules()) {
     nb::dict row;
-    row["name"] = module.name;
+    row["name"] = TextObject(module.name);
     row["format"] = std::string(FormatName(module.spec.format));
     row["experts"] = module.spec.experts;
     row["k"] = module.spec.k;
@@ -100,14 +106,18 @@ void BindCheckpoints(nb::module_& module) {
           nb::arg("text"))
       .def_static(
           "from_file",
-          [](const std::string& path) { return Take(MixedPrecisionConfig::FromFile(path)); },
-          nb::arg("path"))
+          [](nb::handle path) {
+            return Take(MixedPrecisionConfig::FromFile(PathOf("path", path)));
+          },
+          nb::arg("path").none())
       .def_static(
           "from_name_or_file",
-          [](const std::string& name) { return Take(MixedPrecisionConfig::FromNameOrFile(name)); },
-          nb::arg("name"))
-      .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return self.name(); })
-      .def("to_json", &MixedPrecisionConfig::ToJson);
+          [](nb::handle name) {
+            return Take(MixedPrecisionConfig::FromNameOrFile(PathOf("name", name)));
+          },
+          nb::arg("name").none())
+      .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); })
+      .def("to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); });
   nb::class_<DirectoryOptions>(module, "DirectoryOptions", "How a directory is quantized.")
       .def(nb::init<>())
       .def_rw("method", &DirectoryOptions::method)
@@ -116,25 +126,27 @@ void BindCheckpoints(nb::module_& module) {
       .def_rw("resume", &DirectoryOptions::resume)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
       .def_rw("progress", &DirectoryOptions::progress);
-  module.def("quantize_model", &QuantizeDirectory, nb::arg("source"), nb::arg("output"),
-             nb::arg("recipe"), nb::arg("options"));
+  module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
+             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
   module.def(
       "check_model_file",
-      [](const std::string& directory, const std::string& name) {
+      [](nb::handle directory, const std::string& name) {
         SystemIo io;
-        Check(CheckModelFile(io, directory, name));
+        Check(CheckModelFile(io, PathOf("directory", directory), name));
       },
       nb::arg("directory"), nb::arg("name"));
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",
-          [](Checkpoint* self, const std::string& path) {
-            new (self) Checkpoint(Take(Checkpoint::Open(path)));
+          [](Checkpoint* self, nb::handle path) {
+            new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", path))));
           },
-          nb::arg("path"))
+          nb::arg("path").none())
       .def_prop_ro("quantized", &Checkpoint::quantized)
-      .def_prop_ro("recipe_name", &Checkpoint::recipe_name)
-      .def_prop_ro("config_json", &Checkpoint::config_json)
+      .def_prop_ro("recipe_name",
+                   [](const Checkpoint& self) { return TextObject(self.recipe_name()); })
+      .def_prop_ro("config_json",
+                   [](const Checkpoint& self) { return TextObject(self.config_json()); })
       .def_prop_ro("modules", &ModulesOf)
       .def(
           "weights",

@@ -2,6 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <typeinfo>
+
 #include "cli/arguments.h"
 #include "cli/text_codec.h"
 #include "core.h"
@@ -16,27 +18,27 @@ auto Guarded(Body body) -> Result<decltype(body())> {
   try {
     return body();
   } catch (nb::python_error& error) {
-    const std::string message = nb::cast<std::string>(nb::str(error.value()));
-    const Code code = error.matches(PyExc_OSError)      ? Code::kIo
-                      : error.matches(PyExc_ValueError) ? Code::kMalformedFile
-                                                        : Code::kUnsupported;
-    return Status(code, message);
+    const Code code = error.matches(PyExc_OSError)       ? Code::kIo
+                      : error.matches(PyExc_MemoryError) ? Code::kOutOfMemory
+                      : error.matches(PyExc_ValueError)  ? Code::kMalformedFile
+                                                         : Code::kUnsupported;
+    return Status(code, TextOf(error.value()));
+  } catch (const std::bad_cast&) {
+    return Status(Code::kMalformedFile, "tokenizer: gives no token ids of 32 bits, or no text");
   }
 }
 
 /// An object with vocab_size, encode(str) -> list[int] and decode(list[int]) -> str.
 class PythonCodec final : public cli::TextCodec {
  public:
-  explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
+  explicit PythonCodec(nb::object codec)
+      : codec_(std::move(codec)), vocab_size_(nb::cast<int64_t>(codec_.attr("vocab_size"))) {}
   ~PythonCodec() override {
     const nb::gil_scoped_acquire held;
     codec_.reset();
   }
 
-  int64_t vocab_size() const override {
-    const nb::gil_scoped_acquire held;
-    return nb::cast<int64_t>(codec_.attr("vocab_size"));
-  }
+  int64_t vocab_size() const override { return vocab_size_; }
   Result<std::vector<int32_t>> Encode(std::string_view text) override {
     return Guarded([&] {
       return nb::cast<std::vector<int32_t>>(
@@ -52,6 +54,7 @@ class PythonCodec final : public cli::TextCodec {
 
  private:
   nb::object codec_;
+  int64_t vocab_size_;
 };
 
 int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec) {
@@ -65,7 +68,8 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
   const cli::TextCodecFactory factory =
       [&make_codec](const std::string& directory) -> Result<std::unique_ptr<cli::TextCodec>> {
     return Guarded([&]() -> std::unique_ptr<cli::TextCodec> {
-      return std::make_unique<PythonCodec>(make_codec(directory));
+      return std::make_unique<PythonCodec>(
+          make_codec(nb::bytes(directory.data(), directory.size())));
     });
   };
   const nb::gil_scoped_release released;

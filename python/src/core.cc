@@ -24,7 +24,8 @@ DType TypeOf(const char* name, const nb::dlpack::dtype& dtype) {
       {Code::Float, 32, DType::kF32},   {Code::Float, 16, DType::kF16},
       {Code::Bfloat, 16, DType::kBf16}, {Code::Int, 32, DType::kI32},
       {Code::UInt, 32, DType::kU32},    {Code::UInt, 8, DType::kU8},
-      {Code::Float, 64, DType::kF64},   {Code::Int, 64, DType::kI64},
+      {Code::UInt, 16, DType::kU16},    {Code::Float, 64, DType::kF64},
+      {Code::Int, 64, DType::kI64},
   };
   for (const Known& known : kKnown) {
     if (dtype.code == static_cast<uint8_t>(known.code) && dtype.bits == known.bits &&
@@ -235,6 +236,59 @@ Activation ParseActivation(const std::string& name) {
                                                        "'; known: none, silu, gelu_tanh, relu"));
 }
 
+std::string PathOf(const char* name, nb::handle object) {
+  nb::object path = nb::steal(PyOS_FSPath(object.ptr()));
+  if (path.is_valid() && nb::isinstance<nb::str>(path)) {
+    path = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
+  }
+  if (!path.is_valid()) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 &&
+        PyErr_ExceptionMatches(PyExc_UnicodeError) == 0) {
+      throw nb::python_error();
+    }
+    PyErr_Clear();
+    throw StatusError(Status(Code::kInvalidArgument,
+                             fmt::format("{}: expected a path of str, bytes or os.PathLike, got {}",
+                                         name, nb::type_name(object.type()).c_str())));
+  }
+  const auto bytes = nb::cast<nb::bytes>(path);
+  return {bytes.c_str(), bytes.size()};
+}
+
+nb::str PathObject(const std::string& path) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+nb::str TextObject(std::string_view text) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+std::string TextOf(nb::handle object) {
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "replace"));
+  if (!bytes.is_valid()) {
+    PyErr_Clear();
+    return "an error that has no text";
+  }
+  const auto text = nb::cast<nb::bytes>(bytes);
+  return {text.c_str(), text.size()};
+}
+
+namespace {
+
+/// A message as one line: names of files and tensors may hold anything.
+nb::object LineObject(std::string line) {
+  const auto breaks = [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) == 0x7f;
+  };
+  std::replace_if(line.begin(), line.end(), breaks, '?');
+  return TextObject(line);
+}
+
+}  // namespace
+
 void BindErrors(nb::module_& /*module*/) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
@@ -242,7 +296,7 @@ void BindErrors(nb::module_& /*module*/) {
     } catch (const StatusError& error) {
       const nb::object type =
           nb::module_::import_("metal_marlin.errors").attr(ClassName(error.code()));
-      PyErr_SetString(type.ptr(), error.what());
+      PyErr_SetObject(type.ptr(), LineObject(error.what()).ptr());
     }
   });
 }

@@ -5,8 +5,10 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -101,6 +103,43 @@ nb::object ToNumPy(const TensorView& view, nb::handle owner);
 /// activations.
 DType ParseFloatType(const char* what, const std::string& name);
 Activation ParseActivation(const std::string& name);
+
+/// A path as the system takes it: bytes of str (as os.fsencode), bytes or os.PathLike. Throws
+/// StatusError naming the argument for anything else.
+std::string PathOf(const char* name, nb::handle object);
+/// A path as os.fsdecode gives it back.
+nb::str PathObject(const std::string& path);
+/// Text for people, whatever bytes it has: what is no UTF-8 becomes U+FFFD.
+nb::str TextObject(std::string_view text);
+/// Text of Python as UTF-8; a lone surrogate becomes '?'.
+std::string TextOf(nb::handle object);
+
+/// An exception of a caller's callback on its way through the library, which knows none: Run lets
+/// the library see that the call has failed, Rethrow gives the exception back afterwards.
+class CallbackError {
+ public:
+  template <typename Body>
+  void Run(Body body) {
+    const nb::gil_scoped_acquire held;
+    try {
+      // Ctrl-C, too, while the library runs.
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      body();
+    } catch (...) {
+      error_ = std::current_exception();
+      throw Stopped();
+    }
+  }
+  void Rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  struct Stopped : std::exception {
+    const char* what() const noexcept override { return "the callback raised an exception"; }
+  };
+  std::exception_ptr error_;
+};
 
 void BindErrors(nb::module_& module);
 void BindWeights(nb::module_& module);

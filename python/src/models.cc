@@ -15,8 +15,8 @@ using Tokens = std::vector<int32_t>;
 nb::dict InfoOf(const Model& model) {
   const ModelInfo& info = model.info();
   nb::dict dict;
-  dict["model_type"] = info.model_type;
-  dict["recipe"] = info.recipe;
+  dict["model_type"] = TextObject(info.model_type);
+  dict["recipe"] = TextObject(info.recipe);
   dict["layers"] = info.layers;
   dict["hidden_size"] = info.hidden_size;
   dict["vocab_size"] = info.vocab_size;
@@ -54,13 +54,11 @@ nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOpti
   options.sampling = {text.temperature, text.top_k, text.top_p, text.seed};
   options.stop_token_ids = text.stop_token_ids;
   options.ignore_eos = text.ignore_eos;
-  TokenCallback callback;
-  if (!text.callback.is_none()) {
-    callback = [&text](int32_t token) {
-      const nb::gil_scoped_acquire held;
-      return nb::cast<bool>(text.callback(token));
-    };
-  }
+  const TokenCallback callback = [&text](int32_t token) {
+    const nb::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    return text.callback.is_none() || nb::cast<bool>(text.callback(token));
+  };
   Generated generated;
   {
     const nb::gil_scoped_release released;
@@ -113,12 +111,13 @@ void BindModels(nb::module_& module) {
   nb::class_<Model>(module, "Model")
       .def(
           "__init__",
-          [](Model* self, const std::string& path, const OpenDevice& opened, bool exact) {
+          [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact) {
+            const std::string path = PathOf("path", directory);
             const nb::gil_scoped_release released;
             new (self)
                 Model(Take(Model::Open(path, opened.device, {.allow_bf16_activations = !exact})));
           },
-          nb::arg("path"), nb::arg("device"), nb::arg("exact") = false)
+          nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false)
       .def_prop_ro("info", &InfoOf)
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
@@ -128,10 +127,15 @@ void BindModels(nb::module_& module) {
           "perplexity",
           [](const Model& self, const Tokens& tokens, int64_t window, int64_t stride,
              int64_t max_windows) {
+            EvaluateOptions options = OptionsOf(window, stride, max_windows);
+            options.progress = [](int64_t, int64_t) {
+              const nb::gil_scoped_acquire held;
+              if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            };
             PerplexityResult result;
             {
               const nb::gil_scoped_release released;
-              result = Take(Perplexity(self, tokens, OptionsOf(window, stride, max_windows)));
+              result = Take(Perplexity(self, tokens, options));
             }
             return PerplexityDict(result);
           },

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "core.h"
 #include "marlin/gemm.h"
@@ -107,10 +108,17 @@ GemmOptions OptionsOf(const ProductOptions& product) {
   return options;
 }
 
+/// Users give x; the library calls it a.
+Status NamingX(const Status& status) {
+  constexpr std::string_view kPrefix = "a: ";
+  if (!std::string_view(status.message()).starts_with(kPrefix)) return status;
+  return Status(status.code(), "x: " + status.message().substr(kPrefix.size()));
+}
+
 void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
              const ProductOptions& product) {
   GemmOptions options = OptionsOf(product);
-  const Input from = InputOf("a", a, on);
+  const Input from = InputOf("x", a, on);
   const Output to = OutputOf("out", out, on);
   Input bias;
   Input row_weight;
@@ -125,7 +133,9 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
   nb::object memory;
   Output workspace;
   if (!product.allocate.is_none()) {
-    const GemmPlan plan = Take(PlanGemm(on.device, from.view, ready.weights, to.view, options));
+    Result<GemmPlan> planned = PlanGemm(on.device, from.view, ready.weights, to.view, options);
+    Check(NamingX(planned.status()));
+    const GemmPlan plan = *std::move(planned);
     // Never none: without a workspace the library would take one of its own.
     memory = product.allocate(std::max<int64_t>(plan.workspace_bytes, 1));
     workspace = OutputOf("workspace", memory, on);
@@ -133,7 +143,7 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
     options.workspace_bytes = workspace.view.ByteCount();
   }
   const nb::gil_scoped_release released;
-  Check(Gemm(on.device, from.view, ready.weights, to.view, options));
+  Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
 }
 
 void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::handle out,

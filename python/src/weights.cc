@@ -61,8 +61,13 @@ struct WeightsParts {
   std::vector<float> codebook;
 };
 
-OptionalArray ArrayOf(const nb::object& object) {
-  return object.is_none() ? OptionalArray() : OptionalArray(nb::cast<Array>(object));
+OptionalArray ArrayOf(const char* name, const nb::object& object) {
+  if (object.is_none()) return {};
+  Array array;
+  if (nb::try_cast(object, array) && array.is_valid()) return array;
+  throw StatusError(Status(Code::kInvalidArgument,
+                           std::string(name) + ": expected an array in the host's memory, got " +
+                               nb::type_name(object.type()).c_str()));
 }
 
 QuantizedWeights FromParts(const WeightsParts& parts) {
@@ -77,11 +82,11 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.has_biases = !parts.biases.is_none();
   spec.has_global_scale = !parts.global_scale.is_none();
   WeightsBuffer buffer = Take(AllocateWeights(spec));
-  CopyPart("codes", ArrayOf(parts.codes), buffer.weights.codes, buffer.codes);
-  CopyPart("scales", ArrayOf(parts.scales), buffer.weights.scales, buffer.scales);
-  CopyPart("zeros", ArrayOf(parts.zeros), buffer.weights.zeros, buffer.zeros);
-  CopyPart("biases", ArrayOf(parts.biases), buffer.weights.biases, buffer.biases);
-  CopyPart("global_scale", ArrayOf(parts.global_scale), buffer.weights.global_scale,
+  CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
+  CopyPart("scales", ArrayOf("scales", parts.scales), buffer.weights.scales, buffer.scales);
+  CopyPart("zeros", ArrayOf("zeros", parts.zeros), buffer.weights.zeros, buffer.zeros);
+  CopyPart("biases", ArrayOf("biases", parts.biases), buffer.weights.biases, buffer.biases);
+  CopyPart("global_scale", ArrayOf("global_scale", parts.global_scale), buffer.weights.global_scale,
            buffer.global_scale);
   buffer.weights.codebook = parts.codebook;
   Check(Validate(buffer.weights));
