@@ -54,20 +54,33 @@ class GroupedGate(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         # A rounded score could change the choice.
-        scores = mx.sigmoid(x.astype(mx.float32) @ self.weight.astype(mx.float32).T)
-        choice = scores + self.e_score_correction_bias
-        dropped = self._groups - self._top_groups
-        if dropped > 0:
-            groups = mx.unflatten(choice, -1, (self._groups, -1))
-            best = mx.topk(groups, min(2, groups.shape[-1]), axis=-1).sum(axis=-1, keepdims=True)
-            worst = mx.argpartition(best, kth=dropped - 1, axis=-2)[..., :dropped, :]
-            groups = mx.put_along_axis(groups, worst, mx.array(-float("inf")), axis=-2)
-            choice = mx.flatten(groups, -2, -1)
-        chosen = mx.argpartition(-choice, kth=self._top_k - 1, axis=-1)[..., : self._top_k]
-        weights = mx.take_along_axis(scores, chosen, axis=-1)
-        if self._normalizes:
-            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        logits = x.astype(mx.float32) @ self.weight.astype(mx.float32).T
+        chosen, weights = _choose(
+            logits, self.e_score_correction_bias, self._top_k, self._groups, self._top_groups,
+            self._normalizes,
+        )
         return chosen, weights * self._scale
+
+
+@mx.compile  # type: ignore[untyped-decorator,unused-ignore]
+def _choose(
+    logits: mx.array, bias: mx.array, top_k: int, groups: int, top_groups: int, normalizes: bool
+) -> tuple[mx.array, mx.array]:
+    """Experts [..., top_k] and their weights."""
+    scores = mx.sigmoid(logits)
+    choice = scores + bias
+    dropped = groups - top_groups
+    if dropped > 0:
+        grouped = mx.unflatten(choice, -1, (groups, -1))
+        best = mx.topk(grouped, min(2, grouped.shape[-1]), axis=-1).sum(axis=-1, keepdims=True)
+        worst = mx.argpartition(best, kth=dropped - 1, axis=-2)[..., :dropped, :]
+        grouped = mx.put_along_axis(grouped, worst, mx.array(-float("inf")), axis=-2)
+        choice = mx.flatten(grouped, -2, -1)
+    chosen = mx.argpartition(-choice, kth=top_k - 1, axis=-1)[..., :top_k]
+    weights = mx.take_along_axis(scores, chosen, axis=-1)
+    if normalizes:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return chosen, weights
 
 
 __all__ = ["GroupedGate", "Rotary", "SlidingAttention"]

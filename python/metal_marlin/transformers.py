@@ -122,7 +122,7 @@ class _SplitExperts(MarlinMoE):
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """The input of the down projection."""
-        inner: torch.Tensor = self.act_fn(torch.cat((gate, up), -1))
+        inner: torch.Tensor = self.act_fn.split(gate, up)
         return inner
 
 
@@ -166,14 +166,23 @@ class _Gate:
         for name in list(replaced._parameters):
             delattr(replaced, name)
         self._replaced: Any = replaced
+        own = getattr(type(replaced), "_apply_gate", None)
+        self._usual = getattr(own, "__name__", "_default_apply_gate") == "_default_apply_gate"
+
+    def split(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """The same of two products that are not side by side."""
+        inner: torch.Tensor
+        if self._usual:
+            inner = self._replaced.act_fn(gate) * up
+        else:
+            inner = self(torch.cat((gate, up), -1))
+        return inner
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        inner: torch.Tensor
-        if hasattr(self._replaced, "_apply_gate"):
-            inner = self._replaced._apply_gate(both)
-        else:
+        if self._usual:
             gate, up = both.chunk(2, dim=-1)
-            inner = self._replaced.act_fn(gate) * up
+            return self.split(gate, up)
+        inner: torch.Tensor = self._replaced._apply_gate(both)
         return inner
 
 
