@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/macros.h"
+#include "base/path_check.h"
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "marlin/recipe.h"
