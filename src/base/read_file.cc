@@ -55,8 +55,8 @@ Result<std::string> ReadDescriptor(int fd, const std::string& name, int64_t expe
 Result<std::string> ReadOpen(int fd, const std::string& path, int64_t max_bytes) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) return SystemError(path, "look at", errno);
-  if (S_ISDIR(info.st_mode)) return Failed(path, "is a directory");
-  if (!S_ISREG(info.st_mode)) return Failed(path, "not a regular file");
+  if (S_ISDIR(info.st_mode)) return Failed(path, "is a directory, which is not a regular file");
+  if (!S_ISREG(info.st_mode)) return Failed(path, "is not a regular file");
   if (info.st_size > max_bytes) {
     return Status(Code::kMalformedFile, Printable(path) + ": " + std::to_string(info.st_size) +
                                             " bytes, at most " + std::to_string(max_bytes) +
