@@ -293,13 +293,17 @@ class MarlinStack(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        # Handles belong to a process, and PyTorch does not pickle uint32.
+        # Handles belong to a process, and PyTorch pickles neither uint32 nor 8-bit floats.
         buffers = {**self._buffers, "qweight": self.qweight.view(torch.int32)}
+        if self.scales.itemsize == 1:
+            buffers["scales"] = self.scales.view(torch.uint8)
         return {**self.__dict__, "_handle": None, "_buffers": buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buffers["qweight"] = self._buffers["qweight"].view(torch.uint32)
+        if self.scales.itemsize == 1:
+            self._buffers["scales"] = self.scales.view(_SCALE_TYPES[self.scale_type])
 
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""

@@ -77,6 +77,25 @@ def test_state_copies_and_types() -> None:
     assert torch.equal(half.qweight, module.qweight)
 
 
+@pytest.mark.parametrize("scale_type, group_size", [("e8m0", 32), ("e4m3", 16)])
+def test_scales_of_8_bits(scale_type: str, group_size: int) -> None:
+    """Their type says that they are no bytes; states of earlier versions hold them as bytes."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(96, 40)
+    module = MarlinLinear.from_linear(layer, "fp4_e2m1", group_size, scale_type)
+    parts = {"scale_type": scale_type, "global_scale": scale_type == "e4m3"}
+    x = torch.randn(2, 96)
+    want, state = module(x), module.state_dict()
+    assert state["scales"].dtype.is_floating_point and state["scales"].itemsize == 1
+    for saved in (state, {**state, "scales": state["scales"].view(torch.uint8)}):
+        other = MarlinLinear(96, 40, True, "fp4_e2m1", group_size, **parts)
+        other.load_state_dict(saved)
+        assert torch.equal(other(x), want)
+    for same in (copy.deepcopy(module).half().float(), pickle.loads(pickle.dumps(module))):
+        assert same.scales.dtype == state["scales"].dtype
+        assert (same(x) - want).abs().max() < 1e-3
+
+
 def test_strides() -> None:
     module = make()
     wide = torch.randn(6, 240)
