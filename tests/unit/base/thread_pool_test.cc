@@ -151,6 +151,26 @@ TEST(ThreadPool, ThrowsOnFromTheCallersThreads) {
   ExpectEachTaskOnce(pool, 20);
 }
 
+TEST(ThreadPool, EveryWorkerSeesTheJobAndTheCallerItsResults) {
+  // Each task waits for the others to begin, so that all workers take part, however late they come;
+  // nothing but the pool orders the plain memory (checked by ThreadSanitizer).
+  constexpr int kWorkers = 3;
+  ThreadPool pool(kWorkers);
+  for (int64_t round = 0; round < 20; ++round) {
+    const std::vector<int64_t> input(kWorkers, round);
+    std::vector<int64_t> results(kWorkers);
+    std::atomic<int> begun{0};
+    pool.Run(kWorkers, [&](int64_t task, int worker) {
+      begun.fetch_add(1, std::memory_order_relaxed);
+      while (begun.load(std::memory_order_relaxed) < kWorkers) std::this_thread::yield();
+      results[static_cast<size_t>(worker)] = input[static_cast<size_t>(task)] + worker;
+    });
+    for (int worker = 0; worker < kWorkers; ++worker) {
+      ASSERT_EQ(results[static_cast<size_t>(worker)], round + worker);
+    }
+  }
+}
+
 TEST(ThreadPool, CallersComeAndGoWhileWorkersPark) {
   // Short jobs from several threads, with pauses in which workers fall asleep: late workers of one
   // job enter the next.
