@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,7 +68,9 @@ bool Parse(const Lines& arguments, const std::function<void(cli::ArgumentList&)>
 
 void CheckNumbers(const std::string& text) {
   std::optional<int64_t> integer;
-  if (Parse({"--n=" + text}, [&](auto& list) { list.Option("--n", &integer, "N", ""); })) {
+  constexpr cli::WholeRange kAny{INT64_MIN, INT64_MAX};
+  const auto whole = [&](auto& list) { list.Option("--n", &integer, kAny, "N", ""); };
+  if (Parse({"--n=" + text}, whole)) {
     MARLIN_FUZZ_CHECK(integer.has_value() && !text.empty());
     const bool decimal =
         text.find_first_not_of("0123456789", text[0] == '-' ? 1 : 0) == std::string::npos;
@@ -79,7 +82,9 @@ void CheckNumbers(const std::string& text) {
     }
   }
   std::optional<double> real;
-  if (Parse({"--x=" + text}, [&](auto& list) { list.Option("--x", &real, "X", ""); })) {
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  const auto any = [&](auto& list) { list.Option("--x", &real, {-kLargest, kLargest}, "X", ""); };
+  if (Parse({"--x=" + text}, any)) {
     MARLIN_FUZZ_CHECK(real.has_value() && !text.empty());
     const bool digits = text.find_first_of("0123456789") != std::string::npos;
     MARLIN_FUZZ_CHECK(std::isfinite(*real) || !digits);

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/json.h"
 #include "base/scalars.h"
-#include "checkpoint/json.h"
 #include "checkpoint/module_tensors.h"
 #include "checkpoint/safetensors.h"
 #include "cli/checkpoint_architecture.h"
