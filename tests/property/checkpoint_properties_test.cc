@@ -12,8 +12,8 @@
 #include <set>
 
 #include "../unit/checkpoint/test_files.h"
+#include "base/json.h"
 #include "base/scalars.h"
-#include "checkpoint/json.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"

@@ -53,8 +53,9 @@ class ByteCodec : public TextCodec {
 class SpaceCodec final : public ByteCodec {
  public:
   Result<std::string> Decode(std::span<const int32_t> tokens) override {
-    std::string text = *ByteCodec::Decode(tokens);
-    return text.starts_with(' ') ? text.substr(1) : text;
+    Result<std::string> text = ByteCodec::Decode(tokens);
+    if (text.ok() && text->starts_with(' ')) text->erase(0, 1);
+    return text;
   }
 };
 
