@@ -12,8 +12,8 @@ namespace marlin {
 inline constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
 /// The content of a regular file, links followed. Never waits: pipes, sockets, devices and
-/// directories are refused unread. Errors: kInvalidArgument for a NUL in the path; kIo naming it; kMalformedFile with the limit when
-/// the content exceeds max_bytes; kOutOfMemory.
+/// directories are refused unread. Errors: kInvalidArgument for a NUL in the path; kIo naming it;
+/// kMalformedFile with the limit when the content exceeds max_bytes; kOutOfMemory.
 Result<std::string> ReadFile(const std::string& path, int64_t max_bytes);
 
 /// All of the standard input, whatever it is connected to. Errors as above.

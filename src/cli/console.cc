@@ -118,10 +118,9 @@ std::string Console::ErrorLine(const Status& status) {
 }
 
 std::string Console::ErrorDocument(const Status& status) {
-  const nlohmann::ordered_json error = {
-      {"code", ErrorName(status.code())},
-      {"message", status.message()},
-      {"exit_code", ExitCode(status.code())}};
+  const nlohmann::ordered_json error = {{"code", ErrorName(status.code())},
+                                        {"message", status.message()},
+                                        {"exit_code", ExitCode(status.code())}};
   return JsonText({{"error", error}}) + "\n";
 }
 
