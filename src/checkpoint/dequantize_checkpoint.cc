@@ -7,7 +7,6 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
-#include "base/path_check.h"
 #include "base/scalars.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
@@ -237,7 +236,6 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,
                               const Progress& progress) {
-  MARLIN_RETURN_IF_ERROR(CheckPath(output));
   try {
     return DequantizeImpl(io, source, output, dtype, overwrite, shard_bytes, progress);
   } catch (const std::bad_alloc&) {

@@ -18,6 +18,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/path_check.h"
 #include "base/read_file.h"
 
 namespace marlin {
@@ -139,10 +140,7 @@ int FileHandle::Take() {
 }
 
 Status Io::Check(IoCall call, const std::string& path) {
-  // The system would see another, shorter path.
-  if (path.find('\0') != std::string::npos) {
-    return Status(Code::kInvalidArgument, Printable(path) + ": a path cannot contain a NUL");
-  }
+  MARLIN_RETURN_IF_ERROR(CheckPath(path));
   const int error = InjectedError(call, path);
   return error == 0 ? Status() : SystemError(call, path, error);
 }

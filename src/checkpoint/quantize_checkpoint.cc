@@ -4,7 +4,6 @@
 #include <new>
 
 #include "base/macros.h"
-#include "base/path_check.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
@@ -251,7 +250,6 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
 Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string& source,
                                                       const std::string& output,
                                                       const QuantizeCheckpointOptions& options) {
-  MARLIN_RETURN_IF_ERROR(CheckPath(output));
   try {
     return QuantizeImpl(io, source, output, options);
   } catch (const ThreadStartError& error) {

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import socket
 import struct
 import subprocess
@@ -131,13 +132,17 @@ class Json(HostileTestCase):
 class SpecialFiles(HostileTestCase):
     """What is no regular file is refused, unread and without waiting."""
 
-    def refuse_each(self, path: pathlib.Path, *arguments: object) -> None:
+    def refuse_each(
+        self, path: pathlib.Path, *arguments: object, in_model: bool = False
+    ) -> None:
+        """in_model: a link in a model's directory is refused because it leads out of it."""
         path.unlink(missing_ok=True)
         os.mkfifo(path)
         self.refuse_shortly(IO, *arguments, says=(path.name, "not a regular file"))
         path.unlink()
         path.symlink_to("/dev/zero")
-        self.refuse_shortly(IO, *arguments, says=(path.name, "not a regular file"))
+        code, why = (USAGE, "outside of the model") if in_model else (IO, "not a regular file")
+        self.refuse_shortly(code, *arguments, says=(path.name, why))
         path.unlink()
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
@@ -150,15 +155,15 @@ class SpecialFiles(HostileTestCase):
     def test_models_files(self) -> None:
         config = self.model / "config.json"
         for command in (["inspect"], ["plan"], ["tune", "--device", "cpu", "--model"]):
-            self.refuse_each(config, *command, self.model)
+            self.refuse_each(config, *command, self.model, in_model=True)
         self.config(json.dumps(LLAMA))
-        self.refuse_each(self.model / "model.safetensors", "inspect", self.model)
+        self.refuse_each(self.model / "model.safetensors", "inspect", self.model, in_model=True)
         sample = self.directory / "sample"
         sample.mkdir()
         for file in QWEN.iterdir():
-            (sample / file.name).symlink_to(file)
+            shutil.copyfile(file, sample / file.name)
         self.refuse_each(sample / "generation_config.json", "generate", sample, "--tokens",
-                         self.tokens)
+                         self.tokens, in_model=True)
 
     def test_files_of_users(self) -> None:
         path = self.directory / "special.json"

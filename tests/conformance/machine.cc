@@ -146,6 +146,14 @@ const Row* Machine::Find(std::string_view backend, std::string_view name) const 
   return nullptr;
 }
 
+const KernelDesc* Machine::FindKernel(std::string_view backend, std::string_view name) const {
+  if (const Row* row = Find(backend, name)) return row->desc;
+  for (const KernelDesc& kernel : KernelTable(backend)) {
+    if (kernel.name == name) return &kernel;
+  }
+  return nullptr;
+}
+
 const Device& Machine::DeviceFor(const Row& row) const { return devices_.at(row.level); }
 
 Result<Device> Machine::DeviceWithThreads(const Row& row, int threads) const {

@@ -91,9 +91,9 @@ CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& pr
   if (row.desc != nullptr && run->kernel() != row.name) {
     return Failed(fmt::format("kernel: asked for {}, the plan says {}", row.name, run->kernel()));
   }
-  const Row* chosen = machine.Find(row.backend, run->kernel());
+  const KernelDesc* chosen = machine.FindKernel(row.backend, run->kernel());
   if (chosen == nullptr) return Failed(fmt::format("kernel: no row named {}", run->kernel()));
-  const KernelDesc& kernel = *chosen->desc;
+  const KernelDesc& kernel = *chosen;
   const bool exact = LatticeIsExactFor(problem, kernel.error, kernel.grade);
   if (exact && !problem.broken_precondition.empty()) return Failed(problem.broken_precondition);
   const std::string damage = run->Damage();

@@ -61,6 +61,9 @@ class Machine {
   /// Those that have rows.
   const std::vector<std::string>& backends() const { return backends_; }
   const Row* Find(std::string_view backend, std::string_view name) const;
+  /// A backend's kernel, also where its row is not judged: a level's plans may choose a kernel of a
+  /// lower level.
+  const KernelDesc* FindKernel(std::string_view backend, std::string_view name) const;
   /// Where a row of rows() is.
   size_t IndexOf(const Row& row) const { return static_cast<size_t>(&row - rows_.data()); }
   /// The device to run a row on; a CPU has kCpuThreads.

@@ -145,7 +145,7 @@ TEST_F(SourceKept, APathWithANulIsRefused) {
   const std::string output = directory_ / std::string("config\0b", 8);
   const auto report = QuantizeCheckpoint(directory_ / "model", output, options_);
   EXPECT_EQ(report.status().code(), Code::kInvalidArgument) << report.status().message();
-  EXPECT_TRUE(Contains(report.status().message(), "a path cannot contain a NUL"));
+  EXPECT_TRUE(Contains(report.status().message(), "ends at a NUL"));
   EXPECT_EQ(ReadFile(directory_ / ".config/model.safetensors"), image_);
 }
 
