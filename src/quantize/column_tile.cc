@@ -8,25 +8,30 @@
 namespace marlin {
 namespace {
 
-// Elements of files and of other programs' arrays may lie at any address.
-using AnywhereFloat [[gnu::aligned(1), gnu::may_alias]] = float;
-using AnywhereBits [[gnu::aligned(1), gnu::may_alias]] = uint16_t;
+/// Reads a T from any address: elements of files and of other programs' arrays need not be aligned.
+template <typename T>
+T LoadFrom(const std::byte* place) {
+  T value;
+  std::memcpy(&value, place, sizeof(T));
+  return value;
+}
 
 struct F32Reader {
-  using Stored = AnywhereFloat;
-  static float Read(float value) { return value; }
+  static constexpr int64_t kBytes = 4;
+  static float Read(const std::byte* place) { return LoadFrom<float>(place); }
 };
 
 struct Bf16Reader {
-  using Stored = AnywhereBits;
-  static float Read(uint16_t bits) { return Bf16ToFloat(bits); }
+  static constexpr int64_t kBytes = 2;
+  static float Read(const std::byte* place) { return Bf16ToFloat(LoadFrom<uint16_t>(place)); }
 };
 
 struct F16Reader {
-  using Stored = AnywhereBits;
+  static constexpr int64_t kBytes = 2;
   /// HalfToFloat without branches, so that a loop over it becomes vector code: the fields move to
   /// fp32's places and a multiplication by 2^112 mends the exponent, of subnormals too.
-  static float Read(uint16_t bits) {
+  static float Read(const std::byte* place) {
+    const auto bits = LoadFrom<uint16_t>(place);
     const uint32_t magnitude = bits & 0x7fffu;
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     const uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
@@ -37,20 +42,21 @@ struct F16Reader {
 
 template <typename Reader>
 void Load(const MatrixView& matrix, const TileRange& range, float* out, int64_t column_stride) {
-  const auto* origin = static_cast<const typename Reader::Stored*>(matrix.data) +
-                       range.k0 * matrix.k_stride + range.n0 * matrix.n_stride;
+  constexpr int64_t kBytes = Reader::kBytes;
+  const auto* origin = static_cast<const std::byte*>(matrix.data) +
+                       kBytes * (range.k0 * matrix.k_stride + range.n0 * matrix.n_stride);
   if (matrix.k_stride == 1) {
     for (int64_t c = 0; c < range.columns; ++c) {
-      const auto* column = origin + c * matrix.n_stride;
+      const std::byte* column = origin + kBytes * c * matrix.n_stride;
       float* to = out + c * column_stride;
-      for (int64_t r = 0; r < range.rows; ++r) to[r] = Reader::Read(column[r]);
+      for (int64_t r = 0; r < range.rows; ++r) to[r] = Reader::Read(column + kBytes * r);
     }
     return;
   }
   for (int64_t r = 0; r < range.rows; ++r) {
-    const auto* row = origin + r * matrix.k_stride;
+    const std::byte* row = origin + kBytes * r * matrix.k_stride;
     for (int64_t c = 0; c < range.columns; ++c) {
-      out[c * column_stride + r] = Reader::Read(row[c * matrix.n_stride]);
+      out[c * column_stride + r] = Reader::Read(row + kBytes * c * matrix.n_stride);
     }
   }
 }
