@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdlib>
 
-#include "base/checked.h"
 #include "base/macros.h"
 
 namespace marlin {
@@ -45,31 +44,48 @@ ByteRows BytesOf(const TensorView& view) {
 
 }  // namespace
 
-Status CheckReadable(const char* name, const TensorView& view) {
-  const int64_t count = view.ElementCount();
-  if (count < 0) {
-    return Invalid(fmt::format("{}: negative shape {}", name, view.shape().ToString()));
-  }
-  if (count == 0) return {};
-  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
-  Checked reach(1);
-  for (int i = 0; i < view.rank(); ++i) {
-    // The lowest int64 has no magnitude; as a stride it overflows all the same.
-    const int64_t stride = std::max(view.stride(i), -INT64_MAX);
-    reach = reach + Checked(view.dim(i) - 1) * Checked(std::abs(stride));
-  }
-  if ((reach * Checked(DTypeBytes(view.dtype()))).valid() && count != INT64_MAX) return {};
-  return Invalid(fmt::format("{}: {} with these strides is larger than memory", name,
-                             view.shape().ToString()));
-}
+namespace {
 
-Status CheckData(const char* name, const TensorView& view) {
-  MARLIN_RETURN_IF_ERROR(CheckReadable(name, view));
-  if (view.ElementCount() == 0) return {};
+/// CheckReadable, and with `aligned` CheckData; every operation calls it for each of its views.
+Status CheckView(const char* name, const TensorView& view, bool aligned) {
   const int64_t bytes = DTypeBytes(view.dtype());
-  if (reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(bytes) == 0) return {};
+  bool none = false;
+  bool overflow = false;
+  int64_t reach = 1;
+  int64_t count = 1;
+  for (int i = 0; i < view.rank(); ++i) {
+    const int64_t dim = view.dim(i);
+    if (dim < 0) {
+      return Invalid(fmt::format("{}: negative shape {}", name, view.shape().ToString()));
+    }
+    none = none || dim == 0;
+    // The lowest int64 has no magnitude; as a stride it overflows all the same.
+    const int64_t stride = std::abs(std::max(view.stride(i), -INT64_MAX));
+    int64_t step = 0;
+    overflow = __builtin_mul_overflow(dim - 1, stride, &step) || overflow;
+    overflow = __builtin_add_overflow(reach, step, &reach) || overflow;
+    overflow = __builtin_mul_overflow(count, dim, &count) || overflow;
+  }
+  if (none) return {};
+  if (view.empty()) return Invalid(fmt::format("{}: null data", name));
+  int64_t size = 0;
+  if (overflow || __builtin_mul_overflow(reach, bytes, &size)) {
+    return Invalid(fmt::format("{}: {} with these strides is larger than memory", name,
+                               view.shape().ToString()));
+  }
+  if (!aligned || reinterpret_cast<uintptr_t>(view.data()) % static_cast<size_t>(bytes) == 0) {
+    return {};
+  }
   return Invalid(fmt::format("{}: data is not aligned to its element of {} bytes", name, bytes));
 }
+
+}  // namespace
+
+Status CheckReadable(const char* name, const TensorView& view) {
+  return CheckView(name, view, false);
+}
+
+Status CheckData(const char* name, const TensorView& view) { return CheckView(name, view, true); }
 
 Status CheckDistinctElements(const char* name, const TensorView& view, bool may_run_backwards) {
   if (view.ElementCount() == 0) return {};

@@ -57,7 +57,10 @@ Status CheckActivations(const char* name, const TensorView& view, const Shape& e
 
 Status CheckMemory(const char* name, const TensorView& view) {
   MARLIN_RETURN_IF_ERROR(CheckData(name, view));
-  return view.ElementCount() == 0 ? Status() : CheckStrides(name, view);
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.dim(i) == 0) return {};
+  }
+  return CheckStrides(name, view);
 }
 
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
