@@ -95,8 +95,8 @@ class Model {
   const Impl& impl() const { return *impl_; }
 
  private:
-  Model(Device device, std::shared_ptr<const Impl> impl)
-      : device_(std::move(device)), impl_(std::move(impl)) {}
+  Model(const Device& device, std::shared_ptr<const Impl> impl)
+      : device_(device), impl_(std::move(impl)) {}
   Device device_;
   std::shared_ptr<const Impl> impl_;
 };

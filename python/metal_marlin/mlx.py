@@ -162,7 +162,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         stacked = isinstance(weights, QuantizedWeights)
-        matrices: list[Any] = [weights] if stacked else list(weights)
+        matrices: list[Any] = [weights] if isinstance(weights, QuantizedWeights) else [*weights]
         if len({(one.k, one.n) for one in matrices}) != 1:
             raise InvalidArgumentError("weights: expected one shape of all experts")
         self._stacked = stacked

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/macros.h"
 
 namespace marlin {
 namespace {
 
-Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 /// Bytes of a view: rows of `length` that begin at `begin` and every `step` bytes.
 struct ByteRows {

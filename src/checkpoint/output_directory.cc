@@ -275,7 +275,7 @@ Status OutputDirectory::Replace() {
     MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
     return Disturbed(target_, "was replaced while the output was put in its place");
   }
-  const Status synced = io_->SyncDirectory(parent_);
+  Status synced = io_->SyncDirectory(parent_);
   const Status removed = io_->RemoveTree(partial_);
   keep_ = removed.ok();
   if (!synced.ok()) return synced;

@@ -133,8 +133,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   };
   enum class Field : uint8_t { kNone, kDType, kShape, kOffsets };
 
-  bool Fail(std::string message, Code code = Code::kMalformedFile) {
-    if (status_.ok()) status_ = Status(code, std::move(message));
+  bool Fail(std::string_view message, Code code = Code::kMalformedFile) {
+    if (status_.ok()) status_ = Status(code, message);
     return false;
   }
   bool FailTensor(const std::string& message, Code code = Code::kMalformedFile) {
@@ -322,8 +322,8 @@ Status CheckExtents(const std::vector<TensorInfo>& tensors, int64_t data_bytes) 
 }
 
 Result<std::string_view> FindHeaderText(std::span<const std::byte> image) {
-  const auto malformed = [](std::string message) {
-    return Status(Code::kMalformedFile, std::move(message));
+  const auto malformed = [](std::string_view message) {
+    return Status(Code::kMalformedFile, message);
   };
   const auto file_bytes = static_cast<int64_t>(image.size());
   if (file_bytes < kLengthBytes) {

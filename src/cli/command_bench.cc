@@ -93,8 +93,8 @@ class BenchCommand final : public Command {
 
   /// The op, its place for a model, and options that belong to other ops.
   Status CheckOp() const {
-    const auto refuse = [](std::string message) {
-      return Status(Code::kInvalidArgument, std::move(message));
+    const auto refuse = [](std::string_view message) {
+      return Status(Code::kInvalidArgument, message);
     };
     if (op_ == "moe" || op_ == "sparse") {
       return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));

@@ -6,6 +6,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -20,7 +21,7 @@ constexpr int64_t kBlock = 4;         ///< Codes of which two are kept.
 constexpr int64_t kGranule = 32;      ///< Multiple of k that whole metadata words cover.
 constexpr int64_t kCodesPerWord = 8;  ///< 4-bit codes of a dense or a values word.
 
-Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 std::string Dims(int64_t k, int64_t n) { return fmt::format("[{}, {}]", k, n); }
 

@@ -1,6 +1,7 @@
 #include "layout/weights_buffer.h"
 
 #include <string>
+#include <string_view>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -11,7 +12,7 @@
 namespace marlin {
 namespace {
 
-Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
   const std::string name(info.name);

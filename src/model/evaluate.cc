@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <new>
+#include <string_view>
 #include <vector>
 
 #include "base/macros.h"
@@ -25,7 +26,7 @@ struct Window {
   int64_t scored;  ///< Index in the window.
 };
 
-Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 Status CheckOptions(const Model& model, std::span<const int32_t> tokens,
                     const EvaluateOptions& options) {

@@ -18,7 +18,7 @@ namespace marlin {
 /// next.
 class Arena {
  public:
-  explicit Arena(Device device) : device_(std::move(device)) {}
+  explicit Arena(const Device& device) : device_(device) {}
   /// A view of new memory, contiguous. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
   /// Everything handed out since a mark may be handed out again.

@@ -9,11 +9,11 @@
 
 #include "base/json.h"
 #include "base/macros.h"
+#include "base/path_check.h"
 #include "base/printable.h"
 #include "base/read_file.h"
-#include "checkpoint/model_directory.h"
-#include "base/path_check.h"
 #include "base/view_checks.h"
+#include "checkpoint/model_directory.h"
 #include "marlin/decoder.h"
 #include "model/forward.h"
 #include "model/layers.h"

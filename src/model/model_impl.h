@@ -17,7 +17,7 @@ namespace marlin {
 inline constexpr int64_t kPassTokens = 512;
 
 struct Model::Impl {
-  Impl(Device on, Decoder loaded) : device(std::move(on)), decoder(std::move(loaded)) {}
+  Impl(const Device& on, Decoder loaded) : device(on), decoder(std::move(loaded)) {}
 
   Device device;
   Decoder decoder;

@@ -6,13 +6,14 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string_view>
 
 #include "base/macros.h"
 
 namespace marlin {
 namespace {
 
-Status Invalid(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 }  // namespace
 

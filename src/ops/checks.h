@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/view_checks.h"
 #include "marlin/device.h"
@@ -12,9 +13,7 @@
 
 namespace marlin {
 
-inline Status Invalid(std::string message) {
-  return Status(Code::kInvalidArgument, std::move(message));
-}
+inline Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 /// f32, bf16 or f16.
 bool IsActivationType(DType dtype);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <string_view>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -23,7 +24,7 @@
 namespace marlin {
 namespace {
 
-Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 std::string Named(const std::string& tensor_name) {
   return tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'";

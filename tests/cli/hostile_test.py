@@ -76,7 +76,7 @@ class Json(HostileTestCase):
 
     def test_deep_nesting(self) -> None:
         for deep in ("[" * 80000 + "]" * 80000, '{"a":' * 200000):
-            for document in ('{"model_type":"llama","hidden_size":%s}' % deep, deep):
+            for document in (f'{{"model_type":"llama","hidden_size":{deep}}}', deep):
                 self.config(document)
                 for command in (["plan"], ["tune", "--model"], ["inspect"], ["perplexity"],
                                 ["quantize", "-o", self.directory / "out"]):
@@ -85,7 +85,7 @@ class Json(HostileTestCase):
                                         says=("config.json", "deeper than 16"))
             self.config(json.dumps(LLAMA))
             recipe = self.directory / "recipe.json"
-            recipe.write_text('{"classes":%s}' % deep)
+            recipe.write_text(f'{{"classes":{deep}}}')
             self.refuse_shortly(USAGE, "plan", self.model, "--recipe", recipe,
                                 says=("recipe.json", "deeper than 16"))
 
@@ -116,8 +116,8 @@ class Json(HostileTestCase):
         self.config(json.dumps(LLAMA))
         index = self.model / "model.safetensors.index.json"
         (self.model / "model.safetensors").rename(self.model / "part.safetensors")
-        index.write_text('{"weight_map":{"%s":"part.safetensors"},"x":[%s{}]}' %
-                         (WEIGHT, "{}," * 2_000_000))
+        many = "[" + "{}," * 2_000_000 + "{}]"
+        index.write_text(f'{{"weight_map":{{"{WEIGHT}":"part.safetensors"}},"x":{many}}}')
         self.succeed("inspect", self.model)
         recipe = self.directory / "recipe.json"
         recipe.write_text('{"overrides":[' + "{}," * 300000 + "{}]}")
@@ -252,7 +252,7 @@ class Messages(HostileTestCase):
             self.config(json.dumps({**LLAMA, **change}))
             code = MALFORMED if "hidden_size" in change else USAGE
             self.refuse_shortly(code, "perplexity", self.model, *tokens, says=(says,))
-        self.config('{"%s' % long)
+        self.config(f'{{"{long}')
         self.refuse_shortly(MALFORMED, "plan", self.model, says=("config.json",))
         for option in ("--recipe", "--format", "--scale-dtype", "--override"):
             self.refuse_shortly(USAGE, "plan", QWEN, option, "m" * 100_000)

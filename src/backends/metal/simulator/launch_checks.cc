@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "base/macros.h"
 
@@ -17,7 +18,7 @@ constexpr uint64_t kMostThreadgroups = uint64_t{1} << 28;
 constexpr size_t kMostValueBytes = 4096;
 constexpr int64_t kThreadgroupMemoryUnit = 16;
 
-Status Invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 std::string SizeText(const Size3& size) { return fmt::format("{}x{}x{}", size.x, size.y, size.z); }
 
