@@ -1,4 +1,4 @@
-// What a view's shape, strides and address say about memory, before anything reads or writes it.
+// Checks of a view's shape, strides and address, before anything reads or writes its memory.
 // Each error names the argument and both numbers.
 #pragma once
 

@@ -57,7 +57,7 @@ Result<bool> OutputDirectory::IsLocked(const std::string& path) const {
   return named.kind == FileKind::kDirectory && named.identity == locked.identity;
 }
 
-// What would be lost with `path` and all below it: the source's name of one of its files, or "".
+// Returns the source's name of a file that removing `path` would destroy, or "" for none.
 Result<std::string> OutputDirectory::FindSource(const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_->StatLink(path));
   FileIdentity identity = info.identity;
@@ -264,7 +264,7 @@ Status OutputDirectory::CheckWritten() const {
 Status OutputDirectory::Replace() {
   MARLIN_ASSIGN_OR_RETURN(FileHandle old, io_->LockDirectory(target_));
   if (!old.open()) return Disturbed(target_, "another process has replaced it meanwhile");
-  // What is there now need not be what was there at the beginning.
+  // Another process may have replaced the target since the first check.
   MARLIN_RETURN_IF_ERROR(CheckTarget());
   MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
   // The partial name now holds what was replaced; from here on the new content is in place.

@@ -91,7 +91,7 @@ class Planner {
   const QuantizeCheckpointOptions& options_;
   QuantizePlan plan_;
   std::map<std::string, std::map<int64_t, Candidate>> experts_;  // By common name and number.
-  std::map<std::string, int64_t> expert_counts_;                 // Of the source, by common name.
+  std::map<std::string, int64_t> expert_counts_;                 // Experts in the source, by name.
 };
 
 void Planner::AddCopy(size_t tensor) {

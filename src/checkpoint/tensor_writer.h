@@ -27,7 +27,7 @@ struct OutputTensor {
 /// Tensors that are written together and stay in one shard.
 using OutputUnit = std::vector<OutputTensor>;
 
-/// What a shard may hold at most. A unit is never divided, however large it is.
+/// Limits of one shard. A unit is never divided, however large it is.
 struct ShardLimits {
   int64_t data_bytes = 0;
   int64_t header_bytes = kMaxHeaderBytes;  ///< Those of a reader.

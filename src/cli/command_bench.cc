@@ -135,7 +135,7 @@ class BenchCommand final : public Command {
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
 
-  /// What is wrong with the model or its options is said before the machine is measured.
+  /// Opens the model before the machine is measured, so that its errors come at once.
   Result<Model> OpenModel(const Device& device) {
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device));
     model_ = model.info();

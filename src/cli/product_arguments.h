@@ -16,7 +16,7 @@ namespace marlin::cli {
 /// "M,N,K". Errors: kInvalidArgument.
 Result<GemmShape> ParseShape(const std::string& text);
 
-/// What the operands of a case take: the weights and their prepared form, activations and outputs.
+/// Bytes of a case's operands: the weights and their prepared form, activations and outputs.
 /// Errors: kInvalidArgument for a shape whose sizes cannot be counted, kOutOfMemory when they are
 /// more than this machine's memory; both name the shape and both numbers.
 Status CheckCaseFits(const BenchCase& bench);

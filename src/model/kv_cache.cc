@@ -17,7 +17,7 @@ int64_t KvCache::LayerBytes(int64_t capacity) const {
   const Checked dims = Checked(shape_.key_dim) + Checked(shape_.value_dim);
   const Checked bytes =
       Checked(shape_.heads) * Checked(capacity) * dims * Checked(DTypeBytes(shape_.type));
-  // What overflows no memory holds: the allocation answers.
+  // A size that overflows fits no memory, so the allocation reports it.
   return bytes.Take().value_or(INT64_MAX);
 }
 

@@ -24,7 +24,7 @@ struct ByteRange {
   uintptr_t end;
 };
 
-/// Of a view that CheckActivations or CheckVector has accepted: no stride is negative.
+/// Expects a view that CheckActivations or CheckVector has accepted: no stride is negative.
 ByteRange RangeOf(const TensorView& view) {
   const auto begin = reinterpret_cast<uintptr_t>(view.data());
   if (view.empty()) return {begin, begin};

@@ -93,7 +93,7 @@ CASES: list[tuple[int, str]] = [
     (MALFORMED, "demo --model BAD"),
     (IO, "demo --model GONE"),
 ]
-# What these write is far more than a pipe or a page holds back.
+# These write far more than a pipe or a page buffers.
 FULL = ["devices", "inspect Q", "plan SRC --bandwidth 1", "verify Q --against SRC", "--help"]
 
 
