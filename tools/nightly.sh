@@ -26,7 +26,7 @@ describe() {
     test) echo "30 min  ./dev test" ;;
     conformance) echo "20 min  the larger selection of conformance cases" ;;
     levels) echo "60 min  units, properties, conformance at every level of MARLIN_CPU" ;;
-    mutants) echo "60 min  every seeded fault must be noticed" ;;
+    mutants) echo "15 min  every seeded fault must be noticed, at every level and in Metal" ;;
     exhaustive) echo "90 min  encoders and roundings over all 2^32 floats, 1000 killed processes" ;;
     property) echo "20 min  properties, MARLIN_PROPERTY_RUNS=2000 of each" ;;
     asan) echo "60 min  everything under AddressSanitizer and UndefinedBehaviorSanitizer" ;;
@@ -82,8 +82,8 @@ run_levels() {
   for level in scalar avx2 avx512 amx neon; do
     MARLIN_CPU=$level build/bin/metal-marlin devices >/dev/null 2>&1 || continue
     echo "-- MARLIN_CPU=$level"
-    MARLIN_CPU=$level run_ctest build -R '^(unit|property|conformance)' --timeout 7200 \
-      >"$logs/level-$level.log" 2>&1 || rc=1
+    MARLIN_CPU=$level run_ctest build -R "^(unit|property|conformance\.$level\$)" \
+      --timeout 7200 >"$logs/level-$level.log" 2>&1 || rc=1
     counts=$(tail -n 1 "$logs/level-$level.log")
     [ "$rc" = 0 ] || grep -E '\(Failed\)|\(Timeout\)' "$logs/level-$level.log" || true
     echo "   $counts"
@@ -96,15 +96,15 @@ run_levels() {
 }
 
 run_mutants() {
-  rebuild --target marlin_conformance_mutants || return 1
-  python3 -B tests/conformance/run_mutants.py \
-    "$(find build -type f -name marlin_conformance_mutants)"
+  rebuild || return 1
+  run_ctest build -R '^conformance\.(metal_)?mutants' --timeout 7200
 }
 
 # All floats and a thousand killed processes, instead of the samples that ./dev test takes.
 run_exhaustive() {
   rebuild || return 1
-  MARLIN_EXHAUSTIVE=full MARLIN_KILLS=1000 run_ctest build -R '^(exhaustive|fault)' --timeout 14400
+  MARLIN_EXHAUSTIVE=full MARLIN_KILLS=1000 MARLIN_WRITER_ROUNDS=200 \
+    run_ctest build -R '^(exhaustive|fault)' --timeout 14400
 }
 
 run_property() {

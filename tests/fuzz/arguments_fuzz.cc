@@ -20,11 +20,8 @@
 #include "cli/bench_gemm.h"
 #include "cli/metal_sim_arguments.h"
 #include "cli/product_arguments.h"
-#include "cli/tuning_run.h"
 #include "fuzz_target.h"
-#include "marlin/device.h"
 #include "marlin/recipe.h"
-#include "marlin/weights.h"
 #include "temporary_folder.h"
 
 namespace {
@@ -112,37 +109,19 @@ void CheckNames(const std::string& text) {
   }
 }
 
-/// What a product's operands hold, whatever int64 makes of it.
-struct Elements {
-  __int128 weights;
-  __int128 activations;
-  static constexpr __int128 kFew = 1 << 16;
-  static constexpr __int128 kAbsurd = __int128{1} << 44;  ///< More bytes than any machine has.
-};
-
-Elements ElementsOf(const cli::BenchCase& bench) {
+/// Products whose operands no memory holds are refused before any of it is asked for.
+void CheckProduct(cli::BenchCase bench) {
+  constexpr __int128 kMostElements = __int128{1} << 44;  // More bytes than any machine has.
   const __int128 m = bench.shape.m;
   const __int128 n = bench.shape.n;
   const __int128 k = bench.shape.k;
-  return {n * k * bench.spec.experts, m * std::max(n, k)};
-}
-
-/// Products of sizes that no memory has are refused. Others are not run: they are for machines.
-void CheckProduct(const cli::BenchCase& bench) {
-  static const Result<Device> device = Device::Open("cpu", {.threads = 1, .tuning_file = ""});
-  MARLIN_FUZZ_CHECK(device.ok());
-  const Elements elements = ElementsOf(bench);
-  if (elements.weights > Elements::kAbsurd) {
-    MARLIN_FUZZ_CHECK(!cli::RandomWeights(bench.spec).ok());
+  const bool absurd = std::max({m * n, m * k, n * k * bench.spec.experts}) > kMostElements;
+  for (const char* const op : {"gemm", "dequantize"}) {
+    bench.op = op;
+    const Status fits = cli::CheckCaseFits(bench);
+    MARLIN_FUZZ_CHECK(!absurd || !fits.ok());
+    if (!fits.ok()) CheckError(fits);
   }
-  if (elements.weights > Elements::kFew || elements.activations < Elements::kAbsurd) return;
-  const auto weights = cli::RandomWeights(bench.spec);
-  MARLIN_FUZZ_CHECK(weights.ok());
-  const auto prepared = Prepare(*weights, *device);
-  if (!prepared.ok()) return CheckError(prepared.status());
-  const cli::ReadProbe probe{[] {}, 1.0};
-  MARLIN_FUZZ_CHECK(!cli::RunBench(*device, *prepared, bench, probe, nullptr).ok());
-  MARLIN_FUZZ_CHECK(!cli::TimeCandidates(*device, *prepared, bench).ok());
 }
 
 void CheckProducts(const Lines& lines) {

@@ -330,7 +330,7 @@ TARGETS = {
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
     "msl_fuzz": Target(16 << 10, metal_sources, ("src/backends/metal/simulator/msl_*.cc",)),
-    "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc",),
+    "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc", "src/recipe/regex.cc"),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),
     "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
