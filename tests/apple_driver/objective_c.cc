@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #if !defined(__x86_64__)
 #error "objc_msgSend below is for x86-64"
@@ -24,6 +25,8 @@ struct Shared {
   std::map<std::string, Object*> classes;
   std::map<std::pair<std::string, std::string>, Method> methods;
   std::map<std::string, int> living;
+  /// The dead keep their memory, so that messages to them are found, and are no leaks.
+  std::vector<Object*> dead;
 };
 Shared& TheShared() {
   static auto* shared = new Shared;
@@ -115,6 +118,7 @@ void Object::Release() {
   Shared& shared = TheShared();
   const std::lock_guard<std::mutex> lock(shared.mutex);
   --shared.living[class_name_];
+  shared.dead.push_back(this);
 }
 
 void Object::Autorelease() {
