@@ -30,7 +30,7 @@ describe() {
     exhaustive) echo "90 min  encoders and roundings over all 2^32 floats, 1000 killed processes" ;;
     property) echo "20 min  properties, MARLIN_PROPERTY_RUNS=2000 of each" ;;
     asan) echo "60 min  everything under AddressSanitizer and UndefinedBehaviorSanitizer" ;;
-    tsan) echo "60 min  ThreadSanitizer" ;;
+    tsan) echo "30 min  units, faults and properties under ThreadSanitizer" ;;
     python) echo "20 min  the Python extension under AddressSanitizer" ;;
     integrations) echo "30 min  PyTorch, transformers and MLX" ;;
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
@@ -113,7 +113,12 @@ run_property() {
 }
 
 run_asan() { tools/sanitize.sh asan; }
-run_tsan() { tools/sanitize.sh tsan '/(gaussian|lattice)/'; }
+# What several threads run: the thread pool, Quantize, forward passes, the writers, the operations.
+# Not the Metal simulator: ThreadSanitizer does not follow its fibers.
+run_tsan() {
+  tools/sanitize.sh tsan '' \
+    '^(unit\.(base|checkpoint|layout|model|ops|plan|quantize)\.|fault\.|property\.).*_test$'
+}
 run_python() { tools/sanitize_python.sh; }
 run_integrations() { ./dev test-integrations; }
 run_fuzz() { tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"; }

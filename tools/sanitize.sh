@@ -13,7 +13,7 @@ build=build-$preset
 # A size that nobody can allocate must be answered as without a sanitizer: with a null pointer.
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:allocator_may_return_null=1
 
 launcher=$(command -v ccache || true)
 cmake --preset "$preset" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
@@ -29,7 +29,7 @@ rc=0
 # What only looks at the sources or packages cannot differ under a sanitizer; what a sanitizer would
 # slow down to hours (all 2^32 floats) is left to Release; the conformance program runs below.
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error \
-  --output-junit "$report" -E '^(checks|packaging|exhaustive|conformance)' --timeout 600 \
+  --output-junit "$report" -E '^(checks|packaging|exhaustive|conformance)' --timeout 1800 \
   ${tests:+-R "$tests"} || rc=$?
 count() { sed -n "s/^.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$report" | head -n 1; }
 passed=$(($(count tests) - $(count failures) - $(count skipped) - $(count disabled)))
