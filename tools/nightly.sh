@@ -116,8 +116,9 @@ run_asan() { tools/sanitize.sh asan; }
 # What several threads run: the thread pool, Quantize, forward passes, the writers, the operations.
 # Not the Metal simulator: ThreadSanitizer does not follow its fibers.
 run_tsan() {
+  local models='unit\.model\.(lifetime|sampling|threads)'
   tools/sanitize.sh tsan '' \
-    '^(unit\.(base|checkpoint|layout|model|ops|plan|quantize)\.|fault\.|property\.).*_test$'
+    "^(unit\.(base|checkpoint|layout|ops|plan|quantize)\..*|$models|fault\..*|property\..*)_test\$"
 }
 run_python() { tools/sanitize_python.sh; }
 run_integrations() { ./dev test-integrations; }
