@@ -20,4 +20,5 @@
 #include "marlin/recipe.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
+#include "marlin/version.h"
 #include "marlin/weights.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "backends/cuda/graph_timer.h"
+#include "backends/cuda/measure/graph_timer.h"
 #include "backends/metal/metal_backend.h"
 #include "base/macros.h"
 #include "base/read_file.h"
@@ -80,7 +80,7 @@ class BenchCommand final : public Command {
       return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
     }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
-                            cpu::Roofline::Make(backend.Facts().level, pool));
+                            cpu::Roofline::Make(backend.Properties().level, pool));
     ceilings_ = MeasureCeilings(roofline);
     return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
   }

@@ -85,7 +85,7 @@ Status LookUpRows(const Device& device, const TensorView& table, std::span<const
 Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
                   const MutableTensorView& out) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  MARLIN_RETURN_IF_ERROR(CheckWeights(device, table, 0).WithContext("table"));
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, table).WithContext("table"));
   const WeightsSpec& spec = table.spec();
   if (spec.experts != 1) {
     return Invalid(fmt::format("table: expected one matrix, got {} experts", spec.experts));

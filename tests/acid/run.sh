@@ -67,16 +67,20 @@ compile() {
   cmake --build "$build" -j "${MARLIN_JOBS:-$(nproc)}" --target "$@"
 }
 
-# The check of what is touched must itself be able to fail.
+# The check must refuse every addition that touches one file or one line more.
 self_test() {
-  local broken=$work/broken
-  rm -rf "$broken"
-  cp -R "$here/toy_format" "$broken"
-  echo "// one file more" >"$broken/files/src/formats/toy_tables.h"
-  ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
-  rm "$broken/files/src/formats/toy_tables.h"
-  echo "include/marlin/formats.def // one line more" >>"$broken/lines.txt"
-  ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra line was allowed"
+  local addition broken=$work/broken
+  for addition in "$here"/*/; do
+    rm -rf "$broken"
+    cp -R "$addition" "$broken"
+    mkdir -p "$broken/files/src/base"
+    echo "// one file more" >"$broken/files/src/base/toy_tables.h"
+    ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
+    rm "$broken/files/src/base/toy_tables.h"
+    (check_touched "$broken" "$root") || fail "self-test: the addition itself was refused"
+    echo "src/CMakeLists.txt # one line more" >>"$broken/lines.txt"
+    ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra line was allowed"
+  done
 }
 
 mkdir -p "$work"

@@ -35,6 +35,38 @@ void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, flo
   }
 }
 
+/// A plan has nothing to decide but the workspace: tasks and passes follow from the problem.
+class CpuGemm final : public PlannedGemm {
+ public:
+  CpuGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+          ThreadPool& pool)
+      : PlannedGemm(kernel, variant, WorkspaceBytes(kernel, desc, pool.worker_count())),
+        pool_(pool) {}
+
+  Status Run(const GemmCall& call) const override {
+    switch (kernel().grade) {
+      case Grade::kBf16Compute:
+        RunAmx(call, pool_);
+        break;
+      case Grade::kW4A8:
+        RunRows(call, W4a8RowKernels(kernel().level), pool_);
+        break;
+      case Grade::kExact:
+        RunRows(call, ExactRowKernels(kernel().level), pool_);
+        break;
+    }
+    return Status();
+  }
+
+ private:
+  static int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
+    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, workers)
+                                               : RowsWorkspaceBytes(desc, workers);
+  }
+
+  ThreadPool& pool_;
+};
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(Isa level, const DeviceOptions& options)
@@ -54,19 +86,19 @@ class CpuBackend final : public Backend {
     for (const KernelDesc& kernel : CpuKernels()) {
       GemmDesc any;
       any.accuracy = kernel.grade == Grade::kW4A8 ? Accuracy::kW4A8 : Accuracy::kDefault;
-      const Support support = CheckSupport(kernel, any, Facts());
-      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason});
+      const Support support = CheckSupport(kernel, any, Properties());
+      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason()});
     }
     return info;
   }
 
-  DeviceFacts Facts() const override {
-    DeviceFacts facts;
-    facts.level = level_;
-    facts.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
-    facts.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
-    facts.threads = pool_->worker_count();
-    return facts;
+  DeviceProperties Properties() const override {
+    DeviceProperties device;
+    device.level = level_;
+    device.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
+    device.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
+    device.threads = pool_->worker_count();
+    return device;
   }
 
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
@@ -80,26 +112,14 @@ class CpuBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& /*variant*/) const override {
-    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())
-                                               : RowsWorkspaceBytes(desc, pool_->worker_count());
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return CostOf(kernel, desc);
   }
 
-  Status Run(const GemmCall& call) const override {
-    if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    switch (call.kernel->grade) {
-      case Grade::kBf16Compute:
-        RunAmx(call, *pool_);
-        break;
-      case Grade::kW4A8:
-        RunRows(call, W4a8RowKernels(call.kernel->level), *pool_);
-        break;
-      case Grade::kExact:
-        RunRows(call, ExactRowKernels(call.kernel->level), *pool_);
-        break;
-    }
-    return Status();
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& /*weights*/) const override {
+    return {std::make_shared<const CpuGemm>(kernel, desc, variant, *pool_)};
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,

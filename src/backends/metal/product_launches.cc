@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/metal/launch_plan.h"
 #include "backends/metal/strip_layout.h"
 #include "base/checked.h"
 
@@ -103,9 +102,9 @@ void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
   constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(call.desc.c_type);
   constants[MARLIN_CONSTANT_BIAS_TYPE] = ElementTypeOf(epilogue.bias_type);
   constants[MARLIN_CONSTANT_HAS_BIAS] = epilogue.bias != nullptr ? 1 : 0;
-  constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(epilogue.activation);
+  constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(call.desc.activation);
   constants[MARLIN_CONSTANT_HAS_ROW_WEIGHT] = epilogue.row_weight != nullptr ? 1 : 0;
-  constants[MARLIN_CONSTANT_GATED] = epilogue.gated ? 1 : 0;
+  constants[MARLIN_CONSTANT_GATED] = call.desc.gated ? 1 : 0;
   const auto bind = [&](int index, const void* data, int64_t bytes) {
     launch->buffers.push_back(data != nullptr ? KernelBuffer{index, data, bytes}
                                               : KernelBuffer{index, codes.data, codes.bytes});
@@ -183,10 +182,9 @@ KernelLaunch FinishOf(const GemmCall& call, const KernelLaunch& sums) {
 
 }  // namespace
 
-std::vector<KernelLaunch> ProductLaunches(const GemmCall& call, const DeviceShape& device) {
-  const LaunchPlan plan = PlanLaunch(*call.kernel, call.desc, device);
+GemmLaunches LaunchesOf(const LaunchPlan& plan, const GemmCall& call) {
   const KernelLaunch sums = SumsOf(call, plan);
-  std::vector<KernelLaunch> launches;
+  GemmLaunches launches;
   if (plan.zeroes) launches.push_back(ZeroesOf(sums, plan));
   launches.push_back(sums);
   if (plan.partial) launches.push_back(FinishOf(call, sums));
