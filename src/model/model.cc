@@ -52,20 +52,10 @@ Status CheckIsModel(const std::string& path) {
   return {};
 }
 
-Status CheckQuantization(const Checkpoint& checkpoint) {
-  if (checkpoint.quantized()) return {};
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(checkpoint.config_json()));
-  if (!config.Has("quantization_config")) return {};
-  const std::string method =
-      config.Nested("quantization_config").StringOr("quant_method", "unknown");
-  return Status(Code::kUnsupported, fmt::format("{}: quantized with \"{}\", which cannot be run",
-                                                Printable(checkpoint.path()), Printable(method)));
-}
-
 ModelInfo InfoOf(const Decoder& decoder) {
   ModelInfo info;
   info.model_type = decoder.config.family->model_type;
-  info.recipe = decoder.checkpoint.quantized() ? decoder.checkpoint.recipe_name() : "";
+  info.recipe = decoder.checkpoint.recipe_name();
   info.layers = decoder.config.shape.layers;
   info.hidden_size = decoder.config.shape.hidden;
   info.vocab_size = decoder.config.shape.vocabulary;
@@ -319,7 +309,6 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_RETURN_IF_ERROR(CheckPath(path));
     MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-    MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
     SystemIo io;
     MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
     MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));

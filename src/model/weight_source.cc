@@ -8,7 +8,6 @@
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "checkpoint/checkpoint_impl.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "marlin/quantize.h"
@@ -204,13 +203,11 @@ Status WeightSource::CheckAllUsed() const {
     return Status(Code::kMalformedFile, fmt::format("{}: {} \"{}\" is not a part of a {}",
                                                     checkpoint_.path(), what, name, model_type_));
   };
-  std::set<std::string, std::less<>> parts;
-  for (const ModuleRecord& record : CheckpointAccess::Get(checkpoint_).quantization.modules) {
-    if (!used_.contains(record.module.name)) return unexpected("module", record.module.name);
-    for (const ModuleTensor& part : ModuleTensors(record)) parts.insert(part.name);
+  for (const QuantizedModule& module : checkpoint_.modules()) {
+    if (!used_.contains(module.name)) return unexpected("module", module.name);
   }
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (!used_.contains(tensor.name) && !parts.contains(tensor.name)) {
+    if (!used_.contains(tensor.name) && !checkpoint_.IsModulePart(tensor.name)) {
       return unexpected("tensor", tensor.name);
     }
   }
