@@ -139,8 +139,9 @@ class _Loader:
 
     def load(self) -> None:
         """Loads everything. Errors: UnsupportedError for what the model lacks or has beyond."""
-        gpt_oss = getattr(self.model, "model_type", "") == "gpt_oss"
-        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, gpt_oss)
+        kind = getattr(self.model, "model_type", "")
+        interleaved = self.decoder is not None and self.decoder["interleaved_experts"]
+        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, kind, interleaved)
         for owner, projections in blocks.take():
             self._place_experts(owner, projections)
         self.tensors = {self._path(name): tensor for name, tensor in self.tensors.items()}
