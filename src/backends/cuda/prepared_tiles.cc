@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin::cuda {
 namespace {
@@ -36,12 +37,6 @@ Element ElementOf(DType type) {
     default:
       return Element::kF32;
   }
-}
-
-/// Consecutive k that certainly share a scale: a power of two up to a tile's k.
-int64_t CommonGroup(const WeightsSpec& spec) {
-  if (spec.group_size >= spec.k) return kTileK;
-  return std::min<int64_t>(spec.group_size & -spec.group_size, kTileK);
 }
 
 /// Smallest and largest nonzero magnitude.
@@ -134,7 +129,7 @@ bool CanTile(const WeightsSpec& spec, ParameterType parameters) {
   if (spec.format == Format::kFp32) return false;
   if (!GetFormatInfo(spec.format).quantized) return true;
   if (parameters == ParameterType::kNone) return false;
-  if (CommonGroup(spec) < kSmallestGroup) return false;
+  if (SharedScaleRun(spec.group_size, spec.k, kTileK) < kSmallestGroup) return false;
   if (!spec.has_biases) return true;
   // Biases are of the scales' type, and a global scale is not for them.
   return !spec.has_global_scale && spec.scale_type != ScaleType::kE8M0;
@@ -323,7 +318,8 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   const bool scaled = kind_ != CodeKind::kDense16;
   tiles_.k = static_cast<int>(spec.k);
   tiles_.n = static_cast<int>(spec.n);
-  tiles_.groups_per_tile = scaled ? static_cast<int>(kTileK / CommonGroup(spec)) : 0;
+  tiles_.groups_per_tile =
+      scaled ? static_cast<int>(kTileK / SharedScaleRun(spec.group_size, spec.k, kTileK)) : 0;
   tiles_.zero_kind = spec.has_zeros ? 1 : (spec.has_biases ? 2 : 0);
   tiles_.integer_zeros = spec.has_zeros && AreSmallIntegers(weights.zeros);
   tiles_.bf16_codes = spec.format == Format::kBf16;

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/code_kind.h"
 #include "backends/cuda/wgmma_plan.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin::cuda {
 namespace {
@@ -45,8 +46,7 @@ const Cutter* CutterOf(const KernelDesc& kernel, const GemmDesc& desc) {
 int TileBytesOf(const GemmDesc& desc) {
   const int bits = CodeBits(KindOf(desc.format));
   if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
-  const int64_t group = desc.group_size >= desc.k ? kTileK : desc.group_size & -desc.group_size;
-  const auto groups = static_cast<int>(kTileK / std::min<int64_t>(group, kTileK));
+  const auto groups = static_cast<int>(kTileK / SharedScaleRun(desc.group_size, desc.k, kTileK));
   return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
 }
 
