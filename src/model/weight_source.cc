@@ -4,36 +4,36 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
-#include "marlin/quantize.h"
+#include "layout/weights_shapes.h"
+#include "ops/prepare_columns.h"
+#include "quantize/quantizer.h"
+#include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
 
-/// "a.experts.7.b" -> "a.experts.*.b" and 7; -1 when no expert is named.
-struct ExpertName {
-  std::string common;
-  int64_t expert = -1;
-};
-ExpertName SplitExpertName(const std::string& name) {
-  constexpr std::string_view kExperts = ".experts.";
-  const size_t begin = name.find(kExperts);
-  if (begin == std::string::npos) return {name};
-  const size_t first = begin + kExperts.size();
-  const size_t last = name.find_first_not_of("0123456789", first);
-  if (last == first || last == std::string::npos || last - first > 6) return {name};
-  return {name.substr(0, first) + "*" + name.substr(last),
-          std::stoll(name.substr(first, last - first))};
-}
-
 bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+/// One number of a tensor at any address.
+float ElementAt(const TensorView& view, int64_t index) {
+  const auto* from = view.As<uint8_t>() + index * DTypeBytes(view.dtype());
+  if (view.dtype() == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, from, sizeof(half));
+  return view.dtype() == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
 }
 
 Format FormatOf(DType dtype) {
@@ -50,8 +50,12 @@ WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
 }
 
 bool WeightSource::Has(const std::string& name) const {
-  return checkpoint_.Find(name) != nullptr || modules_.contains(name) ||
-         modules_.contains(SplitExpertName(name).common);
+  return checkpoint_.Find(name) != nullptr || modules_.contains(name) || HasExpertOf(name);
+}
+
+bool WeightSource::HasExpertOf(const std::string& name) const {
+  const std::optional<ExpertName> expert = ParseExpertName(name);
+  return expert && modules_.contains(expert->common);
 }
 
 Result<const TensorInfo*> WeightSource::FindTensor(const std::string& name, const Shape& shape) {
@@ -83,20 +87,11 @@ Result<TensorView> WeightSource::LoadInPlace(const std::string& name, const Shap
 Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int64_t count,
                                                     int64_t row, int64_t rows) {
   const Shape shape = rows > 0 ? Shape{rows, count} : Shape{count};
-  MARLIN_ASSIGN_OR_RETURN(const TensorInfo* info, FindTensor(name, shape));
+  MARLIN_RETURN_IF_ERROR(FindTensor(name, shape).status());
   MARLIN_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.Tensor(name));
   std::vector<float> values(static_cast<size_t>(count));
-  const int64_t size = DTypeBytes(info->dtype);
   for (int64_t i = 0; i < count; ++i) {
-    const auto* from = view.As<uint8_t>() + (row * count + i) * size;
-    uint16_t half = 0;
-    if (size == 4) {
-      std::memcpy(&values[static_cast<size_t>(i)], from, 4);
-      continue;
-    }
-    std::memcpy(&half, from, 2);
-    values[static_cast<size_t>(i)] =
-        info->dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
+    values[static_cast<size_t>(i)] = ElementAt(view, row * count + i);
   }
   bytes_ += count * int64_t{sizeof(float)};
   return values;
@@ -110,21 +105,18 @@ Result<QuantizedWeights> WeightSource::LoadPlain(const MatrixRequest& request, i
   shape.Append(in_out ? request.out : in);
   MARLIN_ASSIGN_OR_RETURN(const TensorInfo* info, FindTensor(request.name, shape));
   MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
-  const int64_t size = DTypeBytes(info->dtype);
-  const auto* data =
-      all.As<uint8_t>() + std::max<int64_t>(request.expert, 0) * in * request.out * size;
-  AlignedBuffer copy;
-  if (reinterpret_cast<uintptr_t>(data) % static_cast<size_t>(size) != 0) {
-    MARLIN_ASSIGN_OR_RETURN(copy, AlignedBuffer::Allocate(in * request.out * size));
-    std::memcpy(copy.data(), data, static_cast<size_t>(in * request.out * size));
-    data = copy.As<uint8_t>();
-  }
-  const TensorView stored(data, info->dtype,
-                          in_out ? Shape{in, request.out} : Shape{request.out, in});
-  QuantizeOptions options;
-  options.format = FormatOf(info->dtype);
-  options.tensor_name = request.name;
-  return Quantize(in_out ? stored : stored.Transposed(), options);
+  const int64_t matrix_bytes = in * request.out * DTypeBytes(info->dtype);
+  const auto* data = all.As<uint8_t>() + std::max<int64_t>(request.expert, 0) * matrix_bytes;
+  // As it lies: [in, out] is the canonical layout, [out, in] its transpose.
+  QuantizedWeights weights;
+  weights.spec.format = FormatOf(info->dtype);
+  weights.spec.k = in;
+  weights.spec.n = request.out;
+  weights.spec.group_size = in;
+  const Shape matrix{1, in, request.out};
+  weights.codes = in_out ? TensorView(data, info->dtype, matrix)
+                         : TensorView(data, info->dtype, matrix, {in * request.out, 1, in});
+  return weights;
 }
 
 Result<QuantizedWeights> WeightSource::LoadModule(const std::string& module, int64_t expert,
@@ -153,9 +145,9 @@ Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, 
   if (modules_.contains(request.name)) {
     return LoadModule(request.name, request.expert, request, in);
   }
-  const ExpertName name = SplitExpertName(request.name);
-  if (name.expert >= 0 && modules_.contains(name.common)) {
-    return LoadModule(name.common, name.expert, request, in);
+  const std::optional<ExpertName> name = ParseExpertName(request.name);
+  if (name && modules_.contains(name->common)) {
+    return LoadModule(name->common, name->expert, request, in);
   }
   return LoadPlain(request, in);
 }
@@ -172,12 +164,32 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
       columns.push_back({&matrices[i], 0, 1, n});
     }
   }
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights joined, JoinColumns(columns));
-  MARLIN_ASSIGN_OR_RETURN(PreparedWeights prepared, Prepare(joined, device_));
-  bytes_ += prepared.bytes();
-  projection->out += joined.spec.n;
-  projection->parts.push_back(std::move(prepared));
+  Result<PreparedWeights> prepared = PrepareColumns(columns, device_);
+  if (prepared.status().code() == Code::kNonFiniteInput) return NonFinite(matrices, requests);
+  MARLIN_RETURN_IF_ERROR(prepared.status());
+  bytes_ += prepared->bytes();
+  projection->out += prepared->spec().n;
+  projection->parts.push_back(*std::move(prepared));
   return {};
+}
+
+Status WeightSource::NonFinite(std::span<const QuantizedWeights> matrices,
+                               std::span<const MatrixRequest> requests) {
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const WeightsSpec& spec = matrices[i].spec;
+    const TensorView& codes = matrices[i].codes;
+    const bool in_out = codes.IsContiguous();
+    const TensorView stored(codes.data(), codes.dtype(),
+                            in_out ? Shape{spec.k, spec.n} : Shape{spec.n, spec.k});
+    const int64_t index = FindNonFinite(stored);
+    if (index < 0) continue;
+    const int64_t row = index / stored.dim(1);
+    const int64_t column = index % stored.dim(1);
+    const float value = ElementAt(stored, index);
+    return NonFiniteWeight(requests[i].name, value, spec, 0, in_out ? row : column,
+                           in_out ? column : row);
+  }
+  return Status(Code::kInternal, "a weight was not finite, and now all are");
 }
 
 Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, int64_t in) {

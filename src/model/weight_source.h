@@ -59,6 +59,10 @@ class WeightSource {
   Result<QuantizedWeights> LoadModule(const std::string& module, int64_t expert,
                                       const MatrixRequest& request, int64_t in);
   Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
+  bool HasExpertOf(const std::string& name) const;
+  /// The error that names the first number of plain matrices that is NaN or Inf.
+  static Status NonFinite(std::span<const QuantizedWeights> matrices,
+                          std::span<const MatrixRequest> requests);
   Status AddPart(std::span<const QuantizedWeights> matrices,
                  std::span<const MatrixRequest> requests, Projection* projection);
 

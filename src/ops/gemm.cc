@@ -12,6 +12,7 @@
 #include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/prepare_columns.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 
@@ -299,6 +300,16 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
     MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
+    return PreparedWeights(KeepingOpen(device, std::move(storage)));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "prepare: cannot allocate");
+  }
+}
+
+Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
+                                       const Device& device) {
+  try {
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().PrepareColumns(columns));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "layout/join_columns.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
 #include "marlin/weights.h"
@@ -67,6 +68,12 @@ class Backend {
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
+  /// Columns of weights that can be joined (layout/join_columns.h) as one matrix. Codes of
+  /// unquantized formats may lie transposed and are validated here; all else has been. The default
+  /// joins a copy and prepares that. Errors: kNonFiniteInput for numbers that are NaN or Inf, those
+  /// of Prepare.
+  virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const;
   /// The variants of a kernel that can run a problem which it supports, first the one that it
   /// takes when that is left to it. None: there is one way to run it.
   virtual std::vector<KernelVariant> Variants(const KernelDesc& /*kernel*/,

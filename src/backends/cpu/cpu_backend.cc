@@ -76,7 +76,13 @@ class CpuBackend final : public Backend {
     if (options.marlin_w4) {
       return Status(Code::kUnsupported, "prepare: no kernel of the CPU reads marlin_w4");
     }
-    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(weights, this, *pool_));
+    const WeightColumns all{&weights, 0, 1, weights.spec.n};
+    return PrepareColumns({&all, 1});
+  }
+
+  Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const override {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(columns, this, *pool_));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }
 

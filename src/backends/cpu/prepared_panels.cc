@@ -1,6 +1,7 @@
 #include "backends/cpu/prepared_panels.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
@@ -11,7 +12,7 @@ namespace marlin::cpu {
 namespace {
 
 /// Blocks whose chunks are packed in turn: their columns share cache lines and pages of a row.
-constexpr int64_t kRunBlocks = 4;
+constexpr int64_t kTaskBlocks = 4;
 
 /// The values of all codes, replicated over the index bits that a format leaves unused.
 void FillTable(const QuantizedWeights& weights, float* table) {
@@ -27,92 +28,99 @@ void FillTable(const QuantizedWeights& weights, float* table) {
     table[i] = values[i % MARLIN_MUTATE(9, values.size(), values.size() - 1)];
 }
 
-const uint8_t* ExpertData(const TensorView& view, int64_t experts, int64_t expert) {
-  return view.As<uint8_t>() + view.ByteCount() / experts * expert;
-}
-
 }  // namespace
 
-Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(const QuantizedWeights& weights,
-                                                                   const Backend* backend,
-                                                                   ThreadPool& pool) {
-  const WeightsSpec& spec = weights.spec;
+int64_t PreparedPanels::LayOut() {
   const FormatInfo& info = GetFormatInfo(spec.format);
-  auto panels = std::make_shared<PreparedPanels>();
-  PanelView& layout = panels->layout_;
-  panels->spec = spec;
-  panels->backend = backend;
-  layout.format = spec.format;
-  layout.scale_type = spec.scale_type;
-  layout.bits = info.bits;
-  layout.blocks = CeilDivide(spec.n, kBlockRows);
-  layout.chunks = CeilDivide(spec.k, kChunkK);
-  const int64_t padded_k = layout.chunks * kChunkK;
-  const int64_t groups = GroupCount(spec);
+  layout_.format = spec.format;
+  layout_.scale_type = spec.scale_type;
+  layout_.bits = info.bits;
+  layout_.blocks = CeilDivide(spec.n, kBlockRows);
+  layout_.chunks = CeilDivide(spec.k, kChunkK);
+  const int64_t padded_k = layout_.chunks * kChunkK;
   // One group covers the padding too, so that a chunk never straddles it.
-  layout.group_size = groups <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
-  layout.groups = info.quantized ? CeilDivide(padded_k, layout.group_size) : 0;
-
+  layout_.group_size =
+      GroupCount(spec) <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
+  layout_.groups = info.quantized ? CeilDivide(padded_k, layout_.group_size) : 0;
   const auto group_bytes = [&](int64_t element_bytes, bool present) {
-    return present ? RoundUp(layout.blocks * layout.groups * kBlockRows * element_bytes,
+    return present ? RoundUp(layout_.blocks * layout_.groups * kBlockRows * element_bytes,
                              kBufferAlignment)
                    : int64_t{0};
   };
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
-  const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
-  panels->codes_stride_ = layout.blocks * layout.chunks * ChunkBytes(info.bits);
-  panels->scales_stride_ = group_bytes(scale_bytes, info.quantized);
-  panels->zeros_stride_ = group_bytes(2, spec.has_zeros);
-  panels->biases_stride_ = group_bytes(bias_bytes, spec.has_biases);
-  panels->scales_offset_ = spec.experts * panels->codes_stride_;
-  panels->zeros_offset_ = panels->scales_offset_ + spec.experts * panels->scales_stride_;
-  panels->biases_offset_ = panels->zeros_offset_ + spec.experts * panels->zeros_stride_;
-  const int64_t total = panels->biases_offset_ + spec.experts * panels->biases_stride_;
-  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(total));
+  codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(info.bits);
+  scales_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.scale_type)), info.quantized);
+  zeros_stride_ = group_bytes(2, spec.has_zeros);
+  biases_stride_ = group_bytes(DTypeBytes(BiasDType(spec.scale_type)), spec.has_biases);
+  scales_offset_ = spec.experts * codes_stride_;
+  zeros_offset_ = scales_offset_ + spec.experts * scales_stride_;
+  biases_offset_ = zeros_offset_ + spec.experts * zeros_stride_;
+  return biases_offset_ + spec.experts * biases_stride_;
+}
+
+Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
+    std::span<const WeightColumns> columns, const Backend* backend, ThreadPool& pool) {
+  const BlockColumns blocks(columns);
+  const QuantizedWeights& model = *columns.front().weights;
+  auto panels = std::make_shared<PreparedPanels>();
+  panels->spec = model.spec;
+  panels->spec.n = blocks.n();
+  panels->backend = backend;
+  const WeightsSpec& spec = panels->spec;
+  panels->bytes = panels->LayOut();
+  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(panels->bytes));
   MARLIN_ASSIGN_OR_RETURN(panels->table_, AlignedBuffer::Allocate(256 * sizeof(float)));
-  panels->bytes = total;
-  FillTable(weights, panels->table_.As<float>());
+  FillTable(model, panels->table_.As<float>());
   panels->global_scales_.assign(static_cast<size_t>(spec.experts), 1.0f);
   for (int64_t expert = 0; spec.has_global_scale && expert < spec.experts; ++expert) {
-    panels->global_scales_[static_cast<size_t>(expert)] = weights.global_scale.As<float>()[expert];
+    panels->global_scales_[static_cast<size_t>(expert)] = model.global_scale.As<float>()[expert];
   }
-
-  const int64_t runs = CeilDivide(layout.blocks, kRunBlocks);
-  pool.Run(spec.experts * runs, [&](int64_t task, int) {
-    panels->PackRun(weights, task / runs, task % runs * kRunBlocks);
+  const int64_t tasks = CeilDivide(panels->layout_.blocks, kTaskBlocks);
+  std::atomic<bool> finite{true};
+  pool.Run(spec.experts * tasks, [&](int64_t task, int) {
+    if (!panels->PackBlocks(blocks, task / tasks, task % tasks * kTaskBlocks)) finite = false;
   });
+  if (!finite) return Status(Code::kNonFiniteInput, "prepare: a weight is NaN or Inf");
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
 }
 
-void PreparedPanels::PackRun(const QuantizedWeights& weights, int64_t expert,
-                             int64_t first_block) const {
-  const int64_t end_block = std::min(first_block + kRunBlocks, layout_.blocks);
+bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert,
+                                int64_t first_block) const {
+  const int64_t count = std::min(kTaskBlocks, layout_.blocks - first_block);
+  ColumnRun storage[kTaskBlocks][kBlockRows];
+  std::span<const ColumnRun> runs[kTaskBlocks];
+  for (int64_t i = 0; i < count; ++i) {
+    const int found = columns.Runs(first_block + i, storage[i]);
+    runs[i] = {storage[i], static_cast<size_t>(found)};
+  }
   const int64_t chunk_bytes = ChunkBytes(layout_.bits);
-  const ChunkSource source{ExpertData(weights.codes, spec.experts, expert), spec.k, spec.n,
-                           layout_.bits};
+  const bool numbers = !GetFormatInfo(spec.format).quantized;
   uint8_t* base = buffer_.As<uint8_t>();
-  uint8_t* codes = base + expert * codes_stride_;
+  uint8_t* codes = base + expert * codes_stride_ + first_block * layout_.chunks * chunk_bytes;
+  bool finite = true;
   for (int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
-    if (chunk + 1 < layout_.chunks) {
-      PrefetchChunk(source, first_block, end_block - first_block, chunk + 1);
+    for (int64_t i = 0; i < count && chunk + 1 < layout_.chunks; ++i) {
+      PrefetchBlockChunk(runs[i], expert, chunk + 1);
     }
-    for (int64_t block = first_block; block < end_block; ++block) {
-      PackChunk(source, block, chunk, codes + (block * layout_.chunks + chunk) * chunk_bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      uint8_t* out = codes + (i * layout_.chunks + chunk) * chunk_bytes;
+      PackBlockChunk(runs[i], expert, chunk, out);
+      finite = finite && !(numbers && !ChunkIsFinite(spec.format, out));
     }
   }
-  const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t stride) {
+  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, int64_t offset,
+                               int64_t stride) {
     if (stride == 0) return;
-    const int64_t element_bytes = DTypeBytes(view.dtype());
-    for (int64_t block = first_block; block < end_block; ++block) {
-      PackGroups(
-          ExpertData(view, spec.experts, expert), element_bytes, GroupCount(spec), layout_.groups,
-          spec.n, block,
-          base + offset + expert * stride + block * layout_.groups * kBlockRows * element_bytes);
+    const TensorView& model = (*runs[0].front().part->weights).*array;
+    const int64_t block_bytes = layout_.groups * kBlockRows * DTypeBytes(model.dtype());
+    for (int64_t i = 0; i < count; ++i) {
+      PackBlockGroups(runs[i], array, expert, layout_.groups,
+                      base + offset + expert * stride + (first_block + i) * block_bytes);
     }
   };
-  pack_groups(weights.scales, scales_offset_, scales_stride_);
-  pack_groups(weights.zeros, zeros_offset_, zeros_stride_);
-  pack_groups(weights.biases, biases_offset_, biases_stride_);
+  pack_groups(&QuantizedWeights::scales, scales_offset_, scales_stride_);
+  pack_groups(&QuantizedWeights::zeros, zeros_offset_, zeros_stride_);
+  pack_groups(&QuantizedWeights::biases, biases_offset_, biases_stride_);
+  return finite;
 }
 
 PanelView PreparedPanels::View(int64_t expert) const {

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "backends/cpu/pack_columns.h"
 #include "backends/cpu/panels.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
@@ -12,15 +15,19 @@ namespace marlin::cpu {
 
 class PreparedPanels : public PreparedWeights::Storage {
  public:
-  /// Rearranges validated weights. Errors: kOutOfMemory.
-  static Result<std::shared_ptr<const PreparedPanels>> Make(const QuantizedWeights& weights,
+  /// Rearranges columns of weights that can be joined. Codes of unquantized formats may lie
+  /// transposed and need not have been validated, all else has been. Errors: kNonFiniteInput for
+  /// numbers that are NaN or Inf, kOutOfMemory.
+  static Result<std::shared_ptr<const PreparedPanels>> Make(std::span<const WeightColumns> columns,
                                                             const Backend* backend,
                                                             ThreadPool& pool);
   PanelView View(int64_t expert) const;
 
  private:
-  /// Fills the panels of a run of blocks.
-  void PackRun(const QuantizedWeights& weights, int64_t expert, int64_t first_block) const;
+  /// Chooses the places of all arrays; returns their bytes.
+  int64_t LayOut();
+  /// Fills the panels of some blocks. False when a number is not finite.
+  bool PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block) const;
 
   PanelView layout_{};  ///< Of expert 0, pointers unset.
   AlignedBuffer buffer_;
