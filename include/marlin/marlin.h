@@ -15,6 +15,7 @@
 #include "marlin/generate.h"
 #include "marlin/layout.h"
 #include "marlin/model.h"
+#include "marlin/prepared.h"
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"

@@ -32,6 +32,9 @@ struct ModelOptions {
   /// Lets products round activations to bf16 where a bf16 matrix unit is faster; sums stay fp32.
   /// False computes with fp32 activations throughout.
   bool allow_bf16_activations = true;
+  /// A file that PrepareModel (prepared.h) wrote for this model and kind of device: its weights are
+  /// mapped instead of prepared again. Empty: none.
+  std::string prepared = {};
 };
 
 /// The keys and values that one sequence has left behind. Movable; belongs to one model, which it
@@ -71,7 +74,8 @@ class Model {
  public:
   /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
   /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
-  /// that the directory is an adapter or newer than this program.
+  /// that the directory is an adapter or newer than this program; for options.prepared those of
+  /// prepared.h.
   static Result<Model> Open(const std::string& path, const Device& device,
                             const ModelOptions& options = {});
 

@@ -11,18 +11,19 @@
 
 namespace marlin::cli {
 
-Result<LoadBench> BenchLoad(const std::string& path, const Device& device) {
+Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
+                            const ModelOptions& options) {
   LoadBench bench;
   bench.path = path;
   {
-    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device, options));
     bench.model = model.info();
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
     for (const TensorInfo& tensor : checkpoint.tensors()) bench.file_bytes += tensor.bytes;
   }
   Status failed;
   bench.timing = Measure([&](int64_t) {
-    const Result<Model> model = Model::Open(path, device);
+    const Result<Model> model = Model::Open(path, device, options);
     if (!model.ok()) failed = model.status();
   });
   MARLIN_RETURN_IF_ERROR(failed);

@@ -26,6 +26,7 @@ struct LoadBench {
 };
 
 /// Opens a model again and again; each time the one before is gone. Errors: those of Model::Open.
-Result<LoadBench> BenchLoad(const std::string& path, const Device& device);
+Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
+                            const ModelOptions& options);
 
 }  // namespace marlin::cli

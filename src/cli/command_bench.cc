@@ -52,6 +52,8 @@ class BenchCommand final : public Command {
                      "model: tokens to write; default 64");
     arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
                      "model: sequences at once; default 1");
+    arguments.Option("--prepared", &model_open_.prepared, "FILE",
+                     "model, load: the weights as `prepare` wrote them");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
 
@@ -96,7 +98,7 @@ class BenchCommand final : public Command {
   bool OfModels() const { return op_ == "model" || op_ == "load"; }
 
   Status RunLoad(Console& console, const Device& device) const {
-    MARLIN_ASSIGN_OR_RETURN(const LoadBench bench, BenchLoad(models_.front(), device));
+    MARLIN_ASSIGN_OR_RETURN(const LoadBench bench, BenchLoad(models_.front(), device, model_open_));
     Json document = DocumentHead(device.info(), commit_);
     document["results"] = Json::array({bench.ToJson()});
     return Report(console, document, bench.ToText());
@@ -130,6 +132,9 @@ class BenchCommand final : public Command {
         {"--new-tokens", new_tokens_.has_value()},
         {"--batch", batch_.has_value()},
     };
+    if (!model && !model_open_.prepared.empty()) {
+      return refuse(fmt::format("bench {}: has no --prepared", op_));
+    }
     const std::span<const std::pair<const char*, bool>> foreign =
         model ? std::span(of_products) : std::span<const std::pair<const char*, bool>>(of_models);
     for (const auto& [name, given] : foreign) {
@@ -151,7 +156,7 @@ class BenchCommand final : public Command {
 
   /// Opens the model before the machine is measured, so that its errors come at once.
   Result<Model> OpenModel(const Device& device) {
-    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device));
+    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
     model_ = model.info();
     ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
@@ -465,6 +470,7 @@ class BenchCommand final : public Command {
   MachineCeilings ceilings_;
   std::vector<BenchResult> results_;
   ModelInfo model_;
+  ModelOptions model_open_;
   ModelBenchOptions model_options_;
   std::vector<ModelPhase> phases_;
 };

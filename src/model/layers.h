@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "marlin/checkpoint.h"
 #include "marlin/tensor.h"
 #include "model/decoder_config.h"
+#include "model/prepared_file.h"
 #include "model/projection.h"
 
 namespace marlin {
@@ -70,9 +72,16 @@ struct Decoder {
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
 };
 
+/// How the projections of a decoder are loaded.
+struct LoadOptions {
+  std::shared_ptr<const PreparedFile> prepared;  ///< Maps them from here, where it is given;
+  PreparedFileWriter* write = nullptr;           ///< or writes them here and keeps none.
+  Progress progress;                             ///< In layers.
+};
+
 /// Fills a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,
 /// kOutOfMemory.
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
-                            const Device& device);
+                            const Device& device, const LoadOptions& options = {});
 
 }  // namespace marlin

@@ -12,9 +12,12 @@ namespace {
 
 class DecoderLoader {
  public:
-  DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config)
+  DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
+                const LoadOptions& options)
       : device_(device),
-        source_(checkpoint, device, std::string(config.family->model_type)),
+        source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
+                options.write),
+        progress_(options.progress),
         config_(config),
         shape_(config.shape) {}
 
@@ -24,6 +27,7 @@ class DecoderLoader {
       DecoderLayer layer;
       MARLIN_RETURN_IF_ERROR(LoadLayer(index, &layer));
       decoder->layers.push_back(std::move(layer));
+      if (progress_) progress_(index + 1, shape_.layers);
     }
     MARLIN_ASSIGN_OR_RETURN(decoder->norm,
                             source_.LoadVector(std::string(kFinalNormTensor), shape_.hidden));
@@ -189,6 +193,7 @@ class DecoderLoader {
 
   const Device& device_;
   WeightSource source_;
+  const Progress& progress_;
   const DecoderConfig& config_;
   const Dimensions& shape_;
 };
@@ -196,9 +201,9 @@ class DecoderLoader {
 }  // namespace
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
-                            const Device& device) {
+                            const Device& device, const LoadOptions& options) {
   Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, 0, 0};
-  DecoderLoader loader(decoder.checkpoint, device, decoder.config);
+  DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
   return decoder;
 }

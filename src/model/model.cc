@@ -3,54 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <mutex>
 #include <new>
 
-#include "base/json.h"
 #include "base/macros.h"
-#include "base/path_check.h"
 #include "base/printable.h"
-#include "base/read_file.h"
 #include "base/view_checks.h"
-#include "checkpoint/model_directory.h"
 #include "marlin/decoder.h"
 #include "model/forward.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
+#include "model/open_model.h"
 
 namespace marlin {
-
 namespace {
-
-/// The text of generation_config.json, empty when there is none.
-Result<std::string> ReadGenerationConfig(const std::string& directory) {
-  const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return std::string();
-  return ReadFile(path.string(), kGenerationJson.bytes);
-}
-
-Status CheckIsModel(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path directory(path);
-  if (!std::filesystem::exists(directory, error)) {
-    return Status(Code::kIo, fmt::format("{}: no such directory", path));
-  }
-  if (!std::filesystem::is_directory(directory, error)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: a model is a directory with a config.json", path));
-  }
-  const bool adapter = std::filesystem::exists(directory / "adapter_config.json", error);
-  if (!std::filesystem::exists(directory / "config.json", error)) {
-    return adapter ? Status(Code::kUnsupported,
-                            fmt::format("{}: an adapter, not a model; merge it into its base "
-                                        "model first",
-                                        path))
-                   : Status(Code::kIo, fmt::format("{}: config.json is missing", path));
-  }
-  return {};
-}
 
 ModelInfo InfoOf(const Decoder& decoder) {
   ModelInfo info;
@@ -306,15 +272,14 @@ Status Sequence::Truncate(int64_t length) {
 Result<Model> Model::Open(const std::string& path, const Device& device,
                           const ModelOptions& options) {
   try {
-    MARLIN_RETURN_IF_ERROR(CheckPath(path));
-    MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-    SystemIo io;
-    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
-    MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));
-    Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
-    if (!config.ok()) return config.status().WithContext(path);
-    MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(checkpoint, *std::move(config), device));
+    MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
+    const Checkpoint& checkpoint = directory.checkpoint;
+    LoadOptions load;
+    if (!options.prepared.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, device));
+    }
+    MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
+                            LoadDecoder(checkpoint, std::move(directory.config), device, load));
     auto impl = std::make_shared<Impl>(device, std::move(decoder));
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;

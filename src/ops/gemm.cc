@@ -282,6 +282,12 @@ namespace {
 
 using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
 
+/// The weights' storage as a pointer that keeps it.
+SharedStorage StorageOf(const PreparedWeights& weights) {
+  auto kept = std::make_shared<const PreparedWeights>(weights);
+  return {kept, kept->storage()};
+}
+
 /// The storage, which holds the device, too: weights are told by their backend's address, and no
 /// other device may come to have it while they live.
 SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
@@ -314,6 +320,23 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
   }
+}
+
+Result<std::string> ImageLayout(const Device& device) {
+  const Backend& backend = device.impl().backend();
+  if (!backend.ImageLayout().empty()) return std::string(backend.ImageLayout());
+  return Status(
+      Code::kUnsupported,
+      fmt::format("{}: prepared weights of this device cannot be written", backend.Info().name));
+}
+
+Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device) {
+  return device.impl().backend().ImageOf(StorageOf(weights));
+}
+
+Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
+  MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().FromImage(image));
+  return PreparedWeights(KeepingOpen(device, std::move(storage)));
 }
 
 }  // namespace marlin

@@ -1,12 +1,15 @@
-// Prepare for the loader of models: columns side by side, straight from where they lie.
+// Prepare for the loader of models: columns side by side, straight from where they lie; and weights
+// that were prepared before.
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "layout/join_columns.h"
 #include "marlin/device.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
+#include "plan/backend.h"
 
 namespace marlin {
 
@@ -16,5 +19,12 @@ namespace marlin {
 /// a value that is NaN or Inf, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
+
+/// The layout of a device's images (plan/backend.h). Errors: kUnsupported where it has none.
+Result<std::string> ImageLayout(const Device& device);
+/// The bytes of prepared weights, which the image keeps. Precondition: weights of this device.
+Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device);
+/// Prepared weights that lie in an image. Errors: kMalformedFile for data of another size.
+Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device);
 
 }  // namespace marlin

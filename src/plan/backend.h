@@ -1,6 +1,7 @@
 // What a backend offers to the ops: prepared storage and the running of planned products.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -29,6 +30,13 @@ struct PreparedWeights::Storage {
   bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
   bool fits_fp8 = false;   ///< The tiles' codes (minus their zeros) are e4m3 numbers.
   virtual ~Storage() = default;
+};
+
+/// Prepared weights as bytes that can be written to a file and mapped back.
+struct PreparedImage {
+  WeightsSpec spec;
+  std::span<const std::byte> data;    ///< 64-byte aligned.
+  std::shared_ptr<const void> owner;  ///< Keeps data.
 };
 
 /// The finishing steps of a product, on fp32 sums: bias, activation, gate, row weight, cast.
@@ -74,6 +82,20 @@ class Backend {
   /// of Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
+  /// Names the layout of PreparedImage::data, with a number that changes with it; empty: this
+  /// backend's weights have no image.
+  virtual std::string_view ImageLayout() const { return {}; }
+  /// The image of weights that this backend prepared. The owner is theirs.
+  virtual Result<PreparedImage> ImageOf(
+      std::shared_ptr<const PreparedWeights::Storage> /*weights*/) const {
+    return Status(Code::kUnsupported, Info().name + ": its prepared weights have no image");
+  }
+  /// Weights that lie in an image of this layout. Its values may be any. Precondition: a spec that
+  /// weights can have. Errors: kMalformedFile for data of another size, kOutOfMemory.
+  virtual Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
+      const PreparedImage& /*image*/) const {
+    return Status(Code::kUnsupported, Info().name + ": reads no images of prepared weights");
+  }
   /// The variants of a kernel that can run a problem which it supports, first the one that it
   /// takes when that is left to it. None: there is one way to run it.
   virtual std::vector<KernelVariant> Variants(const KernelDesc& /*kernel*/,

@@ -86,6 +86,19 @@ class CpuBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }
 
+  // Every level reads the one layout of panels.h.
+  std::string_view ImageLayout() const override { return "cpu_panels/1"; }
+  Result<PreparedImage> ImageOf(
+      std::shared_ptr<const PreparedWeights::Storage> weights) const override {
+    const auto& panels = static_cast<const PreparedPanels&>(*weights);
+    return PreparedImage{panels.spec, panels.image(), std::move(weights)};
+  }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
+      const PreparedImage& image) const override {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::FromImage(image, this));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
+  }
+
   int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
                          const KernelVariant& /*variant*/) const override {
     return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())

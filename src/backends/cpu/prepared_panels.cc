@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <string>
 
 #include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
@@ -13,6 +15,7 @@ namespace {
 
 /// Blocks whose chunks are packed in turn: their columns share cache lines and pages of a row.
 constexpr int64_t kTaskBlocks = 4;
+constexpr int64_t kTableBytes = 256 * sizeof(float);
 
 /// The values of all codes, replicated over the index bits that a format leaves unused.
 void FillTable(const QuantizedWeights& weights, float* table) {
@@ -30,7 +33,7 @@ void FillTable(const QuantizedWeights& weights, float* table) {
 
 }  // namespace
 
-int64_t PreparedPanels::LayOut() {
+void PreparedPanels::LayOut() {
   const FormatInfo& info = GetFormatInfo(spec.format);
   layout_.format = spec.format;
   layout_.scale_type = spec.scale_type;
@@ -54,7 +57,10 @@ int64_t PreparedPanels::LayOut() {
   scales_offset_ = spec.experts * codes_stride_;
   zeros_offset_ = scales_offset_ + spec.experts * scales_stride_;
   biases_offset_ = zeros_offset_ + spec.experts * zeros_stride_;
-  return biases_offset_ + spec.experts * biases_stride_;
+  table_offset_ = biases_offset_ + spec.experts * biases_stride_;
+  globals_offset_ = table_offset_ + kTableBytes;
+  bytes = table_offset_;
+  image_bytes_ = RoundUp(globals_offset_ + spec.experts * int64_t{sizeof(float)}, kBufferAlignment);
 }
 
 Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
@@ -66,13 +72,15 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
   panels->spec.n = blocks.n();
   panels->backend = backend;
   const WeightsSpec& spec = panels->spec;
-  panels->bytes = panels->LayOut();
-  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(panels->bytes));
-  MARLIN_ASSIGN_OR_RETURN(panels->table_, AlignedBuffer::Allocate(256 * sizeof(float)));
-  FillTable(model, panels->table_.As<float>());
-  panels->global_scales_.assign(static_cast<size_t>(spec.experts), 1.0f);
-  for (int64_t expert = 0; spec.has_global_scale && expert < spec.experts; ++expert) {
-    panels->global_scales_[static_cast<size_t>(expert)] = model.global_scale.As<float>()[expert];
+  panels->LayOut();
+  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(panels->image_bytes_));
+  panels->base_ = panels->buffer_.As<uint8_t>();
+  std::memset(panels->buffer_.data() + panels->table_offset_, 0,
+              static_cast<size_t>(panels->image_bytes_ - panels->table_offset_));
+  FillTable(model, panels->buffer_.As<float>(panels->table_offset_));
+  auto* globals = panels->buffer_.As<float>(panels->globals_offset_);
+  for (int64_t expert = 0; expert < spec.experts; ++expert) {
+    globals[expert] = spec.has_global_scale ? model.global_scale.As<float>()[expert] : 1.0f;
   }
   const int64_t tasks = CeilDivide(panels->layout_.blocks, kTaskBlocks);
   std::atomic<bool> finite{true};
@@ -80,6 +88,22 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
     if (!panels->PackBlocks(blocks, task / tasks, task % tasks * kTaskBlocks)) finite = false;
   });
   if (!finite) return Status(Code::kNonFiniteInput, "prepare: a weight is NaN or Inf");
+  return std::shared_ptr<const PreparedPanels>(std::move(panels));
+}
+
+Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::FromImage(const PreparedImage& image,
+                                                                        const Backend* backend) {
+  auto panels = std::make_shared<PreparedPanels>();
+  panels->spec = image.spec;
+  panels->backend = backend;
+  panels->LayOut();
+  if (panels->image_bytes_ != static_cast<int64_t>(image.data.size())) {
+    return Status(Code::kMalformedFile, "prepared weights: expected " +
+                                            std::to_string(panels->image_bytes_) + " bytes, got " +
+                                            std::to_string(image.data.size()));
+  }
+  panels->base_ = reinterpret_cast<const uint8_t*>(image.data.data());
+  panels->owner_ = image.owner;
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
 }
 
@@ -125,15 +149,15 @@ bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert,
 
 PanelView PreparedPanels::View(int64_t expert) const {
   PanelView view = layout_;
-  const uint8_t* base = buffer_.As<uint8_t>();
+  const uint8_t* base = base_;
   view.codes = base + expert * codes_stride_;
   view.scales = scales_stride_ > 0
                     ? base + scales_offset_ + MARLIN_MUTATE(34, expert, 0) * scales_stride_
                     : nullptr;
   view.zeros = zeros_stride_ > 0 ? base + zeros_offset_ + expert * zeros_stride_ : nullptr;
   view.biases = biases_stride_ > 0 ? base + biases_offset_ + expert * biases_stride_ : nullptr;
-  view.table = table_.As<float>();
-  view.global_scale = global_scales_[static_cast<size_t>(expert)];
+  view.table = reinterpret_cast<const float*>(base + table_offset_);
+  view.global_scale = reinterpret_cast<const float*>(base + globals_offset_)[expert];
   return view;
 }
 
