@@ -51,7 +51,10 @@ class DecoderLoader {
   Result<Projection> Linears(std::span<const LinearTensors> pieces) {
     std::vector<MatrixRequest> requests;
     requests.reserve(pieces.size());
-    for (const LinearTensors& piece : pieces) requests.push_back({piece.weight(), piece.out});
+    for (const LinearTensors& piece : pieces) {
+      // Experts that are named one by one may lie in a module of all.
+      requests.push_back({piece.weight(), piece.out, -1, shape_.experts});
+    }
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, pieces.front().in));
     if (!pieces.front().bias) return projection;
     std::vector<float> all;

@@ -20,7 +20,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "heads are written as they lie");
 
 constexpr std::string_view kMagic = "MRLNPREP";
-constexpr int64_t kDataBegin = 4096;
 constexpr int64_t kAlignment = 64;
 // Most names of projections join those of three tensors.
 constexpr int64_t kMaxProjectionBytes = 8192;
@@ -91,6 +90,18 @@ Result<uint64_t> ParseDigits(ObjectReader& reader, const std::string& key) {
 
 }  // namespace
 
+std::string BuildPreparedHead(uint64_t version, int64_t index_begin, std::string_view index) {
+  Head head;
+  std::memcpy(head.magic.data(), kMagic.data(), kMagic.size());
+  head.version = version;
+  head.index_begin = static_cast<uint64_t>(index_begin);
+  head.index_bytes = index.size();
+  head.file_bytes = head.index_begin + head.index_bytes;
+  head.index_checksum = ChecksumOf(index);
+  head.head_checksum = ChecksumOfHead(head);
+  return std::string(reinterpret_cast<const char*>(&head), sizeof(head));
+}
+
 bool IsPreparedFile(Io& io, const std::string& path) {
   const Result<FileInfo> info = io.Stat(path);
   if (!info.ok() || info->kind != FileKind::kRegular) return false;
@@ -108,7 +119,7 @@ Result<std::shared_ptr<const PreparedFile>> PreparedFile::Open(Io& io, const std
   MARLIN_ASSIGN_OR_RETURN(file->mapping_, io.Map(path));
   const int64_t size = file->mapping_->size();
   Head head;
-  if (size < kDataBegin || !file->mapping_->text().starts_with(kMagic)) {
+  if (size < kPreparedDataBegin || !file->mapping_->text().starts_with(kMagic)) {
     return file->Malformed("is not a file of prepared weights");
   }
   std::memcpy(&head, file->mapping_->data(), sizeof(head));
@@ -126,7 +137,8 @@ Result<std::shared_ptr<const PreparedFile>> PreparedFile::Open(Io& io, const std
   }
   const auto index_end =
       (Checked::FromUnsigned(head.index_begin) + Checked::FromUnsigned(head.index_bytes)).Take();
-  if (!index_end || *index_end != size || head.index_begin < kDataBegin || head.reserved != 0) {
+  if (!index_end || *index_end != size || head.index_begin < kPreparedDataBegin ||
+      head.reserved != 0) {
     return file->Malformed(fmt::format("an index of {} bytes at {} does not end the {} bytes",
                                        head.index_bytes, head.index_begin, size));
   }
@@ -151,7 +163,7 @@ Status PreparedFile::ReadIndex(int64_t begin, std::string_view text) {
   MARLIN_ASSIGN_OR_RETURN(const Json* projections, reader.Take("projections"));
   MARLIN_RETURN_IF_ERROR(reader.CheckAllTaken());
   if (!projections->is_array()) return reader.WrongType("projections", "an array", *projections);
-  int64_t offset = kDataBegin;
+  int64_t offset = kPreparedDataBegin;
   for (const Json& projection : *projections) {
     MARLIN_RETURN_IF_ERROR(AddProjection(projection, begin, &offset));
   }
@@ -253,7 +265,7 @@ Result<std::unique_ptr<PreparedFileWriter>> PreparedFileWriter::Begin(Io& io,
   MARLIN_RETURN_IF_ERROR(io.RemoveTree(writer->partial_));
   MARLIN_ASSIGN_OR_RETURN(writer->file_, io.Create(writer->partial_));
   writer->created_ = true;
-  writer->offset_ = kDataBegin;
+  writer->offset_ = kPreparedDataBegin;
   return writer;
 }
 
@@ -291,18 +303,11 @@ Status PreparedFileWriter::Finish(const std::string& layout, const std::string& 
                     fmt::format("would have an index of {} bytes, at most {} are read",
                                 index.size(), kCheckpointJson.bytes));
   }
-  Head head;
-  std::memcpy(head.magic.data(), kMagic.data(), kMagic.size());
-  head.version = kPreparedVersion;
-  head.index_begin = static_cast<uint64_t>(offset_);
-  head.index_bytes = index.size();
-  head.file_bytes = head.index_begin + head.index_bytes;
-  head.index_checksum = ChecksumOf(index);
-  head.head_checksum = ChecksumOfHead(head);
+  const std::string head = BuildPreparedHead(kPreparedVersion, offset_, index);
   MARLIN_RETURN_IF_ERROR(
       io_.Write(file_, offset_, index.data(), static_cast<int64_t>(index.size())));
   // The head comes last: without it the file is none.
-  MARLIN_RETURN_IF_ERROR(io_.Write(file_, 0, &head, sizeof(head)));
+  MARLIN_RETURN_IF_ERROR(io_.Write(file_, 0, head.data(), static_cast<int64_t>(head.size())));
   offset_ += static_cast<int64_t>(index.size());
   MARLIN_RETURN_IF_ERROR(io_.SyncAndClose(std::move(file_)).status());
   MARLIN_RETURN_IF_ERROR(replaces_ ? io_.Exchange(partial_, path_)

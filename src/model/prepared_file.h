@@ -18,7 +18,12 @@
 
 namespace marlin {
 
-inline constexpr int64_t kPreparedVersion = 1;
+inline constexpr uint64_t kPreparedVersion = 1;
+/// Where the weights begin.
+inline constexpr int64_t kPreparedDataBegin = 4096;
+
+/// The first bytes of a file of this version whose index begins at `index_begin` and ends it.
+std::string BuildPreparedHead(uint64_t version, int64_t index_begin, std::string_view index);
 
 /// True when the file begins as one of prepared weights.
 bool IsPreparedFile(Io& io, const std::string& path);
