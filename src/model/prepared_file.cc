@@ -238,6 +238,10 @@ Status PreparedFile::VerifyChecksums() const {
 }
 
 Status PreparedFileWriter::CheckTarget(bool overwrite) {
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo directory, io_.Stat(directory_));
+  if (directory.kind != FileKind::kDirectory) {
+    return WithPath(directory_, Code::kIo, "no such directory");
+  }
   MARLIN_ASSIGN_OR_RETURN(const FileInfo target, io_.StatLink(path_));
   if (target.kind == FileKind::kMissing) return {};
   if (!overwrite) return WithPath(path_, Code::kInvalidArgument, "exists already; see --overwrite");
