@@ -1,4 +1,4 @@
-"""prepare and --prepared: the same numbers as without, and one line for everything that is wrong."""
+"""prepare and --prepared: the numbers are those without, and what is wrong gets one line."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Prepare(CommandTestCase):
             for key in ("seconds", "gbps", "file_bytes", "bytes", "parameters"):
                 self.assertGreater(row[key], 0)
         self.assertIn("GB/s", self.succeed("bench", "load", QWEN))
-        self.refuse(USAGE, "bench", "load", QWEN, "--batch", 2, says=("bench load: has no --batch",))
+        self.refuse(USAGE, "bench", "load", QWEN, "--batch", 2, says=("load: has no --batch",))
         self.refuse(USAGE, "bench", "load", says=("bench load: expected one directory, got 0",))
 
 

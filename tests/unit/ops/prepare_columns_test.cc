@@ -119,27 +119,27 @@ struct Stored {
 };
 
 TEST_F(PrepareColumnsTest, TakesTransposedNumbers) {
+  const auto check = [&](DType dtype, bool odd, int64_t k) {
+    const Stored a(dtype, k, 32, 1, odd);
+    const Stored b(dtype, k, 21, 2, odd);
+    const WeightColumns columns[] = {{&a.weights, 0, 1, 32}, {&b.weights, 0, 1, 21}};
+    const auto prepared = PrepareColumns(columns, *device_);
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    std::vector<float> expected(static_cast<size_t>(k * 53));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const size_t row = i / 53;
+      const size_t n = i % 53;
+      const auto rows = static_cast<size_t>(k);
+      expected[i] = n < 32 ? a.values[n * rows + row] : b.values[(n - 32) * rows + row];
+    }
+    EXPECT_EQ(Dense(*device_, *prepared), expected) << DTypeName(dtype) << " k " << k;
+    const WeightColumns turns[] = {{&a.weights, 0, 2, 16}, {&a.weights, 1, 2, 16}};
+    ExpectSame(*device_, turns, "turns");
+  };
   for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
-    for (const bool odd : {false, true}) {
-      for (const int64_t k : {1, 31, 128, 321}) {
-        const Stored a(dtype, k, 32, 1, odd);
-        const Stored b(dtype, k, 21, 2, odd);
-        const WeightColumns columns[] = {{&a.weights, 0, 1, 32}, {&b.weights, 0, 1, 21}};
-        const auto prepared = PrepareColumns(columns, *device_);
-        ASSERT_TRUE(prepared.ok()) << prepared.status().message();
-        const std::vector<float> dense = Dense(*device_, *prepared);
-        for (int64_t row = 0; row < k; ++row) {
-          for (int64_t n = 0; n < 53; ++n) {
-            const auto& from = n < 32 ? a.values : b.values;
-            const int64_t column = n < 32 ? n : n - 32;
-            ASSERT_EQ(dense[static_cast<size_t>(row * 53 + n)],
-                      from[static_cast<size_t>(column * k + row)])
-                << DTypeName(dtype) << " k " << k << " at " << row << ", " << n;
-          }
-        }
-        const WeightColumns turns[] = {{&a.weights, 0, 2, 16}, {&a.weights, 1, 2, 16}};
-        ExpectSame(*device_, turns, "turns");
-      }
+    for (const int64_t k : {1, 31, 128, 321}) {
+      check(dtype, false, k);
+      check(dtype, true, k);
     }
   }
 }
