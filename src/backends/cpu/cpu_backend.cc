@@ -77,13 +77,12 @@ class CpuBackend final : public Backend {
       return Status(Code::kUnsupported, "prepare: no kernel of the CPU reads marlin_w4");
     }
     const WeightColumns all{&weights, 0, 1, weights.spec.n};
-    return PrepareColumns({&all, 1});
+    return Panels({&all, 1}, /*validated=*/true);
   }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const override {
-    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(columns, this, *pool_));
-    return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
+    return Panels(columns, /*validated=*/false);
   }
 
   // Every level reads the one layout of panels.h.
@@ -163,6 +162,12 @@ class CpuBackend final : public Backend {
   bool calls_block() const override { return true; }
 
  private:
+  Result<std::shared_ptr<const PreparedWeights::Storage>> Panels(
+      std::span<const WeightColumns> columns, bool validated) const {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(columns, validated, this, *pool_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
+  }
+
   Isa level_;
   std::unique_ptr<ThreadPool> pool_;
   CpuDecoder decoder_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
 
 namespace marlin::cpu {
@@ -15,16 +14,6 @@ const uint8_t* ExpertData(const TensorView& view, int64_t expert) {
 
 /// Whether the k of a column follow each other, as linear layers are stored.
 bool IsTransposed(const TensorView& codes) { return codes.stride(1) == 1 && codes.dim(2) > 1; }
-
-bool IsWhole(const ColumnRun& run) {
-  return run.part->step == 1 && run.part->weights->codes.IsContiguous();
-}
-
-ChunkSource SourceOf(const ColumnRun& run, int64_t expert) {
-  const QuantizedWeights& weights = *run.part->weights;
-  return {ExpertData(weights.codes, expert), weights.spec.k, weights.spec.n,
-          GetFormatInfo(weights.spec.format).bits};
-}
 
 /// A chunk of numbers whose k follow each other: a copy, since panels have them so too.
 void CopyTransposed(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, int bits,
@@ -112,39 +101,56 @@ int BlockColumns::Runs(int64_t block, ColumnRun (&runs)[kBlockRows]) const {
   return count;
 }
 
-void PackBlockChunk(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, uint8_t* out) {
-  const ColumnRun& first = runs.front();
-  if (runs.size() == 1 && IsWhole(first)) {
-    return PackChunk(SourceOf(first, expert), first.first, first.count, chunk, out);
-  }
-  const int bits = GetFormatInfo(first.part->weights->spec.format).bits;
-  const bool transposed = std::all_of(runs.begin(), runs.end(), [](const ColumnRun& run) {
+BlockPacker::BlockPacker(const BlockColumns& columns, int64_t block, int64_t expert)
+    : count_(columns.Runs(block, runs_)), expert_(expert) {
+  const QuantizedWeights& first = *runs_[0].part->weights;
+  source_ = {ExpertData(first.codes, expert), first.spec.k, first.spec.n,
+             GetFormatInfo(first.spec.format).bits};
+  const bool transposed = std::all_of(runs().begin(), runs().end(), [](const ColumnRun& run) {
     return IsTransposed(run.part->weights->codes);
   });
-  if (transposed && bits >= 16) return CopyTransposed(runs, expert, chunk, bits, out);
-  PackGathered(runs, expert, chunk, bits, out);
-}
-
-void PrefetchBlockChunk(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk) {
-  for (const ColumnRun& run : runs) {
-    if (IsWhole(run)) PrefetchChunk(SourceOf(run, expert), run.first, run.count, chunk);
+  if (count_ == 1 && runs_[0].part->step == 1 && first.codes.IsContiguous()) {
+    kind_ = Kind::kWhole;
+  } else if (transposed && source_.bits >= 16) {
+    kind_ = Kind::kTransposed;
   }
 }
 
-void PackBlockGroups(std::span<const ColumnRun> runs, const TensorView QuantizedWeights::*array,
-                     int64_t expert, int64_t padded_groups, uint8_t* out) {
-  const TensorView& model = (*runs.front().part->weights).*array;
-  const int64_t size = DTypeBytes(model.dtype());
+void BlockPacker::PackChunk(int64_t chunk, uint8_t* out) const {
+  switch (kind_) {
+    case Kind::kWhole:
+      return cpu::PackChunk(source_, runs_[0].first, runs_[0].count, chunk, out);
+    case Kind::kTransposed:
+      return CopyTransposed(runs(), expert_, chunk, source_.bits, out);
+    case Kind::kGathered:
+      return PackGathered(runs(), expert_, chunk, source_.bits, out);
+  }
+}
+
+void BlockPacker::Prefetch(std::span<const BlockPacker> blocks, int64_t chunk) {
+  const BlockPacker& first = blocks.front();
+  int64_t columns = 0;
+  for (const BlockPacker& block : blocks) {
+    const bool next = block.kind_ == Kind::kWhole && block.runs_[0].part == first.runs_[0].part;
+    if (!next) break;
+    columns += block.runs_[0].count;
+  }
+  if (columns > 0) PrefetchChunk(first.source_, first.runs_[0].first, columns, chunk);
+}
+
+void BlockPacker::PackGroups(const TensorView QuantizedWeights::*array, int64_t padded_groups,
+                             uint8_t* out) const {
+  const int64_t size = DTypeBytes(((*runs_[0].part->weights).*array).dtype());
   std::memset(out, 0, static_cast<size_t>(padded_groups * kBlockRows * size));
-  for (const ColumnRun& run : runs) {
+  for (const ColumnRun& run : runs()) {
     const TensorView& view = (*run.part->weights).*array;
-    const GroupSource source{ExpertData(view, expert), size, view.dim(1), view.dim(2)};
+    const GroupSource source{ExpertData(view, expert_), size, view.dim(1), view.dim(2)};
     if (run.part->step == 1) {
-      PackGroups(source, run.first, run.count, out + run.to * size);
+      cpu::PackGroups(source, run.first, run.count, out + run.to * size);
       continue;
     }
     for (int64_t c = 0; c < run.count; ++c) {
-      PackGroups(source, run.first + c * run.part->step, 1, out + (run.to + c) * size);
+      cpu::PackGroups(source, run.first + c * run.part->step, 1, out + (run.to + c) * size);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/cpu/pack_panels.h"
 #include "backends/cpu/panels.h"
 #include "layout/join_columns.h"
 
@@ -33,15 +34,36 @@ class BlockColumns {
   std::vector<int64_t> starts_;  ///< Of each part its first column; last n.
 };
 
-/// Writes the codes of one chunk of a block. Codes of unquantized formats may lie transposed.
-void PackBlockChunk(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, uint8_t* out);
+/// Writes the panels of one block of an expert. The columns outlive it.
+class BlockPacker {
+ public:
+  BlockPacker() = default;
+  /// Precondition: block * 16 < columns.n().
+  BlockPacker(const BlockColumns& columns, int64_t block, int64_t expert);
 
-/// Asks for the memory that PackBlockChunk will read next.
-void PrefetchBlockChunk(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk);
+  /// The codes of one chunk. Codes of unquantized formats may lie transposed.
+  void PackChunk(int64_t chunk, uint8_t* out) const;
+  /// One of the arrays [experts, groups, n], as [padded groups][16].
+  void PackGroups(const TensorView QuantizedWeights::*array, int64_t padded_groups,
+                  uint8_t* out) const;
 
-/// Writes one of the arrays [experts, groups, n], as [padded groups][16] of a block.
-void PackBlockGroups(std::span<const ColumnRun> runs, const TensorView QuantizedWeights::*array,
-                     int64_t expert, int64_t padded_groups, uint8_t* out);
+  /// Asks for the memory that PackChunk of these neighbouring blocks will read.
+  static void Prefetch(std::span<const BlockPacker> blocks, int64_t chunk);
+
+ private:
+  enum class Kind : uint8_t {
+    kWhole,       ///< One run, rows of neighbouring columns.
+    kTransposed,  ///< Numbers of 16 or 32 bits whose k follow each other.
+    kGathered,    ///< Anything else.
+  };
+  std::span<const ColumnRun> runs() const { return {runs_, static_cast<size_t>(count_)}; }
+
+  ColumnRun runs_[kBlockRows];
+  int count_ = 0;
+  int64_t expert_ = 0;
+  Kind kind_ = Kind::kGathered;
+  ChunkSource source_{};  ///< Of the first run.
+};
 
 /// Whether every number of a chunk of an unquantized format is finite.
 bool ChunkIsFinite(Format format, const uint8_t* chunk);

@@ -269,7 +269,8 @@ Rows FindRows(const ChunkSource& source, int64_t first_column, int64_t columns, 
   return {from + (first_row * source.n + first_column) * element_bytes, source.n * element_bytes};
 }
 
-void PackRows(int bits, const Rows& rows, uint8_t* out) {
+// By value: stores through out would make the compiler read what a reference names again and again.
+void PackRows(int bits, Rows rows, uint8_t* out) {
   switch (bits) {
     case 2:
       return Pack2(rows, out);

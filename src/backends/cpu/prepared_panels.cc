@@ -64,7 +64,8 @@ void PreparedPanels::LayOut() {
 }
 
 Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
-    std::span<const WeightColumns> columns, const Backend* backend, ThreadPool& pool) {
+    std::span<const WeightColumns> columns, bool validated, const Backend* backend,
+    ThreadPool& pool) {
   const BlockColumns blocks(columns);
   const QuantizedWeights& model = *columns.front().weights;
   auto panels = std::make_shared<PreparedPanels>();
@@ -83,9 +84,11 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
     globals[expert] = spec.has_global_scale ? model.global_scale.As<float>()[expert] : 1.0f;
   }
   const int64_t tasks = CeilDivide(panels->layout_.blocks, kTaskBlocks);
+  const bool check = !validated && !GetFormatInfo(spec.format).quantized;
   std::atomic<bool> finite{true};
   pool.Run(spec.experts * tasks, [&](int64_t task, int) {
-    if (!panels->PackBlocks(blocks, task / tasks, task % tasks * kTaskBlocks)) finite = false;
+    const int64_t first = task % tasks * kTaskBlocks;
+    if (!panels->PackBlocks(blocks, task / tasks, first, check)) finite = false;
   });
   if (!finite) return Status(Code::kNonFiniteInput, "prepare: a weight is NaN or Inf");
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
@@ -107,43 +110,38 @@ Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::FromImage(const Pr
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
 }
 
-bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert,
-                                int64_t first_block) const {
+bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block,
+                                bool check) const {
   const int64_t count = std::min(kTaskBlocks, layout_.blocks - first_block);
-  ColumnRun storage[kTaskBlocks][kBlockRows];
-  std::span<const ColumnRun> runs[kTaskBlocks];
-  for (int64_t i = 0; i < count; ++i) {
-    const int found = columns.Runs(first_block + i, storage[i]);
-    runs[i] = {storage[i], static_cast<size_t>(found)};
-  }
+  BlockPacker packers[kTaskBlocks];
+  for (int64_t i = 0; i < count; ++i) packers[i] = BlockPacker(columns, first_block + i, expert);
+  const std::span<const BlockPacker> blocks(packers, static_cast<size_t>(count));
   const int64_t chunk_bytes = ChunkBytes(layout_.bits);
-  const bool numbers = !GetFormatInfo(spec.format).quantized;
   uint8_t* base = buffer_.As<uint8_t>();
   uint8_t* codes = base + expert * codes_stride_ + first_block * layout_.chunks * chunk_bytes;
   bool finite = true;
   for (int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
-    for (int64_t i = 0; i < count && chunk + 1 < layout_.chunks; ++i) {
-      PrefetchBlockChunk(runs[i], expert, chunk + 1);
-    }
+    if (chunk + 1 < layout_.chunks) BlockPacker::Prefetch(blocks, chunk + 1);
     for (int64_t i = 0; i < count; ++i) {
       uint8_t* out = codes + (i * layout_.chunks + chunk) * chunk_bytes;
-      PackBlockChunk(runs[i], expert, chunk, out);
-      finite = finite && !(numbers && !ChunkIsFinite(spec.format, out));
+      packers[i].PackChunk(chunk, out);
+      finite = finite && (!check || ChunkIsFinite(spec.format, out));
     }
   }
-  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, int64_t offset,
-                               int64_t stride) {
+  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, int64_t element_bytes,
+                               int64_t offset, int64_t stride) {
     if (stride == 0) return;
-    const TensorView& model = (*runs[0].front().part->weights).*array;
-    const int64_t block_bytes = layout_.groups * kBlockRows * DTypeBytes(model.dtype());
+    const int64_t block_bytes = layout_.groups * kBlockRows * element_bytes;
     for (int64_t i = 0; i < count; ++i) {
-      PackBlockGroups(runs[i], array, expert, layout_.groups,
-                      base + offset + expert * stride + (first_block + i) * block_bytes);
+      packers[i].PackGroups(array, layout_.groups,
+                            base + offset + expert * stride + (first_block + i) * block_bytes);
     }
   };
-  pack_groups(&QuantizedWeights::scales, scales_offset_, scales_stride_);
-  pack_groups(&QuantizedWeights::zeros, zeros_offset_, zeros_stride_);
-  pack_groups(&QuantizedWeights::biases, biases_offset_, biases_stride_);
+  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
+  pack_groups(&QuantizedWeights::scales, scale_bytes, scales_offset_, scales_stride_);
+  pack_groups(&QuantizedWeights::zeros, 2, zeros_offset_, zeros_stride_);
+  pack_groups(&QuantizedWeights::biases, bias_bytes, biases_offset_, biases_stride_);
   return finite;
 }
 

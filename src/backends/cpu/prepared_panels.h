@@ -16,10 +16,11 @@ namespace marlin::cpu {
 class PreparedPanels : public PreparedWeights::Storage {
  public:
   /// Rearranges columns of weights that can be joined. Codes of unquantized formats may lie
-  /// transposed and need not have been validated, all else has been. Errors: kNonFiniteInput for
+  /// transposed, and their values are checked unless they have been validated, as all else has.
+  /// Errors: kNonFiniteInput for
   /// numbers that are NaN or Inf, kOutOfMemory.
   static Result<std::shared_ptr<const PreparedPanels>> Make(std::span<const WeightColumns> columns,
-                                                            const Backend* backend,
+                                                            bool validated, const Backend* backend,
                                                             ThreadPool& pool);
   /// Panels that lie in an image, which they keep. Errors: kMalformedFile for another size.
   static Result<std::shared_ptr<const PreparedPanels>> FromImage(const PreparedImage& image,
@@ -33,8 +34,9 @@ class PreparedPanels : public PreparedWeights::Storage {
  private:
   /// Chooses the places of all arrays.
   void LayOut();
-  /// Fills the panels of some blocks. False when a number is not finite.
-  bool PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block) const;
+  /// Fills the panels of some blocks. False when `check` finds a number that is not finite.
+  bool PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block,
+                  bool check) const;
 
   PanelView layout_{};                 ///< Of expert 0, pointers unset.
   const uint8_t* base_ = nullptr;      ///< 64-byte aligned.
