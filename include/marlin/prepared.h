@@ -11,11 +11,11 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// What PrepareModel wrote.
+/// Facts about a file that PrepareModel wrote.
 struct PrepareModelReport {
   std::string output;
-  std::string layout;  ///< Of the weights: "cpu_panels/1" on every CPU.
-  int64_t bytes = 0;   ///< Of the file.
+  std::string layout;  ///< The weights' layout: "cpu_panels/1" on every CPU.
+  int64_t bytes = 0;   ///< The file's size.
   double seconds = 0;
 };
 
@@ -34,7 +34,8 @@ Result<PrepareModelReport> PrepareModel(const std::string& path, const Device& d
                                         const PrepareModelOptions& options = {});
 
 /// Compares all weights of such a file with their checksums, which opening a model does not.
-/// Errors: kIo, kUnsupported for another version, kMalformedFile naming what differs.
+/// Errors: kIo, kUnsupported for another version, kMalformedFile naming the projection that
+/// differs.
 Status VerifyPreparedModel(const std::string& file);
 
 /// True for a regular file that begins as PrepareModel's do.

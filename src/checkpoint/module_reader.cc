@@ -105,7 +105,7 @@ Result<QuantMethod> FindInConfig(const Json& config, const std::string& path) {
     const auto found = config.find(place.key);
     if (found == config.end() || found->is_null()) continue;
     const std::string where = fmt::format("{}: {}", Printable(path), place.key);
-    // A part of what the store owns.
+    // It belongs to the store's config.
     std::shared_ptr<const Json> document(std::shared_ptr<const Json>(), &*found);
     MARLIN_ASSIGN_OR_RETURN(QuantMethod method, NameMethod(std::move(document), place, where));
     if (!method.name.empty()) return method;

@@ -20,7 +20,7 @@ struct ModelDirectory {
 /// Errors: those of Model::Open that concern no device.
 Result<ModelDirectory> OpenModelDirectory(const std::string& path);
 
-/// What a file of prepared weights records of the model that it was made from.
+/// The identity of a model that a file of its prepared weights records.
 std::string PreparedSource(const Checkpoint& checkpoint);
 
 /// Opens a file of prepared weights for a model and a device. Errors: those of PreparedFile::Open;

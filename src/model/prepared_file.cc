@@ -264,7 +264,7 @@ Result<std::unique_ptr<PreparedFileWriter>> PreparedFileWriter::Begin(Io& io,
     return WithPath(path, Code::kInvalidArgument, "is not the name of a file");
   }
   MARLIN_RETURN_IF_ERROR(writer->CheckTarget(overwrite));
-  // Two processes do not meet, and a file of this name is what a killed process left.
+  // The number keeps two processes apart; a killed process of the same number may have left a file.
   writer->partial_ = JoinPath(writer->directory_, fmt::format(".{}.partial-{}", name, getpid()));
   MARLIN_RETURN_IF_ERROR(io.RemoveTree(writer->partial_));
   MARLIN_ASSIGN_OR_RETURN(writer->file_, io.Create(writer->partial_));

@@ -1,5 +1,5 @@
-// A file of weights as a device holds them: docs/formats/prepared.md. What a loader prepared once
-// is mapped the next time, without reading, checking or copying a weight.
+// A file of weights as a device holds them: docs/formats/prepared.md. Weights that a loader
+// prepared once are mapped the next time, without reading, checking or copying one.
 #pragma once
 
 #include <cstddef>
@@ -84,7 +84,7 @@ class PreparedFileWriter {
                                                            bool overwrite);
   PreparedFileWriter(const PreparedFileWriter&) = delete;
   PreparedFileWriter& operator=(const PreparedFileWriter&) = delete;
-  /// Removes what was written unless it was finished.
+  /// Removes the hidden file unless it was finished.
   ~PreparedFileWriter();
 
   /// Begins a projection; its parts follow.

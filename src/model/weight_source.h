@@ -59,7 +59,7 @@ class WeightSource {
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
-  /// Where a requested matrix lies, and what it is.
+  /// The place and spec of a requested matrix.
   struct Matrix {
     const QuantizedModule* module = nullptr;  ///< Null: a plain tensor.
     int64_t expert = -1;                      ///< In a module or tensor of several.

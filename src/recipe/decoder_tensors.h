@@ -1,5 +1,5 @@
 // The tensors of decoders as Hugging Face names them: the one place that knows these names.
-// Listing a model (architecture.h) and loading one (model/load.cc) both walk what this describes.
+// Listing a model (architecture.h) and loading one (model/load.cc) both walk these descriptions.
 #pragma once
 
 #include <array>

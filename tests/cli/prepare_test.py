@@ -1,4 +1,4 @@
-"""prepare and --prepared: the numbers are those without, and what is wrong gets one line."""
+"""prepare and --prepared: the same numbers as without, and one line for every wrong use."""
 
 from __future__ import annotations
 

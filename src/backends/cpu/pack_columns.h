@@ -1,4 +1,4 @@
-// Columns of several weights side by side -> CPU panels: what the blocks of 16 columns are made of.
+// Columns of several weights side by side -> CPU panels, one block of 16 columns at a time.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class BlockColumns {
 
  private:
   std::span<const WeightColumns> parts_;
-  std::vector<int64_t> starts_;  ///< Of each part its first column; last n.
+  std::vector<int64_t> starts_;  ///< Each part's first column; n at the end.
 };
 
 /// Writes the panels of one block of an expert. The columns outlive it.
@@ -62,7 +62,7 @@ class BlockPacker {
   int count_ = 0;
   int64_t expert_ = 0;
   Kind kind_ = Kind::kGathered;
-  ChunkSource source_{};  ///< Of the first run.
+  ChunkSource source_{};  ///< The first run's weights.
 };
 
 /// Whether every number of a chunk of an unquantized format is finite.

@@ -269,7 +269,8 @@ Rows FindRows(const ChunkSource& source, int64_t first_column, int64_t columns, 
   return {from + (first_row * source.n + first_column) * element_bytes, source.n * element_bytes};
 }
 
-// By value: stores through out would make the compiler read what a reference names again and again.
+// Rows go by value: out may alias anything, so the fields of a reference would be read again after
+// every store (s8: 0.40 instead of 0.33 ms for 4 MiB).
 void PackRows(int bits, Rows rows, uint8_t* out) {
   switch (bits) {
     case 2:

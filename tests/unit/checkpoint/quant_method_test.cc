@@ -1,4 +1,4 @@
-// Directories whose weights are quantized by methods that nobody here knows are refused by name:
+// Directories whose weights are quantized by methods without a reader are refused by name:
 // read as plain ones, their codes would pass for integers and their scales for vectors.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Columns of several weights that are prepared where they lie are what preparing a joined copy of
-// them gives: every format, parts that meet inside a block, every second column, transposed codes.
+// Columns of several weights that are prepared in place equal a prepared joined copy of them: every
+// format, parts that meet inside a block, every second column, transposed codes.
 #include "ops/prepare_columns.h"
 
 #include <gtest/gtest.h>
