@@ -56,7 +56,8 @@ class Checkpoint {
   /// True for a directory that this project wrote.
   bool quantized() const;
   /// How the weights are quantized: "metal_marlin" for a directory that this project wrote, another
-  /// method's name for those of others that can be read, empty for a plain checkpoint.
+  /// method's or container's name for those of others that can be read, empty for a plain
+  /// checkpoint.
   const std::string& quant_method() const;
   const std::string& recipe_name() const;
   const std::vector<QuantizedModule>& modules() const;

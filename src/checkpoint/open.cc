@@ -267,7 +267,7 @@ Status CheckpointOpener::OpenContainer(const Container& container, const std::st
   }
   impl_.files.push_back({name, info, std::move(mapping), 0});
   MARLIN_RETURN_IF_ERROR(TakeReader(container.open(impl_, QuantMethod())));
-  impl_.quant_method = container.suffix.substr(1);
+  if (!impl_.modules.empty()) impl_.quant_method = container.suffix.substr(1);
   impl_.checksums.resize(impl_.tensors.size());
   return {};
 }

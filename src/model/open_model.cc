@@ -11,6 +11,7 @@
 #include "base/read_file.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
+#include "checkpoint/module_reader.h"
 #include "ops/prepare_columns.h"
 
 namespace marlin {
@@ -49,11 +50,17 @@ Status CheckIsModel(const std::string& path) {
 
 Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
-  MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
+  // A container other than safetensors holds its config.
+  const Container* const container = FindContainer(path);
+  const bool whole = container != nullptr && !container->magic.empty();
+  if (!whole) MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
   MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(path));
-  SystemIo io;
-  MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
-  MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));
+  std::string generation;
+  if (!whole) {
+    SystemIo io;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
+    MARLIN_ASSIGN_OR_RETURN(generation, ReadGenerationConfig(path));
+  }
   Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
   if (!config.ok()) return config.status().WithContext(path);
   return ModelDirectory{std::move(checkpoint), *std::move(config)};

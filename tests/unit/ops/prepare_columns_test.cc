@@ -144,6 +144,22 @@ TEST_F(PrepareColumnsTest, TakesTransposedNumbers) {
   }
 }
 
+TEST_F(PrepareColumnsTest, OtherDevicesJoinACopy) {
+  const auto simulator = Device::Open("metal-sim");
+  if (!simulator.ok()) GTEST_SKIP() << simulator.status().message();
+  Stored a(DType::kBf16, 64, 32, 1, false);
+  const Stored b(DType::kBf16, 64, 16, 2, true);
+  const WeightColumns columns[] = {{&a.weights, 0, 1, 32}, {&b.weights, 1, 2, 8}};
+  const auto here = PrepareColumns(columns, *device_);
+  const auto there = PrepareColumns(columns, *simulator);
+  ASSERT_TRUE(here.ok() && there.ok()) << there.status().message();
+  EXPECT_EQ(Dense(*simulator, *there), Dense(*device_, *here));
+  a.bytes[2 * 77 + 1] = 0x7f;
+  a.bytes[2 * 77] = 0x80;
+  EXPECT_EQ(PrepareColumns(columns, *simulator).status().code(), Code::kNonFiniteInput);
+  EXPECT_EQ(PrepareColumns(columns, *device_).status().code(), Code::kNonFiniteInput);
+}
+
 TEST_F(PrepareColumnsTest, FindsEveryNumberThatIsNotFinite) {
   constexpr int64_t kK = 200;
   constexpr int64_t kN = 19;
