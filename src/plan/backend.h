@@ -87,7 +87,7 @@ class Backend {
   virtual std::string_view ImageLayout() const { return {}; }
   /// The image of weights that this backend prepared. The owner is theirs.
   virtual Result<PreparedImage> ImageOf(
-      std::shared_ptr<const PreparedWeights::Storage> /*weights*/) const {
+      const std::shared_ptr<const PreparedWeights::Storage>& /*weights*/) const {
     return Status(Code::kUnsupported, Info().name + ": its prepared weights have no image");
   }
   /// Weights that lie in an image of this layout. Its values may be any. Precondition: a spec that

@@ -88,9 +88,9 @@ class CpuBackend final : public Backend {
   // Every level reads the one layout of panels.h.
   std::string_view ImageLayout() const override { return "cpu_panels/1"; }
   Result<PreparedImage> ImageOf(
-      std::shared_ptr<const PreparedWeights::Storage> weights) const override {
+      const std::shared_ptr<const PreparedWeights::Storage>& weights) const override {
     const auto& panels = static_cast<const PreparedPanels&>(*weights);
-    return PreparedImage{panels.spec, panels.image(), std::move(weights)};
+    return PreparedImage{panels.spec, panels.image(), weights};
   }
   Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
       const PreparedImage& image) const override {
