@@ -1,6 +1,6 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# A file of the new kind, alone or in a directory, is listed, quantized and run as the directory that
-# it was made from.
+# A file of the new kind, alone or in a directory, is listed, quantized and run as the directory
+# that it was made from.
 compile metal-marlin
 
 marlin=$build/bin/metal-marlin
@@ -26,7 +26,8 @@ done
 # Two files are a question, another content is an error.
 cp "$build/plain/model.toy" "$build/plain/other.toy"
 if "$marlin" inspect "$build/plain" 2>"$build/refused.log"; then fail "two files were one model"; fi
-grep -q "holds both model.toy and other.toy" "$build/refused.log" || fail "$(cat "$build/refused.log")"
+grep -q "holds both model.toy and other.toy" "$build/refused.log" ||
+  fail "$(cat "$build/refused.log")"
 echo "other" >"$build/plain/other.toy"
 if "$marlin" inspect "$build/plain/other.toy" 2>"$build/refused.log"; then fail "took any bytes"; fi
 grep -q "does not begin with TOYC" "$build/refused.log" || fail "$(cat "$build/refused.log")"
