@@ -5,10 +5,6 @@
 namespace marlin {
 namespace {
 
-TensorView VectorOf(const std::vector<float>& values) {
-  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
-}
-
 /// Heads that lie in columns [first, first + heads * dim) of rows.
 MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim) {
   return {
@@ -26,7 +22,7 @@ MutableTensorView RowsOf(const MutableTensorView& view, int64_t first, int64_t c
 /// Appends keys and values to the caches and attends: out [rows, heads, value_dim].
 Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
               const MutableTensorView& keys, const MutableTensorView& values,
-              const std::vector<float>& sinks, const MutableTensorView& out) {
+              const TensorView& sinks, const MutableTensorView& out) {
   const DecoderConfig& config = pass.decoder.config;
   std::vector<AttentionInput> inputs;
   for (const PassSlice& slice : pass.slices) {
@@ -42,16 +38,16 @@ Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
-  if (!sinks.empty()) options.sinks = VectorOf(sinks);
+  options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
   return Attention(pass.device, inputs, options);
 }
 
 Status Turn(const Pass& pass, const MutableTensorView& heads) {
-  const Rotary& rotary = pass.decoder.config.rotary;
+  const DecoderConfig& config = pass.decoder.config;
   return ApplyRotary(pass.device,
-                     {VectorOf(rotary.inverse_frequencies), rotary.attention_factor,
-                      pass.decoder.config.interleaved_rotary},
+                     {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
+                      config.interleaved_rotary},
                      pass.positions, heads);
 }
 
@@ -73,15 +69,15 @@ Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
   const MutableTensorView k = Heads(qkv, q_width, shape.kv_heads, shape.head_dim);
   const MutableTensorView v = Heads(qkv, q_width + kv_width, shape.kv_heads, shape.head_dim);
   if (!weights.q_norm.empty()) {
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, q, VectorOf(weights.q_norm), config.epsilon, q));
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, k, VectorOf(weights.k_norm), config.epsilon, k));
+    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, q, weights.q_norm.view(), config.epsilon, q));
+    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, k, weights.k_norm.view(), config.epsilon, k));
   }
   MARLIN_RETURN_IF_ERROR(Turn(pass, q));
   MARLIN_RETURN_IF_ERROR(Turn(pass, k));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed,
                           pass.arena.Take(DType::kF32, {rows, q_width}));
-  MARLIN_RETURN_IF_ERROR(
-      Attend(pass, layer, q, k, v, weights.sinks, Heads(mixed, 0, shape.heads, shape.head_dim)));
+  MARLIN_RETURN_IF_ERROR(Attend(pass, layer, q, k, v, weights.sinks.view(),
+                                Heads(mixed, 0, shape.heads, shape.head_dim)));
   return Apply(pass.device, weights.out, mixed, pass.products, out);
 }
 
@@ -95,8 +91,7 @@ Status LatentQueries(const Pass& pass, const LatentAttentionLayer& weights, cons
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
                           pass.arena.Take(DType::kF32, {pass.rows(), weights.q_a.out}));
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.q_a, x, pass.products, low));
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, low, VectorOf(weights.q_a_norm), kLatentEpsilon, low));
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, low, weights.q_a_norm.view(), kLatentEpsilon, low));
   return Apply(pass.device, weights.q_b, low, pass.products, q);
 }
 
@@ -119,7 +114,7 @@ Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
   const MutableTensorView latent(low.data(), DType::kF32, {rows, shape.kv_rank},
                                  {low.stride(0), 1});
   MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, latent, VectorOf(weights.kv_a_norm), kLatentEpsilon, latent));
+      RmsNorm(pass.device, latent, weights.kv_a_norm.view(), kLatentEpsilon, latent));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView pairs, take(shape.heads * pair_width));
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.kv_b, latent, pass.products, pairs));
 

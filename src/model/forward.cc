@@ -12,16 +12,12 @@ namespace {
 
 constexpr int64_t kMinBlockBytes = int64_t{1} << 20;
 
-TensorView VectorOf(const std::vector<float>& values) {
-  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
-}
-
 /// hidden += block, after the block's own norm where the family has one.
-Status AddBlock(const Pass& pass, const std::vector<float>& norm, const MutableTensorView& block,
+Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block,
                 const MutableTensorView& hidden) {
   if (!norm.empty()) {
     const float epsilon = pass.decoder.config.epsilon;
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, block, VectorOf(norm), epsilon, block));
+    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, block, norm.view(), epsilon, block));
   }
   return AddTo(pass.device, block, hidden);
 }
@@ -33,12 +29,11 @@ Status RunLayer(const Pass& pass, int64_t index, const MutableTensorView& hidden
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x, pass.arena.Take(DType::kF32, hidden.shape()));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block,
                           pass.arena.Take(DType::kF32, hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, hidden, VectorOf(layer.input_norm), config.epsilon, x));
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, hidden, layer.input_norm.view(), config.epsilon, x));
   MARLIN_RETURN_IF_ERROR(config.latent() ? RunLatentAttention(pass, index, x, block)
                                          : RunAttention(pass, index, x, block));
   MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.attention_out_norm, block, hidden));
-  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, hidden, VectorOf(layer.mlp_norm), config.epsilon, x));
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, hidden, layer.mlp_norm.view(), config.epsilon, x));
   MARLIN_RETURN_IF_ERROR(layer.experts.experts.empty() ? RunMlp(pass, layer.mlp, x, block)
                                                        : RunExperts(pass, layer.experts, x, block));
   return AddBlock(pass, layer.mlp_out_norm, block, hidden);
@@ -46,8 +41,7 @@ Status RunLayer(const Pass& pass, int64_t index, const MutableTensorView& hidden
 
 }  // namespace
 
-Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
-  const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
+Result<size_t> Arena::Reserve(int64_t bytes) {
   while (at_.block < blocks_.size() && at_.used + bytes > blocks_[at_.block].bytes()) {
     at_ = {at_.block + 1, 0};
   }
@@ -56,9 +50,24 @@ Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
                             DeviceBuffer::Allocate(device_, std::max(bytes, kMinBlockBytes)));
     blocks_.push_back(std::move(block));
   }
-  void* data = static_cast<uint8_t*>(blocks_[at_.block].data()) + at_.used;
+  return at_.block;
+}
+
+Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
+  const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
+  MARLIN_ASSIGN_OR_RETURN(const size_t block, Reserve(bytes));
+  void* data = static_cast<uint8_t*>(blocks_[block].data()) + at_.used;
   at_.used += bytes;
   return MutableTensorView(data, type, shape);
+}
+
+Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
+  const auto count = static_cast<int64_t>(values.size());
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, Take(DType::kI32, {count}));
+  const DeviceBuffer& block = blocks_[at_.block];
+  const int64_t offset = view.As<uint8_t>() - static_cast<uint8_t*>(block.data());
+  MARLIN_RETURN_IF_ERROR(block.CopyFrom(values.data(), view.ByteCount(), offset));
+  return TensorView(view);
 }
 
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,

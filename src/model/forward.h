@@ -21,6 +21,8 @@ class Arena {
   explicit Arena(const Device& device) : device_(device) {}
   /// A view of new memory, contiguous. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
+  /// New memory that holds numbers of the host, [values.size()]. Waits for the copy.
+  Result<TensorView> Upload(std::span<const int32_t> values);
   /// Everything handed out since a mark may be handed out again.
   struct Mark {
     size_t block = 0;
@@ -30,6 +32,9 @@ class Arena {
   void Return(const Mark& mark) { at_ = mark; }
 
  private:
+  /// Moves on to a block with room for so many bytes, which begin at at_.used. Returns its number.
+  Result<size_t> Reserve(int64_t bytes);
+
   Device device_;
   std::vector<DeviceBuffer> blocks_;
   Mark at_;
@@ -63,9 +68,9 @@ struct Pass {
   ProductOptions products;
   Arena& arena;
   std::vector<PassSlice> slices;
-  std::vector<int32_t> positions;  ///< Of every row.
+  TensorView positions;  ///< i32 [rows] in the device's memory.
 
-  int64_t rows() const { return static_cast<int64_t>(positions.size()); }
+  int64_t rows() const { return positions.dim(0); }
 };
 
 /// out = attention of x, both [rows, hidden] f32; appends to the caches.

@@ -25,7 +25,7 @@ class DecoderLoader {
       MARLIN_RETURN_IF_ERROR(LoadLayer(&layer));
       decoder->layers.push_back(std::move(layer));
     }
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, source_.LoadVector("model.norm.weight", shape_.hidden));
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload("model.norm.weight", shape_.hidden));
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
@@ -37,8 +37,12 @@ class DecoderLoader {
   std::string Name(std::string_view name) const {
     return fmt::format("model.layers.{}.{}", layer_, name);
   }
-  Result<std::vector<float>> Vector(std::string_view name, int64_t count) {
-    return source_.LoadVector(Name(name), count);
+  Result<DeviceVector> Vector(std::string_view name, int64_t count) {
+    return Upload(Name(name), count);
+  }
+  Result<DeviceVector> Upload(const std::string& name, int64_t count) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
+    return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(std::string_view name, int64_t in, int64_t out, bool bias) {
     return Linears({{std::string(name), out}}, in, bias);
@@ -58,7 +62,7 @@ class DecoderLoader {
     std::vector<float> all;
     for (const Piece& piece : pieces) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
-                              Vector(piece.name + ".bias", piece.out));
+                              source_.LoadVector(Name(piece.name + ".bias"), piece.out));
       all.insert(all.end(), values.begin(), values.end());
     }
     MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));
@@ -261,7 +265,7 @@ class DecoderLoader {
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device) {
-  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, 0, 0};
+  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   DecoderLoader loader(decoder.checkpoint, device, decoder.config);
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
   return decoder;

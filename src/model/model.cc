@@ -18,6 +18,7 @@
 #include "model/forward.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
+#include "model/placement.h"
 
 namespace marlin {
 
@@ -225,50 +226,58 @@ class ForwardCall {
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
     Pass pass{model_.device, model_.decoder, model_.products, arena_, {}, {}};
-    std::vector<int32_t> ids;
-    std::vector<int32_t> wanted;
-    for (const PassPlan::Piece& piece : plan.pieces) AddPiece(piece, &pass, &ids, &wanted);
-    const int64_t hidden_size = model_.info.hidden_size;
+    PassRows rows;
+    for (const PassPlan::Piece& piece : plan.pieces) AddPiece(piece, &pass, &rows);
+    MARLIN_ASSIGN_OR_RETURN(pass.positions, arena_.Upload(rows.positions));
+    MARLIN_ASSIGN_OR_RETURN(const TensorView ids, arena_.Upload(rows.ids));
+    MARLIN_ASSIGN_OR_RETURN(const TensorView wanted, arena_.Upload(rows.wanted));
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView hidden,
-                            arena_.Take(DType::kF32, {pass.rows(), hidden_size}));
+                            arena_.Take(DType::kF32, {pass.rows(), model_.info.hidden_size}));
     MARLIN_RETURN_IF_ERROR(Embed(ids, hidden));
     MARLIN_RETURN_IF_ERROR(RunLayers(pass, hidden));
     return WriteLogits(hidden, wanted);
   }
 
-  void AddPiece(const PassPlan::Piece& piece, Pass* pass, std::vector<int32_t>* ids,
-                std::vector<int32_t>* wanted) const {
+  /// What a pass tells the device about its rows.
+  struct PassRows {
+    std::vector<int32_t> ids;
+    std::vector<int32_t> positions;
+    std::vector<int32_t> wanted;  ///< Rows whose logits are written.
+  };
+
+  void AddPiece(const PassPlan::Piece& piece, Pass* pass, PassRows* rows) const {
     const SequenceInput& input = inputs_[piece.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + piece.first;
     const auto total = static_cast<int64_t>(input.tokens.size());
-    pass->slices.push_back({&cache, pass->rows(), piece.count, position});
+    const auto first_row = static_cast<int64_t>(rows->ids.size());
+    pass->slices.push_back({&cache, first_row, piece.count, position});
     for (int64_t i = 0; i < piece.count; ++i) {
       const int64_t token = piece.first + i;
       if (input.all_logits || token == total - 1) {
-        wanted->push_back(static_cast<int32_t>(pass->rows()));
+        rows->wanted.push_back(static_cast<int32_t>(first_row + i));
       }
-      ids->push_back(input.tokens[static_cast<size_t>(token)]);
-      pass->positions.push_back(static_cast<int32_t>(position + i));
+      rows->ids.push_back(input.tokens[static_cast<size_t>(token)]);
+      rows->positions.push_back(static_cast<int32_t>(position + i));
     }
   }
 
-  Status Embed(const std::vector<int32_t>& ids, const MutableTensorView& hidden) const {
+  Status Embed(const TensorView& ids, const MutableTensorView& hidden) const {
     const Decoder& decoder = model_.decoder;
     return decoder.embedding.empty()
                ? LookUpRows(model_.device, decoder.embedding_projection.parts.front(), ids, hidden)
                : LookUpRows(model_.device, decoder.embedding, ids, hidden);
   }
 
-  Status WriteLogits(const MutableTensorView& hidden, const std::vector<int32_t>& wanted) {
-    if (wanted.empty()) return {};
+  Status WriteLogits(const MutableTensorView& hidden, const TensorView& wanted) {
+    const int64_t rows = wanted.dim(0);
+    if (rows == 0) return {};
     const Decoder& decoder = model_.decoder;
-    const auto rows = static_cast<int64_t>(wanted.size());
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
                             arena_.Take(DType::kF32, {rows, hidden.dim(1)}));
     MARLIN_RETURN_IF_ERROR(LookUpRows(model_.device, hidden, wanted, last));
-    const TensorView norm(decoder.norm.data(), DType::kF32, {hidden.dim(1)});
-    MARLIN_RETURN_IF_ERROR(RmsNorm(model_.device, last, norm, decoder.config.epsilon, last));
+    MARLIN_RETURN_IF_ERROR(
+        RmsNorm(model_.device, last, decoder.norm.view(), decoder.config.epsilon, last));
     const int64_t first = next_row_;
     next_row_ += rows;
     if (HasRows(logits_)) {
@@ -325,7 +334,10 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));
     Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
     if (!config.ok()) return config.status().WithContext(path);
+    // The device is asked before a tensor is read.
+    MARLIN_RETURN_IF_ERROR(CheckDevice(device, *config));
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(checkpoint, *std::move(config), device));
+    MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
     auto impl = std::make_shared<Impl>(device, std::move(decoder));
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;

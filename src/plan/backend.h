@@ -17,6 +17,7 @@
 namespace marlin {
 
 class DecoderBackend;
+struct LookUpWeightRowsCall;
 
 /// Base of every backend's prepared weights.
 struct PreparedWeights::Storage {
@@ -95,9 +96,7 @@ class Backend {
   /// Whether the device's memory is the host's, so that the host may do what decoder() would.
   virtual bool shares_memory() const { return false; }
   /// Of a device that shares memory: out[i, k] = W[k, ids[i]], rounded once; DecoderBackend's.
-  virtual Status LookUpRows(const PreparedWeights::Storage& /*weights*/,
-                            std::span<const int32_t> /*ids*/,
-                            const MutableTensorView& /*out*/) const {
+  virtual Status LookUpRows(const LookUpWeightRowsCall& /*call*/, void* /*stream*/) const {
     return Status(Code::kUnsupported, Info().name + ": looks up no rows of prepared weights");
   }
 

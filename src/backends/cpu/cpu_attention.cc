@@ -337,16 +337,15 @@ AttentionContext CpuDecoder::ContextOf(std::span<const AttentionInput> inputs,
           exact ? nullptr : segment_kernel_};
 }
 
-int64_t CpuDecoder::AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                            const AttentionOptions& options) const {
-  return AttentionSchedule(inputs, ContextOf(inputs, options)).TotalFloats() *
+int64_t CpuDecoder::WorkspaceBytes(const AttentionCall& call) const {
+  return AttentionSchedule(call.inputs, ContextOf(call.inputs, call.options)).TotalFloats() *
          int64_t{sizeof(float)};
 }
 
-void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                           void* workspace) const {
-  const AttentionSchedule schedule(inputs, ContextOf(inputs, options));
-  auto* scratch = static_cast<float*>(workspace);
+Status CpuDecoder::Run(const AttentionCall& call, const OperationContext& context) const {
+  const AttentionOptions& options = call.options;
+  const AttentionSchedule schedule(call.inputs, ContextOf(call.inputs, options));
+  auto* scratch = static_cast<float*>(context.workspace);
   float* partials = scratch + pool_.worker_count() * schedule.scratch_floats();
   pool_.Run(schedule.tasks(), [&](int64_t number, int id) {
     const AttentionSchedule::Place place = schedule.FindTask(number);
@@ -375,6 +374,7 @@ void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const Attenti
         .MergeSegments(place.index % place.g.kv_heads,
                        partials + place.partials + run_index * place.g.RunFloats());
   });
+  return {};
 }
 
 }  // namespace marlin::cpu

@@ -10,6 +10,8 @@
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/prepared_panels.h"
 #include "base/checked.h"
+#include "base/macros.h"
+#include "plan/indices.h"
 
 namespace marlin::cpu {
 namespace {
@@ -80,24 +82,28 @@ CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
 
-void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                            const MutableTensorView& out) const {
+Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*context*/) const {
+  const auto& [table, ids, out] = call;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.dim(0)));
   const int64_t columns = out.dim(1);
   ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      const int64_t id = ids[static_cast<size_t>(row)];
+      const int64_t id = IndexAt(ids, row);
       ConvertRun(kernels_, At(table, id * table.stride(0)), table.dtype(), columns,
                  At(out, row * out.stride(0)), out.dtype());
     }
   });
+  return {};
 }
 
-Status CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                              const MutableTensorView& out) const {
+Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
+                       const OperationContext& /*context*/) const {
+  const auto& [table, ids, out] = call;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.spec.n));
   const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
   const int64_t columns = out.dim(1);
   pool_.Run(out.dim(0), [&](int64_t row, int) {
-    const int64_t id = ids[static_cast<size_t>(row)];
+    const int64_t id = IndexAt(ids, row);
     float decoded[kBlockRows * kChunkK];
     for (int64_t i = 0; i < columns; i += kChunkK) {
       exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
@@ -108,17 +114,19 @@ Status CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<c
   return {};
 }
 
-void CpuDecoder::Convert(const TensorView& x, const MutableTensorView& out) const {
+Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*context*/) const {
+  const auto& [x, out] = call;
   const int64_t columns = x.dim(x.rank() - 1);
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
     }
   });
+  return {};
 }
 
-void CpuDecoder::RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-                         const MutableTensorView& out) const {
+Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
+  const auto& [x, weight, epsilon, out] = call;
   const int64_t columns = weight.dim(0);
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     float piece[kPiece];
@@ -143,9 +151,11 @@ void CpuDecoder::RmsNorm(const TensorView& x, const TensorView& weight, float ep
       }
     }
   });
+  return {};
 }
 
-void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float scale) const {
+Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*/) const {
+  const auto& [y, x, scale] = call;
   const int64_t columns = x.dim(1);
   ForRows(x.dim(0), columns, [&](int64_t first, int64_t last) {
     float sum[kPiece];
@@ -161,6 +171,7 @@ void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float sc
       }
     }
   });
+  return {};
 }
 
 namespace {
@@ -210,19 +221,21 @@ struct HeadTurner {
 
 }  // namespace
 
-void CpuDecoder::ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                             const MutableTensorView& x) const {
+Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*context*/) const {
+  const auto& [rotary, positions, x] = call;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", positions, kPositionLimit));
   ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
     HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
                       {},       {}};
     for (int64_t token = first_token; token < last_token; ++token) {
-      turner.TurnToken(rotary, token, positions[static_cast<size_t>(token)]);
+      turner.TurnToken(rotary, token, static_cast<int32_t>(IndexAt(positions, token)));
     }
   });
+  return {};
 }
 
-void CpuDecoder::ApplyGate(const TensorView& gate, const TensorView& up,
-                           const MutableTensorView& out, const GateOptions& options) const {
+Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
+  const auto& [gate, up, out, options] = call;
   const int64_t columns = out.dim(1);
   ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
     float gates[kPiece];
@@ -237,6 +250,18 @@ void CpuDecoder::ApplyGate(const TensorView& gate, const TensorView& up,
       }
     }
   });
+  return {};
+}
+
+Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] = 1.0F / (1.0F + std::exp(-values[i]));
+    }
+  });
+  return {};
 }
 
 }  // namespace marlin::cpu

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/thread_pool.h"
 #include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
 #include "plan/kernel_desc.h"
 
 namespace marlin::cpu {
@@ -18,26 +19,16 @@ class CpuDecoder final : public DecoderBackend {
   /// The pool must outlive this.
   CpuDecoder(Isa level, ThreadPool& pool);
 
-  void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) const override;
-  Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                    const MutableTensorView& out) const override;
-  void Convert(const TensorView& x, const MutableTensorView& out) const override;
-  void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-               const MutableTensorView& out) const override;
-  void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const override;
-  void ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                   const MutableTensorView& x) const override;
-  void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
-                 const GateOptions& options) const override;
-  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                  const AttentionOptions& options) const override;
-  void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                 void* workspace) const override;
-  int64_t RouteWorkspaceBytes(int64_t experts) const override;
-  Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                     const MutableTensorView& ids, const MutableTensorView& weights,
-                     void* workspace) const override;
+  bool reads_host_memory() const override { return true; }
+  bool Has(DecoderOperation /*operation*/) const override { return true; }
+
+  using DecoderBackend::WorkspaceBytes;
+#define MARLIN_DECODER_OPERATION(Name, text) \
+  Status Run(const Name##Call& call, const OperationContext& context) const override;
+#define MARLIN_DECODER_OPERATION_WITH_WORKSPACE(Name, text)      \
+  int64_t WorkspaceBytes(const Name##Call& call) const override; \
+  MARLIN_DECODER_OPERATION(Name, text)
+#include "plan/decoder_operations.def"
 
  private:
   AttentionContext ContextOf(std::span<const AttentionInput> inputs,

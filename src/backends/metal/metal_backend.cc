@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backends/metal/apple/apple_driver.h"
 #include "backends/metal/driver.h"
@@ -17,6 +18,8 @@
 #include "backends/metal/simulated_driver.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
+#include "plan/decoder_calls.h"
+#include "plan/indices.h"
 #include "plan/select.h"
 
 namespace marlin::metal {
@@ -99,11 +102,23 @@ class MetalBackend final : public Backend {
   const DecoderBackend* decoder() const override { return nullptr; }
   bool shares_memory() const override { return true; }
 
-  Status LookUpRows(const PreparedWeights::Storage& weights, std::span<const int32_t> ids,
-                    const MutableTensorView& out) const override {
-    const auto& strips = static_cast<const PreparedStrips&>(weights);
-    const KernelLaunch launch = LookUpLaunch(strips, ids, out);
-    return driver_->Run({&launch, 1}, nullptr);
+  Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
+    // Products write no ids: the host wrote them, and is done.
+    MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, call.table.spec.n));
+    const auto& strips = static_cast<const PreparedStrips&>(call.table);
+    if (call.ids.dtype() == DType::kI32) {
+      const KernelLaunch launch = LookUpLaunch(strips, call.ids, call.out);
+      return driver_->Run({&launch, 1}, stream);
+    }
+    // The kernel reads i32; the copy lives until it is done.
+    std::vector<int32_t> ids(static_cast<size_t>(call.ids.dim(0)));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<int32_t>(IndexAt(call.ids, static_cast<int64_t>(i)));
+    }
+    const TensorView narrow(ids.data(), DType::kI32, call.ids.shape());
+    const KernelLaunch launch = LookUpLaunch(strips, narrow, call.out);
+    MARLIN_RETURN_IF_ERROR(driver_->Run({&launch, 1}, stream));
+    return driver_->Synchronize(stream);
   }
 
   Result<void*> Allocate(int64_t bytes) const override { return driver_->Allocate(bytes); }

@@ -19,7 +19,7 @@ KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
                               const MutableTensorView& out);
 
 /// out[i, k] = column ids[i] of the weights.
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, std::span<const int32_t> ids,
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
                           const MutableTensorView& out);
 
 }  // namespace marlin::metal
