@@ -97,6 +97,53 @@ struct AttentionOptions {
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options = {}, void* stream = nullptr);
 
+/// Keys and values of many sequences in pages of one size. A page holds page_tokens consecutive
+/// positions of one sequence: keys [kv_heads, page_tokens, key_dim] and behind them values
+/// [kv_heads, page_tokens, value_dim], both without gaps. Pages lie in slabs: page p is number
+/// p % slab_pages of slab p / slab_pages. A cache that never grows is one slab, whose address a
+/// captured step may keep.
+struct PagedCache {
+  std::span<void* const> slabs;  ///< Device addresses; null: a slab that is not there.
+  int64_t slab_pages = 1;
+  int64_t page_stride = 0;    ///< Elements from one page of a slab to the next.
+  int64_t first_element = 0;  ///< Of a slab's first page: pages may hold those of several layers.
+  DType type = DType::kF32;   ///< f32, bf16 or f16.
+  int64_t page_tokens = 0;    ///< A multiple of CachePageTokens.
+  int64_t kv_heads = 0;
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  /// The values are the first value_dim features of the keys and have no memory of their own: the
+  /// latent of MLA, with one key head.
+  bool values_in_keys = false;
+};
+
+/// Which rows of a step are tokens of which sequence, and where those sequences have their pages.
+/// All of it is in the device's memory: i32, contiguous.
+struct SequenceRows {
+  TensorView positions;   ///< [rows]: a row's place in its sequence; consecutive in a sequence.
+  TensorView first_rows;  ///< [sequences + 1]: rows [first_rows[s], first_rows[s + 1]) are of s.
+  /// [sequences, blocks]: the page of positions [b * page_tokens, (b + 1) * page_tokens); any
+  /// number where no row of the call writes or looks.
+  TensorView block_tables;
+};
+
+/// Positions that a page of this device's caches has, or has a multiple of. Errors: kUnsupported.
+Result<int64_t> CachePageTokens(const Device& device);
+
+/// Writes keys [rows, kv_heads, key_dim] and values [rows, kv_heads, value_dim] (empty where they
+/// are in the keys) to the pages of their positions, rounded once where the cache's type is
+/// shorter. Errors: also kInvalidArgument for first_rows that do not ascend from 0 to rows,
+/// positions that are not consecutive, and pages that are not there; from Synchronize, as for ids.
+Status AppendToCache(const Device& device, const TensorView& keys, const TensorView& values,
+                     const SequenceRows& rows, const PagedCache& cache, void* stream = nullptr);
+
+/// Attention of queries [rows, heads, key_dim] with the keys of their sequences up to their own
+/// positions; out is [rows, heads, value_dim], or the queries. The bits are those of Attention with
+/// the same keys and values outside of pages. Errors: those of AppendToCache.
+Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
+                      const PagedCache& cache, const MutableTensorView& out,
+                      const AttentionOptions& options = {}, void* stream = nullptr);
+
 /// The gate of a gated MLP.
 struct GateOptions {
   Activation activation = Activation::kSilu;

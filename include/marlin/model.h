@@ -34,6 +34,12 @@ struct ModelOptions {
   bool allow_bf16_activations = true;
 };
 
+struct SequenceOptions {
+  /// False: layers with a sliding window keep only the keys and values that their window reaches,
+  /// and Truncate takes only lengths whose windows are there.
+  bool truncatable = true;
+};
+
 /// The keys and values that one sequence has left behind. Movable; belongs to one model, which it
 /// may outlive: Model::Forward answers a sequence of another or of a destroyed model with an error.
 /// Not for several threads at once: a call that meets another one's sequence is refused.
@@ -47,7 +53,8 @@ class Sequence {
   /// Tokens fed so far; 0 of a sequence that was moved from.
   int64_t length() const;
   /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
-  /// sequence that was moved from or that a call on another thread is feeding.
+  /// sequence that was moved from or that a call on another thread is feeding, and for a length
+  /// whose windows a sequence that is not truncatable has lost; 0 is always possible.
   Status Truncate(int64_t length);
   /// Null after the sequence was moved from.
   State* state() const { return state_.get(); }
@@ -71,7 +78,8 @@ class Model {
  public:
   /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
   /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
-  /// that the directory is an adapter or newer than this program.
+  /// that the directory is an adapter or newer than this program; before any tensor is read,
+  /// kUnsupported naming the operation that the model needs and the device lacks.
   static Result<Model> Open(const std::string& path, const Device& device,
                             const ModelOptions& options = {});
 
@@ -79,7 +87,7 @@ class Model {
   const Device& device() const;
 
   /// An empty sequence; its memory grows with its length up to info().max_positions.
-  Result<Sequence> NewSequence() const;
+  Result<Sequence> NewSequence(const SequenceOptions& options = {}) const;
 
   /// Feeds the tokens of all inputs at once and writes logits, f32 [rows, vocab_size]: one row an
   /// input, or one a token where all_logits. The logits are in the host's memory and may have any

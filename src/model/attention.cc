@@ -11,36 +11,21 @@ MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t he
       rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
 }
 
-/// Rows [first, first + count) of a view of rank 3.
-MutableTensorView RowsOf(const MutableTensorView& view, int64_t first, int64_t count) {
-  return {view.As<float>() + first * view.stride(0),
-          DType::kF32,
-          {count, view.dim(1), view.dim(2)},
-          {view.stride(0), view.stride(1), 1}};
-}
-
-/// Appends keys and values to the caches and attends: out [rows, heads, value_dim].
+/// Appends keys and values to the cache and attends: out [rows, heads, value_dim].
 Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
               const MutableTensorView& keys, const MutableTensorView& values,
               const TensorView& sinks, const MutableTensorView& out) {
   const DecoderConfig& config = pass.decoder.config;
-  std::vector<AttentionInput> inputs;
-  for (const PassSlice& slice : pass.slices) {
-    const KvCache& cache = *slice.cache;
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, RowsOf(keys, slice.first_row, slice.tokens),
-                                   cache.Keys(layer, slice.position, slice.tokens)));
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, RowsOf(values, slice.first_row, slice.tokens),
-                                   cache.Values(layer, slice.position, slice.tokens)));
-    const int64_t length = slice.position + slice.tokens;
-    inputs.push_back({RowsOf(queries, slice.first_row, slice.tokens), cache.Keys(layer, 0, length),
-                      cache.Values(layer, 0, length), RowsOf(out, slice.first_row, slice.tokens)});
-  }
+  const PassPages& pages = pass.pages[pass.pool.GroupOf(layer)];
+  const SequenceRows rows{pass.positions, pass.first_rows, pages.block_tables};
+  const PagedCache cache = pass.pool.CacheOf(layer, pages.slabs);
+  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache));
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
   options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
-  return Attention(pass.device, inputs, options);
+  return PagedAttention(pass.device, queries, rows, cache, out, options);
 }
 
 Status Turn(const Pass& pass, const MutableTensorView& heads) {

@@ -70,6 +70,15 @@ Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
   return TensorView(view);
 }
 
+Status Arena::Download(const TensorView& view, void* host) const {
+  for (const DeviceBuffer& block : blocks_) {
+    const int64_t offset = view.As<uint8_t>() - static_cast<const uint8_t*>(block.data());
+    if (offset < 0 || offset >= block.bytes()) continue;
+    return block.CopyTo(host, view.ByteCount(), offset);
+  }
+  return Status(Code::kInternal, "arena: a view of other memory");
+}
+
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
               const MutableTensorView& out, const TensorView& row_weight) {
   const DecoderConfig& config = pass.decoder.config;

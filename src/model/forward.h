@@ -23,6 +23,8 @@ class Arena {
   Result<MutableTensorView> Take(DType type, const Shape& shape);
   /// New memory that holds numbers of the host, [values.size()]. Waits for the copy.
   Result<TensorView> Upload(std::span<const int32_t> values);
+  /// Copies a contiguous view of this arena's memory to the host, and waits for it.
+  Status Download(const TensorView& view, void* host) const;
   /// Everything handed out since a mark may be handed out again.
   struct Mark {
     size_t block = 0;
@@ -53,27 +55,27 @@ class ArenaScope {
   Arena::Mark mark_;
 };
 
-/// New tokens of one sequence within a pass.
-struct PassSlice {
-  KvCache* cache;
-  int64_t first_row;  ///< Their rows in the pass.
-  int64_t tokens;
-  int64_t position;  ///< Of the first one.
+/// The pages of all sequences of a pass, as the device reads them; one for each group of layers.
+struct PassPages {
+  std::vector<void*> slabs;
+  TensorView block_tables;
 };
 
 /// What the blocks of a pass share.
 struct Pass {
   const Device& device;
   const Decoder& decoder;
+  const PagePool& pool;
   ProductOptions products;
   Arena& arena;
-  std::vector<PassSlice> slices;
-  TensorView positions;  ///< i32 [rows] in the device's memory.
+  TensorView positions;   ///< As in SequenceRows, in the device's memory.
+  TensorView first_rows;  ///< As in SequenceRows.
+  std::vector<PassPages> pages;
 
   int64_t rows() const { return positions.dim(0); }
 };
 
-/// out = attention of x, both [rows, hidden] f32; appends to the caches.
+/// out = attention of x, both [rows, hidden] f32; appends to the cache.
 Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
                     const MutableTensorView& out);
 Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,

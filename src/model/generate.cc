@@ -51,7 +51,7 @@ Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
   };
   Generated generated;
   if (options.max_tokens == 0) return generated;
-  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence());
+  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence({.truncatable = false}));
   Sampler sampler(options.sampling);
   std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
   const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});

@@ -200,11 +200,6 @@ class ForwardCall {
       : model_(model), inputs_(inputs), arena_(arena), logits_(logits) {}
 
   Status Run() {
-    for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state()->cache;
-      MARLIN_RETURN_IF_ERROR(
-          cache.Reserve(cache.length() + static_cast<int64_t>(input.tokens.size()), model_.device));
-    }
     const Status status = RunPasses();
     // Nothing may write logits or read activations any more, whether all went well or not.
     const Status finished = model_.device.Synchronize();
@@ -212,7 +207,7 @@ class ForwardCall {
     MARLIN_RETURN_IF_ERROR(finished);
     for (const SequenceInput& input : inputs_) {
       KvCache& cache = input.sequence->state()->cache;
-      cache.set_length(cache.length() + static_cast<int64_t>(input.tokens.size()));
+      cache.Grow(cache.length() + static_cast<int64_t>(input.tokens.size()));
     }
     return {};
   }
@@ -225,41 +220,100 @@ class ForwardCall {
 
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
-    Pass pass{model_.device, model_.decoder, model_.products, arena_, {}, {}};
+    Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_, {}, {}, {}};
     PassRows rows;
-    for (const PassPlan::Piece& piece : plan.pieces) AddPiece(piece, &pass, &rows);
-    MARLIN_ASSIGN_OR_RETURN(pass.positions, arena_.Upload(rows.positions));
-    MARLIN_ASSIGN_OR_RETURN(const TensorView ids, arena_.Upload(rows.ids));
-    MARLIN_ASSIGN_OR_RETURN(const TensorView wanted, arena_.Upload(rows.wanted));
+    for (const PassPlan::Piece& piece : plan.pieces) {
+      MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
+    }
+    MARLIN_ASSIGN_OR_RETURN(const StepViews step, Upload(rows, &pass));
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView hidden,
                             arena_.Take(DType::kF32, {pass.rows(), model_.info.hidden_size}));
-    MARLIN_RETURN_IF_ERROR(Embed(ids, hidden));
+    MARLIN_RETURN_IF_ERROR(Embed(step.ids, hidden));
     MARLIN_RETURN_IF_ERROR(RunLayers(pass, hidden));
-    return WriteLogits(hidden, wanted);
+    return WriteLogits(hidden, step.wanted);
   }
 
   /// What a pass tells the device about its rows.
   struct PassRows {
     std::vector<int32_t> ids;
     std::vector<int32_t> positions;
+    std::vector<int32_t> first_rows = {0};
     std::vector<int32_t> wanted;  ///< Rows whose logits are written.
+    std::vector<const KvCache*> caches;
   };
 
-  void AddPiece(const PassPlan::Piece& piece, Pass* pass, PassRows* rows) const {
+  Status AddPiece(const PassPlan::Piece& piece, PassRows* rows) const {
     const SequenceInput& input = inputs_[piece.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + piece.first;
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + piece.count));
+    rows->caches.push_back(&cache);
     const auto total = static_cast<int64_t>(input.tokens.size());
-    const auto first_row = static_cast<int64_t>(rows->ids.size());
-    pass->slices.push_back({&cache, first_row, piece.count, position});
     for (int64_t i = 0; i < piece.count; ++i) {
       const int64_t token = piece.first + i;
       if (input.all_logits || token == total - 1) {
-        rows->wanted.push_back(static_cast<int32_t>(first_row + i));
+        rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
       }
       rows->ids.push_back(input.tokens[static_cast<size_t>(token)]);
       rows->positions.push_back(static_cast<int32_t>(position + i));
     }
+    rows->first_rows.push_back(static_cast<int32_t>(rows->ids.size()));
+    return {};
+  }
+
+  struct StepViews {
+    TensorView ids;
+    TensorView wanted;
+  };
+
+  /// Everything that depends on the tokens goes to the device in one copy.
+  Result<StepViews> Upload(const PassRows& rows, Pass* pass) const {
+    std::vector<int32_t> numbers;
+    const auto add = [&numbers](const std::vector<int32_t>& part) {
+      const size_t first = numbers.size();
+      numbers.insert(numbers.end(), part.begin(), part.end());
+      return first;
+    };
+    const size_t ids = add(rows.ids);
+    const size_t positions = add(rows.positions);
+    const size_t first_rows = add(rows.first_rows);
+    const size_t wanted = add(rows.wanted);
+    std::vector<size_t> tables;
+    for (size_t group = 0; group < model_.pool->groups(); ++group) {
+      tables.push_back(add(BlockTables(rows, group)));
+    }
+    tables.push_back(numbers.size());
+    MARLIN_ASSIGN_OR_RETURN(const TensorView all, arena_.Upload(numbers));
+    const auto part = [&all](size_t first, const Shape& shape) {
+      return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
+    };
+    const auto vector = [&part](size_t first, const std::vector<int32_t>& values) {
+      return part(first, {static_cast<int64_t>(values.size())});
+    };
+    const auto sequences = static_cast<int64_t>(rows.caches.size());
+    for (size_t group = 0; group + 1 < tables.size(); ++group) {
+      const auto count = static_cast<int64_t>(tables[group + 1] - tables[group]);
+      pass->pages.push_back(
+          {model_.pool->Slabs(group), part(tables[group], {sequences, count / sequences})});
+    }
+    pass->positions = vector(positions, rows.positions);
+    pass->first_rows = vector(first_rows, rows.first_rows);
+    return StepViews{vector(ids, rows.ids), vector(wanted, rows.wanted)};
+  }
+
+  /// The pages of all sequences in one group, as many for each as the longest has.
+  static std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) {
+    size_t most = 0;
+    for (const KvCache* const cache : rows.caches) {
+      most = std::max(most, cache->Blocks(group).size());
+    }
+    std::vector<int32_t> tables;
+    for (const KvCache* const cache : rows.caches) {
+      const std::vector<int32_t>& blocks = cache->Blocks(group);
+      tables.insert(tables.end(), blocks.begin(), blocks.end());
+      tables.resize(tables.size() + most - blocks.size(), -1);
+    }
+    return tables;
   }
 
   Status Embed(const TensorView& ids, const MutableTensorView& hidden) const {
@@ -280,7 +334,7 @@ class ForwardCall {
         RmsNorm(model_.device, last, decoder.norm.view(), decoder.config.epsilon, last));
     const int64_t first = next_row_;
     next_row_ += rows;
-    if (HasRows(logits_)) {
+    if (model_.writes_host && HasRows(logits_)) {
       const MutableTensorView out(logits_.As<float>() + first * logits_.stride(0), DType::kF32,
                                   {rows, logits_.dim(1)}, {logits_.stride(0), 1});
       return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
@@ -289,7 +343,13 @@ class ForwardCall {
                             arena_.Take(DType::kF32, {rows, logits_.dim(1)}));
     MARLIN_RETURN_IF_ERROR(Apply(model_.device, decoder.lm_head(), last, model_.products, dense));
     MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
-    CopyRows(dense, logits_, first);
+    if (model_.writes_host) {
+      CopyRows(dense, logits_, first);
+      return {};
+    }
+    std::vector<float> host(static_cast<size_t>(dense.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(dense, host.data()));
+    CopyRows({host.data(), DType::kF32, dense.shape()}, logits_, first);
     return {};
   }
 
@@ -315,11 +375,16 @@ Status Sequence::Truncate(int64_t length) {
     return Status(Code::kInvalidArgument, "sequence: another call is feeding it");
   }
   const int64_t fed = this->length();
-  const bool valid = length >= 0 && length <= fed;
-  if (valid) state_->cache.set_length(length);
+  const int64_t shortest = state_->cache.ShortestLength();
+  const bool valid = length == 0 || (length >= shortest && length <= fed);
+  if (valid) state_->cache.Truncate(length);
   state_->in_use.clear(std::memory_order_release);
   if (valid) return {};
-  return Status(Code::kInvalidArgument, fmt::format("length: expected 0..{}, got {}", fed, length));
+  const std::string expected =
+      shortest == 0 ? fmt::format("0..{}", fed)
+                    : fmt::format("0 or {}..{} (the windows before are gone)", shortest, fed);
+  return Status(Code::kInvalidArgument,
+                fmt::format("length: expected {}, got {}", expected, length));
 }
 
 Result<Model> Model::Open(const std::string& path, const Device& device,
@@ -343,8 +408,10 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
     const DecoderConfig& numbers = impl->decoder.config;
-    impl->cache = {numbers.shape.layers, numbers.cache_heads(), numbers.key_dim(),
-                   numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    const CacheShape cache{numbers.windows, numbers.cache_heads(), numbers.key_dim(),
+                           numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
+    impl->writes_host = ReadsHostMemory(device);
     return Model(device, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
@@ -357,10 +424,10 @@ const ModelInfo& Model::info() const {
 }
 const Device& Model::device() const { return device_; }
 
-Result<Sequence> Model::NewSequence() const {
+Result<Sequence> Model::NewSequence(const SequenceOptions& options) const {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
-    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->cache));
+    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->pool, options.truncatable));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "sequence: cannot allocate");
   }

@@ -28,25 +28,29 @@ std::vector<DecoderOperation> OperationsOf(const DecoderConfig& config) {
 
 Status CheckDevice(const Device& device, const DecoderConfig& config) {
   const std::string model(config.family->model_type);
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   for (const DecoderOperation operation : OperationsOf(config)) {
     const Status has = DecoderOf(device, operation).status();
     if (!has.ok())
       return Status(has.code(), fmt::format("{}, which {} needs", has.message(), model));
   }
-  if (config.shape.experts > 0 && !decoder->reads_host_memory()) {
+  if (config.shape.experts > 0 && !ReadsHostMemory(device)) {
     return Status(Code::kUnsupported, fmt::format("{}: sorts no tokens by expert, which {} needs",
                                                   device.info().name, model));
   }
   return {};
 }
 
+bool ReadsHostMemory(const Device& device) {
+  const DecoderBackend* const decoder = device.impl().decoder();
+  return decoder != nullptr && decoder->reads_host_memory();
+}
+
 Status UploadTables(const Device& device, Decoder* decoder) {
   MARLIN_ASSIGN_OR_RETURN(decoder->inverse_frequencies,
                           DeviceVector::Upload(device, decoder->config.rotary.inverse_frequencies));
   const TensorView table = decoder->embedding;
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* backend, DecoderOf(device));
-  if (table.empty() || backend->reads_host_memory()) return {};
+  if (table.empty() || ReadsHostMemory(device)) return {};
   MARLIN_ASSIGN_OR_RETURN(decoder->embedding_memory,
                           DeviceBuffer::Allocate(device, table.ByteCount()));
   MARLIN_RETURN_IF_ERROR(decoder->embedding_memory.CopyFrom(table.data(), table.ByteCount()));

@@ -12,6 +12,9 @@ namespace marlin {
 /// that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
+/// Whether the device's memory is the host's. Precondition: CheckDevice.
+bool ReadsHostMemory(const Device& device);
+
 /// Moves the rotary table to the device, and the embedding table where the device does not read the
 /// mapping of the checkpoint. Errors: kOutOfMemory, kDeviceLost.
 Status UploadTables(const Device& device, Decoder* decoder);

@@ -4,18 +4,38 @@
 
 #include "base/macros.h"
 #include "ops/checks.h"
+#include "ops/decoder_checks.h"
 #include "ops/device.h"
 #include "plan/decoder_backend.h"
 #include "plan/decoder_calls.h"
 #include "plan/indices.h"
 
 namespace marlin {
-namespace {
 
 Status CheckRank(const char* name, const TensorView& view, int rank) {
   if (view.rank() == rank) return {};
   return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
 }
+
+Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected) {
+  if (view.dtype() != DType::kI32 || !(view.shape() == expected)) {
+    return Invalid(fmt::format("{}: expected i32 {}, got {} {}", name, expected.ToString(),
+                               DTypeName(view.dtype()), view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return CheckData(name, view);
+}
+
+Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
+  if (options.window < 0) {
+    return Invalid(fmt::format("window: expected 0 or more, got {}", options.window));
+  }
+  if (options.sinks.empty()) return {};
+  MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
+  return CheckVector("sinks", options.sinks, heads, true);
+}
+
+namespace {
 
 /// A vector that must be there unless it has no elements.
 Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
@@ -72,8 +92,7 @@ Status CheckTable(const Device& device, const PreparedWeights& table) {
   return Invalid(fmt::format("table: expected one matrix, got {} experts", experts));
 }
 
-/// One input of attention; `heads` is what the sinks have, or -1.
-Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
+Status CheckAttentionInput(const AttentionInput& input, const AttentionOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckRank("queries", input.queries, 3));
   MARLIN_RETURN_IF_ERROR(CheckRank("keys", input.keys, 3));
   MARLIN_RETURN_IF_ERROR(CheckRank("values", input.values, 3));
@@ -100,10 +119,7 @@ Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "queries", input.queries, true));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "keys", input.keys, false));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "values", input.values, false));
-  if (sink_heads >= 0 && sink_heads != heads) {
-    return Invalid(fmt::format("sinks: expected [{}], got [{}]", heads, sink_heads));
-  }
-  return {};
+  return CheckAttentionOptions(options, heads);
 }
 
 }  // namespace
@@ -216,16 +232,10 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options, void* stream) {
   MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
-  const bool has_sinks = !options.sinks.empty();
-  if (has_sinks) {
-    MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
-    MARLIN_RETURN_IF_ERROR(CheckVector("sinks", options.sinks, options.sinks.dim(0), true));
-  }
-  if (options.window < 0) {
-    return Invalid(fmt::format("window: expected 0 or more, got {}", options.window));
-  }
+  const int64_t sinks = options.sinks.rank() > 0 ? options.sinks.dim(0) : 0;
+  MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, sinks));
   for (const AttentionInput& input : inputs) {
-    MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, has_sinks ? options.sinks.dim(0) : -1));
+    MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, options));
   }
   return RunOperation(device, AttentionCall{inputs, options}, stream);
 }

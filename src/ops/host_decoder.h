@@ -20,6 +20,7 @@ class HostDecoder final : public DecoderBackend {
 
   bool reads_host_memory() const override { return true; }
   bool Has(DecoderOperation operation) const override { return host_->decoder()->Has(operation); }
+  int64_t cache_page_tokens() const override { return host_->decoder()->cache_page_tokens(); }
 
 #define MARLIN_DECODER_OPERATION(Name, text)                                           \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \

@@ -50,6 +50,8 @@ class DecoderBackend {
   /// Whether the device's memory is the host's, so that the host may fill and read it.
   virtual bool reads_host_memory() const = 0;
   virtual bool Has(DecoderOperation operation) const = 0;
+  /// CachePageTokens.
+  virtual int64_t cache_page_tokens() const = 0;
 
 /// An operation, and the scratch memory of a call; called where Has says so.
 #define MARLIN_DECODER_OPERATION(Name, text)                                                  \

@@ -68,6 +68,21 @@ struct AttentionCall {
   const AttentionOptions& options;
 };
 
+struct AppendToCacheCall {
+  TensorView keys;
+  TensorView values;  ///< Empty where the cache has them in the keys.
+  const SequenceRows& rows;
+  const PagedCache& cache;
+};
+
+struct PagedAttentionCall {
+  TensorView queries;
+  const SequenceRows& rows;
+  const PagedCache& cache;
+  MutableTensorView out;
+  const AttentionOptions& options;
+};
+
 struct RouteTokensCall {
   TensorView logits;
   const RouterOptions& options;

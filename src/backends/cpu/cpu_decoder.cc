@@ -1,5 +1,5 @@
-// Operations on rows: look-up, norm, addition, rotation, gate. A row passes through small fp32
-// buffers piece by piece.
+// Operations on rows: embedding lookup, norm, addition, RoPE, gate, append to a cache. A row passes
+// through small fp32 buffers piece by piece.
 #include "backends/cpu/cpu_decoder.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/paged_rows.h"
 #include "backends/cpu/prepared_panels.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -120,6 +121,34 @@ Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*contex
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+  const auto& [keys, values, sequence_rows, cache] = call;
+  const PagedRows rows(sequence_rows, cache);
+  MARLIN_RETURN_IF_ERROR(rows.Check(1));
+  const int64_t key_elements = cache.kv_heads * cache.page_tokens * cache.key_dim;
+  // Rows of one view go to where its rows begin in a page.
+  const auto append = [&](const TensorView& from, int64_t first_element, int64_t row,
+                          uint8_t* page) {
+    const int64_t features = from.dim(2);
+    const int64_t place = rows.Position(row) % cache.page_tokens;
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+      const int64_t element = first_element + (head * cache.page_tokens + place) * features;
+      ConvertRun(kernels_, RowOf(from, row * cache.kv_heads + head), from.dtype(), features,
+                 page + element * DTypeBytes(cache.type), cache.type);
+    }
+  };
+  const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
+  ForRows(keys.dim(0), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first, sequence = 0; row < last; ++row) {
+      while (rows.FirstRow(sequence + 1) <= row) ++sequence;
+      uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
+      append(keys, 0, row, page);
+      if (!cache.values_in_keys) append(values, key_elements, row, page);
     }
   });
   return {};

@@ -21,6 +21,7 @@ class CpuDecoder final : public DecoderBackend {
 
   bool reads_host_memory() const override { return true; }
   bool Has(DecoderOperation /*operation*/) const override { return true; }
+  int64_t cache_page_tokens() const override { return kSegment; }
 
   using DecoderBackend::WorkspaceBytes;
 #define MARLIN_DECODER_OPERATION(Name, text) \
@@ -31,8 +32,9 @@ class CpuDecoder final : public DecoderBackend {
 #include "plan/decoder_operations.def"
 
  private:
-  AttentionContext ContextOf(std::span<const AttentionInput> inputs,
-                             const AttentionOptions& options) const;
+  AttentionContext ContextOf(int64_t jobs, const AttentionOptions& options) const;
+  void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
+               float* scratch) const;
 
   /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that
   /// pays.
