@@ -18,6 +18,7 @@
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"
+#include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 #include "marlin/weights.h"

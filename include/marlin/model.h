@@ -96,6 +96,12 @@ class Model {
   /// sequence that would pass max_positions; the sequences are unchanged then.
   Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
 
+  /// Forward that draws one token for every input from the logits after its last token, on the
+  /// device: samplers are states that ResetSampler wrote, u8 [inputs.size(), SamplerStateBytes] in
+  /// the device's memory, and tokens has one an input. Errors: also those of SampleTokens.
+  Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
+                          std::span<int32_t> tokens) const;
+
   struct Impl;
   /// False after the model was moved from.
   bool valid() const { return impl_ != nullptr; }

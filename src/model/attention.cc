@@ -11,119 +11,105 @@ MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t he
       rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
 }
 
-/// Appends keys and values to the cache and attends: out [rows, heads, value_dim].
-Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
-              const MutableTensorView& keys, const MutableTensorView& values,
-              const TensorView& sinks, const MutableTensorView& out) {
-  const DecoderConfig& config = pass.decoder.config;
-  const PassPages& pages = pass.pages[pass.pool.GroupOf(layer)];
-  const SequenceRows rows{pass.positions, pass.first_rows, pages.block_tables};
-  const PagedCache cache = pass.pool.CacheOf(layer, pages.slabs);
+Status Rotate(const Pass& pass, const AttentionStep& step, const MutableTensorView& heads) {
+  return ApplyRotary(pass.device, step.rotary, pass.values.positions, heads);
+}
+
+/// Appends keys and values to the cache and attends.
+Status Attend(const Pass& pass, const AttentionStep& step, const MutableTensorView& queries,
+              const MutableTensorView& keys, const MutableTensorView& values) {
+  const StepPages& pages = pass.values.pages[step.cache_group];
+  const SequenceRows rows{pass.values.positions, pass.values.first_rows, pages.block_tables};
+  PagedCache cache = step.cache;
+  cache.slabs = pages.slabs;
   MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache));
-  AttentionOptions options;
-  options.scale = config.score_scale;
-  options.window = config.windows[static_cast<size_t>(layer)];
-  options.sinks = sinks;
-  options.accuracy = pass.products.accuracy;
-  return PagedAttention(pass.device, queries, rows, cache, out, options);
+  return PagedAttention(pass.device, queries, rows, cache,
+                        Heads(pass.values.mixed, 0, step.heads, step.value_dim), step.options);
 }
 
-Status Turn(const Pass& pass, const MutableTensorView& heads) {
-  const DecoderConfig& config = pass.decoder.config;
-  return ApplyRotary(pass.device,
-                     {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
-                      config.interleaved_rotary},
-                     pass.positions, heads);
-}
-
-}  // namespace
-
-Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                    const MutableTensorView& out) {
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& shape = config.shape;
-  const AttentionLayer& weights = pass.decoder.layers[static_cast<size_t>(layer)].attention;
+/// MLA: a head's key is its own part, then the part with RoPE that all heads share.
+Status RunLatentAttention(const Pass& pass, const AttentionStep& step) {
+  const StepValues& values = pass.values;
   const int64_t rows = pass.rows();
-  const int64_t q_width = shape.heads * shape.head_dim;
-  const int64_t kv_width = shape.kv_heads * shape.head_dim;
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView qkv,
-                          pass.arena.Take(DType::kF32, {rows, q_width + 2 * kv_width}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.qkv, x, pass.products, qkv));
-  const MutableTensorView q = Heads(qkv, 0, shape.heads, shape.head_dim);
-  const MutableTensorView k = Heads(qkv, q_width, shape.kv_heads, shape.head_dim);
-  const MutableTensorView v = Heads(qkv, q_width + kv_width, shape.kv_heads, shape.head_dim);
-  if (!weights.q_norm.empty()) {
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, q, weights.q_norm.view(), config.epsilon, q));
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, k, weights.k_norm.view(), config.epsilon, k));
-  }
-  MARLIN_RETURN_IF_ERROR(Turn(pass, q));
-  MARLIN_RETURN_IF_ERROR(Turn(pass, k));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed,
-                          pass.arena.Take(DType::kF32, {rows, q_width}));
-  MARLIN_RETURN_IF_ERROR(Attend(pass, layer, q, k, v, weights.sinks.view(),
-                                Heads(mixed, 0, shape.heads, shape.head_dim)));
-  return Apply(pass.device, weights.out, mixed, pass.products, out);
-}
-
-namespace {
-
-/// Queries of the latent attention, [rows, heads * key_dim].
-Status LatentQueries(const Pass& pass, const LatentAttentionLayer& weights, const TensorView& x,
-                     const MutableTensorView& q) {
-  if (!weights.q.empty()) return Apply(pass.device, weights.q, x, pass.products, q);
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
-                          pass.arena.Take(DType::kF32, {pass.rows(), weights.q_a.out}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.q_a, x, pass.products, low));
-  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, low, weights.q_a_norm.view(), kLatentEpsilon, low));
-  return Apply(pass.device, weights.q_b, low, pass.products, q);
-}
-
-}  // namespace
-
-Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                          const MutableTensorView& out) {
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& shape = config.shape;
-  const LatentAttentionLayer& weights = pass.decoder.layers[static_cast<size_t>(layer)].latent;
-  const int64_t rows = pass.rows();
-  const int64_t key_dim = config.key_dim();
-  const int64_t pair_width = shape.nope_dim + shape.v_dim;
-  const ArenaScope scope(pass.arena);
-  const auto take = [&](int64_t width) { return pass.arena.Take(DType::kF32, {rows, width}); };
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView q, take(shape.heads * key_dim));
-  MARLIN_RETURN_IF_ERROR(LatentQueries(pass, weights, x, q));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low, take(weights.kv_a.out));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.kv_a, x, pass.products, low));
-  const MutableTensorView latent(low.data(), DType::kF32, {rows, shape.kv_rank},
-                                 {low.stride(0), 1});
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, latent, weights.kv_a_norm.view(), kLatentEpsilon, latent));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView pairs, take(shape.heads * pair_width));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.kv_b, latent, pass.products, pairs));
-
-  // The turned part of a head follows its unturned one; all heads share the turned part of a key.
-  const MutableTensorView turned_k = Heads(low, shape.kv_rank, 1, shape.rope_dim);
-  MARLIN_RETURN_IF_ERROR(Turn(pass, turned_k));
+  const int64_t own_dim = step.key_dim - step.rope_dim;
+  const int64_t pair_width = own_dim + step.value_dim;
   const auto part = [&](const MutableTensorView& of, int64_t first, int64_t width, int64_t stride) {
-    return MutableTensorView(of.As<float>() + first, DType::kF32, {rows, shape.heads, width},
+    return MutableTensorView(of.As<float>() + first, DType::kF32, {rows, step.heads, width},
                              {of.stride(0), stride, 1});
   };
-  MARLIN_RETURN_IF_ERROR(Turn(pass, part(q, shape.nope_dim, shape.rope_dim, key_dim)));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k, take(shape.heads * key_dim));
-  MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(pairs, 0, shape.nope_dim, pair_width),
-                                 part(k, 0, shape.nope_dim, key_dim)));
-  for (int64_t head = 0; head < shape.heads; ++head) {
-    const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, turned_k, to));
+  const int64_t rank = values.latent.dim(1) - step.rope_dim;
+  const MutableTensorView shared = Heads(values.latent, rank, 1, step.rope_dim);
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, step, shared));
+  MARLIN_RETURN_IF_ERROR(
+      Rotate(pass, step, part(values.projected, own_dim, step.rope_dim, step.key_dim)));
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k,
+                          pass.arena.Take(DType::kF32, {rows, step.heads * step.key_dim}));
+  MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(values.expanded, 0, own_dim, pair_width),
+                                 part(k, 0, own_dim, step.key_dim)));
+  for (int64_t head = 0; head < step.heads; ++head) {
+    const MutableTensorView to = Heads(k, head * step.key_dim + own_dim, 1, step.rope_dim);
+    MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to));
   }
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed, take(shape.heads * shape.v_dim));
-  MARLIN_RETURN_IF_ERROR(Attend(pass, layer, part(q, 0, key_dim, key_dim),
-                                part(k, 0, key_dim, key_dim),
-                                part(pairs, shape.nope_dim, shape.v_dim, pair_width), {},
-                                Heads(mixed, 0, shape.heads, shape.v_dim)));
-  return Apply(pass.device, weights.out, mixed, pass.products, out);
+  return Attend(pass, step, part(values.projected, 0, step.key_dim, step.key_dim),
+                part(k, 0, step.key_dim, step.key_dim),
+                part(values.expanded, own_dim, step.value_dim, pair_width));
+}
+
+}  // namespace
+
+Status RunProject(const Pass& pass, const ProjectStep& step) {
+  const ArenaScope scope(pass.arena);
+  const StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(DType::kF32, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, values.hidden, x));
+  return Apply(pass.device, pass.layer(step.layer).attention.qkv, x, pass.products,
+               values.projected);
+}
+
+Status RunLatentProject(const Pass& pass, const LatentProjectStep& step) {
+  const ArenaScope scope(pass.arena);
+  const StepValues& values = pass.values;
+  const LatentAttentionLayer& layer = pass.layer(step.layer).latent;
+  const auto apply = [&](const Projection& projection, const TensorView& x,
+                         const MutableTensorView& out) {
+    return Apply(pass.device, projection, x, pass.products, out);
+  };
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(DType::kF32, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, values.hidden, x));
+  if (!layer.q.empty()) {
+    MARLIN_RETURN_IF_ERROR(apply(layer.q, x, values.projected));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
+                            pass.arena.Take(DType::kF32, {pass.rows(), layer.q_a.out}));
+    MARLIN_RETURN_IF_ERROR(apply(layer.q_a, x, low));
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, step.q_norm, low, low));
+    MARLIN_RETURN_IF_ERROR(apply(layer.q_b, low, values.projected));
+  }
+  MARLIN_RETURN_IF_ERROR(apply(layer.kv_a, x, values.latent));
+  const MutableTensorView latent(values.latent.data(), DType::kF32, {pass.rows(), layer.kv_b.in},
+                                 {values.latent.stride(0), 1});
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.kv_norm, latent, latent));
+  return apply(layer.kv_b, latent, values.expanded);
+}
+
+Status RunAttention(const Pass& pass, const AttentionStep& step) {
+  if (step.rope_dim > 0) return RunLatentAttention(pass, step);
+  const MutableTensorView& qkv = pass.values.projected;
+  const int64_t first_key = step.heads * step.key_dim;
+  const int64_t first_value = first_key + step.kv_heads * step.key_dim;
+  const MutableTensorView q = Heads(qkv, 0, step.heads, step.key_dim);
+  const MutableTensorView k = Heads(qkv, first_key, step.kv_heads, step.key_dim);
+  const MutableTensorView v = Heads(qkv, first_value, step.kv_heads, step.value_dim);
+  if (!step.q_norm.weight.empty()) {
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, step.q_norm, q, q));
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, step.k_norm, k, k));
+  }
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, step, q));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, step, k));
+  return Attend(pass, step, q, k, v);
 }
 
 }  // namespace marlin

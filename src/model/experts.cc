@@ -51,20 +51,6 @@ MutableTensorView Rows(const MutableTensorView& view, int64_t first, int64_t cou
           {view.stride(0), 1}};
 }
 
-/// Writes the top_k choices of every row of x, best first, and their weights.
-Status Choose(const Pass& pass, const ExpertsLayer& layer, const TensorView& x,
-              const MutableTensorView& ids, const MutableTensorView& weights) {
-  const DecoderConfig& config = pass.decoder.config;
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
-                          pass.arena.Take(DType::kF32, {x.dim(0), config.shape.experts}));
-  // A rounded score could change the choice.
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.router, x, {Accuracy::kExact, false}, logits));
-  RouterOptions options = config.router;
-  options.choice_bias = layer.choice_bias.view();
-  return RouteTokens(pass.device, logits, options, ids, weights);
-}
-
 /// out += the shared expert, gated by a sigmoid where there is a gate.
 Status AddShared(const Pass& pass, const ExpertsLayer& layer, const TensorView& x,
                  const MutableTensorView& out) {
@@ -85,21 +71,32 @@ Status AddShared(const Pass& pass, const ExpertsLayer& layer, const TensorView& 
 
 }  // namespace
 
-Status RunExperts(const Pass& pass, const ExpertsLayer& layer, const TensorView& x,
-                  const MutableTensorView& out) {
-  const int64_t hidden = x.dim(1);
-  const int64_t top_k = pass.decoder.config.router.top_k;
+Status RunRoute(const Pass& pass, const RouteStep& step) {
+  const StepValues& values = pass.values;
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, values.hidden, values.normed));
   const ArenaScope scope(pass.arena);
-  const Shape choices{x.dim(0), top_k};
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView ids, pass.arena.Take(DType::kI32, choices));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView weights, pass.arena.Take(DType::kF32, choices));
-  MARLIN_RETURN_IF_ERROR(Choose(pass, layer, x, ids, weights));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
+                          pass.arena.Take(DType::kF32, {pass.rows(), step.router.out}));
+  // A rounded score could change the choice.
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(step.layer).experts.router, values.normed,
+                               {Accuracy::kExact, false}, logits));
+  return RouteTokens(pass.device, logits, step.options, values.expert_ids, values.expert_weights);
+}
+
+Status RunExperts(const Pass& pass, const ExpertsStep& step) {
+  const ExpertsLayer& layer = pass.layer(step.layer).experts;
+  const TensorView x = pass.values.normed;
+  const int64_t hidden = x.dim(1);
+  const int64_t top_k = pass.values.expert_ids.dim(1);
+  const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const Assignment sorted,
-                          Sort(pass, ids, weights, pass.decoder.config.shape.experts));
-  const int64_t slots = choices.ElementCount();
-  const auto take = [&] { return pass.arena.Take(DType::kF32, {slots, hidden}); };
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView gathered, take());
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView results, take());
+                          Sort(pass, pass.values.expert_ids, pass.values.expert_weights,
+                               static_cast<int64_t>(layer.experts.size())));
+  const int64_t slots = sorted.token.dim(0);
+  const auto take = [&](int64_t rows) { return pass.arena.Take(DType::kF32, {rows, hidden}); };
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out, take(x.dim(0)));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView gathered, take(slots));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView results, take(slots));
   MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, x, sorted.token, gathered));
   for (size_t expert = 0; expert < layer.experts.size(); ++expert) {
     const int64_t first = sorted.begin[expert];
@@ -118,7 +115,8 @@ Status RunExperts(const Pass& pass, const ExpertsLayer& layer, const TensorView&
     MARLIN_RETURN_IF_ERROR(choice == 0 ? Convert(pass.device, part, out)
                                        : AddTo(pass.device, part, out));
   }
-  return layer.shared.down.empty() ? Status() : AddShared(pass, layer, x, out);
+  if (!layer.shared.down.empty()) MARLIN_RETURN_IF_ERROR(AddShared(pass, layer, x, out));
+  return AddBlock(pass, step.out_norm, out);
 }
 
 }  // namespace marlin

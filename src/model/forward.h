@@ -1,6 +1,7 @@
 // One pass of some tokens through the layers.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -9,8 +10,9 @@
 
 #include "marlin/device.h"
 #include "marlin/model.h"
-#include "model/kv_cache.h"
 #include "model/layers.h"
+#include "ops/device.h"
+#include "plan/decoder_step.h"
 
 namespace marlin {
 
@@ -29,6 +31,7 @@ class Arena {
   struct Mark {
     size_t block = 0;
     int64_t used = 0;
+    friend auto operator<=>(const Mark&, const Mark&) = default;
   };
   Mark mark() const { return at_; }
   void Return(const Mark& mark) { at_ = mark; }
@@ -55,39 +58,58 @@ class ArenaScope {
   Arena::Mark mark_;
 };
 
-/// The pages of all sequences of a pass, as the device reads them; one for each group of layers.
-struct PassPages {
-  std::vector<void*> slabs;
-  TensorView block_tables;
-};
-
-/// What the blocks of a pass share.
+/// What the operations of a pass share.
 struct Pass {
   const Device& device;
   const Decoder& decoder;
-  const PagePool& pool;
   ProductOptions products;
   Arena& arena;
-  TensorView positions;   ///< As in SequenceRows, in the device's memory.
-  TensorView first_rows;  ///< As in SequenceRows.
-  std::vector<PassPages> pages;
+  StepValues values = {};
 
-  int64_t rows() const { return positions.dim(0); }
+  int64_t rows() const { return values.rows(); }
+  const DecoderLayer& layer(int64_t index) const {
+    return decoder.layers[static_cast<size_t>(index)];
+  }
 };
 
-/// out = attention of x, both [rows, hidden] f32; appends to the cache.
-Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                    const MutableTensorView& out);
-Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                          const MutableTensorView& out);
+/// Takes the memory of everything that flows between the operations of a pass, but for the logits
+/// and the tokens, from its arena. Errors: kOutOfMemory.
+Status TakeValues(Pass* pass);
+
+/// One operation, piece by piece.
+Status RunProject(const Pass& pass, const ProjectStep& step);
+Status RunLatentProject(const Pass& pass, const LatentProjectStep& step);
+Status RunAttention(const Pass& pass, const AttentionStep& step);
+Status RunRoute(const Pass& pass, const RouteStep& step);
+Status RunExperts(const Pass& pass, const ExpertsStep& step);
+
+/// out = norm(x), where there is a norm; out may be x.
+Status Normalize(const Pass& pass, const StepNorm& norm, const TensorView& x,
+                 const MutableTensorView& out);
 /// out = mlp(x), rows weighted where row_weight (f32 [rows of x]) is there.
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
               const MutableTensorView& out, const TensorView& row_weight = {});
-Status RunExperts(const Pass& pass, const ExpertsLayer& experts, const TensorView& x,
-                  const MutableTensorView& out);
+/// hidden += norm(block); writes block.
+Status AddBlock(const Pass& pass, const StepNorm& norm, const MutableTensorView& block);
 
-/// Runs all layers: hidden [rows, hidden] f32 holds the embeddings before and the last hidden
-/// states, not yet normed, after.
-Status RunLayers(const Pass& pass, const MutableTensorView& hidden);
+/// A step, and those runs of its operations that the device takes in its own form.
+class StepProgram {
+ public:
+  StepProgram() = default;
+  /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
+  /// device and an operation that it neither takes nor has the pieces of.
+  static Result<StepProgram> Make(const Device& device, StepDescription step);
+
+  Status Run(const Pass& pass) const;
+
+ private:
+  /// One operation, or a fused run of some.
+  struct Part {
+    size_t first;
+    std::unique_ptr<const FusedOperations> fused;
+  };
+  std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
+  std::vector<Part> parts_;
+};
 
 }  // namespace marlin

@@ -14,7 +14,8 @@
 #include "base/read_file.h"
 #include "base/view_checks.h"
 #include "checkpoint/model_directory.h"
-#include "marlin/decoder.h"
+#include "marlin/sampling.h"
+#include "model/describe_step.h"
 #include "model/forward.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
@@ -137,12 +138,11 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
   return {};
 }
 
-Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
                    std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
   int64_t rows = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
-    rows += inputs[i].all_logits ? static_cast<int64_t>(inputs[i].tokens.size()) : 1;
+  for (const SequenceInput& input : inputs) {
+    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : 1;
   }
   const Shape expected{rows, model->info.vocab_size};
   if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
@@ -152,6 +152,14 @@ Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
   }
   MARLIN_RETURN_IF_ERROR(CheckData("logits", logits));
   return CheckDistinctElements("logits", logits, false);
+}
+
+Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+                   std::span<const SequenceInput> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
+  }
+  return {};
 }
 
 /// Takes the sequences of all inputs for one call. The length of a sequence counts as read here.
@@ -177,6 +185,28 @@ Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
   return {};
 }
 
+Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                     const MutableTensorView& samplers, std::span<const int32_t> tokens) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].all_logits) continue;
+    return Status(Code::kInvalidArgument,
+                  fmt::format("inputs[{}]: one token is drawn, not one after every token", i));
+  }
+  if (tokens.size() != inputs.size()) {
+    return Status(Code::kInvalidArgument, fmt::format("tokens: expected {} (inputs), got {}",
+                                                      inputs.size(), tokens.size()));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
+                          SamplerStateBytes(model.device, model.info.vocab_size));
+  const Shape expected{static_cast<int64_t>(inputs.size()), bytes};
+  if (samplers.dtype() == DType::kU8 && samplers.shape() == expected) {
+    return CheckData("samplers", samplers);
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("samplers: expected u8 {}, got {} {}", expected.ToString(),
+                            DTypeName(samplers.dtype()), samplers.shape().ToString()));
+}
+
 /// Whether products can write a matrix as it lies: contiguous columns, rows behind each other.
 bool HasRows(const MutableTensorView& view) {
   const bool columns = view.dim(1) <= 1 || view.stride(1) == 1;
@@ -192,12 +222,19 @@ void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_
   }
 }
 
+/// What a call wants of the rows that it asks for: logits in the host's memory, or tokens.
+struct Wanted {
+  MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
+  MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in the device's memory, or empty.
+  std::span<int32_t> tokens;   ///< One an input, where there are samplers.
+};
+
 /// One Forward call: passes over its tokens, one after the other.
 class ForwardCall {
  public:
   ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
-              const MutableTensorView& logits)
-      : model_(model), inputs_(inputs), arena_(arena), logits_(logits) {}
+              const Wanted& wanted)
+      : model_(model), inputs_(inputs), arena_(arena), wanted_(wanted) {}
 
   Status Run() {
     const Status status = RunPasses();
@@ -220,17 +257,16 @@ class ForwardCall {
 
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
-    Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_, {}, {}, {}};
+    Pass pass{model_.device, model_.decoder, model_.products, arena_};
     PassRows rows;
     for (const PassPlan::Piece& piece : plan.pieces) {
       MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
     }
-    MARLIN_ASSIGN_OR_RETURN(const StepViews step, Upload(rows, &pass));
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView hidden,
-                            arena_.Take(DType::kF32, {pass.rows(), model_.info.hidden_size}));
-    MARLIN_RETURN_IF_ERROR(Embed(step.ids, hidden));
-    MARLIN_RETURN_IF_ERROR(RunLayers(pass, hidden));
-    return WriteLogits(hidden, step.wanted);
+    MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
+    MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
+    MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
+    MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
+    return FetchResults(pass.values);
   }
 
   /// What a pass tells the device about its rows.
@@ -261,13 +297,8 @@ class ForwardCall {
     return {};
   }
 
-  struct StepViews {
-    TensorView ids;
-    TensorView wanted;
-  };
-
   /// Everything that depends on the tokens goes to the device in one copy.
-  Result<StepViews> Upload(const PassRows& rows, Pass* pass) const {
+  Status Upload(const PassRows& rows, StepValues* values) const {
     std::vector<int32_t> numbers;
     const auto add = [&numbers](const std::vector<int32_t>& part) {
       const size_t first = numbers.size();
@@ -287,18 +318,20 @@ class ForwardCall {
     const auto part = [&all](size_t first, const Shape& shape) {
       return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
     };
-    const auto vector = [&part](size_t first, const std::vector<int32_t>& values) {
-      return part(first, {static_cast<int64_t>(values.size())});
+    const auto vector = [&part](size_t first, const std::vector<int32_t>& numbers_of) {
+      return part(first, {static_cast<int64_t>(numbers_of.size())});
     };
     const auto sequences = static_cast<int64_t>(rows.caches.size());
     for (size_t group = 0; group + 1 < tables.size(); ++group) {
       const auto count = static_cast<int64_t>(tables[group + 1] - tables[group]);
-      pass->pages.push_back(
+      values->pages.push_back(
           {model_.pool->Slabs(group), part(tables[group], {sequences, count / sequences})});
     }
-    pass->positions = vector(positions, rows.positions);
-    pass->first_rows = vector(first_rows, rows.first_rows);
-    return StepViews{vector(ids, rows.ids), vector(wanted, rows.wanted)};
+    values->ids = vector(ids, rows.ids);
+    values->positions = vector(positions, rows.positions);
+    values->first_rows = vector(first_rows, rows.first_rows);
+    values->wanted = vector(wanted, rows.wanted);
+    return {};
   }
 
   /// The pages of all sequences in one group, as many for each as the longest has.
@@ -316,48 +349,56 @@ class ForwardCall {
     return tables;
   }
 
-  Status Embed(const TensorView& ids, const MutableTensorView& hidden) const {
-    const Decoder& decoder = model_.decoder;
-    return decoder.embedding.empty()
-               ? LookUpRows(model_.device, decoder.embedding_projection.parts.front(), ids, hidden)
-               : LookUpRows(model_.device, decoder.embedding, ids, hidden);
+  /// Rows [next_row_, next_row_ + rows) of a matrix.
+  MutableTensorView NextRows(const MutableTensorView& matrix, int64_t rows) const {
+    auto* const first =
+        matrix.As<uint8_t>() + next_row_ * matrix.stride(0) * DTypeBytes(matrix.dtype());
+    return {first, matrix.dtype(), {rows, matrix.dim(1)}, {matrix.stride(0), 1}};
   }
 
-  Status WriteLogits(const MutableTensorView& hidden, const TensorView& wanted) {
-    const int64_t rows = wanted.dim(0);
+  /// Memory for what a pass is asked for.
+  Status TakeResults(StepValues* values) {
+    const int64_t rows = values->wanted.dim(0);
     if (rows == 0) return {};
-    const Decoder& decoder = model_.decoder;
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
-                            arena_.Take(DType::kF32, {rows, hidden.dim(1)}));
-    MARLIN_RETURN_IF_ERROR(LookUpRows(model_.device, hidden, wanted, last));
-    MARLIN_RETURN_IF_ERROR(
-        RmsNorm(model_.device, last, decoder.norm.view(), decoder.config.epsilon, last));
-    const int64_t first = next_row_;
-    next_row_ += rows;
-    if (model_.writes_host && HasRows(logits_)) {
-      const MutableTensorView out(logits_.As<float>() + first * logits_.stride(0), DType::kF32,
-                                  {rows, logits_.dim(1)}, {logits_.stride(0), 1});
-      return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
-    }
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView dense,
-                            arena_.Take(DType::kF32, {rows, logits_.dim(1)}));
-    MARLIN_RETURN_IF_ERROR(Apply(model_.device, decoder.lm_head(), last, model_.products, dense));
-    MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
-    if (model_.writes_host) {
-      CopyRows(dense, logits_, first);
+    in_place_ = wanted_.samplers.empty() && model_.writes_host && HasRows(wanted_.logits);
+    if (in_place_) {
+      values->logits = NextRows(wanted_.logits, rows);
       return {};
     }
-    std::vector<float> host(static_cast<size_t>(dense.ElementCount()));
-    MARLIN_RETURN_IF_ERROR(arena_.Download(dense, host.data()));
-    CopyRows({host.data(), DType::kF32, dense.shape()}, logits_, first);
+    const Shape shape{rows, model_.info.vocab_size};
+    MARLIN_ASSIGN_OR_RETURN(values->logits, arena_.Take(DType::kF32, shape));
+    if (wanted_.samplers.empty()) return {};
+    values->samplers = NextRows(wanted_.samplers, rows);
+    MARLIN_ASSIGN_OR_RETURN(values->tokens, arena_.Take(DType::kI32, {rows}));
+    return {};
+  }
+
+  /// Brings what a pass was asked for to where the caller wants it.
+  Status FetchResults(const StepValues& values) {
+    const int64_t rows = values.wanted.dim(0);
+    const int64_t first = next_row_;
+    next_row_ += rows;
+    if (rows == 0 || in_place_) return {};
+    MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+    if (!wanted_.samplers.empty()) {
+      return arena_.Download(values.tokens, wanted_.tokens.data() + first);
+    }
+    if (model_.writes_host) {
+      CopyRows(values.logits, wanted_.logits, first);
+      return {};
+    }
+    std::vector<float> host(static_cast<size_t>(values.logits.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(values.logits, host.data()));
+    CopyRows({host.data(), DType::kF32, values.logits.shape()}, wanted_.logits, first);
     return {};
   }
 
   const Model::Impl& model_;
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
-  const MutableTensorView& logits_;
-  int64_t next_row_ = 0;
+  const Wanted& wanted_;
+  int64_t next_row_ = 0;   ///< Of those that the call asks for.
+  bool in_place_ = false;  ///< The device writes the logits to where the caller wants them.
 };
 
 }  // namespace
@@ -412,6 +453,9 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
                            numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
     impl->writes_host = ReadsHostMemory(device);
+    MARLIN_ASSIGN_OR_RETURN(
+        impl->program,
+        StepProgram::Make(device, DescribeStep(impl->decoder, *impl->pool, impl->products)));
     return Model(device, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
@@ -433,26 +477,52 @@ Result<Sequence> Model::NewSequence(const SequenceOptions& options) const {
   }
 }
 
+namespace {
+
+/// A call with an arena of the model's.
+Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                  const Wanted& wanted) {
+  Arena arena(model.device);
+  {
+    const std::lock_guard lock(model.mutex);
+    if (!model.arenas.empty()) {
+      arena = std::move(model.arenas.back());
+      model.arenas.pop_back();
+    }
+  }
+  Status status = ForwardCall(model, inputs, arena, wanted).Run();
+  const std::lock_guard lock(model.mutex);
+  model.arenas.push_back(std::move(arena));
+  return status;
+}
+
+}  // namespace
+
 Status Model::Forward(std::span<const SequenceInput> inputs,
                       const MutableTensorView& logits) const {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
-    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs, logits));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    MARLIN_RETURN_IF_ERROR(CheckLogits(impl_, inputs, logits));
     if (inputs.empty()) return {};
-    Arena arena(impl_->device);
-    {
-      const std::lock_guard lock(impl_->mutex);
-      if (!impl_->arenas.empty()) {
-        arena = std::move(impl_->arenas.back());
-        impl_->arenas.pop_back();
-      }
-    }
-    Status status = ForwardCall(*impl_, inputs, arena, logits).Run();
-    const std::lock_guard lock(impl_->mutex);
-    impl_->arenas.push_back(std::move(arena));
-    return status;
+    return RunForward(*impl_, inputs, {logits, {}, {}});
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
+                               const MutableTensorView& samplers, std::span<int32_t> tokens) const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers, tokens));
+    if (inputs.empty()) return {};
+    return RunForward(*impl_, inputs, {{}, samplers, tokens});
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");
   }

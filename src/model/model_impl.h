@@ -26,6 +26,7 @@ struct Model::Impl {
   ModelInfo info;
   ProductOptions products;
   std::shared_ptr<PagePool> pool;
+  StepProgram program;
   bool writes_host = true;  ///< The device's memory is the host's: it writes logits in place.
   mutable std::mutex mutex;
   mutable std::vector<Arena> arenas;  ///< Spare ones.

@@ -6,37 +6,73 @@
 
 #include "base/macros.h"
 #include "ops/device.h"
+#include "recipe/decoder_shape.h"
 
 namespace marlin {
 namespace {
 
 using enum DecoderOperation;
 
-/// The operations that a pass calls one by one.
-std::vector<DecoderOperation> OperationsOf(const DecoderConfig& config) {
-  std::vector<DecoderOperation> operations = {kLookUpRows,  kLookUpWeightRows, kRmsNorm,
-                                              kApplyRotary, kConvert,          kAttention,
-                                              kAddTo,       kApplyGate};
-  if (config.shape.experts > 0) {
-    operations.push_back(kRouteTokens);
-    operations.push_back(kApplySigmoid);
+/// The operations that an operation of a step is made of.
+std::vector<DecoderOperation> PiecesOf(StepKind kind) {
+  switch (kind) {
+    case StepKind::kEmbed:
+      return {kLookUpRows, kLookUpWeightRows};
+    case StepKind::kProject:
+    case StepKind::kLatentProject:
+      return {kRmsNorm};
+    case StepKind::kAttention:
+      return {kRmsNorm, kApplyRotary, kConvert, kAppendToCache, kPagedAttention};
+    case StepKind::kProjectAdd:
+      return {kRmsNorm, kAddTo};
+    case StepKind::kGateUp:
+      return {kRmsNorm, kApplyGate};
+    case StepKind::kRoute:
+      return {kRmsNorm, kRouteTokens};
+    case StepKind::kExperts:
+      return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
+    case StepKind::kHead:
+      return {kLookUpRows, kRmsNorm};
+    case StepKind::kSample:
+      return {kResetSampler, kSampleTokens};
   }
-  return operations;
+  return {};
+}
+
+std::vector<StepKind> KindsOf(const DecoderConfig& config) {
+  std::vector<StepKind> kinds = {
+      StepKind::kEmbed,     config.latent() ? StepKind::kLatentProject : StepKind::kProject,
+      StepKind::kAttention, StepKind::kProjectAdd,
+      StepKind::kHead,      StepKind::kSample};
+  bool dense = false;
+  bool sparse = false;
+  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    (IsSparse(*config.family, config.shape, layer) ? sparse : dense) = true;
+  }
+  if (dense) kinds.push_back(StepKind::kGateUp);
+  if (sparse) kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+  return kinds;
 }
 
 }  // namespace
 
-Status CheckDevice(const Device& device, const DecoderConfig& config) {
-  const std::string model(config.family->model_type);
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
-  for (const DecoderOperation operation : OperationsOf(config)) {
-    const Status has = DecoderOf(device, operation).status();
-    if (!has.ok())
-      return Status(has.code(), fmt::format("{}, which {} needs", has.message(), model));
+Status CheckPieces(const Device& device, StepKind kind) {
+  for (const DecoderOperation operation : PiecesOf(kind)) {
+    MARLIN_RETURN_IF_ERROR(DecoderOf(device, operation).status());
   }
-  if (config.shape.experts > 0 && !ReadsHostMemory(device)) {
-    return Status(Code::kUnsupported, fmt::format("{}: sorts no tokens by expert, which {} needs",
-                                                  device.info().name, model));
+  // Tokens are sorted by expert where the host reads the choices.
+  if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
+  return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
+}
+
+Status CheckDevice(const Device& device, const DecoderConfig& config) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  for (const StepKind kind : KindsOf(config)) {
+    if (decoder->Fuses(kind)) continue;
+    const Status has = CheckPieces(device, kind);
+    if (has.ok()) continue;
+    return Status(has.code(),
+                  fmt::format("{}, which {} needs", has.message(), config.family->model_type));
   }
   return {};
 }

@@ -5,12 +5,17 @@
 #include "marlin/status.h"
 #include "model/decoder_config.h"
 #include "model/layers.h"
+#include "plan/decoder_step.h"
 
 namespace marlin {
 
 /// Asks before anything is loaded. Errors: kUnsupported naming the device, and the first operation
 /// that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
+
+/// Whether a device has the pieces of an operation of a step. Errors: kUnsupported naming the
+/// device and what it lacks.
+Status CheckPieces(const Device& device, StepKind kind);
 
 /// Whether the device's memory is the host's. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);

@@ -21,6 +21,9 @@ class HostDecoder final : public DecoderBackend {
   bool reads_host_memory() const override { return true; }
   bool Has(DecoderOperation operation) const override { return host_->decoder()->Has(operation); }
   int64_t cache_page_tokens() const override { return host_->decoder()->cache_page_tokens(); }
+  int64_t sampler_state_bytes(int64_t vocab) const override {
+    return host_->decoder()->sampler_state_bytes(vocab);
+  }
 
 #define MARLIN_DECODER_OPERATION(Name, text)                                           \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "marlin/status.h"
+#include "plan/decoder_step.h"
 
 namespace marlin {
 
@@ -52,6 +54,18 @@ class DecoderBackend {
   virtual bool Has(DecoderOperation operation) const = 0;
   /// CachePageTokens.
   virtual int64_t cache_page_tokens() const = 0;
+  /// SamplerStateBytes.
+  virtual int64_t sampler_state_bytes(int64_t vocab) const = 0;
+
+  /// Whether Fuse takes every operation of a kind, so that a model needs none of its pieces.
+  virtual bool Fuses(StepKind /*kind*/) const { return false; }
+  /// Takes a run of operations from the front of `operations`, a part of the step's, in the
+  /// device's own form. The step outlives it. Called once for each operation that no run has, at
+  /// load.
+  virtual Result<FusedRun> Fuse(const StepDescription& /*step*/,
+                                std::span<const StepOperation> /*operations*/) const {
+    return FusedRun();
+  }
 
 /// An operation, and the scratch memory of a call; called where Has says so.
 #define MARLIN_DECODER_OPERATION(Name, text)                                                  \

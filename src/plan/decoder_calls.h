@@ -2,7 +2,8 @@
 // the host can tell: types, shapes, contiguous last dimensions, outputs apart from inputs, and no
 // empty view where elements are needed. All memory is the device's. Values in it (ids, positions)
 // are checked by the backend: at once where the device's memory is the host's, else by an error
-// that Synchronize reports.
+// that Synchronize reports. References and spans last as long as the call: work that runs later
+// keeps copies.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
+#include "marlin/sampling.h"
 #include "marlin/weights.h"
 
 namespace marlin {
@@ -88,6 +90,19 @@ struct RouteTokensCall {
   const RouterOptions& options;
   MutableTensorView ids;
   MutableTensorView weights;
+};
+
+struct ResetSamplerCall {
+  const SamplingOptions& options;
+  int64_t vocab;
+  TensorView prompt;        ///< i32 [tokens].
+  MutableTensorView state;  ///< u8 [sampler_state_bytes], aligned to 64 bytes.
+};
+
+struct SampleTokensCall {
+  TensorView logits;
+  MutableTensorView states;  ///< u8 [rows, sampler_state_bytes].
+  MutableTensorView tokens;  ///< i32 [rows].
 };
 
 }  // namespace marlin

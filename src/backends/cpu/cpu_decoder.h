@@ -22,6 +22,7 @@ class CpuDecoder final : public DecoderBackend {
   bool reads_host_memory() const override { return true; }
   bool Has(DecoderOperation /*operation*/) const override { return true; }
   int64_t cache_page_tokens() const override { return kSegment; }
+  int64_t sampler_state_bytes(int64_t vocab) const override;
 
   using DecoderBackend::WorkspaceBytes;
 #define MARLIN_DECODER_OPERATION(Name, text) \
