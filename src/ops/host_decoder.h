@@ -25,7 +25,7 @@ class HostDecoder final : public DecoderBackend {
     return host_->decoder()->sampler_state_bytes(vocab);
   }
 
-#define MARLIN_DECODER_OPERATION(Name, text)                                           \
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
     return host_->decoder()->WorkspaceBytes(call);                                     \
   }                                                                                    \
@@ -33,6 +33,7 @@ class HostDecoder final : public DecoderBackend {
     return RunOnHost(call, context);                                                   \
   }
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 
  private:
   /// The host's operation, once the device has written what it reads.

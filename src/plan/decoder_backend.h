@@ -10,21 +10,24 @@
 
 namespace marlin {
 
-#define MARLIN_DECODER_OPERATION(Name, text) struct Name##Call;
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) struct Name##Call;
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 
 enum class DecoderOperation : uint8_t {
-#define MARLIN_DECODER_OPERATION(Name, text) k##Name,
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) k##Name,
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 };
 
 /// "RMS norm".
 constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
   switch (operation) {
-#define MARLIN_DECODER_OPERATION(Name, text) \
-  case DecoderOperation::k##Name:            \
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  case DecoderOperation::k##Name:                       \
     return text;
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
   }
   return "unknown";
 }
@@ -32,10 +35,11 @@ constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
 /// The operation that a call is for: kOperationOf<RmsNormCall>.
 template <typename Call>
 inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
-#define MARLIN_DECODER_OPERATION(Name, text) \
-  template <>                                \
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  template <>                                           \
   inline constexpr DecoderOperation kOperationOf<Name##Call> = DecoderOperation::k##Name;
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 
 /// Where and when one call runs.
 struct OperationContext {
@@ -68,12 +72,13 @@ class DecoderBackend {
   }
 
 /// An operation, and the scratch memory of a call; called where Has says so.
-#define MARLIN_DECODER_OPERATION(Name, text)                                                  \
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                       \
   virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }              \
   virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const { \
     return Status(Code::kUnsupported, text);                                                  \
   }
 #include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 };
 
 }  // namespace marlin

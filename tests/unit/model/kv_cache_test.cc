@@ -15,8 +15,8 @@
 namespace marlin {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 CacheShape Shape3(std::vector<int64_t> windows, int64_t heads = 2) {
   return {std::move(windows), heads, 32, 16, DType::kBf16};

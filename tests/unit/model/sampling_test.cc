@@ -198,7 +198,7 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
   EXPECT_EQ(SampleTokens(device, all, states, out).message(), "row 3: logits: nan for token 9");
   EXPECT_THAT(
       SampleTokens(device, {logits.data(), DType::kF32, {kRows, 49}}, states, out).message(),
-      HasSubstr("states: expected u8 [7, "));
+      HasSubstr("states: row 0 was not reset for 49 tokens"));
   std::fill_n(states.As<uint8_t>(), bytes, uint8_t{0});
   EXPECT_EQ(SampleTokens(device, all, states, out).message(),
             "states: row 0 was not reset for 50 tokens");
