@@ -24,7 +24,8 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
     "recipe": ("quantize", "layout", "formats", "base"),
     "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
-    "model": ("ops", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
+    # Of plan, the description of a decoder's step.
+    "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
 }
 # The command stands on top of everything.
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)

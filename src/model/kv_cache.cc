@@ -51,6 +51,8 @@ Status PagePool::AddSlab(Group* group) const {
   size_t slab = 0;
   while (slab < group->slabs.size() && group->slabs[slab].memory.bytes() > 0) ++slab;
   if (slab == group->slabs.size()) group->slabs.emplace_back();
+  // Pages that come back need no memory, for they do when sequences are destroyed.
+  group->free.reserve(group->slabs.size() * static_cast<size_t>(group->slab_pages));
   group->slabs[slab].memory = std::move(memory);
   ++group->unused_slabs;
   const auto first = static_cast<int32_t>(static_cast<int64_t>(slab) * group->slab_pages);

@@ -126,7 +126,6 @@ Status CheckAttentionInput(const AttentionInput& input, const AttentionOptions& 
 
 Status LookUpRows(const Device& device, const TensorView& table, const TensorView& ids,
                   const MutableTensorView& out, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("table", table, table.shape()));
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.dim(1)));
@@ -137,7 +136,6 @@ Status LookUpRows(const Device& device, const TensorView& table, const TensorVie
 
 Status LookUpRows(const Device& device, const PreparedWeights& table, const TensorView& ids,
                   const MutableTensorView& out, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.spec().k));
   if (out.ElementCount() == 0) return {};
@@ -154,7 +152,6 @@ Status LookUpRows(const Device& device, const TensorView& table, std::span<const
 
 Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
                   const MutableTensorView& out, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
   DeviceIndices indices(ids);
   MARLIN_RETURN_IF_ERROR(indices.Move(device, "ids", table.spec().n));
@@ -163,7 +160,6 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<
 
 Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out,
                void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
@@ -176,7 +172,6 @@ Status Convert(const Device& device, const TensorView& x, const MutableTensorVie
 
 Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weight, float epsilon,
                const MutableTensorView& out, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
@@ -193,7 +188,6 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
 
 Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x, float scale,
              void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("y", y, x.shape()));
@@ -204,7 +198,6 @@ Status AddTo(const Device& device, const TensorView& y, const MutableTensorView&
 
 Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const TensorView& positions,
                    const MutableTensorView& x, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   const TensorView& frequencies = rotary.inverse_frequencies;
@@ -231,7 +224,6 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
 
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   const int64_t sinks = options.sinks.rank() > 0 ? options.sinks.dim(0) : 0;
   MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, sinks));
   for (const AttentionInput& input : inputs) {
@@ -242,7 +234,6 @@ Status Attention(const Device& device, std::span<const AttentionInput> inputs,
 
 Status ApplyGate(const Device& device, const TensorView& gate, const TensorView& up,
                  const MutableTensorView& out, const GateOptions& options, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, out.shape()));
@@ -258,7 +249,6 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
 }
 
 Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream) {
-  MARLIN_RETURN_IF_ERROR(DecoderOf(device).status());
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   if (x.dtype() != DType::kF32) {
     return Invalid(fmt::format("x: expected f32, got {}", DTypeName(x.dtype())));

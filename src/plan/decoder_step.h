@@ -201,7 +201,9 @@ struct StepValues {
 class FusedOperations {
  public:
   virtual ~FusedOperations() = default;
-  /// Puts the run on the stream. Thread-safe. Errors of values come from Synchronize.
+  /// Puts the run on the stream. Thread-safe. The addresses in `values` change from call to call: a
+  /// captured run copies the few numbers that it reads to memory of its own. Errors of values come
+  /// from Synchronize.
   virtual Status Run(const StepValues& values, void* stream) const = 0;
 };
 
