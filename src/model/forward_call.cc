@@ -124,6 +124,7 @@ class ForwardCall {
   /// Everything that depends on the tokens goes to the device in one copy.
   Status Upload(const PassRows& rows, StepValues* values) const {
     std::vector<int32_t> numbers;
+    numbers.reserve(4 * rows.ids.size() + 64);
     const auto add = [&numbers](const std::vector<int32_t>& part) {
       const size_t first = numbers.size();
       numbers.insert(numbers.end(), part.begin(), part.end());

@@ -58,7 +58,7 @@ std::vector<StepKind> KindsOf(const DecoderConfig& config) {
 
 Status CheckPieces(const Device& device, StepKind kind) {
   for (const DecoderOperation operation : PiecesOf(kind)) {
-    MARLIN_RETURN_IF_ERROR(DecoderOf(device, operation).status());
+    MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
   // Tokens are sorted by expert where the host reads the choices.
   if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};

@@ -82,7 +82,7 @@ Status CheckLookUp(const TensorView& ids, const MutableTensorView& out, int64_t 
   MARLIN_RETURN_IF_ERROR(CheckIndexVector("ids", ids, ids.dim(0)));
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {ids.dim(0), columns}));
-  return CheckApart("out", out, "ids", ids, false);
+  return CheckApartFromNumbers("out", out, "ids", ids);
 }
 
 Status CheckTable(const Device& device, const PreparedWeights& table) {
@@ -210,7 +210,7 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const Te
   }
   MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "inverse_frequencies", frequencies, false));
   MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
-  MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "positions", positions, false));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("x", x, "positions", positions));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ApplyRotaryCall{rotary, positions, x}, stream);
 }

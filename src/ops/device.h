@@ -59,13 +59,16 @@ class Device::Impl {
 /// The device's operations beside the products. Errors: kUnsupported where it has none.
 Result<const DecoderBackend*> DecoderOf(const Device& device);
 
-/// The same, where one operation is among them. Errors: kUnsupported naming device and operation.
-Result<const DecoderBackend*> DecoderOf(const Device& device, DecoderOperation operation);
+/// Whether an operation is among them. Errors: kUnsupported naming device and operation.
+Status CheckHas(const Device& device, DecoderOperation operation);
 
 /// Runs a validated call in a workspace of the device.
 template <typename Call>
 Status RunOperation(const Device& device, const Call& call, void* stream) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device, kOperationOf<Call>));
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
+    return CheckHas(device, kOperationOf<Call>);
+  }
   const int64_t bytes = decoder->WorkspaceBytes(call);
   if (bytes == 0) return decoder->Run(call, {stream, nullptr});
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));

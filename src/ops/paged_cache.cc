@@ -11,21 +11,6 @@
 namespace marlin {
 namespace {
 
-/// The bytes that a view reaches over. Precondition: CheckMemory.
-struct ByteRange {
-  uintptr_t begin;
-  uintptr_t end;
-};
-ByteRange RangeOf(const TensorView& view) {
-  const auto begin = reinterpret_cast<uintptr_t>(view.data());
-  int64_t last = 0;
-  for (int i = 0; i < view.rank(); ++i) {
-    if (view.dim(i) == 0) return {begin, begin};
-    last += (view.dim(i) - 1) * view.stride(i);
-  }
-  return {begin, begin + static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()))};
-}
-
 /// Bytes of a slab; -1 where no memory holds so many.
 int64_t SlabBytes(const PagedCache& cache) {
   const Checked bytes =
@@ -34,7 +19,9 @@ int64_t SlabBytes(const PagedCache& cache) {
 }
 
 Status CheckCache(const Device& device, const PagedCache& cache) {
-  MARLIN_ASSIGN_OR_RETURN(const int64_t unit, CachePageTokens(device));
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (decoder == nullptr) return DecoderOf(device).status();
+  const int64_t unit = decoder->cache_page_tokens();
   if (!IsActivationType(cache.type)) {
     return Invalid(fmt::format("cache: expected f32, bf16 or f16, got {}", DTypeName(cache.type)));
   }
@@ -73,11 +60,10 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
 
 /// An output apart from all pages.
 Status CheckApartFromCache(const MutableTensorView& out, const PagedCache& cache) {
-  const ByteRange written = RangeOf(out);
-  const auto bytes = static_cast<uintptr_t>(SlabBytes(cache));
+  const ByteRange written(out);
+  const int64_t bytes = SlabBytes(cache);
   for (const void* const slab : cache.slabs) {
-    const auto begin = reinterpret_cast<uintptr_t>(slab);
-    if (slab == nullptr || begin >= written.end || written.begin >= begin + bytes) continue;
+    if (slab == nullptr || !written.Meets(ByteRange({slab, DType::kU8, {bytes}}))) continue;
     return Invalid("out: overlaps the cache");
   }
   return {};
@@ -122,9 +108,9 @@ Status PagedAttention(const Device& device, const TensorView& queries, const Seq
   MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
   MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, heads));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "queries", queries, true));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "positions", rows.positions, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "first_rows", rows.first_rows, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "block_tables", rows.block_tables, false));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "positions", rows.positions));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "first_rows", rows.first_rows));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "block_tables", rows.block_tables));
   MARLIN_RETURN_IF_ERROR(CheckApartFromCache(out, cache));
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
