@@ -25,7 +25,7 @@ struct SamplingOptions {
   float frequency_penalty = 0.0F;  ///< ... and this as often as they have been.
 };
 
-/// Bytes of a sampler's state, the memory of what one text has drawn. Errors: kUnsupported.
+/// Bytes of one text's sampler state: options, generator and token counts. Errors: kUnsupported.
 Result<int64_t> SamplerStateBytes(const Device& device, int64_t vocab);
 
 /// Writes the state of a text that begins with a prompt, i32 [tokens] (maybe none), in the device's

@@ -58,7 +58,7 @@ class ArenaScope {
   Arena::Mark mark_;
 };
 
-/// What the operations of a pass share.
+/// The arguments that the operations of a pass share.
 struct Pass {
   const Device& device;
   const Decoder& decoder;

@@ -93,7 +93,7 @@ class ForwardCall {
     return FetchResults(pass.values);
   }
 
-  /// What a pass tells the device about its rows.
+  /// The numbers that a pass uploads about its rows.
   struct PassRows {
     std::vector<int32_t> ids;
     std::vector<int32_t> positions;
@@ -181,7 +181,7 @@ class ForwardCall {
     return {first, matrix.dtype(), {rows, matrix.dim(1)}, {matrix.stride(0), 1}};
   }
 
-  /// Memory for what a pass is asked for.
+  /// Takes memory for the results of a pass.
   Status TakeResults(StepValues* values) {
     const int64_t rows = values->wanted.dim(0);
     if (rows == 0) return {};
@@ -198,7 +198,7 @@ class ForwardCall {
     return {};
   }
 
-  /// Brings what a pass was asked for to where the caller wants it.
+  /// Copies the results of a pass to the caller's memory.
   Status FetchResults(const StepValues& values) {
     const int64_t rows = values.wanted.dim(0);
     const int64_t first = next_row_;

@@ -10,7 +10,7 @@
 
 namespace marlin {
 
-/// What a call wants of the rows that it asks for: logits in the host's memory, or tokens.
+/// The results of a call: logits in the host's memory, or sampled tokens.
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
   MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in the device's memory, or empty.

@@ -94,8 +94,8 @@ class KvCache {
   /// Precondition: length is 0, or in [ShortestLength(), length()].
   void Truncate(int64_t length);
 
-  /// Makes room for the positions [position, end), at or after length(). What has been fed stays as
-  /// it is until Grow, so that a call that fails can be repeated. Errors: kOutOfMemory.
+  /// Makes room for the positions [position, end), at or after length(). Earlier positions stay
+  /// as they are until Grow, so that a call that fails can be repeated. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end);
 
   /// The page of each block of a group, or -1.

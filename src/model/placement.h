@@ -14,7 +14,7 @@ namespace marlin {
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
 /// Whether a device has the pieces of an operation of a step. Errors: kUnsupported naming the
-/// device and what it lacks.
+/// device and the operation.
 Status CheckPieces(const Device& device, StepKind kind);
 
 /// Whether the device's memory is the host's. Precondition: CheckDevice.

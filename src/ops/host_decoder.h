@@ -36,7 +36,7 @@ class HostDecoder final : public DecoderBackend {
 #undef MARLIN_DECODER_OPERATION
 
  private:
-  /// The host's operation, once the device has written what it reads.
+  /// The host's operation, once the device has written its inputs.
   template <typename Call>
   Status RunOnHost(const Call& call, const OperationContext& context) const {
     if constexpr (std::is_same_v<Call, LookUpWeightRowsCall>) {

@@ -1,4 +1,4 @@
-// What a backend offers beside the products: the operations of decoder_operations.def.
+// A backend's operations beside the products: those of decoder_operations.def.
 #pragma once
 
 #include <cstdint>

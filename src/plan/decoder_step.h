@@ -1,7 +1,7 @@
-// A decoder's step as a list of fused operations: what a model does with some rows of new tokens,
-// described once, when it is loaded. A backend may take any run of consecutive operations in its
-// own form (DecoderBackend::Fuse); the model runs the others piece by piece, by the operations of
-// decoder_operations.def and products.
+// A decoder's step as a list of fused operations: the way of some rows of new tokens through a
+// model, described once, when it is loaded. A backend may take any run of consecutive operations in
+// its own form (DecoderBackend::Fuse); the model runs the others piece by piece, by the operations
+// of decoder_operations.def and products.
 //
 // Nothing here depends on a token: that is in StepValues, whose views are of the device's memory.
 // Per layer, either of each:
@@ -173,7 +173,7 @@ struct StepPages {
   TensorView block_tables;  ///< As in SequenceRows.
 };
 
-/// What a step reads and writes besides weights, and what flows between its operations, f32 rows
+/// The inputs and results of a step, and the values that flow between its operations, f32 rows
 /// without gaps. A view that only operations inside of a fused run would use may be left alone.
 struct StepValues {
   TensorView ids;         ///< i32 [rows].

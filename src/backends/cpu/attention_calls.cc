@@ -37,7 +37,7 @@ Status CpuDecoder::Run(const AttentionCall& call, const OperationContext& contex
 
 int64_t CpuDecoder::WorkspaceBytes(const PagedAttentionCall& call) const {
   const PagedRows rows(call.rows, call.cache);
-  // Run says what is wrong.
+  // Run reports the error.
   if (!rows.Check(call.options.window).ok()) return 0;
   const AttentionContext context = ContextOf(rows.sequences(), call.options);
   AttentionTotals totals;

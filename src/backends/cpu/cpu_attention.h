@@ -39,7 +39,7 @@ struct AttentionJob {
   static AttentionJob Of(const AttentionInput& input);
 };
 
-/// What all jobs of a call share.
+/// The numbers that all jobs of a call share.
 struct AttentionContext {
   int64_t jobs;
   int64_t window;

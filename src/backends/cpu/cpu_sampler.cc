@@ -17,7 +17,7 @@
 namespace marlin::cpu {
 namespace {
 
-/// What one text has drawn. Behind it, for each token: whether the prompt has it (the lowest bit)
+/// The state of one text. Behind it, for each token: whether the prompt has it (the lowest bit)
 /// and how often it was drawn.
 struct SamplerState {
   static constexpr uint64_t kMagic = 0x6d61726c696e7361;  ///< Of memory that ResetSampler wrote.

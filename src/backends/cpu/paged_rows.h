@@ -18,7 +18,7 @@ class PagedRows {
   /// kInvalidArgument.
   Status Check(int64_t window) const;
 
-  // Of a sequence, after Check.
+  // The rest is for after Check.
   int64_t sequences() const { return rows_.first_rows.dim(0) - 1; }
   int64_t FirstRow(int64_t sequence) const { return rows_.first_rows.As<int32_t>()[sequence]; }
   int64_t Position(int64_t row) const { return rows_.positions.As<int32_t>()[row]; }

@@ -1,4 +1,4 @@
-// Pages: where they come from, which of them a window keeps, and what a sequence may forget.
+// Pages: where they come from, which ones a window keeps, and how far back a sequence can go.
 #include "model/kv_cache.h"
 
 #include <gmock/gmock.h>
@@ -88,7 +88,7 @@ TEST(KvCache, AWindowKeepsThePagesThatItReaches) {
   EXPECT_THAT(kept(1), ElementsAre(2, 3));
   EXPECT_EQ(cache.ShortestLength(), 2 * 256 + 299);
 
-  // A call of several passes keeps what it was given until it succeeds.
+  // A call of several passes keeps the pages that it found until it succeeds.
   ASSERT_TRUE(cache.Reserve(1000, 1512).ok());
   ASSERT_TRUE(cache.Reserve(1512, 2024).ok());
   EXPECT_THAT(kept(1), ElementsAre(2, 3, 4, 5, 6, 7));

@@ -1,6 +1,6 @@
 // A stand-in for a GPU that runs whole models: the CPU's kernels behind memory that the host cannot
-// touch and calls that return before their work is done. A host that reads or writes what is the
-// device's ends with a signal.
+// touch and calls that return before their work is done. A host that reads or writes the
+// device's memory ends with a signal.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ View Local(const View& view) {
   return local;
 }
 
-/// Work in the order of its calls, done when somebody waits. The first error stays.
+/// Work in the order of its calls, done when a caller waits. The first error stays.
 class RemoteQueue {
  public:
   Status Put(std::function<Status()> work) {
@@ -59,7 +59,7 @@ class RemoteQueue {
   Status error_;
 };
 
-/// What a test changes about the operations.
+/// The operations that a test takes away.
 struct RemoteOptions {
   std::vector<DecoderOperation> lacking;
   bool fuses_experts = true;

@@ -1,5 +1,5 @@
 // Models on a device whose memory the host cannot touch and whose calls return before their work is
-// done: what a GPU needs of the interface, and what it is asked before anything is loaded.
+// done, as on a GPU; and the questions that a device is asked before anything is loaded.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -97,7 +97,7 @@ TEST_P(RemoteModel, GivesTheBitsOfTheCpu) {
   EXPECT_EQ(RemoteOf(remote).remote_decoder().fused_runs() > 0, !dense);
 }
 
-// A step is put on the stream as a whole; only what the caller asked for is waited for.
+// A step is put on the stream as a whole; the host waits for the results alone.
 TEST_P(RemoteModel, WaitsOnlyForTheResults) {
   const Device remote = OpenRemote();
   const Model model = OpenOn(remote, path_);

@@ -1,4 +1,4 @@
-// Drawing tokens: what remains of the logits, and how often each of it is drawn.
+// Drawing tokens: which tokens remain, and how often each is drawn.
 #include "marlin/sampling.h"
 
 #include <gmock/gmock.h>

@@ -107,7 +107,7 @@ class Caches {
   static constexpr int64_t kSlabPages = 8;
   static constexpr int64_t kLength = 1200;
 
-  /// What a model tells the device. Blocks that no row looks at lose their pages.
+  /// Writes the rows and tables of a call. Blocks that no row looks at lose their pages.
   void Describe(const std::array<int64_t, kSequences>& tokens) {
     positions_.clear();
     first_rows_ = {0};
