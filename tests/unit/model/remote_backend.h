@@ -61,8 +61,9 @@ class RemoteQueue {
 
 /// The operations that a test takes away.
 struct RemoteOptions {
-  std::vector<DecoderOperation> lacking;
+  std::vector<DecoderOperation> lacking = {};
   bool fuses_experts = true;
+  bool products_only = false;
 };
 
 class RemoteDecoder final : public DecoderBackend {
@@ -169,6 +170,7 @@ class RemoteDecoder final : public DecoderBackend {
     return decoder.Run(call, {nullptr, workspace.data()});
   }
   const Device& host() const { return host_; }
+  const RemoteOptions& options() const { return options_; }
   /// The same weights, prepared for the host.
   void AddTwin(const PreparedWeights::Storage* storage, PreparedWeights twin) {
     twins_[storage] = std::move(twin);
@@ -241,7 +243,9 @@ class RemoteBackend final : public Backend {
                     const MutableTensorView& out, void* stream) const override {
     return cpu_->Dequantize(weights, expert, Local(out), stream);
   }
-  const DecoderBackend* decoder() const override { return &decoder_; }
+  const DecoderBackend* decoder() const override {
+    return decoder_.options().products_only ? nullptr : &decoder_;
+  }
   Result<void*> Allocate(int64_t bytes) const override {
     ++uploads_;
     MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));

@@ -121,15 +121,17 @@ TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
     EXPECT_EQ(RemoteOf(remote).uploads(), 0);
     return opened.status().message();
   };
-  EXPECT_EQ(refusal({{DecoderOperation::kApplyRotary}}, "tests/data/tiny-glm4-moe"),
+  EXPECT_EQ(refusal({.lacking = {DecoderOperation::kApplyRotary}}, "tests/data/tiny-glm4-moe"),
             "remote: lacks the operation \"RoPE\", which glm4_moe needs");
-  EXPECT_EQ(refusal({{DecoderOperation::kPagedAttention}}, "examples/tiny-qwen3-moe"),
+  EXPECT_EQ(refusal({.lacking = {DecoderOperation::kPagedAttention}}, "examples/tiny-qwen3-moe"),
             "remote: lacks the operation \"attention with a paged KV cache\", which qwen3_moe "
             "needs");
-  EXPECT_EQ(refusal({{}, false}, "examples/tiny-qwen3-moe"),
+  EXPECT_EQ(refusal({.products_only = true}, "examples/tiny-qwen3-moe"),
+            "remote: has products only; open the model on \"cpu\"");
+  EXPECT_EQ(refusal({.fuses_experts = false}, "examples/tiny-qwen3-moe"),
             "remote: lacks the operation \"experts\", which qwen3_moe needs");
   EXPECT_TRUE(Model::Open(SampleModel("examples/tiny-qwen3-moe"),
-                          OpenRemote({{DecoderOperation::kAttention}}))
+                          OpenRemote({.lacking = {DecoderOperation::kAttention}}))
                   .ok());
 }
 
