@@ -71,20 +71,23 @@ Status AddShared(const Pass& pass, const ExpertsLayer& layer, const TensorView& 
 
 }  // namespace
 
-Status RunRoute(const Pass& pass, const RouteStep& step) {
+Status RunRoute(const Pass& pass, int64_t index) {
+  const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, values.hidden, values.normed));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.mlp_norm, values.hidden, values.normed));
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
-                          pass.arena.Take(DType::kF32, {pass.rows(), step.router.out}));
+                          pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
   // A rounded score could change the choice.
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(step.layer).experts.router, values.normed,
-                               {Accuracy::kExact, false}, logits));
-  return RouteTokens(pass.device, logits, step.options, values.expert_ids, values.expert_weights);
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.experts.router, values.normed, {Accuracy::kExact, false}, logits));
+  RouterOptions options = pass.decoder.config.router;
+  options.choice_bias = layer.experts.choice_bias.view();
+  return RouteTokens(pass.device, logits, options, values.expert_ids, values.expert_weights);
 }
 
-Status RunExperts(const Pass& pass, const ExpertsStep& step) {
-  const ExpertsLayer& layer = pass.layer(step.layer).experts;
+Status RunExperts(const Pass& pass, int64_t index) {
+  const ExpertsLayer& layer = pass.layer(index).experts;
   const TensorView x = pass.values.normed;
   const int64_t hidden = x.dim(1);
   const int64_t top_k = pass.values.expert_ids.dim(1);
@@ -116,7 +119,7 @@ Status RunExperts(const Pass& pass, const ExpertsStep& step) {
                                        : AddTo(pass.device, part, out));
   }
   if (!layer.shared.down.empty()) MARLIN_RETURN_IF_ERROR(AddShared(pass, layer, x, out));
-  return AddBlock(pass, step.out_norm, out);
+  return AddBlock(pass, pass.layer(index).mlp_out_norm, out);
 }
 
 }  // namespace marlin

@@ -54,13 +54,13 @@ Status Arena::Download(const TensorView& view, void* host) const {
   return Status(Code::kInternal, "arena: a view of other memory");
 }
 
-Status Normalize(const Pass& pass, const StepNorm& norm, const TensorView& x,
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out) {
-  return RmsNorm(pass.device, x, norm.weight, norm.epsilon, out);
+  return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out);
 }
 
-Status AddBlock(const Pass& pass, const StepNorm& norm, const MutableTensorView& block) {
-  if (!norm.weight.empty()) MARLIN_RETURN_IF_ERROR(Normalize(pass, norm, block, block));
+Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block) {
+  if (!norm.empty()) MARLIN_RETURN_IF_ERROR(Normalize(pass, norm, block, block));
   return AddTo(pass.device, block, pass.values.hidden);
 }
 
@@ -122,35 +122,41 @@ Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                    {config.activation, config.gate_limit, config.gate_alpha});
 }
 
-Status RunEmbed(const Pass& pass, const EmbedStep& step) {
+Status RunEmbed(const Pass& pass) {
+  const Decoder& decoder = pass.decoder;
   const StepValues& values = pass.values;
-  return step.weights != nullptr ? LookUpRows(pass.device, *step.weights, values.ids, values.hidden)
-                                 : LookUpRows(pass.device, step.table, values.ids, values.hidden);
+  return decoder.embedding.empty()
+             ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
+                          values.hidden)
+             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden);
 }
 
-Status RunGateUp(const Pass& pass, const GateUpStep& step) {
+Status RunGateUp(const Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
+  const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(DType::kF32, values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, values.hidden, x));
-  return RunGate(pass, pass.layer(step.layer).mlp, x, values.inner);
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.mlp_norm, values.hidden, x));
+  return RunGate(pass, layer.mlp, x, values.inner);
 }
 
-Status RunProjectAdd(const Pass& pass, const ProjectAddStep& step) {
+Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
   const ArenaScope scope(pass.arena);
-  const DecoderLayer& layer = pass.layer(step.layer);
-  const bool mixed = step.from == ProjectAddStep::From::kMixed;
-  const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
+  const DecoderLayer& layer = pass.layer(index);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block,
                           pass.arena.Take(DType::kF32, pass.values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(
-      mixed ? Apply(pass.device, out, pass.values.mixed, pass.products, block)
-            : Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, block));
-  return AddBlock(pass, step.out_norm, block);
+  if (from_inner) {
+    MARLIN_RETURN_IF_ERROR(
+        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, block));
+    return AddBlock(pass, layer.mlp_out_norm, block);
+  }
+  const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, block));
+  return AddBlock(pass, layer.attention_out_norm, block);
 }
 
-Status RunHead(const Pass& pass, const HeadStep& step) {
+Status RunHead(const Pass& pass) {
   const StepValues& values = pass.values;
   const int64_t rows = values.wanted.dim(0);
   if (rows == 0) return {};
@@ -158,7 +164,7 @@ Status RunHead(const Pass& pass, const HeadStep& step) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
                           pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
   MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, values.hidden, values.wanted, last));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, step.norm, last, last));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, last, last));
   return Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits);
 }
 
@@ -168,19 +174,31 @@ Status RunSample(const Pass& pass) {
   return SampleTokens(pass.device, values.logits, values.samplers, values.tokens);
 }
 
-struct RunPieces {
-  const Pass& pass;
-  Status operator()(const EmbedStep& step) const { return RunEmbed(pass, step); }
-  Status operator()(const ProjectStep& step) const { return RunProject(pass, step); }
-  Status operator()(const LatentProjectStep& step) const { return RunLatentProject(pass, step); }
-  Status operator()(const AttentionStep& step) const { return RunAttention(pass, step); }
-  Status operator()(const ProjectAddStep& step) const { return RunProjectAdd(pass, step); }
-  Status operator()(const GateUpStep& step) const { return RunGateUp(pass, step); }
-  Status operator()(const RouteStep& step) const { return RunRoute(pass, step); }
-  Status operator()(const ExpertsStep& step) const { return RunExperts(pass, step); }
-  Status operator()(const HeadStep& step) const { return RunHead(pass, step); }
-  Status operator()(const SampleStep&) const { return RunSample(pass); }
-};
+Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
+  switch (kind) {
+    case StepKind::kEmbed:
+      return RunEmbed(pass);
+    case StepKind::kProject:
+      return RunProject(pass, layer);
+    case StepKind::kLatentProject:
+      return RunLatentProject(pass, layer);
+    case StepKind::kAttention:
+      return RunAttention(pass, layer);
+    case StepKind::kProjectAdd:
+      return RunProjectAdd(pass, layer, from_inner);
+    case StepKind::kGateUp:
+      return RunGateUp(pass, layer);
+    case StepKind::kRoute:
+      return RunRoute(pass, layer);
+    case StepKind::kExperts:
+      return RunExperts(pass, layer);
+    case StepKind::kHead:
+      return RunHead(pass);
+    case StepKind::kSample:
+      return RunSample(pass);
+  }
+  return Status(Code::kInternal, "step: an unknown operation");
+}
 
 }  // namespace
 
@@ -193,6 +211,16 @@ Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
   return Apply(pass.device, mlp.down, inner, pass.products, out, row_weight);
 }
 
+StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
+  const auto* const add = std::get_if<ProjectAddStep>(&operation);
+  const auto layer = [](const auto& step) -> int64_t {
+    if constexpr (requires { step.layer; }) return step.layer;
+    return 0;
+  };
+  return {KindOf(operation), add != nullptr && add->from == ProjectAddStep::From::kInner,
+          std::visit(layer, operation), nullptr};
+}
+
 Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   StepProgram program;
@@ -201,7 +229,9 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
   for (size_t first = 0; first < all.size();) {
     MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
     if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckPieces(device, KindOf(all[first])));
-    program.parts_.push_back({first, std::move(run.operations)});
+    Part part = PartOf(all[first]);
+    part.fused = std::move(run.operations);
+    program.parts_.push_back(std::move(part));
     first += std::max<size_t>(run.count, 1);
   }
   return program;
@@ -211,7 +241,7 @@ Status StepProgram::Run(const Pass& pass) const {
   for (const Part& part : parts_) {
     MARLIN_RETURN_IF_ERROR(part.fused != nullptr
                                ? part.fused->Run(pass.values, nullptr)
-                               : std::visit(RunPieces{pass}, step_->operations[part.first]));
+                               : RunPieces(pass, part.kind, part.layer, part.from_inner));
   }
   return {};
 }

@@ -10,6 +10,7 @@
 
 #include "marlin/device.h"
 #include "marlin/model.h"
+#include "model/kv_cache.h"
 #include "model/layers.h"
 #include "ops/device.h"
 #include "plan/decoder_step.h"
@@ -62,6 +63,7 @@ class ArenaScope {
 struct Pass {
   const Device& device;
   const Decoder& decoder;
+  const PagePool& pool;
   ProductOptions products;
   Arena& arena;
   StepValues values = {};
@@ -76,21 +78,22 @@ struct Pass {
 /// and the tokens, from its arena. Errors: kOutOfMemory.
 Status TakeValues(Pass* pass);
 
-/// One operation, piece by piece.
-Status RunProject(const Pass& pass, const ProjectStep& step);
-Status RunLatentProject(const Pass& pass, const LatentProjectStep& step);
-Status RunAttention(const Pass& pass, const AttentionStep& step);
-Status RunRoute(const Pass& pass, const RouteStep& step);
-Status RunExperts(const Pass& pass, const ExpertsStep& step);
+/// One operation of a layer, piece by piece. The pieces read the layers and not the description of
+/// the step: while weights stream through the caches, every line of memory besides them costs time.
+Status RunProject(const Pass& pass, int64_t layer);
+Status RunLatentProject(const Pass& pass, int64_t layer);
+Status RunAttention(const Pass& pass, int64_t layer);
+Status RunRoute(const Pass& pass, int64_t layer);
+Status RunExperts(const Pass& pass, int64_t layer);
 
-/// out = norm(x), where there is a norm; out may be x.
-Status Normalize(const Pass& pass, const StepNorm& norm, const TensorView& x,
+/// out = norm(x); out may be x.
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out);
 /// out = mlp(x), rows weighted where row_weight (f32 [rows of x]) is there.
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
               const MutableTensorView& out, const TensorView& row_weight = {});
-/// hidden += norm(block); writes block.
-Status AddBlock(const Pass& pass, const StepNorm& norm, const MutableTensorView& block);
+/// hidden += norm(block), where there is a norm; writes block.
+Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block);
 
 /// A step, and those runs of its operations that the device takes in its own form.
 class StepProgram {
@@ -105,9 +108,12 @@ class StepProgram {
  private:
   /// One operation, or a fused run of some.
   struct Part {
-    size_t first;
+    StepKind kind;
+    bool from_inner;  ///< Of ProjectAddStep.
+    int64_t layer;
     std::unique_ptr<const FusedOperations> fused;
   };
+  static Part PartOf(const StepOperation& operation);
   std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
   std::vector<Part> parts_;
 };

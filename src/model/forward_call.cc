@@ -81,7 +81,7 @@ class ForwardCall {
 
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
-    Pass pass{model_.device, model_.decoder, model_.products, arena_};
+    Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_};
     PassRows rows;
     for (const PassPlan::Piece& piece : plan.pieces) {
       MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
