@@ -56,9 +56,9 @@ class DecoderBackend {
   /// Whether the device's memory is the host's, so that the host may fill and read it.
   virtual bool reads_host_memory() const = 0;
   virtual bool Has(DecoderOperation operation) const = 0;
-  /// CachePageTokens.
+  /// The result of CachePageTokens.
   virtual int64_t cache_page_tokens() const = 0;
-  /// SamplerStateBytes.
+  /// The result of SamplerStateBytes.
   virtual int64_t sampler_state_bytes(int64_t vocab) const = 0;
 
   /// Whether Fuse takes every operation of a kind, so that a model needs none of its pieces.
