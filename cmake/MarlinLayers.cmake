@@ -2,9 +2,8 @@
 # one object library per folder of src/, of all its sources, but one, or one alone; and with MUTANTS
 # a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
 # *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
-# does, so that one binary runs on every machine. A CUDA layer has *.cu files too, and where CUDA is
-# not built only what needs no CUDA: the table of kernels, their plans and variants, measurements,
-# what loads cuBLAS, and without_cuda.cc.
+# does, so that one binary runs on every machine. A CUDA layer has folders and *.cu files too; where
+# CUDA is not built, only its host-only folders and without_cuda.cc.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -22,23 +21,23 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(MARLIN_ARM64 ON)
 endif()
 
-# Of a CUDA layer what needs no CUDA.
-set(MARLIN_CUDA_HOST_SOURCES
-    without_cuda code_kind kernel_table gemv_plan plan_cache wgmma_plan block_plan fp8_plan
-    tile_waves variants cublas_library)
+# The parts of a CUDA layer that include nothing of CUDA, as tools/check_layers.py checks.
+set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernels/[^/]*/[^/]*_plan\\.cc$|/without_cuda\\.cc$")
 
 function(marlin_layer name)
   cmake_parse_arguments(arg "MUTANTS;CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  if(arg_CUDA)
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  endif()
   if(arg_CUDA AND MARLIN_HAVE_CUDA)
-    file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
+    file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
     marlin_cuda_instances(instances ${CMAKE_CURRENT_SOURCE_DIR}/${name})
     list(APPEND device_sources ${instances})
     list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cc$")
   elseif(arg_CUDA)
-    string(JOIN "|" names ${MARLIN_CUDA_HOST_SOURCES})
-    list(FILTER sources INCLUDE REGEX "/(${names})\\.cc$")
+    list(FILTER sources INCLUDE REGEX "${MARLIN_CUDA_HOST_ONLY}")
   endif()
   if(arg_CUDA)
     marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})
@@ -73,6 +72,8 @@ function(marlin_layer name)
   if(device_sources)
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${MARLIN_CUDA_FLAGS}>")
+    target_compile_definitions(
+      ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:MARLIN_CUDA_KIND_BITS=${MARLIN_CUDA_KIND_BITS}>)
   endif()
   if(TARGET ${target}_mutants)
     set_target_properties(${target}_mutants PROPERTIES EXCLUDE_FROM_ALL ON)

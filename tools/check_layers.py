@@ -24,10 +24,23 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
     "recipe": ("quantize", "layout", "formats", "base"),
     "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
-    "model": ("ops", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
+    # Of plan, the description of a decoder's step.
+    "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
+    "c": (),
 }
 # The command stands on top of everything.
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
+
+# The parts of the CUDA backend that are built everywhere, and so include nothing of CUDA.
+CUDA_HOST_ONLY = re.compile(
+    r"backends/cuda/(?:(?:layout|plan|cublas|tuning)/.*|measure/graph_timer\.h|[^/]*"
+    r"|kernels/[^/]+/[^/]*(?:_plan\.(?:cc|h)|_layout\.h))$"
+)
+CUDA_BACKEND = "backends/cuda/cuda_backend.cc"
+CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
+
+# The standard headers of the C interface.
+C_HEADERS = ("stddef.h", "stdint.h")
 
 FRAMEWORKS = re.compile(r"^(?:torch|ATen|c10|mlx|Python\.h|pybind11|nanobind|numpy)\b")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -48,6 +61,8 @@ def check_public(path: str, text: str) -> list[str]:
     for quote, name in _INCLUDE.findall(text):
         if quote == '"' and not name.startswith("marlin/"):
             findings.append(f'{path}: a public header includes "{name}"')
+        elif name in C_HEADERS and path.endswith("_c.h"):
+            continue
         elif quote == "<" and ("/" in name or name.endswith((".h", ".hpp"))):
             findings.append(f"{path}: a public header includes <{name}>, not a standard one")
     return findings
@@ -60,15 +75,20 @@ def check_source(path: str, text: str, exists: set[str]) -> list[str]:
         return [f"src/{path}: no layer {layer!r} is known to tools/check_layers.py"]
     findings = []
     codec = layer == "formats" and path.endswith(".h")
+    host_only = CUDA_HOST_ONLY.match(path) is not None and path != CUDA_BACKEND
     for quote, name in _INCLUDE.findall(text):
         if quote == "<":
             if layer.startswith("backends/") and FRAMEWORKS.match(name):
                 findings.append(f"src/{path}: a backend includes the framework header <{name}>")
+            if host_only and CUDA_HEADERS.match(name):
+                findings.append(f"src/{path}: host-only code of the CUDA backend includes <{name}>")
             if codec and path != "formats/codec.h":
                 findings.append(f"src/{path}: a codec header includes <{name}>, which devices lack")
             continue
         if name not in exists:
             findings.append(f'src/{path}: "{name}" is not a path below src/ or include/')
+        elif host_only and name.startswith("backends/cuda/") and not CUDA_HOST_ONLY.match(name):
+            findings.append(f'src/{path}: host-only code of the CUDA backend includes "{name}"')
         elif name.startswith("marlin/"):
             if codec:
                 findings.append(f'src/{path}: a codec header includes "{name}", host code')
@@ -96,6 +116,7 @@ def check_tree(root: Path) -> list[str]:
 
 def self_test() -> list[str]:
     exists = {"base/a.h", "ops/a.h", "plan/a.h", "backends/cpu/a.h", "backends/cuda/a.h",
+              "backends/cuda/runtime/a.h", "backends/cuda/kernels/toy/toy_plan.h",
               "formats/codec.h", "marlin/status.h", "reference/a.h"}
     must_find = [
         ("base/b.cc", '#include "plan/a.h"'),
@@ -110,6 +131,9 @@ def self_test() -> list[str]:
         ("formats/u4.h", '#include "marlin/status.h"'),
         ("formats/u4.h", "#include <vector>"),
         ("gadgets/b.cc", ""),
+        ("backends/cuda/plan/b.cc", "#include <cuda_runtime_api.h>"),
+        ("backends/cuda/kernels/toy/toy_plan.cc", '#include "backends/cuda/runtime/a.h"'),
+        ("backends/cuda/without_cuda.cc", "#include <cuda.h>"),
     ]
     must_pass = [
         ("base/b.cc", '#include "base/a.h"\n#include <vector>\n#include "marlin/status.h"'),
@@ -117,6 +141,9 @@ def self_test() -> list[str]:
         ("cli/b.cc", '#include "ops/a.h"'),
         ("formats/u4.h", '#include "formats/codec.h"'),
         ("base/c.cc", '// #include "ops/a.h"'),
+        ("backends/cuda/kernels/toy/toy_launch.cc", '#include "backends/cuda/runtime/a.h"'),
+        ("backends/cuda/cuda_backend.cc", "#include <cuda_runtime_api.h>"),
+        ("backends/cuda/plan/b.cc", '#include "backends/cuda/kernels/toy/toy_plan.h"'),
     ]
     failures = [f"not found: {case}" for case in must_find if not check_source(*case, exists)]
     failures += [f"wrongly found: {case}" for case in must_pass if check_source(*case, exists)]

@@ -102,7 +102,7 @@ def page(root: Path) -> str:
     records = [read_json(path) for path in sorted((root / "bench" / "records").glob("*.json"))]
     text = HEAD
     for backend, (title, counts_file, _) in BACKENDS.items():
-        definitions = root / "src" / "backends" / backend / "kernels.def"
+        definitions = next((root / "src" / "backends" / backend).rglob("kernels.def"))
         names = kernels_of(definitions.read_text(encoding="utf-8"))
         pinned = read_json(root / "tests" / "conformance" / counts_file)
         # Decoding alone is no row of the table of products.

@@ -39,7 +39,8 @@ struct QuantizedModule {
 class Checkpoint {
  public:
   /// Errors: kIo, kMalformedFile naming file, tensor and numbers, kUnsupported for a quantized
-  /// directory written by a newer version.
+  /// directory written by a newer version, or quantized by a method that cannot be read: named,
+  /// with those that can.
   static Result<Checkpoint> Open(const std::string& path);
 
   const std::string& path() const;
@@ -54,8 +55,14 @@ class Checkpoint {
 
   /// True for a directory that this project wrote.
   bool quantized() const;
+  /// How the weights are quantized: "metal_marlin" for a directory that this project wrote, another
+  /// method's or container's name for those of others that can be read, empty for a plain
+  /// checkpoint.
+  const std::string& quant_method() const;
   const std::string& recipe_name() const;
   const std::vector<QuantizedModule>& modules() const;
+  /// True for a tensor that is stored as a part of a module: "X.qweight", "X.scales", ...
+  bool IsModulePart(const std::string& tensor_name) const;
   /// Loads a quantized module without copying where alignment allows. The result keeps the mapping
   /// alive. Errors: kInvalidArgument for an unknown name, kMalformedFile from Validate.
   Result<QuantizedWeights> Weights(const std::string& module_name) const;

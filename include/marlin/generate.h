@@ -8,17 +8,11 @@
 #include <vector>
 
 #include "marlin/model.h"
+#include "marlin/sampling.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
 namespace marlin {
-
-struct SamplingOptions {
-  float temperature = 0.0F;  ///< 0 takes the most likely token (the lowest id of equals).
-  int64_t top_k = 0;         ///< Keeps the k most likely tokens; 0 keeps all.
-  float top_p = 1.0F;        ///< Keeps the fewest most likely tokens whose sum reaches p.
-  uint64_t seed = 0;         ///< Same seed, model, prompt and device: same tokens.
-};
 
 struct GenerateOptions {
   int64_t max_tokens = 128;

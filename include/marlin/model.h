@@ -32,6 +32,15 @@ struct ModelOptions {
   /// Lets products round activations to bf16 where a bf16 matrix unit is faster; sums stay fp32.
   /// False computes with fp32 activations throughout.
   bool allow_bf16_activations = true;
+  /// A file that PrepareModel (prepared.h) wrote for this model and kind of device: its weights are
+  /// mapped instead of prepared again. Empty: none.
+  std::string prepared = {};
+};
+
+struct SequenceOptions {
+  /// False: layers with a sliding window keep only the keys and values that their window reaches,
+  /// and Truncate takes only lengths whose windows are there.
+  bool truncatable = true;
 };
 
 /// The keys and values that one sequence has left behind. Movable; belongs to one model, which it
@@ -47,7 +56,8 @@ class Sequence {
   /// Tokens fed so far; 0 of a sequence that was moved from.
   int64_t length() const;
   /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
-  /// sequence that was moved from or that a call on another thread is feeding.
+  /// sequence that was moved from or that a call on another thread is feeding, and for a length
+  /// whose windows a sequence that is not truncatable has lost; 0 is always possible.
   Status Truncate(int64_t length);
   /// Null after the sequence was moved from.
   State* state() const { return state_.get(); }
@@ -71,7 +81,9 @@ class Model {
  public:
   /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
   /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
-  /// that the directory is an adapter or newer than this program.
+  /// that the directory is an adapter or newer than this program; before any tensor is read,
+  /// kUnsupported naming the operation that the model needs and the device lacks; for
+  /// options.prepared those of prepared.h.
   static Result<Model> Open(const std::string& path, const Device& device,
                             const ModelOptions& options = {});
 
@@ -79,7 +91,7 @@ class Model {
   const Device& device() const;
 
   /// An empty sequence; its memory grows with its length up to info().max_positions.
-  Result<Sequence> NewSequence() const;
+  Result<Sequence> NewSequence(const SequenceOptions& options = {}) const;
 
   /// Feeds the tokens of all inputs at once and writes logits, f32 [rows, vocab_size]: one row an
   /// input, or one a token where all_logits. The logits are in the host's memory and may have any
@@ -87,6 +99,12 @@ class Model {
   /// once, and belongs to this model. Errors: kInvalidArgument for a token id out of range or a
   /// sequence that would pass max_positions; the sequences are unchanged then.
   Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
+
+  /// Forward that draws one token for every input from the logits after its last token, on the
+  /// device: samplers are states that ResetSampler wrote, u8 [inputs.size(), SamplerStateBytes] in
+  /// the device's memory, and tokens has one an input. Errors: also those of SampleTokens.
+  Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
+                          std::span<int32_t> tokens) const;
 
   struct Impl;
   /// False after the model was moved from.

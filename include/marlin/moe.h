@@ -28,11 +28,14 @@ struct RouterOptions {
 
 /// Picks top_k experts per row of logits [tokens, experts] (f32). ids is i32 and weights f32, both
 /// [tokens, top_k], best first; equal scores go to the lower expert. Weights are computed in double
-/// and rounded once. Errors: kInvalidArgument, also for a NaN or +Inf logit (naming token and
-/// expert), a token without a finite logit, a NaN bias, and tensors that overlap; ids and weights
-/// are then undefined.
+/// and rounded once. All memory is the device's; the call may return before its work on `stream` is
+/// done. Errors: kInvalidArgument, also for a NaN or +Inf logit (naming token and expert), a token
+/// without a finite logit, a NaN bias, and tensors that overlap; ids and weights are then
+/// undefined. Errors of values come from Device::Synchronize where the device's memory is not the
+/// host's.
 Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
-                   const MutableTensorView& ids, const MutableTensorView& weights);
+                   const MutableTensorView& ids, const MutableTensorView& weights,
+                   void* stream = nullptr);
 
 }  // namespace marlin
 #pragma GCC visibility pop

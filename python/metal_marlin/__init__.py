@@ -40,7 +40,7 @@ from .linear import (
     quantized_linear,
     unpack_weights,
 )
-from .models import Model, load, quantize_model
+from .models import Model, load, prepare_model, quantize_model
 
 __version__ = "0.1.0"
 
@@ -72,6 +72,7 @@ __all__ = [
     "pack_u4_weights",
     "pack_weights",
     "prepare",
+    "prepare_model",
     "quantize_model",
     "quantized_linear",
     "supported_model_types",

@@ -10,16 +10,28 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ._core import Checkpoint, QuantizedWeights, take_columns
+from ._core import (
+    EXPERT_PROJECTIONS,
+    FUSED_EXPERT_PROJECTIONS,
+    Checkpoint,
+    QuantizedWeights,
+    is_stored_in_out,
+    take_columns,
+)
 from .errors import MalformedFileError, UnsupportedError
 from .linear import pack_weights
 
-_ROLES = ("gate_proj", "up_proj", "down_proj")
-# mixtral's names of the same matrices.
-_SHORT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_ROLES = EXPERT_PROJECTIONS[0]
+# Every spelling of the same matrices.
+_ROLE_OF = {
+    name: role
+    for names in EXPERT_PROJECTIONS
+    for name, role in zip(names, _ROLES, strict=True)
+}
+_PARTS = "|".join({**_ROLE_OF, **dict.fromkeys(FUSED_EXPERT_PROJECTIONS)})
 _NAME = re.compile(
     r"^(?P<owner>.*\.experts)\.(?:(?P<expert>\*|\d+)\.)?"
-    r"(?P<part>gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3)(?P<end>\.weight|_bias|)$"
+    rf"(?P<part>{_PARTS})(?P<end>\.weight|_bias|)$"
 )
 _FORMATS = {mx.float32: "fp32", mx.bfloat16: "bf16", mx.float16: "fp16"}
 
@@ -51,9 +63,12 @@ class ExpertBlocks:
         checkpoint: Checkpoint,
         modules: list[str],
         tensors: dict[str, mx.array],
-        gpt_oss: bool,
+        model_type: str,
+        interleaved: bool,
     ) -> None:
-        self._gpt_oss = gpt_oss
+        self._model_type = model_type
+        # Columns of fused gate and up take turns; else all of gate's come first.
+        self._interleaved = interleaved
         self.other_modules: list[str] = []
         # The content of each block by part and expert ("*": all of them).
         self._blocks: dict[str, dict[tuple[str, str], Any]] = {}
@@ -69,7 +84,7 @@ class ExpertBlocks:
                 self._add(match, tensors.pop(name))
 
     def _add(self, match: re.Match[str], content: Any) -> None:
-        part = _SHORT.get(match["part"], match["part"])
+        part = _ROLE_OF.get(match["part"], match["part"])
         if match["end"] == "_bias":
             part += "_bias"
         block = self._blocks.setdefault(match["owner"], {})
@@ -94,7 +109,9 @@ class ExpertBlocks:
                 raise MalformedFileError(
                     f"{owner}: {role}: expected [experts, out, in], got {[*whole.shape]}"
                 )
-            return Projection(None, whole.swapaxes(1, 2) if self._gpt_oss else whole, bias)
+            stored = FUSED_EXPERT_PROJECTIONS[role == "down_proj"]
+            turned = is_stored_in_out(self._model_type, f"{owner}.{stored}")
+            return Projection(None, whole.swapaxes(1, 2) if turned else whole, bias)
         count = sum(part == role for part, _ in block)
         single = [block.pop((role, str(expert)), None) for expert in range(count)]
         if count == 0 or any(one is None for one in single):
@@ -113,14 +130,13 @@ class ExpertBlocks:
         fused = ("gate_up_proj" + end, "*")
         if role == "down_proj" or fused not in block:
             return None
-        # gpt_oss has columns of gate and up by turns, others have them one after the other.
         content = block.pop(fused) if role == "up_proj" else block[fused]
         second = role == "up_proj"
         if isinstance(content, QuantizedWeights):
             half = content.n // 2
-            first, step = (int(second), 2) if self._gpt_oss else (half * second, 1)
+            first, step = (int(second), 2) if self._interleaved else (half * second, 1)
             return take_columns(content, first, step, half)
-        if self._gpt_oss:
+        if self._interleaved:
             return content[..., int(second) :: 2]
         half = content.shape[1] // 2 if content.ndim > 1 else 0
         return content[:, half * second : half * (second + 1)] if half else content

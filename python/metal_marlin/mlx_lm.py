@@ -117,12 +117,11 @@ class _Loader:
         self.checkpoint, self.model, self.decoder = checkpoint, model, decoder
         names = [module["name"] for module in checkpoint.modules]
         self.modules = [name for name in names if not self._is_ignored(name)]
-        parts = {part for name in names for part in _part_names(name)}
         self.tensors = {
             name: tensor
             for file in sorted(path.glob("*.safetensors"))
             for name, tensor in mx.load(str(file)).items()
-            if name not in parts and not self._is_ignored(name)
+            if not checkpoint.is_module_part(name) and not self._is_ignored(name)
         }
 
     def _is_ignored(self, name: str) -> bool:
@@ -140,8 +139,9 @@ class _Loader:
 
     def load(self) -> None:
         """Loads everything. Errors: UnsupportedError for what the model lacks or has beyond."""
-        gpt_oss = getattr(self.model, "model_type", "") == "gpt_oss"
-        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, gpt_oss)
+        kind = getattr(self.model, "model_type", "")
+        interleaved = self.decoder is not None and self.decoder["interleaved_experts"]
+        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, kind, interleaved)
         for owner, projections in blocks.take():
             self._place_experts(owner, projections)
         self.tensors = {self._path(name): tensor for name, tensor in self.tensors.items()}
@@ -275,12 +275,6 @@ class _Loader:
             raise _mismatch(what)
         for name, tensor in self.tensors.items():
             _check_shape(name, tuple(tensor.shape), wanted[name].shape)
-
-
-def _part_names(module: str) -> list[str]:
-    base = module.removesuffix(".weight").replace(".experts.*.", ".experts.")
-    suffixes = ("qweight", "scales", "zeros", "qbias", "global_scale", "codebook")
-    return [f"{base}.{suffix}" for suffix in suffixes]
 
 
 def _mismatch(what: str) -> UnsupportedError:

@@ -26,11 +26,15 @@ class Model:
     """A decoder-only language model from a plain or quantized directory; made by `load`."""
 
     def __init__(
-        self, path: AnyPath, device: Device | str | None = None, exact: bool = False
+        self,
+        path: AnyPath,
+        device: Device | str | None = None,
+        exact: bool = False,
+        prepared: AnyPath | None = None,
     ) -> None:
         if isinstance(device, str):
             device = Device(device)
-        self._core = call(_core.Model, path, device or default_device(), exact)
+        self._core = call(_core.Model, path, device or default_device(), exact, prepared)
         self.path = Path(os.fsdecode(path))
 
     @functools.cached_property
@@ -128,9 +132,29 @@ class Model:
         return dict(call(self._core.perplexity, ids, window, stride, max_windows))
 
 
-def load(path: AnyPath, device: Device | str | None = None, exact: bool = False) -> Model:
-    """Opens a model. exact keeps activations, keys and values in float32 throughout."""
-    return Model(path, device, exact)
+def load(
+    path: AnyPath,
+    device: Device | str | None = None,
+    exact: bool = False,
+    prepared: AnyPath | None = None,
+) -> Model:
+    """Opens a model. exact keeps activations, keys and values in float32 throughout; prepared is a
+    file that `prepare_model` wrote for this directory, whose weights are mapped."""
+    return Model(path, device, exact, prepared)
+
+
+def prepare_model(
+    path: AnyPath,
+    output: AnyPath,
+    device: Device | str | None = None,
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes a model's weights as a device holds them into a file that `load(path,
+    prepared=output)` maps. Returns what `metal-marlin prepare --json` prints."""
+    if isinstance(device, str):
+        device = Device(device)
+    return dict(call(_core.prepare_model, path, output, device or default_device(), overwrite))
 
 
 def quantize_model(

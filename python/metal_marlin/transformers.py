@@ -18,7 +18,7 @@ from transformers.quantizers import register_quantization_config, register_quant
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._core import check_quantization_config
+from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
 from .errors import MalformedFileError, UnsupportedError
 from .torch import KeptMatrix, MarlinLinear, MarlinMoE, MarlinStack, Projection, RoutedExperts
 
@@ -29,10 +29,6 @@ except ImportError:  # Before version 5, names in files were names in memory.
     WeightRenaming = None
 
 _METHOD = "metal_marlin"
-# Names of gate, up and down projections in files that hold experts one by one.
-_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-# One tensor of all experts; its name ends here, without ".weight".
-_FUSED = ("gate_up_proj", "down_proj")
 _EXPERT_NAME = re.compile(r"^(?P<owner>.*\.experts)\.(?:(?P<expert>\*|\d+)\.)?(?P<part>\w+)$")
 
 
@@ -96,7 +92,7 @@ class _Sizes:
     """Sizes and layout of the experts in transformers' module, which has two parameters of them."""
 
     def __init__(self, owner: str, module: nn.Module) -> None:
-        gate_up, down = (_attribute(module, name) for name in _FUSED)
+        gate_up, down = (_attribute(module, name) for name in FUSED_EXPERT_PROJECTIONS)
         plain = isinstance(gate_up, nn.Parameter) and isinstance(down, nn.Parameter)
         odd = getattr(module, "has_post_expert_norm", False) or not getattr(
             module, "has_gate", True
@@ -133,7 +129,7 @@ class _FusedExperts(RoutedExperts):
     def __init__(self, replaced: nn.Module, sizes: _Sizes, stacks: dict[str, MarlinStack]) -> None:
         super().__init__()
         self.experts, self.transposed = sizes.experts, sizes.transposed
-        for name in _FUSED:
+        for name in FUSED_EXPERT_PROJECTIONS:
             if name in stacks:
                 self.add_module(name, stacks[name])
             else:
@@ -256,7 +252,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         except AttributeError as error:
             raise UnsupportedError(f"{owner}: this model has no such module") from error
         sizes = _Sizes(owner, old)
-        names = next((names for names in _NAMES if block.parts() <= {*names}), None)
+        names = next((names for names in EXPERT_PROJECTIONS if block.parts() <= {*names}), None)
         split = names is not None and not block.fused and not sizes.biased and sizes.concatenated
         if split and names is not None:
             projections = [
@@ -264,7 +260,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 for name in names
             ]
             made: nn.Module = _SplitExperts(old, projections, names)
-        elif block.parts() == {*block.fused} and block.parts() <= {*_FUSED}:
+        elif block.parts() == {*block.fused} and block.parts() <= {*FUSED_EXPERT_PROJECTIONS}:
             stacks = {}
             for name, module in block.fused.items():
                 k, n = sizes.hidden, 2 * sizes.width
@@ -275,7 +271,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 )
             made = _FusedExperts(old, sizes, stacks)
         else:
-            expected = _FUSED if sizes.biased or names is None else names
+            expected = FUSED_EXPERT_PROJECTIONS if sizes.biased or names is None else names
             raise UnsupportedError(
                 f"{owner}: expected quantized {', '.join(expected)} of a {type(old).__name__}, "
                 f"got {', '.join(sorted(block.parts()))}"

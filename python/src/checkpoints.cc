@@ -147,7 +147,10 @@ void BindCheckpoints(nb::module_& module) {
                    [](const Checkpoint& self) { return TextObject(self.recipe_name()); })
       .def_prop_ro("config_json",
                    [](const Checkpoint& self) { return TextObject(self.config_json()); })
+      .def_prop_ro("quant_method",
+                   [](const Checkpoint& self) { return TextObject(self.quant_method()); })
       .def_prop_ro("modules", &ModulesOf)
+      .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"))
       .def(
           "weights",
           [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },

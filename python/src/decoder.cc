@@ -3,12 +3,18 @@
 // quantization_config, and columns of weights, where they split fused matrices.
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
+
+#include <array>
+#include <string_view>
 
 #include "checkpoint/module_tensors.h"
 #include "core.h"
 #include "layout/join_columns.h"
 #include "model/decoder_config.h"
+#include "recipe/decoder_tensors.h"
+#include "recipe/stored_layout.h"
 
 namespace marlin::python {
 namespace {
@@ -50,6 +56,8 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["interleaved_rotary"] = config.interleaved_rotary;
   dict["score_scale"] = config.score_scale;
   dict["activation"] = NameOf(config.activation);
+  dict["interleaved_experts"] =
+      config.family->experts != nullptr && config.family->experts->interleaved;
   dict["gate_limit"] = config.gate_limit;
   dict["gate_alpha"] = config.gate_alpha;
   dict["normalizes_choice"] = config.router.normalize;
@@ -57,6 +65,13 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["groups"] = config.router.groups;
   dict["top_groups"] = config.router.top_groups;
   return dict;
+}
+
+template <size_t N>
+nb::tuple TupleOf(const std::array<std::string_view, N>& names) {
+  nb::list list;
+  for (const std::string_view name : names) list.append(std::string(name));
+  return nb::tuple(list);
 }
 
 void CheckQuantizationConfig(const std::string& json, const std::string& file) {
@@ -79,6 +94,13 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
 }  // namespace
 
 void BindDecoder(nb::module_& module) {
+  // Names of gate, up and down projections: of experts one by one, as writers spell them, and of
+  // all experts in one tensor, which is named without ".weight".
+  module.attr("EXPERT_PROJECTIONS") =
+      nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
+  module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
+  module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
+             "Whether a model type stores a matrix as [in, out], experts in front.");
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
              "The arithmetic of a decoder as config.json says it, for a type that can be run.");
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),

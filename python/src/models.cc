@@ -6,6 +6,7 @@
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
+#include "marlin/prepared.h"
 
 namespace marlin::python {
 namespace {
@@ -111,13 +112,16 @@ void BindModels(nb::module_& module) {
   nb::class_<Model>(module, "Model")
       .def(
           "__init__",
-          [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact) {
+          [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
+             nb::handle prepared) {
             const std::string path = PathOf("path", directory);
+            ModelOptions options{.allow_bf16_activations = !exact};
+            if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
             const nb::gil_scoped_release released;
-            new (self)
-                Model(Take(Model::Open(path, opened.device, {.allow_bf16_activations = !exact})));
+            new (self) Model(Take(Model::Open(path, opened.device, options)));
           },
-          nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false)
+          nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false,
+          nb::arg("prepared").none() = nb::none())
       .def_prop_ro("info", &InfoOf)
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
@@ -141,6 +145,24 @@ void BindModels(nb::module_& module) {
           },
           nb::arg("tokens"), nb::arg("window") = 256, nb::arg("stride") = 0,
           nb::arg("max_windows") = 0);
+  module.def(
+      "prepare_model",
+      [](nb::handle path, nb::handle output, const OpenDevice& opened, bool overwrite) {
+        const std::string source = PathOf("path", path);
+        const std::string target = PathOf("output", output);
+        PrepareModelReport report;
+        {
+          const nb::gil_scoped_release released;
+          report = Take(PrepareModel(source, opened.device, target, {.overwrite = overwrite}));
+        }
+        nb::dict dict;
+        dict["output"] = PathObject(report.output);
+        dict["layout"] = report.layout;
+        dict["bytes"] = report.bytes;
+        dict["seconds"] = report.seconds;
+        return dict;
+      },
+      nb::arg("path").none(), nb::arg("output").none(), nb::arg("device"), nb::arg("overwrite"));
   module.def("supported_model_types", &SupportedModelTypes);
 }
 

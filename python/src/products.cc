@@ -130,20 +130,29 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
     row_weight = InputOf("row_weight", product.row_weight, on);
     options.row_weight = row_weight.view;
   }
+  if (product.allocate.is_none()) {
+    const nb::gil_scoped_release released;
+    Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
+    return;
+  }
+  // The weights remember the plan of every problem, so that only the first call for one plans.
+  const Result<GemmPlan> plan = PlanGemm(on.device, from.view, ready.weights, to.view, options);
+  Check(NamingX(plan.status()));
+  GemmArguments arguments;
+  arguments.bias = options.bias;
+  arguments.row_weight = options.row_weight;
+  arguments.expert = options.expert;
+  arguments.stream = options.stream;
   nb::object memory;
   Output workspace;
-  if (!product.allocate.is_none()) {
-    Result<GemmPlan> planned = PlanGemm(on.device, from.view, ready.weights, to.view, options);
-    Check(NamingX(planned.status()));
-    const GemmPlan plan = *std::move(planned);
-    // Never none: without a workspace the library would take one of its own.
-    memory = product.allocate(std::max<int64_t>(plan.workspace_bytes, 1));
+  if (plan->workspace_bytes() > 0) {
+    memory = product.allocate(plan->workspace_bytes());
     workspace = OutputOf("workspace", memory, on);
-    options.workspace = workspace.view.data();
-    options.workspace_bytes = workspace.view.ByteCount();
+    arguments.workspace = workspace.view.data();
+    arguments.workspace_bytes = workspace.view.ByteCount();
   }
   const nb::gil_scoped_release released;
-  Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
+  Check(NamingX(plan->Run(from.view, to.view, arguments)));
 }
 
 void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::handle out,

@@ -22,10 +22,9 @@ class StripsProduct final : public MetalProduct {
     product.has_bias = call.bias != nullptr;
     product.bias_type = call.bias_type;
     product.kernel = call.kernel;
-    Result<std::vector<metal::KernelLaunch>> planned =
-        metal::ForeignLaunches(*strips_, product, device);
+    const Result<metal::GemmLaunches> planned = metal::ForeignLaunches(*strips_, product, device);
     if (!planned.ok()) return std::string(planned.status().message());
-    *launches = *std::move(planned);
+    launches->assign(planned->begin(), planned->end());
     return {};
   }
 

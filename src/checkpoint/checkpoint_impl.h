@@ -3,43 +3,28 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "checkpoint/io.h"
+#include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
+#include "checkpoint/tensor_store.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin {
 
-struct CheckpointFile {
-  std::string name;
-  FileInfo info;
-  std::shared_ptr<const Mapping> mapping;
-  int64_t data_begin = 0;
-};
-
 // NOLINTNEXTLINE(bugprone-exception-escape): moving a Json asserts its invariant and cannot throw.
-struct Checkpoint::Impl {
-  std::string path;
-  bool is_directory = false;
-  std::vector<CheckpointFile> files;               ///< The safetensors files, in name order.
-  std::vector<TensorInfo> tensors;                 ///< In name order.
-  std::vector<uint32_t> tensor_file;               ///< Of each tensor, its file.
-  std::vector<std::optional<uint64_t>> checksums;  ///< Of each tensor, when stored.
-  std::string config_json;
-  Json config;  ///< config_json parsed; null when there is none.
-  bool quantized = false;
-  QuantizationConfig quantization;
-  std::vector<QuantizedModule> modules;  ///< Those of `quantization`, as the public type.
+struct Checkpoint::Impl : TensorStore {
+  std::string quant_method;  ///< Empty: plain.
+  std::unique_ptr<const ModuleReader> reader;
+  std::vector<QuantizedModule> modules;  ///< Those of the reader, as the public type.
   std::unordered_map<std::string_view, size_t> module_index;
+  std::vector<bool> is_part;  ///< Whether a tensor is a module's part.
 
-  /// The number of a tensor. A search in the sorted names: a hash table of the most tensors that a
-  /// file may have would take more memory than opening is allowed.
-  std::optional<size_t> FindTensor(std::string_view name) const;
+  bool quantized() const { return quant_method == kQuantMethod; }
 };
 
 struct CheckpointAccess {
@@ -50,8 +35,5 @@ struct CheckpointAccess {
 
 /// The metadata key under which a tensor's checksum is stored in its own file.
 std::string ChecksumKey(std::string_view tensor_name);
-
-/// Checks that every tensor of every module is there with its type and shape.
-Status CheckModuleTensors(const Checkpoint::Impl& impl);
 
 }  // namespace marlin

@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 3> kSidePrefixes = {"LICENSE", "NOTICE", 
 bool IsSideFile(std::string_view name) {
   // These describe the source's weights, not the output's.
   if (name == kConfigName || name.ends_with(".index.json")) return false;
-  if (name == "quantize_config.json" || name == "hf_quant_config.json") return false;
+  if (IsQuantizationFile(name)) return false;
   if (name.starts_with(".")) return false;
   for (const std::string_view suffix : kSideSuffixes) {
     if (name.ends_with(suffix)) return true;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
-#include <set>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -72,7 +71,7 @@ void Restorer::PlanModule(const ModuleRecord& record) {
   const int64_t columns = out_in ? spec.k : spec.n;
   BackUnit unit;
   unit.record = &record;
-  unit.tensor = *source_.FindTensor(ModuleTensors(record).front().name);
+  unit.tensor = source_.reader->Parts(record).front().tensor;
   unit.output.dtype = dtype_;
   if (wildcard == std::string::npos) {
     unit.all_experts = true;
@@ -93,14 +92,10 @@ void Restorer::PlanModule(const ModuleRecord& record) {
 }
 
 void Restorer::PlanUnits() {
-  std::set<std::string> of_modules;
-  for (const ModuleRecord& record : source_.quantization.modules) {
-    for (const ModuleTensor& tensor : ModuleTensors(record)) of_modules.insert(tensor.name);
-    PlanModule(record);
-  }
+  for (const ModuleRecord& record : source_.reader->modules()) PlanModule(record);
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     const TensorInfo& tensor = source_.tensors[i];
-    if (of_modules.contains(tensor.name)) continue;
+    if (source_.is_part[i]) continue;
     BackUnit unit;
     unit.tensor = i;
     unit.output = {tensor.name, tensor.dtype, tensor.shape, tensor.bytes};
@@ -116,11 +111,7 @@ void Restorer::PlanUnits() {
 }
 
 void Restorer::ReleasePages(const ModuleRecord& record) const {
-  for (const ModuleTensor& part : ModuleTensors(record)) {
-    const size_t tensor = *source_.FindTensor(part.name);
-    const TensorInfo& info = source_.tensors[tensor];
-    source_.files[source_.tensor_file[tensor]].mapping->Release(info.offset, info.bytes);
-  }
+  for (const PartTensor& part : source_.reader->Parts(record)) source_.Release(part.tensor);
 }
 
 Status Restorer::Load(const ModuleRecord& record) {
@@ -192,7 +183,7 @@ Status Restorer::Write(TensorWriter* writer, size_t unit) {
 // The configuration of the plain checkpoint: not quantized, and of the new element type.
 std::string ConfigText(const Checkpoint::Impl& source, DType dtype) {
   Json config = source.config;
-  config.erase("quantization_config");
+  RemoveQuantization(&config);
   if (config.empty()) return {};
   const char* name = dtype == DType::kF32 ? "float32" : "bfloat16";
   if (dtype == DType::kF16) name = "float16";

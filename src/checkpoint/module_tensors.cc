@@ -4,20 +4,18 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 #include "base/checked.h"
 #include "base/macros.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/io.h"
+#include "checkpoint/object_reader.h"
 
 namespace marlin {
 namespace {
 
 constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kExpertWildcard = ".*.";
-// Shapes with larger dimensions do not exist; below it no product of two can overflow.
-constexpr int64_t kMaxDimension = (int64_t{1} << 31) - 1;
 
 std::string_view LayoutName(SourceLayout layout) {
   return layout == SourceLayout::kOutIn ? "out_in" : "in_out";
@@ -42,59 +40,6 @@ Json ModuleJson(const ModuleRecord& record) {
       {"source_layout", LayoutName(record.layout)},
   };
 }
-
-// Takes the members of one object by name and type; what is left over is an error.
-class ObjectReader {
- public:
-  ObjectReader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
-
-  Status Fail(const std::string& message) const {
-    return Status(Code::kMalformedFile, where_ + ": " + message);
-  }
-  Result<const Json*> Take(const std::string& key) {
-    const auto it = object_.find(key);
-    if (it == object_.end()) return Fail(fmt::format("no \"{}\"", key));
-    taken_.insert(key);
-    return &*it;
-  }
-  Result<std::string> TakeString(const std::string& key) {
-    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
-    if (!value->is_string()) return WrongType(key, "a string", *value);
-    return value->get<std::string>();
-  }
-  Result<bool> TakeBool(const std::string& key) {
-    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
-    if (!value->is_boolean()) return WrongType(key, "true or false", *value);
-    return value->get<bool>();
-  }
-  Result<int64_t> TakeDimension(const std::string& key) {
-    MARLIN_ASSIGN_OR_RETURN(const Json* value, Take(key));
-    return Dimension(key, *value);
-  }
-  Result<int64_t> Dimension(const std::string& key, const Json& value) const {
-    if (!value.is_number_unsigned()) return WrongType(key, "a non-negative integer", value);
-    const auto number = value.get<uint64_t>();
-    if (number > static_cast<uint64_t>(kMaxDimension)) {
-      return Fail(fmt::format("\"{}\": {} exceeds {}", key, number, kMaxDimension));
-    }
-    return static_cast<int64_t>(number);
-  }
-  Status WrongType(const std::string& key, std::string_view expected, const Json& value) const {
-    return Fail(fmt::format("\"{}\": expected {}, got {}", key, expected,
-                            value.is_number() ? value.dump() : std::string(value.type_name())));
-  }
-  Status CheckAllTaken() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (!taken_.contains(key)) return Fail(fmt::format("unknown key \"{}\"", Printable(key)));
-    }
-    return {};
-  }
-
- private:
-  const Json& object_;
-  std::string where_;
-  std::set<std::string> taken_;
-};
 
 Status ParseShape(ObjectReader& reader, ModuleRecord* record) {
   MARLIN_ASSIGN_OR_RETURN(const Json* shape, reader.Take("shape"));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/module_reader.h"
 #include "marlin/checkpoint.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
@@ -15,22 +16,6 @@ namespace marlin {
 /// Version of the quantized directory that this build writes, and the newest that it reads.
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr std::string_view kQuantMethod = "metal_marlin";
-
-/// How the source stored the matrix that became W [k, n].
-enum class SourceLayout : uint8_t {
-  kOutIn,  ///< [out, in] as torch.nn.Linear: the transpose of W.
-  kInOut,  ///< [in, out] as W itself: GPT-2's Conv1D, the fused experts of gpt-oss and Llama 4.
-};
-
-/// A module with what is needed to write it back.
-struct ModuleRecord {
-  QuantizedModule module;
-  bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
-  SourceLayout layout = SourceLayout::kOutIn;
-};
-
-/// The parts of a module, in the order in which they are written.
-enum class ModulePart : uint8_t { kCodes, kScales, kZeros, kBiases, kGlobalScale, kCodebook };
 
 struct ModuleTensor {
   ModulePart part = ModulePart::kCodes;

@@ -12,7 +12,6 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/safetensors.h"
-#include "layout/weights_buffer.h"
 
 namespace marlin {
 
@@ -31,9 +30,12 @@ class CheckpointOpener {
   Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path);
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
-  Status SortTensors();
-  Status AddChecksum(const TensorInfo& tensor, uint32_t file);
+  Status FindChecksums();
   Status ReadConfig(const std::vector<std::string>& names);
+  Status OpenContainer(const Container& container, const std::string& directory,
+                       const std::string& name);
+  Status OpenInDirectory(const std::vector<std::string>& names);
+  Status TakeReader(Result<std::unique_ptr<const ModuleReader>> reader);
   Status Fail(Code code, const std::string& message) const {
     return Status(code, Printable(impl_.path) + ": " + message);
   }
@@ -228,58 +230,78 @@ Status CheckpointOpener::OpenDirectory() {
       if (!name.ends_with(kSafetensors)) continue;
       MARLIN_RETURN_IF_ERROR(AddFile(impl_.path, name));
     }
-    if (impl_.files.empty()) return ExplainMissing(names);
+    if (impl_.files.empty()) return OpenInDirectory(names);
   }
-  MARLIN_RETURN_IF_ERROR(SortTensors());
-  return ReadConfig(names);
+  MARLIN_RETURN_IF_ERROR(SortTensors(&impl_));
+  MARLIN_RETURN_IF_ERROR(FindChecksums());
+  MARLIN_RETURN_IF_ERROR(ReadConfig(names));
+  MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindQuantMethod(io_, impl_, names));
+  impl_.quant_method = method.name;
+  return TakeReader(OpenModules(impl_, method));
+}
+
+// A directory without safetensors may hold one file of another container.
+Status CheckpointOpener::OpenInDirectory(const std::vector<std::string>& names) {
+  const std::string* only = nullptr;
+  for (const std::string& name : names) {
+    if (FindContainer(name) == nullptr) continue;
+    if (only != nullptr) {
+      return Fail(Code::kInvalidArgument, fmt::format("holds both {} and {}: name the file",
+                                                      Printable(*only), Printable(name)));
+    }
+    only = &name;
+  }
+  if (only == nullptr) return ExplainMissing(names);
+  MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, *only));
+  return OpenContainer(*FindContainer(*only), impl_.path, *only);
+}
+
+Status CheckpointOpener::OpenContainer(const Container& container, const std::string& directory,
+                                       const std::string& name) {
+  const std::string path = directory.empty() ? impl_.path : JoinPath(directory, name);
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.Stat(path));
+  MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const Mapping> mapping, io_.Map(path));
+  if (!mapping->text().starts_with(container.magic)) {
+    return Status(Code::kMalformedFile, fmt::format("{}: does not begin with {}", Printable(path),
+                                                    Printable(container.magic)));
+  }
+  impl_.files.push_back({name, info, std::move(mapping), 0});
+  MARLIN_RETURN_IF_ERROR(TakeReader(container.open(impl_, QuantMethod())));
+  if (!impl_.modules.empty()) impl_.quant_method = container.suffix.substr(1);
+  impl_.checksums.resize(impl_.tensors.size());
+  return {};
 }
 
 Status CheckpointOpener::OpenFile() {
   const std::string name = impl_.path.substr(impl_.path.rfind('/') + 1);
+  const Container* const container = FindContainer(name);
+  if (container != nullptr && !container->magic.empty()) return OpenContainer(*container, "", name);
   if (const ForeignKind* kind = FindForeignKind(name)) {
     return Fail(Code::kUnsupported, std::string(kind->what));
   }
   MARLIN_RETURN_IF_ERROR(AddFile("", name));
-  return SortTensors();
+  MARLIN_RETURN_IF_ERROR(SortTensors(&impl_));
+  MARLIN_RETURN_IF_ERROR(FindChecksums());
+  return TakeReader(OpenModules(impl_, QuantMethod()));
 }
 
-Status CheckpointOpener::AddChecksum(const TensorInfo& tensor, uint32_t file) {
-  std::optional<uint64_t> checksum;
-  const auto stored = metadata_[file].find(ChecksumKey(tensor.name));
-  if (stored != metadata_[file].end()) {
-    checksum = ParseChecksum(stored->second);
-    if (!checksum) {
-      return Fail(
-          Code::kMalformedFile,
-          fmt::format("{}: tensor \"{}\": checksum \"{}\" is not xxh3 and 16 digits",
-                      Printable(tensor.file), Printable(tensor.name), Printable(stored->second)));
+Status CheckpointOpener::FindChecksums() {
+  impl_.checksums.reserve(impl_.tensors.size());
+  for (size_t i = 0; i < impl_.tensors.size(); ++i) {
+    const TensorInfo& tensor = impl_.tensors[i];
+    const std::map<std::string, std::string>& metadata = metadata_[impl_.tensor_file[i]];
+    std::optional<uint64_t> checksum;
+    const auto stored = metadata.find(ChecksumKey(tensor.name));
+    if (stored != metadata.end()) {
+      checksum = ParseChecksum(stored->second);
+      if (!checksum) {
+        return Fail(
+            Code::kMalformedFile,
+            fmt::format("{}: tensor \"{}\": checksum \"{}\" is not xxh3 and 16 digits",
+                        Printable(tensor.file), Printable(tensor.name), Printable(stored->second)));
+      }
     }
-  }
-  impl_.checksums.push_back(checksum);
-  return {};
-}
-
-Status CheckpointOpener::SortTensors() {
-  std::vector<TensorInfo>& tensors = impl_.tensors;
-  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
-  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
-    std::stable_sort(tensors.begin(), tensors.end(), by_name);
-  }
-  std::unordered_map<std::string_view, uint32_t> numbers;
-  for (size_t i = 0; i < impl_.files.size(); ++i) {
-    numbers.emplace(impl_.files[i].name, static_cast<uint32_t>(i));
-  }
-  impl_.tensor_file.reserve(tensors.size());
-  impl_.checksums.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (i > 0 && tensors[i - 1].name == tensors[i].name) {
-      return Fail(Code::kMalformedFile,
-                  fmt::format("tensor \"{}\" lies in both {} and {}", Printable(tensors[i].name),
-                              Printable(tensors[i - 1].file), Printable(tensors[i].file)));
-    }
-    const uint32_t file = numbers.at(tensors[i].file);
-    impl_.tensor_file.push_back(file);
-    MARLIN_RETURN_IF_ERROR(AddChecksum(tensors[i], file));
+    impl_.checksums.push_back(checksum);
   }
   return {};
 }
@@ -290,19 +312,22 @@ Status CheckpointOpener::ReadConfig(const std::vector<std::string>& names) {
   MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, std::string(kConfigFile)));
   MARLIN_ASSIGN_OR_RETURN(impl_.config_json, io_.ReadText(path, kCheckpointJson.bytes));
   MARLIN_ASSIGN_OR_RETURN(impl_.config, ParseJsonObject(impl_.config_json, path));
-  const auto quantization = impl_.config.find("quantization_config");
-  if (quantization == impl_.config.end() || !quantization->is_object()) return {};
-  const auto method = quantization->find("quant_method");
-  if (method == quantization->end() || *method != Json(kQuantMethod)) return {};
-  MARLIN_ASSIGN_OR_RETURN(impl_.quantization, ParseQuantizationConfig(*quantization, path));
-  impl_.quantized = true;
-  for (const ModuleRecord& record : impl_.quantization.modules) {
+  return {};
+}
+
+Status CheckpointOpener::TakeReader(Result<std::unique_ptr<const ModuleReader>> reader) {
+  MARLIN_ASSIGN_OR_RETURN(impl_.reader, std::move(reader));
+  const std::vector<ModuleRecord>& records = impl_.reader->modules();
+  impl_.modules.reserve(records.size());
+  impl_.is_part.resize(impl_.tensors.size());
+  for (const ModuleRecord& record : records) {
     impl_.modules.push_back(record.module);
+    for (const PartTensor& part : impl_.reader->Parts(record)) impl_.is_part[part.tensor] = true;
   }
   for (size_t i = 0; i < impl_.modules.size(); ++i) {
     impl_.module_index.emplace(impl_.modules[i].name, i);
   }
-  return CheckModuleTensors(impl_);
+  return {};
 }
 
 Status CheckpointOpener::Run() {
@@ -320,44 +345,6 @@ Status CheckpointOpener::Run() {
       return OpenFile();
   }
   return Fail(Code::kInternal, "unknown kind of file");
-}
-
-Status CheckModuleTensors(const Checkpoint::Impl& impl) {
-  std::unordered_map<std::string, std::string_view> owners;
-  for (const ModuleRecord& record : impl.quantization.modules) {
-    const auto malformed = [&](const std::string& message) {
-      return Status(Code::kMalformedFile, fmt::format("{}: module \"{}\": {}", Printable(impl.path),
-                                                      Printable(record.module.name), message));
-    };
-    for (const ModuleTensor& expected : ModuleTensors(record)) {
-      const std::string name = Printable(expected.name);
-      const std::optional<size_t> found = impl.FindTensor(expected.name);
-      if (!found) return malformed(fmt::format("no tensor \"{}\"", name));
-      const TensorInfo& tensor = impl.tensors[*found];
-      if (tensor.dtype != expected.dtype || !(tensor.shape == expected.shape)) {
-        return malformed(fmt::format("tensor \"{}\": expected {} {}, got {} {}", name,
-                                     DTypeName(expected.dtype), expected.shape.ToString(),
-                                     DTypeName(tensor.dtype), tensor.shape.ToString()));
-      }
-      const auto [owner, inserted] = owners.emplace(expected.name, record.module.name);
-      if (!inserted) {
-        return malformed(fmt::format("tensor \"{}\" belongs to module \"{}\" too", name,
-                                     Printable(owner->second)));
-      }
-    }
-    const Status possible = CheckSpec(record.module.spec);
-    if (!possible.ok()) return malformed(possible.message());
-  }
-  return {};
-}
-
-std::optional<size_t> Checkpoint::Impl::FindTensor(std::string_view name) const {
-  const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,
-                                      [](const TensorInfo& tensor, std::string_view key) {
-                                        return std::string_view(tensor.name) < key;
-                                      });
-  if (found == tensors.end() || found->name != name) return std::nullopt;
-  return static_cast<size_t>(found - tensors.begin());
 }
 
 Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path) {

@@ -183,16 +183,10 @@ Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpoint
     return Status(Code::kInvalidArgument,
                   fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
   }
-  if (!source.config.is_object()) return {};
-  const auto quantization = source.config.find("quantization_config");
-  if (quantization == source.config.end() || quantization->is_null()) return {};
-  std::string method = "an unnamed method";
-  if (quantization->is_object() && quantization->contains("quant_method")) {
-    const Json& name = quantization->at("quant_method");
-    method = name.is_string() ? Printable(name.get_ref<const std::string&>()) : method;
-  }
-  return Status(source.quantized ? Code::kInvalidArgument : Code::kUnsupported,
-                fmt::format("{}: is quantized already, with {}", Printable(source.path), method));
+  if (source.quant_method.empty()) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: is quantized already, with {}", Printable(source.path),
+                            Printable(source.quant_method)));
 }
 
 QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,

@@ -3,40 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 
 #include "base/macros.h"
 #include "checkpoint/safetensors.h"
+#include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
-
-constexpr std::string_view kExperts = ".experts.";
-
-// "a.experts.7.b.weight" -> "a.experts.*.b.weight" and 7.
-struct ExpertName {
-  std::string common;
-  int64_t expert = 0;
-};
-
-std::optional<ExpertName> ParseExpertName(std::string_view name) {
-  const size_t begin = name.find(kExperts);
-  if (begin == std::string_view::npos) return std::nullopt;
-  const std::string_view head = name.substr(0, begin + kExperts.size());
-  const std::string_view rest = name.substr(head.size());
-  const size_t digits = rest.find('.');
-  // At most 6 digits and no leading zero, so that the number gives the name back.
-  if (digits == std::string_view::npos || digits == 0 || digits > 6) return std::nullopt;
-  if (digits > 1 && rest[0] == '0') return std::nullopt;
-  ExpertName result;
-  const auto parsed = std::from_chars(rest.data(), rest.data() + digits, result.expert);
-  if (parsed.ec != std::errc() || parsed.ptr != rest.data() + digits) return std::nullopt;
-  result.common = fmt::format("{}*{}", head, rest.substr(digits));
-  return result;
-}
 
 bool SameChoice(const FormatChoice& a, const FormatChoice& b) {
   return a.format == b.format && a.group_size == b.group_size && a.scale_type == b.scale_type &&

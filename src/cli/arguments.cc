@@ -14,11 +14,10 @@
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
+#include "marlin/version.h"
 
 namespace marlin::cli {
 namespace {
-
-constexpr const char* kVersion = MARLIN_VERSION;
 
 /// `kind` is "a whole number" or "a number", named where the text is none.
 Status WrongNumber(const char* option, const char* kind, const std::string& range,
@@ -72,7 +71,7 @@ int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console&
 int ParseAndRun(int argc, char** argv, Console& console) {
   CLI::App app("Quantizes large language models to 2-8 bits and multiplies with them.",
                "metal-marlin");
-  app.set_version_flag("--version", std::string("metal-marlin ") + kVersion);
+  app.set_version_flag("--version", std::string("metal-marlin ") + Version());
   app.require_subcommand(1);
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;

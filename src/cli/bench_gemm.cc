@@ -249,8 +249,8 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
   } else {
     MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
                             PlanGemm(device, activations, weights, product, options));
-    result.kernel = plan.kernel;
-    result.accuracy = plan.accuracy;
+    result.kernel = plan.kernel();
+    result.accuracy = plan.accuracy();
     MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
   }
   MARLIN_RETURN_IF_ERROR(device.Synchronize());

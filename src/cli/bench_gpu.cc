@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -230,15 +231,16 @@ Result<std::vector<KernelTiming>> GpuBench::ListKernels(const PreparedWeights& w
   const auto add = [&](const GemmCandidate& candidate) {
     workspace_bytes = std::max(workspace_bytes, candidate.workspace_bytes);
     timings.push_back(
-        {candidate.name, candidate.accuracy, candidate.planned, candidate.selectable, {}, {}});
+        {candidate.name, candidate.accuracy, candidate.planned, candidate.selectable, {}, {}, {}});
   };
   if (named) {
     options.kernel = bench.options.kernel;
     MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan, PlanGemm(device_, a, weights, c, options));
     GemmCandidate candidate;
-    candidate.name = plan.kernel + (plan.variant.empty() ? "" : "@" + plan.variant);
-    candidate.accuracy = plan.accuracy;
-    candidate.workspace_bytes = plan.workspace_bytes;
+    const std::string variant = plan.variant();
+    candidate.name = std::string(plan.kernel()) + (variant.empty() ? "" : "@" + variant);
+    candidate.accuracy = plan.accuracy();
+    candidate.workspace_bytes = plan.workspace_bytes();
     for (const GemmCandidate& other : all.ok() ? *all : std::vector<GemmCandidate>()) {
       if (other.name == candidate.name) candidate = other;
     }
@@ -270,6 +272,33 @@ Status GpuBench::TimeHopeless(const PreparedWeights& weights, GpuBenchResult& re
     if (seconds[i] > kHopeless * fastest) result.kernels[i].alone = SummarizeSeconds({seconds[i]});
   }
   return Status();
+}
+
+Result<double> GpuBench::HostSeconds(const PreparedWeights& weights, const BenchCase& bench,
+                                     const std::string& kernel) const {
+  // Few enough that the device's queue of launches never makes the host wait.
+  constexpr int kCallsAtOnce = 32;
+  constexpr int kRounds = 16;
+  GemmOptions options = bench.options;
+  options.kernel = kernel;
+  options.workspace = workspace_.data();
+  options.workspace_bytes = workspace_.bytes();
+  const TensorView a = Activations(bench);
+  const MutableTensorView c = Output(bench);
+  std::vector<double> seconds;
+  for (int round = 0; round <= kRounds; ++round) {
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    for (int call = 0; call < kCallsAtOnce; ++call) {
+      options.expert = call % weights.spec().experts;
+      const auto begin = std::chrono::steady_clock::now();
+      MARLIN_RETURN_IF_ERROR(Gemm(device_, a, weights, c, options));
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+      // The first round plans and loads code.
+      if (round > 0) seconds.push_back(taken.count());
+    }
+  }
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  return SummarizeSeconds(std::move(seconds)).median;
 }
 
 Status GpuBench::AddKernels(const PreparedWeights& weights, GpuBenchResult& result,
@@ -365,7 +394,11 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
   for (KernelTiming& timing : result.kernels) {
     if (timing.alone.repetitions > 0) continue;  // Hopeless.
     timing.alone = (next++)->Summary();
-    if (!dequantize) timing.chain = (next++)->Summary();
+    if (dequantize) continue;
+    timing.chain = (next++)->Summary();
+    constexpr double kWorthKnowing = 1e-3;  // Of longer GEMMs nobody asks.
+    if (!timing.planned || timing.alone.median > kWorthKnowing) continue;
+    MARLIN_ASSIGN_OR_RETURN(timing.host_seconds, HostSeconds(weights, bench, timing.kernel));
   }
   return result;
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/graph_timer.h"
+#include "backends/cuda/measure/graph_timer.h"
 #include "cli/bench_gemm.h"
 #include "cli/bench_timer.h"
 #include "cli/dense_peer.h"
@@ -41,6 +41,9 @@ struct KernelTiming {
   bool selectable = false;      ///< GemmCandidate::selectable.
   Timing alone;                 ///< Each launch after the end of the one before.
   std::optional<Timing> chain;  ///< With GemmOptions::overlap_previous; not for dequantize.
+  /// The time of a call of Gemm on the host, the launch of the kernel included; for planned
+  /// kernels of less than a millisecond.
+  std::optional<double> host_seconds;
 };
 
 struct GpuBenchResult {
@@ -92,6 +95,9 @@ class GpuBench {
                                                 const BenchCase& bench);
   /// Times each once and keeps that for those which are not worth more.
   Status TimeHopeless(const PreparedWeights& weights, GpuBenchResult& result) const;
+  /// The median of calls that find their plan made.
+  Result<double> HostSeconds(const PreparedWeights& weights, const BenchCase& bench,
+                             const std::string& kernel) const;
   Status AddKernels(const PreparedWeights& weights, GpuBenchResult& result,
                     std::vector<Sequence>& sequences);
   Status AddDequantize(const PreparedWeights& weights, GpuBenchResult& result,

@@ -38,6 +38,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
     row["chain"] = TimingJson(*timing.chain);
     row["chain"]["floor_fraction"] = result.floor_seconds / timing.chain->median;
   }
+  if (timing.host_seconds) row["host_seconds"] = *timing.host_seconds;
   row["prepare_gbps"] = result.prepare_rate * 1e-9;
   for (const PeerTiming& peer : result.peers) {
     Json entry = {{"name", peer.name}};
@@ -74,16 +75,18 @@ std::vector<std::string> KernelCells(const GpuBenchResult& result, const KernelT
   const auto of_floor = [&](const Timing& taken) {
     return fmt::format("{:.0f} %", 100 * result.floor_seconds / taken.median);
   };
-  std::vector<std::string> cells = {std::string(FormatName(result.bench.spec.format)),
-                                    std::to_string(shape.m),
-                                    std::to_string(shape.n),
-                                    std::to_string(shape.k),
-                                    timing.kernel + (timing.planned ? " *" : ""),
-                                    fmt::format("{:.2f}", result.floor_seconds * 1e6),
-                                    Microseconds(timing.alone),
-                                    of_floor(timing.alone),
-                                    timing.chain ? Microseconds(*timing.chain) : "",
-                                    timing.chain ? of_floor(*timing.chain) : ""};
+  std::vector<std::string> cells = {
+      std::string(FormatName(result.bench.spec.format)),
+      std::to_string(shape.m),
+      std::to_string(shape.n),
+      std::to_string(shape.k),
+      timing.kernel + (timing.planned ? " *" : ""),
+      fmt::format("{:.2f}", result.floor_seconds * 1e6),
+      Microseconds(timing.alone),
+      of_floor(timing.alone),
+      timing.chain ? Microseconds(*timing.chain) : "",
+      timing.chain ? of_floor(*timing.chain) : "",
+      timing.host_seconds ? fmt::format("{:.2f}", *timing.host_seconds * 1e6) : ""};
   for (const PeerTiming& peer : result.peers) {
     cells.push_back(Microseconds(peer.timing));
     cells.push_back(fmt::format("{:.2f}x", peer.timing.median / timing.alone.median));
@@ -130,7 +133,7 @@ std::string GpuText(const DeviceInfo& info, const GpuCeilings& ceilings,
           : fmt::format("cuBLAS {} {:.0f} TFLOP/s", cublas_version, ceilings.tensor * 1e-12));
   std::vector<std::string> header = {"format",        "m",        "n",        "k",
                                      "kernel",        "floor us", "us alone", "of floor",
-                                     "us in a chain", "of floor"};
+                                     "us in a chain", "of floor", "host us"};
   for (const PeerTiming& peer : results.front().peers) {
     header.push_back(peer.name + " us");
     header.insert(header.end(), {"/ alone", "/ chain"});

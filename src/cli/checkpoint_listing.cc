@@ -1,17 +1,9 @@
 #include "cli/checkpoint_listing.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-
-#include "checkpoint/module_tensors.h"
 
 namespace marlin::cli {
 namespace {
-
-constexpr std::array<std::string_view, 6> kPartSuffixes = {
-    ".qweight", ".scales", ".zeros", ".qbias", ".global_scale", ".codebook",
-};
 
 ListedTensor ListModule(const QuantizedModule& module) {
   const WeightsSpec& spec = module.spec;
@@ -45,28 +37,11 @@ double ListedTensor::BitsPerWeight() const {
   return parameters == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
 }
 
-ModuleParts::ModuleParts(const Checkpoint& checkpoint) {
-  for (const QuantizedModule& module : checkpoint.modules()) {
-    bases_.push_back(ModuleBaseName(module.name));
-  }
-  std::sort(bases_.begin(), bases_.end());
-}
-
-bool ModuleParts::Contains(const std::string& tensor_name) const {
-  for (std::string_view suffix : kPartSuffixes) {
-    if (!tensor_name.ends_with(suffix)) continue;
-    const std::string base = tensor_name.substr(0, tensor_name.size() - suffix.size());
-    return std::binary_search(bases_.begin(), bases_.end(), base);
-  }
-  return false;
-}
-
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
   std::vector<ListedTensor> tensors;
   for (const QuantizedModule& module : checkpoint.modules()) tensors.push_back(ListModule(module));
-  const ModuleParts parts(checkpoint);
   for (const TensorInfo& tensor : checkpoint.tensors()) {
-    if (!parts.Contains(tensor.name)) tensors.push_back(ListPlain(tensor));
+    if (!checkpoint.IsModulePart(tensor.name)) tensors.push_back(ListPlain(tensor));
   }
   return tensors;
 }

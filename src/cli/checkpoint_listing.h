@@ -23,16 +23,6 @@ struct ListedTensor {
 /// Modules first, then the tensors that belong to none; each in name order.
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint);
 
-/// True when the name is a part of a quantized module: "X.qweight", "X.scales", ...
-class ModuleParts {
- public:
-  explicit ModuleParts(const Checkpoint& checkpoint);
-  bool Contains(const std::string& tensor_name) const;
-
- private:
-  std::vector<std::string> bases_;  ///< Sorted.
-};
-
 /// True when any tensor is a routed expert's.
 bool HasExperts(const Checkpoint& checkpoint);
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "backends/cuda/graph_timer.h"
+#include "backends/cuda/measure/graph_timer.h"
 #include "backends/metal/metal_backend.h"
 #include "base/macros.h"
 #include "base/read_file.h"
@@ -15,6 +15,7 @@
 #include "cli/bench_gemm.h"
 #include "cli/bench_gpu.h"
 #include "cli/bench_gpu_report.h"
+#include "cli/bench_load.h"
 #include "cli/bench_model.h"
 #include "cli/command.h"
 #include "cli/peer_cublas.h"
@@ -32,8 +33,8 @@ using Json = nlohmann::ordered_json;
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("OP", &op_, "gemm, dequantize or model");
-    arguments.Positionals("MODEL", &models_, "model: a plain or quantized directory");
+    arguments.Positional("OP", &op_, "gemm, dequantize, model or load");
+    arguments.Positionals("MODEL", &models_, "model, load: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
@@ -51,12 +52,14 @@ class BenchCommand final : public Command {
                      "model: tokens to write; default 64");
     arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
                      "model: sequences at once; default 1");
+    arguments.Option("--prepared", &model_open_.prepared, "FILE",
+                     "model, load: the weights as `prepare` wrote them");
     arguments.Option("--commit", &commit_, "HASH", "Named in the record");
   }
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
-    if (op_ != "model") MARLIN_RETURN_IF_ERROR(ReadArguments());
+    if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
     // One pool for the device and the probes: two would spin against each other.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
     DeviceOptions options;
@@ -66,6 +69,7 @@ class BenchCommand final : public Command {
     };
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
+    if (op_ == "load") return RunLoad(console, device);
     if (info.backend == "cuda") return RunOnGpu(console, device);
     std::optional<Model> model;
     if (op_ == "model") {
@@ -80,7 +84,7 @@ class BenchCommand final : public Command {
       return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
     }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
-                            cpu::Roofline::Make(backend.Facts().level, pool));
+                            cpu::Roofline::Make(backend.Properties().level, pool));
     ceilings_ = MeasureCeilings(roofline);
     return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
   }
@@ -91,6 +95,15 @@ class BenchCommand final : public Command {
     return console.json() ? console.PrintJson(document) : console.Print(text);
   }
 
+  bool OfModels() const { return op_ == "model" || op_ == "load"; }
+
+  Status RunLoad(Console& console, const Device& device) const {
+    MARLIN_ASSIGN_OR_RETURN(const LoadBench bench, BenchLoad(models_.front(), device, model_open_));
+    Json document = DocumentHead(device.info(), commit_);
+    document["results"] = Json::array({bench.ToJson()});
+    return Report(console, document, bench.ToText());
+  }
+
   /// The op, its place for a model, and options that belong to other ops.
   Status CheckOp() const {
     const auto refuse = [](std::string_view message) {
@@ -99,10 +112,10 @@ class BenchCommand final : public Command {
     if (op_ == "moe" || op_ == "sparse") {
       return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
     }
-    if (op_ != "gemm" && op_ != "dequantize" && op_ != "model") {
-      return refuse(fmt::format("bench: expected gemm, dequantize or model, got '{}'", op_));
+    if (op_ != "gemm" && op_ != "dequantize" && !OfModels()) {
+      return refuse(fmt::format("bench: expected gemm, dequantize, model or load, got '{}'", op_));
     }
-    const bool model = op_ == "model";
+    const bool model = OfModels();
     if (models_.size() != (model ? 1U : 0U)) {
       return refuse(fmt::format("bench {}: expected {} directory, got {}", op_,
                                 model ? "one" : "no", models_.size()));
@@ -119,10 +132,16 @@ class BenchCommand final : public Command {
         {"--new-tokens", new_tokens_.has_value()},
         {"--batch", batch_.has_value()},
     };
+    if (!model && !model_open_.prepared.empty()) {
+      return refuse(fmt::format("bench {}: has no --prepared", op_));
+    }
     const std::span<const std::pair<const char*, bool>> foreign =
         model ? std::span(of_products) : std::span<const std::pair<const char*, bool>>(of_models);
     for (const auto& [name, given] : foreign) {
       if (given) return refuse(fmt::format("bench {}: has no {}", op_, name));
+    }
+    for (const auto& [name, given] : of_models) {
+      if (given && op_ == "load") return refuse(fmt::format("bench load: has no {}", name));
     }
     return {};
   }
@@ -137,7 +156,7 @@ class BenchCommand final : public Command {
 
   /// Opens the model before the machine is measured, so that its errors come at once.
   Result<Model> OpenModel(const Device& device) {
-    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device));
+    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
     model_ = model.info();
     ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
@@ -451,6 +470,7 @@ class BenchCommand final : public Command {
   MachineCeilings ceilings_;
   std::vector<BenchResult> results_;
   ModelInfo model_;
+  ModelOptions model_open_;
   ModelBenchOptions model_options_;
   std::vector<ModelPhase> phases_;
 };

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <tuple>
 
-#include "backends/cuda/graph_timer.h"
+#include "backends/cuda/measure/graph_timer.h"
 #include "base/macros.h"
 #include "cli/bench_document.h"
 #include "cli/bench_gpu.h"

@@ -12,6 +12,7 @@
 #include "cli/table.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
+#include "marlin/prepared.h"
 
 namespace marlin::cli {
 namespace {
@@ -40,7 +41,7 @@ std::vector<std::string> ErrorCells(const ErrorSums& errors) {
 class VerifyCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("QUANT", &path_, "A quantized directory");
+    arguments.Positional("QUANT", &path_, "A quantized directory, or a file that `prepare` wrote");
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
@@ -50,6 +51,7 @@ class VerifyCommand final : public Command {
     if (max_error_ && !against_) {
       return Status(Code::kInvalidArgument, "--max-error needs --against");
     }
+    if (IsPreparedModel(path_)) return VerifyPrepared(console);
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
     if (!quantized.quantized()) {
       return Status(Code::kInvalidArgument,
@@ -73,6 +75,17 @@ class VerifyCommand final : public Command {
   }
 
  private:
+  Status VerifyPrepared(Console& console) const {
+    if (against_) {
+      return Status(
+          Code::kInvalidArgument,
+          fmt::format("{}: prepared weights have no --against; verify the directory", path_));
+    }
+    MARLIN_RETURN_IF_ERROR(VerifyPreparedModel(path_));
+    if (console.json()) return console.PrintJson({{"ok", true}, {"tensors", Json::array()}});
+    return console.Print(path_ + ": all checksums are right\n");
+  }
+
   Status Judge(const Comparison& comparison) const {
     const TensorComparison* worst = comparison.Worst();
     if (!max_error_ || worst == nullptr) return Status();

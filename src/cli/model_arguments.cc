@@ -77,6 +77,8 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--device", &device_, "DEVICE", "cpu, auto or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32 throughout");
+  arguments.Option("--prepared", &prepared_, "FILE",
+                   "MODEL's weights as `prepare` wrote them, mapped instead of prepared again");
 }
 
 Result<Device> RunArguments::OpenDevice() const {
@@ -84,6 +86,10 @@ Result<Device> RunArguments::OpenDevice() const {
 }
 
 Result<Model> RunArguments::Open(const std::string& path, const Device& device) const {
+  return Model::Open(path, device, {.allow_bf16_activations = !exact_, .prepared = prepared_});
+}
+
+Result<Model> RunArguments::OpenReference(const std::string& path, const Device& device) const {
   return Model::Open(path, device, {.allow_bf16_activations = !exact_});
 }
 

@@ -17,7 +17,7 @@
 
 namespace marlin::cli {
 
-/// --device, --threads, --exact.
+/// --device, --threads, --exact, --prepared.
 class RunArguments {
  public:
   void Declare(ArgumentList& arguments);
@@ -25,6 +25,8 @@ class RunArguments {
   Result<Device> OpenDevice() const;
   /// Models of one command share a device: two pools of threads would be in each other's way.
   Result<Model> Open(const std::string& path, const Device& device) const;
+  /// A second model, which --prepared is not for.
+  Result<Model> OpenReference(const std::string& path, const Device& device) const;
   /// A model and a device of its own.
   Result<Model> Open(const std::string& path) const;
 
@@ -32,6 +34,7 @@ class RunArguments {
   std::string device_ = "auto";
   std::optional<int64_t> threads_;
   bool exact_ = false;
+  std::string prepared_;
 };
 
 /// Reads token ids: decimal numbers between white space or commas, or a JSON array of numbers. "-"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "backends/cuda/cublas_library.h"
+#include "backends/cuda/cublas/cublas_library.h"
 #include "base/macros.h"
 
 namespace marlin::cli {

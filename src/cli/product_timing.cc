@@ -48,7 +48,7 @@ Result<std::vector<ProductTiming>> TimeProducts(const Device& device,
   std::vector<std::function<void(int64_t)>> bodies;
   for (const PreparedWeights& matrices : weights) {
     MARLIN_ASSIGN_OR_RETURN(GemmPlan plan, PlanGemm(device, a, matrices, out));
-    timings.push_back({0, std::move(plan.kernel)});
+    timings.push_back({0, std::string(plan.kernel())});
     // The first call grows the workspace and is through every check: later ones cannot fail.
     MARLIN_RETURN_IF_ERROR(Gemm(device, a, matrices, out));
     bodies.emplace_back([&](int64_t i) {

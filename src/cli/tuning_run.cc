@@ -78,6 +78,7 @@ Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
                        candidate.planned,
                        candidate.selectable,
                        PerCall(SummarizeSeconds({stopwatch.Seconds()}), calls),
+                       {},
                        {}});
   }
   double fastest = std::numeric_limits<double>::infinity();

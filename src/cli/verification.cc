@@ -66,11 +66,10 @@ class Comparer {
 
   Result<Comparison> Run() {
     for (const TensorInfo& tensor : source_.tensors()) total_ += tensor.shape.ElementCount();
-    const auto& records = CheckpointAccess::Get(quantized_).quantization.modules;
+    const auto& records = CheckpointAccess::Get(quantized_).reader->modules();
     for (const ModuleRecord& record : records) MARLIN_RETURN_IF_ERROR(CompareModule(record));
-    const ModuleParts parts(quantized_);
     for (const TensorInfo& tensor : quantized_.tensors()) {
-      if (!parts.Contains(tensor.name)) MARLIN_RETURN_IF_ERROR(ComparePlain(tensor));
+      if (!quantized_.IsModulePart(tensor.name)) MARLIN_RETURN_IF_ERROR(ComparePlain(tensor));
     }
     for (const TensorInfo& tensor : source_.tensors()) {
       if (seen_.contains(tensor.name)) continue;

@@ -3,8 +3,8 @@
 #include <iterator>
 #include <string>
 
+#include "base/find_named.h"
 #include "base/macros.h"
-#include "base/printable.h"
 #include "formats/codecs.h"
 #include "marlin/format.h"
 
@@ -82,14 +82,10 @@ const FormatInfo& GetFormatInfo(Format format) {
 }
 
 Result<Format> ParseFormat(std::string_view name) {
-  std::string known;
-  for (const FormatInfo& info : AllFormats()) {
-    if (info.name == name) return info.format;
-    known += known.empty() ? "" : ", ";
-    known += info.name;
-  }
-  return Status(Code::kInvalidArgument,
-                "format: unknown name '" + Printable(name) + "'; known: " + known);
+  MARLIN_ASSIGN_OR_RETURN(const FormatInfo info,
+                          FindNamed("format", "name", name, AllFormats(),
+                                    [](const FormatInfo& row) { return row.name; }));
+  return info.format;
 }
 
 std::span<const float> FormatValues(Format format) {
@@ -114,14 +110,10 @@ std::string_view ScaleTypeName(ScaleType type) {
 }
 
 Result<ScaleType> ParseScaleType(std::string_view name) {
-  std::string known;
-  for (const ScaleTypeInfo& info : kScaleTypes) {
-    if (info.name == name) return info.type;
-    known += known.empty() ? "" : ", ";
-    known += info.name;
-  }
-  return Status(Code::kInvalidArgument,
-                "scale type: unknown name '" + Printable(name) + "'; known: " + known);
+  MARLIN_ASSIGN_OR_RETURN(const ScaleTypeInfo info,
+                          FindNamed("scale type", "name", name, kScaleTypes,
+                                    [](const ScaleTypeInfo& row) { return row.name; }));
+  return info.type;
 }
 
 }  // namespace marlin

@@ -1,5 +1,6 @@
 #include "layout/join_columns.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/macros.h"
@@ -7,6 +8,24 @@
 
 namespace marlin {
 namespace {
+
+/// Copies columns of a matrix [k, n] whose k follow each other, k by k in turn for a few columns,
+/// so that neither side leaves the caches.
+void CopyTransposed(const TensorView& source, const WeightColumns& part, int64_t to_stride,
+                    uint8_t* to) {
+  constexpr int64_t kColumns = 32;
+  const int64_t size = DTypeBytes(source.dtype());
+  for (int64_t c0 = 0; c0 < part.count; c0 += kColumns) {
+    const int64_t end = std::min(c0 + kColumns, part.count);
+    for (int64_t k = 0; k < source.dim(1); ++k) {
+      for (int64_t c = c0; c < end; ++c) {
+        const int64_t at = k * source.stride(1) + (part.first + c * part.step) * source.stride(2);
+        std::memcpy(to + (k * to_stride + c) * size, source.As<uint8_t>() + at * size,
+                    static_cast<size_t>(size));
+      }
+    }
+  }
+}
 
 /// Copies one array, [experts, rows, n] in each part, whose rows the result has joined.
 void JoinArray(std::span<const WeightColumns> parts, const TensorView QuantizedWeights::*array,
@@ -19,6 +38,11 @@ void JoinArray(std::span<const WeightColumns> parts, const TensorView QuantizedW
   for (const WeightColumns& part : parts) {
     const TensorView& source = (*part.weights).*array;
     const int64_t n = source.dim(2);
+    if (!source.IsContiguous()) {
+      CopyTransposed(source, part, joined_n, static_cast<uint8_t*>(to) + column * size);
+      column += part.count;
+      continue;
+    }
     for (int64_t row = 0; row < rows; ++row) {
       const auto* from = source.As<uint8_t>() + (row * n + part.first) * size;
       auto* target = static_cast<uint8_t*>(to) + (row * joined_n + column) * size;

@@ -21,8 +21,9 @@ struct WeightColumns {
 /// global scale and codebook.
 bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b);
 
-/// Copies the columns into new weights, part after part. Preconditions: at least one part, the
-/// parts can be joined, and their columns exist. Errors: kOutOfMemory.
+/// Copies the columns into new weights, part after part. Codes of unquantized formats may lie
+/// transposed, [1, k, n] with strides {k * n, 1, k}, as linear layers are stored. Preconditions: at
+/// least one part, the parts can be joined, and their columns exist. Errors: kOutOfMemory.
 Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts);
 
 }  // namespace marlin

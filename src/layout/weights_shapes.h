@@ -20,6 +20,15 @@ struct WeightsShapes {
 /// Precondition: CheckSpec(spec).ok().
 WeightsShapes ShapesOf(const WeightsSpec& spec);
 
+/// Consecutive k, counted from a multiple of their number, that certainly share a scale: the
+/// largest power of two up to `most` that divides the group size; `most` where one group covers all
+/// of k.
+constexpr int64_t SharedScaleRun(int64_t group_size, int64_t k, int64_t most) {
+  if (group_size <= 0 || group_size >= k) return most;
+  const int64_t divisor = group_size & -group_size;
+  return divisor < most ? divisor : most;
+}
+
 /// Index of the first element of contiguous numbers that is NaN or Inf; -1 when all are finite.
 int64_t FindNonFinite(const TensorView& view);
 

@@ -5,145 +5,129 @@
 namespace marlin {
 namespace {
 
-TensorView VectorOf(const std::vector<float>& values) {
-  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
-}
-
 /// Heads that lie in columns [first, first + heads * dim) of rows.
 MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim) {
   return {
       rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
 }
 
-/// Rows [first, first + count) of a view of rank 3.
-MutableTensorView RowsOf(const MutableTensorView& view, int64_t first, int64_t count) {
-  return {view.As<float>() + first * view.stride(0),
-          DType::kF32,
-          {count, view.dim(1), view.dim(2)},
-          {view.stride(0), view.stride(1), 1}};
+Status Rotate(const Pass& pass, const MutableTensorView& heads) {
+  const DecoderConfig& config = pass.decoder.config;
+  return ApplyRotary(pass.device,
+                     {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
+                      config.interleaved_rotary},
+                     pass.values.positions, heads);
 }
 
-/// Appends keys and values to the caches and attends: out [rows, heads, value_dim].
+/// Appends keys and values to the cache and attends.
 Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
               const MutableTensorView& keys, const MutableTensorView& values,
-              const std::vector<float>& sinks, const MutableTensorView& out) {
+              const TensorView& sinks) {
   const DecoderConfig& config = pass.decoder.config;
-  std::vector<AttentionInput> inputs;
-  for (const PassSlice& slice : pass.slices) {
-    const KvCache& cache = *slice.cache;
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, RowsOf(keys, slice.first_row, slice.tokens),
-                                   cache.Keys(layer, slice.position, slice.tokens)));
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, RowsOf(values, slice.first_row, slice.tokens),
-                                   cache.Values(layer, slice.position, slice.tokens)));
-    const int64_t length = slice.position + slice.tokens;
-    inputs.push_back({RowsOf(queries, slice.first_row, slice.tokens), cache.Keys(layer, 0, length),
-                      cache.Values(layer, 0, length), RowsOf(out, slice.first_row, slice.tokens)});
-  }
+  const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
+  const SequenceRows rows{pass.values.positions, pass.values.first_rows, pages.block_tables};
+  const PagedCache cache = pass.pool.CacheOf(layer, pages.slabs);
+  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache));
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
-  if (!sinks.empty()) options.sinks = VectorOf(sinks);
+  options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
-  return Attention(pass.device, inputs, options);
+  const MutableTensorView out = Heads(pass.values.mixed, 0, config.shape.heads, config.value_dim());
+  return PagedAttention(pass.device, queries, rows, cache, out, options);
 }
 
-Status Turn(const Pass& pass, const MutableTensorView& heads) {
-  const Rotary& rotary = pass.decoder.config.rotary;
-  return ApplyRotary(pass.device,
-                     {VectorOf(rotary.inverse_frequencies), rotary.attention_factor,
-                      pass.decoder.config.interleaved_rotary},
-                     pass.positions, heads);
-}
-
-}  // namespace
-
-Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                    const MutableTensorView& out) {
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& shape = config.shape;
-  const AttentionLayer& weights = pass.decoder.layers[static_cast<size_t>(layer)].attention;
+/// MLA: a head's key is its own part, then the part with RoPE that all heads share.
+Status RunLatentAttention(const Pass& pass, int64_t layer) {
+  const StepValues& values = pass.values;
+  const Dimensions& shape = pass.decoder.config.shape;
   const int64_t rows = pass.rows();
-  const int64_t q_width = shape.heads * shape.head_dim;
-  const int64_t kv_width = shape.kv_heads * shape.head_dim;
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView qkv,
-                          pass.arena.Take(DType::kF32, {rows, q_width + 2 * kv_width}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.qkv, x, pass.products, qkv));
-  const MutableTensorView q = Heads(qkv, 0, shape.heads, shape.head_dim);
-  const MutableTensorView k = Heads(qkv, q_width, shape.kv_heads, shape.head_dim);
-  const MutableTensorView v = Heads(qkv, q_width + kv_width, shape.kv_heads, shape.head_dim);
-  if (!weights.q_norm.empty()) {
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, q, VectorOf(weights.q_norm), config.epsilon, q));
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, k, VectorOf(weights.k_norm), config.epsilon, k));
-  }
-  MARLIN_RETURN_IF_ERROR(Turn(pass, q));
-  MARLIN_RETURN_IF_ERROR(Turn(pass, k));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed,
-                          pass.arena.Take(DType::kF32, {rows, q_width}));
-  MARLIN_RETURN_IF_ERROR(
-      Attend(pass, layer, q, k, v, weights.sinks, Heads(mixed, 0, shape.heads, shape.head_dim)));
-  return Apply(pass.device, weights.out, mixed, pass.products, out);
-}
-
-namespace {
-
-/// Queries of the latent attention, [rows, heads * key_dim].
-Status LatentQueries(const Pass& pass, const LatentAttentionLayer& weights, const TensorView& x,
-                     const MutableTensorView& q) {
-  if (!weights.q.empty()) return Apply(pass.device, weights.q, x, pass.products, q);
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
-                          pass.arena.Take(DType::kF32, {pass.rows(), weights.q_a.out}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.q_a, x, pass.products, low));
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, low, VectorOf(weights.q_a_norm), kLatentEpsilon, low));
-  return Apply(pass.device, weights.q_b, low, pass.products, q);
-}
-
-}  // namespace
-
-Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                          const MutableTensorView& out) {
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& shape = config.shape;
-  const LatentAttentionLayer& weights = pass.decoder.layers[static_cast<size_t>(layer)].latent;
-  const int64_t rows = pass.rows();
-  const int64_t key_dim = config.key_dim();
+  const int64_t key_dim = pass.decoder.config.key_dim();
   const int64_t pair_width = shape.nope_dim + shape.v_dim;
-  const ArenaScope scope(pass.arena);
-  const auto take = [&](int64_t width) { return pass.arena.Take(DType::kF32, {rows, width}); };
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView q, take(shape.heads * key_dim));
-  MARLIN_RETURN_IF_ERROR(LatentQueries(pass, weights, x, q));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low, take(weights.kv_a.out));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.kv_a, x, pass.products, low));
-  const MutableTensorView latent(low.data(), DType::kF32, {rows, shape.kv_rank},
-                                 {low.stride(0), 1});
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, latent, VectorOf(weights.kv_a_norm), kLatentEpsilon, latent));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView pairs, take(shape.heads * pair_width));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, weights.kv_b, latent, pass.products, pairs));
-
-  // The turned part of a head follows its unturned one; all heads share the turned part of a key.
-  const MutableTensorView turned_k = Heads(low, shape.kv_rank, 1, shape.rope_dim);
-  MARLIN_RETURN_IF_ERROR(Turn(pass, turned_k));
   const auto part = [&](const MutableTensorView& of, int64_t first, int64_t width, int64_t stride) {
     return MutableTensorView(of.As<float>() + first, DType::kF32, {rows, shape.heads, width},
                              {of.stride(0), stride, 1});
   };
-  MARLIN_RETURN_IF_ERROR(Turn(pass, part(q, shape.nope_dim, shape.rope_dim, key_dim)));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k, take(shape.heads * key_dim));
-  MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(pairs, 0, shape.nope_dim, pair_width),
+  const MutableTensorView shared = Heads(values.latent, shape.kv_rank, 1, shape.rope_dim);
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, shared));
+  MARLIN_RETURN_IF_ERROR(
+      Rotate(pass, part(values.projected, shape.nope_dim, shape.rope_dim, key_dim)));
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k,
+                          pass.arena.Take(DType::kF32, {rows, shape.heads * key_dim}));
+  MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(values.expanded, 0, shape.nope_dim, pair_width),
                                  part(k, 0, shape.nope_dim, key_dim)));
   for (int64_t head = 0; head < shape.heads; ++head) {
     const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, turned_k, to));
+    MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to));
   }
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed, take(shape.heads * shape.v_dim));
-  MARLIN_RETURN_IF_ERROR(Attend(pass, layer, part(q, 0, key_dim, key_dim),
-                                part(k, 0, key_dim, key_dim),
-                                part(pairs, shape.nope_dim, shape.v_dim, pair_width), {},
-                                Heads(mixed, 0, shape.heads, shape.v_dim)));
-  return Apply(pass.device, weights.out, mixed, pass.products, out);
+  return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim),
+                part(k, 0, key_dim, key_dim),
+                part(values.expanded, shape.nope_dim, shape.v_dim, pair_width), {});
+}
+
+/// norm(x) of the norms inside of MLA, which take no epsilon from the config.
+Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
+  return RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x);
+}
+
+}  // namespace
+
+Status RunProject(const Pass& pass, int64_t index) {
+  const DecoderLayer& layer = pass.layer(index);
+  const ArenaScope scope(pass.arena);
+  const StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(DType::kF32, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.input_norm, values.hidden, x));
+  return Apply(pass.device, layer.attention.qkv, x, pass.products, values.projected);
+}
+
+Status RunLatentProject(const Pass& pass, int64_t index) {
+  const ArenaScope scope(pass.arena);
+  const StepValues& values = pass.values;
+  const LatentAttentionLayer& layer = pass.layer(index).latent;
+  const auto apply = [&](const Projection& projection, const TensorView& x,
+                         const MutableTensorView& out) {
+    return Apply(pass.device, projection, x, pass.products, out);
+  };
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(DType::kF32, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.layer(index).input_norm, values.hidden, x));
+  if (!layer.q.empty()) {
+    MARLIN_RETURN_IF_ERROR(apply(layer.q, x, values.projected));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
+                            pass.arena.Take(DType::kF32, {pass.rows(), layer.q_a.out}));
+    MARLIN_RETURN_IF_ERROR(apply(layer.q_a, x, low));
+    MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.q_a_norm, low));
+    MARLIN_RETURN_IF_ERROR(apply(layer.q_b, low, values.projected));
+  }
+  MARLIN_RETURN_IF_ERROR(apply(layer.kv_a, x, values.latent));
+  const MutableTensorView latent(values.latent.data(), DType::kF32, {pass.rows(), layer.kv_b.in},
+                                 {values.latent.stride(0), 1});
+  MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.kv_a_norm, latent));
+  return apply(layer.kv_b, latent, values.expanded);
+}
+
+Status RunAttention(const Pass& pass, int64_t index) {
+  const DecoderConfig& config = pass.decoder.config;
+  if (config.latent()) return RunLatentAttention(pass, index);
+  const Dimensions& shape = config.shape;
+  const AttentionLayer& layer = pass.layer(index).attention;
+  const MutableTensorView& qkv = pass.values.projected;
+  const int64_t first_key = shape.heads * shape.head_dim;
+  const int64_t first_value = first_key + shape.kv_heads * shape.head_dim;
+  const MutableTensorView q = Heads(qkv, 0, shape.heads, shape.head_dim);
+  const MutableTensorView k = Heads(qkv, first_key, shape.kv_heads, shape.head_dim);
+  const MutableTensorView v = Heads(qkv, first_value, shape.kv_heads, shape.head_dim);
+  if (!layer.q_norm.empty()) {
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.q_norm, q, q));
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.k_norm, k, k));
+  }
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, q));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, k));
+  return Attend(pass, index, q, k, v, layer.sinks.view());
 }
 
 }  // namespace marlin

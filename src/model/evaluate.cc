@@ -131,7 +131,7 @@ class StepRunner {
     int64_t rows = 0;
     for (const Piece& piece : step.pieces) {
       while (sequences_.size() <= piece.slot) {
-        MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
+        MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
         sequences_.push_back(std::make_unique<Sequence>(std::move(sequence)));
       }
       const auto first = static_cast<size_t>(piece.window->first + piece.first);

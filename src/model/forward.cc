@@ -6,48 +6,17 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
+#include "marlin/sampling.h"
+#include "model/placement.h"
 
 namespace marlin {
 namespace {
 
 constexpr int64_t kMinBlockBytes = int64_t{1} << 20;
 
-TensorView VectorOf(const std::vector<float>& values) {
-  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
-}
-
-/// hidden += block, after the block's own norm where the family has one.
-Status AddBlock(const Pass& pass, const std::vector<float>& norm, const MutableTensorView& block,
-                const MutableTensorView& hidden) {
-  if (!norm.empty()) {
-    const float epsilon = pass.decoder.config.epsilon;
-    MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, block, VectorOf(norm), epsilon, block));
-  }
-  return AddTo(pass.device, block, hidden);
-}
-
-Status RunLayer(const Pass& pass, int64_t index, const MutableTensorView& hidden) {
-  const DecoderLayer& layer = pass.decoder.layers[static_cast<size_t>(index)];
-  const DecoderConfig& config = pass.decoder.config;
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x, pass.arena.Take(DType::kF32, hidden.shape()));
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block,
-                          pass.arena.Take(DType::kF32, hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, hidden, VectorOf(layer.input_norm), config.epsilon, x));
-  MARLIN_RETURN_IF_ERROR(config.latent() ? RunLatentAttention(pass, index, x, block)
-                                         : RunAttention(pass, index, x, block));
-  MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.attention_out_norm, block, hidden));
-  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, hidden, VectorOf(layer.mlp_norm), config.epsilon, x));
-  MARLIN_RETURN_IF_ERROR(layer.experts.experts.empty() ? RunMlp(pass, layer.mlp, x, block)
-                                                       : RunExperts(pass, layer.experts, x, block));
-  return AddBlock(pass, layer.mlp_out_norm, block, hidden);
-}
-
 }  // namespace
 
-Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
-  const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
+Result<size_t> Arena::Reserve(int64_t bytes) {
   while (at_.block < blocks_.size() && at_.used + bytes > blocks_[at_.block].bytes()) {
     at_ = {at_.block + 1, 0};
   }
@@ -56,37 +25,223 @@ Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
                             DeviceBuffer::Allocate(device_, std::max(bytes, kMinBlockBytes)));
     blocks_.push_back(std::move(block));
   }
-  void* data = static_cast<uint8_t*>(blocks_[at_.block].data()) + at_.used;
+  return at_.block;
+}
+
+Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
+  const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
+  MARLIN_ASSIGN_OR_RETURN(const size_t block, Reserve(bytes));
+  void* data = static_cast<uint8_t*>(blocks_[block].data()) + at_.used;
   at_.used += bytes;
   return MutableTensorView(data, type, shape);
 }
 
-Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
-              const MutableTensorView& out, const TensorView& row_weight) {
+Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
+  const auto count = static_cast<int64_t>(values.size());
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, Take(DType::kI32, {count}));
+  const DeviceBuffer& block = blocks_[at_.block];
+  const int64_t offset = view.As<uint8_t>() - static_cast<uint8_t*>(block.data());
+  MARLIN_RETURN_IF_ERROR(block.CopyFrom(values.data(), view.ByteCount(), offset));
+  return TensorView(view);
+}
+
+Status Arena::Download(const TensorView& view, void* host) const {
+  for (const DeviceBuffer& block : blocks_) {
+    const int64_t offset = view.As<uint8_t>() - static_cast<const uint8_t*>(block.data());
+    if (offset < 0 || offset >= block.bytes()) continue;
+    return block.CopyTo(host, view.ByteCount(), offset);
+  }
+  return Status(Code::kInternal, "arena: a view of other memory");
+}
+
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+                 const MutableTensorView& out) {
+  return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out);
+}
+
+Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block) {
+  if (!norm.empty()) MARLIN_RETURN_IF_ERROR(Normalize(pass, norm, block, block));
+  return AddTo(pass.device, block, pass.values.hidden);
+}
+
+Status TakeValues(Pass* pass) {
+  const DecoderConfig& config = pass->decoder.config;
+  const Dimensions& shape = config.shape;
+  Arena& arena = pass->arena;
+  StepValues& values = pass->values;
+  const int64_t rows = pass->rows();
+  const auto take = [&](int64_t width) { return arena.Take(DType::kF32, {rows, width}); };
+  MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
+  // The two halves of a layer share their memory.
+  const Arena::Mark begin = arena.mark();
+  const int64_t queries = shape.heads * config.key_dim();
+  if (config.latent()) {
+    MARLIN_ASSIGN_OR_RETURN(values.projected, take(queries));
+    MARLIN_ASSIGN_OR_RETURN(values.latent, take(shape.kv_rank + shape.rope_dim));
+    MARLIN_ASSIGN_OR_RETURN(values.expanded, take(shape.heads * (shape.nope_dim + shape.v_dim)));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(values.projected,
+                            take(queries + 2 * shape.kv_heads * config.key_dim()));
+  }
+  MARLIN_ASSIGN_OR_RETURN(values.mixed, take(shape.heads * config.value_dim()));
+  const Arena::Mark attention_end = arena.mark();
+  arena.Return(begin);
+  int64_t inner = 0;
+  for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
+  if (inner > 0) {
+    MARLIN_ASSIGN_OR_RETURN(values.inner, take(inner));
+  }
+  if (shape.experts > 0) {
+    const Shape choices{rows, config.router.top_k};
+    MARLIN_ASSIGN_OR_RETURN(values.normed, take(shape.hidden));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, choices));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, choices));
+  }
+  if (arena.mark() < attention_end) arena.Return(attention_end);
+  return {};
+}
+
+namespace {
+
+/// inner = the gate of x.
+Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+               const MutableTensorView& inner) {
   const DecoderConfig& config = pass.decoder.config;
   const int64_t rows = x.dim(0);
   const int64_t width = mlp.down.in;
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(MutableTensorView inner, pass.arena.Take(DType::kF32, {rows, width}));
   if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias() && config.gate_limit == 0.0F) {
-    MARLIN_RETURN_IF_ERROR(
-        ApplyGated(pass.device, mlp.gate_up, x, config.activation, pass.products, inner));
-  } else {
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView both,
-                            pass.arena.Take(DType::kF32, {rows, 2 * width}));
-    MARLIN_RETURN_IF_ERROR(Apply(pass.device, mlp.gate_up, x, pass.products, both));
-    const MutableTensorView gate(both.data(), DType::kF32, {rows, width}, {2 * width, 1});
-    const MutableTensorView up(both.As<float>() + width, DType::kF32, {rows, width},
-                               {2 * width, 1});
-    MARLIN_RETURN_IF_ERROR(ApplyGate(pass.device, gate, up, inner,
-                                     {config.activation, config.gate_limit, config.gate_alpha}));
+    return ApplyGated(pass.device, mlp.gate_up, x, config.activation, pass.products, inner);
   }
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView both,
+                          pass.arena.Take(DType::kF32, {rows, 2 * width}));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, mlp.gate_up, x, pass.products, both));
+  const MutableTensorView gate(both.data(), DType::kF32, {rows, width}, {2 * width, 1});
+  const MutableTensorView up(both.As<float>() + width, DType::kF32, {rows, width}, {2 * width, 1});
+  return ApplyGate(pass.device, gate, up, inner,
+                   {config.activation, config.gate_limit, config.gate_alpha});
+}
+
+Status RunEmbed(const Pass& pass) {
+  const Decoder& decoder = pass.decoder;
+  const StepValues& values = pass.values;
+  return decoder.embedding.empty()
+             ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
+                          values.hidden)
+             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden);
+}
+
+Status RunGateUp(const Pass& pass, int64_t index) {
+  const ArenaScope scope(pass.arena);
+  const DecoderLayer& layer = pass.layer(index);
+  const StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(DType::kF32, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.mlp_norm, values.hidden, x));
+  return RunGate(pass, layer.mlp, x, values.inner);
+}
+
+Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
+  const ArenaScope scope(pass.arena);
+  const DecoderLayer& layer = pass.layer(index);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block,
+                          pass.arena.Take(DType::kF32, pass.values.hidden.shape()));
+  if (from_inner) {
+    MARLIN_RETURN_IF_ERROR(
+        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, block));
+    return AddBlock(pass, layer.mlp_out_norm, block);
+  }
+  const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, block));
+  return AddBlock(pass, layer.attention_out_norm, block);
+}
+
+Status RunHead(const Pass& pass) {
+  const StepValues& values = pass.values;
+  const int64_t rows = values.wanted.dim(0);
+  if (rows == 0) return {};
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
+                          pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
+  MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, values.hidden, values.wanted, last));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, last, last));
+  return Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits);
+}
+
+Status RunSample(const Pass& pass) {
+  const StepValues& values = pass.values;
+  if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
+  return SampleTokens(pass.device, values.logits, values.samplers, values.tokens);
+}
+
+Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
+  switch (kind) {
+    case StepKind::kEmbed:
+      return RunEmbed(pass);
+    case StepKind::kProject:
+      return RunProject(pass, layer);
+    case StepKind::kLatentProject:
+      return RunLatentProject(pass, layer);
+    case StepKind::kAttention:
+      return RunAttention(pass, layer);
+    case StepKind::kProjectAdd:
+      return RunProjectAdd(pass, layer, from_inner);
+    case StepKind::kGateUp:
+      return RunGateUp(pass, layer);
+    case StepKind::kRoute:
+      return RunRoute(pass, layer);
+    case StepKind::kExperts:
+      return RunExperts(pass, layer);
+    case StepKind::kHead:
+      return RunHead(pass);
+    case StepKind::kSample:
+      return RunSample(pass);
+  }
+  return Status(Code::kInternal, "step: an unknown operation");
+}
+
+}  // namespace
+
+Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+              const MutableTensorView& out, const TensorView& row_weight) {
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView inner,
+                          pass.arena.Take(DType::kF32, {x.dim(0), mlp.down.in}));
+  MARLIN_RETURN_IF_ERROR(RunGate(pass, mlp, x, inner));
   return Apply(pass.device, mlp.down, inner, pass.products, out, row_weight);
 }
 
-Status RunLayers(const Pass& pass, const MutableTensorView& hidden) {
-  for (int64_t layer = 0; layer < pass.decoder.config.shape.layers; ++layer) {
-    MARLIN_RETURN_IF_ERROR(RunLayer(pass, layer, hidden));
+StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
+  const auto* const add = std::get_if<ProjectAddStep>(&operation);
+  const auto layer = [](const auto& step) -> int64_t {
+    if constexpr (requires { step.layer; }) return step.layer;
+    return 0;
+  };
+  return {KindOf(operation), add != nullptr && add->from == ProjectAddStep::From::kInner,
+          std::visit(layer, operation), nullptr};
+}
+
+Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  StepProgram program;
+  program.step_ = std::make_unique<const StepDescription>(std::move(step));
+  const std::span<const StepOperation> all = program.step_->operations;
+  for (size_t first = 0; first < all.size();) {
+    MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
+    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckPieces(device, KindOf(all[first])));
+    Part part = PartOf(all[first]);
+    part.fused = std::move(run.operations);
+    program.parts_.push_back(std::move(part));
+    first += std::max<size_t>(run.count, 1);
+  }
+  return program;
+}
+
+Status StepProgram::Run(const Pass& pass) const {
+  for (const Part& part : parts_) {
+    MARLIN_RETURN_IF_ERROR(part.fused != nullptr
+                               ? part.fused->Run(pass.values, nullptr)
+                               : RunPieces(pass, part.kind, part.layer, part.from_inner));
   }
   return {};
 }

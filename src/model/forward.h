@@ -1,6 +1,7 @@
 // One pass of some tokens through the layers.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,6 +12,8 @@
 #include "marlin/model.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
+#include "ops/device.h"
+#include "plan/decoder_step.h"
 
 namespace marlin {
 
@@ -21,15 +24,23 @@ class Arena {
   explicit Arena(const Device& device) : device_(device) {}
   /// A view of new memory, contiguous. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
+  /// New memory that holds numbers of the host, [values.size()]. Waits for the copy.
+  Result<TensorView> Upload(std::span<const int32_t> values);
+  /// Copies a contiguous view of this arena's memory to the host, and waits for it.
+  Status Download(const TensorView& view, void* host) const;
   /// Everything handed out since a mark may be handed out again.
   struct Mark {
     size_t block = 0;
     int64_t used = 0;
+    friend auto operator<=>(const Mark&, const Mark&) = default;
   };
   Mark mark() const { return at_; }
   void Return(const Mark& mark) { at_ = mark; }
 
  private:
+  /// Moves on to a block with room for so many bytes, which begin at at_.used. Returns its number.
+  Result<size_t> Reserve(int64_t bytes);
+
   Device device_;
   std::vector<DeviceBuffer> blocks_;
   Mark at_;
@@ -48,39 +59,63 @@ class ArenaScope {
   Arena::Mark mark_;
 };
 
-/// New tokens of one sequence within a pass.
-struct PassSlice {
-  KvCache* cache;
-  int64_t first_row;  ///< Their rows in the pass.
-  int64_t tokens;
-  int64_t position;  ///< Of the first one.
-};
-
-/// What the blocks of a pass share.
+/// The arguments that the operations of a pass share.
 struct Pass {
   const Device& device;
   const Decoder& decoder;
+  const PagePool& pool;
   ProductOptions products;
   Arena& arena;
-  std::vector<PassSlice> slices;
-  std::vector<int32_t> positions;  ///< Of every row.
+  StepValues values = {};
 
-  int64_t rows() const { return static_cast<int64_t>(positions.size()); }
+  int64_t rows() const { return values.rows(); }
+  const DecoderLayer& layer(int64_t index) const {
+    return decoder.layers[static_cast<size_t>(index)];
+  }
 };
 
-/// out = attention of x, both [rows, hidden] f32; appends to the caches.
-Status RunAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                    const MutableTensorView& out);
-Status RunLatentAttention(const Pass& pass, int64_t layer, const TensorView& x,
-                          const MutableTensorView& out);
+/// Takes the memory of everything that flows between the operations of a pass, but for the logits
+/// and the tokens, from its arena. Errors: kOutOfMemory.
+Status TakeValues(Pass* pass);
+
+/// One operation of a layer, piece by piece. The pieces read the layers and not the description of
+/// the step: while weights stream through the caches, every line of memory besides them costs time.
+Status RunProject(const Pass& pass, int64_t layer);
+Status RunLatentProject(const Pass& pass, int64_t layer);
+Status RunAttention(const Pass& pass, int64_t layer);
+Status RunRoute(const Pass& pass, int64_t layer);
+Status RunExperts(const Pass& pass, int64_t layer);
+
+/// out = norm(x); out may be x.
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+                 const MutableTensorView& out);
 /// out = mlp(x), rows weighted where row_weight (f32 [rows of x]) is there.
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
               const MutableTensorView& out, const TensorView& row_weight = {});
-Status RunExperts(const Pass& pass, const ExpertsLayer& experts, const TensorView& x,
-                  const MutableTensorView& out);
+/// hidden += norm(block), where there is a norm; writes block.
+Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block);
 
-/// Runs all layers: hidden [rows, hidden] f32 holds the embeddings before and the last hidden
-/// states, not yet normed, after.
-Status RunLayers(const Pass& pass, const MutableTensorView& hidden);
+/// A step, and those runs of its operations that the device takes in its own form.
+class StepProgram {
+ public:
+  StepProgram() = default;
+  /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
+  /// device and an operation that it neither takes nor has the pieces of.
+  static Result<StepProgram> Make(const Device& device, StepDescription step);
+
+  Status Run(const Pass& pass) const;
+
+ private:
+  /// One operation, or a fused run of some.
+  struct Part {
+    StepKind kind;
+    bool from_inner;  ///< Of ProjectAddStep.
+    int64_t layer;
+    std::unique_ptr<const FusedOperations> fused;
+  };
+  static Part PartOf(const StepOperation& operation);
+  std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
+  std::vector<Part> parts_;
+};
 
 }  // namespace marlin

@@ -8,7 +8,7 @@
 
 #include "base/macros.h"
 #include "model/model_impl.h"
-#include "model/sampling.h"
+#include "ops/sampling.h"
 
 namespace marlin {
 namespace {
@@ -41,6 +41,22 @@ Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
   return {};
 }
 
+/// The state of one text, in the device's memory.
+Result<DeviceBuffer> MakeSampler(const Model& model, std::span<const int32_t> prompt,
+                                 const SamplingOptions& options) {
+  const int64_t vocab = model.info().vocab_size;
+  const auto prompt_bytes = static_cast<int64_t>(prompt.size_bytes());
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(model.device(), vocab));
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer state, DeviceBuffer::Allocate(model.device(), bytes));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer tokens,
+                          DeviceBuffer::Allocate(model.device(), prompt_bytes));
+  MARLIN_RETURN_IF_ERROR(tokens.CopyFrom(prompt.data(), prompt_bytes));
+  const TensorView view(tokens.data(), DType::kI32, {static_cast<int64_t>(prompt.size())});
+  MARLIN_RETURN_IF_ERROR(
+      ResetSampler(model.device(), options, vocab, view, {state.data(), DType::kU8, {bytes}}));
+  return state;
+}
+
 Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
@@ -51,17 +67,15 @@ Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
   };
   Generated generated;
   if (options.max_tokens == 0) return generated;
-  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence());
-  Sampler sampler(options.sampling);
-  std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
-  const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});
+  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence({.truncatable = false}));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sampler, MakeSampler(model, prompt, options.sampling));
+  const MutableTensorView states(sampler.data(), DType::kU8, {1, sampler.bytes()});
   std::span<const int32_t> next = prompt;
   int32_t token = 0;
   const auto start = std::chrono::steady_clock::now();
   while (true) {
     const SequenceInput input{&sequence, next, false};
-    MARLIN_RETURN_IF_ERROR(model.Forward({&input, 1}, row));
-    MARLIN_ASSIGN_OR_RETURN(token, sampler.Draw(logits));
+    MARLIN_RETURN_IF_ERROR(model.ForwardAndSample({&input, 1}, states, {&token, 1}));
     // Up to the last token that counts: the step that draws a stop token is no part of the rate.
     const double seconds = SecondsSince(start);
     if (sequence.length() == static_cast<int64_t>(prompt.size())) {

@@ -4,56 +4,177 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "marlin/decoder.h"
 
 namespace marlin {
 namespace {
-constexpr int64_t kFirstCapacity = 64;
+
+/// Bytes that a slab of small pages has, so that they do not cost an allocation each.
+constexpr int64_t kSlabBytes = int64_t{1} << 20;
+/// Every layer's part of a page begins at a multiple of so many elements.
+constexpr int64_t kPartAlignment = 32;
+
 }  // namespace
 
-KvCache::KvCache(const CacheShape& shape) : shape_(shape) {}
-
-int64_t KvCache::LayerBytes(int64_t capacity) const {
-  const Checked dims = Checked(shape_.key_dim) + Checked(shape_.value_dim);
-  const Checked bytes =
-      Checked(shape_.heads) * Checked(capacity) * dims * Checked(DTypeBytes(shape_.type));
-  // A size that overflows fits no memory, so the allocation reports it.
-  return bytes.Take().value_or(INT64_MAX);
+Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const CacheShape& shape) {
+  std::shared_ptr<PagePool> pool(new PagePool(device));
+  PagedCache& layout = pool->layout_;
+  MARLIN_ASSIGN_OR_RETURN(layout.page_tokens, CachePageTokens(device));
+  layout.type = shape.type;
+  layout.kv_heads = shape.heads;
+  layout.key_dim = shape.key_dim;
+  layout.value_dim = shape.value_dim;
+  const Checked part = Checked(shape.heads) * Checked(layout.page_tokens) *
+                       (Checked(shape.key_dim) + Checked(shape.value_dim));
+  // A size that overflows fits no memory, so that the first allocation reports it.
+  pool->part_elements_ = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
+  for (const int64_t window : shape.windows) {
+    size_t group = 0;
+    while (group < pool->groups_.size() && pool->groups_[group].window != window) ++group;
+    if (group == pool->groups_.size()) {
+      pool->groups_.emplace_back();
+      pool->groups_.back().window = window;
+    }
+    pool->places_.push_back({group, pool->groups_[group].layers++});
+  }
+  for (Group& group : pool->groups_) {
+    const int64_t elements = SaturatingProduct(group.layers, pool->part_elements_);
+    const int64_t bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
+    group.slab_pages = std::max<int64_t>(kSlabBytes / std::max<int64_t>(bytes, 1), 1);
+  }
+  return pool;
 }
 
-Status KvCache::Reserve(int64_t length, const Device& device) {
-  if (length <= capacity_) return {};
-  KvCache larger(shape_);
-  larger.capacity_ = std::max(kFirstCapacity, capacity_);
-  while (larger.capacity_ < length) larger.capacity_ *= 2;
-  for (int64_t layer = 0; layer < shape_.layers; ++layer) {
-    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer,
-                            AlignedBuffer::Allocate(LayerBytes(larger.capacity_)));
-    larger.layers_.push_back(std::move(buffer));
-    if (length_ == 0) continue;
-    MARLIN_RETURN_IF_ERROR(
-        Convert(device, Keys(layer, 0, length_), larger.Keys(layer, 0, length_)));
-    MARLIN_RETURN_IF_ERROR(
-        Convert(device, Values(layer, 0, length_), larger.Values(layer, 0, length_)));
+Status PagePool::AddSlab(Group* group) const {
+  const int64_t elements = SaturatingProduct(group->slab_pages * group->layers, part_elements_);
+  const int64_t bytes = SaturatingProduct(elements, DTypeBytes(layout_.type));
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(device_, bytes));
+  size_t slab = 0;
+  while (slab < group->slabs.size() && group->slabs[slab].memory.bytes() > 0) ++slab;
+  if (slab == group->slabs.size()) group->slabs.emplace_back();
+  // Pages that come back need no memory, for they do when sequences are destroyed.
+  group->free.reserve(group->slabs.size() * static_cast<size_t>(group->slab_pages));
+  group->slabs[slab].memory = std::move(memory);
+  ++group->unused_slabs;
+  const auto first = static_cast<int32_t>(static_cast<int64_t>(slab) * group->slab_pages);
+  for (auto i = static_cast<int32_t>(group->slab_pages) - 1; i >= 0; --i) {
+    group->free.push_back(first + i);
   }
-  larger.length_ = length_;
-  *this = std::move(larger);
   return {};
 }
 
-MutableTensorView KvCache::View(int64_t layer, int64_t first, int64_t count, bool values) const {
-  const int64_t dim = values ? shape_.value_dim : shape_.key_dim;
-  const int64_t offset = (values ? shape_.heads * capacity_ * shape_.key_dim : 0) + first * dim;
-  auto* data = layers_[static_cast<size_t>(layer)].As<uint8_t>(offset * DTypeBytes(shape_.type));
-  return {data, shape_.type, {count, shape_.heads, dim}, {dim, capacity_ * dim, 1}};
+void PagePool::FreeSlab(Group* group, size_t slab) const {
+  group->slabs[slab].memory = DeviceBuffer();
+  --group->unused_slabs;
+  std::erase_if(group->free, [&](int32_t page) {
+    return static_cast<size_t>(page / group->slab_pages) == slab;
+  });
 }
 
-MutableTensorView KvCache::Keys(int64_t layer, int64_t first, int64_t count) const {
-  return View(layer, first, count, false);
+Result<int32_t> PagePool::Take(size_t index) {
+  const std::lock_guard lock(mutex_);
+  Group& group = groups_[index];
+  if (group.free.empty()) MARLIN_RETURN_IF_ERROR(AddSlab(&group));
+  const int32_t page = group.free.back();
+  group.free.pop_back();
+  Slab& slab = group.slabs[static_cast<size_t>(page / group.slab_pages)];
+  if (slab.used++ == 0) --group.unused_slabs;
+  return page;
 }
 
-MutableTensorView KvCache::Values(int64_t layer, int64_t first, int64_t count) const {
-  return View(layer, first, count, true);
+void PagePool::Return(size_t index, int32_t page) {
+  const std::lock_guard lock(mutex_);
+  Group& group = groups_[index];
+  group.free.push_back(page);
+  const auto at = static_cast<size_t>(page / group.slab_pages);
+  if (--group.slabs[at].used > 0) return;
+  // One unused slab stays for the next sequence.
+  if (++group.unused_slabs > 1) FreeSlab(&group, at);
+}
+
+std::vector<void*> PagePool::Slabs(size_t index) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<void*> addresses;
+  for (const Slab& slab : groups_[index].slabs) addresses.push_back(slab.memory.data());
+  return addresses;
+}
+
+PagedCache PagePool::CacheOf(int64_t layer, std::span<void* const> slabs) const {
+  const Place& place = places_[static_cast<size_t>(layer)];
+  PagedCache cache = layout_;
+  cache.slabs = slabs;
+  cache.slab_pages = groups_[place.group].slab_pages;
+  cache.page_stride = groups_[place.group].layers * part_elements_;
+  cache.first_element = place.index * part_elements_;
+  return cache;
+}
+
+KvCache::KvCache(std::shared_ptr<PagePool> pool, bool truncatable)
+    : pool_(std::move(pool)), truncatable_(truncatable), blocks_(pool_->groups()) {}
+
+KvCache::~KvCache() {
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    for (const int32_t page : blocks_[group]) {
+      if (page >= 0) pool_->Return(group, page);
+    }
+  }
+}
+
+int64_t KvCache::FirstSeen(size_t group, int64_t position) const {
+  const int64_t window = pool_->WindowOf(group);
+  return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+}
+
+int64_t KvCache::ShortestLength() const {
+  int64_t shortest = 0;
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    const auto is_there = [](int32_t page) { return page >= 0; };
+    const std::vector<int32_t>& blocks = blocks_[group];
+    const auto dropped = std::find_if(blocks.begin(), blocks.end(), is_there) - blocks.begin();
+    if (dropped == 0) continue;
+    const int64_t first = int64_t{dropped} * pool_->page_tokens();
+    shortest = std::max(shortest, first + pool_->WindowOf(group) - 1);
+  }
+  return shortest;
+}
+
+void KvCache::Truncate(int64_t length) {
+  length_ = length;
+  if (length > 0) return;
+  for (std::vector<int32_t>& blocks : blocks_) {
+    // Blocks that were dropped get new pages; no position is left to lie in them.
+    const auto dropped =
+        std::find_if(blocks.begin(), blocks.end(), [](int32_t p) { return p >= 0; });
+    blocks.erase(blocks.begin(), dropped);
+  }
+}
+
+void KvCache::DropUnseen(size_t group, int64_t position) {
+  const int64_t seen = FirstSeen(group, position);
+  const int64_t seen_before = FirstSeen(group, length_);
+  const int64_t tokens = pool_->page_tokens();
+  std::vector<int32_t>& blocks = blocks_[group];
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    const int64_t begin = static_cast<int64_t>(block) * tokens;
+    if (begin + tokens > seen) break;
+    const bool repeatable = begin < length_ && begin + tokens > seen_before;
+    if (blocks[block] < 0 || repeatable) continue;
+    pool_->Return(group, blocks[block]);
+    blocks[block] = -1;
+  }
+}
+
+Status KvCache::Reserve(int64_t position, int64_t end) {
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!truncatable_) DropUnseen(group, position);
+    std::vector<int32_t>& blocks = blocks_[group];
+    const int64_t wanted = CeilDivide(end, pool_->page_tokens());
+    while (static_cast<int64_t>(blocks.size()) < wanted) {
+      blocks.reserve(blocks.size() + 1);
+      MARLIN_ASSIGN_OR_RETURN(const int32_t page, pool_->Take(group));
+      blocks.push_back(page);
+    }
+  }
+  return {};
 }
 
 }  // namespace marlin

@@ -1,57 +1,119 @@
-// The keys and values of one sequence, layer by layer.
+// The keys and values of sequences, in pages of a device's memory.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "base/aligned_buffer.h"
+#include "marlin/decoder.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
-#include "marlin/tensor.h"
 
 namespace marlin {
 
-/// What a cache's memory follows from.
+/// The numbers that a cache's memory follows from.
 struct CacheShape {
-  int64_t layers = 0;
+  std::vector<int64_t> windows;  ///< One a layer; 0: every key is seen.
   int64_t heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   DType type = DType::kF32;
 };
 
-/// [heads][capacity][dim] in each layer, so that a head's keys are one stream. Grows by doubling.
-class KvCache {
+/// The pages of all sequences of a model. Layers with the same window form a group, whose pages
+/// hold the same positions of all of them. Thread-safe; outlives the model where sequences do.
+class PagePool {
  public:
-  explicit KvCache(const CacheShape& shape);
+  /// Errors: kUnsupported by a device without caches.
+  static Result<std::shared_ptr<PagePool>> Make(const Device& device, const CacheShape& shape);
 
-  int64_t length() const { return length_; }
-  void set_length(int64_t length) { length_ = length; }
+  int64_t page_tokens() const { return layout_.page_tokens; }
+  size_t groups() const { return groups_.size(); }
+  size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
+  int64_t WindowOf(size_t group) const { return groups_[group].window; }
 
-  /// Makes room for `length` tokens. Errors: kOutOfMemory, and the cache is unchanged.
-  Status Reserve(int64_t length, const Device& device);
+  /// A page of a group. Errors: kOutOfMemory.
+  Result<int32_t> Take(size_t group);
+  void Return(size_t group, int32_t page);
 
-  /// Keys of tokens [first, first + count) of a layer, [count, heads, key_dim].
-  MutableTensorView Keys(int64_t layer, int64_t first, int64_t count) const;
-  MutableTensorView Values(int64_t layer, int64_t first, int64_t count) const;
+  /// The addresses of a group's slabs. Those of pages that were taken before stay as they are.
+  std::vector<void*> Slabs(size_t group) const;
+  /// A layer's part of its group's pages; `slabs` must outlive the result.
+  PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const;
 
  private:
-  MutableTensorView View(int64_t layer, int64_t first, int64_t count, bool values) const;
-  int64_t LayerBytes(int64_t capacity) const;
+  struct Slab {
+    DeviceBuffer memory;  ///< No bytes: none.
+    int64_t used = 0;     ///< Pages.
+  };
+  struct Group {
+    int64_t window = 0;
+    int64_t layers = 0;
+    int64_t slab_pages = 1;
+    std::vector<Slab> slabs;
+    std::vector<int32_t> free;  ///< Pages.
+    int64_t unused_slabs = 0;   ///< With memory, but without a page in use.
+  };
+  struct Place {
+    size_t group;
+    int64_t index;  ///< Among the layers of the group.
+  };
 
-  CacheShape shape_;
-  int64_t capacity_ = 0;
+  explicit PagePool(const Device& device) : device_(device) {}
+  Status AddSlab(Group* group) const;
+  void FreeSlab(Group* group, size_t slab) const;
+
+  Device device_;
+  PagedCache layout_;          ///< Of any layer, without its place.
+  int64_t part_elements_ = 0;  ///< Of one layer in a page.
+  std::vector<Place> places_;  ///< Of each layer.
+  mutable std::mutex mutex_;
+  std::vector<Group> groups_;
+};
+
+/// The pages of one sequence.
+class KvCache {
+ public:
+  /// With `truncatable`, all positions keep their pages; else those that no window reaches any more
+  /// lose them.
+  KvCache(std::shared_ptr<PagePool> pool, bool truncatable);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  int64_t length() const { return length_; }
+  /// After [length(), length) were fed.
+  void Grow(int64_t length) { length_ = length; }
+  /// The shortest length that Truncate can take, besides 0.
+  int64_t ShortestLength() const;
+  /// Precondition: length is 0, or in [ShortestLength(), length()].
+  void Truncate(int64_t length);
+
+  /// Makes room for the positions [position, end), at or after length(). Earlier positions stay
+  /// as they are until Grow, so that a call that fails can be repeated. Errors: kOutOfMemory.
+  Status Reserve(int64_t position, int64_t end);
+
+  /// The page of each block of a group, or -1.
+  const std::vector<int32_t>& Blocks(size_t group) const { return blocks_[group]; }
+
+ private:
+  void DropUnseen(size_t group, int64_t position);
+  int64_t FirstSeen(size_t group, int64_t position) const;
+
+  std::shared_ptr<PagePool> pool_;
+  bool truncatable_;
   int64_t length_ = 0;
-  std::vector<AlignedBuffer> layers_;  ///< Keys, then values.
+  std::vector<std::vector<int32_t>> blocks_;  ///< One table a group.
 };
 
 struct Sequence::State {
-  State(std::weak_ptr<const Model::Impl> owner, const CacheShape& shape)
-      : model(std::move(owner)), cache(shape) {}
+  State(std::weak_ptr<const Model::Impl> owner, std::shared_ptr<PagePool> pool, bool truncatable)
+      : model(std::move(owner)), cache(std::move(pool), truncatable) {}
 
   /// Whether it was made by this model. A new model never takes the place of a destroyed one: the
   /// weak pointer keeps the control block that both are told apart by.

@@ -1,31 +1,35 @@
-// Which tensor fills which layer, by the names that the families' reference implementations use.
-#include <fmt/format.h>
-
-#include <cstring>
+// Which tensor fills which part of a decoder.
+#include <span>
+#include <utility>
 
 #include "base/macros.h"
 #include "model/layers.h"
 #include "model/weight_source.h"
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
 namespace {
 
 class DecoderLoader {
  public:
-  DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config)
+  DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
+                const LoadOptions& options)
       : device_(device),
-        source_(checkpoint, device, std::string(config.family->model_type)),
+        source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
+                options.write),
+        progress_(options.progress),
         config_(config),
         shape_(config.shape) {}
 
   Status Load(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
-    for (layer_ = 0; layer_ < shape_.layers; ++layer_) {
+    for (int64_t index = 0; index < shape_.layers; ++index) {
       DecoderLayer layer;
-      MARLIN_RETURN_IF_ERROR(LoadLayer(&layer));
+      MARLIN_RETURN_IF_ERROR(LoadLayer(index, &layer));
       decoder->layers.push_back(std::move(layer));
+      if (progress_) progress_(index + 1, shape_.layers);
     }
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, source_.LoadVector("model.norm.weight", shape_.hidden));
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
@@ -34,31 +38,31 @@ class DecoderLoader {
   }
 
  private:
-  std::string Name(std::string_view name) const {
-    return fmt::format("model.layers.{}.{}", layer_, name);
+  Result<DeviceVector> Vector(const VectorTensor& vector) {
+    return vector.there() ? Upload(vector.name, vector.count) : DeviceVector();
   }
-  Result<std::vector<float>> Vector(std::string_view name, int64_t count) {
-    return source_.LoadVector(Name(name), count);
+  Result<DeviceVector> Upload(const std::string& name, int64_t count) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
+    return DeviceVector::Upload(device_, values);
   }
-  Result<Projection> Linear(std::string_view name, int64_t in, int64_t out, bool bias) {
-    return Linears({{std::string(name), out}}, in, bias);
+  Result<Projection> Linear(const LinearTensors& linear) {
+    return linear.there() ? Linears({&linear, 1}) : Projection();
   }
 
-  /// Linear layers "<name>.weight" of one input side by side, with "<name>.bias".
-  struct Piece {
-    std::string name;
-    int64_t out;
-  };
-  Result<Projection> Linears(const std::vector<Piece>& pieces, int64_t in, bool bias) {
+  /// Linear layers of one input side by side.
+  Result<Projection> Linears(std::span<const LinearTensors> pieces) {
     std::vector<MatrixRequest> requests;
     requests.reserve(pieces.size());
-    for (const Piece& piece : pieces) requests.push_back({Name(piece.name + ".weight"), piece.out});
-    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, in));
-    if (!bias) return projection;
+    for (const LinearTensors& piece : pieces) {
+      // Experts that are named one by one may lie in a module of all.
+      requests.push_back({piece.weight(), piece.out, -1, shape_.experts});
+    }
+    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, pieces.front().in));
+    if (!pieces.front().bias) return projection;
     std::vector<float> all;
-    for (const Piece& piece : pieces) {
+    for (const LinearTensors& piece : pieces) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
-                              Vector(piece.name + ".bias", piece.out));
+                              source_.LoadVector(piece.bias_name(), piece.out));
       all.insert(all.end(), values.begin(), values.end());
     }
     MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));
@@ -66,7 +70,7 @@ class DecoderLoader {
   }
 
   Status LoadEmbedding(Decoder* decoder) {
-    const std::string name = "model.embed_tokens.weight";
+    const std::string name(kEmbeddingTensor);
     const std::vector<MatrixRequest> table = {{name, shape_.vocabulary}};
     if (source_.checkpoint().Find(name) != nullptr) {
       MARLIN_ASSIGN_OR_RETURN(decoder->embedding,
@@ -79,157 +83,99 @@ class DecoderLoader {
     if (decoder->embedding.empty() || shape_.tied) {
       MARLIN_ASSIGN_OR_RETURN(decoder->embedding_projection, source_.Load(table, shape_.hidden));
     }
+    const std::string head_name(kHeadTensor);
     if (shape_.tied) {
       // Some writers store the copy as well.
-      source_.Ignore("lm_head.weight");
+      source_.Ignore(head_name);
       return {};
     }
-    const std::vector<MatrixRequest> head = {{"lm_head.weight", shape_.vocabulary}};
+    const std::vector<MatrixRequest> head = {{head_name, shape_.vocabulary}};
     MARLIN_ASSIGN_OR_RETURN(decoder->head, source_.Load(head, shape_.hidden));
     return {};
   }
 
-  Status LoadLayer(DecoderLayer* layer) {
-    const int64_t hidden = shape_.hidden;
-    MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector("input_layernorm.weight", hidden));
-    MARLIN_RETURN_IF_ERROR(config_.latent() ? LoadLatent(&layer->latent)
-                                            : LoadAttention(&layer->attention));
-    MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector("post_attention_layernorm.weight", hidden));
-    if (config_.family->sandwich_norms) {
-      MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm,
-                              Vector("post_self_attn_layernorm.weight", hidden));
-      MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector("post_mlp_layernorm.weight", hidden));
+  Status LoadLayer(int64_t index, DecoderLayer* layer) {
+    const Family& family = *config_.family;
+    const bool sparse = IsSparse(family, shape_, index);
+    ExpertStyle style;
+    if (sparse) {
+      style = FindExpertStyle(family, index,
+                              [&](const std::string& name) { return source_.Has(name); });
     }
-    if (IsSparse(*config_.family, shape_, layer_)) return LoadExperts(&layer->experts);
-    return LoadMlp("mlp", shape_.intermediate, shape_.mlp_bias, &layer->mlp);
+    const LayerTensors tensors = DescribeLayer(family, shape_, index, style);
+    MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
+    MARLIN_RETURN_IF_ERROR(config_.latent() ? LoadLatent(tensors.latent, &layer->latent)
+                                            : LoadAttention(tensors.attention, &layer->attention));
+    MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    if (sparse) return LoadExperts(tensors.experts, style.interleaved, &layer->experts);
+    return LoadMlp(tensors.mlp, &layer->mlp);
   }
 
-  Status LoadAttention(AttentionLayer* attention) {
-    const int64_t q = shape_.heads * shape_.head_dim;
-    const int64_t kv = shape_.kv_heads * shape_.head_dim;
-    MARLIN_ASSIGN_OR_RETURN(
-        attention->qkv,
-        Linears({{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}},
-                shape_.hidden, shape_.qkv_bias));
-    MARLIN_ASSIGN_OR_RETURN(attention->out, Linear("self_attn.o_proj", q, shape_.hidden,
-                                                   shape_.qkv_bias && config_.family->o_bias));
-    if (shape_.qk_norm) {
-      MARLIN_ASSIGN_OR_RETURN(attention->q_norm,
-                              Vector("self_attn.q_norm.weight", shape_.head_dim));
-      MARLIN_ASSIGN_OR_RETURN(attention->k_norm,
-                              Vector("self_attn.k_norm.weight", shape_.head_dim));
-    }
-    if (config_.family->experts == ExpertLayout::kStacked) {
-      MARLIN_ASSIGN_OR_RETURN(attention->sinks, Vector("self_attn.sinks", shape_.heads));
-    }
+  Status LoadAttention(const AttentionTensors& tensors, AttentionLayer* attention) {
+    MARLIN_ASSIGN_OR_RETURN(attention->qkv, Linears(tensors.qkv));
+    MARLIN_ASSIGN_OR_RETURN(attention->out, Linear(tensors.out));
+    MARLIN_ASSIGN_OR_RETURN(attention->q_norm, Vector(tensors.q_norm));
+    MARLIN_ASSIGN_OR_RETURN(attention->k_norm, Vector(tensors.k_norm));
+    MARLIN_ASSIGN_OR_RETURN(attention->sinks, Vector(tensors.sinks));
     return {};
   }
 
-  Status LoadLatent(LatentAttentionLayer* latent) {
-    const int64_t q_out = shape_.heads * config_.key_dim();
-    const bool bias = shape_.qkv_bias;
-    if (shape_.q_rank == 0) {
-      MARLIN_ASSIGN_OR_RETURN(latent->q, Linear("self_attn.q_proj", shape_.hidden, q_out, false));
-    } else {
-      MARLIN_ASSIGN_OR_RETURN(latent->q_a,
-                              Linear("self_attn.q_a_proj", shape_.hidden, shape_.q_rank, bias));
-      MARLIN_ASSIGN_OR_RETURN(latent->q_a_norm,
-                              Vector("self_attn.q_a_layernorm.weight", shape_.q_rank));
-      MARLIN_ASSIGN_OR_RETURN(latent->q_b,
-                              Linear("self_attn.q_b_proj", shape_.q_rank, q_out, false));
-    }
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_a, Linear("self_attn.kv_a_proj_with_mqa", shape_.hidden,
-                                                 shape_.kv_rank + shape_.rope_dim, bias));
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_a_norm,
-                            Vector("self_attn.kv_a_layernorm.weight", shape_.kv_rank));
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_b,
-                            Linear("self_attn.kv_b_proj", shape_.kv_rank,
-                                   shape_.heads * (shape_.nope_dim + shape_.v_dim), false));
-    MARLIN_ASSIGN_OR_RETURN(
-        latent->out, Linear("self_attn.o_proj", shape_.heads * shape_.v_dim, shape_.hidden, bias));
+  Status LoadLatent(const LatentAttentionTensors& tensors, LatentAttentionLayer* latent) {
+    MARLIN_ASSIGN_OR_RETURN(latent->q, Linear(tensors.q));
+    MARLIN_ASSIGN_OR_RETURN(latent->q_a, Linear(tensors.q_a));
+    MARLIN_ASSIGN_OR_RETURN(latent->q_a_norm, Vector(tensors.q_a_norm));
+    MARLIN_ASSIGN_OR_RETURN(latent->q_b, Linear(tensors.q_b));
+    MARLIN_ASSIGN_OR_RETURN(latent->kv_a, Linear(tensors.kv_a));
+    MARLIN_ASSIGN_OR_RETURN(latent->kv_a_norm, Vector(tensors.kv_a_norm));
+    MARLIN_ASSIGN_OR_RETURN(latent->kv_b, Linear(tensors.kv_b));
+    MARLIN_ASSIGN_OR_RETURN(latent->out, Linear(tensors.out));
     return {};
   }
 
-  Status LoadMlp(const std::string& prefix, int64_t width, bool bias, MlpLayer* mlp) {
-    const bool fused = config_.family->fused_gate_up;
-    const std::vector<Piece> pieces =
-        fused ? std::vector<Piece>{{prefix + ".gate_up_proj", 2 * width}}
-              : std::vector<Piece>{{prefix + ".gate_proj", width}, {prefix + ".up_proj", width}};
-    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(pieces, shape_.hidden, bias));
-    MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(prefix + ".down_proj", width, shape_.hidden, bias));
+  Status LoadMlp(const MlpTensors& tensors, MlpLayer* mlp) {
+    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(tensors.gate_up));
+    MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(tensors.down));
     return {};
   }
 
-  Status LoadExperts(ExpertsLayer* layer) {
-    // Mixtral's block has two names in the wild.
-    const bool block_sparse = source_.Has(Name("block_sparse_moe.gate.weight"));
-    const std::string block = block_sparse ? "block_sparse_moe" : "mlp";
-    const bool stacked = config_.family->experts == ExpertLayout::kStacked;
-    const std::string router = block + (stacked ? ".router" : ".gate");
-    MARLIN_ASSIGN_OR_RETURN(layer->router, Linear(router, shape_.hidden, shape_.experts, stacked));
-    if (config_.family->correction_bias) {
-      MARLIN_ASSIGN_OR_RETURN(layer->choice_bias,
-                              Vector(block + ".gate.e_score_correction_bias", shape_.experts));
-    }
+  Status LoadExperts(const ExpertsTensors& tensors, bool interleaved, ExpertsLayer* layer) {
+    MARLIN_ASSIGN_OR_RETURN(layer->router, Linear(tensors.router));
+    MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
     for (int64_t expert = 0; expert < shape_.experts; ++expert) {
       MlpLayer mlp;
-      MARLIN_RETURN_IF_ERROR(LoadExpert(block, expert, &mlp));
+      if (tensors.each.empty()) {
+        MARLIN_ASSIGN_OR_RETURN(mlp.gate_up, FromStack(tensors.gate_up, expert, interleaved));
+        MARLIN_ASSIGN_OR_RETURN(mlp.down, FromStack(tensors.down, expert, false));
+      } else {
+        MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.each[static_cast<size_t>(expert)], &mlp));
+      }
       layer->experts.push_back(std::move(mlp));
     }
-    return LoadShared(block, layer);
-  }
-
-  Status LoadExpert(const std::string& block, int64_t expert, MlpLayer* mlp) {
-    const int64_t width = shape_.expert_width;
-    const std::string fused = Name(block + ".experts.gate_up_proj");
-    std::vector<MatrixRequest> gate_up;
-    MatrixRequest down;
-    if (source_.Has(fused)) {
-      const bool interleaved = config_.family->experts == ExpertLayout::kStacked;
-      gate_up = {{fused, 2 * width, expert, shape_.experts, interleaved}};
-      down = {Name(block + ".experts.down_proj"), shape_.hidden, expert, shape_.experts};
-    } else {
-      const bool short_names = source_.Has(Name(fmt::format("{}.experts.0.w1.weight", block)));
-      const auto name = [&](std::string_view usual, std::string_view w) {
-        return Name(fmt::format("{}.experts.{}.{}.weight", block, expert, short_names ? w : usual));
-      };
-      gate_up = {{name("gate_proj", "w1"), width, -1, shape_.experts},
-                 {name("up_proj", "w3"), width, -1, shape_.experts}};
-      down = {name("down_proj", "w2"), shape_.hidden, -1, shape_.experts};
+    if (tensors.shared.down.there()) {
+      MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
     }
-    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, source_.Load(gate_up, shape_.hidden));
-    MARLIN_ASSIGN_OR_RETURN(mlp->down, source_.Load({&down, 1}, width));
-    if (config_.family->experts == ExpertLayout::kStacked) {
-      return LoadExpertBiases(block, expert, mlp);
-    }
+    MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));
     return {};
   }
 
-  Status LoadExpertBiases(const std::string& block, int64_t expert, MlpLayer* mlp) {
-    const int64_t width = shape_.expert_width;
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> both,
-                            source_.LoadVector(Name(block + ".experts.gate_up_proj_bias"),
-                                               2 * width, expert, shape_.experts));
-    std::vector<float> gate_up;
-    for (size_t first = 0; first < 2; ++first) {
-      for (size_t i = first; i < both.size(); i += 2) gate_up.push_back(both[i]);
+  /// One expert's matrix and bias. Interleaved: of gate and up by turns, which are put apart.
+  Result<Projection> FromStack(const ExpertStack& stack, int64_t expert, bool interleaved) {
+    const MatrixRequest request{stack.name, stack.out, expert, shape_.experts, interleaved};
+    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load({&request, 1}, stack.in));
+    if (stack.bias_name.empty()) return projection;
+    MARLIN_ASSIGN_OR_RETURN(std::vector<float> bias,
+                            source_.LoadVector(stack.bias_name, stack.out, expert, shape_.experts));
+    if (interleaved) {
+      std::vector<float> apart;
+      for (size_t first = 0; first < 2; ++first) {
+        for (size_t i = first; i < bias.size(); i += 2) apart.push_back(bias[i]);
+      }
+      bias = std::move(apart);
     }
-    MARLIN_RETURN_IF_ERROR(SetBias(device_, gate_up, &mlp->gate_up));
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> down,
-                            source_.LoadVector(Name(block + ".experts.down_proj_bias"),
-                                               shape_.hidden, expert, shape_.experts));
-    return SetBias(device_, down, &mlp->down);
-  }
-
-  Status LoadShared(const std::string& block, ExpertsLayer* layer) {
-    if (shape_.shared_width == 0) return {};
-    const bool gated = config_.family->shared == SharedExperts::kGated;
-    const std::string name = block + (gated ? ".shared_expert" : ".shared_experts");
-    MARLIN_RETURN_IF_ERROR(LoadMlp(name, shape_.shared_width, false, &layer->shared));
-    if (!gated) return {};
-    MARLIN_ASSIGN_OR_RETURN(layer->shared_gate,
-                            Linear(block + ".shared_expert_gate", shape_.hidden, 1, false));
-    return {};
+    MARLIN_RETURN_IF_ERROR(SetBias(device_, bias, &projection));
+    return projection;
   }
 
   /// Layers that predict further tokens, and frequencies that old writers stored.
@@ -245,24 +191,24 @@ class DecoderLoader {
   }
   bool IsPrediction(const std::string& name) const {
     for (int64_t i = 0; i < shape_.prediction_layers; ++i) {
-      if (name.starts_with(fmt::format("model.layers.{}.", shape_.layers + i))) return true;
+      if (name.starts_with(LayerPrefix(shape_.layers + i))) return true;
     }
     return false;
   }
 
   const Device& device_;
   WeightSource source_;
+  const Progress& progress_;
   const DecoderConfig& config_;
   const Dimensions& shape_;
-  int64_t layer_ = 0;
 };
 
 }  // namespace
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
-                            const Device& device) {
-  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, 0, 0};
-  DecoderLoader loader(decoder.checkpoint, device, decoder.config);
+                            const Device& device, const LoadOptions& options) {
+  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
   return decoder;
 }

@@ -3,69 +3,28 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <mutex>
 #include <new>
 
-#include "base/json.h"
 #include "base/macros.h"
-#include "base/path_check.h"
 #include "base/printable.h"
-#include "base/read_file.h"
 #include "base/view_checks.h"
-#include "checkpoint/model_directory.h"
-#include "marlin/decoder.h"
-#include "model/forward.h"
+#include "marlin/sampling.h"
+#include "model/describe_step.h"
+#include "model/forward_call.h"
+#include "model/kv_cache.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
+#include "model/open_model.h"
+#include "model/placement.h"
 
 namespace marlin {
-
 namespace {
-
-/// The text of generation_config.json, empty when there is none.
-Result<std::string> ReadGenerationConfig(const std::string& directory) {
-  const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return std::string();
-  return ReadFile(path.string(), kGenerationJson.bytes);
-}
-
-Status CheckIsModel(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path directory(path);
-  if (!std::filesystem::exists(directory, error)) {
-    return Status(Code::kIo, fmt::format("{}: no such directory", path));
-  }
-  if (!std::filesystem::is_directory(directory, error)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: a model is a directory with a config.json", path));
-  }
-  const bool adapter = std::filesystem::exists(directory / "adapter_config.json", error);
-  if (!std::filesystem::exists(directory / "config.json", error)) {
-    return adapter ? Status(Code::kUnsupported,
-                            fmt::format("{}: an adapter, not a model; merge it into its base "
-                                        "model first",
-                                        path))
-                   : Status(Code::kIo, fmt::format("{}: config.json is missing", path));
-  }
-  return {};
-}
-
-Status CheckQuantization(const Checkpoint& checkpoint) {
-  if (checkpoint.quantized()) return {};
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(checkpoint.config_json()));
-  if (!config.Has("quantization_config")) return {};
-  const std::string method =
-      config.Nested("quantization_config").StringOr("quant_method", "unknown");
-  return Status(Code::kUnsupported, fmt::format("{}: quantized with \"{}\", which cannot be run",
-                                                Printable(checkpoint.path()), Printable(method)));
-}
 
 ModelInfo InfoOf(const Decoder& decoder) {
   ModelInfo info;
   info.model_type = decoder.config.family->model_type;
-  info.recipe = decoder.checkpoint.quantized() ? decoder.checkpoint.recipe_name() : "";
+  info.recipe = decoder.checkpoint.recipe_name();
   info.layers = decoder.config.shape.layers;
   info.hidden_size = decoder.config.shape.hidden;
   info.vocab_size = decoder.config.shape.vocabulary;
@@ -79,32 +38,6 @@ ModelInfo InfoOf(const Decoder& decoder) {
                                                 : 0.0;
   info.eos_token_ids = decoder.config.eos_token_ids;
   return info;
-}
-
-/// A part of the tokens of a Forward call that runs at once.
-struct PassPlan {
-  struct Piece {
-    size_t input;
-    int64_t first;  ///< Token of the input.
-    int64_t count;
-  };
-  std::vector<Piece> pieces;
-  int64_t tokens = 0;
-};
-
-std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
-  std::vector<PassPlan> passes(1);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto total = static_cast<int64_t>(inputs[i].tokens.size());
-    for (int64_t first = 0; first < total;) {
-      if (passes.back().tokens == kPassTokens) passes.emplace_back();
-      const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
-      passes.back().pieces.push_back({i, first, count});
-      passes.back().tokens += count;
-      first += count;
-    }
-  }
-  return passes;
 }
 
 Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const SequenceInput& input,
@@ -136,12 +69,11 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
   return {};
 }
 
-Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
                    std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
   int64_t rows = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
-    rows += inputs[i].all_logits ? static_cast<int64_t>(inputs[i].tokens.size()) : 1;
+  for (const SequenceInput& input : inputs) {
+    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : 1;
   }
   const Shape expected{rows, model->info.vocab_size};
   if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
@@ -151,6 +83,14 @@ Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
   }
   MARLIN_RETURN_IF_ERROR(CheckData("logits", logits));
   return CheckDistinctElements("logits", logits, false);
+}
+
+Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+                   std::span<const SequenceInput> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
+  }
+  return {};
 }
 
 /// Takes the sequences of all inputs for one call. The length of a sequence counts as read here.
@@ -176,120 +116,27 @@ Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
   return {};
 }
 
-/// Whether products can write a matrix as it lies: contiguous columns, rows behind each other.
-bool HasRows(const MutableTensorView& view) {
-  const bool columns = view.dim(1) <= 1 || view.stride(1) == 1;
-  return columns && (view.dim(0) <= 1 || view.stride(0) >= view.dim(1));
+Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                     const MutableTensorView& samplers, std::span<const int32_t> tokens) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].all_logits) continue;
+    return Status(Code::kInvalidArgument,
+                  fmt::format("inputs[{}]: one token is drawn, not one after every token", i));
+  }
+  if (tokens.size() != inputs.size()) {
+    return Status(Code::kInvalidArgument, fmt::format("tokens: expected {} (inputs), got {}",
+                                                      inputs.size(), tokens.size()));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
+                          SamplerStateBytes(model.device, model.info.vocab_size));
+  const Shape expected{static_cast<int64_t>(inputs.size()), bytes};
+  if (samplers.dtype() == DType::kU8 && samplers.shape() == expected) {
+    return CheckData("samplers", samplers);
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("samplers: expected u8 {}, got {} {}", expected.ToString(),
+                            DTypeName(samplers.dtype()), samplers.shape().ToString()));
 }
-
-/// Copies f32 rows without gaps to the rows of a matrix of any strides, from `first` on.
-void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_t first) {
-  for (int64_t row = 0; row < from.dim(0); ++row) {
-    const float* const source = from.As<float>() + row * from.dim(1);
-    float* const target = to.As<float>() + (first + row) * to.stride(0);
-    for (int64_t i = 0; i < from.dim(1); ++i) target[i * to.stride(1)] = source[i];
-  }
-}
-
-/// One Forward call: passes over its tokens, one after the other.
-class ForwardCall {
- public:
-  ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
-              const MutableTensorView& logits)
-      : model_(model), inputs_(inputs), arena_(arena), logits_(logits) {}
-
-  Status Run() {
-    for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state()->cache;
-      MARLIN_RETURN_IF_ERROR(
-          cache.Reserve(cache.length() + static_cast<int64_t>(input.tokens.size()), model_.device));
-    }
-    const Status status = RunPasses();
-    // Nothing may write logits or read activations any more, whether all went well or not.
-    const Status finished = model_.device.Synchronize();
-    MARLIN_RETURN_IF_ERROR(status);
-    MARLIN_RETURN_IF_ERROR(finished);
-    for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state()->cache;
-      cache.set_length(cache.length() + static_cast<int64_t>(input.tokens.size()));
-    }
-    return {};
-  }
-
- private:
-  Status RunPasses() {
-    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
-    return {};
-  }
-
-  Status RunPass(const PassPlan& plan) {
-    const ArenaScope scope(arena_);
-    Pass pass{model_.device, model_.decoder, model_.products, arena_, {}, {}};
-    std::vector<int32_t> ids;
-    std::vector<int32_t> wanted;
-    for (const PassPlan::Piece& piece : plan.pieces) AddPiece(piece, &pass, &ids, &wanted);
-    const int64_t hidden_size = model_.info.hidden_size;
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView hidden,
-                            arena_.Take(DType::kF32, {pass.rows(), hidden_size}));
-    MARLIN_RETURN_IF_ERROR(Embed(ids, hidden));
-    MARLIN_RETURN_IF_ERROR(RunLayers(pass, hidden));
-    return WriteLogits(hidden, wanted);
-  }
-
-  void AddPiece(const PassPlan::Piece& piece, Pass* pass, std::vector<int32_t>* ids,
-                std::vector<int32_t>* wanted) const {
-    const SequenceInput& input = inputs_[piece.input];
-    KvCache& cache = input.sequence->state()->cache;
-    const int64_t position = cache.length() + piece.first;
-    const auto total = static_cast<int64_t>(input.tokens.size());
-    pass->slices.push_back({&cache, pass->rows(), piece.count, position});
-    for (int64_t i = 0; i < piece.count; ++i) {
-      const int64_t token = piece.first + i;
-      if (input.all_logits || token == total - 1) {
-        wanted->push_back(static_cast<int32_t>(pass->rows()));
-      }
-      ids->push_back(input.tokens[static_cast<size_t>(token)]);
-      pass->positions.push_back(static_cast<int32_t>(position + i));
-    }
-  }
-
-  Status Embed(const std::vector<int32_t>& ids, const MutableTensorView& hidden) const {
-    const Decoder& decoder = model_.decoder;
-    return decoder.embedding.empty()
-               ? LookUpRows(model_.device, decoder.embedding_projection.parts.front(), ids, hidden)
-               : LookUpRows(model_.device, decoder.embedding, ids, hidden);
-  }
-
-  Status WriteLogits(const MutableTensorView& hidden, const std::vector<int32_t>& wanted) {
-    if (wanted.empty()) return {};
-    const Decoder& decoder = model_.decoder;
-    const auto rows = static_cast<int64_t>(wanted.size());
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
-                            arena_.Take(DType::kF32, {rows, hidden.dim(1)}));
-    MARLIN_RETURN_IF_ERROR(LookUpRows(model_.device, hidden, wanted, last));
-    const TensorView norm(decoder.norm.data(), DType::kF32, {hidden.dim(1)});
-    MARLIN_RETURN_IF_ERROR(RmsNorm(model_.device, last, norm, decoder.config.epsilon, last));
-    const int64_t first = next_row_;
-    next_row_ += rows;
-    if (HasRows(logits_)) {
-      const MutableTensorView out(logits_.As<float>() + first * logits_.stride(0), DType::kF32,
-                                  {rows, logits_.dim(1)}, {logits_.stride(0), 1});
-      return Apply(model_.device, decoder.lm_head(), last, model_.products, out);
-    }
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView dense,
-                            arena_.Take(DType::kF32, {rows, logits_.dim(1)}));
-    MARLIN_RETURN_IF_ERROR(Apply(model_.device, decoder.lm_head(), last, model_.products, dense));
-    MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
-    CopyRows(dense, logits_, first);
-    return {};
-  }
-
-  const Model::Impl& model_;
-  std::span<const SequenceInput> inputs_;
-  Arena& arena_;
-  const MutableTensorView& logits_;
-  int64_t next_row_ = 0;
-};
 
 }  // namespace
 
@@ -306,33 +153,44 @@ Status Sequence::Truncate(int64_t length) {
     return Status(Code::kInvalidArgument, "sequence: another call is feeding it");
   }
   const int64_t fed = this->length();
-  const bool valid = length >= 0 && length <= fed;
-  if (valid) state_->cache.set_length(length);
+  const int64_t shortest = state_->cache.ShortestLength();
+  const bool valid = length == 0 || (length >= shortest && length <= fed);
+  if (valid) state_->cache.Truncate(length);
   state_->in_use.clear(std::memory_order_release);
   if (valid) return {};
-  return Status(Code::kInvalidArgument, fmt::format("length: expected 0..{}, got {}", fed, length));
+  const std::string expected =
+      shortest == 0 ? fmt::format("0..{}", fed)
+                    : fmt::format("0 or {}..{} (the windows before are gone)", shortest, fed);
+  return Status(Code::kInvalidArgument,
+                fmt::format("length: expected {}, got {}", expected, length));
 }
 
 Result<Model> Model::Open(const std::string& path, const Device& device,
                           const ModelOptions& options) {
   try {
-    MARLIN_RETURN_IF_ERROR(CheckPath(path));
-    MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-    MARLIN_RETURN_IF_ERROR(CheckQuantization(checkpoint));
-    SystemIo io;
-    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
-    MARLIN_ASSIGN_OR_RETURN(const std::string generation, ReadGenerationConfig(path));
-    Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
-    if (!config.ok()) return config.status().WithContext(path);
-    MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(checkpoint, *std::move(config), device));
+    MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
+    const Checkpoint& checkpoint = directory.checkpoint;
+    // The device is asked before a tensor is read.
+    MARLIN_RETURN_IF_ERROR(CheckDevice(device, directory.config));
+    LoadOptions load;
+    if (!options.prepared.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, device));
+    }
+    MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
+                            LoadDecoder(checkpoint, std::move(directory.config), device, load));
+    MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
     auto impl = std::make_shared<Impl>(device, std::move(decoder));
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
     const DecoderConfig& numbers = impl->decoder.config;
-    impl->cache = {numbers.shape.layers, numbers.cache_heads(), numbers.key_dim(),
-                   numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    const CacheShape cache{numbers.windows, numbers.cache_heads(), numbers.key_dim(),
+                           numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
+    impl->writes_host = ReadsHostMemory(device);
+    MARLIN_ASSIGN_OR_RETURN(
+        impl->program,
+        StepProgram::Make(device, DescribeStep(impl->decoder, *impl->pool, impl->products)));
     return Model(device, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
@@ -345,10 +203,10 @@ const ModelInfo& Model::info() const {
 }
 const Device& Model::device() const { return device_; }
 
-Result<Sequence> Model::NewSequence() const {
+Result<Sequence> Model::NewSequence(const SequenceOptions& options) const {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
-    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->cache));
+    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->pool, options.truncatable));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "sequence: cannot allocate");
   }
@@ -360,20 +218,25 @@ Status Model::Forward(std::span<const SequenceInput> inputs,
   try {
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
-    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs, logits));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    MARLIN_RETURN_IF_ERROR(CheckLogits(impl_, inputs, logits));
     if (inputs.empty()) return {};
-    Arena arena(impl_->device);
-    {
-      const std::lock_guard lock(impl_->mutex);
-      if (!impl_->arenas.empty()) {
-        arena = std::move(impl_->arenas.back());
-        impl_->arenas.pop_back();
-      }
-    }
-    Status status = ForwardCall(*impl_, inputs, arena, logits).Run();
-    const std::lock_guard lock(impl_->mutex);
-    impl_->arenas.push_back(std::move(arena));
-    return status;
+    return RunForward(*impl_, inputs, {logits, {}, {}});
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
+                               const MutableTensorView& samplers, std::span<int32_t> tokens) const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers, tokens));
+    if (inputs.empty()) return {};
+    return RunForward(*impl_, inputs, {{}, samplers, tokens});
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");
   }

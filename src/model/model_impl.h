@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "marlin/model.h"
 #include "model/forward.h"
+#include "model/kv_cache.h"
 #include "model/layers.h"
 
 namespace marlin {
@@ -23,7 +25,9 @@ struct Model::Impl {
   Decoder decoder;
   ModelInfo info;
   ProductOptions products;
-  CacheShape cache;
+  std::shared_ptr<PagePool> pool;
+  StepProgram program;
+  bool writes_host = true;  ///< The device's memory is the host's: it writes logits in place.
   mutable std::mutex mutex;
   mutable std::vector<Arena> arenas;  ///< Spare ones.
 };

@@ -14,6 +14,15 @@ GemmOptions OptionsFor(const ProductOptions& product) {
 
 }  // namespace
 
+Result<DeviceVector> DeviceVector::Upload(const Device& device, std::span<const float> values) {
+  const auto bytes = static_cast<int64_t>(values.size_bytes());
+  DeviceVector vector;
+  MARLIN_ASSIGN_OR_RETURN(vector.buffer_, DeviceBuffer::Allocate(device, bytes));
+  MARLIN_RETURN_IF_ERROR(vector.buffer_.CopyFrom(values.data(), bytes));
+  vector.count_ = static_cast<int64_t>(values.size());
+  return vector;
+}
+
 Status SetBias(const Device& device, std::span<const float> bias, Projection* projection) {
   const auto bytes = static_cast<int64_t>(bias.size_bytes());
   MARLIN_ASSIGN_OR_RETURN(projection->bias, DeviceBuffer::Allocate(device, bytes));

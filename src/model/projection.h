@@ -13,6 +13,24 @@
 
 namespace marlin {
 
+/// f32 numbers in a device's memory: a norm, the sinks of a layer, a table.
+class DeviceVector {
+ public:
+  DeviceVector() = default;
+  /// Errors: kOutOfMemory, kDeviceLost.
+  static Result<DeviceVector> Upload(const Device& device, std::span<const float> values);
+
+  bool empty() const { return count_ == 0; }
+  /// [count], or an empty view.
+  TensorView view() const {
+    return empty() ? TensorView() : TensorView(buffer_.data(), DType::kF32, {count_});
+  }
+
+ private:
+  DeviceBuffer buffer_;
+  int64_t count_ = 0;
+};
+
 /// Matrices that could not be joined (a recipe gave them different formats) stay apart and write
 /// their columns one after the other.
 struct Projection {

@@ -4,37 +4,48 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/scalars.h"
-#include "checkpoint/checkpoint_impl.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
-#include "marlin/quantize.h"
+#include "layout/weights_shapes.h"
+#include "ops/prepare_columns.h"
+#include "quantize/quantizer.h"
+#include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
 
-/// "a.experts.7.b" -> "a.experts.*.b" and 7; -1 when no expert is named.
-struct ExpertName {
-  std::string common;
-  int64_t expert = -1;
-};
-ExpertName SplitExpertName(const std::string& name) {
-  constexpr std::string_view kExperts = ".experts.";
-  const size_t begin = name.find(kExperts);
-  if (begin == std::string::npos) return {name};
-  const size_t first = begin + kExperts.size();
-  const size_t last = name.find_first_not_of("0123456789", first);
-  if (last == first || last == std::string::npos || last - first > 6) return {name};
-  return {name.substr(0, first) + "*" + name.substr(last),
-          std::stoll(name.substr(first, last - first))};
-}
-
 bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+/// One number of a tensor at any address.
+float ElementAt(const TensorView& view, int64_t index) {
+  const auto* from = view.As<uint8_t>() + index * DTypeBytes(view.dtype());
+  if (view.dtype() == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, from, sizeof(half));
+  return view.dtype() == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
+}
+
+/// The name of a projection in a file of prepared weights.
+std::string NameOf(std::span<const MatrixRequest> matrices) {
+  std::string name;
+  for (const MatrixRequest& matrix : matrices) {
+    if (!name.empty()) name += '+';
+    name += matrix.name;
+    if (matrix.expert >= 0) name += fmt::format("[{}]", matrix.expert);
+  }
+  return name;
 }
 
 Format FormatOf(DType dtype) {
@@ -45,14 +56,25 @@ Format FormatOf(DType dtype) {
 }  // namespace
 
 WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
-                           std::string model_type)
-    : checkpoint_(checkpoint), device_(device), model_type_(std::move(model_type)) {
-  for (const QuantizedModule& module : checkpoint.modules()) modules_.insert(module.name);
+                           std::string model_type, std::shared_ptr<const PreparedFile> prepared,
+                           PreparedFileWriter* write)
+    : checkpoint_(checkpoint),
+      device_(device),
+      model_type_(std::move(model_type)),
+      prepared_(std::move(prepared)),
+      write_(write) {
+  for (const QuantizedModule& module : checkpoint.modules()) modules_.emplace(module.name, &module);
+}
+
+const QuantizedModule* WeightSource::FindModule(const std::string& name) const {
+  const auto found = modules_.find(name);
+  return found == modules_.end() ? nullptr : found->second;
 }
 
 bool WeightSource::Has(const std::string& name) const {
-  return checkpoint_.Find(name) != nullptr || modules_.contains(name) ||
-         modules_.contains(SplitExpertName(name).common);
+  if (checkpoint_.Find(name) != nullptr || FindModule(name) != nullptr) return true;
+  const std::optional<ExpertName> expert = ParseExpertName(name);
+  return expert && FindModule(expert->common) != nullptr;
 }
 
 Result<const TensorInfo*> WeightSource::FindTensor(const std::string& name, const Shape& shape) {
@@ -84,81 +106,115 @@ Result<TensorView> WeightSource::LoadInPlace(const std::string& name, const Shap
 Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int64_t count,
                                                     int64_t row, int64_t rows) {
   const Shape shape = rows > 0 ? Shape{rows, count} : Shape{count};
-  MARLIN_ASSIGN_OR_RETURN(const TensorInfo* info, FindTensor(name, shape));
+  MARLIN_RETURN_IF_ERROR(FindTensor(name, shape).status());
   MARLIN_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.Tensor(name));
   std::vector<float> values(static_cast<size_t>(count));
-  const int64_t size = DTypeBytes(info->dtype);
   for (int64_t i = 0; i < count; ++i) {
-    const auto* from = view.As<uint8_t>() + (row * count + i) * size;
-    uint16_t half = 0;
-    if (size == 4) {
-      std::memcpy(&values[static_cast<size_t>(i)], from, 4);
-      continue;
-    }
-    std::memcpy(&half, from, 2);
-    values[static_cast<size_t>(i)] =
-        info->dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
+    values[static_cast<size_t>(i)] = ElementAt(view, row * count + i);
   }
   bytes_ += count * int64_t{sizeof(float)};
   return values;
 }
 
-Result<QuantizedWeights> WeightSource::LoadPlain(const MatrixRequest& request, int64_t in) {
-  const bool in_out = IsStoredInOut(model_type_, request.name);
+Result<WeightSource::Matrix> WeightSource::LocatePlain(const MatrixRequest& request, int64_t in) {
+  Matrix matrix;
+  matrix.expert = request.expert;
+  matrix.in_out = IsStoredInOut(model_type_, request.name);
   Shape shape;
   if (request.expert >= 0) shape.Append(request.experts);
-  shape.Append(in_out ? in : request.out);
-  shape.Append(in_out ? request.out : in);
+  shape.Append(matrix.in_out ? in : request.out);
+  shape.Append(matrix.in_out ? request.out : in);
   MARLIN_ASSIGN_OR_RETURN(const TensorInfo* info, FindTensor(request.name, shape));
-  MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
-  const int64_t size = DTypeBytes(info->dtype);
-  const auto* data =
-      all.As<uint8_t>() + std::max<int64_t>(request.expert, 0) * in * request.out * size;
-  AlignedBuffer copy;
-  if (reinterpret_cast<uintptr_t>(data) % static_cast<size_t>(size) != 0) {
-    MARLIN_ASSIGN_OR_RETURN(copy, AlignedBuffer::Allocate(in * request.out * size));
-    std::memcpy(copy.data(), data, static_cast<size_t>(in * request.out * size));
-    data = copy.As<uint8_t>();
-  }
-  const TensorView stored(data, info->dtype,
-                          in_out ? Shape{in, request.out} : Shape{request.out, in});
-  QuantizeOptions options;
-  options.format = FormatOf(info->dtype);
-  options.tensor_name = request.name;
-  return Quantize(in_out ? stored : stored.Transposed(), options);
+  matrix.spec.format = FormatOf(info->dtype);
+  matrix.spec.k = in;
+  matrix.spec.n = request.out;
+  matrix.spec.group_size = in;
+  return matrix;
 }
 
-Result<QuantizedWeights> WeightSource::LoadModule(const std::string& module, int64_t expert,
-                                                  const MatrixRequest& request, int64_t in) {
-  auto found = loaded_.find(module);
-  if (found == loaded_.end()) {
-    MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, checkpoint_.Weights(module));
-    parameters_ += weights.spec.experts * weights.spec.k * weights.spec.n;
-    found = loaded_.emplace(module, std::move(weights)).first;
-  }
-  used_.insert(module);
-  const QuantizedWeights& weights = found->second;
-  const WeightsSpec& spec = weights.spec;
+Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule& module,
+                                                          int64_t expert,
+                                                          const MatrixRequest& request,
+                                                          int64_t in) {
+  const WeightsSpec& spec = module.spec;
   const int64_t experts = expert < 0 ? 1 : request.experts;
   if (spec.k != in || spec.n != request.out || spec.experts != experts) {
     return Status(Code::kMalformedFile,
                   fmt::format("{}: module \"{}\": expected {} x [{}, {}], got {} x [{}, {}]",
-                              checkpoint_.path(), module, experts, in, request.out, spec.experts,
-                              spec.k, spec.n));
+                              checkpoint_.path(), module.name, experts, in, request.out,
+                              spec.experts, spec.k, spec.n));
   }
-  if (expert < 0) return weights;
-  return SliceExpert(weights, expert);
+  if (used_.insert(module.name).second) parameters_ += spec.experts * spec.k * spec.n;
+  Matrix matrix{&module, expert, false, spec};
+  matrix.spec.experts = 1;
+  return matrix;
+}
+
+Result<WeightSource::Matrix> WeightSource::Locate(const MatrixRequest& request, int64_t in) {
+  if (const QuantizedModule* module = FindModule(request.name)) {
+    return LocateInModule(*module, request.expert, request, in);
+  }
+  const std::optional<ExpertName> name = ParseExpertName(request.name);
+  const QuantizedModule* stack = name ? FindModule(name->common) : nullptr;
+  if (stack != nullptr) return LocateInModule(*stack, name->expert, request, in);
+  return LocatePlain(request, in);
 }
 
 Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, int64_t in) {
-  if (modules_.contains(request.name)) {
-    return LoadModule(request.name, request.expert, request, in);
+  MARLIN_ASSIGN_OR_RETURN(const Matrix matrix, Locate(request, in));
+  if (matrix.module != nullptr) {
+    auto found = loaded_.find(matrix.module->name);
+    if (found == loaded_.end()) {
+      MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, checkpoint_.Weights(matrix.module->name));
+      found = loaded_.emplace(matrix.module->name, std::move(weights)).first;
+    }
+    if (matrix.expert < 0) return found->second;
+    return SliceExpert(found->second, matrix.expert);
   }
-  const ExpertName name = SplitExpertName(request.name);
-  if (name.expert >= 0 && modules_.contains(name.common)) {
-    return LoadModule(name.common, name.expert, request, in);
+  MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
+  const int64_t matrix_bytes = in * request.out * DTypeBytes(all.dtype());
+  const auto* data = all.As<uint8_t>() + std::max<int64_t>(matrix.expert, 0) * matrix_bytes;
+  // As it lies: [in, out] is the canonical layout, [out, in] its transpose.
+  QuantizedWeights weights;
+  weights.spec = matrix.spec;
+  const Shape shape{1, in, request.out};
+  weights.codes = matrix.in_out ? TensorView(data, all.dtype(), shape)
+                                : TensorView(data, all.dtype(), shape, {in * request.out, 1, in});
+  return weights;
+}
+
+Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in) {
+  std::vector<WeightsSpec> specs;
+  for (const MatrixRequest& request : matrices) {
+    MARLIN_ASSIGN_OR_RETURN(const Matrix matrix, Locate(request, in));
+    specs.push_back(matrix.spec);
   }
-  return LoadPlain(request, in);
+  const std::string name = NameOf(matrices);
+  const auto other = [&] {
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: projection \"{}\": its parts are not the model's matrices",
+                              Printable(prepared_->path()), Printable(name)));
+  };
+  MARLIN_ASSIGN_OR_RETURN(const std::span<const PreparedPart> parts, prepared_->Find(name));
+  Projection projection;
+  projection.in = in;
+  size_t next = 0;
+  for (const PreparedPart& part : parts) {
+    for (int64_t rest = part.spec.n; rest > 0; rest -= specs[next++].n) {
+      if (next == specs.size() || specs[next].n > rest) return other();
+      WeightsSpec expected = specs[next];
+      expected.n = part.spec.n;
+      if (!(expected == part.spec)) return other();
+    }
+    const PreparedImage image{part.spec, prepared_->Data(part), prepared_};
+    Result<PreparedWeights> weights = FromImage(image, device_);
+    if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
+    bytes_ += weights->bytes();
+    projection.out += part.spec.n;
+    projection.parts.push_back(*std::move(weights));
+  }
+  if (next != specs.size()) return other();
+  return projection;
 }
 
 Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
@@ -173,15 +229,41 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
       columns.push_back({&matrices[i], 0, 1, n});
     }
   }
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights joined, JoinColumns(columns));
-  MARLIN_ASSIGN_OR_RETURN(PreparedWeights prepared, Prepare(joined, device_));
-  bytes_ += prepared.bytes();
-  projection->out += joined.spec.n;
-  projection->parts.push_back(std::move(prepared));
+  Result<PreparedWeights> prepared = PrepareColumns(columns, device_);
+  if (prepared.status().code() == Code::kNonFiniteInput) return NonFinite(matrices, requests);
+  MARLIN_RETURN_IF_ERROR(prepared.status());
+  bytes_ += prepared->bytes();
+  projection->out += prepared->spec().n;
+  if (write_ != nullptr) {
+    MARLIN_ASSIGN_OR_RETURN(const PreparedImage image, ImageOf(*prepared, device_));
+    return write_->AddPart(image.spec, image.data);
+  }
+  projection->parts.push_back(*std::move(prepared));
   return {};
 }
 
+Status WeightSource::NonFinite(std::span<const QuantizedWeights> matrices,
+                               std::span<const MatrixRequest> requests) {
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const WeightsSpec& spec = matrices[i].spec;
+    const TensorView& codes = matrices[i].codes;
+    const bool in_out = codes.IsContiguous();
+    const TensorView stored(codes.data(), codes.dtype(),
+                            in_out ? Shape{spec.k, spec.n} : Shape{spec.n, spec.k});
+    const int64_t index = FindNonFinite(stored);
+    if (index < 0) continue;
+    const int64_t row = index / stored.dim(1);
+    const int64_t column = index % stored.dim(1);
+    const float value = ElementAt(stored, index);
+    return NonFiniteWeight(requests[i].name, value, spec, 0, in_out ? row : column,
+                           in_out ? column : row);
+  }
+  return Status(Code::kInternal, "a weight was not finite, and now all are");
+}
+
 Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, int64_t in) {
+  if (prepared_ != nullptr) return LoadPrepared(matrices, in);
+  if (write_ != nullptr) MARLIN_RETURN_IF_ERROR(write_->AddProjection(NameOf(matrices)));
   std::vector<QuantizedWeights> loaded;
   for (const MatrixRequest& request : matrices) {
     MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, LoadMatrix(request, in));
@@ -204,13 +286,11 @@ Status WeightSource::CheckAllUsed() const {
     return Status(Code::kMalformedFile, fmt::format("{}: {} \"{}\" is not a part of a {}",
                                                     checkpoint_.path(), what, name, model_type_));
   };
-  std::set<std::string, std::less<>> parts;
-  for (const ModuleRecord& record : CheckpointAccess::Get(checkpoint_).quantization.modules) {
-    if (!used_.contains(record.module.name)) return unexpected("module", record.module.name);
-    for (const ModuleTensor& part : ModuleTensors(record)) parts.insert(part.name);
+  for (const QuantizedModule& module : checkpoint_.modules()) {
+    if (!used_.contains(module.name)) return unexpected("module", module.name);
   }
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (!used_.contains(tensor.name) && !parts.contains(tensor.name)) {
+    if (!used_.contains(tensor.name) && !checkpoint_.IsModulePart(tensor.name)) {
       return unexpected("tensor", tensor.name);
     }
   }

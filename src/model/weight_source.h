@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
+#include "model/prepared_file.h"
 #include "model/projection.h"
 
 namespace marlin {
@@ -27,8 +29,11 @@ struct MatrixRequest {
 
 class WeightSource {
  public:
-  /// Both must outlive this.
-  WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type);
+  /// Checkpoint and device must outlive this. Projections come from `prepared` where it is there,
+  /// else they go to `write` where that is there, and are not kept.
+  WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type,
+               std::shared_ptr<const PreparedFile> prepared = nullptr,
+               PreparedFileWriter* write = nullptr);
 
   /// True when a weight of this name is there, plain or quantized.
   bool Has(const std::string& name) const;
@@ -54,18 +59,33 @@ class WeightSource {
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
+  /// The place and spec of a requested matrix.
+  struct Matrix {
+    const QuantizedModule* module = nullptr;  ///< Null: a plain tensor.
+    int64_t expert = -1;                      ///< In a module or tensor of several.
+    bool in_out = false;                      ///< A plain tensor [in, out].
+    WeightsSpec spec;
+  };
+  Result<Matrix> Locate(const MatrixRequest& request, int64_t in);
+  Result<Matrix> LocatePlain(const MatrixRequest& request, int64_t in);
+  Result<Matrix> LocateInModule(const QuantizedModule& module, int64_t expert,
+                                const MatrixRequest& request, int64_t in);
   Result<QuantizedWeights> LoadMatrix(const MatrixRequest& request, int64_t in);
-  Result<QuantizedWeights> LoadPlain(const MatrixRequest& request, int64_t in);
-  Result<QuantizedWeights> LoadModule(const std::string& module, int64_t expert,
-                                      const MatrixRequest& request, int64_t in);
+  Result<Projection> LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in);
   Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
+  const QuantizedModule* FindModule(const std::string& name) const;
+  /// The error that names the first number of plain matrices that is NaN or Inf.
+  static Status NonFinite(std::span<const QuantizedWeights> matrices,
+                          std::span<const MatrixRequest> requests);
   Status AddPart(std::span<const QuantizedWeights> matrices,
                  std::span<const MatrixRequest> requests, Projection* projection);
 
   const Checkpoint& checkpoint_;
   const Device& device_;
   std::string model_type_;
-  std::set<std::string, std::less<>> modules_;
+  std::shared_ptr<const PreparedFile> prepared_;
+  PreparedFileWriter* write_ = nullptr;
+  std::map<std::string, const QuantizedModule*, std::less<>> modules_;
   std::map<std::string, QuantizedWeights> loaded_;  ///< Modules of several experts.
   std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.
   int64_t parameters_ = 0;

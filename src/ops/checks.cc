@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <vector>
+#include <utility>
 
+#include "base/fixed_vector.h"
 #include "base/macros.h"
 #include "ops/device.h"
 
@@ -19,12 +19,16 @@ Status CheckStrides(const char* name, const TensorView& view) {
     return Invalid(
         fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(last)));
   }
-  std::vector<int> outer;
+  // The other dimensions by ascending stride.
+  FixedVector<int, kMaxRank> outer;
   for (int i = 0; i < last; ++i) {
-    if (view.dim(i) > 1) outer.push_back(i);
+    if (view.dim(i) <= 1) continue;
+    outer.push_back(i);
+    for (size_t at = outer.size() - 1;
+         at > 0 && view.stride(outer[at]) < view.stride(outer[at - 1]); --at) {
+      std::swap(outer[at], outer[at - 1]);
+    }
   }
-  std::sort(outer.begin(), outer.end(),
-            [&](int a, int b) { return view.stride(a) < view.stride(b); });
   int64_t extent = view.dim(last);
   for (const int i : outer) {
     if (view.stride(i) < extent) {
@@ -43,11 +47,13 @@ bool IsActivationType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
+Status CheckActivationType(const char* name, DType type) {
+  if (IsActivationType(type)) return {};
+  return Invalid(fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(type)));
+}
+
 Status CheckActivations(const char* name, const TensorView& view, const Shape& expected) {
-  if (!IsActivationType(view.dtype())) {
-    return Invalid(
-        fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(view.dtype())));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckActivationType(name, view.dtype()));
   if (!(view.shape() == expected)) {
     return Invalid(
         fmt::format("{}: expected {}, got {}", name, expected.ToString(), view.shape().ToString()));
@@ -81,16 +87,17 @@ Status CheckKnown(Activation activation) {
   return Invalid(fmt::format("activation: unknown number {}", static_cast<int>(activation)));
 }
 
-Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert) {
+Status CheckWeights(const Device& device, const PreparedWeights& weights) {
   if (weights.storage() == nullptr) return Invalid("weights: not prepared");
   if (weights.storage()->backend != &device.impl().backend()) {
     return Invalid("weights: prepared for another device");
   }
-  if (expert < 0 || expert >= weights.spec().experts) {
-    return Invalid(
-        fmt::format("expert: expected 0..{}, got {}", weights.spec().experts - 1, expert));
-  }
   return {};
+}
+
+Status CheckExpert(const WeightsSpec& spec, int64_t expert) {
+  if (expert >= 0 && expert < spec.experts) return {};
+  return Invalid(fmt::format("expert: expected 0..{}, got {}", spec.experts - 1, expert));
 }
 
 }  // namespace marlin

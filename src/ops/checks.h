@@ -18,6 +18,8 @@ inline Status Invalid(std::string_view message) { return Status(Code::kInvalidAr
 /// f32, bf16 or f16.
 bool IsActivationType(DType dtype);
 
+Status CheckActivationType(const char* name, DType type);
+
 /// An activation argument of this shape: its type, data, alignment, and rows (all dimensions but
 /// the last) that do not overlap, the last dimension contiguous.
 Status CheckActivations(const char* name, const TensorView& view, const Shape& expected);
@@ -31,7 +33,10 @@ Status CheckVector(const char* name, const TensorView& view, int64_t count, bool
 /// An activation that is one of the enumeration's.
 Status CheckKnown(Activation activation);
 
-/// Weights prepared for this device, and an expert of theirs.
-Status CheckWeights(const Device& device, const PreparedWeights& weights, int64_t expert);
+/// Weights that were prepared for this device.
+Status CheckWeights(const Device& device, const PreparedWeights& weights);
+
+/// A matrix of stacked weights.
+Status CheckExpert(const WeightsSpec& spec, int64_t expert);
 
 }  // namespace marlin

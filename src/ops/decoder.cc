@@ -2,20 +2,40 @@
 
 #include <fmt/format.h>
 
-#include <new>
-
 #include "base/macros.h"
 #include "ops/checks.h"
+#include "ops/decoder_checks.h"
 #include "ops/device.h"
 #include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
+#include "plan/indices.h"
 
 namespace marlin {
-namespace {
 
 Status CheckRank(const char* name, const TensorView& view, int rank) {
   if (view.rank() == rank) return {};
   return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
 }
+
+Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected) {
+  if (view.dtype() != DType::kI32 || !(view.shape() == expected)) {
+    return Invalid(fmt::format("{}: expected i32 {}, got {} {}", name, expected.ToString(),
+                               DTypeName(view.dtype()), view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return CheckData(name, view);
+}
+
+Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
+  if (options.window < 0) {
+    return Invalid(fmt::format("window: expected 0 or more, got {}", options.window));
+  }
+  if (options.sinks.empty()) return {};
+  MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
+  return CheckVector("sinks", options.sinks, heads, true);
+}
+
+namespace {
 
 /// A vector that must be there unless it has no elements.
 Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
@@ -23,20 +43,56 @@ Status CheckRequiredVector(const char* name, const TensorView& view, int64_t cou
   return CheckVector(name, view, count, f32_only);
 }
 
-Status CheckIds(std::span<const int32_t> ids, int64_t rows, const MutableTensorView& out,
-                int64_t columns) {
-  MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
-  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {static_cast<int64_t>(ids.size()), columns}));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= rows) {
-      return Invalid(fmt::format("ids: expected 0..{}, got {} at {}", rows - 1, ids[i], i));
-    }
+/// A vector of ids or positions in the device's memory.
+Status CheckIndexVector(const char* name, const TensorView& view, int64_t count) {
+  if (view.dtype() != DType::kI32 && view.dtype() != DType::kI64) {
+    return Invalid(fmt::format("{}: expected i32 or i64, got {}", name, DTypeName(view.dtype())));
   }
-  return {};
+  if (view.rank() != 1 || view.dim(0) != count) {
+    return Invalid(fmt::format("{}: expected [{}], got {}", name, count, view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return CheckData(name, view);
 }
 
-/// One input of attention; `heads` is what the sinks have, or -1.
-Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
+/// Ids or positions of the host where the device reads them, for one call.
+class DeviceIndices {
+ public:
+  explicit DeviceIndices(std::span<const int32_t> host)
+      : view_(host.data(), DType::kI32, {static_cast<int64_t>(host.size())}) {}
+
+  Status Move(const Device& device, const char* name, int64_t limit) {
+    MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+    MARLIN_RETURN_IF_ERROR(CheckIndices(name, view_, limit));
+    if (decoder->reads_host_memory()) return {};
+    MARLIN_ASSIGN_OR_RETURN(buffer_, DeviceBuffer::Allocate(device, view_.ByteCount()));
+    MARLIN_RETURN_IF_ERROR(buffer_.CopyFrom(view_.data(), view_.ByteCount()));
+    view_ = TensorView(buffer_.data(), view_.dtype(), view_.shape());
+    return {};
+  }
+  const TensorView& view() const { return view_; }
+
+ private:
+  TensorView view_;
+  DeviceBuffer buffer_;  ///< Freed when the device is done with it.
+};
+
+Status CheckLookUp(const TensorView& ids, const MutableTensorView& out, int64_t columns) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("ids", ids, 1));
+  MARLIN_RETURN_IF_ERROR(CheckIndexVector("ids", ids, ids.dim(0)));
+  MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {ids.dim(0), columns}));
+  return CheckApartFromNumbers("out", out, "ids", ids);
+}
+
+Status CheckTable(const Device& device, const PreparedWeights& table) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, table).WithContext("table"));
+  const int64_t experts = table.spec().experts;
+  if (experts == 1) return {};
+  return Invalid(fmt::format("table: expected one matrix, got {} experts", experts));
+}
+
+Status CheckAttentionInput(const AttentionInput& input, const AttentionOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckRank("queries", input.queries, 3));
   MARLIN_RETURN_IF_ERROR(CheckRank("keys", input.keys, 3));
   MARLIN_RETURN_IF_ERROR(CheckRank("values", input.values, 3));
@@ -63,53 +119,59 @@ Status CheckAttentionInput(const AttentionInput& input, int64_t sink_heads) {
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "queries", input.queries, true));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "keys", input.keys, false));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "values", input.values, false));
-  if (sink_heads >= 0 && sink_heads != heads) {
-    return Invalid(fmt::format("sinks: expected [{}], got [{}]", heads, sink_heads));
-  }
-  return {};
+  return CheckAttentionOptions(options, heads);
 }
 
 }  // namespace
 
-Status LookUpRows(const Device& device, const TensorView& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+Status LookUpRows(const Device& device, const TensorView& table, const TensorView& ids,
+                  const MutableTensorView& out, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("table", table, table.shape()));
-  MARLIN_RETURN_IF_ERROR(CheckIds(ids, table.dim(0), out, table.dim(1)));
+  MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.dim(1)));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "table", table, false));
-  if (out.ElementCount() > 0) decoder->LookUpRows(table, ids, out);
-  return {};
+  if (out.ElementCount() == 0) return {};
+  return RunOperation(device, LookUpRowsCall{table, ids, out}, stream);
+}
+
+Status LookUpRows(const Device& device, const PreparedWeights& table, const TensorView& ids,
+                  const MutableTensorView& out, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
+  MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.spec().k));
+  if (out.ElementCount() == 0) return {};
+  return RunOperation(device, LookUpWeightRowsCall{*table.storage(), ids, out}, stream);
+}
+
+Status LookUpRows(const Device& device, const TensorView& table, std::span<const int32_t> ids,
+                  const MutableTensorView& out, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
+  DeviceIndices indices(ids);
+  MARLIN_RETURN_IF_ERROR(indices.Move(device, "ids", table.dim(0)));
+  return LookUpRows(device, table, indices.view(), out, stream);
 }
 
 Status LookUpRows(const Device& device, const PreparedWeights& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  MARLIN_RETURN_IF_ERROR(CheckWeights(device, table, 0).WithContext("table"));
-  const WeightsSpec& spec = table.spec();
-  if (spec.experts != 1) {
-    return Invalid(fmt::format("table: expected one matrix, got {} experts", spec.experts));
-  }
-  MARLIN_RETURN_IF_ERROR(CheckIds(ids, spec.n, out, spec.k));
-  if (out.ElementCount() == 0) return {};
-  return decoder->LookUpRows(*table.storage(), ids, out);
+                  const MutableTensorView& out, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
+  DeviceIndices indices(ids);
+  MARLIN_RETURN_IF_ERROR(indices.Move(device, "ids", table.spec().n));
+  return LookUpRows(device, table, indices.view(), out, stream);
 }
 
-Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+Status Convert(const Device& device, const TensorView& x, const MutableTensorView& out,
+               void* stream) {
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
-  if (x.ElementCount() > 0) decoder->Convert(x, out);
-  return {};
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ConvertCall{x, out}, stream);
 }
 
 Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weight, float epsilon,
-               const MutableTensorView& out) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+               const MutableTensorView& out, void* stream) {
   if (x.rank() != 2 && x.rank() != 3) {
     return Invalid(fmt::format("x: expected rank 2 or 3, got {}", x.rank()));
   }
@@ -120,23 +182,22 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "weight", weight, false));
   if (!(epsilon >= 0.0F))
     return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
-  if (x.ElementCount() > 0) decoder->RmsNorm(x, weight, epsilon, out);
-  return {};
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, RmsNormCall{x, weight, epsilon, out}, stream);
 }
 
-Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x, float scale) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x, float scale,
+             void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("y", y, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "y", y, true));
-  if (x.ElementCount() > 0) decoder->AddTo(y, x, scale);
-  return {};
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, AddToCall{y, x, scale}, stream);
 }
 
-Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
-                   std::span<const int32_t> positions, const MutableTensorView& x) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const TensorView& positions,
+                   const MutableTensorView& x, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   const TensorView& frequencies = rotary.inverse_frequencies;
@@ -148,43 +209,31 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
                                frequencies.dim(0), x.dim(2)));
   }
   MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "inverse_frequencies", frequencies, false));
-  if (static_cast<int64_t>(positions.size()) != x.dim(0)) {
-    return Invalid(fmt::format("positions: expected {}, got {}", x.dim(0), positions.size()));
-  }
-  for (size_t i = 0; i < positions.size(); ++i) {
-    if (positions[i] < 0) {
-      return Invalid(fmt::format("positions: expected 0 or more, got {} at {}", positions[i], i));
-    }
-  }
-  if (x.ElementCount() > 0) decoder->ApplyRotary(rotary, positions, x);
-  return {};
+  MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("x", x, "positions", positions));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ApplyRotaryCall{rotary, positions, x}, stream);
+}
+
+Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
+                   std::span<const int32_t> positions, const MutableTensorView& x, void* stream) {
+  DeviceIndices indices(positions);
+  MARLIN_RETURN_IF_ERROR(indices.Move(device, "positions", kPositionLimit));
+  return ApplyRotary(device, rotary, indices.view(), x, stream);
 }
 
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
-                 const AttentionOptions& options) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  const bool has_sinks = !options.sinks.empty();
-  if (has_sinks) {
-    MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
-    MARLIN_RETURN_IF_ERROR(CheckVector("sinks", options.sinks, options.sinks.dim(0), true));
-  }
-  if (options.window < 0) {
-    return Invalid(fmt::format("window: expected 0 or more, got {}", options.window));
-  }
+                 const AttentionOptions& options, void* stream) {
+  const int64_t sinks = options.sinks.rank() > 0 ? options.sinks.dim(0) : 0;
+  MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, sinks));
   for (const AttentionInput& input : inputs) {
-    MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, has_sinks ? options.sinks.dim(0) : -1));
+    MARLIN_RETURN_IF_ERROR(CheckAttentionInput(input, options));
   }
-  MARLIN_ASSIGN_OR_RETURN(
-      const Workspace workspace,
-      device.impl().TakeWorkspace(nullptr, decoder->AttentionWorkspaceBytes(inputs, options)));
-  decoder->Attention(inputs, options, workspace.data);
-  device.impl().ReturnWorkspace(workspace);
-  return {};
+  return RunOperation(device, AttentionCall{inputs, options}, stream);
 }
 
 Status ApplyGate(const Device& device, const TensorView& gate, const TensorView& up,
-                 const MutableTensorView& out, const GateOptions& options) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+                 const MutableTensorView& out, const GateOptions& options, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, out.shape()));
@@ -195,8 +244,18 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   if (!(options.limit >= 0.0F)) {
     return Invalid(fmt::format("limit: expected 0 or more, got {}", options.limit));
   }
-  if (out.ElementCount() > 0) decoder->ApplyGate(gate, up, out, options);
-  return {};
+  if (out.ElementCount() == 0) return {};
+  return RunOperation(device, ApplyGateCall{gate, up, out, options}, stream);
+}
+
+Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
+  if (x.dtype() != DType::kF32) {
+    return Invalid(fmt::format("x: expected f32, got {}", DTypeName(x.dtype())));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckMemory("x", x));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ApplySigmoidCall{x}, stream);
 }
 
 }  // namespace marlin

@@ -50,6 +50,13 @@ Result<const DecoderBackend*> DecoderOf(const Device& device) {
                 device.info().name + ": has products only; open the model on \"cpu\"");
 }
 
+Status CheckHas(const Device& device, DecoderOperation operation) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  if (decoder->Has(operation)) return {};
+  return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"" +
+                                        std::string(DecoderOperationName(operation)) + "\"");
+}
+
 namespace {
 
 Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const DeviceOptions& options) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/macros.h"
 #include "marlin/device.h"
 #include "ops/host_decoder.h"
 #include "ops/tuning_file.h"
@@ -57,5 +58,23 @@ class Device::Impl {
 
 /// The device's operations beside the products. Errors: kUnsupported where it has none.
 Result<const DecoderBackend*> DecoderOf(const Device& device);
+
+/// Whether an operation is among them. Errors: kUnsupported naming device and operation.
+Status CheckHas(const Device& device, DecoderOperation operation);
+
+/// Runs a validated call in a workspace of the device.
+template <typename Call>
+Status RunOperation(const Device& device, const Call& call, void* stream) {
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
+    return CheckHas(device, kOperationOf<Call>);
+  }
+  const int64_t bytes = decoder->WorkspaceBytes(call);
+  if (bytes == 0) return decoder->Run(call, {stream, nullptr});
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
+  Status status = decoder->Run(call, {stream, workspace.data});
+  device.impl().ReturnWorkspace(workspace);
+  return status;
+}
 
 }  // namespace marlin

@@ -16,7 +16,96 @@
 #include "plan/select.h"
 
 namespace marlin {
+
+struct GemmPlan::State {
+  PreparedWeights weights;
+  Device device;
+  GemmDesc desc;
+  std::shared_ptr<const PlannedGemm> planned;
+};
+
 namespace {
+
+/// Refuses numbers that no enumeration has, before anything depends on them.
+Status CheckChoices(const GemmProblem& problem, const WeightsSpec& spec) {
+  MARLIN_RETURN_IF_ERROR(CheckKnown(problem.activation));
+  if (problem.accuracy > Accuracy::kW4A8) {
+    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(problem.accuracy)));
+  }
+  if (problem.determinism > Determinism::kBatchInvariant) {
+    return Invalid(
+        fmt::format("determinism: unknown number {}", static_cast<int>(problem.determinism)));
+  }
+  if (problem.gated && spec.n % 2 != 0) {
+    return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
+  }
+  return {};
+}
+
+Status CheckProblem(const GemmProblem& problem, const WeightsSpec& spec) {
+  if (problem.m < 0) return Invalid(fmt::format("m: expected 0 or more, got {}", problem.m));
+  MARLIN_RETURN_IF_ERROR(CheckActivationType("a_type", problem.a_type));
+  MARLIN_RETURN_IF_ERROR(CheckActivationType("out_type", problem.out_type));
+  return CheckChoices(problem, spec);
+}
+
+GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
+  const WeightsSpec& spec = weights.spec();
+  GemmDesc desc;
+  desc.m = problem.m;
+  desc.n = spec.n;
+  desc.k = spec.k;
+  desc.format = spec.format;
+  desc.group_size = spec.group_size;
+  desc.scale_type = spec.scale_type;
+  desc.a_type = problem.a_type;
+  desc.c_type = problem.out_type;
+  desc.has_zeros = spec.has_zeros;
+  desc.has_biases = spec.has_biases;
+  desc.gated = problem.gated;
+  desc.activation = problem.activation;
+  desc.allow_bf16_activations = problem.allow_bf16_activations;
+  desc.accuracy = problem.accuracy;
+  desc.determinism = problem.determinism;
+  desc.weights = weights.storage()->traits;
+  desc.aligned = problem.aligned;
+  return desc;
+}
+
+/// Whether every row begins at a multiple of 16 bytes, as copy engines want it.
+bool RowsAreAligned(const TensorView& a) {
+  constexpr int64_t kAlignment = 16;
+  const int64_t row = (a.dim(0) > 1 ? a.stride(0) : 0) * DTypeBytes(a.dtype());
+  return reinterpret_cast<uintptr_t>(a.data()) % kAlignment == 0 && row % kAlignment == 0;
+}
+
+/// The problem of a call. Views that are no matrices are refused when the operands are checked.
+GemmProblem ProblemOf(const TensorView& a, const MutableTensorView& out,
+                      const GemmOptions& options) {
+  GemmProblem problem;
+  problem.m = a.rank() > 0 ? a.dim(0) : 0;
+  problem.a_type = a.dtype();
+  problem.out_type = out.dtype();
+  problem.activation = options.activation;
+  problem.gated = options.gated;
+  problem.accuracy = options.accuracy;
+  problem.determinism = options.determinism;
+  problem.allow_bf16_activations = options.allow_bf16_activations;
+  problem.aligned = a.rank() == 2 && RowsAreAligned(a);
+  return problem;
+}
+
+GemmArguments ArgumentsOf(const GemmOptions& options) {
+  GemmArguments arguments;
+  arguments.bias = options.bias;
+  arguments.row_weight = options.row_weight;
+  arguments.expert = options.expert;
+  arguments.workspace = options.workspace;
+  arguments.workspace_bytes = options.workspace_bytes;
+  arguments.stream = options.stream;
+  arguments.overlap_previous = options.overlap_previous;
+  return arguments;
+}
 
 /// The first byte of a view and one past its last.
 struct ByteRange {
@@ -39,191 +128,237 @@ ByteRange RangeOf(const TensorView& view) {
 /// Whether two views may share a byte: most calls are done here, without a look at their rows.
 bool Meet(const ByteRange& a, const ByteRange& b) { return a.begin < b.end && b.begin < a.end; }
 
-Status Validate(const Device& device, const TensorView& a, const PreparedWeights& weights,
-                const MutableTensorView& out, const GemmOptions& options) {
-  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, options.expert));
-  if (options.activation > Activation::kRelu) return CheckKnown(options.activation);
-  if (options.accuracy > Accuracy::kW4A8) {
-    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(options.accuracy)));
-  }
-  if (options.determinism > Determinism::kBatchInvariant) {
-    return Invalid(
-        fmt::format("determinism: unknown number {}", static_cast<int>(options.determinism)));
-  }
-  const WeightsSpec& spec = weights.spec();
+/// Checks the operands of one run against the problem.
+Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTensorView& out,
+                     const GemmArguments& arguments) {
   if (a.rank() != 2) return Invalid(fmt::format("a: expected rank 2, got {}", a.rank()));
-  if (options.gated && spec.n % 2 != 0) {
-    return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
-  }
-  MARLIN_RETURN_IF_ERROR(CheckActivations("a", a, {a.dim(0), spec.k}));
-  MARLIN_RETURN_IF_ERROR(
-      CheckActivations("out", out, {a.dim(0), options.gated ? spec.n / 2 : spec.n}));
-  MARLIN_RETURN_IF_ERROR(CheckVector("bias", options.bias, spec.n, false));
-  MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", options.row_weight, a.dim(0), true));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("a", a, {desc.m, desc.k}));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {desc.m, desc.gated ? desc.n / 2 : desc.n}));
+  MARLIN_RETURN_IF_ERROR(CheckVector("bias", arguments.bias, desc.n, false));
+  MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", arguments.row_weight, desc.m, true));
   const ByteRange written = RangeOf(out);
   if (Meet(written, RangeOf(a))) MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "a", a, false));
-  if (Meet(written, RangeOf(options.bias))) {
-    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "bias", options.bias, false));
+  if (Meet(written, RangeOf(arguments.bias))) {
+    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "bias", arguments.bias, false));
   }
-  if (!Meet(written, RangeOf(options.row_weight))) return Status();
-  return CheckApart("out", out, "row_weight", options.row_weight, false);
+  if (!Meet(written, RangeOf(arguments.row_weight))) return {};
+  return CheckApart("out", out, "row_weight", arguments.row_weight, false);
 }
 
-/// Whether every row begins at a multiple of 16 bytes, as copy engines want it.
-bool RowsAreAligned(const TensorView& a) {
-  constexpr int64_t kAlignment = 16;
-  const int64_t row = (a.dim(0) > 1 ? a.stride(0) : 0) * DTypeBytes(a.dtype());
-  return reinterpret_cast<uintptr_t>(a.data()) % kAlignment == 0 && row % kAlignment == 0;
-}
-
-GemmDesc Describe(const TensorView& a, const PreparedWeights& weights, const MutableTensorView& out,
-                  const GemmOptions& options) {
-  const WeightsSpec& spec = weights.spec();
-  GemmDesc desc;
-  desc.m = a.dim(0);
-  desc.n = spec.n;
-  desc.k = spec.k;
-  desc.format = spec.format;
-  desc.group_size = spec.group_size;
-  desc.scale_type = spec.scale_type;
-  desc.a_type = a.dtype();
-  desc.c_type = out.dtype();
-  desc.has_zeros = spec.has_zeros;
-  desc.has_biases = spec.has_biases;
-  desc.gated = options.gated;
-  desc.allow_bf16_activations = options.allow_bf16_activations;
-  desc.accuracy = options.accuracy;
-  desc.determinism = options.determinism;
-  desc.tiled = weights.storage()->tiled;
-  desc.marlin_w4 = weights.storage()->marlin_w4;
-  desc.fits_f16 = weights.storage()->fits_f16;
-  desc.fits_fp8 = weights.storage()->fits_fp8;
-  desc.aligned = RowsAreAligned(a);
+/// The problem of a call, checked with its operands. Errors: those of Gemm.
+Result<GemmDesc> DescribeCall(const Device& device, const TensorView& a,
+                              const PreparedWeights& weights, const MutableTensorView& out,
+                              const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights));
+  MARLIN_RETURN_IF_ERROR(CheckExpert(weights.spec(), options.expert));
+  const GemmProblem problem = ProblemOf(a, out, options);
+  MARLIN_RETURN_IF_ERROR(CheckChoices(problem, weights.spec()));
+  const GemmDesc desc = Describe(problem, weights);
+  MARLIN_RETURN_IF_ERROR(CheckOperands(desc, a, out, ArgumentsOf(options)));
   return desc;
 }
 
-GemmCall MakeCall(const KernelChoice& choice, const GemmDesc& desc, const TensorView& a,
-                  const PreparedWeights& weights, const MutableTensorView& out,
-                  const GemmOptions& options) {
-  GemmCall call;
-  call.kernel = choice.kernel;
-  call.variant = choice.variant;
-  call.desc = desc;
-  call.weights = weights.storage();
-  call.expert = options.expert;
-  call.a = a.data();
-  call.a_stride = a.stride(0);
-  call.c = out.data();
-  call.c_stride = out.stride(0);
-  call.epilogue.bias = options.bias.data();
-  call.epilogue.bias_type = options.bias.dtype();
-  call.epilogue.activation = options.activation;
-  call.epilogue.gated = options.gated;
-  call.epilogue.row_weight = options.row_weight.As<float>();
-  call.stream = options.stream;
-  call.overlap_previous = options.overlap_previous;
-  return call;
+Status CheckSameType(const char* name, DType planned, DType given) {
+  if (planned == given) return {};
+  return Invalid(fmt::format("{}: expected {}, which the plan is for, got {}", name,
+                             DTypeName(planned), DTypeName(given)));
 }
 
-Result<KernelChoice> Plan(const Device& device, const GemmDesc& desc, const std::string& forced,
-                          bool rules_alone = false) {
+/// Checks operands that the problem was not taken from.
+Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const TensorView& a,
+                       const MutableTensorView& out, int64_t expert) {
+  MARLIN_RETURN_IF_ERROR(CheckExpert(spec, expert));
+  MARLIN_RETURN_IF_ERROR(CheckSameType("a", desc.a_type, a.dtype()));
+  MARLIN_RETURN_IF_ERROR(CheckSameType("out", desc.c_type, out.dtype()));
+  if (desc.aligned && a.rank() == 2 && !RowsAreAligned(a)) {
+    return Invalid("a: rows must begin at multiples of 16 bytes, which the plan is for");
+  }
+  return {};
+}
+
+/// Nothing to compute: m or n is 0.
+class EmptyGemm final : public PlannedGemm {
+ public:
+  explicit EmptyGemm(const KernelDesc& kernel) : PlannedGemm(kernel, {}, 0) {}
+  Status Run(const GemmCall& /*call*/) const override { return {}; }
+};
+
+Result<KernelChoice> Select(const Device& device, const GemmDesc& desc, std::string_view forced,
+                            bool use_table = true) {
   const Backend& backend = device.impl().backend();
+  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& problem) {
+    return backend.Cost(kernel, problem);
+  };
   const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& problem,
                               const KernelVariant& variant) {
     return backend.CanRunAs(kernel, problem, variant);
   };
-  const auto passes_over = [&](const KernelDesc& kernel, const GemmDesc& problem) {
-    return backend.PassesOver(kernel, problem);
-  };
-  const TuningTable* const table = rules_alone ? nullptr : &device.impl().tuning();
-  return SelectKernel(desc, {backend.Facts(), backend.Kernels(), can_run_as, table, passes_over},
+  const TuningTable* const table = use_table ? &device.impl().tuning() : nullptr;
+  return SelectKernel(desc, {backend.Properties(), backend.Kernels(), cost, can_run_as, table},
                       forced);
 }
 
-int64_t WorkspaceBytes(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {
-  return device.impl().backend().WorkspaceBytes(*choice.kernel, desc, choice.variant);
+Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const GemmDesc& desc,
+                                                const PreparedWeights& weights,
+                                                const KernelDesc& kernel,
+                                                const KernelVariant& variant) {
+  if (desc.m == 0 || desc.n == 0) return {std::make_shared<const EmptyGemm>(kernel)};
+  return device.impl().backend().Plan(kernel, desc, variant, *weights.storage());
 }
 
-/// The variant that will run: what was left to the kernel is what it takes itself.
-KernelVariant VariantOf(const Device& device, const KernelChoice& choice, const GemmDesc& desc) {
-  if (!choice.variant.automatic()) return choice.variant;
-  const std::vector<KernelVariant> variants =
-      device.impl().backend().Variants(*choice.kernel, desc);
-  return variants.empty() ? KernelVariant() : variants.front();
-}
-
-Status RunWithOwnWorkspace(const Device& device, GemmCall& call, int64_t bytes) {
-  if (bytes == 0) return device.impl().backend().Run(call);
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(call.stream, bytes));
-  call.workspace = workspace.data;
-  Status status = device.impl().backend().Run(call);
-  device.impl().ReturnWorkspace(workspace);
-  return status;
-}
-
-Status CheckWorkspace(const GemmOptions& options, int64_t bytes, const TensorView& a,
-                      const MutableTensorView& out) {
-  if (options.workspace_bytes < bytes) {
-    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
-                               options.workspace_bytes));
+/// The plan of a problem: the weights' own where they have been asked for it before.
+Result<std::shared_ptr<const PlannedGemm>> FindPlan(const Device& device, const GemmDesc& desc,
+                                                    const PreparedWeights& weights,
+                                                    std::string_view forced) {
+  PlanCache& plans = weights.storage()->plans;
+  if (std::shared_ptr<const PlannedGemm> known = plans.Find(desc, forced)) return known;
+  try {
+    MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Select(device, desc, forced));
+    MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
+                            Plan(device, desc, weights, *choice.kernel, choice.variant));
+    plans.Add(desc, forced, planned);
+    return planned;
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "gemm: cannot allocate a plan");
   }
-  if (reinterpret_cast<uintptr_t>(options.workspace) % kBufferAlignment != 0) {
+}
+
+Status CheckWorkspace(const GemmArguments& arguments, int64_t bytes, const TensorView& a,
+                      const MutableTensorView& out) {
+  if (arguments.workspace_bytes < bytes) {
+    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
+                               arguments.workspace_bytes));
+  }
+  if (reinterpret_cast<uintptr_t>(arguments.workspace) % kBufferAlignment != 0) {
     return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
   }
-  const TensorView workspace(options.workspace, DType::kU8, {bytes});
+  const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
   MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "the workspace", workspace, false));
   return CheckApart("a", a, "the workspace", workspace, false);
 }
 
+GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const TensorView& a,
+                  const MutableTensorView& out, const GemmArguments& arguments) {
+  GemmCall call;
+  call.desc = desc;
+  call.weights = weights.storage();
+  call.expert = arguments.expert;
+  call.a = a.data();
+  call.a_stride = a.stride(0);
+  call.c = out.data();
+  call.c_stride = out.stride(0);
+  call.epilogue.bias = arguments.bias.data();
+  call.epilogue.bias_type = arguments.bias.dtype();
+  call.epilogue.row_weight = arguments.row_weight.As<float>();
+  call.stream = arguments.stream;
+  call.overlap_previous = arguments.overlap_previous;
+  return call;
+}
+
+/// Runs a plan on operands that have been checked.
+Status RunPlan(const Device& device, const PlannedGemm& planned, GemmCall& call,
+               const TensorView& a, const MutableTensorView& out, const GemmArguments& arguments) {
+  if (call.desc.m == 0 || call.desc.n == 0) return {};
+  const int64_t bytes = planned.workspace_bytes();
+  if (arguments.workspace != nullptr) {
+    MARLIN_RETURN_IF_ERROR(CheckWorkspace(arguments, bytes, a, out));
+    call.workspace = arguments.workspace;
+    return planned.Run(call);
+  }
+  if (bytes == 0) return planned.Run(call);
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(call.stream, bytes));
+  call.workspace = workspace.data;
+  Status status = planned.Run(call);
+  device.impl().ReturnWorkspace(workspace);
+  return status;
+}
+
 }  // namespace
 
+std::string_view GemmPlan::kernel() const {
+  return state_ == nullptr ? std::string_view() : state_->planned->kernel().name;
+}
+std::string GemmPlan::variant() const {
+  return state_ == nullptr ? std::string() : state_->planned->variant().ToString();
+}
+std::string_view GemmPlan::accuracy() const {
+  return state_ == nullptr ? std::string_view() : GradeName(state_->planned->kernel().grade);
+}
+int64_t GemmPlan::workspace_bytes() const {
+  return state_ == nullptr ? 0 : state_->planned->workspace_bytes();
+}
 std::string GemmPlan::ToString() const {
-  return fmt::format("{}{}{} ({}), workspace {} bytes", kernel, variant.empty() ? "" : "@", variant,
-                     accuracy, workspace_bytes);
+  if (state_ == nullptr) return "an empty plan";
+  return fmt::format("{} ({}), workspace {} bytes",
+                     marlin::ToString(kernel(), state_->planned->variant()), accuracy(),
+                     workspace_bytes());
+}
+
+Status GemmPlan::Run(const TensorView& a, const MutableTensorView& out,
+                     const GemmArguments& arguments) const {
+  if (state_ == nullptr) return Invalid("plan: an empty plan cannot run");
+  const State& state = *state_;
+  MARLIN_RETURN_IF_ERROR(
+      CheckPlannedFor(state.desc, state.weights.spec(), a, out, arguments.expert));
+  MARLIN_RETURN_IF_ERROR(CheckOperands(state.desc, a, out, arguments));
+  GemmCall call = MakeCall(state.desc, state.weights, a, out, arguments);
+  return RunPlan(state.device, *state.planned, call, a, out, arguments);
+}
+
+namespace {
+
+Result<GemmPlan> MakePlan(const Device& device, const GemmDesc& desc,
+                          const PreparedWeights& weights, std::string_view forced) {
+  MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
+                          FindPlan(device, desc, weights, forced));
+  return GemmPlan(std::make_shared<const GemmPlan::State>(
+      GemmPlan::State{weights, device, desc, std::move(planned)}));
+}
+
+}  // namespace
+
+Result<GemmPlan> PlanGemm(const Device& device, const GemmProblem& problem,
+                          const PreparedWeights& weights) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights));
+  MARLIN_RETURN_IF_ERROR(CheckProblem(problem, weights.spec()));
+  return MakePlan(device, Describe(problem, weights), weights, problem.kernel);
 }
 
 Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                           const MutableTensorView& out, const GemmOptions& options) {
-  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
-  const GemmDesc desc = Describe(a, weights, out, options);
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Plan(device, desc, options.kernel));
-  GemmPlan plan;
-  plan.kernel = choice.kernel->name;
-  plan.variant = VariantOf(device, choice, desc).ToString();
-  plan.accuracy = GradeName(choice.kernel->grade);
-  plan.workspace_bytes = WorkspaceBytes(device, choice, desc);
-  return plan;
+  MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, a, weights, out, options));
+  return MakePlan(device, desc, weights, options.kernel);
 }
 
 Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const TensorView& a,
                                                   const PreparedWeights& weights,
                                                   const MutableTensorView& out,
                                                   const GemmOptions& options) {
-  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
-  const GemmDesc desc = Describe(a, weights, out, options);
+  MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, a, weights, out, options));
   const Backend& backend = device.impl().backend();
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice planned, Plan(device, desc, ""));
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice ruled, Plan(device, desc, "", true));
-  const KernelVariant planned_variant = VariantOf(device, planned, desc);
+  MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, ""));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, Select(device, desc, "", false));
   std::vector<GemmCandidate> candidates;
   for (const KernelDesc& kernel : backend.Kernels()) {
-    if (!CheckSupport(kernel, desc, backend.Facts()).ok()) continue;
+    if (!CheckSupport(kernel, desc, backend.Properties()).ok()) continue;
     std::vector<KernelVariant> variants = backend.Variants(kernel, desc);
     if (variants.empty()) variants.emplace_back();
     // A table may name one that is not worth trying now.
-    const bool is_planned = planned.kernel == &kernel;
+    const bool is_planned = &planned->kernel() == &kernel;
     if (is_planned &&
-        std::find(variants.begin(), variants.end(), planned_variant) == variants.end()) {
-      variants.push_back(planned_variant);
+        std::find(variants.begin(), variants.end(), planned->variant()) == variants.end()) {
+      variants.push_back(planned->variant());
     }
     for (const KernelVariant& variant : variants) {
+      MARLIN_ASSIGN_OR_RETURN(const auto plan, Plan(device, desc, weights, kernel, variant));
       GemmCandidate candidate;
       candidate.name = ToString(kernel.name, variant);
       candidate.accuracy = GradeName(kernel.grade);
-      candidate.workspace_bytes = WorkspaceBytes(device, {&kernel, variant, false}, desc);
-      candidate.planned = is_planned && planned_variant == variant;
-      candidate.selectable = ruled.kernel == &kernel || MayReplace(kernel, *ruled.kernel, desc);
+      candidate.workspace_bytes = plan->workspace_bytes();
+      candidate.planned = is_planned && planned->variant() == variant;
+      candidate.selectable =
+          estimated.kernel == &kernel || MayReplace(kernel, *estimated.kernel, desc);
       candidates.push_back(std::move(candidate));
     }
   }
@@ -232,16 +367,11 @@ Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const Te
 
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options) {
-  MARLIN_RETURN_IF_ERROR(Validate(device, a, weights, out, options));
-  const GemmDesc desc = Describe(a, weights, out, options);
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Plan(device, desc, options.kernel));
-  if (desc.m == 0 || desc.n == 0) return Status();
-  GemmCall call = MakeCall(choice, desc, a, weights, out, options);
-  const int64_t bytes = WorkspaceBytes(device, choice, desc);
-  if (options.workspace == nullptr) return RunWithOwnWorkspace(device, call, bytes);
-  MARLIN_RETURN_IF_ERROR(CheckWorkspace(options, bytes, a, out));
-  call.workspace = options.workspace;
-  return device.impl().backend().Run(call);
+  MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, a, weights, out, options));
+  const GemmArguments arguments = ArgumentsOf(options);
+  MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, options.kernel));
+  GemmCall call = MakeCall(desc, weights, a, out, arguments);
+  return RunPlan(device, *planned, call, a, out, arguments);
 }
 
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
@@ -252,57 +382,6 @@ Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& we
   const MutableTensorView out_row(out.data(), out.dtype(), {1, out.dim(0)},
                                   {out.dim(0), out.stride(0)});
   return Gemm(device, row, weights, out_row, options);
-}
-
-Status Dequantize(const Device& device, const PreparedWeights& weights,
-                  const MutableTensorView& out, int64_t expert, void* stream) {
-  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights, expert));
-  const WeightsSpec& spec = weights.spec();
-  if (!IsActivationType(out.dtype())) {
-    return Invalid(fmt::format("out: expected f32, bf16 or f16, got {}", DTypeName(out.dtype())));
-  }
-  if (!(out.shape() == Shape{spec.k, spec.n})) {
-    return Invalid(
-        fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n, out.shape().ToString()));
-  }
-  MARLIN_RETURN_IF_ERROR(CheckData("out", out));
-  MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
-  if (out.ElementCount() == 0) return Status();
-  return device.impl().backend().Dequantize(*weights.storage(), expert, out, stream);
-}
-
-const WeightsSpec& PreparedWeights::spec() const {
-  static constexpr WeightsSpec kNone{};
-  return storage_ == nullptr ? kNone : storage_->spec;
-}
-int64_t PreparedWeights::bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
-
-namespace {
-
-using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
-
-/// The storage, which holds the device, too: weights are told by their backend's address, and no
-/// other device may come to have it while they live.
-SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
-  struct Kept {
-    std::shared_ptr<Device::Impl> device;
-    SharedStorage storage;
-  };
-  auto kept = std::make_shared<const Kept>(Kept{device.shared(), std::move(storage)});
-  return {kept, kept->storage.get()};
-}
-
-}  // namespace
-
-Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
-                                const PrepareOptions& options) {
-  MARLIN_RETURN_IF_ERROR(Validate(weights));
-  try {
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
-    return PreparedWeights(KeepingOpen(device, std::move(storage)));
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "prepare: cannot allocate");
-  }
 }
 
 }  // namespace marlin

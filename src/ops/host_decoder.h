@@ -2,8 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
+#include <utility>
 
+#include "base/macros.h"
+#include "plan/backend.h"
 #include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
 
 namespace marlin {
 
@@ -13,55 +18,33 @@ class HostDecoder final : public DecoderBackend {
   HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
       : host_(std::move(host)), device_(device) {}
 
-  void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) const override {
-    Ready().LookUpRows(table, ids, out);
-  }
-  Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                    const MutableTensorView& out) const override {
-    return device_.LookUpRows(table, ids, out);
-  }
-  void Convert(const TensorView& x, const MutableTensorView& out) const override {
-    Ready().Convert(x, out);
-  }
-  void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-               const MutableTensorView& out) const override {
-    Ready().RmsNorm(x, weight, epsilon, out);
-  }
-  void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const override {
-    Ready().AddTo(y, x, scale);
-  }
-  void ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                   const MutableTensorView& x) const override {
-    Ready().ApplyRotary(rotary, positions, x);
-  }
-  void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
-                 const GateOptions& options) const override {
-    Ready().ApplyGate(gate, up, out, options);
-  }
-  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                  const AttentionOptions& options) const override {
-    return host_->decoder()->AttentionWorkspaceBytes(inputs, options);
-  }
-  void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                 void* workspace) const override {
-    Ready().Attention(inputs, options, workspace);
-  }
-  int64_t RouteWorkspaceBytes(int64_t experts) const override {
-    return host_->decoder()->RouteWorkspaceBytes(experts);
-  }
-  Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                     const MutableTensorView& ids, const MutableTensorView& weights,
-                     void* workspace) const override {
-    return Ready().RouteTokens(logits, options, ids, weights, workspace);
+  bool reads_host_memory() const override { return true; }
+  bool Has(DecoderOperation operation) const override { return host_->decoder()->Has(operation); }
+  int64_t cache_page_tokens() const override { return host_->decoder()->cache_page_tokens(); }
+  int64_t sampler_state_bytes(int64_t vocab) const override {
+    return host_->decoder()->sampler_state_bytes(vocab);
   }
 
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                \
+  int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
+    return host_->decoder()->WorkspaceBytes(call);                                     \
+  }                                                                                    \
+  Status Run(const Name##Call& call, const OperationContext& context) const override { \
+    return RunOnHost(call, context);                                                   \
+  }
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+
  private:
-  /// The host's operations, once the device has written what they read. If it has failed, the next
-  /// call of the device says so.
-  const DecoderBackend& Ready() const {
-    (void)device_.Synchronize(nullptr);
-    return *host_->decoder();
+  /// The host's operation, once the device has written its inputs.
+  template <typename Call>
+  Status RunOnHost(const Call& call, const OperationContext& context) const {
+    if constexpr (std::is_same_v<Call, LookUpWeightRowsCall>) {
+      return device_.LookUpRows(call, context.stream);
+    } else {
+      MARLIN_RETURN_IF_ERROR(device_.Synchronize(context.stream));
+      return host_->decoder()->Run(call, context);
+    }
   }
 
   std::unique_ptr<Backend> host_;

@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "base/macros.h"
 #include "ops/checks.h"
 #include "ops/device.h"
-#include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
 
 namespace marlin {
 namespace {
@@ -32,12 +30,7 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
     return Invalid(fmt::format("top_k: {} experts of {} in the {} groups that are chosen",
                                options.top_k, eligible, options.top_groups));
   }
-  MARLIN_RETURN_IF_ERROR(CheckVector("choice_bias", options.choice_bias, experts, true));
-  const auto* bias = options.choice_bias.As<float>();
-  for (int64_t e = 0; bias != nullptr && e < experts; ++e) {
-    if (std::isnan(bias[e])) return Invalid(fmt::format("choice_bias: NaN at {}", e));
-  }
-  return {};
+  return CheckVector("choice_bias", options.choice_bias, experts, true);
 }
 
 Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
@@ -52,7 +45,7 @@ Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
 }  // namespace
 
 Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
-                   const MutableTensorView& ids, const MutableTensorView& weights) {
+                   const MutableTensorView& ids, const MutableTensorView& weights, void* stream) {
   if (logits.rank() != 2 || logits.dtype() != DType::kF32) {
     return Invalid(fmt::format("logits: expected f32 of rank 2, got {} of rank {}",
                                DTypeName(logits.dtype()), logits.rank()));
@@ -66,13 +59,7 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  MARLIN_ASSIGN_OR_RETURN(
-      const Workspace workspace,
-      device.impl().TakeWorkspace(nullptr, decoder->RouteWorkspaceBytes(logits.dim(1))));
-  Status status = decoder->RouteTokens(logits, options, ids, weights, workspace.data);
-  device.impl().ReturnWorkspace(workspace);
-  return status;
+  return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, stream);
 }
 
 }  // namespace marlin

@@ -1,43 +1,84 @@
-// What a backend offers to the operations of decoder.h and moe.h. Arguments come validated: types,
-// shapes, ids in range, contiguous last dimensions, no empty views where elements are needed.
+// A backend's operations beside the products: those of decoder_operations.def.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
-#include "marlin/decoder.h"
-#include "marlin/moe.h"
-#include "plan/backend.h"
+#include "marlin/status.h"
+#include "plan/decoder_step.h"
 
 namespace marlin {
 
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) struct Name##Call;
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+
+enum class DecoderOperation : uint8_t {
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) k##Name,
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+};
+
+/// "RMS norm".
+constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
+  switch (operation) {
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  case DecoderOperation::k##Name:                       \
+    return text;
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+  }
+  return "unknown";
+}
+
+/// The operation that a call is for: kOperationOf<RmsNormCall>.
+template <typename Call>
+inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  template <>                                           \
+  inline constexpr DecoderOperation kOperationOf<Name##Call> = DecoderOperation::k##Name;
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+
+/// Where and when one call runs.
+struct OperationContext {
+  void* stream = nullptr;     ///< As GemmOptions::stream.
+  void* workspace = nullptr;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
+};
+
+/// One device's operations. Thread-safe; const calls have no visible state. A call puts its work on
+/// the stream, and neither waits for it nor reads the device's memory on the host, unless that is
+/// where the work runs.
 class DecoderBackend {
  public:
   virtual ~DecoderBackend() = default;
-  virtual void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                          const MutableTensorView& out) const = 0;
-  /// Errors: of the device that holds the table.
-  virtual Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                            const MutableTensorView& out) const = 0;
-  virtual void Convert(const TensorView& x, const MutableTensorView& out) const = 0;
-  virtual void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-                       const MutableTensorView& out) const = 0;
-  virtual void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const = 0;
-  virtual void ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                           const MutableTensorView& x) const = 0;
-  virtual void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
-                         const GateOptions& options) const = 0;
-  virtual int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                          const AttentionOptions& options) const = 0;
-  /// `workspace` holds AttentionWorkspaceBytes, aligned to 64 bytes.
-  virtual void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                         void* workspace) const = 0;
-  virtual int64_t RouteWorkspaceBytes(int64_t experts) const = 0;
-  /// `workspace` holds RouteWorkspaceBytes, aligned to 64 bytes. Errors: kInvalidArgument for the
-  /// first token whose logits are not as moe.h wants them.
-  virtual Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                             const MutableTensorView& ids, const MutableTensorView& weights,
-                             void* workspace) const = 0;
+  /// Whether the device's memory is the host's, so that the host may fill and read it.
+  virtual bool reads_host_memory() const = 0;
+  virtual bool Has(DecoderOperation operation) const = 0;
+  /// The result of CachePageTokens.
+  virtual int64_t cache_page_tokens() const = 0;
+  /// The result of SamplerStateBytes.
+  virtual int64_t sampler_state_bytes(int64_t vocab) const = 0;
+
+  /// Whether Fuse takes every operation of a kind, so that a model needs none of its pieces.
+  virtual bool Fuses(StepKind /*kind*/) const { return false; }
+  /// Takes a run of operations from the front of `operations`, a part of the step's, in the
+  /// device's own form. The step outlives it. Called once for each operation that no run has, at
+  /// load.
+  virtual Result<FusedRun> Fuse(const StepDescription& /*step*/,
+                                std::span<const StepOperation> /*operations*/) const {
+    return FusedRun();
+  }
+
+/// An operation, and the scratch memory of a call; called where Has says so.
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                       \
+  virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }              \
+  virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const { \
+    return Status(Code::kUnsupported, text);                                                  \
+  }
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 };
 
 }  // namespace marlin

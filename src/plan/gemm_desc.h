@@ -1,4 +1,4 @@
-// The product to plan: everything that selection may depend on, and nothing else.
+// The GEMM to plan: everything that selection and plans may depend on, and nothing else.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,17 @@
 #include "marlin/weights.h"
 
 namespace marlin {
+
+/// Properties of prepared weights that decide which kernels can read them. The backend that
+/// prepared the weights fills them in; GemmDesc copies them whole.
+struct WeightTraits {
+  bool tiled = false;      ///< Arranged for the matrix units; else only slow kernels read it.
+  bool marlin_w4 = false;  ///< In the public layout of that name (PrepareOptions).
+  bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
+  bool fits_fp8 = false;   ///< The tiles' codes (minus their zeros) are e4m3 numbers.
+
+  friend bool operator==(const WeightTraits&, const WeightTraits&) = default;
+};
 
 /// Trivially copyable, printable, comparable.
 struct GemmDesc {
@@ -24,12 +35,10 @@ struct GemmDesc {
   bool has_zeros = false;
   bool has_biases = false;
   bool gated = false;
+  Activation activation = Activation::kNone;
   bool allow_bf16_activations = false;
-  bool tiled = false;      ///< PreparedWeights::Storage::tiled.
-  bool marlin_w4 = false;  ///< PreparedWeights::Storage::marlin_w4.
-  bool fits_f16 = false;   ///< PreparedWeights::Storage::fits_f16.
-  bool fits_fp8 = false;   ///< PreparedWeights::Storage::fits_fp8.
-  bool aligned = true;     ///< Rows of A begin at multiples of 16 bytes.
+  WeightTraits weights;
+  bool aligned = true;  ///< Rows of A begin at multiples of 16 bytes.
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
 

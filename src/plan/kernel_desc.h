@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "marlin/gemm.h"
 #include "plan/gemm_desc.h"
@@ -36,18 +37,25 @@ struct ErrorModel {
   int64_t block_depth = 0;  ///< Whatever k is: then the sum is added in fp32.
 };
 
-/// Why a kernel cannot run a problem; an empty reason means that it can.
+/// Whether a kernel can run a problem, and why not. The reason is put into words only where
+/// somebody reads it: a kernel that declines costs a selection no allocation.
 struct Support {
-  std::string reason;
-  bool ok() const { return reason.empty(); }
+  const char* refusal = nullptr;  ///< "takes up to {0} rows"; null: it can.
+  int64_t number = 0;             ///< Stands in the place of {0},
+  std::string_view name = {};     ///< of {1},
+  std::string_view other = {};    ///< and of {2}.
+
+  bool ok() const { return refusal == nullptr; }
+  /// Empty where it can.
+  std::string reason() const;
 };
 
 /// Instruction-set levels. Of the CPU each includes the ones before on its architecture.
 enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90, kMetal };
 const char* IsaName(Isa level);
 
-/// What selection may know about a device.
-struct DeviceFacts {
+/// Properties of a device that decide which kernels it can run.
+struct DeviceProperties {
   Isa level = Isa::kScalar;
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
@@ -61,10 +69,10 @@ struct DeviceFacts {
   bool fast_math = false;
 };
 
-/// How a kernel is told to cut a problem. Zeros leave it to the kernel.
+/// The tiling that a kernel is told to use. Zeros leave it to the kernel.
 struct KernelVariant {
-  int width = 0;   ///< Rows of a tile.
-  int splits = 0;  ///< Parts of k that are computed apart.
+  int width = 0;   ///< tile_m.
+  int splits = 0;  ///< Split-K factor.
 
   bool automatic() const { return width == 0; }
   /// "128x2"; empty when it is left to the kernel.
@@ -72,9 +80,9 @@ struct KernelVariant {
   friend bool operator==(const KernelVariant&, const KernelVariant&) = default;
 };
 
-/// What may choose a kernel that nobody names.
+/// How a kernel comes to run where no name is forced.
 enum class Chosen : uint8_t {
-  kByRules,        ///< SelectKernel's order, and tuning tables.
+  kByCost,         ///< Its backend's estimate (Backend::Cost), and tuning tables.
   kByMeasurement,  ///< Only an entry of a tuning table that has measured it to be the fastest.
   kByName,         ///< Nothing: it runs where GemmOptions::kernel names it.
 };
@@ -89,9 +97,9 @@ struct KernelDesc {
   int tile_n;
   int tile_k;
   ErrorModel error;
-  /// Flat list of early returns with reasons.
-  Support (*supports)(const GemmDesc& desc, const DeviceFacts& facts);
-  Chosen chosen = Chosen::kByRules;
+  /// A flat list of early returns with reasons.
+  Support (*supports)(const GemmDesc& desc, const DeviceProperties& facts);
+  Chosen chosen = Chosen::kByCost;
   /// Takes weights of PrepareOptions::marlin_w4 and no others.
   bool reads_marlin_w4 = false;
 };

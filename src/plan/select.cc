@@ -11,20 +11,6 @@
 namespace marlin {
 namespace {
 
-/// Below this many rows the exact vector kernels keep up with the matrix unit and round less.
-/// Measured on a Xeon with AMX, 2026-11-21, bench/records.
-constexpr int64_t kMatrixUnitFromM = 5;
-
-/// Whether default accuracy may use a kernel for this problem.
-bool FitsDefault(const KernelDesc& kernel, const GemmDesc& desc) {
-  if (kernel.grade == Grade::kExact) return true;
-  if (kernel.grade == Grade::kW4A8) return desc.accuracy == Accuracy::kW4A8;
-  // A GPU's kernels round alike for every m, and say themselves what they promise.
-  if (kernel.level == Isa::kSm90 || kernel.level == Isa::kMetal) return true;
-  // A grade that depended on m would make a row depend on the rows beside it.
-  return desc.determinism == Determinism::kDefault && desc.m >= kMatrixUnitFromM;
-}
-
 bool LevelIncludes(Isa device, Isa kernel) {
   for (const Isa gpu : {Isa::kSm90, Isa::kMetal}) {
     if (device == gpu || kernel == gpu) return device == kernel;
@@ -75,17 +61,21 @@ std::string GemmDesc::ToString() const {
                      has_zeros ? "_zeros" : "", has_biases ? "_biases" : "", gated ? "_gated" : "");
 }
 
-Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const DeviceFacts& facts) {
-  if (!LevelIncludes(facts.level, kernel.level)) {
-    return {fmt::format("needs {}, the device runs at {}", IsaName(kernel.level),
-                        IsaName(facts.level))};
-  }
-  return kernel.supports(desc, facts);
+std::string Support::reason() const {
+  return ok() ? std::string() : fmt::format(fmt::runtime(refusal), number, name, other);
 }
 
-bool MayReplace(const KernelDesc& kernel, const KernelDesc& ruled, const GemmDesc& desc) {
+Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc,
+                     const DeviceProperties& device) {
+  if (!LevelIncludes(device.level, kernel.level)) {
+    return {"needs {1}, the device runs at {2}", 0, IsaName(kernel.level), IsaName(device.level)};
+  }
+  return kernel.supports(desc, device);
+}
+
+bool MayReplace(const KernelDesc& kernel, const KernelDesc& estimated, const GemmDesc& desc) {
   return kernel.chosen != Chosen::kByName && desc.determinism == Determinism::kDefault &&
-         FitsDefault(kernel, desc) && kernel.grade <= ruled.grade;
+         kernel.grade <= estimated.grade;
 }
 
 std::string KernelChoice::ToString() const { return marlin::ToString(kernel->name, variant); }
@@ -103,30 +93,45 @@ Result<KernelChoice> SelectForced(const GemmDesc& desc, const Candidates& candid
     return Status(Code::kInvalidArgument,
                   fmt::format("kernel: unknown name '{}'", Printable(name.kernel)));
   }
-  Support support = CheckSupport(*kernel, desc, candidates.facts);
-  if (support.ok() && !name.variant.automatic() &&
-      !candidates.can_run_as(*kernel, desc, name.variant)) {
-    support.reason = fmt::format("has no variant {} for this problem", name.variant.ToString());
+  const auto refuse = [&](std::string_view reason) {
+    return Status(Code::kUnsupported,
+                  fmt::format("no kernel for {}: {}: {}", desc.ToString(), kernel->name, reason));
+  };
+  const Support support = CheckSupport(*kernel, desc, candidates.device);
+  if (!support.ok()) return refuse(support.reason());
+  if (!name.variant.automatic() && !candidates.can_run_as(*kernel, desc, name.variant)) {
+    return refuse(fmt::format("has no variant {} for this problem", name.variant.ToString()));
   }
-  if (support.ok()) return KernelChoice{&*kernel, name.variant, false};
-  return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}: {}", desc.ToString(),
-                                                kernel->name, support.reason));
+  return KernelChoice{&*kernel, name.variant, false};
 }
 
-Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candidates) {
+Status RefuseWithReasons(const GemmDesc& desc, const Candidates& candidates) {
   std::string reasons;
   for (const KernelDesc& kernel : candidates.kernels) {
-    // Not even asked: answering may load a library.
-    if (kernel.chosen != Chosen::kByRules) continue;
-    const Support support = CheckSupport(kernel, desc, candidates.facts);
-    if (support.ok() && FitsDefault(kernel, desc)) {
-      if (candidates.passes_over && (*candidates.passes_over)(kernel, desc)) continue;
-      return KernelChoice{&kernel, {}, false};
-    }
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name,
-                           support.ok() ? "not chosen for this m or determinism" : support.reason);
+    if (kernel.chosen != Chosen::kByCost) continue;
+    const Support support = CheckSupport(kernel, desc, candidates.device);
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", kernel.name, support.reason());
   }
   return Status(Code::kUnsupported, fmt::format("no kernel for {}: {}", desc.ToString(), reasons));
+}
+
+Result<KernelChoice> SelectByCost(const GemmDesc& desc, const Candidates& candidates) {
+  // Estimates are for problems that have something to compute; of the others any kernel will do.
+  GemmDesc filled = desc;
+  for (int64_t* const size : {&filled.m, &filled.n, &filled.k}) *size = std::max<int64_t>(*size, 1);
+  const KernelDesc* best = nullptr;
+  double least = 0;
+  for (const KernelDesc& kernel : candidates.kernels) {
+    // Kernels that are chosen by measurement are not even asked: answering may load a library.
+    if (kernel.chosen != Chosen::kByCost) continue;
+    if (!CheckSupport(kernel, desc, candidates.device).ok()) continue;
+    const double cost = candidates.cost(kernel, filled);
+    if (best != nullptr && cost >= least) continue;
+    best = &kernel;
+    least = cost;
+  }
+  if (best == nullptr) return RefuseWithReasons(desc, candidates);
+  return KernelChoice{best, {}, false};
 }
 
 }  // namespace
@@ -134,19 +139,21 @@ Result<KernelChoice> SelectByRules(const GemmDesc& desc, const Candidates& candi
 Result<KernelChoice> SelectKernel(const GemmDesc& desc, const Candidates& candidates,
                                   std::string_view forced) {
   if (!forced.empty()) return SelectForced(desc, candidates, forced);
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice ruled, SelectByRules(desc, candidates));
-  if (candidates.measured == nullptr || desc.determinism != Determinism::kDefault) return ruled;
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, SelectByCost(desc, candidates));
+  if (candidates.measured == nullptr || desc.determinism != Determinism::kDefault) {
+    return estimated;
+  }
   const TuningEntry* const entry = candidates.measured->Find(desc);
-  if (entry == nullptr) return ruled;
+  if (entry == nullptr) return estimated;
   for (const KernelDesc& kernel : candidates.kernels) {
     if (entry->kernel != kernel.name) continue;
     const bool runs =
-        MayReplace(kernel, *ruled.kernel, desc) &&
-        CheckSupport(kernel, desc, candidates.facts).ok() &&
+        MayReplace(kernel, *estimated.kernel, desc) &&
+        CheckSupport(kernel, desc, candidates.device).ok() &&
         (entry->variant.automatic() || candidates.can_run_as(kernel, desc, entry->variant));
-    return runs ? KernelChoice{&kernel, entry->variant, true} : ruled;
+    return runs ? KernelChoice{&kernel, entry->variant, true} : estimated;
   }
-  return ruled;
+  return estimated;
 }
 
 }  // namespace marlin

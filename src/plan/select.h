@@ -1,7 +1,6 @@
 // Chooses the kernel of a product: a pure function of the problem, the device and the tables.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,43 +14,42 @@
 namespace marlin {
 
 /// Whether a kernel can run a problem on a device: its level is there and its own conditions hold.
-Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc, const DeviceFacts& facts);
+Support CheckSupport(const KernelDesc& kernel, const GemmDesc& desc,
+                     const DeviceProperties& device);
 
-/// What there is to choose from.
+/// The kernels of a device and the questions that selection asks about them; as in Backend.
 struct Candidates {
-  DeviceFacts facts;
+  DeviceProperties device;
   std::span<const KernelDesc> kernels;
-  /// Whether a kernel that supports a problem can cut it so.
+  FunctionRef<double(const KernelDesc&, const GemmDesc&)> cost;
   FunctionRef<bool(const KernelDesc&, const GemmDesc&, const KernelVariant&)> can_run_as;
-  const TuningTable* measured = nullptr;  ///< Null: rules alone.
-  /// Whether rules pass over a kernel that supports a problem, because a later one that does is
-  /// expected to take less time. None: never.
-  std::optional<FunctionRef<bool(const KernelDesc&, const GemmDesc&)>> passes_over = std::nullopt;
+  const TuningTable* measured = nullptr;  ///< Null: estimates alone.
 };
 
 struct KernelChoice {
   const KernelDesc* kernel = nullptr;
   KernelVariant variant;  ///< Automatic unless it was asked for or measured.
-  bool measured = false;  ///< The table chose, not the rules.
+  bool measured = false;  ///< The table chose, not the estimates.
 
   /// "marlin_gemm_wgmma@128x2"
   std::string ToString() const;
 };
 
-/// What rules choose: the first row that supports the problem, may be chosen for it and is not
-/// passed over.
-/// `forced` names one kernel, perhaps with a variant (kernel_name.h), or is empty.
+/// Chooses the kernel with the least estimated cost of those that support the problem and may be
+/// chosen by cost; of equals the first. `forced` names one kernel, perhaps with a tiling
+/// (kernel_name.h), or is empty.
 ///
-/// Without a forced name the table is asked next. Its kernel is taken if this build has it, it
-/// supports the problem in that variant and MayReplace allows it; else the entry does not count.
-/// Batch-invariant products are never looked up: what runs them may not depend on m.
+/// Without a forced name a measured table overrides the estimate: its kernel is taken if this build
+/// has it, it supports the problem in that tiling and MayReplace allows it; else the entry does not
+/// count. Batch-invariant problems are never looked up: their kernel may not depend on m.
 ///
-/// Errors: kInvalidArgument for an unknown name, kUnsupported with the reason of every candidate.
+/// Allocates nothing on success unless the table is asked. Errors: kInvalidArgument for an unknown
+/// name, kUnsupported with the reason of every candidate.
 Result<KernelChoice> SelectKernel(const GemmDesc& desc, const Candidates& candidates,
                                   std::string_view forced);
 
-/// Whether measurements may put `kernel` in the place of what rules chose: it must be fit for the
-/// accuracy and determinism asked for, and round no more.
-bool MayReplace(const KernelDesc& kernel, const KernelDesc& ruled, const GemmDesc& desc);
+/// Whether a measured entry may put `kernel` in the place of the estimate's choice: it must not be
+/// reserved for its name, and must round no more.
+bool MayReplace(const KernelDesc& kernel, const KernelDesc& estimated, const GemmDesc& desc);
 
 }  // namespace marlin

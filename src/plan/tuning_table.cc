@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "layout/weights_shapes.h"
 #include "plan/kernel_name.h"
 
 namespace marlin {
@@ -187,8 +188,7 @@ TuningKey TuningKey::Of(const GemmDesc& desc) {
   TuningKey key;
   key.format = desc.format;
   if (GetFormatInfo(desc.format).quantized) {
-    const bool whole = desc.group_size <= 0 || desc.group_size >= desc.k;
-    key.group = whole ? kMostGroup : std::min(kMostGroup, desc.group_size & -desc.group_size);
+    key.group = SharedScaleRun(desc.group_size, desc.k, kMostGroup);
   }
   key.activations = desc.a_type;
   key.gated = desc.gated;

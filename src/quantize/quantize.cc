@@ -10,8 +10,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/find_named.h"
 #include "base/macros.h"
-#include "base/printable.h"
 #include "base/thread_pool.h"
 #include "base/view_checks.h"
 #include "layout/known.h"
@@ -389,11 +389,8 @@ std::string_view QuantizeMethodName(QuantizeMethod method) {
 }
 
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
-  for (const QuantizeMethod method : {QuantizeMethod::kRtn, QuantizeMethod::kMse}) {
-    if (QuantizeMethodName(method) == name) return method;
-  }
-  return Status(Code::kInvalidArgument,
-                "method: unknown name '" + Printable(name) + "'; known: rtn, mse");
+  constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse};
+  return FindNamed("method", "name", name, kMethods, QuantizeMethodName);
 }
 
 }  // namespace marlin

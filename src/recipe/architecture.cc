@@ -1,14 +1,10 @@
 // What config.json says, read as the model families' reference implementations name their tensors.
 #include "recipe/architecture.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-
 #include "base/checked.h"
 #include "base/macros.h"
 #include "recipe/decoder_shape.h"
+#include "recipe/decoder_tensors.h"
 #include "recipe/model_config.h"
 #include "recipe/stored_layout.h"
 
@@ -22,11 +18,11 @@ class TensorLister {
       : family_(family), d_(dimensions) {}
 
   std::vector<ModelTensor> Main() {
-    Add("model.embed_tokens.weight", {d_.vocabulary, d_.hidden});
+    Add(std::string(kEmbeddingTensor), {d_.vocabulary, d_.hidden});
     for (layer_ = 0; layer_ < d_.layers; ++layer_) AddLayer();
     layer_ = -1;
-    Add("model.norm.weight", {d_.hidden});
-    if (!d_.tied) Add("lm_head.weight", {d_.vocabulary, d_.hidden});
+    Add(std::string(kFinalNormTensor), {d_.hidden});
+    if (!d_.tied) Add(std::string(kHeadTensor), {d_.vocabulary, d_.hidden});
     return std::move(tensors_);
   }
 
@@ -56,97 +52,68 @@ class TensorLister {
     tensors_.push_back(std::move(tensor));
   }
   void AddInLayer(std::string_view name, Shape shape) {
-    Add(fmt::format("model.layers.{}.{}", layer_, name), shape);
+    Add(LayerPrefix(layer_) + std::string(name), shape);
   }
-  void AddLinear(std::string_view name, int64_t out, int64_t in, bool bias) {
-    AddInLayer(fmt::format("{}.weight", name), {out, in});
-    if (bias) AddInLayer(fmt::format("{}.bias", name), {out});
+  void AddVector(const VectorTensor& vector) {
+    if (vector.there()) Add(vector.name, {vector.count});
+  }
+  void AddLinear(const LinearTensors& linear) {
+    if (!linear.there()) return;
+    Add(linear.weight(), {linear.out, linear.in});
+    if (linear.bias) Add(linear.bias_name(), {linear.out});
+  }
+  void AddStack(const ExpertStack& stack) {
+    if (stack.name.empty()) return;
+    const int64_t e = d_.experts;
+    Add(stack.name, IsStoredInOut(family_.model_type, stack.name) ? Shape{e, stack.in, stack.out}
+                                                                  : Shape{e, stack.out, stack.in});
+    if (!stack.bias_name.empty()) Add(stack.bias_name, {e, stack.out});
+  }
+  void AddMlp(const MlpTensors& mlp) {
+    for (const LinearTensors& linear : mlp.gate_up) AddLinear(linear);
+    AddLinear(mlp.down);
   }
 
   void AddLayer() {
-    AddInLayer("input_layernorm.weight", {d_.hidden});
-    family_.attention == AttentionKind::kLatent ? AddLatentAttention() : AddAttention();
-    AddInLayer("post_attention_layernorm.weight", {d_.hidden});
-    if (family_.sandwich_norms) {
-      AddInLayer("post_self_attn_layernorm.weight", {d_.hidden});
-      AddInLayer("post_mlp_layernorm.weight", {d_.hidden});
-    }
-    IsSparse(family_, d_, layer_) ? AddExperts() : AddMlp("mlp", d_.intermediate);
+    const ExpertStyle style = family_.experts == nullptr ? ExpertStyle() : *family_.experts;
+    const LayerTensors layer = DescribeLayer(family_, d_, layer_, style);
+    AddVector(layer.input_norm);
+    AddAttention(layer.attention);
+    AddLatentAttention(layer.latent);
+    AddVector(layer.mlp_norm);
+    AddVector(layer.attention_out_norm);
+    AddVector(layer.mlp_out_norm);
+    AddMlp(layer.mlp);
+    AddExperts(layer.experts);
   }
 
-  void AddAttention() {
-    const int64_t q = d_.heads * d_.head_dim;
-    const int64_t kv = d_.kv_heads * d_.head_dim;
-    if (family_.attention == AttentionKind::kFused) {
-      AddLinear("self_attn.qkv_proj", q + 2 * kv, d_.hidden, d_.qkv_bias);
-    } else {
-      AddLinear("self_attn.q_proj", q, d_.hidden, d_.qkv_bias);
-      AddLinear("self_attn.k_proj", kv, d_.hidden, d_.qkv_bias);
-      AddLinear("self_attn.v_proj", kv, d_.hidden, d_.qkv_bias);
-    }
-    AddLinear("self_attn.o_proj", d_.hidden, q, d_.qkv_bias && family_.o_bias);
-    if (d_.qk_norm) {
-      AddInLayer("self_attn.q_norm.weight", {d_.head_dim});
-      AddInLayer("self_attn.k_norm.weight", {d_.head_dim});
-    }
-    if (family_.experts == ExpertLayout::kStacked) AddInLayer("self_attn.sinks", {d_.heads});
+  void AddAttention(const AttentionTensors& attention) {
+    for (const LinearTensors& linear : attention.qkv) AddLinear(linear);
+    AddLinear(attention.out);
+    AddVector(attention.q_norm);
+    AddVector(attention.k_norm);
+    AddVector(attention.sinks);
   }
 
-  void AddLatentAttention() {
-    const int64_t qk_dim = d_.nope_dim + d_.rope_dim;
-    if (d_.q_rank == 0) {
-      AddLinear("self_attn.q_proj", d_.heads * qk_dim, d_.hidden, false);
-    } else {
-      AddLinear("self_attn.q_a_proj", d_.q_rank, d_.hidden, d_.qkv_bias);
-      AddInLayer("self_attn.q_a_layernorm.weight", {d_.q_rank});
-      AddLinear("self_attn.q_b_proj", d_.heads * qk_dim, d_.q_rank, false);
-    }
-    AddLinear("self_attn.kv_a_proj_with_mqa", d_.kv_rank + d_.rope_dim, d_.hidden, d_.qkv_bias);
-    AddInLayer("self_attn.kv_a_layernorm.weight", {d_.kv_rank});
-    AddLinear("self_attn.kv_b_proj", d_.heads * (d_.nope_dim + d_.v_dim), d_.kv_rank, false);
-    AddLinear("self_attn.o_proj", d_.hidden, d_.heads * d_.v_dim, d_.qkv_bias);
+  void AddLatentAttention(const LatentAttentionTensors& latent) {
+    AddLinear(latent.q);
+    AddLinear(latent.q_a);
+    AddVector(latent.q_a_norm);
+    AddLinear(latent.q_b);
+    AddLinear(latent.kv_a);
+    AddVector(latent.kv_a_norm);
+    AddLinear(latent.kv_b);
+    AddLinear(latent.out);
   }
 
-  void AddMlp(const std::string& prefix, int64_t width) {
-    if (family_.fused_gate_up) {
-      AddLinear(prefix + ".gate_up_proj", 2 * width, d_.hidden, d_.mlp_bias);
-    } else {
-      AddLinear(prefix + ".gate_proj", width, d_.hidden, d_.mlp_bias);
-      AddLinear(prefix + ".up_proj", width, d_.hidden, d_.mlp_bias);
-    }
-    AddLinear(prefix + ".down_proj", d_.hidden, width, d_.mlp_bias);
-  }
-
-  void AddExperts() {
-    if (family_.experts == ExpertLayout::kStacked) return AddStackedExperts();
-    const bool block_sparse = family_.experts == ExpertLayout::kBlockSparse;
-    const std::string block = block_sparse ? "block_sparse_moe" : "mlp";
-    AddLinear(block + ".gate", d_.experts, d_.hidden, false);
-    if (family_.correction_bias) {
-      AddInLayer(block + ".gate.e_score_correction_bias", {d_.experts});
-    }
-    for (int64_t e = 0; e < d_.experts; ++e) {
-      const std::string expert = fmt::format("{}.experts.{}", block, e);
-      AddLinear(expert + (block_sparse ? ".w1" : ".gate_proj"), d_.expert_width, d_.hidden, false);
-      AddLinear(expert + (block_sparse ? ".w3" : ".up_proj"), d_.expert_width, d_.hidden, false);
-      AddLinear(expert + (block_sparse ? ".w2" : ".down_proj"), d_.hidden, d_.expert_width, false);
-    }
-    if (family_.shared == SharedExperts::kGated) {
-      AddMlp("mlp.shared_expert", d_.shared_width);
-      AddInLayer("mlp.shared_expert_gate.weight", {1, d_.hidden});
-    } else if (d_.shared_width > 0) {
-      AddMlp("mlp.shared_experts", d_.shared_width);
-    }
-  }
-
-  void AddStackedExperts() {
-    AddLinear("mlp.router", d_.experts, d_.hidden, true);
-    const int64_t e = d_.experts;
-    const int64_t width = d_.expert_width;
-    AddInLayer("mlp.experts.gate_up_proj", {e, d_.hidden, 2 * width});
-    AddInLayer("mlp.experts.gate_up_proj_bias", {e, 2 * width});
-    AddInLayer("mlp.experts.down_proj", {e, width, d_.hidden});
-    AddInLayer("mlp.experts.down_proj_bias", {e, d_.hidden});
+  void AddExperts(const ExpertsTensors& experts) {
+    AddLinear(experts.router);
+    AddVector(experts.correction_bias);
+    for (const MlpTensors& expert : experts.each) AddMlp(expert);
+    AddStack(experts.gate_up);
+    AddStack(experts.down);
+    AddMlp(experts.shared);
+    AddLinear(experts.shared_gate);
   }
 
   const Family& family_;

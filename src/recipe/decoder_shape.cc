@@ -20,35 +20,102 @@ constexpr int64_t kMaxHeads = int64_t{1} << 12;
 constexpr int64_t kMaxExperts = int64_t{1} << 14;
 constexpr int64_t kMaxTensors = int64_t{1} << 20;
 
+constexpr ExpertStyle kUsualExperts = {};
+constexpr ExpertStyle kMixtralExperts = {
+    .block = kExpertBlocks[1], .short_names = true, .width_key = "intermediate_size"};
+constexpr ExpertStyle kGptOssExperts = {.router = "router",
+                                        .router_bias = true,
+                                        .stacked = true,
+                                        .interleaved = true,
+                                        .biases = true,
+                                        .width_key = "intermediate_size"};
+
 constexpr Family kFamilies[] = {
-    {"llama", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kNone, false,
-     false, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
-    {"mistral", AttentionKind::kSplit, BiasRule::kNone, false, QkNormRule::kNone, false, false,
-     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
-    {"mixtral", AttentionKind::kSplit, BiasRule::kNone, false, QkNormRule::kNone, false, false,
-     ExpertLayout::kBlockSparse, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
-    {"phi3", AttentionKind::kFused, BiasRule::kNone, false, QkNormRule::kNone, true, false,
-     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
-    {"qwen2", AttentionKind::kSplit, BiasRule::kAlways, false, QkNormRule::kNone, false, false,
-     ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 0},
-    {"qwen3", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kAlways, false,
-     false, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 128},
-    {"qwen2_moe", AttentionKind::kSplit, BiasRule::kByQkvBias, false, QkNormRule::kNone, false,
-     false, ExpertLayout::kMlp, SparseRule::kByStep, SharedExperts::kGated, false, 0},
-    {"qwen3_moe", AttentionKind::kSplit, BiasRule::kByAttentionBias, true, QkNormRule::kAlways,
-     false, false, ExpertLayout::kMlp, SparseRule::kByStep, SharedExperts::kNone, false, 0},
-    {"glm4", AttentionKind::kSplit, BiasRule::kByAttentionBias, false, QkNormRule::kNone, true,
-     true, ExpertLayout::kNone, SparseRule::kAllLayers, SharedExperts::kNone, false, 128},
-    {"glm4_moe", AttentionKind::kSplit, BiasRule::kByAttentionBias, false, QkNormRule::kByUseQkNorm,
-     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
-    {"glm4_moe_lite", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
-     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
-    {"deepseek_v2", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
-     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, false, 0},
-    {"deepseek_v3", AttentionKind::kLatent, BiasRule::kByAttentionBias, true, QkNormRule::kNone,
-     false, false, ExpertLayout::kMlp, SparseRule::kAfterFirst, SharedExperts::kPlain, true, 0},
-    {"gpt_oss", AttentionKind::kSplit, BiasRule::kAlways, true, QkNormRule::kNone, false, false,
-     ExpertLayout::kStacked, SparseRule::kAllLayers, SharedExperts::kNone, false, 64},
+    {.model_type = "llama",
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .mlp_bias = true},
+    {.model_type = "mistral"},
+    {.model_type = "mixtral",
+     .experts = &kMixtralExperts,
+     .router = RouterRule::kSoftmaxNormalized},
+    {.model_type = "phi3",
+     .runs = false,
+     .attention = AttentionKind::kFused,
+     .fused_gate_up = true},
+    {.model_type = "qwen2",
+     .qkv_bias = BiasRule::kAlways,
+     .windows = WindowRule::kFromLimit,
+     .asks_for_windows = true},
+    {.model_type = "qwen3",
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .qk_norm = QkNormRule::kAlways,
+     .windows = WindowRule::kFromLimit,
+     .asks_for_windows = true,
+     .default_head_dim = 128},
+    {.model_type = "qwen2_moe",
+     .qkv_bias = BiasRule::kByQkvBias,
+     .experts = &kUsualExperts,
+     .sparse = SparseRule::kByStep,
+     .shared = SharedExperts::kGated,
+     .windows = WindowRule::kEvenBelowLimit,
+     .asks_for_windows = true},
+    {.model_type = "qwen3_moe",
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .qk_norm = QkNormRule::kAlways,
+     .experts = &kUsualExperts,
+     .sparse = SparseRule::kByStep,
+     .asks_for_windows = true,
+     .reads_layer_types = false},
+    {.model_type = "glm4",
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .interleaved_rotary = true,
+     .fused_gate_up = true,
+     .sandwich_norms = true,
+     .default_head_dim = 128},
+    {.model_type = "glm4_moe",
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .qk_norm = QkNormRule::kByUseQkNorm,
+     .experts = &kUsualExperts,
+     .router = RouterRule::kSigmoid,
+     .sparse = SparseRule::kAfterFirst,
+     .shared = SharedExperts::kPlain},
+    {.model_type = "glm4_moe_lite",
+     .attention = AttentionKind::kLatent,
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .experts = &kUsualExperts,
+     .router = RouterRule::kSigmoid,
+     .sparse = SparseRule::kAfterFirst,
+     .shared = SharedExperts::kPlain},
+    {.model_type = "deepseek_v2",
+     .runs = false,
+     .attention = AttentionKind::kLatent,
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .experts = &kUsualExperts,
+     .sparse = SparseRule::kAfterFirst,
+     .shared = SharedExperts::kPlain},
+    {.model_type = "deepseek_v3",
+     .attention = AttentionKind::kLatent,
+     .qkv_bias = BiasRule::kByAttentionBias,
+     .o_bias = true,
+     .experts = &kUsualExperts,
+     .router = RouterRule::kSigmoid,
+     .sparse = SparseRule::kAfterFirst,
+     .shared = SharedExperts::kPlain},
+    {.model_type = "gpt_oss",
+     .qkv_bias = BiasRule::kAlways,
+     .o_bias = true,
+     .attention_sinks = true,
+     .experts = &kGptOssExperts,
+     .router = RouterRule::kSoftmaxOfChosen,
+     .windows = WindowRule::kEvenLayers,
+     .default_head_dim = 64,
+     .default_positions = 131072,
+     .gate_limit = 7.0},
 };
 
 void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
@@ -113,7 +180,7 @@ void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
 }
 
 void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
-  if (family.experts == ExpertLayout::kNone) return;
+  if (family.experts == nullptr) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   constexpr std::array<std::string_view, 2> kTopK = {"num_experts_per_tok", "experts_per_token"};
@@ -122,9 +189,7 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (d->top_k > d->experts) {
     config.Fail("num_experts_per_tok", fmt::format("{} of {} experts", d->top_k, d->experts));
   }
-  d->expert_width = family.experts == ExpertLayout::kMlp
-                        ? config.Size("moe_intermediate_size", kMaxWidth)
-                        : d->intermediate;
+  d->expert_width = config.Size(family.experts->width_key, kMaxWidth);
   if (family.shared == SharedExperts::kGated) {
     d->shared_width = config.Size("shared_expert_intermediate_size", kMaxWidth);
   } else if (family.shared == SharedExperts::kPlain) {
@@ -141,6 +206,8 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
 }
 
 }  // namespace
+
+std::span<const Family> AllFamilies() { return kFamilies; }
 
 Result<const Family*> FindFamily(const std::string& model_type) {
   std::string known;
@@ -160,7 +227,7 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   d.layers = config.Size("num_hidden_layers", kMaxLayers);
   d.vocabulary = config.Size("vocab_size", kMaxVocabulary);
   d.intermediate = config.Size("intermediate_size", kMaxWidth);
-  d.mlp_bias = family.model_type == "llama" && config.Bool("mlp_bias", false);
+  d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
   ReadAttention(family, config, &d);
   ReadExperts(family, config, &d);
@@ -177,7 +244,7 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
 }
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
-  if (family.experts == ExpertLayout::kNone) return false;
+  if (family.experts == nullptr) return false;
   const std::vector<int64_t>& dense = dimensions.dense_layers;
   if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {

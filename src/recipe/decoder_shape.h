@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,29 +20,61 @@ enum class BiasRule : uint8_t {
 };
 enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
 enum class AttentionKind : uint8_t { kSplit, kFused, kLatent };
-enum class ExpertLayout : uint8_t {
-  kNone,
-  kMlp,          ///< mlp.experts.N.{gate,up,down}_proj beside mlp.gate
-  kBlockSparse,  ///< block_sparse_moe.experts.N.{w1,w3,w2} beside block_sparse_moe.gate
-  kStacked,      ///< gpt_oss: mlp.experts.{gate_up_proj,down_proj} [E, in, out] beside mlp.router
-};
 enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
 enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
+/// How a router's scores become the weights of the experts that it chose.
+enum class RouterRule : uint8_t {
+  kSoftmax,            ///< Divided by the sum of the chosen ones where norm_topk_prob says so.
+  kSoftmaxNormalized,  ///< Always divided by that sum.
+  kSoftmaxOfChosen,    ///< Over the chosen ones' logits.
+  kSigmoid,            ///< With a score-correction bias, in groups.
+};
+/// Which layers have a sliding window when layer_types is absent.
+enum class WindowRule : uint8_t {
+  kAllLayers,
+  kEvenLayers,
+  kEvenBelowLimit,  ///< Even layers below max_window_layers.
+  kFromLimit,       ///< Layers from max_window_layers on.
+};
+
+/// Names under which a block of experts is found.
+inline constexpr std::string_view kExpertBlocks[] = {"mlp", "block_sparse_moe"};
+
+/// How experts are named and stored.
+struct ExpertStyle {
+  std::string_view block = kExpertBlocks[0];
+  std::string_view router = "gate";
+  bool router_bias = false;
+  bool stacked = false;      ///< All experts in one tensor, gate and up fused.
+  bool interleaved = false;  ///< Stacked gate and up take turns; else gate's columns come first.
+  bool biases = false;       ///< Stacked experts have biases.
+  bool short_names = false;  ///< w1, w3, w2 in the place of gate_proj, up_proj, down_proj.
+  std::string_view width_key = "moe_intermediate_size";
+};
 
 /// What is fixed for a model_type.
 struct Family {
   std::string_view model_type;
-  AttentionKind attention;
-  BiasRule qkv_bias;
-  bool o_bias;  ///< The output projection follows qkv_bias.
-  QkNormRule qk_norm;
-  bool fused_gate_up;
-  bool sandwich_norms;  ///< glm4: norms after attention and MLP too.
-  ExpertLayout experts;
-  SparseRule sparse;
-  SharedExperts shared;
-  bool correction_bias;
-  int64_t default_head_dim;  ///< 0: hidden_size / num_attention_heads.
+  bool runs = true;  ///< The decoder runner computes it.
+  AttentionKind attention = AttentionKind::kSplit;
+  BiasRule qkv_bias = BiasRule::kNone;
+  bool o_bias = false;  ///< The output projection follows qkv_bias.
+  QkNormRule qk_norm = QkNormRule::kNone;
+  bool attention_sinks = false;
+  bool interleaved_rotary = false;
+  bool mlp_bias = false;  ///< The MLP follows the key mlp_bias.
+  bool fused_gate_up = false;
+  bool sandwich_norms = false;           ///< Norms after attention and MLP too.
+  const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
+  RouterRule router = RouterRule::kSoftmax;
+  SparseRule sparse = SparseRule::kAllLayers;
+  SharedExperts shared = SharedExperts::kNone;
+  WindowRule windows = WindowRule::kAllLayers;
+  bool asks_for_windows = false;  ///< use_sliding_window must be true.
+  bool reads_layer_types = true;  ///< layer_types says which layers have a window.
+  int64_t default_head_dim = 0;   ///< 0: hidden_size / num_attention_heads.
+  int64_t default_positions = 2048;
+  double gate_limit = 0;  ///< The clamp of the gate unless swiglu_limit says another; 0: none.
 };
 
 /// Everything that the tensors' shapes depend on.
@@ -73,6 +106,8 @@ struct Dimensions {
   bool tied = false;
 };
 
+/// Every family, by model_type in no order.
+std::span<const Family> AllFamilies();
 /// Finds what is fixed for a model_type. Errors: kUnsupported naming the known ones.
 Result<const Family*> FindFamily(const std::string& model_type);
 

@@ -1,10 +1,8 @@
 // Tensor name -> layer class, from one table.
-#include <fmt/format.h>
-
 #include <array>
 #include <string>
 
-#include "base/printable.h"
+#include "base/find_named.h"
 #include "marlin/recipe.h"
 #include "recipe/glob.h"
 
@@ -109,14 +107,12 @@ std::string_view LayerClassName(LayerClass layer_class) {
 }
 
 Result<LayerClass> ParseLayerClass(std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kClassNames.size(); ++i) {
-    if (kClassNames[i] == name) return static_cast<LayerClass>(i);
-    known += i == 0 ? "" : ", ";
-    known += kClassNames[i];
-  }
-  return Status(Code::kInvalidArgument,
-                fmt::format("layer class: unknown name '{}'; known: {}", Printable(name), known));
+  constexpr auto kClasses = [] {
+    std::array<LayerClass, kLayerClassCount> classes{};
+    for (size_t i = 0; i < classes.size(); ++i) classes[i] = static_cast<LayerClass>(i);
+    return classes;
+  }();
+  return FindNamed("layer class", "name", name, kClasses, LayerClassName);
 }
 
 LayerClass ClassifyTensor(std::string_view name) {

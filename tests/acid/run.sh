@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Proves that an addition touches only what CONTRIBUTING.md says it does: lays each addition of this
-# folder over a copy of the sources, builds the copy, and runs what the addition is for. An addition
-# is a folder with
+# folder (or those named as arguments) over a copy of the sources, builds the copy, and runs the
+# addition's own proof. An addition is a folder with
 #   files/       new files, at their paths
 #   lines.txt    FILE LINE: lines added at the end of existing files
 #   allowed.txt  new FILE | lines COUNT FILE: the most that it may touch
@@ -58,7 +58,7 @@ apply_addition() {
 compile() {
   local launcher
   launcher=$(command -v ccache || true)
-  # A format is one header for every backend; the CPU's proves it in a tenth of the time.
+  # The CPU's part proves a format, a reader or an operation in a tenth of the time.
   cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
     -DMARLIN_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
     cat "$work/configure.log"
@@ -67,32 +67,39 @@ compile() {
   cmake --build "$build" -j "${MARLIN_JOBS:-$(nproc)}" --target "$@"
 }
 
-# The check of what is touched must itself be able to fail.
+# self_test ADDITION: the check of what it touches must itself be able to fail.
 self_test() {
-  local broken=$work/broken
+  local broken=$work/broken first
   rm -rf "$broken"
-  cp -R "$here/toy_format" "$broken"
-  echo "// one file more" >"$broken/files/src/formats/toy_tables.h"
+  cp -R "$1" "$broken"
+  (check_touched "$broken" "$root") || fail "self-test: the addition itself was refused"
+  echo "// one file more" >"$broken/files/src/one_file_more.h"
   ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
-  rm "$broken/files/src/formats/toy_tables.h"
-  echo "include/marlin/formats.def // one line more" >>"$broken/lines.txt"
+  rm "$broken/files/src/one_file_more.h"
+  echo "CMakeLists.txt # one file more" >>"$broken/lines.txt"
+  ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: a changed file was allowed"
+  first=$(sed -n '/^#/d; s/^\([^ ]*\) .*/\1/p' "$1/lines.txt" | head -n 1)
+  cp "$1/lines.txt" "$broken/lines.txt"
+  echo "$first // one line more" >>"$broken/lines.txt"
   ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra line was allowed"
 }
 
 mkdir -p "$work"
 generator=""
 if command -v ninja >/dev/null; then generator=Ninja; fi
-self_test
 passed=0 failed=0
+# Arguments: the additions to prove, by name; all of them by default.
 for addition in "$here"/*/; do
   addition=${addition%/}
   name=$(basename "$addition")
+  if [ $# -gt 0 ] && ! printf '%s\n' "$@" | grep -qxF "$name"; then continue; fi
   copy=$work/$name/source
   build=$work/$name/build
   echo "== acid: $name"
   set +e
   (
     set -eu
+    self_test "$addition"
     copy_sources "$copy"
     check_touched "$addition" "$copy"
     apply_addition "$addition" "$copy"

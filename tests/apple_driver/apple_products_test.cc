@@ -148,7 +148,7 @@ TEST_F(AppleProducts, OnUnknownFragments) {
       PlanGemm(*apple_, TensorView(a.data(), DType::kF32, Shape{product.m, product.k}), *weights,
                MutableTensorView(c.data(), DType::kF32, Shape{product.m, product.n}));
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->kernel, "marlin_gemm_staged");
+  EXPECT_EQ(plan->kernel(), "marlin_gemm_staged");
   ExpectSameBits({.kernel = "marlin_gemm_staged", .m = 66});
 }
 

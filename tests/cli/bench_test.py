@@ -77,7 +77,7 @@ class Bench(CommandTestCase):
 
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                (("conv",), "expected gemm, dequantize or model, got 'conv'"),
+                (("conv",), "expected gemm, dequantize, model or load, got 'conv'"),
                 (("moe",), "no such op"),
                 (("model",), "bench model: expected one directory, got 0"),
                 (("gemm", QWEN), "bench gemm: expected no directory, got 1"),

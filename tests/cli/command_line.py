@@ -25,7 +25,7 @@ USAGE, MALFORMED, IO, INTERNAL = 1, 2, 3, 70
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the command; stdin is closed, both outputs are captured."""
     return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, errors="replace", timeout=300,
+                          capture_output=True, text=True, errors="replace", timeout=1200,
                           check=False, **options)
 
 

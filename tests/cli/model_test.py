@@ -328,7 +328,26 @@ class BadModels(ModelTestCase):
 
     def test_quantized_by_others(self) -> None:
         model = self.copy(quantization_config={"quant_method": "gptq", "bits": 4})
-        self.refuse_model(USAGE, model, "gptq")
+        says = 'quant_method "gptq" is not supported; supported: metal_marlin'
+        self.refuse_model(USAGE, model, says)
+        out = self.directory / "out"
+        for command in (("inspect", model), ("verify", model), ("quantize", model, "-o", out),
+                        ("dequantize", model, "-o", out), ("prepare", model, "-o", out),
+                        ("compare", QWEN, "--against", model, "--tokens", TOKENS),
+                        ("bench", "model", model), ("bench", "load", model)):
+            self.refuse(USAGE, *command, says=(says,))
+        self.assert_nothing_written("model", "tokens.json")
+
+    def test_weight_that_is_not_finite(self) -> None:
+        model = self.copy()
+        tensors = read_safetensors(QWEN / "model.safetensors")
+        name = "model.layers.1.self_attn.k_proj.weight"
+        dtype, shape, content = tensors[name]
+        at = 2 * (7 * shape[1] + 5)
+        tensors[name] = (dtype, shape, content[:at] + b"\xc0\x7f" + content[at + 2:])
+        os.remove(model / "model.safetensors")
+        write_safetensors(model / "model.safetensors", tensors)
+        self.refuse_model(MALFORMED, model, f"tensor '{name}': NaN at [5, 7] of [k, n]")
 
     def test_newer_version(self) -> None:
         out = self.directory / "out"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "backends/cpu/kernel_table.h"
-#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/plan/kernel_table.h"
 #include "backends/metal/kernel_table.h"
 #include "base/macros.h"
 #include "block_cases.h"

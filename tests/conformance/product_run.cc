@@ -72,12 +72,12 @@ void ProductRun::TakeVariant(uint64_t seed) {
 Status ProductRun::Plan() {
   MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
                           PlanGemm(device_, a_view_, prepared_, out_view_, options_));
-  kernel_ = plan.kernel;
-  if (plan.workspace_bytes == 0) return Status();
+  kernel_ = plan.kernel();
+  if (plan.workspace_bytes() == 0) return Status();
   MARLIN_ASSIGN_OR_RETURN(workspace_,
-                          DeviceImage::Make(device_, GuardedBuffer(plan.workspace_bytes)));
+                          DeviceImage::Make(device_, GuardedBuffer(plan.workspace_bytes())));
   options_.workspace = workspace_.data();
-  options_.workspace_bytes = plan.workspace_bytes;
+  options_.workspace_bytes = plan.workspace_bytes();
   return Status();
 }
 

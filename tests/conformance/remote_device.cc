@@ -39,8 +39,29 @@ Status RemoteDevice::Put(std::function<Status()> work) const {
   return Status();
 }
 
-Status RemoteDevice::Run(const GemmCall& call) const {
-  return Put([this, call] { return RunNow(call); });
+/// Puts the CPU's plan into the queue.
+class RemoteDevice::RemoteGemm final : public PlannedGemm {
+ public:
+  RemoteGemm(const RemoteDevice& device, std::shared_ptr<const PlannedGemm> plan)
+      : PlannedGemm(plan->kernel(), plan->variant(), plan->workspace_bytes()),
+        device_(device),
+        plan_(std::move(plan)) {}
+
+  Status Run(const GemmCall& call) const override {
+    return device_.Put(
+        [&device = device_, plan = plan_, call] { return device.RunNow(*plan, call); });
+  }
+
+ private:
+  const RemoteDevice& device_;
+  const std::shared_ptr<const PlannedGemm> plan_;
+};
+
+Result<std::shared_ptr<const PlannedGemm>> RemoteDevice::Plan(
+    const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+    const PreparedWeights::Storage& weights) const {
+  MARLIN_ASSIGN_OR_RETURN(auto plan, cpu_->Plan(kernel, desc, variant, weights));
+  return {std::make_shared<const RemoteGemm>(*this, std::move(plan))};
 }
 
 Status RemoteDevice::Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -56,7 +77,7 @@ Status RemoteDevice::Dequantize(const PreparedWeights::Storage& weights, int64_t
   });
 }
 
-Status RemoteDevice::RunNow(const GemmCall& call) const {
+Status RemoteDevice::RunNow(const PlannedGemm& plan, const GemmCall& call) const {
   GemmCall local = call;
   local.a = Local(call.a);
   local.c = Local(call.c);
@@ -74,12 +95,12 @@ Status RemoteDevice::RunNow(const GemmCall& call) const {
     local.workspace = Local(call.workspace);
     if (local.workspace == nullptr) return Stray("workspace");
   }
-  MARLIN_RETURN_IF_ERROR(cpu_->Run(local));
-  Spoil(local);
+  MARLIN_RETURN_IF_ERROR(plan.Run(local));
+  Spoil(plan, local);
   return Status();
 }
 
-void RemoteDevice::Spoil(const GemmCall& call) const {
+void RemoteDevice::Spoil(const PlannedGemm& plan, const GemmCall& call) const {
   const int64_t bytes = DTypeBytes(call.desc.c_type);
   const int64_t columns = call.desc.gated ? call.desc.n / 2 : call.desc.n;
   auto* out = static_cast<std::byte*>(call.c);
@@ -98,8 +119,7 @@ void RemoteDevice::Spoil(const GemmCall& call) const {
     case RemoteFault::kWritesBetweenRows:
       return flip(out + columns * bytes);
     case RemoteFault::kWritesBehindWorkspace:
-      return flip(static_cast<std::byte*>(call.workspace) +
-                  cpu_->WorkspaceBytes(*call.kernel, call.desc, call.variant));
+      return flip(static_cast<std::byte*>(call.workspace) + plan.workspace_bytes());
     case RemoteFault::kWritesActivations:
       return flip(call.a);
     case RemoteFault::kWritesBias:

@@ -40,15 +40,16 @@ class RemoteDevice final : public Backend {
     info.name = info.backend = "remote";
     return info;
   }
-  DeviceFacts Facts() const override { return cpu_->Facts(); }
+  DeviceProperties Properties() const override { return cpu_->Properties(); }
   std::span<const KernelDesc> Kernels() const override { return cpu_->Kernels(); }
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override;
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& variant) const override {
-    return cpu_->WorkspaceBytes(kernel, desc, variant);
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return cpu_->Cost(kernel, desc);
   }
-  Status Run(const GemmCall& call) const override;
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& weights) const override;
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                     const MutableTensorView& out, void* stream) const override;
   const DecoderBackend* decoder() const override { return nullptr; }
@@ -60,11 +61,12 @@ class RemoteDevice final : public Backend {
   bool calls_block() const override { return false; }
 
  private:
+  class RemoteGemm;
   // The memory behind an address of the device; null for one that is not the device's.
   std::byte* Local(const void* address) const;
   Status Put(std::function<Status()> work) const;
-  Status RunNow(const GemmCall& call) const;
-  void Spoil(const GemmCall& call) const;
+  Status RunNow(const PlannedGemm& plan, const GemmCall& call) const;
+  void Spoil(const PlannedGemm& plan, const GemmCall& call) const;
 
   std::unique_ptr<Backend> cpu_;
   RemoteFault fault_;

@@ -223,6 +223,27 @@ def quantization_configs() -> Seeds:
     }
 
 
+def prepared_indices() -> Seeds:
+    """Indices of files of prepared weights, whose parts lie in a data section of 192 bytes."""
+    def part(**more: Any) -> dict[str, Any]:
+        return {"format": "bf16", "k": 4, "n": 8, "group_size": 4, "scale_type": "fp16",
+                "zeros": False, "biases": False, "global_scale": False, "bytes": 64,
+                "checksum": "xxh3:0123456789abcdef", **more}
+
+    def index(*projections: list[dict[str, Any]]) -> bytes:
+        return text_of({"layout": "cpu_panels/1", "source": "0123456789abcdef", "projections": [
+            {"name": f"p{i}", "parts": parts} for i, parts in enumerate(projections)]})
+
+    return {
+        "one": index([part(bytes=192)]),
+        "two": index([part(), part(format="u4", zeros=True, group_size=16)], [part(bytes=3)]),
+        "none": index(),
+        "past": index([part(bytes=193)]),
+        "huge": index([part(bytes=2**64 - 1)], [part(k=2**31 - 1, n=2**31 - 1)]),
+        **json_shapes(),
+    }
+
+
 def parts_of(folder: Path) -> bytes:
     """A directory as checkpoint_fuzz reads it."""
     index = folder / "model.safetensors.index.json"
@@ -333,6 +354,7 @@ TARGETS = {
     "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc", "src/recipe/regex.cc"),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),
+    "prepared_fuzz": Target(SMALL, prepared_indices, ("src/model/prepared_file.cc",), JSON_WORDS),
     "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
     "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
     "safetensors_fuzz": Target(TEXT, safetensors, ("src/checkpoint/safetensors.cc",), JSON_WORDS),

@@ -18,7 +18,8 @@ if [ "$kind" = shared ]; then
   build=$shared_build
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
-    -DMARLIN_CUDA="$cuda" -DCMAKE_BUILD_TYPE=Release \
+    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$(cached MARLIN_CUDA_KINDS)" \
+    -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF -DMARLIN_BUILD_BENCH=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
     cat "$scratch/configure.log"
@@ -33,6 +34,18 @@ fi
 "$cmake" --build "$scratch/consumer"
 "$scratch/consumer/consumer"
 
+# The same by pkg-config, from C.
+if command -v pkg-config >/dev/null; then
+  directory=$(dirname "$(find "$scratch/prefix" -name marlin.pc)")
+  # shellcheck disable=SC2046
+  "${CC:-cc}" "$source/examples/embed-c/main.c" -o "$scratch/embed_c" \
+    $(PKG_CONFIG_PATH="$directory" pkg-config --cflags --libs marlin) -lm \
+    -Wl,-rpath,"$(dirname "$directory")"
+  "$scratch/embed_c"
+else
+  echo "no pkg-config: marlin.pc was not tried"
+fi
+
 [ "$kind" = shared ] || exit 0
 library=$(find "$scratch/prefix" -name 'libmarlin.so.*.*.*')
 if [ -z "$library" ]; then
@@ -40,11 +53,11 @@ if [ -z "$library" ]; then
   exit 1
 fi
 "${NM:-nm}" -D -C --defined-only "$library" >"$scratch/exports"
-foreign=$(awk '$2 != "A"' "$scratch/exports" | cut -d' ' -f3- |
+foreign=$(awk '$2 != "A" && $3 !~ /^marlin_/' "$scratch/exports" | cut -d' ' -f3- |
   grep -vE '^(marlin::|(vtable|typeinfo|typeinfo name) for marlin::|guard variable for marlin::)' |
   grep -vE '^[a-z].* marlin::' || true)
 if [ -n "$foreign" ]; then
-  echo "exported beside namespace marlin:"
+  echo "exported beside namespace marlin and marlin_*:"
   echo "$foreign"
   exit 1
 fi
@@ -54,10 +67,10 @@ for internal in marlin::ThreadPool marlin::AlignedBuffer marlin::formats::; do
     exit 1
   fi
 done
-for public in 'marlin::ParseFormat(' 'marlin::FormatValues('; do
+for public in 'marlin::ParseFormat(' 'marlin::FormatValues(' marlin_plan_run; do
   grep -qF "$public" "$scratch/exports" || {
     echo "not exported: $public"
     exit 1
   }
 done
-echo "$(wc -l <"$scratch/exports") exported symbols, all of namespace marlin"
+echo "$(wc -l <"$scratch/exports") exported symbols, all of namespace marlin or marlin_*"

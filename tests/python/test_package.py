@@ -219,6 +219,33 @@ def test_the_sample_model_gives_its_golden_text() -> None:
     assert abs(got["perplexity"] / GOLDEN["validation_perplexity"] - 1) < 1e-3
 
 
+def test_prepared_weights_are_mapped(tmp_path: Path) -> None:
+    file = tmp_path / "prepared"
+    report = mm.prepare_model(SAMPLE, file)
+    assert report["bytes"] == file.stat().st_size and report["output"] == str(file)
+    prompt = [5, 17, 4, 99]
+    loaded, mapped = mm.load(SAMPLE), mm.load(SAMPLE, prepared=file)
+    assert loaded.info == mapped.info
+    assert np.array_equal(loaded.logits(prompt), mapped.logits(prompt))
+    with pytest.raises(mm.InvalidArgumentError, match="exists already"):
+        mm.prepare_model(SAMPLE, file)
+    mm.prepare_model(SAMPLE, file, overwrite=True)
+    with pytest.raises(mm.MalformedFileError, match="is not a file of prepared weights"):
+        mm.load(SAMPLE, prepared=SAMPLE / "config.json")
+
+
+def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
+    for file in SAMPLE.glob("*.safetensors"):
+        shutil.copyfile(file, tmp_path / file.name)
+    config = json.loads((SAMPLE / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = 'quant_method "awq" is not supported; supported: metal_marlin'
+    for attempt in (mm.load, mm.Checkpoint, lambda path: mm.quantize_model(path, tmp_path / "q")):
+        with pytest.raises(mm.UnsupportedError, match=message):
+            attempt(tmp_path)
+
+
 def test_quantizing_a_directory(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     report = mm.quantize_model(

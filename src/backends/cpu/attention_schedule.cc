@@ -21,37 +21,45 @@ constexpr int64_t kTasksPerWorker = 4;
 
 }  // namespace
 
-AttentionGeometry AttentionGeometry::Of(const AttentionInput& input,
-                                        const AttentionContext& context) {
+AttentionJob AttentionJob::Of(const AttentionInput& input) {
+  const auto memory = [](const TensorView& view) {
+    return KeyMemory{view.As<uint8_t>(), nullptr,        view.dtype(),
+                     view.dim(2),        view.stride(0), view.stride(1)};
+  };
+  return {input.queries,     memory(input.keys), memory(input.values),
+          input.keys.dim(0), input.keys.dim(1),  input.out};
+}
+
+AttentionGeometry AttentionGeometry::Of(const AttentionJob& job, const AttentionContext& context) {
   AttentionGeometry g{};
-  g.tokens = input.queries.dim(0);
-  g.length = input.keys.dim(0);
-  g.kv_heads = input.keys.dim(1);
-  g.group = g.kv_heads > 0 ? input.queries.dim(1) / g.kv_heads : 0;
-  g.depth = input.queries.dim(2);
-  g.width = input.values.dim(2);
+  g.tokens = job.queries.dim(0);
+  g.length = job.length;
+  g.kv_heads = job.kv_heads;
+  g.group = g.kv_heads > 0 ? job.queries.dim(1) / g.kv_heads : 0;
+  g.depth = job.queries.dim(2);
+  g.width = job.values.features;
   g.padded_depth = RoundUp(g.depth, kFeaturePad);
   g.padded_width = RoundUp(g.width, kFeaturePad);
   g.window = context.window;
   g.tiles = context.segment_kernel != nullptr && g.tokens > kApartTokens &&
-            input.keys.dtype() == DType::kBf16 && input.values.dtype() == DType::kBf16 &&
-            g.depth % 32 == 0 && g.width % 16 == 0;
+            job.keys.type == DType::kBf16 && job.values.type == DType::kBf16 && g.depth % 32 == 0 &&
+            g.width % 16 == 0;
   const int64_t most = g.tiles ? kRowsPerTileRun : kRowsPerRun;
   const int64_t tokens = std::max<int64_t>(most / std::max<int64_t>(g.group, 1), 1);
   g.tokens_per_run = std::clamp<int64_t>(g.tokens, 1, tokens);
   g.runs = g.group > 0 ? CeilDivide(g.tokens, g.tokens_per_run) : 0;
   g.first_segment = g.FirstKey(g.length - g.tokens) / kSegment;
   g.segments = CeilDivide(g.length, kSegment) - g.first_segment;
-  const bool few = g.runs * g.kv_heads * context.inputs < 2 * context.workers;
+  const bool few = g.runs * g.kv_heads * context.jobs < 2 * context.workers;
   g.apart = g.segments > 1 && g.tokens <= (few ? kApartTokensIfFew : kApartTokens);
-  const bool side_by_side = input.keys.stride(1) < input.keys.stride(0);
+  const bool side_by_side = job.keys.head_stride < job.keys.position_stride;
   if (g.apart) g.CutApart(context, side_by_side);
   return g;
 }
 
 void AttentionGeometry::CutApart(const AttentionContext& context, bool side_by_side) {
   const int64_t wanted =
-      CeilDivide(kTasksPerWorker * context.workers, std::max<int64_t>(context.inputs * runs, 1));
+      CeilDivide(kTasksPerWorker * context.workers, std::max<int64_t>(context.jobs * runs, 1));
   // Heads that lie side by side are read together, so that memory is read in order.
   const int64_t together = side_by_side ? kv_heads : 1;
   const int64_t cuts = CeilDivide(wanted * together, std::max<int64_t>(kv_heads, 1));
@@ -66,8 +74,8 @@ int64_t AttentionGeometry::FirstKey(int64_t position) const {
   return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
 }
 
-bool AttentionGeometry::ReadsInPlace(const TensorView& view) const {
-  return rows() <= kRowsInPlace && view.dim(2) % kFeaturePad == 0;
+bool AttentionGeometry::ReadsInPlace(const KeyMemory& memory) const {
+  return rows() <= kRowsInPlace && memory.features % kFeaturePad == 0;
 }
 
 int64_t AttentionGeometry::StateFloats() const {
@@ -88,23 +96,25 @@ int64_t AttentionGeometry::ScratchFloats(const SegmentKernel* kernel) const {
   return QueryFloats() + block + scores + states + segment;
 }
 
-AttentionSchedule::AttentionSchedule(std::span<const AttentionInput> inputs,
+void AttentionTotals::Add(const AttentionJob& job, const AttentionContext& context) {
+  const auto g = AttentionGeometry::Of(job, context);
+  scratch_floats = std::max(scratch_floats, g.ScratchFloats(context.segment_kernel));
+  if (g.apart) partial_floats += g.runs * g.RunFloats();
+  tasks += g.tasks();
+  merges += g.merges();
+}
+
+AttentionSchedule::AttentionSchedule(std::span<const AttentionJob> jobs,
                                      const AttentionContext& context)
-    : inputs_(inputs), context_(context) {
-  for (const AttentionInput& input : inputs) {
-    const auto g = AttentionGeometry::Of(input, context);
-    scratch_floats_ = std::max(scratch_floats_, g.ScratchFloats(context.segment_kernel));
-    if (g.apart) partial_floats_ += g.runs * g.RunFloats();
-    tasks_ += g.tasks();
-    merges_ += g.merges();
-  }
+    : jobs_(jobs), context_(context) {
+  for (const AttentionJob& job : jobs) totals_.Add(job, context);
 }
 
 AttentionSchedule::Place AttentionSchedule::Find(int64_t index, bool merging) const {
   Place place{};
-  for (const AttentionInput& input : inputs_) {
-    place.input = &input;
-    place.g = AttentionGeometry::Of(input, context_);
+  for (const AttentionJob& job : jobs_) {
+    place.job = &job;
+    place.g = AttentionGeometry::Of(job, context_);
     const int64_t count = merging ? place.g.merges() : place.g.tasks();
     place.index = index;
     if (index < count) break;

@@ -43,16 +43,16 @@ struct RowStates {
   }
 };
 
-/// Some tokens of one input.
+/// Some tokens of one job.
 struct TokenRun {
-  const AttentionInput& input;
+  const AttentionJob& job;
   const AttentionGeometry& g;
   int64_t first_token;
   int64_t tokens;
 
-  static TokenRun Of(const AttentionInput& input, const AttentionGeometry& g, int64_t run) {
+  static TokenRun Of(const AttentionJob& job, const AttentionGeometry& g, int64_t run) {
     const int64_t first = run * g.tokens_per_run;
-    return {input, g, first, std::min(g.tokens_per_run, g.tokens - first)};
+    return {job, g, first, std::min(g.tokens_per_run, g.tokens - first)};
   }
   int64_t rows() const { return tokens * g.group; }
   int64_t first_position() const { return g.length - g.tokens + first_token; }
@@ -147,13 +147,14 @@ class Worker {
   }
 
   void LoadQueries(HeadRange heads) {
-    const TensorView& q = run_.input.queries;
+    const TensorView& q = run_.job.queries;
     float* to = queries_;
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       for (int64_t row = 0; row < run_.rows(); ++row, to += g_.padded_depth) {
         const int64_t token = run_.first_token + row / g_.group;
         const int64_t query_head = head * g_.group + row % g_.group;
-        LoadRow(q, token * q.stride(0) + query_head * q.stride(1), g_.padded_depth, to);
+        const int64_t at = token * q.stride(0) + query_head * q.stride(1);
+        LoadRow(q.As<uint8_t>() + at * DTypeBytes(q.dtype()), q.dtype(), g_.depth, to);
       }
     }
     for (int64_t i = 0; g_.tiles && i < heads.end - heads.begin; ++i) {
@@ -161,35 +162,31 @@ class Worker {
     }
   }
 
-  /// A row as fp32, with zeros up to `padded`.
-  void LoadRow(const TensorView& view, int64_t at, int64_t padded, float* to) const {
-    const int64_t count = view.dim(2);
-    kernels_.widen(view.As<uint8_t>() + at * DTypeBytes(view.dtype()), view.dtype(), count, to);
-    std::fill(to + count, to + padded, 0.0f);
+  /// A row as fp32, with zeros up to the padded features.
+  void LoadRow(const uint8_t* from, DType type, int64_t features, float* to) const {
+    kernels_.widen(from, type, features, to);
+    std::fill(to + features, to + RoundUp(features, kFeaturePad), 0.0f);
   }
 
   /// Rows of a block: where they are when few queries read them, else as fp32.
-  KeyRows LoadBlock(const TensorView& view, int64_t head, int64_t key, int64_t count,
-                    float* memory) const {
-    const int64_t padded = RoundUp(view.dim(2), kFeaturePad);
-    const int64_t at = key * view.stride(0) + head * view.stride(1);
-    if (g_.ReadsInPlace(view)) {
-      return {view.As<uint8_t>() + at * DTypeBytes(view.dtype()), view.stride(0), view.dtype(),
-              count};
-    }
+  KeyRows LoadBlock(const KeyMemory& memory, int64_t head, int64_t key, int64_t count,
+                    float* widened) const {
+    const uint8_t* from = memory.At(head, key);
+    if (g_.ReadsInPlace(memory)) return {from, memory.position_stride, memory.type, count};
+    const int64_t padded = RoundUp(memory.features, kFeaturePad);
     for (int64_t row = 0; row < count; ++row) {
-      LoadRow(view, at + row * view.stride(0), padded, memory + row * padded);
+      const int64_t at = row * memory.position_stride * DTypeBytes(memory.type);
+      LoadRow(from + at, memory.type, memory.features, widened + row * padded);
     }
-    return {memory, padded, DType::kF32, count};
+    return {widened, padded, DType::kF32, count};
   }
 
   /// Up to `count` rows of one head from `key` on, as what comes next.
-  Upcoming Rows(const TensorView& view, int64_t head, int64_t key, int64_t count) const {
+  Upcoming Rows(const KeyMemory& memory, int64_t head, int64_t key, int64_t count) const {
     const int64_t rows = std::min(count, run_.last_position() + 1 - key);
     if (rows <= 0) return {};
-    const int64_t element = DTypeBytes(view.dtype());
-    const int64_t at = key * view.stride(0) + head * view.stride(1);
-    return {view.As<uint8_t>() + at * element, view.stride(0) * element, view.dim(2) * element,
+    const int64_t element = DTypeBytes(memory.type);
+    return {memory.At(head, key), memory.position_stride * element, memory.features * element,
             rows};
   }
 
@@ -208,7 +205,7 @@ class Worker {
         const bool last = head + 1 == heads.end;
         const int64_t next_head = last ? heads.begin : head + 1;
         const int64_t next_key = last ? key + count : key;
-        const Upcoming next_keys = Rows(run_.input.keys, next_head, next_key, step);
+        const Upcoming next_keys = Rows(run_.job.keys, next_head, next_key, step);
         if (g_.tiles) {
           RunTiles(rows, head, key, count, next_keys);
         } else {
@@ -251,20 +248,19 @@ class Worker {
 
   void RunBlock(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
                 const Upcoming& next_keys) const {
-    const AttentionInput& input = run_.input;
-    kernels_.score(rows, LoadBlock(input.keys, head, key, count, keys_), scale_,
-                   Rows(input.values, head, key, count));
+    const AttentionJob& job = run_.job;
+    kernels_.score(rows, LoadBlock(job.keys, head, key, count, keys_), scale_,
+                   Rows(job.values, head, key, count));
     kernels_.weigh(rows);
-    kernels_.mix(rows, LoadBlock(input.values, head, key, count, values_), next_keys);
+    kernels_.mix(rows, LoadBlock(job.values, head, key, count, values_), next_keys);
   }
 
   void RunTiles(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
                 const Upcoming& next_keys) const {
-    const auto in_place = [&](const TensorView& view) {
-      const int64_t at = key * view.stride(0) + head * view.stride(1);
-      return KeyRows{view.As<uint16_t>() + at, view.stride(0), view.dtype(), count};
+    const auto in_place = [&](const KeyMemory& memory) {
+      return KeyRows{memory.At(head, key), memory.position_stride, memory.type, count};
     };
-    segment_kernel_->run(rows, in_place(run_.input.keys), in_place(run_.input.values), scale_,
+    segment_kernel_->run(rows, in_place(run_.job.keys), in_place(run_.job.values), scale_,
                          next_keys, segment_);
   }
 
@@ -289,7 +285,7 @@ class Worker {
   }
 
   void Finish(int64_t head, const RowStates& total) const {
-    const MutableTensorView& out = run_.input.out;
+    const MutableTensorView& out = run_.job.out;
     const auto* sinks = options_.sinks.As<float>();
     for (int64_t row = 0; row < run_.rows(); ++row) {
       const int64_t token = run_.first_token + row / g_.group;
@@ -329,49 +325,41 @@ class Worker {
 
 }  // namespace
 
-AttentionContext CpuDecoder::ContextOf(std::span<const AttentionInput> inputs,
-                                       const AttentionOptions& options) const {
+AttentionContext CpuDecoder::ContextOf(int64_t jobs, const AttentionOptions& options) const {
   const bool exact =
       options.accuracy == Accuracy::kExact || options.determinism == Determinism::kBatchInvariant;
-  return {static_cast<int64_t>(inputs.size()), options.window, pool_.worker_count(),
-          exact ? nullptr : segment_kernel_};
+  return {jobs, options.window, pool_.worker_count(), exact ? nullptr : segment_kernel_};
 }
 
-int64_t CpuDecoder::AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                            const AttentionOptions& options) const {
-  return AttentionSchedule(inputs, ContextOf(inputs, options)).TotalFloats() *
-         int64_t{sizeof(float)};
-}
-
-void CpuDecoder::Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                           void* workspace) const {
-  const AttentionSchedule schedule(inputs, ContextOf(inputs, options));
-  auto* scratch = static_cast<float*>(workspace);
-  float* partials = scratch + pool_.worker_count() * schedule.scratch_floats();
-  pool_.Run(schedule.tasks(), [&](int64_t number, int id) {
+void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
+                         float* scratch) const {
+  const AttentionSchedule schedule(jobs, ContextOf(static_cast<int64_t>(jobs.size()), options));
+  const int64_t scratch_floats = schedule.totals().scratch_floats;
+  float* partials = scratch + pool_.worker_count() * scratch_floats;
+  pool_.Run(schedule.totals().tasks, [&](int64_t number, int id) {
     const AttentionSchedule::Place place = schedule.FindTask(number);
     const AttentionGeometry& g = place.g;
-    float* memory = scratch + id * schedule.scratch_floats();
+    float* memory = scratch + id * scratch_floats;
     if (!g.apart) {
       // Later tokens see more keys: the longest tasks begin first.
-      const TokenRun run = TokenRun::Of(*place.input, g, g.runs - 1 - place.index % g.runs);
+      const TokenRun run = TokenRun::Of(*place.job, g, g.runs - 1 - place.index % g.runs);
       return Worker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
     }
     const int64_t part = place.index / g.head_parts % g.segment_parts;
     const int64_t head = place.index % g.head_parts * g.heads_per_part;
     const int64_t run_index = place.index / (g.head_parts * g.segment_parts);
-    const TokenRun run = TokenRun::Of(*place.input, g, run_index);
+    const TokenRun run = TokenRun::Of(*place.job, g, run_index);
     const int64_t begin = g.first_segment + part * g.segments_per_part;
     Worker(kernels_, segment_kernel_, options, run, memory)
         .RunSegments({head, std::min(head + g.heads_per_part, g.kv_heads)}, begin,
                      std::min(begin + g.segments_per_part, g.first_segment + g.segments),
                      partials + place.partials + run_index * g.RunFloats());
   });
-  pool_.Run(schedule.merges(), [&](int64_t number, int id) {
+  pool_.Run(schedule.totals().merges, [&](int64_t number, int id) {
     const AttentionSchedule::Place place = schedule.FindMerge(number);
     const int64_t run_index = place.index / place.g.kv_heads;
-    const TokenRun run = TokenRun::Of(*place.input, place.g, run_index);
-    Worker(kernels_, segment_kernel_, options, run, scratch + id * schedule.scratch_floats())
+    const TokenRun run = TokenRun::Of(*place.job, place.g, run_index);
+    Worker(kernels_, segment_kernel_, options, run, scratch + id * scratch_floats)
         .MergeSegments(place.index % place.g.kv_heads,
                        partials + place.partials + run_index * place.g.RunFloats());
   });

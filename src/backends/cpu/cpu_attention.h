@@ -9,15 +9,45 @@
 
 namespace marlin::cpu {
 
-/// What all inputs of a call share.
+/// The keys or the values of one sequence: anywhere with equal strides, or in pages. Strides count
+/// elements.
+struct KeyMemory {
+  const uint8_t* data;             ///< Of head 0 and position 0, where there are no segments.
+  const uint8_t* const* segments;  ///< Of head 0 at each multiple of kSegment, or null.
+  DType type;
+  int64_t features;
+  int64_t position_stride;
+  int64_t head_stride;
+
+  /// One key. The keys up to the next multiple of kSegment lie position_stride apart from it.
+  const uint8_t* At(int64_t head, int64_t position) const {
+    const uint8_t* const from = segments != nullptr ? segments[position / kSegment] : data;
+    const int64_t place = segments != nullptr ? position % kSegment : position;
+    return from + (head * head_stride + place * position_stride) * DTypeBytes(type);
+  }
+};
+
+/// One sequence's part of a call, whether its keys lie in pages or not.
+struct AttentionJob {
+  TensorView queries;  ///< [tokens, heads, depth]: the last `tokens` positions of `length`.
+  KeyMemory keys;
+  KeyMemory values;
+  int64_t length;
+  int64_t kv_heads;
+  MutableTensorView out;
+
+  static AttentionJob Of(const AttentionInput& input);
+};
+
+/// The numbers that all jobs of a call share.
 struct AttentionContext {
-  int64_t inputs;
+  int64_t jobs;
   int64_t window;
   int64_t workers;
   const SegmentKernel* segment_kernel;  ///< Or null.
 };
 
-/// The numbers of one input.
+/// The numbers of one job.
 struct AttentionGeometry {
   int64_t tokens;
   int64_t length;
@@ -39,8 +69,7 @@ struct AttentionGeometry {
   int64_t heads_per_part;
   int64_t head_parts;
 
-  /// One of many inputs.
-  static AttentionGeometry Of(const AttentionInput& input, const AttentionContext& context);
+  static AttentionGeometry Of(const AttentionJob& job, const AttentionContext& context);
 
   /// Rows of a run, at most.
   int64_t rows() const { return tokens_per_run * group; }
@@ -48,7 +77,7 @@ struct AttentionGeometry {
   int64_t merges() const { return apart ? runs * kv_heads : 0; }
   int64_t FirstKey(int64_t position) const;
   /// Whether the kernels read these keys or values where they are.
-  bool ReadsInPlace(const TensorView& view) const;
+  bool ReadsInPlace(const KeyMemory& memory) const;
 
   /// Floats of the softmax states of a run's rows, of one key head and segment.
   int64_t StateFloats() const;
@@ -63,20 +92,28 @@ struct AttentionGeometry {
   void CutApart(const AttentionContext& context, bool side_by_side);
 };
 
-/// All inputs' tasks as one list.
+/// The memory and the tasks of some jobs.
+struct AttentionTotals {
+  int64_t tasks = 0;
+  int64_t merges = 0;
+  int64_t scratch_floats = 0;  ///< Of one worker.
+  int64_t partial_floats = 0;
+
+  void Add(const AttentionJob& job, const AttentionContext& context);
+  int64_t Floats(int64_t workers) const { return workers * scratch_floats + partial_floats; }
+};
+
+/// All jobs' tasks as one list.
 class AttentionSchedule {
  public:
-  AttentionSchedule(std::span<const AttentionInput> inputs, const AttentionContext& context);
-  int64_t tasks() const { return tasks_; }
-  int64_t merges() const { return merges_; }
-  int64_t scratch_floats() const { return scratch_floats_; }
-  int64_t TotalFloats() const { return context_.workers * scratch_floats_ + partial_floats_; }
+  AttentionSchedule(std::span<const AttentionJob> jobs, const AttentionContext& context);
+  const AttentionTotals& totals() const { return totals_; }
 
   struct Place {
-    const AttentionInput* input;
+    const AttentionJob* job;
     AttentionGeometry g;
-    int64_t index;     ///< Of the task among those of its input.
-    int64_t partials;  ///< Floats of the states of the inputs before.
+    int64_t index;     ///< Of the task among those of its job.
+    int64_t partials;  ///< Floats of the states of the jobs before.
   };
   Place FindTask(int64_t task) const { return Find(task, false); }
   Place FindMerge(int64_t merge) const { return Find(merge, true); }
@@ -84,12 +121,9 @@ class AttentionSchedule {
  private:
   Place Find(int64_t index, bool merging) const;
 
-  std::span<const AttentionInput> inputs_;
+  std::span<const AttentionJob> jobs_;
   AttentionContext context_;
-  int64_t tasks_ = 0;
-  int64_t merges_ = 0;
-  int64_t scratch_floats_ = 0;
-  int64_t partial_floats_ = 0;
+  AttentionTotals totals_;
 };
 
 }  // namespace marlin::cpu

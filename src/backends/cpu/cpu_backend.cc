@@ -35,6 +35,38 @@ void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, flo
   }
 }
 
+/// A plan has nothing to decide but the workspace: tasks and passes follow from the problem.
+class CpuGemm final : public PlannedGemm {
+ public:
+  CpuGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+          ThreadPool& pool)
+      : PlannedGemm(kernel, variant, WorkspaceBytes(kernel, desc, pool.worker_count())),
+        pool_(pool) {}
+
+  Status Run(const GemmCall& call) const override {
+    switch (kernel().grade) {
+      case Grade::kBf16Compute:
+        RunAmx(call, pool_);
+        break;
+      case Grade::kW4A8:
+        RunRows(call, W4a8RowKernels(kernel().level), pool_);
+        break;
+      case Grade::kExact:
+        RunRows(call, ExactRowKernels(kernel().level), pool_);
+        break;
+    }
+    return Status();
+  }
+
+ private:
+  static int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
+    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, workers)
+                                               : RowsWorkspaceBytes(desc, workers);
+  }
+
+  ThreadPool& pool_;
+};
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(Isa level, const DeviceOptions& options)
@@ -54,19 +86,19 @@ class CpuBackend final : public Backend {
     for (const KernelDesc& kernel : CpuKernels()) {
       GemmDesc any;
       any.accuracy = kernel.grade == Grade::kW4A8 ? Accuracy::kW4A8 : Accuracy::kDefault;
-      const Support support = CheckSupport(kernel, any, Facts());
-      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason});
+      const Support support = CheckSupport(kernel, any, Properties());
+      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason()});
     }
     return info;
   }
 
-  DeviceFacts Facts() const override {
-    DeviceFacts facts;
-    facts.level = level_;
-    facts.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
-    facts.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
-    facts.threads = pool_->worker_count();
-    return facts;
+  DeviceProperties Properties() const override {
+    DeviceProperties device;
+    device.level = level_;
+    device.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
+    device.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
+    device.threads = pool_->worker_count();
+    return device;
   }
 
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
@@ -76,30 +108,36 @@ class CpuBackend final : public Backend {
     if (options.marlin_w4) {
       return Status(Code::kUnsupported, "prepare: no kernel of the CPU reads marlin_w4");
     }
-    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(weights, this, *pool_));
+    const WeightColumns all{&weights, 0, 1, weights.spec.n};
+    return Panels({&all, 1}, /*validated=*/true);
+  }
+
+  Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const override {
+    return Panels(columns, /*validated=*/false);
+  }
+
+  // Every level reads the one layout of panels.h.
+  std::string_view ImageLayout() const override { return "cpu_panels/1"; }
+  Result<PreparedImage> ImageOf(
+      const std::shared_ptr<const PreparedWeights::Storage>& weights) const override {
+    const auto& panels = static_cast<const PreparedPanels&>(*weights);
+    return PreparedImage{panels.spec, panels.image(), weights};
+  }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
+      const PreparedImage& image) const override {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::FromImage(image, this));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& /*variant*/) const override {
-    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, pool_->worker_count())
-                                               : RowsWorkspaceBytes(desc, pool_->worker_count());
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return CostOf(kernel, desc);
   }
 
-  Status Run(const GemmCall& call) const override {
-    if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    switch (call.kernel->grade) {
-      case Grade::kBf16Compute:
-        RunAmx(call, *pool_);
-        break;
-      case Grade::kW4A8:
-        RunRows(call, W4a8RowKernels(call.kernel->level), *pool_);
-        break;
-      case Grade::kExact:
-        RunRows(call, ExactRowKernels(call.kernel->level), *pool_);
-        break;
-    }
-    return Status();
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& /*weights*/) const override {
+    return {std::make_shared<const CpuGemm>(kernel, desc, variant, *pool_)};
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -144,6 +182,12 @@ class CpuBackend final : public Backend {
   bool calls_block() const override { return true; }
 
  private:
+  Result<std::shared_ptr<const PreparedWeights::Storage>> Panels(
+      std::span<const WeightColumns> columns, bool validated) const {
+    MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::Make(columns, validated, this, *pool_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));
+  }
+
   Isa level_;
   std::unique_ptr<ThreadPool> pool_;
   CpuDecoder decoder_;

@@ -1,5 +1,5 @@
-// Operations on rows: look-up, norm, addition, rotation, gate. A row passes through small fp32
-// buffers piece by piece.
+// Operations on rows: embedding lookup, norm, addition, RoPE, gate, append to a cache. A row passes
+// through small fp32 buffers piece by piece.
 #include "backends/cpu/cpu_decoder.h"
 
 #include <algorithm>
@@ -8,8 +8,11 @@
 #include <type_traits>
 
 #include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/paged_rows.h"
 #include "backends/cpu/prepared_panels.h"
 #include "base/checked.h"
+#include "base/macros.h"
+#include "plan/indices.h"
 
 namespace marlin::cpu {
 namespace {
@@ -80,24 +83,32 @@ CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
 
-void CpuDecoder::LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                            const MutableTensorView& out) const {
+Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*context*/) const {
+  const auto& table = call.table;
+  const auto& ids = call.ids;
+  const auto& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.dim(0)));
   const int64_t columns = out.dim(1);
   ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      const int64_t id = ids[static_cast<size_t>(row)];
+      const int64_t id = IndexAt(ids, row);
       ConvertRun(kernels_, At(table, id * table.stride(0)), table.dtype(), columns,
                  At(out, row * out.stride(0)), out.dtype());
     }
   });
+  return {};
 }
 
-Status CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                              const MutableTensorView& out) const {
+Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
+                       const OperationContext& /*context*/) const {
+  const auto& table = call.table;
+  const auto& ids = call.ids;
+  const auto& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.spec.n));
   const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
   const int64_t columns = out.dim(1);
   pool_.Run(out.dim(0), [&](int64_t row, int) {
-    const int64_t id = ids[static_cast<size_t>(row)];
+    const int64_t id = IndexAt(ids, row);
     float decoded[kBlockRows * kChunkK];
     for (int64_t i = 0; i < columns; i += kChunkK) {
       exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
@@ -108,17 +119,54 @@ Status CpuDecoder::LookUpRows(const PreparedWeights::Storage& table, std::span<c
   return {};
 }
 
-void CpuDecoder::Convert(const TensorView& x, const MutableTensorView& out) const {
+Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*context*/) const {
+  const auto& x = call.x;
+  const auto& out = call.out;
   const int64_t columns = x.dim(x.rank() - 1);
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
     }
   });
+  return {};
 }
 
-void CpuDecoder::RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-                         const MutableTensorView& out) const {
+Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+  const auto& keys = call.keys;
+  const auto& values = call.values;
+  const auto& sequence_rows = call.rows;
+  const auto& cache = call.cache;
+  const PagedRows rows(sequence_rows, cache);
+  MARLIN_RETURN_IF_ERROR(rows.Check(1));
+  const int64_t key_elements = cache.kv_heads * cache.page_tokens * cache.key_dim;
+  // Rows of one view go to where its rows begin in a page.
+  const auto append = [&](const TensorView& from, int64_t first_element, int64_t row,
+                          uint8_t* page) {
+    const int64_t features = from.dim(2);
+    const int64_t place = rows.Position(row) % cache.page_tokens;
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+      const int64_t element = first_element + (head * cache.page_tokens + place) * features;
+      ConvertRun(kernels_, RowOf(from, row * cache.kv_heads + head), from.dtype(), features,
+                 page + element * DTypeBytes(cache.type), cache.type);
+    }
+  };
+  const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
+  ForRows(keys.dim(0), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first, sequence = 0; row < last; ++row) {
+      while (rows.FirstRow(sequence + 1) <= row) ++sequence;
+      uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
+      append(keys, 0, row, page);
+      if (!cache.values_in_keys) append(values, key_elements, row, page);
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
+  const auto& x = call.x;
+  const auto& weight = call.weight;
+  const auto& epsilon = call.epsilon;
+  const auto& out = call.out;
   const int64_t columns = weight.dim(0);
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     float piece[kPiece];
@@ -143,9 +191,13 @@ void CpuDecoder::RmsNorm(const TensorView& x, const TensorView& weight, float ep
       }
     }
   });
+  return {};
 }
 
-void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float scale) const {
+Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*/) const {
+  const auto& y = call.y;
+  const auto& x = call.x;
+  const auto& scale = call.scale;
   const int64_t columns = x.dim(1);
   ForRows(x.dim(0), columns, [&](int64_t first, int64_t last) {
     float sum[kPiece];
@@ -161,6 +213,7 @@ void CpuDecoder::AddTo(const TensorView& y, const MutableTensorView& x, float sc
       }
     }
   });
+  return {};
 }
 
 namespace {
@@ -210,19 +263,26 @@ struct HeadTurner {
 
 }  // namespace
 
-void CpuDecoder::ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                             const MutableTensorView& x) const {
+Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*context*/) const {
+  const auto& rotary = call.rotary;
+  const auto& positions = call.positions;
+  const auto& x = call.x;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", positions, kPositionLimit));
   ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
     HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
                       {},       {}};
     for (int64_t token = first_token; token < last_token; ++token) {
-      turner.TurnToken(rotary, token, positions[static_cast<size_t>(token)]);
+      turner.TurnToken(rotary, token, static_cast<int32_t>(IndexAt(positions, token)));
     }
   });
+  return {};
 }
 
-void CpuDecoder::ApplyGate(const TensorView& gate, const TensorView& up,
-                           const MutableTensorView& out, const GateOptions& options) const {
+Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
+  const auto& gate = call.gate;
+  const auto& up = call.up;
+  const auto& out = call.out;
+  const auto& options = call.options;
   const int64_t columns = out.dim(1);
   ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
     float gates[kPiece];
@@ -237,6 +297,18 @@ void CpuDecoder::ApplyGate(const TensorView& gate, const TensorView& up,
       }
     }
   });
+  return {};
+}
+
+Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] = 1.0F / (1.0F + std::exp(-values[i]));
+    }
+  });
+  return {};
 }
 
 }  // namespace marlin::cpu

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/thread_pool.h"
 #include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
 #include "plan/kernel_desc.h"
 
 namespace marlin::cpu {
@@ -18,30 +19,27 @@ class CpuDecoder final : public DecoderBackend {
   /// The pool must outlive this.
   CpuDecoder(Isa level, ThreadPool& pool);
 
-  void LookUpRows(const TensorView& table, std::span<const int32_t> ids,
-                  const MutableTensorView& out) const override;
-  Status LookUpRows(const PreparedWeights::Storage& table, std::span<const int32_t> ids,
-                    const MutableTensorView& out) const override;
-  void Convert(const TensorView& x, const MutableTensorView& out) const override;
-  void RmsNorm(const TensorView& x, const TensorView& weight, float epsilon,
-               const MutableTensorView& out) const override;
-  void AddTo(const TensorView& y, const MutableTensorView& x, float scale) const override;
-  void ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
-                   const MutableTensorView& x) const override;
-  void ApplyGate(const TensorView& gate, const TensorView& up, const MutableTensorView& out,
-                 const GateOptions& options) const override;
-  int64_t AttentionWorkspaceBytes(std::span<const AttentionInput> inputs,
-                                  const AttentionOptions& options) const override;
-  void Attention(std::span<const AttentionInput> inputs, const AttentionOptions& options,
-                 void* workspace) const override;
-  int64_t RouteWorkspaceBytes(int64_t experts) const override;
-  Status RouteTokens(const TensorView& logits, const RouterOptions& options,
-                     const MutableTensorView& ids, const MutableTensorView& weights,
-                     void* workspace) const override;
+  bool reads_host_memory() const override { return true; }
+  bool Has(DecoderOperation /*operation*/) const override { return true; }
+  int64_t cache_page_tokens() const override { return kSegment; }
+  int64_t sampler_state_bytes(int64_t vocab) const override;
+
+  using DecoderBackend::WorkspaceBytes;
+#define MARLIN_CPU_WORKSPACE_kNone(Name)
+#define MARLIN_CPU_WORKSPACE_kScratch(Name) \
+  int64_t WorkspaceBytes(const Name##Call& call) const override;
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  MARLIN_CPU_WORKSPACE_##workspace(Name) Status Run(    \
+      const Name##Call& call, const OperationContext& context) const override;
+#include "plan/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+#undef MARLIN_CPU_WORKSPACE_kNone
+#undef MARLIN_CPU_WORKSPACE_kScratch
 
  private:
-  AttentionContext ContextOf(std::span<const AttentionInput> inputs,
-                             const AttentionOptions& options) const;
+  AttentionContext ContextOf(int64_t jobs, const AttentionOptions& options) const;
+  void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
+               float* scratch) const;
 
   /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that
   /// pays.

@@ -10,6 +10,10 @@
 #endif
 
 #include <cstring>
+#include <string_view>
+
+#include "base/find_named.h"
+#include "base/macros.h"
 
 namespace marlin::cpu {
 namespace {
@@ -140,11 +144,11 @@ Status CheckLevel(Isa level, const CpuFeatures& features) {
 }
 
 Result<Isa> ParseIsa(const std::string& name) {
-  for (const LevelName& level : kLevels) {
-    if (name == level.name) return level.level;
-  }
-  return Status(Code::kInvalidArgument,
-                "MARLIN_CPU: unknown level '" + name + "'; known: scalar, avx2, avx512, amx, neon");
+  MARLIN_ASSIGN_OR_RETURN(const LevelName level,
+                          FindNamed("MARLIN_CPU", "level", name, kLevels, [](const LevelName& row) {
+                            return std::string_view(row.name);
+                          }));
+  return level.level;
 }
 
 }  // namespace marlin::cpu

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "backends/cpu/cpu_decoder.h"
+#include "base/macros.h"
 
 namespace marlin::cpu {
 namespace {
@@ -123,6 +124,14 @@ bool IsRoutable(const float* logits, int64_t experts) {
          std::any_of(logits, logits + experts, [](float x) { return std::isfinite(x); });
 }
 
+Status CheckBias(const TensorView& bias) {
+  for (int64_t expert = 0; !bias.empty() && expert < bias.dim(0); ++expert) {
+    if (!std::isnan(bias.As<float>()[expert])) continue;
+    return Status(Code::kInvalidArgument, fmt::format("choice_bias: NaN at {}", expert));
+  }
+  return {};
+}
+
 Status BadToken(const float* logits, int64_t experts, int64_t token) {
   const int64_t expert = std::find_if(logits, logits + experts, IsBad) - logits;
   if (expert == experts) {
@@ -148,13 +157,16 @@ int64_t RouterDoubles(int64_t experts) { return RoundUp(2 * experts, 8); }
 
 }  // namespace
 
-int64_t CpuDecoder::RouteWorkspaceBytes(int64_t experts) const {
-  return pool_.worker_count() * RouterDoubles(experts) * int64_t{sizeof(double)};
+int64_t CpuDecoder::WorkspaceBytes(const RouteTokensCall& call) const {
+  return pool_.worker_count() * RouterDoubles(call.logits.dim(1)) * int64_t{sizeof(double)};
 }
 
-Status CpuDecoder::RouteTokens(const TensorView& logits, const RouterOptions& options,
-                               const MutableTensorView& ids, const MutableTensorView& weights,
-                               void* workspace) const {
+Status CpuDecoder::Run(const RouteTokensCall& call, const OperationContext& context) const {
+  const auto& logits = call.logits;
+  const auto& options = call.options;
+  const auto& ids = call.ids;
+  const auto& weights = call.weights;
+  MARLIN_RETURN_IF_ERROR(CheckBias(options.choice_bias));
   const int64_t tokens = logits.dim(0);
   const int64_t experts = logits.dim(1);
   const auto row = [&](int64_t token) { return logits.As<float>() + token * logits.stride(0); };
@@ -162,7 +174,7 @@ Status CpuDecoder::RouteTokens(const TensorView& logits, const RouterOptions& op
   // Logits that take about as long as a fork and join.
   const int64_t per_task = std::max<int64_t>(512 / experts, 1);
   pool_.Run(CeilDivide(tokens, per_task), [&](int64_t task, int worker) {
-    double* memory = static_cast<double*>(workspace) + worker * RouterDoubles(experts);
+    double* memory = static_cast<double*>(context.workspace) + worker * RouterDoubles(experts);
     TokenRouter router(options, experts, memory);
     const int64_t last = std::min(tokens, (task + 1) * per_task);
     for (int64_t token = task * per_task; token < last; ++token) {

@@ -140,7 +140,7 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
   const int64_t half = call.desc.n / 2;
   const int64_t size = DTypeBytes(call.desc.c_type);
   EpilogueRow row{};
-  row.activation = call.epilogue.activation;
+  row.activation = call.desc.activation;
   row.count = columns.last - columns.first;
   row.bias = bias == nullptr ? nullptr : bias + columns.first;
   row.up_bias = (bias == nullptr || sums.up == nullptr) ? nullptr : bias + half + columns.first;

@@ -1,19 +1,18 @@
 #include "backends/cpu/kernel_table.h"
 
 #include <array>
-#include <string>
 
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu {
 namespace {
 
-Support SupportsExact(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsExact(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
   return {};
 }
 
-Support SupportsAmx(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsAmx(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
   // Whoever keeps weights in fp32 wants their last bits.
   if (desc.format == Format::kFp32) return {"rounds fp32 weights to bf16"};
@@ -24,22 +23,37 @@ Support SupportsAmx(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
   return {};
 }
 
-Support SupportsW4a8(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
+Support SupportsW4a8(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
   if (!HasByteCodes(desc.format)) {
-    return {std::string(FormatName(desc.format)) + " values are not small integers"};
+    return {"{1} values are not small integers", 0, FormatName(desc.format)};
   }
   if (desc.has_biases) return {"weights have biases"};
   if (desc.group_size % kSliceK != 0 && desc.group_size < desc.k) {
-    return {"group size " + std::to_string(desc.group_size) + " is not a multiple of " +
-            std::to_string(kSliceK)};
+    static_assert(kSliceK == 32);
+    return {"group size {} is not a multiple of 32", desc.group_size};
   }
   return {};
 }
 
-Support SupportsVnni(const GemmDesc& desc, const DeviceFacts& facts) {
-  if (!facts.avx512_vnni) return {"needs avx512_vnni"};
-  return SupportsW4a8(desc, facts);
+Support SupportsVnni(const GemmDesc& desc, const DeviceProperties& device) {
+  if (!device.avx512_vnni) return {"needs avx512_vnni"};
+  return SupportsW4a8(desc, device);
+}
+
+/// The time of a weight and a row, relative to the scalar kernels: one over the lanes of a vector.
+double LevelCost(Isa level) {
+  switch (level) {
+    case Isa::kAvx512:
+    case Isa::kAmx:
+      return 1.0 / 16;
+    case Isa::kAvx2:
+      return 1.0 / 8;
+    case Isa::kNeon:
+      return 1.0 / 4;
+    default:
+      return 1;
+  }
 }
 
 constexpr auto kKernels = std::to_array<KernelDesc>({
@@ -57,5 +71,15 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 }  // namespace
 
 std::span<const KernelDesc> CpuKernels() { return kKernels; }
+
+double CostOf(const KernelDesc& kernel, const GemmDesc& desc) {
+  const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
+  const auto rows = static_cast<double>(desc.m);
+  if (kernel.level != Isa::kAmx) return weights * rows * LevelCost(kernel.level);
+  // On a Xeon with AMX the tiles take as long for one row as the AVX-512 kernels for 4 to 5
+  // (2026-11-21, bench/records), and 16 times as many multiplications per instruction from there.
+  constexpr double kLeastRows = 4.5;
+  return weights * (kLeastRows + rows / 16) * LevelCost(Isa::kAvx512);
+}
 
 }  // namespace marlin::cpu

@@ -9,4 +9,7 @@ namespace marlin::cpu {
 
 std::span<const KernelDesc> CpuKernels();
 
+/// Backend::Cost, in units that compare the CPU's own kernels. m, n, k > 0.
+double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
+
 }  // namespace marlin::cpu

@@ -227,24 +227,12 @@ void Pack16(const Rows& rows, uint8_t* out) {
 void Pack32(const Rows& rows, uint8_t* out) {
   constexpr int64_t kColumnBytes = kChunkK * 4;
   for (int k = 0; k < kChunkK; ++k) {
-    // Of a slice of 32, the even k come first.
-    const int place = k / kSliceK * kSliceK + k % 2 * (kSliceK / 2) + k % kSliceK / 2;
+    const int64_t place = PlaceInSlice(k);
     for (int column = 0; column < kBlockRows; ++column) {
       std::memcpy(out + kColumnBytes * column + 4 * place, rows.data + k * rows.stride + 4 * column,
                   4);
     }
   }
-}
-
-/// Rows of a chunk and bytes of one of their elements.
-struct RowShape {
-  int64_t rows;
-  int64_t element_bytes;
-};
-
-RowShape ShapeOf(int bits) {
-  if (bits > 8) return {kChunkK, bits / 8};
-  return {int64_t{kChunkK} / 32 * bits, 4};
 }
 
 /// Rows of the source, of which the last may be partly used: unused codes of a word are zero.
@@ -254,13 +242,11 @@ int64_t RowCount(const ChunkSource& source) {
                                : source.bits * CeilDivide(source.k, 32);
 }
 
-inline constexpr int64_t kMaxTileBytes = int64_t{kChunkK} * kBlockRows * 4;
-
 /// Copies what lies inside the source, the rest is zero.
-Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column, uint8_t* tile) {
-  const auto [rows, element_bytes] = ShapeOf(source.bits);
+Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column, int64_t columns,
+              uint8_t* tile) {
+  const auto [rows, element_bytes] = TileShapeOf(source.bits);
   const int64_t inside = std::min(rows, RowCount(source) - first_row);
-  const int64_t columns = std::min<int64_t>(kBlockRows, source.n - first_column);
   const int64_t row_bytes = kBlockRows * element_bytes;
   std::memset(tile, 0, static_cast<size_t>(rows * row_bytes));
   const auto* from = static_cast<const uint8_t*>(source.codes);
@@ -272,23 +258,21 @@ Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column
   return {tile, row_bytes};
 }
 
-Rows FindRows(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t* tile) {
-  const auto [rows, element_bytes] = ShapeOf(source.bits);
+Rows FindRows(const ChunkSource& source, int64_t first_column, int64_t columns, int64_t chunk,
+              uint8_t* tile) {
+  const auto [rows, element_bytes] = TileShapeOf(source.bits);
   const int64_t first_row = chunk * rows;
-  const int64_t first_column = block * kBlockRows;
-  if (first_row + rows > RowCount(source) || first_column + kBlockRows > source.n) {
-    return CopyEdge(source, first_row, first_column, tile);
+  if (first_row + rows > RowCount(source) || columns < kBlockRows) {
+    return CopyEdge(source, first_row, first_column, columns, tile);
   }
   const auto* from = static_cast<const uint8_t*>(source.codes);
   return {from + (first_row * source.n + first_column) * element_bytes, source.n * element_bytes};
 }
 
-}  // namespace
-
-void PackChunk(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t* out) {
-  alignas(16) uint8_t tile[kMaxTileBytes];
-  const Rows rows = FindRows(source, block, chunk, tile);
-  switch (source.bits) {
+// Rows go by value: out may alias anything, so the fields of a reference would be read again after
+// every store (s8: 0.40 instead of 0.33 ms for 4 MiB).
+void PackRows(int bits, Rows rows, uint8_t* out) {
+  switch (bits) {
     case 2:
       return Pack2(rows, out);
     case 3:
@@ -304,10 +288,26 @@ void PackChunk(const ChunkSource& source, int64_t block, int64_t chunk, uint8_t*
   }
 }
 
-void PrefetchChunk(const ChunkSource& source, int64_t block, int64_t blocks, int64_t chunk) {
-  const auto [rows, element_bytes] = ShapeOf(source.bits);
-  const int64_t first_column = block * kBlockRows;
-  const int64_t columns = std::min(blocks * kBlockRows, source.n - first_column);
+}  // namespace
+
+TileShape TileShapeOf(int bits) {
+  if (bits > 8) return {kChunkK, bits / 8};
+  return {int64_t{kChunkK} / 32 * bits, 4};
+}
+
+void PackTile(int bits, const uint8_t* tile, uint8_t* out) {
+  PackRows(bits, {tile, kBlockRows * TileShapeOf(bits).element_bytes}, out);
+}
+
+void PackChunk(const ChunkSource& source, int64_t first_column, int64_t columns, int64_t chunk,
+               uint8_t* out) {
+  alignas(16) uint8_t tile[kMaxTileBytes];
+  PackRows(source.bits, FindRows(source, first_column, columns, chunk, tile), out);
+}
+
+void PrefetchChunk(const ChunkSource& source, int64_t first_column, int64_t columns,
+                   int64_t chunk) {
+  const auto [rows, element_bytes] = TileShapeOf(source.bits);
   const int64_t last = std::min((chunk + 1) * rows, RowCount(source));
   const auto* from = static_cast<const uint8_t*>(source.codes);
   for (int64_t row = chunk * rows; row < last; ++row) {
@@ -316,16 +316,13 @@ void PrefetchChunk(const ChunkSource& source, int64_t block, int64_t blocks, int
   }
 }
 
-void PackGroups(const void* source, int64_t element_bytes, int64_t groups, int64_t padded_groups,
-                int64_t n, int64_t block, uint8_t* out) {
-  const int64_t first = block * kBlockRows;
-  const int64_t columns = std::min<int64_t>(kBlockRows, n - first);
-  const int64_t row_bytes = kBlockRows * element_bytes;
-  std::memset(out, 0, static_cast<size_t>(padded_groups * row_bytes));
-  const auto* bytes = static_cast<const uint8_t*>(source);
+void PackGroups(const GroupSource& source, int64_t first_column, int64_t columns, uint8_t* out) {
+  const int64_t groups = source.groups;
+  const auto* bytes = static_cast<const uint8_t*>(source.data);
   for (int64_t group = 0; group < MARLIN_MUTATE(14, groups, groups - groups / 2); ++group) {
-    std::memcpy(out + group * row_bytes, bytes + (group * n + first) * element_bytes,
-                static_cast<size_t>(columns * element_bytes));
+    std::memcpy(out + group * kBlockRows * source.element_bytes,
+                bytes + (group * source.n + first_column) * source.element_bytes,
+                static_cast<size_t>(columns * source.element_bytes));
   }
 }
 

@@ -1,6 +1,9 @@
 #include "backends/cpu/prepared_panels.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
 
 #include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
@@ -11,7 +14,8 @@ namespace marlin::cpu {
 namespace {
 
 /// Blocks whose chunks are packed in turn: their columns share cache lines and pages of a row.
-constexpr int64_t kRunBlocks = 4;
+constexpr int64_t kTaskBlocks = 4;
+constexpr int64_t kTableBytes = 256 * sizeof(float);
 
 /// The values of all codes, replicated over the index bits that a format leaves unused.
 void FillTable(const QuantizedWeights& weights, float* table) {
@@ -27,105 +31,131 @@ void FillTable(const QuantizedWeights& weights, float* table) {
     table[i] = values[i % MARLIN_MUTATE(9, values.size(), values.size() - 1)];
 }
 
-const uint8_t* ExpertData(const TensorView& view, int64_t experts, int64_t expert) {
-  return view.As<uint8_t>() + view.ByteCount() / experts * expert;
-}
-
 }  // namespace
 
-Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(const QuantizedWeights& weights,
-                                                                   const Backend* backend,
-                                                                   ThreadPool& pool) {
-  const WeightsSpec& spec = weights.spec;
+void PreparedPanels::LayOut() {
   const FormatInfo& info = GetFormatInfo(spec.format);
-  auto panels = std::make_shared<PreparedPanels>();
-  PanelView& layout = panels->layout_;
-  panels->spec = spec;
-  panels->backend = backend;
-  layout.format = spec.format;
-  layout.scale_type = spec.scale_type;
-  layout.bits = info.bits;
-  layout.blocks = CeilDivide(spec.n, kBlockRows);
-  layout.chunks = CeilDivide(spec.k, kChunkK);
-  const int64_t padded_k = layout.chunks * kChunkK;
-  const int64_t groups = GroupCount(spec);
+  layout_.format = spec.format;
+  layout_.scale_type = spec.scale_type;
+  layout_.bits = info.bits;
+  layout_.blocks = CeilDivide(spec.n, kBlockRows);
+  layout_.chunks = CeilDivide(spec.k, kChunkK);
+  const int64_t padded_k = layout_.chunks * kChunkK;
   // One group covers the padding too, so that a chunk never straddles it.
-  layout.group_size = groups <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
-  layout.groups = info.quantized ? CeilDivide(padded_k, layout.group_size) : 0;
-
+  layout_.group_size =
+      GroupCount(spec) <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
+  layout_.groups = info.quantized ? CeilDivide(padded_k, layout_.group_size) : 0;
   const auto group_bytes = [&](int64_t element_bytes, bool present) {
-    return present ? RoundUp(layout.blocks * layout.groups * kBlockRows * element_bytes,
+    return present ? RoundUp(layout_.blocks * layout_.groups * kBlockRows * element_bytes,
                              kBufferAlignment)
                    : int64_t{0};
   };
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
-  const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
-  panels->codes_stride_ = layout.blocks * layout.chunks * ChunkBytes(info.bits);
-  panels->scales_stride_ = group_bytes(scale_bytes, info.quantized);
-  panels->zeros_stride_ = group_bytes(2, spec.has_zeros);
-  panels->biases_stride_ = group_bytes(bias_bytes, spec.has_biases);
-  panels->scales_offset_ = spec.experts * panels->codes_stride_;
-  panels->zeros_offset_ = panels->scales_offset_ + spec.experts * panels->scales_stride_;
-  panels->biases_offset_ = panels->zeros_offset_ + spec.experts * panels->zeros_stride_;
-  const int64_t total = panels->biases_offset_ + spec.experts * panels->biases_stride_;
-  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(total));
-  MARLIN_ASSIGN_OR_RETURN(panels->table_, AlignedBuffer::Allocate(256 * sizeof(float)));
-  panels->bytes = total;
-  FillTable(weights, panels->table_.As<float>());
-  panels->global_scales_.assign(static_cast<size_t>(spec.experts), 1.0f);
-  for (int64_t expert = 0; spec.has_global_scale && expert < spec.experts; ++expert) {
-    panels->global_scales_[static_cast<size_t>(expert)] = weights.global_scale.As<float>()[expert];
-  }
+  codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(info.bits);
+  scales_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.scale_type)), info.quantized);
+  zeros_stride_ = group_bytes(2, spec.has_zeros);
+  biases_stride_ = group_bytes(DTypeBytes(BiasDType(spec.scale_type)), spec.has_biases);
+  scales_offset_ = spec.experts * codes_stride_;
+  zeros_offset_ = scales_offset_ + spec.experts * scales_stride_;
+  biases_offset_ = zeros_offset_ + spec.experts * zeros_stride_;
+  table_offset_ = biases_offset_ + spec.experts * biases_stride_;
+  globals_offset_ = table_offset_ + kTableBytes;
+  bytes = table_offset_;
+  image_bytes_ = RoundUp(globals_offset_ + spec.experts * int64_t{sizeof(float)}, kBufferAlignment);
+}
 
-  const int64_t runs = CeilDivide(layout.blocks, kRunBlocks);
-  pool.Run(spec.experts * runs, [&](int64_t task, int) {
-    panels->PackRun(weights, task / runs, task % runs * kRunBlocks);
+Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::Make(
+    std::span<const WeightColumns> columns, bool validated, const Backend* backend,
+    ThreadPool& pool) {
+  const BlockColumns blocks(columns);
+  const QuantizedWeights& model = *columns.front().weights;
+  auto panels = std::make_shared<PreparedPanels>();
+  panels->spec = model.spec;
+  panels->spec.n = blocks.n();
+  panels->backend = backend;
+  const WeightsSpec& spec = panels->spec;
+  panels->LayOut();
+  MARLIN_ASSIGN_OR_RETURN(panels->buffer_, AlignedBuffer::Allocate(panels->image_bytes_));
+  panels->base_ = panels->buffer_.As<uint8_t>();
+  std::memset(panels->buffer_.data() + panels->table_offset_, 0,
+              static_cast<size_t>(panels->image_bytes_ - panels->table_offset_));
+  FillTable(model, panels->buffer_.As<float>(panels->table_offset_));
+  auto* globals = panels->buffer_.As<float>(panels->globals_offset_);
+  for (int64_t expert = 0; expert < spec.experts; ++expert) {
+    globals[expert] = spec.has_global_scale ? model.global_scale.As<float>()[expert] : 1.0f;
+  }
+  const int64_t tasks = CeilDivide(panels->layout_.blocks, kTaskBlocks);
+  const bool check = !validated && !GetFormatInfo(spec.format).quantized;
+  std::atomic<bool> finite{true};
+  pool.Run(spec.experts * tasks, [&](int64_t task, int) {
+    const int64_t first = task % tasks * kTaskBlocks;
+    if (!panels->PackBlocks(blocks, task / tasks, first, check)) finite = false;
   });
+  if (!finite) return Status(Code::kNonFiniteInput, "prepare: a weight is NaN or Inf");
   return std::shared_ptr<const PreparedPanels>(std::move(panels));
 }
 
-void PreparedPanels::PackRun(const QuantizedWeights& weights, int64_t expert,
-                             int64_t first_block) const {
-  const int64_t end_block = std::min(first_block + kRunBlocks, layout_.blocks);
+Result<std::shared_ptr<const PreparedPanels>> PreparedPanels::FromImage(const PreparedImage& image,
+                                                                        const Backend* backend) {
+  auto panels = std::make_shared<PreparedPanels>();
+  panels->spec = image.spec;
+  panels->backend = backend;
+  panels->LayOut();
+  if (panels->image_bytes_ != static_cast<int64_t>(image.data.size())) {
+    return Status(Code::kMalformedFile, "prepared weights: expected " +
+                                            std::to_string(panels->image_bytes_) + " bytes, got " +
+                                            std::to_string(image.data.size()));
+  }
+  panels->base_ = reinterpret_cast<const uint8_t*>(image.data.data());
+  panels->owner_ = image.owner;
+  return std::shared_ptr<const PreparedPanels>(std::move(panels));
+}
+
+bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block,
+                                bool check) const {
+  const int64_t count = std::min(kTaskBlocks, layout_.blocks - first_block);
+  BlockPacker packers[kTaskBlocks];
+  for (int64_t i = 0; i < count; ++i) packers[i] = BlockPacker(columns, first_block + i, expert);
+  const std::span<const BlockPacker> blocks(packers, static_cast<size_t>(count));
   const int64_t chunk_bytes = ChunkBytes(layout_.bits);
-  const ChunkSource source{ExpertData(weights.codes, spec.experts, expert), spec.k, spec.n,
-                           layout_.bits};
   uint8_t* base = buffer_.As<uint8_t>();
-  uint8_t* codes = base + expert * codes_stride_;
+  uint8_t* codes = base + expert * codes_stride_ + first_block * layout_.chunks * chunk_bytes;
+  bool finite = true;
   for (int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
-    if (chunk + 1 < layout_.chunks) {
-      PrefetchChunk(source, first_block, end_block - first_block, chunk + 1);
-    }
-    for (int64_t block = first_block; block < end_block; ++block) {
-      PackChunk(source, block, chunk, codes + (block * layout_.chunks + chunk) * chunk_bytes);
+    if (chunk + 1 < layout_.chunks) BlockPacker::Prefetch(blocks, chunk + 1);
+    for (int64_t i = 0; i < count; ++i) {
+      uint8_t* out = codes + (i * layout_.chunks + chunk) * chunk_bytes;
+      packers[i].PackChunk(chunk, out);
+      finite = finite && (!check || ChunkIsFinite(spec.format, out));
     }
   }
-  const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t stride) {
+  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, int64_t element_bytes,
+                               int64_t offset, int64_t stride) {
     if (stride == 0) return;
-    const int64_t element_bytes = DTypeBytes(view.dtype());
-    for (int64_t block = first_block; block < end_block; ++block) {
-      PackGroups(
-          ExpertData(view, spec.experts, expert), element_bytes, GroupCount(spec), layout_.groups,
-          spec.n, block,
-          base + offset + expert * stride + block * layout_.groups * kBlockRows * element_bytes);
+    const int64_t block_bytes = layout_.groups * kBlockRows * element_bytes;
+    for (int64_t i = 0; i < count; ++i) {
+      packers[i].PackGroups(array, layout_.groups,
+                            base + offset + expert * stride + (first_block + i) * block_bytes);
     }
   };
-  pack_groups(weights.scales, scales_offset_, scales_stride_);
-  pack_groups(weights.zeros, zeros_offset_, zeros_stride_);
-  pack_groups(weights.biases, biases_offset_, biases_stride_);
+  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
+  pack_groups(&QuantizedWeights::scales, scale_bytes, scales_offset_, scales_stride_);
+  pack_groups(&QuantizedWeights::zeros, 2, zeros_offset_, zeros_stride_);
+  pack_groups(&QuantizedWeights::biases, bias_bytes, biases_offset_, biases_stride_);
+  return finite;
 }
 
 PanelView PreparedPanels::View(int64_t expert) const {
   PanelView view = layout_;
-  const uint8_t* base = buffer_.As<uint8_t>();
+  const uint8_t* base = base_;
   view.codes = base + expert * codes_stride_;
   view.scales = scales_stride_ > 0
                     ? base + scales_offset_ + MARLIN_MUTATE(34, expert, 0) * scales_stride_
                     : nullptr;
   view.zeros = zeros_stride_ > 0 ? base + zeros_offset_ + expert * zeros_stride_ : nullptr;
   view.biases = biases_stride_ > 0 ? base + biases_offset_ + expert * biases_stride_ : nullptr;
-  view.table = table_.As<float>();
-  view.global_scale = global_scales_[static_cast<size_t>(expert)];
+  view.table = reinterpret_cast<const float*>(base + table_offset_);
+  view.global_scale = reinterpret_cast<const float*>(base + globals_offset_)[expert];
   return view;
 }
 

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "backends/cuda/cuda_backend.h"
-#include "backends/cuda/graph_timer.h"
+#include "backends/cuda/measure/graph_timer.h"
 
 namespace marlin::cuda {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/metal/kernels/parameters.h"
+#include "base/fixed_vector.h"
 #include "marlin/status.h"
 
 namespace marlin::metal {
@@ -29,10 +30,10 @@ using FunctionConstants = std::array<int32_t, MARLIN_CONSTANT_COUNT>;
 
 /// One dispatch of a kernel.
 struct KernelLaunch {
-  std::string_view source;  ///< "gemv.metal"
-  std::string function;     ///< The host_name.
+  std::string_view source;    ///< "gemv.metal"
+  std::string_view function;  ///< The host_name; as the source's, a literal.
   FunctionConstants constants{};
-  std::vector<KernelBuffer> buffers;
+  FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
   kernels::Parameters parameters{};
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 32;  ///< Of a threadgroup.

@@ -6,7 +6,6 @@
 #include "backends/metal/host_memory_driver.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/kernel_text.h"
-#include "backends/metal/product_launches.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "plan/select.h"
@@ -37,15 +36,14 @@ GemmDesc Describe(const WeightsSpec& spec, const ForeignCall& call) {
   desc.has_zeros = spec.has_zeros;
   desc.has_biases = spec.has_biases;
   desc.gated = call.gated;
+  desc.activation = call.activation;
   desc.determinism = call.determinism;
   desc.aligned = call.aligned;
   return desc;
 }
 
-GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedStrips& weights,
-              const ForeignCall& call) {
+GemmCall Call(const GemmDesc& desc, const PreparedStrips& weights, const ForeignCall& call) {
   GemmCall made;
-  made.kernel = choice.kernel;
   made.desc = desc;
   made.weights = &weights;
   made.expert = call.expert;
@@ -54,8 +52,6 @@ GemmCall Call(const KernelChoice& choice, const GemmDesc& desc, const PreparedSt
   // Addresses are the framework's affair; here one says that there is a bias.
   if (call.has_bias) made.epilogue.bias = &call;
   made.epilogue.bias_type = call.bias_type;
-  made.epilogue.activation = call.activation;
-  made.epilogue.gated = call.gated;
   return made;
 }
 
@@ -64,13 +60,17 @@ Result<KernelChoice> Choose(const PreparedStrips& weights, const ForeignCall& ca
   const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
     return false;
   };
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
+    return CostOf(kernel, desc);
+  };
   return SelectKernel(Describe(weights.spec, call),
-                      {FactsOf(device), MetalKernels(), no_variants, nullptr}, call.kernel);
+                      {PropertiesOf(device), MetalKernels(), cost, no_variants}, call.kernel);
 }
 
-std::vector<KernelLaunch> LaunchesOf(const KernelChoice& choice, const PreparedStrips& weights,
-                                     const ForeignCall& call, const DeviceShape& device) {
-  return ProductLaunches(Call(choice, Describe(weights.spec, call), weights, call), device);
+GemmLaunches LaunchesOf(const KernelChoice& choice, const PreparedStrips& weights,
+                        const ForeignCall& call, const DeviceShape& device) {
+  const GemmDesc desc = Describe(weights.spec, call);
+  return metal::LaunchesOf(PlanLaunch(*choice.kernel, desc, device), Call(desc, weights, call));
 }
 
 /// The function constants that kernels have, by name.
@@ -108,9 +108,8 @@ Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {
   return kernel;
 }
 
-Result<std::vector<KernelLaunch>> ForeignLaunches(const PreparedStrips& weights,
-                                                  const ForeignCall& call,
-                                                  const DeviceShape& device) {
+Result<GemmLaunches> ForeignLaunches(const PreparedStrips& weights, const ForeignCall& call,
+                                     const DeviceShape& device) {
   MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
   return LaunchesOf(choice, weights, call, device);
 }

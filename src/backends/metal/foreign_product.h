@@ -10,6 +10,7 @@
 
 #include "backends/metal/kernel_body.h"
 #include "backends/metal/prepared_strips.h"
+#include "backends/metal/product_launches.h"
 #include "marlin/gemm.h"
 
 namespace marlin::metal {
@@ -49,9 +50,8 @@ struct ForeignKernel {
 /// The launches of a product whose m, n and k are not 0, one after the other. Of the addresses only
 /// the bias's is set, and it says no more than that there is one. Errors: kInvalidArgument (a
 /// name), kUnsupported (with the reasons of all kernels).
-Result<std::vector<KernelLaunch>> ForeignLaunches(const PreparedStrips& weights,
-                                                  const ForeignCall& call,
-                                                  const DeviceShape& device);
+Result<GemmLaunches> ForeignLaunches(const PreparedStrips& weights, const ForeignCall& call,
+                                     const DeviceShape& device);
 
 /// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);

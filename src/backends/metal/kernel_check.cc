@@ -124,7 +124,6 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
   const Weights weights = MakeWeights(format);
   MARLIN_ASSIGN_OR_RETURN(const auto prepared, backend.Prepare(weights.view, {}));
   GemmCall call;
-  call.kernel = &kernel;
   call.desc = DescOf(kernel, format);
   call.weights = prepared.get();
   call.a_stride = kK;
@@ -141,14 +140,14 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
   DeviceBlock workspace(backend);
   MARLIN_RETURN_IF_ERROR(device_a.Allocate(a_bytes));
   MARLIN_RETURN_IF_ERROR(device_c.Allocate(out_bytes));
-  MARLIN_RETURN_IF_ERROR(
-      workspace.Allocate(std::max<int64_t>(backend.WorkspaceBytes(kernel, call.desc, {}), 1)));
+  MARLIN_ASSIGN_OR_RETURN(const auto plan, backend.Plan(kernel, call.desc, {}, *prepared));
+  MARLIN_RETURN_IF_ERROR(workspace.Allocate(std::max<int64_t>(plan->workspace_bytes(), 1)));
   call.a = device_a.data();
   call.c = device_c.data();
   call.workspace = workspace.data();
   MARLIN_RETURN_IF_ERROR(backend.CopyToDevice(device_a.data(), a_bits.data(), a_bytes));
   MARLIN_RETURN_IF_ERROR(backend.CopyToDevice(device_c.data(), out.data(), out_bytes));
-  MARLIN_RETURN_IF_ERROR(backend.Run(call));
+  MARLIN_RETURN_IF_ERROR(plan->Run(call));
   MARLIN_RETURN_IF_ERROR(backend.CopyToHost(out.data(), device_c.data(), out_bytes));
   const std::string difference = FirstDifference(a, weights.values, out);
   if (difference.empty()) return Status();
@@ -160,7 +159,7 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
 Status CheckKernels(const Backend& backend) {
   for (const KernelDesc& kernel : backend.Kernels()) {
     for (const Format format : kFormats) {
-      if (!CheckSupport(kernel, DescOf(kernel, format), backend.Facts()).ok()) continue;
+      if (!CheckSupport(kernel, DescOf(kernel, format), backend.Properties()).ok()) continue;
       MARLIN_RETURN_IF_ERROR(CheckKernel(backend, kernel, format));
       break;
     }

@@ -10,7 +10,11 @@ namespace marlin::metal {
 
 std::span<const KernelDesc> MetalKernels();
 
-/// What selection may know of a device.
-DeviceFacts FactsOf(const DeviceShape& device);
+/// Backend::Cost: no Apple GPU has been measured, so the estimate is the row's place in
+/// kernels.def.
+double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
+
+/// The properties of a device that selection asks for.
+DeviceProperties PropertiesOf(const DeviceShape& device);
 
 }  // namespace marlin::metal

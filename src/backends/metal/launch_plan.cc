@@ -1,8 +1,7 @@
 #include "backends/metal/launch_plan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <array>
 
 #include "backends/metal/strip_layout.h"
 #include "base/checked.h"
@@ -39,11 +38,15 @@ bool CanPair(const GemmDesc& desc) { return desc.gated && desc.n % (2 * kStripOu
 LaunchPlan PlanGemv(const GemmDesc& desc) {
   const bool paired = CanPair(desc);
   const int64_t strips = CeilDivide(desc.n, int64_t{kStripOutputs});
-  int64_t rows = 1;
-  while (rows < std::min(desc.m, kGemvRows)) rows *= 2;
+  // One function for each power of two.
+  constexpr std::array<std::string_view, 5> kFunctions = {
+      "marlin_gemv_1", "marlin_gemv_2", "marlin_gemv_4", "marlin_gemv_8", "marlin_gemv_16"};
+  size_t rows_log = 0;
+  while (int64_t{1} << rows_log < std::min(desc.m, kGemvRows)) ++rows_log;
+  const int64_t rows = int64_t{1} << rows_log;
   LaunchPlan plan;
   plan.source = "gemv.metal";
-  plan.function = fmt::format("marlin_gemv_{}", rows);
+  plan.function = kFunctions[rows_log];
   plan.threadgroups = {Count(paired ? strips / 2 : strips), Count(CeilDivide(desc.m, rows)), 1};
   plan.threads = Count(SimdgroupsFor(strips, paired) * kLanes);
   return plan;
@@ -68,7 +71,7 @@ LaunchPlan PlanSplitK(const GemmDesc& desc, const DeviceShape& device) {
   const int64_t column_tiles = CeilDivide(desc.n, kTile);
   LaunchPlan plan;
   plan.source = "gemm_direct.metal";
-  plan.function = fmt::format("marlin_gemm_direct_{}x64", rows);
+  plan.function = rows == 16 ? "marlin_gemm_direct_16x64" : "marlin_gemm_direct_32x64";
   SetSplits(&plan, Chunks(desc),
             SplitsFor(row_tiles * column_tiles, Chunks(desc), device.cores * kGroupsOfCore));
   plan.threadgroups = {Count(column_tiles), Count(row_tiles), Count(plan.splits)};
@@ -84,9 +87,17 @@ LaunchPlan PlanFused(const GemmDesc& desc) {
   return plan;
 }
 
-const char* TypeName(DType type) {
-  if (type == DType::kBf16) return "bf16";
-  return type == DType::kF16 ? "f16" : "f32";
+/// One function for each number of buffers and type of activations.
+std::string_view StagedFunction(int buffers, DType type) {
+  const bool one = buffers == 1;
+  switch (type) {
+    case DType::kBf16:
+      return one ? "marlin_gemm_staged_1xbf16" : "marlin_gemm_staged_2xbf16";
+    case DType::kF16:
+      return one ? "marlin_gemm_staged_1xf16" : "marlin_gemm_staged_2xf16";
+    default:
+      return one ? "marlin_gemm_staged_1xf32" : "marlin_gemm_staged_2xf32";
+  }
 }
 
 LaunchPlan PlanStaged(const GemmDesc& desc, const DeviceShape& device, int buffers, bool striped) {
@@ -95,7 +106,7 @@ LaunchPlan PlanStaged(const GemmDesc& desc, const DeviceShape& device, int buffe
   const int64_t stripes = device.cores * int64_t{2};
   LaunchPlan plan;
   plan.source = kStagedSource;
-  plan.function = fmt::format("marlin_gemm_staged_{}x{}", buffers, TypeName(desc.a_type));
+  plan.function = StagedFunction(buffers, desc.a_type);
   SetSplits(&plan, Chunks(desc), striped ? SplitsFor(tiles, Chunks(desc), 4 * stripes) : 1);
   plan.steps_of_split *= kBlocksOfChunk;
   const int64_t units = tiles * plan.splits;

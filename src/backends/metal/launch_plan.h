@@ -1,10 +1,9 @@
-// How a product is cut into threadgroups: pure functions of the problem and the device. Which sizes
-// are best on which GPU has not been measured.
+// How a GEMM is divided among threadgroups: pure functions of the problem and the device. Which
+// sizes are best on which GPU has not been measured.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "backends/metal/driver.h"
@@ -21,7 +20,7 @@ inline constexpr int64_t kSplitKRows = 64;
 /// What runs a product: one launch and, where its sums are partial, one or two more.
 struct LaunchPlan {
   std::string_view source;
-  std::string function;
+  std::string_view function;
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 128;
   int splits = 1;          ///< Parts of k with sums of their own.

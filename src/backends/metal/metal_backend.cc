@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backends/metal/apple/apple_driver.h"
 #include "backends/metal/driver.h"
@@ -17,10 +18,61 @@
 #include "backends/metal/simulated_driver.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
+#include "plan/decoder_calls.h"
+#include "plan/indices.h"
 #include "plan/select.h"
 
 namespace marlin::metal {
 namespace {
+
+/// A GEMM in parts of at most so many rows, which run one after the other.
+class MetalGemm final : public PlannedGemm {
+ public:
+  MetalGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+            Driver& driver)
+      : MetalGemm(kernel, variant, PlanParts(kernel, desc, driver.Shape()), driver) {}
+
+  Status Run(const GemmCall& call) const override {
+    for (int64_t first = 0; first < call.desc.m; first += parts_.rows) {
+      const int64_t rows = std::min(parts_.rows, call.desc.m - first);
+      const LaunchPlan& plan = rows == parts_.rows ? parts_.whole : parts_.last;
+      MARLIN_RETURN_IF_ERROR(driver_.Run(LaunchesOf(plan, PartOf(call, first, rows)), call.stream));
+    }
+    return Status();
+  }
+
+ private:
+  struct Parts {
+    int64_t rows = 0;
+    int64_t workspace_bytes = 0;
+    LaunchPlan whole;
+    LaunchPlan last;  ///< Has other splits where it has fewer rows.
+  };
+
+  MetalGemm(const KernelDesc& kernel, const KernelVariant& variant, const Parts& parts,
+            Driver& driver)
+      : PlannedGemm(kernel, variant, parts.workspace_bytes), parts_(parts), driver_(driver) {}
+
+  static Parts PlanParts(const KernelDesc& kernel, const GemmDesc& desc,
+                         const DeviceShape& device) {
+    Parts parts;
+    parts.rows = RowsOfPart(desc);
+    const auto plan = [&](int64_t rows) {
+      GemmDesc part = desc;
+      part.m = rows;
+      LaunchPlan launch = PlanLaunch(kernel, part, device);
+      parts.workspace_bytes = std::max(parts.workspace_bytes, PartialBytes(launch, part));
+      return launch;
+    };
+    parts.whole = plan(parts.rows);
+    const int64_t left = desc.m % parts.rows;
+    if (left != 0) parts.last = plan(left);
+    return parts;
+  }
+
+  const Parts parts_;
+  Driver& driver_;
+};
 
 class MetalBackend final : public Backend {
  public:
@@ -36,21 +88,21 @@ class MetalBackend final : public Backend {
     for (const KernelDesc& kernel : MetalKernels()) {
       GemmDesc any;
       any.m = 1;
-      Support support = CheckSupport(kernel, any, Facts());
+      Support support = CheckSupport(kernel, any, Properties());
       // Some kernels are for the formats of integers, or for what the others leave.
       for (const Format format : {Format::kU4, Format::kNf4}) {
         any.format = format;
-        if (!support.ok()) support = CheckSupport(kernel, any, Facts());
+        if (!support.ok()) support = CheckSupport(kernel, any, Properties());
       }
-      info.kernels.push_back(
-          {kernel.name, kernel.op, support.ok(), support.reason, kernel.chosen == Chosen::kByName});
+      info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
+                              kernel.chosen == Chosen::kByName});
     }
     return info;
   }
 
   std::string Model() const override { return driver_->Info().model; }
 
-  DeviceFacts Facts() const override { return FactsOf(driver_->Shape()); }
+  DeviceProperties Properties() const override { return PropertiesOf(driver_->Shape()); }
 
   std::span<const KernelDesc> Kernels() const override { return MetalKernels(); }
 
@@ -63,28 +115,14 @@ class MetalBackend final : public Backend {
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(strips));
   }
 
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& /*variant*/) const override {
-    if (desc.m == 0 || desc.n == 0) return 0;
-    // Of the parts, which run one after the other; the last one may have other splits.
-    const int64_t rows = RowsOfPart(desc);
-    GemmDesc part = desc;
-    int64_t bytes = 0;
-    for (const int64_t m : {rows, desc.m % rows == 0 ? rows : desc.m % rows}) {
-      part.m = m;
-      bytes = std::max(bytes, PartialBytes(PlanLaunch(kernel, part, driver_->Shape()), part));
-    }
-    return bytes;
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return CostOf(kernel, desc);
   }
 
-  Status Run(const GemmCall& call) const override {
-    if (call.desc.m == 0 || call.desc.n == 0) return Status();
-    const int64_t rows = RowsOfPart(call.desc);
-    for (int64_t first = 0; first < call.desc.m; first += rows) {
-      const GemmCall part = PartOf(call, first, std::min(rows, call.desc.m - first));
-      MARLIN_RETURN_IF_ERROR(driver_->Run(ProductLaunches(part, driver_->Shape()), call.stream));
-    }
-    return Status();
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& /*weights*/) const override {
+    return {std::make_shared<const MetalGemm>(kernel, desc, variant, *driver_)};
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -99,11 +137,23 @@ class MetalBackend final : public Backend {
   const DecoderBackend* decoder() const override { return nullptr; }
   bool shares_memory() const override { return true; }
 
-  Status LookUpRows(const PreparedWeights::Storage& weights, std::span<const int32_t> ids,
-                    const MutableTensorView& out) const override {
-    const auto& strips = static_cast<const PreparedStrips&>(weights);
-    const KernelLaunch launch = LookUpLaunch(strips, ids, out);
-    return driver_->Run({&launch, 1}, nullptr);
+  Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
+    // Products write no ids: the host wrote them, and is done.
+    MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, call.table.spec.n));
+    const auto& strips = static_cast<const PreparedStrips&>(call.table);
+    if (call.ids.dtype() == DType::kI32) {
+      const KernelLaunch launch = LookUpLaunch(strips, call.ids, call.out);
+      return driver_->Run({&launch, 1}, stream);
+    }
+    // The kernel reads i32; the copy lives until it is done.
+    std::vector<int32_t> ids(static_cast<size_t>(call.ids.dim(0)));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<int32_t>(IndexAt(call.ids, static_cast<int64_t>(i)));
+    }
+    const TensorView narrow(ids.data(), DType::kI32, call.ids.shape());
+    const KernelLaunch launch = LookUpLaunch(strips, narrow, call.out);
+    MARLIN_RETURN_IF_ERROR(driver_->Run({&launch, 1}, stream));
+    return driver_->Synchronize(stream);
   }
 
   Result<void*> Allocate(int64_t bytes) const override { return driver_->Allocate(bytes); }

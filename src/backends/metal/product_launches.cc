@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/metal/launch_plan.h"
 #include "backends/metal/strip_layout.h"
 #include "base/checked.h"
 
@@ -103,9 +102,9 @@ void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
   constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(call.desc.c_type);
   constants[MARLIN_CONSTANT_BIAS_TYPE] = ElementTypeOf(epilogue.bias_type);
   constants[MARLIN_CONSTANT_HAS_BIAS] = epilogue.bias != nullptr ? 1 : 0;
-  constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(epilogue.activation);
+  constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(call.desc.activation);
   constants[MARLIN_CONSTANT_HAS_ROW_WEIGHT] = epilogue.row_weight != nullptr ? 1 : 0;
-  constants[MARLIN_CONSTANT_GATED] = epilogue.gated ? 1 : 0;
+  constants[MARLIN_CONSTANT_GATED] = call.desc.gated ? 1 : 0;
   const auto bind = [&](int index, const void* data, int64_t bytes) {
     launch->buffers.push_back(data != nullptr ? KernelBuffer{index, data, bytes}
                                               : KernelBuffer{index, codes.data, codes.bytes});
@@ -183,10 +182,9 @@ KernelLaunch FinishOf(const GemmCall& call, const KernelLaunch& sums) {
 
 }  // namespace
 
-std::vector<KernelLaunch> ProductLaunches(const GemmCall& call, const DeviceShape& device) {
-  const LaunchPlan plan = PlanLaunch(*call.kernel, call.desc, device);
+GemmLaunches LaunchesOf(const LaunchPlan& plan, const GemmCall& call) {
   const KernelLaunch sums = SumsOf(call, plan);
-  std::vector<KernelLaunch> launches;
+  GemmLaunches launches;
   if (plan.zeroes) launches.push_back(ZeroesOf(sums, plan));
   launches.push_back(sums);
   if (plan.partial) launches.push_back(FinishOf(call, sums));
@@ -203,14 +201,13 @@ KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
   return launch;
 }
 
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, std::span<const int32_t> ids,
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
                           const MutableTensorView& out) {
-  const auto rows = static_cast<int64_t>(ids.size());
+  const int64_t rows = ids.dim(0);
   KernelLaunch launch = DecodingLaunch(weights, 0, out, rows, weights.spec.k);
   launch.source = "look_up.metal";
   launch.function = "marlin_look_up";
-  launch.buffers.push_back(
-      {MARLIN_BUFFER_INPUT, ids.data(), static_cast<int64_t>(ids.size_bytes())});
+  launch.buffers.push_back({MARLIN_BUFFER_INPUT, ids.data(), ids.ByteCount()});
   launch.threadgroups[1] = static_cast<uint32_t>(rows);
   return launch;
 }

@@ -3,23 +3,26 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "backends/metal/driver.h"
+#include "backends/metal/launch_plan.h"
 #include "backends/metal/prepared_strips.h"
 #include "plan/backend.h"
 
 namespace marlin::metal {
 
-/// A product whose m and n are not 0, one launch after the other.
-std::vector<KernelLaunch> ProductLaunches(const GemmCall& call, const DeviceShape& device);
+/// The launches of a GEMM, one after the other: cleared sums, the products, the epilogue.
+using GemmLaunches = FixedVector<KernelLaunch, 3>;
+
+/// A GEMM whose m and n are not 0, as planned.
+GemmLaunches LaunchesOf(const LaunchPlan& plan, const GemmCall& call);
 
 /// out[k, n] = an expert's weights; k and n are not 0.
 KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
                               const MutableTensorView& out);
 
 /// out[i, k] = column ids[i] of the weights.
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, std::span<const int32_t> ids,
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
                           const MutableTensorView& out);
 
 }  // namespace marlin::metal

@@ -123,7 +123,8 @@ class SimulatedDriver final : public HostMemoryDriver {
   }
 
   Status Simulate(const KernelLaunch& launch, MetalProgram& program) const {
-    MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel, program.Find(launch.function));
+    MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel,
+                            program.Find(std::string(launch.function)));
     MARLIN_RETURN_IF_ERROR(program.SetConstants(ConstantsOf(launch, program)));
     simulator::Launch described;
     described.grid = {launch.threadgroups[0], launch.threadgroups[1], launch.threadgroups[2]};
@@ -142,7 +143,7 @@ class SimulatedDriver final : public HostMemoryDriver {
     std::memcpy(parameters.data(), &launch.parameters, sizeof(launch.parameters));
     MARLIN_ASSIGN_OR_RETURN(const simulator::Report report,
                             simulator::Simulate(*kernel, described, options_));
-    if (record_ != nullptr) record_->push_back({launch.function, report.counters});
+    if (record_ != nullptr) record_->push_back({std::string(launch.function), report.counters});
     return report.clean() ? Status() : FirstFinding(launch, program, report);
   }
 

@@ -441,7 +441,7 @@ TEST_F(Conversion, QuantizedSourcesAreRefused) {
   ExpectError(Code::kInvalidArgument, "is quantized already, with metal_marlin");
   source_ = directory_ / "source";
   Source({RandomBf16(kQProj, {32, 64}, 3)}, R"({"quantization_config": {"quant_method": "gptq"}})");
-  ExpectError(Code::kUnsupported, "is quantized already, with gptq");
+  ExpectError(Code::kUnsupported, "quant_method \"gptq\" is not supported");
 }
 
 TEST_F(Conversion, NamesThatCollideAreRefused) {

@@ -1,4 +1,5 @@
-#include "model/sampling.h"
+// Drawing tokens: which tokens remain, and how often each is drawn.
+#include "marlin/sampling.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "marlin/device.h"
+#include "ops/sampling.h"
+
 namespace marlin {
 namespace {
 
@@ -17,9 +21,37 @@ using testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+/// One text's draws on the CPU.
+class Sampler {
+ public:
+  Sampler(const SamplingOptions& options, size_t vocab, const std::vector<int32_t>& prompt = {})
+      : device_(*Device::Open("cpu", {.threads = 2})) {
+    const int64_t bytes = *SamplerStateBytes(device_, static_cast<int64_t>(vocab));
+    memory_ = *DeviceBuffer::Allocate(device_, bytes);
+    state_ = {memory_.data(), DType::kU8, {1, bytes}};
+    const Status reset =
+        ResetSampler(device_, options, static_cast<int64_t>(vocab),
+                     {prompt.data(), DType::kI32, {static_cast<int64_t>(prompt.size())}},
+                     {memory_.data(), DType::kU8, {bytes}});
+    EXPECT_TRUE(reset.ok()) << reset.message();
+  }
+  Result<int32_t> Draw(const std::vector<float>& logits) {
+    int32_t token = -1;
+    const TensorView row(logits.data(), DType::kF32, {1, static_cast<int64_t>(logits.size())});
+    const Status status = SampleTokens(device_, row, state_, {&token, DType::kI32, {1}});
+    if (!status.ok()) return status;
+    return token;
+  }
+
+ private:
+  Device device_;
+  DeviceBuffer memory_;
+  MutableTensorView state_;
+};
+
 std::vector<int32_t> Draw(const SamplingOptions& options, const std::vector<float>& logits,
                           int count) {
-  Sampler sampler(options);
+  Sampler sampler(options, logits.size());
   std::vector<int32_t> drawn;
   for (int i = 0; i < count; ++i) {
     const auto token = sampler.Draw(logits);
@@ -98,6 +130,80 @@ TEST(Sampler, TheSeedDecides) {
   EXPECT_NE(Draw(options, logits, 8), Draw({.temperature = 1, .seed = 2}, logits, 8));
 }
 
+TEST(Sampler, MinPDropsTheUnlikely) {
+  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.21F),
+                                     std::log(0.3F)};
+  const auto kept = [&](SamplingOptions options) {
+    options.temperature = 1;
+    std::vector<int32_t> tokens;
+    for (const auto& [token, count] : Count(Draw(options, logits, 2000))) tokens.push_back(token);
+    return tokens;
+  };
+  EXPECT_THAT(kept({.min_p = 0.2F}), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(kept({.min_p = 0.5F}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(kept({.min_p = 1.0F}), ElementsAre(1));
+  EXPECT_THAT(kept({.top_p = 0.6F, .min_p = 0.5F}), ElementsAre(1, 3));
+}
+
+TEST(Sampler, PenaltiesMoveTheChoiceAwayFromWhatWasSeen) {
+  const std::vector<float> logits = {2.0F, 3.0F, 2.5F, -1.0F};
+  // 3 / 1.5 = 2 is below 2.5, and -1 * 1.5 is below -1.
+  Sampler repeated({.repetition_penalty = 1.5F}, 4, {1, 3});
+  EXPECT_EQ(*repeated.Draw(logits), 2);
+  EXPECT_EQ(*repeated.Draw(logits), 0);  // 2.5 / 1.5 is below 2, which is below none.
+  // A prompt costs nothing here; a token drawn costs once ...
+  Sampler present({.presence_penalty = 0.75F}, 4, {1});
+  EXPECT_EQ(*present.Draw(logits), 1);
+  EXPECT_EQ(*present.Draw(logits), 2);
+  EXPECT_EQ(*present.Draw(logits), 1);
+  // ... or as often as it was drawn: 3, 2.6, 2.2 and 2.5, 2.1.
+  Sampler frequent({.frequency_penalty = 0.4F}, 4);
+  EXPECT_EQ(*frequent.Draw(logits), 1);
+  EXPECT_EQ(*frequent.Draw(logits), 1);
+  EXPECT_EQ(*frequent.Draw(logits), 2);
+  EXPECT_EQ(*frequent.Draw(logits), 1);
+  EXPECT_EQ(*frequent.Draw(logits), 2);
+}
+
+// Each row by its own state, on any number of threads.
+TEST(Sampler, RowsAreTextsOfTheirOwn) {
+  constexpr int64_t kRows = 7;
+  constexpr int64_t kVocab = 50;
+  std::vector<float> logits(kRows * kVocab);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * i % 13) / 4;
+  const Device device = *Device::Open("cpu", {.threads = 3});
+  const int64_t bytes = *SamplerStateBytes(device, kVocab);
+  const DeviceBuffer memory = *DeviceBuffer::Allocate(device, kRows * bytes);
+  const MutableTensorView states(memory.data(), DType::kU8, {kRows, bytes});
+  std::vector<Sampler> alone;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const SamplingOptions options{
+        .temperature = 1, .top_k = row * 5, .seed = static_cast<uint64_t>(row)};
+    alone.emplace_back(options, kVocab);
+    ASSERT_TRUE(ResetSampler(device, options, kVocab, {nullptr, DType::kI32, {0}},
+                             {states.As<uint8_t>() + row * bytes, DType::kU8, {bytes}})
+                    .ok());
+  }
+  std::vector<int32_t> tokens(kRows);
+  const MutableTensorView out(tokens.data(), DType::kI32, {kRows});
+  const MutableTensorView all(logits.data(), DType::kF32, {kRows, kVocab});
+  for (int step = 0; step < 20; ++step) {
+    ASSERT_TRUE(SampleTokens(device, all, states, out).ok());
+    for (size_t row = 0; row < kRows; ++row) {
+      const auto first = logits.begin() + static_cast<std::ptrdiff_t>(row) * kVocab;
+      EXPECT_EQ(tokens[row], *alone[row].Draw({first, first + kVocab}));
+    }
+  }
+  logits[3 * kVocab + 9] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(SampleTokens(device, all, states, out).message(), "row 3: logits: nan for token 9");
+  EXPECT_THAT(
+      SampleTokens(device, {logits.data(), DType::kF32, {kRows, 49}}, states, out).message(),
+      HasSubstr("states: row 0 was not reset for 49 tokens"));
+  std::fill_n(states.As<uint8_t>(), bytes, uint8_t{0});
+  EXPECT_EQ(SampleTokens(device, all, states, out).message(),
+            "states: row 0 was not reset for 50 tokens");
+}
+
 TEST(Sampler, ExtremeTemperatures) {
   const std::vector<float> logits = {1, 3e38F, -3e38F, 2};
   EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)), ElementsAre(testing::Pair(1, 50)));
@@ -107,8 +213,8 @@ TEST(Sampler, ExtremeTemperatures) {
 TEST(Sampler, NonFiniteLogits) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const float temperature : {0.0F, 1.0F}) {
-    Sampler sampler({.temperature = temperature});
     const auto message = [&](const std::vector<float>& logits) {
+      Sampler sampler({.temperature = temperature}, logits.size());
       const auto token = sampler.Draw(logits);
       EXPECT_EQ(token.status().code(), Code::kNonFiniteInput);
       return token.status().message();
@@ -132,6 +238,10 @@ TEST(CheckSampling, NamesTheOption) {
   for (const float p : {0.0F, -1.0F, 1.5F, nan}) {
     EXPECT_THAT(message({.top_p = p}), HasSubstr("top_p: expected more than 0 and at most 1"));
   }
+  EXPECT_EQ(message({.min_p = 1.5F}), "min_p: expected 0 to 1, got 1.5");
+  EXPECT_EQ(message({.repetition_penalty = 0}), "repetition_penalty: expected more than 0, got 0");
+  EXPECT_THAT(message({.presence_penalty = nan}), HasSubstr("presence_penalty"));
+  EXPECT_THAT(message({.frequency_penalty = kInfinity}), HasSubstr("frequency_penalty"));
   EXPECT_TRUE(CheckSampling({.temperature = 2, .top_k = 5, .top_p = 0.5F}).ok());
 }
 

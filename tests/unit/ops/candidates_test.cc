@@ -25,7 +25,7 @@ class CuttingBackend final : public Backend {
   explicit CuttingBackend(std::unique_ptr<Backend> cpu) : cpu_(std::move(cpu)) {}
 
   DeviceInfo Info() const override { return cpu_->Info(); }
-  DeviceFacts Facts() const override { return cpu_->Facts(); }
+  DeviceProperties Properties() const override { return cpu_->Properties(); }
   std::span<const KernelDesc> Kernels() const override { return cpu_->Kernels(); }
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
@@ -43,11 +43,14 @@ class CuttingBackend final : public Backend {
                 const KernelVariant& variant) const override {
     return variant == kListed || variant == kUnlisted;
   }
-  int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc,
-                         const KernelVariant& variant) const override {
-    return cpu_->WorkspaceBytes(kernel, desc, variant);
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return cpu_->Cost(kernel, desc);
   }
-  Status Run(const GemmCall& call) const override { return cpu_->Run(call); }
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& weights) const override {
+    return cpu_->Plan(kernel, desc, variant.automatic() ? kListed : variant, weights);
+  }
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                     const MutableTensorView& out, void* stream) const override {
     return cpu_->Dequantize(weights, expert, out, stream);

@@ -69,8 +69,8 @@ TEST_F(WrongCalls, AnOutputApartFromWhatIsRead) {
 
 TEST_F(WrongCalls, AWorkspaceApartFromWhatIsReadAndWritten) {
   const GemmPlan plan = *PlanGemm(device_, Rows(kSize), ready_, Out(kSize));
-  if (plan.workspace_bytes == 0) GTEST_SKIP() << "the kernel needs no workspace";
-  const AlignedBuffer memory = *AlignedBuffer::Allocate(plan.workspace_bytes + kSize * kSize * 4);
+  if (plan.workspace_bytes() == 0) GTEST_SKIP() << "the kernel needs no workspace";
+  const AlignedBuffer memory = *AlignedBuffer::Allocate(plan.workspace_bytes() + kSize * kSize * 4);
   GemmOptions options;
   options.workspace = memory.data();
   options.workspace_bytes = memory.size();

@@ -8,10 +8,9 @@
 #include <string>
 
 #include "backends/cpu/kernel_table.h"
-#include "backends/cuda/kernel_table.h"
-#include "backends/cuda/shipped_tuning.h"
-#include "backends/cuda/tile_problem.h"
-#include "backends/cuda/variants.h"
+#include "backends/cuda/plan/kernel_table.h"
+#include "backends/cuda/plan/tile_problem.h"
+#include "backends/cuda/tuning/shipped_tuning.h"
 #include "plan/kernel_name.h"
 
 namespace marlin {
@@ -19,13 +18,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Support Always(const GemmDesc& /*desc*/, const DeviceFacts& /*facts*/) { return {}; }
-Support FewRows(const GemmDesc& desc, const DeviceFacts& /*facts*/) {
-  return desc.m <= 8 ? Support{} : Support{"takes up to 8 rows"};
+Support Always(const GemmDesc& /*desc*/, const DeviceProperties& /*facts*/) { return {}; }
+Support FewRows(const GemmDesc& desc, const DeviceProperties& /*facts*/) {
+  return desc.m <= 8 ? Support{} : Support{"takes up to {0} rows", 8};
 }
 
 KernelDesc Row(const char* name, Grade grade,
-               Support (*supports)(const GemmDesc&, const DeviceFacts&)) {
+               Support (*supports)(const GemmDesc&, const DeviceProperties&)) {
   return {name, "gemm", Isa::kSm90, grade, 16, 16, 16, {}, supports};
 }
 
@@ -49,6 +48,11 @@ GemmDesc Problem(int64_t m) {
   return desc;
 }
 
+/// Costs by which the first row that may run is chosen.
+constexpr auto InOrder = [](const KernelDesc& kernel, const GemmDesc& /*desc*/) {
+  return static_cast<double>(&kernel - kRows.data());
+};
+
 /// Chooses with a table of one kernel for 5 to 16 rows.
 Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
                             std::string_view forced = "") {
@@ -61,12 +65,12 @@ Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
     EXPECT_TRUE(sections.ok()) << sections.status().message();
     table.Add(*sections, "d");
   }
-  DeviceFacts facts;
-  facts.level = Isa::kSm90;
+  DeviceProperties device;
+  device.level = Isa::kSm90;
   const auto can_run_as = [](const KernelDesc& row, const GemmDesc&, const KernelVariant& variant) {
     return std::string(row.name) == "many" && variant.width == 32 && variant.splits <= 4;
   };
-  return SelectKernel(desc, {facts, kRows, can_run_as, &table}, forced);
+  return SelectKernel(desc, {device, kRows, InOrder, can_run_as, &table}, forced);
 }
 
 std::string Chosen(const GemmDesc& desc, const std::string& kernel, std::string_view forced = "") {
@@ -74,24 +78,40 @@ std::string Chosen(const GemmDesc& desc, const std::string& kernel, std::string_
   return choice.ok() ? choice->ToString() : choice.status().message();
 }
 
-TEST(SelectKernel, RulesTakeTheFirstRowThatMayRun) {
+TEST(SelectKernel, TakesTheLeastCostOfWhatMayRun) {
   EXPECT_EQ(Chosen(Problem(8), ""), "few");
   EXPECT_EQ(Chosen(Problem(9), ""), "many");
 }
 
-TEST(SelectKernel, RulesPassOverWhatIsExpectedToTakeLonger) {
+TEST(SelectKernel, CostsMayDependOnTheProblem) {
   const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
     return false;
   };
-  const auto passes_over = [](const KernelDesc& kernel, const GemmDesc& desc) {
-    return std::string(kernel.name) == "few" && desc.m > 4;
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
+    return std::string(kernel.name) == "few" ? static_cast<double>(desc.m) : 4.5;
   };
-  DeviceFacts facts;
-  facts.level = Isa::kSm90;
-  const Candidates candidates = {facts, kRows, no_variants, nullptr, passes_over};
+  DeviceProperties device;
+  device.level = Isa::kSm90;
+  const Candidates candidates = {device, kRows, cost, no_variants};
   EXPECT_EQ(SelectKernel(Problem(4), candidates, "")->ToString(), "few");
   EXPECT_EQ(SelectKernel(Problem(5), candidates, "")->ToString(), "many");
   EXPECT_EQ(SelectKernel(Problem(5), candidates, "few")->ToString(), "few");
+  GemmDesc empty = Problem(0);
+  EXPECT_EQ(SelectKernel(empty, candidates, "")->ToString(), "few") << "costs of one row";
+}
+
+TEST(SelectKernel, SaysWhyEveryKernelDeclined) {
+  const auto no_variants = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) {
+    return false;
+  };
+  const std::array<KernelDesc, 2> rows = {
+      Row("few", Grade::kExact, FewRows),
+      {"other", "gemm", Isa::kMetal, Grade::kExact, 16, 16, 16, {}, Always}};
+  DeviceProperties device;
+  device.level = Isa::kSm90;
+  const Candidates candidates = {device, rows, InOrder, no_variants};
+  EXPECT_THAT(SelectKernel(Problem(9), candidates, "").status().message(),
+              HasSubstr("few: takes up to 8 rows; other: needs metal, the device runs at sm_90"));
 }
 
 TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
@@ -144,9 +164,12 @@ TEST(SelectKernel, NamesWin) {
 }
 
 TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
-  DeviceFacts facts;
-  facts.level = Isa::kAmx;
+  DeviceProperties device;
+  device.level = Isa::kAmx;
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
+    return cpu::CostOf(kernel, desc);
+  };
   const auto chosen = [&](int64_t m, const char* kernel) {
     const auto sections = ParseTuning(std::string("metal-marlin tuning 1\ndevice d\n") +
                                           "fp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n" +
@@ -154,13 +177,43 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
                                       "t");
     TuningTable table;
     table.Add(*sections, "d");
-    const auto choice = SelectKernel(Problem(m), {facts, cpu::CpuKernels(), never, &table}, "");
+    const auto choice =
+        SelectKernel(Problem(m), {device, cpu::CpuKernels(), cost, never, &table}, "");
     return std::string(choice->kernel->name);
   };
   EXPECT_EQ(chosen(16, "marlin_gemm_avx512"), "marlin_gemm_avx512");
   EXPECT_EQ(chosen(2, "marlin_gemm_amx_bf16"), "marlin_gemm_avx512");
   EXPECT_EQ(chosen(2, "marlin_gemm_avx2"), "marlin_gemm_avx2");
   EXPECT_EQ(chosen(16, "marlin_gemm_w4a8_vnni"), "marlin_gemm_amx_bf16");
+}
+
+/// The kernel that a processor of a level takes for some rows.
+std::string ChosenOnCpu(Isa level, int64_t m, Accuracy accuracy = Accuracy::kDefault) {
+  DeviceProperties device;
+  device.level = level;
+  device.avx512_vnni = level >= Isa::kAvx512;
+  const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
+    return cpu::CostOf(kernel, desc);
+  };
+  GemmDesc desc = Problem(m);
+  desc.accuracy = accuracy;
+  const auto choice = SelectKernel(desc, {device, cpu::CpuKernels(), cost, never}, "");
+  return choice.ok() ? choice->kernel->name : choice.status().message();
+}
+
+TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
+  for (const int64_t m : {0, 1, 4, 5, 16, 17, 1000, 1 << 20}) {
+    EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m), m < 5 ? "marlin_gemm_avx512" : "marlin_gemm_amx_bf16");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAvx512, m), "marlin_gemm_avx512");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m), "marlin_gemm_avx2");
+    EXPECT_EQ(ChosenOnCpu(Isa::kScalar, m), "marlin_gemm_scalar");
+    EXPECT_EQ(ChosenOnCpu(Isa::kNeon, m), "marlin_gemm_neon");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m, Accuracy::kExact), "marlin_gemm_avx512");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m, Accuracy::kW4A8), "marlin_gemm_w4a8_vnni");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m, Accuracy::kW4A8), "marlin_gemm_w4a8_avx2");
+    EXPECT_EQ(ChosenOnCpu(Isa::kScalar, m, Accuracy::kW4A8), "marlin_gemm_w4a8_scalar");
+  }
 }
 
 /// Every variant is listed once, can run, and is named as ParseKernelName reads it.

@@ -76,8 +76,8 @@ Result<NS::SharedPtr<MTL::ComputePipelineState>> CompiledKernels::MakePipeline(
     values->setConstantValue(&launch.constants[i], MTL::DataTypeInt, i);
   }
   NS::Error* error = nullptr;
-  const NS::SharedPtr<MTL::Function> function =
-      NS::TransferPtr(library->newFunction(MakeText(launch.function), values.get(), &error));
+  const NS::SharedPtr<MTL::Function> function = NS::TransferPtr(
+      library->newFunction(MakeText(std::string(launch.function)), values.get(), &error));
   if (function.get() == nullptr) {
     return Status(Code::kUnsupported, fmt::format("metal: {}: no function {}: {}", launch.source,
                                                   launch.function, TextOf(error)));

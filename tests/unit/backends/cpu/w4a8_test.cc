@@ -187,14 +187,14 @@ TEST(W4a8, RunsOnRequestOnly) {
     const TensorView a_view(a.data(), DType::kF32, {m, 128});
     const MutableTensorView out_view(out.data(), DType::kF32, {m, 16});
     GemmOptions options;
-    EXPECT_NE(PlanGemm(product.device, a_view, product.weights, out_view, options)->accuracy,
+    EXPECT_NE(PlanGemm(product.device, a_view, product.weights, out_view, options)->accuracy(),
               "w4a8");
     options.kernel = kKernels[0];  // A name alone does not allow a coarser grade.
     const auto named = PlanGemm(product.device, a_view, product.weights, out_view, options);
     EXPECT_EQ(named.status().code(), Code::kUnsupported);
     options.kernel.clear();
     options.accuracy = Accuracy::kW4A8;
-    EXPECT_EQ(PlanGemm(product.device, a_view, product.weights, out_view, options)->accuracy,
+    EXPECT_EQ(PlanGemm(product.device, a_view, product.weights, out_view, options)->accuracy(),
               "w4a8");
   }
 }

@@ -1,5 +1,5 @@
 // How products are cut into blocks of 64 x 64 and slices of k, and who runs them.
-#include "backends/cuda/block_plan.h"
+#include "backends/cuda/kernels/block/block_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/plan/kernel_table.h"
 #include "plan/select.h"
 
 namespace marlin::cuda {
@@ -95,13 +95,16 @@ GemmDesc Problem(Format format) {
   desc.group_size = 128;
   desc.format = format;
   desc.a_type = DType::kBf16;
-  desc.tiled = desc.fits_f16 = true;
+  desc.weights.tiled = desc.weights.fits_f16 = true;
   return desc;
 }
 
 std::string Chosen(const GemmDesc& desc, const std::string& forced) {
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
-  const Candidates candidates = {{.level = Isa::kSm90}, CudaKernels(), never};
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& problem) {
+    return FamilyOf(kernel).microseconds(problem, {});
+  };
+  const Candidates candidates = {{.level = Isa::kSm90}, CudaKernels(), cost, never};
   const auto choice = SelectKernel(desc, candidates, forced);
   return choice.ok() ? choice->kernel->name : choice.status().message();
 }
@@ -117,12 +120,12 @@ TEST(BlockKernels, RunByNameAlone) {
     const bool integers = name == "marlin_gemm_fused_u4";
     for (const Format format : {Format::kFp4E2M1, Format::kU4, Format::kS4, Format::kNf4}) {
       GemmDesc desc = Problem(format);
-      desc.marlin_w4 = kernel.reads_marlin_w4;
-      desc.tiled = !desc.marlin_w4;
+      desc.weights.marlin_w4 = kernel.reads_marlin_w4;
+      desc.weights.tiled = !desc.weights.marlin_w4;
       const bool four = format == Format::kU4 || format == Format::kS4;
-      const bool takes = desc.marlin_w4 || (integers ? four : format == Format::kFp4E2M1);
+      const bool takes = desc.weights.marlin_w4 || (integers ? four : format == Format::kFp4E2M1);
       EXPECT_EQ(Chosen(desc, name) == name, takes) << FormatName(format);
-      EXPECT_EQ(Chosen(desc, "") == name, desc.marlin_w4) << FormatName(format);
+      EXPECT_EQ(Chosen(desc, "") == name, desc.weights.marlin_w4) << FormatName(format);
     }
   }
 }
@@ -137,8 +140,8 @@ TEST(BlockKernels, SayWhatTheyTake) {
   mentions(Problem(Format::kFp4E2M1), "marlin_gemm_fused_u4", "takes u4 and s4 alone");
   mentions(Problem(Format::kFp4E2M1), "marlin_gemm_w4", "prepared in the marlin_w4 layout");
   GemmDesc w4 = Problem(Format::kFp4E2M1);
-  w4.marlin_w4 = true;
-  w4.tiled = false;
+  w4.weights.marlin_w4 = true;
+  w4.weights.tiled = false;
   mentions(w4, "marlin_gemm_wgmma", "does not read the marlin_w4 layout");
   mentions(w4, "marlin_gemm_cuda_exact", "does not read the marlin_w4 layout");
   w4.a_type = DType::kF32;

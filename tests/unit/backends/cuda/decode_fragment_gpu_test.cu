@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/code_kind.h"
-#include "backends/cuda/prepared_tiles.h"
+#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/weights/prepared_tiles.h"
 #include "base/scalars.h"
 #include "lane_codes.cuh"
 #include "marlin/format.h"
@@ -166,7 +166,7 @@ void CheckFormat(Format format) {
       CheckFormat<CodeKind::name, T>(format);   \
     }                                           \
     break;
-#include "backends/cuda/code_kinds.def"
+#include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
   }
 }

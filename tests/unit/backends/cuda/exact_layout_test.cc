@@ -1,11 +1,11 @@
 // How exact products are divided: every unit of k in one part, and sums no deeper than declared.
-#include "backends/cuda/exact_layout.h"
+#include "backends/cuda/kernels/exact/exact_layout.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "backends/cuda/tile_problem.h"
+#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {

@@ -66,7 +66,7 @@ class FloatScalesOnGpu : public GpuTest<::testing::Test> {
     const Status status = Gemm(device(), a_view, *prepared, c_view);
     EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_TRUE(device().Synchronize().ok());
-    return {plan->kernel, Download<float>(c)};
+    return {std::string(plan->kernel()), Download<float>(c)};
   }
 };
 

@@ -1,5 +1,5 @@
 // How products of quantized activations are cut: what every plan must keep.
-#include "backends/cuda/fp8_plan.h"
+#include "backends/cuda/kernels/fp8/fp8_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // How products of few rows are cut into thread blocks, for shapes that no machine here could
 // multiply: everything is covered once, fits, and is counted in numbers that do not overflow.
-#include "backends/cuda/gemv_plan.h"
+#include "backends/cuda/kernels/gemv/gemv_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -64,7 +64,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     // Never null: a workspace of the device's own may be allocated in the middle of a capture.
-    workspace_ = Make(std::max<int64_t>(plan->workspace_bytes, 256));
+    workspace_ = Make(std::max<int64_t>(plan->workspace_bytes(), 256));
     options_.workspace = workspace_.data();
     options_.workspace_bytes = workspace_.bytes();
   }

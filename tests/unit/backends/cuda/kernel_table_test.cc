@@ -1,4 +1,4 @@
-#include "backends/cuda/kernel_table.h"
+#include "backends/cuda/plan/kernel_table.h"
 
 #include <gtest/gtest.h>
 
@@ -13,15 +13,15 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   desc.n = desc.k = 256;
   desc.group_size = 128;
   desc.a_type = DType::kBf16;
-  desc.tiled = desc.fits_f16 = true;
-  const DeviceFacts facts = {.level = Isa::kSm90};
+  desc.weights.tiled = desc.weights.fits_f16 = true;
+  const DeviceProperties device = {.level = Isa::kSm90};
   const auto supported = [&](GemmDesc changed) {
     std::string names;
     for (const KernelDesc& kernel : CudaKernels()) {
       if (kernel.chosen == Chosen::kByName) continue;
-      const Support support = kernel.supports(changed, facts);
+      const Support support = kernel.supports(changed, device);
       if (support.ok()) names += std::string(kernel.name).substr(sizeof("marlin_") - 1) + " ";
-      EXPECT_NE(support.ok(), !support.reason.empty());
+      EXPECT_NE(support.ok(), !support.reason().empty());
     }
     return names;
   };
@@ -33,7 +33,7 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   invariant.determinism = Determinism::kBatchInvariant;
   EXPECT_EQ(supported(invariant), "gemm_wgmma gemm_cuda_exact ");
   GemmDesc canonical = desc;
-  canonical.tiled = false;
+  canonical.weights.tiled = false;
   EXPECT_EQ(supported(canonical), "gemm_cuda_exact ");
   GemmDesc floats = desc;
   floats.a_type = DType::kF32;

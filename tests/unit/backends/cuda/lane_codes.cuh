@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cuda/decode_fragment.cuh"
+#include "backends/cuda/kernels/common/decode_fragment.cuh"
 
 namespace marlin::cuda {
 
@@ -35,7 +35,7 @@ inline LaneWords Encode(CodeKind kind, const LaneCodes& codes) {
 #define MARLIN_KIND(name) \
   case CodeKind::name:    \
     return Encode<CodeKind::name>(codes);
-#include "backends/cuda/code_kinds.def"
+#include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
   }
   return {};
@@ -45,7 +45,7 @@ inline std::vector<CodeKind> CodedKinds() {
   std::vector<CodeKind> kinds;
 #define MARLIN_KIND(name) \
   if (CodeKind::name != CodeKind::kDense16) kinds.push_back(CodeKind::name);
-#include "backends/cuda/code_kinds.def"
+#include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
   return kinds;
 }

@@ -1,12 +1,14 @@
-// Blocks that divide k and meet in memory: the last adds the parts, or a kernel of its own where
-// that memory is lent, with the same bits.
+// Split-K and stream-K through scratch memory: the CTA that comes last adds the partial sums, or a
+// kernel of its own where no scratch memory is left, with the same bits.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "backends/cuda/meeting_memory.h"
+#include "backends/cuda/runtime/split_k_scratch.h"
 #include "base/scalars.h"
 #include "gpu_fixture.h"
 
@@ -46,8 +48,8 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     const Result<GemmPlan> plan = PlanGemm(device(), A(rows), weights_, Out(out, rows));
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     if (!plan.ok()) return 0;
-    EXPECT_EQ(plan->kernel, kernel);
-    return plan->workspace_bytes;
+    EXPECT_EQ(plan->kernel(), kernel);
+    return plan->workspace_bytes();
   }
 
   TensorView A(int64_t rows = kM) const { return {activations_.data(), DType::kBf16, {rows, kK}}; }
@@ -55,15 +57,37 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     return {out.data(), DType::kF32, {rows, kN}};
   }
 
-  /// The product of the first rows with its workspace at `place` of `workspaces`.
-  std::vector<float> Multiply(const DeviceBuffer& workspaces, int place, int64_t rows = kM) const {
+  /// The GEMM of the first rows with its workspace at `place` of `workspaces`.
+  std::vector<float> Multiply(const DeviceBuffer& workspaces, int place, int64_t rows = kM,
+                              cudaStream_t stream = nullptr) const {
     const DeviceBuffer out = Upload(std::vector<float>(static_cast<size_t>(rows * kN), -1.0F));
+    EXPECT_TRUE(Launch(workspaces, place, rows, out, stream).ok());
+    EXPECT_TRUE(device().Synchronize(stream).ok());
+    return Download<float>(out);
+  }
+
+  Status Launch(const DeviceBuffer& workspaces, int place, int64_t rows, const DeviceBuffer& out,
+                cudaStream_t stream) const {
     GemmOptions options;
     options.workspace = static_cast<uint8_t*>(workspaces.data()) + place * kAlignment;
     options.workspace_bytes = workspaces.bytes() - place * kAlignment;
-    EXPECT_TRUE(Gemm(device(), A(rows), weights_, Out(out, rows), options).ok());
-    EXPECT_TRUE(device().Synchronize().ok());
-    return Download<float>(out);
+    options.stream = stream;
+    return Gemm(device(), A(rows), weights_, Out(out, rows), options);
+  }
+
+  /// Captures GEMMs with workspaces of their own until they have all scratch memory for good.
+  void TakeAllScratch(const DeviceBuffer& workspaces, int places) const {
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    const DeviceBuffer out = Make(kM * kN * 4);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    for (int place = 0; place < places; ++place) {
+      EXPECT_TRUE(Launch(workspaces, place, kM, out, stream).ok());
+    }
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
   }
 
   PreparedWeights weights_;
@@ -71,33 +95,44 @@ class MeetInMemory : public GpuTest<::testing::Test> {
   int64_t bytes_ = 0;
 };
 
-TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
+// Each needs scratch memory for the sums of at least two splits.
+constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
+constexpr auto kPlaces = static_cast<int>(cuda::SplitKScratch::kBytes / kLeastBytes + 2);
+
+// A process that lives long sees many workspaces and streams: neither may use up the memory.
+TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
-  // Each wants memory for the sums of at least two splits, until there is none.
-  constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
-  constexpr auto kPlaces = static_cast<int>(cuda::MeetingMemory::kBytes / kLeastBytes + 2);
   const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   for (int place = 1; place < kPlaces; ++place) {
     ASSERT_EQ(Multiply(workspaces, place), first) << "workspace " << place;
   }
+  for (int i = 0; i < 2 * kPlaces; ++i) {
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first) << "stream " << i;
+    ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
 }
 
-// Tickets that are not lent are made ready for every product.
-TEST_F(MeetInMemory, InPartsOfTilesWhereverTicketsLie) {
-  const int64_t bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
-  ASSERT_GT(bytes, 0) << "this device does not stream tiles";
-  const DeviceBuffer lent = Make(bytes);
-  const std::vector<float> first = Multiply(lent, 0, kStreamedRows);
-  ASSERT_EQ(Multiply(lent, 0, kStreamedRows), first) << "the tickets are all ones again";
-  // Until there is none to lend.
-  constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
-  constexpr auto kPlaces = static_cast<int>(cuda::MeetingMemory::kBytes / kLeastBytes + 2);
-  const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
-  for (int place = 0; place < kPlaces; ++place) Multiply(workspaces, place);
-  const DeviceBuffer others = Make(bytes);
-  for (int i = 0; i < 2; ++i) ASSERT_EQ(Multiply(others, 0, kStreamedRows), first);
+// Without scratch memory the reduce kernel adds, and tickets are made ready for every GEMM.
+TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
+  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
+  ASSERT_GT(streamed_bytes, 0) << "this device does not stream tiles";
+  const DeviceBuffer workspaces = Make(std::max(bytes_, streamed_bytes) + kPlaces * kAlignment);
+  const std::vector<float> first = Multiply(workspaces, 0);
+  const std::vector<float> streamed = Multiply(workspaces, 0, kStreamedRows);
+  ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed) << "the tickets are all ones again";
+  TakeAllScratch(workspaces, kPlaces);
+  for (int i = 0; i < 2; ++i) {
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first);
+    ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows, stream), streamed);
+    ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
 }
 
 // Other rows have their sums elsewhere in the same memory: words that were not all ones again would

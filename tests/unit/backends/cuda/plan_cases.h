@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/tile_problem.h"
+#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 

@@ -13,10 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/kernel_table.h"
-#include "backends/cuda/shipped_tuning.h"
-#include "backends/cuda/variants.h"
-#include "backends/cuda/wgmma_plan.h"
+#include "backends/cuda/plan/kernel_table.h"
+#include "backends/cuda/tuning/shipped_tuning.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 
@@ -54,14 +52,14 @@ Product ProductOf(const Json& run, const Json& row) {
                 : activations == "f16" ? DType::kF16
                                        : DType::kF32;
   desc.c_type = desc.a_type;
-  desc.tiled = desc.format != Format::kFp32 && desc.scale_type != ScaleType::kF32;
-  desc.fits_f16 = true;
+  desc.weights.tiled = desc.format != Format::kFp32 && desc.scale_type != ScaleType::kF32;
+  desc.weights.fits_f16 = true;
   const Json& arguments = run["arguments"];
   const auto option = std::find(arguments.begin(), arguments.end(), "--accuracy");
   const std::string accuracy = option == arguments.end() ? "default" : *std::next(option);
   if (accuracy == "exact") desc.accuracy = Accuracy::kExact;
   if (accuracy == "w4a8") desc.accuracy = Accuracy::kW4A8;
-  desc.fits_fp8 = desc.accuracy == Accuracy::kW4A8;
+  desc.weights.fits_fp8 = desc.accuracy == Accuracy::kW4A8;
   product.device = run["device"]["model"];
   product.name = row["format"].get<std::string>() + " " + std::to_string(desc.group_size) + " " +
                  row["scale_type"].get<std::string>() + " " + activations + " " + accuracy + " " +
@@ -113,15 +111,14 @@ std::string Chosen(const Product& product) {
                               const KernelVariant& variant) {
     return CanRunAs(kernel, desc, device, variant);
   };
-  const auto passes_over = [&](const KernelDesc& kernel, const GemmDesc& desc) {
-    return kernel.name == std::string_view("marlin_gemv_mma") &&
-           WgmmaTakesLess(ProblemOf(desc), device);
+  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& desc) {
+    return FamilyOf(kernel).microseconds(desc, device);
   };
-  DeviceFacts facts;
-  facts.level = Isa::kSm90;
-  facts.has_dense_library = [] { return true; };
+  DeviceProperties properties;
+  properties.level = Isa::kSm90;
+  properties.has_dense_library = [] { return true; };
   const Result<KernelChoice> choice =
-      SelectKernel(product.desc, {facts, CudaKernels(), can_run_as, &table, passes_over}, "");
+      SelectKernel(product.desc, {properties, CudaKernels(), cost, can_run_as, &table}, "");
   EXPECT_TRUE(choice.ok()) << product.name << ": " << choice.status().message();
   if (!choice.ok()) return {};
   if (!choice->variant.automatic()) return choice->ToString();

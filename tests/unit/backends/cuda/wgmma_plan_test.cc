@@ -1,5 +1,5 @@
 // The same as gemv_plan_test.cc for products of more rows.
-#include "backends/cuda/wgmma_plan.h"
+#include "backends/cuda/kernels/wgmma/wgmma_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,8 @@
 #include <iterator>
 #include <vector>
 
+#include "backends/cuda/kernels/gemv/gemv_plan.h"
+#include "backends/cuda/plan/kernel_table.h"
 #include "base/checked.h"
 #include "plan_cases.h"
 
@@ -339,33 +341,73 @@ TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
   }
 }
 
-TEST(WgmmaTakesLess, FromNineRowsOnWhereStripsDoNotFillTheDevice) {
-  const DeviceShape device;
-  // 288 strips are three for 24 blocks of 132.
-  EXPECT_TRUE(WgmmaTakesLess(Fp4Problem(16, 9216, 4096), device));
-  EXPECT_TRUE(WgmmaTakesLess(Fp4Problem(9, 9216, 4096), device));
-  // By the estimates, which were compared from nine rows on alone, it would.
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(8, 8704, 4096), device));
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(16, 28672, 8192), device));
-  // Sums would go to the workspace.
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Problem(16, 2048, 5120), device));
+/// FP4 with groups of 128 and bf16 activations.
+GemmDesc Fp4Gemm(int64_t m, int64_t n, int64_t k) {
+  GemmDesc desc;
+  desc.m = m;
+  desc.n = n;
+  desc.k = k;
+  desc.group_size = 128;
+  desc.a_type = desc.c_type = DType::kBf16;
+  desc.weights.tiled = desc.weights.fits_f16 = true;
+  return desc;
 }
 
-TEST(WgmmaTakesLess, IsNotSaidOfWhatWasNotMeasured) {
-  const DeviceShape device;
-  const TileProblem known = Fp4Problem(16, 9216, 4096);
-  TileProblem problem = known;
-  problem.gated = true;
-  EXPECT_FALSE(WgmmaTakesLess(problem, device));
-  problem = known;
-  problem.batch_invariant = true;
-  EXPECT_FALSE(WgmmaTakesLess(problem, device));
-  problem = known;
-  problem.pair_table = true;
-  EXPECT_FALSE(WgmmaTakesLess(problem, device));
-  problem = known;
-  problem.narrow_codes = false;
-  EXPECT_FALSE(WgmmaTakesLess(problem, device));
+double MicrosecondsOf(std::string_view kernel, const GemmDesc& desc) {
+  for (const KernelDesc& row : CudaKernels()) {
+    if (row.name == kernel) return FamilyOf(row).microseconds(desc, DeviceShape());
+  }
+  ADD_FAILURE() << "no row " << kernel;
+  return 0;
+}
+
+/// Whether the WGMMA kernel is expected to be faster than the GEMV kernel.
+bool WgmmaTakesLess(const GemmDesc& desc) {
+  return MicrosecondsOf("marlin_gemm_wgmma", desc) < MicrosecondsOf("marlin_gemv_mma", desc);
+}
+
+TEST(Estimates, PreferWgmmaFromNineRowsOnWhereStripsDoNotFillTheDevice) {
+  // 288 strips are three for 24 blocks of 132.
+  EXPECT_TRUE(WgmmaTakesLess(Fp4Gemm(16, 9216, 4096)));
+  EXPECT_TRUE(WgmmaTakesLess(Fp4Gemm(9, 9216, 4096)));
+  // The estimates were compared from nine rows on alone; otherwise they would say so here.
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(8, 8704, 4096)));
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(16, 28672, 8192)));
+  // Partial sums would go to the workspace.
+  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(16, 2048, 5120)));
+}
+
+TEST(Estimates, PreferGemvWhereTheyWereNotFitted) {
+  for (int64_t m = 1; m <= kMaxGemvRows; ++m) {
+    for (const int64_t n : {1, 32, 4096, 9216, 151936}) {
+      for (const int64_t k : {1, 128, 4096, 65536}) {
+        GemmDesc desc = Fp4Gemm(m, n, k);
+        EXPECT_FALSE(m <= 8 && WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        desc.gated = true;
+        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        desc.gated = false;
+        desc.format = Format::kNf4;
+        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        desc.format = Format::kFp8E4M3;
+        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        desc.format = Format::kFp4E2M1;
+        desc.group_size = 32;  // Several groups to a tile, unless one holds all of k.
+        EXPECT_FALSE(k > 32 && WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+      }
+    }
+  }
+}
+
+TEST(Estimates, NeverPreferTheExactKernel) {
+  for (const int64_t m : {1, 8, 9, 16, 17, 300, 65536}) {
+    for (const int64_t n : {1, 4096, 2000000}) {
+      for (const int64_t k : {1, 4096, 65536}) {
+        const GemmDesc desc = Fp4Gemm(m, n, k);
+        EXPECT_LT(MicrosecondsOf("marlin_gemm_wgmma", desc),
+                  MicrosecondsOf("marlin_gemm_cuda_exact", desc));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -36,9 +36,12 @@ const KernelDesc& Find(const std::string& name) {
 }
 
 Result<KernelChoice> Select(const GemmDesc& desc, bool known_fragments, const char* forced = "") {
-  const DeviceFacts facts = FactsOf({.known_fragments = known_fragments});
+  const DeviceProperties device = PropertiesOf({.known_fragments = known_fragments});
+  const auto cost = [](const KernelDesc& kernel, const GemmDesc& problem) {
+    return CostOf(kernel, problem);
+  };
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
-  return SelectKernel(desc, {facts, MetalKernels(), never}, forced);
+  return SelectKernel(desc, {device, MetalKernels(), cost, never}, forced);
 }
 
 /// Splits of whole chunks that cover k, none of them empty but of no k.
@@ -58,7 +61,7 @@ TEST(PlanLaunch, CoversEverythingOnce) {
     const DeviceShape device = {1 + static_cast<int>(bits() % 80), true};
     const int64_t chunks = (desc.k + 127) / 128;
     for (const KernelDesc& kernel : MetalKernels()) {
-      if (!kernel.supports(desc, DeviceFacts()).ok()) continue;
+      if (!kernel.supports(desc, DeviceProperties()).ok()) continue;
       const LaunchPlan plan = PlanLaunch(kernel, desc, device);
       const auto [x, y, z] = plan.threadgroups;
       SCOPED_TRACE(std::string(kernel.name) + " " + desc.ToString());
@@ -67,11 +70,13 @@ TEST(PlanLaunch, CoversEverythingOnce) {
         const bool paired = desc.gated && desc.n % 16 == 0;
         ASSERT_EQ(x, paired ? desc.n / 16 : (desc.n + 7) / 8);
         ASSERT_EQ(plan.partial, desc.gated && !paired);
-        const int64_t rows = std::stoi(plan.function.substr(plan.function.rfind('_') + 1));
+        const int64_t rows =
+            std::stoi(std::string(plan.function.substr(plan.function.rfind('_') + 1)));
         ASSERT_TRUE(rows * y >= desc.m && rows * (y - 1) < desc.m);
         ASSERT_EQ(plan.splits, 1);
       } else if (plan.source == "gemm_direct.metal") {
-        const int64_t rows = std::stoi(plan.function.substr(plan.function.rfind('_') + 1));
+        const int64_t rows =
+            std::stoi(std::string(plan.function.substr(plan.function.rfind('_') + 1)));
         ASSERT_EQ(x, (desc.n + 63) / 64);
         ASSERT_EQ(y, (desc.m + rows - 1) / rows);
         ASSERT_EQ(z, plan.splits);
@@ -111,7 +116,7 @@ TEST(Selection, IsTotal) {
       for (const bool known : {true, false}) {
         const Result<KernelChoice> choice = Select(desc, known);
         ASSERT_TRUE(choice.ok()) << choice.status().message();
-        ASSERT_EQ(choice->kernel->chosen, Chosen::kByRules);
+        ASSERT_EQ(choice->kernel->chosen, Chosen::kByCost);
       }
     }
   }
@@ -145,16 +150,16 @@ TEST(Selection, TakesTheKernelForTheRows) {
 TEST(Selection, FastMathPromisesNoBatchInvariance) {
   GemmDesc desc;
   desc.n = desc.k = 256;
-  const DeviceFacts facts = FactsOf({.fast_math = true});
+  const DeviceProperties device = PropertiesOf({.fast_math = true});
   for (desc.m = 1; desc.m <= 130; ++desc.m) {
     for (const KernelDesc& kernel : MetalKernels()) {
       desc.determinism = Determinism::kBatchInvariant;
-      EXPECT_FALSE(CheckSupport(kernel, desc, facts).ok()) << kernel.name << ", m " << desc.m;
+      EXPECT_FALSE(CheckSupport(kernel, desc, device).ok()) << kernel.name << ", m " << desc.m;
     }
   }
   desc.determinism = Determinism::kDefault;
   desc.m = 1;
-  EXPECT_TRUE(CheckSupport(Find("marlin_gemv"), desc, facts).ok());
+  EXPECT_TRUE(CheckSupport(Find("marlin_gemv"), desc, device).ok());
 }
 
 TEST(Selection, SaysWhyNot) {

@@ -1,0 +1,213 @@
+/* The library for C and whatever calls C: devices, weights, plans.
+ *
+ *   marlin_device* device; marlin_weights* weights; marlin_prepared* prepared; marlin_plan* plan;
+ *   marlin_device_open("cpu", 0, &device);
+ *   marlin_checkpoint_weights(checkpoint, "model.layers.0.mlp.down_proj.weight", &weights);
+ *   marlin_prepare(weights, device, &prepared);
+ *   marlin_plan_gemm(device, prepared, &problem, &plan);
+ *   marlin_plan_run(plan, &a, &out, NULL);
+ *
+ * Every function that can fail returns a marlin_code; marlin_last_error() says why in one line.
+ * Handles are made by the functions that take a pointer to a handle, which is set to NULL where
+ * they fail, and are freed by their destroy function, which accepts NULL. A handle keeps whatever
+ * it needs: they may be destroyed in any order. Handles may be used from any thread; destroying one
+ * while another thread uses it is an error that is not found.
+ *
+ * Structs are initialised with the macro of their name, which sets the size that they have for the
+ * caller: later versions of the library add fields at their end, and read those that the caller
+ * knows. The names of functions, fields and constants never change their meaning. */
+#ifndef MARLIN_MARLIN_C_H_
+#define MARLIN_MARLIN_C_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "marlin/version.h"
+
+#if defined(__GNUC__)
+#define MARLIN_C_API __attribute__((visibility("default")))
+#else
+#define MARLIN_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* As marlin::Code. */
+typedef enum marlin_code {
+  MARLIN_OK = 0,
+  MARLIN_INVALID_ARGUMENT = 1,
+  MARLIN_UNSUPPORTED = 2,
+  MARLIN_MALFORMED_FILE = 3,
+  MARLIN_NON_FINITE_INPUT = 4,
+  MARLIN_OUT_OF_MEMORY = 5,
+  MARLIN_IO = 6,
+  MARLIN_DEVICE_LOST = 7,
+  MARLIN_INTERNAL = 8
+} marlin_code;
+
+/* Element types of tensors; the numbers are those of marlin::DType. */
+typedef enum marlin_dtype {
+  MARLIN_U8 = 1,
+  MARLIN_I8 = 2,
+  MARLIN_F16 = 8,
+  MARLIN_BF16 = 9,
+  MARLIN_I32 = 10,
+  MARLIN_U32 = 11,
+  MARLIN_F32 = 12
+} marlin_dtype;
+
+typedef enum marlin_activation {
+  MARLIN_ACTIVATION_NONE = 0,
+  MARLIN_ACTIVATION_SILU = 1,
+  MARLIN_ACTIVATION_GELU_TANH = 2,
+  MARLIN_ACTIVATION_RELU = 3
+} marlin_activation;
+
+typedef enum marlin_accuracy {
+  MARLIN_ACCURACY_DEFAULT = 0,
+  MARLIN_ACCURACY_EXACT = 1,
+  MARLIN_ACCURACY_W4A8 = 2
+} marlin_accuracy;
+
+typedef enum marlin_determinism {
+  MARLIN_DETERMINISM_DEFAULT = 0,
+  MARLIN_DETERMINISM_BATCH_INVARIANT = 1
+} marlin_determinism;
+
+enum { MARLIN_MAX_RANK = 8 };
+
+/* A view of memory that the caller owns: rank dimensions with strides that count elements. */
+typedef struct marlin_tensor {
+  size_t size;
+  void* data;
+  int32_t dtype; /* A marlin_dtype. */
+  int32_t rank;
+  int64_t shape[MARLIN_MAX_RANK];
+  int64_t strides[MARLIN_MAX_RANK]; /* All 0: contiguous. */
+} marlin_tensor;
+#define MARLIN_TENSOR_INIT                                 \
+  {                                                        \
+    sizeof(marlin_tensor), NULL, MARLIN_F32, 0, {0}, { 0 } \
+  }
+
+/* A GEMM without its operands: marlin::GemmProblem. */
+typedef struct marlin_gemm_problem {
+  size_t size;
+  int64_t m;      /* Rows of A. */
+  int32_t a_type; /* A marlin_dtype, as out_type. */
+  int32_t out_type;
+  int32_t activation;             /* A marlin_activation. */
+  int32_t accuracy;               /* A marlin_accuracy. */
+  int32_t determinism;            /* A marlin_determinism. */
+  int32_t gated;                  /* W is [gate | up]: out[m, n / 2] = act(A gate) * (A up). */
+  int32_t allow_bf16_activations; /* Lets kernels round fp16 and fp32 activations to bf16. */
+  int32_t unaligned;              /* Rows of A begin anywhere, not at multiples of 16 bytes. */
+  const char* kernel;             /* Forces a kernel by name; NULL: the plan chooses. */
+} marlin_gemm_problem;
+#define MARLIN_GEMM_PROBLEM_INIT                                                      \
+  {                                                                                   \
+    sizeof(marlin_gemm_problem), 0, MARLIN_BF16, MARLIN_BF16, MARLIN_ACTIVATION_NONE, \
+        MARLIN_ACCURACY_DEFAULT, MARLIN_DETERMINISM_DEFAULT, 0, 0, 0, NULL            \
+  }
+
+/* What one run is given beside A and out: marlin::GemmArguments. */
+typedef struct marlin_gemm_arguments {
+  size_t size;
+  const marlin_tensor* bias;       /* [n], or NULL. */
+  const marlin_tensor* row_weight; /* f32 [m], or NULL. */
+  int64_t expert;                  /* Which matrix of stacked weights. */
+  void* workspace;                 /* Device memory aligned to 64, or NULL: the device's own. */
+  int64_t workspace_bytes;
+  void* stream; /* A cudaStream_t, an MTL::CommandQueue*; NULL: the default. */
+  int32_t overlap_previous;
+} marlin_gemm_arguments;
+#define MARLIN_GEMM_ARGUMENTS_INIT \
+  { sizeof(marlin_gemm_arguments), NULL, NULL, 0, NULL, 0, NULL, 0 }
+
+typedef struct marlin_device marlin_device;
+typedef struct marlin_buffer marlin_buffer;
+typedef struct marlin_checkpoint marlin_checkpoint;
+typedef struct marlin_weights marlin_weights;
+typedef struct marlin_prepared marlin_prepared;
+typedef struct marlin_plan marlin_plan;
+
+/* The version of the library that runs, "0.1.0". */
+MARLIN_C_API const char* marlin_version(void);
+/* The message of the last function that failed on this thread, until the next one fails; "" where
+ * none has. */
+MARLIN_C_API const char* marlin_last_error(void);
+
+/* Opens "cpu", "cuda", "cuda:0", "metal", "metal-sim" or "auto"; threads: 0 means all. */
+MARLIN_C_API marlin_code marlin_device_open(const char* name, int32_t threads,
+                                            marlin_device** device);
+MARLIN_C_API void marlin_device_destroy(marlin_device* device);
+/* Waits for the work on a stream, and says whether it failed. */
+MARLIN_C_API marlin_code marlin_device_synchronize(const marlin_device* device, void* stream);
+/* Memory that the device's kernels read and write, aligned to 64 or more; on the CPU they read and
+ * write any memory. */
+MARLIN_C_API marlin_code marlin_buffer_allocate(const marlin_device* device, int64_t bytes,
+                                                marlin_buffer** buffer);
+MARLIN_C_API void marlin_buffer_destroy(marlin_buffer* buffer);
+/* In the device's address space; what marlin_tensor.data takes. */
+MARLIN_C_API void* marlin_buffer_data(const marlin_buffer* buffer);
+/* Copy [offset, offset + bytes) of the buffer from or to the host, and wait. */
+MARLIN_C_API marlin_code marlin_buffer_copy_from(const marlin_buffer* buffer, const void* host,
+                                                 int64_t bytes, int64_t offset);
+MARLIN_C_API marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void* host,
+                                               int64_t bytes, int64_t offset);
+
+/* Opens a safetensors file or a directory of them, plain or quantized. */
+MARLIN_C_API marlin_code marlin_checkpoint_open(const char* path, marlin_checkpoint** checkpoint);
+MARLIN_C_API void marlin_checkpoint_destroy(marlin_checkpoint* checkpoint);
+/* How many quantized modules there are, and the name of one; NULL for a number out of range. Names
+ * live as long as the checkpoint. */
+MARLIN_C_API int64_t marlin_checkpoint_module_count(const marlin_checkpoint* checkpoint);
+MARLIN_C_API const char* marlin_checkpoint_module_name(const marlin_checkpoint* checkpoint,
+                                                       int64_t number);
+/* Loads a quantized module. */
+MARLIN_C_API marlin_code marlin_checkpoint_weights(const marlin_checkpoint* checkpoint,
+                                                   const char* module, marlin_weights** weights);
+
+/* Quantizes a matrix [k, n], or experts [e, k, n], of f32, bf16 or f16 in the host's memory. format
+ * is that of recipes: "fp4_e2m1/g128", "u4/g64", "nf4/g32". */
+MARLIN_C_API marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
+                                         marlin_weights** weights);
+MARLIN_C_API void marlin_weights_destroy(marlin_weights* weights);
+MARLIN_C_API int64_t marlin_weights_k(const marlin_weights* weights);
+MARLIN_C_API int64_t marlin_weights_n(const marlin_weights* weights);
+MARLIN_C_API int64_t marlin_weights_experts(const marlin_weights* weights);
+MARLIN_C_API int64_t marlin_weights_bytes(const marlin_weights* weights);
+
+/* Rearranges weights for a device, once, at load; the weights may be destroyed afterwards. */
+MARLIN_C_API marlin_code marlin_prepare(const marlin_weights* weights, const marlin_device* device,
+                                        marlin_prepared** prepared);
+MARLIN_C_API void marlin_prepared_destroy(marlin_prepared* prepared);
+MARLIN_C_API int64_t marlin_prepared_bytes(const marlin_prepared* prepared);
+/* Writes the weights of one expert as out [k, n], each rounded once. */
+MARLIN_C_API marlin_code marlin_prepared_dequantize(const marlin_prepared* prepared,
+                                                    const marlin_device* device,
+                                                    const marlin_tensor* out, int64_t expert,
+                                                    void* stream);
+
+/* Plans a GEMM with prepared weights. */
+MARLIN_C_API marlin_code marlin_plan_gemm(const marlin_device* device,
+                                          const marlin_prepared* prepared,
+                                          const marlin_gemm_problem* problem, marlin_plan** plan);
+MARLIN_C_API void marlin_plan_destroy(marlin_plan* plan);
+/* Live as long as the plan. */
+MARLIN_C_API const char* marlin_plan_kernel(const marlin_plan* plan);
+MARLIN_C_API const char* marlin_plan_accuracy(const marlin_plan* plan);
+MARLIN_C_API int64_t marlin_plan_workspace_bytes(const marlin_plan* plan);
+/* Computes out[m, n] = epilogue(A[m, k] x W[k, n]); all memory is the device's. With a workspace it
+ * allocates nothing. arguments may be NULL. */
+MARLIN_C_API marlin_code marlin_plan_run(const marlin_plan* plan, const marlin_tensor* a,
+                                         const marlin_tensor* out,
+                                         const marlin_gemm_arguments* arguments);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MARLIN_MARLIN_C_H_ */

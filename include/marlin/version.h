@@ -1,0 +1,26 @@
+/* The version of these headers, for the preprocessor: C and C++. CMake and the Python package take
+ * theirs from here. */
+#ifndef MARLIN_VERSION_H_
+#define MARLIN_VERSION_H_
+
+#define MARLIN_VERSION_MAJOR 0
+#define MARLIN_VERSION_MINOR 1
+#define MARLIN_VERSION_PATCH 0
+
+/* MARLIN_VERSION >= MARLIN_MAKE_VERSION(0, 1, 0) */
+#define MARLIN_MAKE_VERSION(major, minor, patch) ((major)*1000000 + (minor)*1000 + (patch))
+#define MARLIN_VERSION \
+  MARLIN_MAKE_VERSION(MARLIN_VERSION_MAJOR, MARLIN_VERSION_MINOR, MARLIN_VERSION_PATCH)
+
+#ifdef __cplusplus
+#pragma GCC visibility push(default)
+namespace marlin {
+
+/// The version of the library that runs, "0.1.0"; that of the headers is MARLIN_VERSION.
+const char* Version();
+
+}  // namespace marlin
+#pragma GCC visibility pop
+#endif
+
+#endif /* MARLIN_VERSION_H_ */

@@ -1,0 +1,183 @@
+#include "backends/cuda/cublas/cublas_library.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+
+#include <cstdlib>
+#include <sstream>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/macros.h"
+
+namespace marlin::cuda {
+namespace {
+
+// What of cublas_api.h and library_types.h is used; the numbers are part of their ABI.
+using Handle = void*;
+constexpr int kSuccess = 0;
+constexpr int kNoTranspose = 0;
+constexpr int kTranspose = 1;
+constexpr int kF32 = 0;
+constexpr int kF16 = 2;
+constexpr int kBf16 = 14;
+constexpr int kComputeF32 = 68;
+constexpr int kDefaultAlgorithm = -1;
+constexpr int kDisallowReducedPrecisionReduction = 16;
+using CreateFunction = int (*)(Handle*);
+using DestroyFunction = int (*)(Handle);
+using VersionFunction = int (*)(Handle, int*);
+using SetMathFunction = int (*)(Handle, int);
+using SetStreamFunction = int (*)(Handle, void* stream);
+using SetWorkspaceFunction = int (*)(Handle, void*, size_t);
+using GemmFunction = int (*)(Handle, int transa, int transb, int64_t m, int64_t n, int64_t k,
+                             const void* alpha, const void* a, int atype, int64_t lda,
+                             const void* b, int btype, int64_t ldb, const void* beta, void* c,
+                             int ctype, int64_t ldc, int compute, int algorithm);
+
+Status Check(int code, const char* call) {
+  if (code == kSuccess) return Status();
+  return Status(Code::kInternal, std::string(call) + ": cuBLAS status " + std::to_string(code));
+}
+
+std::vector<std::string> Glob(const std::string& pattern) {
+  std::vector<std::string> paths;
+  glob_t found{};
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  return paths;
+}
+
+/// Names and paths to try, in order.
+std::vector<std::string> Candidates() {
+  constexpr const char* kNames[] = {"libcublas.so.13", "libcublas.so.12"};
+  std::vector<std::string> candidates;
+  const auto add_folders = [&](const std::string& pattern) {
+    for (const char* name : kNames) {
+      for (std::string& path : Glob(pattern + "/" + name)) candidates.push_back(std::move(path));
+    }
+  };
+  if (const char* given = std::getenv("MARLIN_CUBLAS"); given != nullptr) {
+    std::istringstream paths(given);
+    for (std::string path; std::getline(paths, path, ':');) {
+      if (path.empty()) continue;
+      add_folders(path);
+      candidates.push_back(path);
+    }
+  }
+  candidates.insert(candidates.end(), std::begin(kNames), std::end(kNames));
+  add_folders("/usr/local/cuda*/lib64");
+  std::vector<std::string> environments = {"/opt/*/.venv", "/opt/*", "/usr/local", "/usr"};
+  if (const char* active = std::getenv("VIRTUAL_ENV"); active != nullptr) {
+    environments.insert(environments.begin(), active);
+  }
+  for (const std::string& environment : environments) {
+    add_folders(environment + "/lib/python3*/*-packages/nvidia/*/lib");
+  }
+  return candidates;
+}
+
+struct Library {
+  CreateFunction create = nullptr;
+  DestroyFunction destroy = nullptr;
+  VersionFunction version = nullptr;
+  SetMathFunction set_math = nullptr;
+  SetStreamFunction set_stream = nullptr;
+  SetWorkspaceFunction set_workspace = nullptr;
+  GemmFunction gemm = nullptr;
+
+  /// False when the library lacks a function.
+  bool Resolve(void* library) {
+    const auto find = [&](auto& function, const char* name) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+      return function != nullptr;
+    };
+    return find(create, "cublasCreate_v2") && find(destroy, "cublasDestroy_v2") &&
+           find(version, "cublasGetVersion_v2") && find(set_math, "cublasSetMathMode") &&
+           find(set_stream, "cublasSetStream_v2") && find(set_workspace, "cublasSetWorkspace_v2") &&
+           find(gemm, "cublasGemmEx_64");
+  }
+};
+
+/// Null where it is not installed. Never unloaded: handles may live as long as the process.
+const Library* Load() {
+  static const Library* const loaded = []() -> const Library* {
+    static Library library;
+    for (const std::string& candidate : Candidates()) {
+      void* const opened = dlopen(candidate.c_str(), RTLD_LAZY | RTLD_LOCAL);
+      if (opened == nullptr) continue;
+      if (library.Resolve(opened)) return &library;
+      dlclose(opened);
+    }
+    return nullptr;
+  }();
+  return loaded;
+}
+
+class LoadedCublas final : public Cublas {
+ public:
+  explicit LoadedCublas(const Library& library) : library_(library) {}
+  ~LoadedCublas() override {
+    if (handle_ != nullptr) library_.destroy(handle_);
+  }
+  LoadedCublas(const LoadedCublas&) = delete;
+  LoadedCublas& operator=(const LoadedCublas&) = delete;
+
+  Status Start(bool exact_sums) {
+    if (library_.create(&handle_) != kSuccess) {
+      return Status(Code::kDeviceLost, "cublasCreate: failed on this device");
+    }
+    return exact_sums ? Check(library_.set_math(handle_, kDisallowReducedPrecisionReduction),
+                              "cublasSetMathMode")
+                      : Status();
+  }
+
+  Status Launch(const CublasProduct& product, void* workspace, void* stream) const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    MARLIN_RETURN_IF_ERROR(Check(library_.set_stream(handle_, stream), "cublasSetStream"));
+    // A new stream takes the workspace away.
+    MARLIN_RETURN_IF_ERROR(Check(library_.set_workspace(handle_, workspace, kCublasWorkspaceBytes),
+                                 "cublasSetWorkspace"));
+    const float zero = 0.0f;
+    const int type = product.bf16 ? kBf16 : kF16;
+    // cuBLAS counts columns first: C^T[n, m] = B x A^T.
+    return Check(library_.gemm(handle_, kTranspose, kNoTranspose, product.n, product.m, product.k,
+                               &product.factor, product.b, type, product.b_stride, product.a, type,
+                               product.a_stride, &zero, product.c, product.f32_output ? kF32 : type,
+                               product.c_stride, kComputeF32, kDefaultAlgorithm),
+                 "cublasGemmEx");
+  }
+
+  std::string Version() const override {
+    int number = 0;
+    if (library_.version(handle_, &number) != kSuccess) return "unknown";
+    return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+           std::to_string(number % 100);
+  }
+
+ private:
+  const Library& library_;
+  Handle handle_ = nullptr;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace
+
+bool HasCublas() { return Load() != nullptr; }
+
+Result<std::shared_ptr<const Cublas>> Cublas::Make(bool exact_sums) {
+  const Library* const library = Load();
+  if (library == nullptr) {
+    return Status(Code::kUnsupported,
+                  "cublas: libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it");
+  }
+  auto made = std::make_shared<LoadedCublas>(*library);
+  MARLIN_RETURN_IF_ERROR(made->Start(exact_sums));
+  return std::shared_ptr<const Cublas>(std::move(made));
+}
+
+}  // namespace marlin::cuda

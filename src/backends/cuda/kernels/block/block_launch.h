@@ -1,0 +1,34 @@
+// The kernels of blocks of 64 tokens x 64 outputs, one for each way to bring weights to the matrix
+// unit; run by name (marlin_gemm_fp4, ...). What they are given, and their launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backends/cuda/kernels/block/block_plan.h"
+#include "backends/cuda/layout/device_views.h"
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Parameters of the kernels.
+struct BlockArguments {
+  MarlinW4View weights;  ///< Of tiles `codes` alone.
+  const void* a = nullptr;
+  int64_t a_stride = 0;
+  EpilogueView epilogue;
+  float* partials = nullptr;  ///< [parallel, m, n]; null: the epilogue is done here.
+  int m = 0;
+  int k = 0;
+  BlockPlan plan;
+};
+
+/// Kernels with or without zeros and biases.
+const void* StagedFunction(BlockKernel kernel, bool bf16, bool extras);
+const void* FusedFunction(BlockKernel kernel, CodeKind kind, bool bf16, bool extras);
+/// Zeroes the partial sums of units that continue their thread block's unit before: those are added
+/// up in registers and stored with the first of them.
+cudaError_t LaunchZeroReduction(const BlockArguments& args, cudaStream_t stream);
+
+}  // namespace marlin::cuda

@@ -1,0 +1,80 @@
+// The finishing steps of a product, the same in every kernel, and typed loads and stores.
+#pragma once
+
+#include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE float LoadFloat(const void* data, Element type, int64_t i) {
+  switch (type) {
+    case Element::kF32:
+      return static_cast<const float*>(data)[i];
+    case Element::kBf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+    case Element::kF16:
+      return __half2float(static_cast<const __half*>(data)[i]);
+    case Element::kE8M0: {
+      const uint32_t exponent = static_cast<const uint8_t*>(data)[i];
+      // 2^-127 is subnormal.
+      return exponent == 0 ? __uint_as_float(0x00400000u) : __uint_as_float(exponent << 23);
+    }
+    case Element::kE4M3: {
+      const uint32_t code = static_cast<const uint8_t*>(data)[i];
+      const float value = __uint_as_float((code & 127u) << 20) * PowerOfTwo(120);
+      return (code & 128u) != 0 ? -value : value;
+    }
+  }
+  return 0.0f;
+}
+
+MARLIN_DEVICE void StoreFloat(void* data, Element type, int64_t i, float value) {
+  if (type == Element::kBf16) {
+    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);
+  } else if (type == Element::kF16) {
+    static_cast<__half*>(data)[i] = __float2half_rn(value);
+  } else {
+    static_cast<float*>(data)[i] = value;
+  }
+}
+
+/// x times the logistic function of y, without overflow.
+MARLIN_DEVICE float TimesSigmoid(float x, float y) {
+  const float e = expf(-fabsf(y));
+  return (y < 0.0f ? x * e : x) / (1.0f + e);
+}
+
+MARLIN_DEVICE float Activate(int activation, float x) {
+  switch (activation) {
+    case 1:  // kSilu
+      return TimesSigmoid(x, x);
+    case 2:  // kGeluTanh: x (1 + tanh u) / 2 = x sigmoid(2 u)
+      return TimesSigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
+    case 3:  // kRelu; a NaN stays
+      return x < 0.0f ? 0.0f : x;
+    default:
+      return x;
+  }
+}
+
+/// A sum with its bias.
+MARLIN_DEVICE float Biased(const EpilogueView& view, int n, float sum) {
+  sum *= view.multiplier;
+  return view.bias == nullptr ? sum : sum + LoadFloat(view.bias, view.bias_type, n);
+}
+
+/// Finishes and stores the sum of row m and column n of a product that is not gated.
+MARLIN_DEVICE void Finish(const EpilogueView& view, int m, int n, float sum) {
+  float value = Activate(view.activation, Biased(view, n, sum));
+  if (view.row_weight != nullptr) value *= view.row_weight[m];
+  StoreFloat(view.out, view.type, m * view.stride + n, value);
+}
+
+/// Output column n of a gated product: of sums n and n + view.n / 2.
+MARLIN_DEVICE void FinishGated(const EpilogueView& view, int m, int n, float gate, float up) {
+  float value = Activate(view.activation, Biased(view, n, gate)) * Biased(view, n + view.n / 2, up);
+  if (view.row_weight != nullptr) value *= view.row_weight[m];
+  StoreFloat(view.out, view.type, m * view.stride + n, value);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,35 @@
+// Launches of kernels with clusters, programmatic dependent launch and TMA descriptors.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+struct LaunchSize {
+  dim3 grid;
+  int threads = 0;
+  int shared_bytes = 0;
+  bool overlap_previous = false;  ///< Programmatic dependent launch.
+  dim3 cluster = {1, 1, 1};
+};
+
+/// Lets a kernel be launched with as much shared memory as a thread block may have. Once for each
+/// function: other threads may launch it meanwhile.
+cudaError_t AllowAllShared(const void* function);
+
+/// Puts a kernel on a stream. Precondition: AllowAllShared of the function.
+cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
+                   cudaStream_t stream);
+
+/// A TMA descriptor of activations: tiles of 128 bytes x `tokens` rows in the 128-byte swizzle,
+/// zeros outside of A. Errors come back as cudaErrorInvalidValue.
+cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int element_bytes,
+                      int tokens, CUtensorMap* map);
+
+/// Whether `count` neighbouring 16-bit outputs are one aligned store.
+bool StoresAsOne(const EpilogueView& view, int count);
+
+}  // namespace marlin::cuda

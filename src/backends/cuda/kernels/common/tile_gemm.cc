@@ -1,0 +1,18 @@
+#include "backends/cuda/kernels/common/tile_gemm.h"
+
+namespace marlin::cuda {
+
+ParameterUse UseOf(const TileView& view, CodeKind kind) {
+  // Integer zeros are subtracted with the offset of the codes, for nothing.
+  const bool free_zeros = view.zero_kind == 1 && view.integer_zeros && kind == CodeKind::kInt4;
+  if (view.zero_kind != 0 && !free_zeros) return ParameterUse::kAll;
+  return view.groups_per_tile <= 1 ? ParameterUse::kOneScale : ParameterUse::kScales;
+}
+
+cudaError_t AddPartials(const TileGemm& gemm, int splits, cudaError_t launched,
+                        cudaStream_t stream) {
+  if (launched != cudaSuccess) return launched;
+  return LaunchReducePartials(gemm.partials, splits, gemm.a.m, gemm.epilogue, true, stream);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,18 @@
+// The FP8 kernels, one for each kind of codes in fp8_kinds.def, as what cudaLaunchKernelExC takes.
+#pragma once
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Parameters of the kernel: CUtensorMap, Fp8Arguments.
+template <CodeKind kKind>
+const void* Fp8Function(int tokens, bool one_group);
+
+#define MARLIN_FP8_KIND(kind) \
+  template <>                 \
+  const void* Fp8Function<CodeKind::kind>(int tokens, bool one_group);
+#include "backends/cuda/kernels/fp8/fp8_kinds.def"
+#undef MARLIN_FP8_KIND
+
+}  // namespace marlin::cuda

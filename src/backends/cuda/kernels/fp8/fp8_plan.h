@@ -1,0 +1,30 @@
+// How products of quantized activations are cut into thread blocks.
+#pragma once
+
+#include <optional>
+
+#include "backends/cuda/kernels/fp8/fp8_layout.h"
+#include "backends/cuda/plan/tile_problem.h"
+
+namespace marlin::cuda {
+
+/// Columns of quantized rows.
+int QuantizedColumns(int k);
+
+/// One launch of the FP8 kernel.
+struct Fp8Launch {
+  int tokens = 64;  ///< Of a tile: 64, 128 or 256.
+  int shared_bytes = 0;
+  int groups = 1;  ///< Thread blocks.
+  Fp8Arguments arguments;
+};
+struct Fp8Plan : Fp8Launch {
+  bool partials = false;
+  std::optional<Fp8Launch> tail;  ///< As that of a WgmmaPlan.
+};
+/// Precondition: m, n, k > 0.
+Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device);
+/// The plan of a width that was chosen elsewhere: for measurements and tests.
+Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tokens);
+
+}  // namespace marlin::cuda

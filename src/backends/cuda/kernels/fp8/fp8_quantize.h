@@ -1,0 +1,14 @@
+// Quantization of activations to e4m3, row by row.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+/// A power of two and `columns` (a multiple of 128) e4m3 numbers for every row.
+cudaError_t LaunchQuantizeRows(const ActivationView& a, void* out, int columns, float* scales,
+                               cudaStream_t stream);
+
+}  // namespace marlin::cuda

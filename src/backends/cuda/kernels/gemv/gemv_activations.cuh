@@ -1,0 +1,127 @@
+// Activations of the kernel for few rows: this block's columns of all rows come to shared memory
+// once, in pieces along k, each with a barrier, so that products begin when the first has come.
+//
+//   rows of whole 16 bytes   bulk copies, a row's piece each, spread over the warps; two
+//                            neighbouring blocks may share them: each copies half of the rows'
+//                            pieces to both
+//   else                     copies of 16 bytes by all threads
+#pragma once
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/gemv/gemv_layout.h"
+
+namespace marlin::cuda {
+
+/// Copies 8 numbers of a row of A; what lies behind k becomes zero.
+MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t to) {
+  const int bytes = min(max(args.k - k, 0), 8) * 2;
+  // An address in range even where nothing is read.
+  const uint8_t* from =
+      static_cast<const uint8_t*>(args.a) + (m * args.a_stride + (bytes > 0 ? k : 0)) * 2;
+  CopyAsync16(to, from, bytes);
+}
+
+/// Where this block's copies of activations begin among the rows: blocks begin with different ones,
+/// for all of them read the same at the same time; blocks that share copies agree.
+MARLIN_DEVICE int FirstRow(const GemvArguments& args) {
+  return static_cast<int>(blockIdx.y >> (args.mates - 1)) & args.row_mask;
+}
+
+/// Before copies begin, one thread: the barrier of a piece expects what the blocks that share
+/// bring.
+MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barrier,
+                                     int piece) {
+  const int piece_k = kTileK << args.piece_log;
+  const int left = min(args.k - first_k, args.tiles_of_split * kTileK) - piece * piece_k;
+  ArriveExpecting(barrier, max(min(left, piece_k), 0) * 2 * args.m);
+}
+
+/// What bulk copies do not bring: zeros behind k.
+MARLIN_DEVICE void ClearBehindK(const GemvArguments& args, int first_k, uint32_t to) {
+  const int end = args.tiles_of_split * kTileK;
+  const int begin = min(max(args.k - first_k, 0), end);
+  for (int i = begin + static_cast<int>(threadIdx.x) * 8; i < end;
+       i += static_cast<int>(blockDim.x) * 8) {
+    for (int m = 0; m < args.m; ++m) {
+      asm volatile(
+          "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + m * args.row_bytes + i * 2), "r"(0)
+          : "memory");
+    }
+  }
+}
+
+/// The bulk copies that one thread of every warp makes: this split's columns of all rows of A, each
+/// row's piece as one copy, this block's share of them to all blocks that share. Made before
+/// earlier work has ended, so that nothing is left to compute then.
+struct RowCopies {
+  const GemvArguments& args;
+  uint32_t to;
+  uint32_t barriers;
+  int columns;  ///< Of this split.
+  int first_k;
+  int first_row;
+  int row;
+  int piece;
+
+  MARLIN_DEVICE RowCopies(const GemvArguments& arguments, int first, uint32_t activations,
+                          uint32_t arrived, int warp)
+      : args(arguments), to(activations), barriers(arrived), first_k(first) {
+    columns = min(args.k - first_k, args.tiles_of_split * kTileK);
+    first_row = FirstRow(args);
+    const int copy = args.mates == 1 ? warp : warp * 2 + static_cast<int>(blockIdx.y & 1);
+    piece = copy * args.piece_factor >> 16;
+    row = copy - piece * args.m;
+  }
+
+  MARLIN_DEVICE void Run() {
+    const int piece_k = kTileK << args.piece_log;
+    while (piece < args.pieces && piece * piece_k < columns) {
+      const int k = piece * piece_k;
+      const int bytes = min(columns - k, piece_k) * 2;
+      int m = row + first_row;
+      if (m >= args.m) m -= args.m;
+      const uint8_t* from =
+          static_cast<const uint8_t*>(args.a) + (m * args.a_stride + first_k + k) * 2;
+      const uint32_t at = to + m * args.row_bytes + k * 2;
+      const uint32_t barrier = barriers + 8 * piece;
+      if (args.mates == 1) {
+        CopyBulk(at, from, bytes, barrier);
+      } else {
+        // Of the cluster, which is [mates][splits] if the splits exchange sums, else [mates].
+        const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
+        CopyBulkToCluster(at, from, bytes, barrier, blocks);
+      }
+      piece += args.step_pieces;
+      row += args.step_rows;
+      if (row >= args.m) {
+        row -= args.m;
+        ++piece;
+      }
+    }
+  }
+};
+
+/// Copies this split's columns of all rows of A, a piece of the columns after the other, so that
+/// products can begin when the first has come. All threads arrive at the barrier of every piece.
+MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to,
+                                   uint32_t barriers) {
+  constexpr int kChunksOfTileLog = 4;  // 8 numbers each.
+  const int chunks_log = args.piece_log + kChunksOfTileLog;
+  const int total = args.tiles_of_split << kChunksOfTileLog;
+  const int first_row = FirstRow(args);
+  for (int piece = 0; piece < args.pieces; ++piece) {
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < args.m << chunks_log;
+         i += static_cast<int>(blockDim.x)) {
+      const int chunk = (piece << chunks_log) + (i & ((1 << chunks_log) - 1));
+      if (chunk >= total) continue;
+      int m = (i >> chunks_log) + first_row;
+      if (m >= args.m) m -= args.m;
+      CopyEight(args, m, first_k + chunk * 8, to + m * args.row_bytes + chunk * 16);
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barriers + 8 * piece)
+                 : "memory");
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,25 @@
+// The GEMV kernels, one for each kind of codes, as what cudaLaunchKernelExC takes.
+#pragma once
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// The template arguments beside the kind of codes and the type of the operands.
+struct GemvVariant {
+  ParameterUse use;
+  int strips;  ///< Of a unit: 2 only for codes of up to 4 bits, one scale and one octet.
+  int octets;  ///< Of tokens: 1 or 2.
+};
+
+/// Parameters of the kernel: GemvArguments.
+template <CodeKind kKind>
+const void* GemvFunction(bool bf16, const GemvVariant& variant);
+
+#define MARLIN_KIND(kind) \
+  template <>             \
+  const void* GemvFunction<CodeKind::kind>(bool bf16, const GemvVariant& variant);
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+
+}  // namespace marlin::cuda

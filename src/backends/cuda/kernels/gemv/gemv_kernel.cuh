@@ -1,0 +1,466 @@
+// Products of up to 16 rows: the weights stream once through registers, memory bandwidth is the
+// floor.
+//
+//   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that
+//   a single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
+//
+//        k ->        split 0            split 1 ...
+//     unit 0    [tile][tile][tile] .. [tile][tile]    a unit is one strip of 32 outputs or two side
+//     unit 1    [tile] ...                            by side, a tile 128 k of it; blockIdx.x is
+//        n                                            the split, blockIdx.y a run of units
+//
+//   `share` warps take the tiles of a unit in turn, `lanes` = warps / share units are worked on at
+//   a time. Every warp has a ring of its own, which one lane fills with bulk copies: in flight are
+//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
+//   memory (gemv_activations.cuh). Sums meet in shared memory, in a cluster or in memory
+//   (gemv_finish.cuh). Weight copies begin before the kernel waits for earlier work on the stream.
+//
+//   A launch takes as long as its latencies, one after another: what stands before the first copy,
+//   between the end of earlier work and the activations' copies, and after the last product, is
+//   straight-line code without divisions, and no barrier there waits for memory.
+#pragma once
+
+#include <type_traits>
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/decode_fragment.cuh"
+#include "backends/cuda/kernels/common/tile_gemm.h"
+#include "backends/cuda/kernels/common/tile_loads.cuh"
+#include "backends/cuda/kernels/common/warp_matrix.cuh"
+#include "backends/cuda/kernels/gemv/gemv_activations.cuh"
+#include "backends/cuda/kernels/gemv/gemv_finish.cuh"
+#include "backends/cuda/kernels/gemv/gemv_layout.h"
+
+namespace marlin::cuda {
+
+/// The tiles that a warp copies, in the order that it multiplies them in. A unit is `kStrips`
+/// neighbouring strips, whose tiles of the same k lie side by side.
+template <int kStrips>
+struct TileStream {
+  const TileView& view;
+  const uint8_t* next;
+  int64_t to_next_tile;  ///< Of this warp in the unit.
+  int unit;
+  int first_tile;
+  int lanes;  ///< From one of this warp's units to the next.
+  int tiles_of_unit;
+  int left_in_unit;  ///< 0: nothing is left at all.
+  int last_unit;
+
+  /// For all lanes, one of which makes the copy.
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
+    if (copies) {
+      const int bytes = kStrips * view.tile_bytes;
+      ArriveExpecting(barrier, bytes);
+      CopyBulk(slot, next, bytes, barrier);
+    }
+    next += to_next_tile;
+    if (--left_in_unit == 0 && unit < last_unit) {
+      left_in_unit = tiles_of_unit;
+      unit += lanes;
+      next = view.tiles + TileOffset(view, unit * kStrips, first_tile);
+    }
+  }
+};
+
+/// How the scales of a group enter. Where a tile has one group and few tokens share a weight, codes
+/// are multiplied as they are and the group's sums scaled in fp32: fewer instructions, no rounding
+/// of weights. Else every weight is multiplied with its scale.
+template <CodeKind kKind, typename T, ParameterUse kUse>
+struct GroupSums {
+  static constexpr bool kUsed = kUse == ParameterUse::kOneScale && kKind != CodeKind::kDense16;
+  static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
+  /// Codes that are decoded to tiny numbers meet activations times 2^64, so that sums stay in the
+  /// range of fp32 for activations below 2^63.
+  static constexpr int kLift = kExponents.decode < -64 ? 64 : 0;
+
+  static MARLIN_DEVICE void Lift(uint32_t (&tokens)[4]) {
+    if constexpr (kLift != 0) {
+      constexpr uint32_t kTwo64 = 0x5f805f80u;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) tokens[i] = T::Multiply(tokens[i], kTwo64);
+    }
+  }
+
+  /// What finished sums are multiplied with, for the scales are taken as they are stored.
+  static constexpr float kUnit =
+      kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kLift) : 1.0f;
+
+  /// Adds part x scale to sums; the scales are those of rows g and g + 8.
+  static MARLIN_DEVICE void AddScaled(const float (&part)[4], float2 scale, float (&sums)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = __fmaf_rn(part[e], e < 2 ? scale.x : scale.y, sums[e]);
+  }
+};
+
+/// Tables of 16 values are looked up in shared memory: permuting bytes takes twice the
+/// instructions.
+template <CodeKind kKind, typename T>
+using GemvTable =
+    std::conditional_t<kKind == CodeKind::kTable4, SharedPairTable<T>, DecodeTable<kKind, T>>;
+
+/// A lane, and where its parameters lie among those of a group, in a register: the compiler would
+/// compute it anew for every tile.
+struct TileLane {
+  int index;
+  uint32_t parameters;
+
+  MARLIN_DEVICE explicit TileLane(int lane) : index(lane), parameters((lane >> 2) * 8) {
+    asm volatile("" : "+r"(parameters));
+  }
+};
+
+/// One warp's product of a unit's tile with `kOctets` times 8 tokens.
+template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
+struct TileProduct {
+  static constexpr int kBits = CodeBits(kKind);
+  static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
+  static constexpr bool kScaled = kKind != CodeKind::kDense16;
+  static constexpr int kRows = 2 * kStrips;  ///< Blocks of 16 outputs.
+  using Group = GroupSums<kKind, T, kUse>;
+  using Sums = float[kRows][kOctets][4];
+  using Table = GemvTable<kKind, T>;
+
+  struct Parameters {
+    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each strip.
+    GroupOperands operands[kRows];
+  };
+
+  /// Calls `release` once, when the tile has been read: with one group that is before most of the
+  /// products, so that the slot is being filled again nearly always.
+  template <typename Release>
+  static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
+                                const uint32_t (&activations)[kOctets], const TileLane& lane,
+                                const ParameterMode& mode, const Table& table, Sums& acc,
+                                const Release& release) {
+    const int tile_bytes = view.tile_bytes;
+    const int groups = view.groups_per_tile;
+    const uint32_t first_parameters = tile + TileCodeBytes(kBits) + lane.parameters;
+    uint32_t words[2][kRows][kBits];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        LoadWords<kBits>(tile + (r / 2) * tile_bytes + (half * 2 + r % 2) * BlockBytes(kBits),
+                         lane.index, words[half][r]);
+      }
+    }
+    Parameters parameters;
+    if (kScaled) LoadOperands(first_parameters, tile_bytes, groups, mode, parameters);
+    if (kOneGroup || groups <= 1) release();
+    Sums part = {};
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t tokens[kOctets][4];
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        LoadMatrices(tokens[o], activations[o] + pair * 64);
+        if constexpr (Group::kUsed) Group::Lift(tokens[o]);
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+        const int place = (pair * 2 + step) * groups;
+        if (!kOneGroup && kScaled && place > 0 && (place & 7) < groups) {
+          LoadOperands(first_parameters + (place >> 3) * kGroupBytes, tile_bytes, groups, mode,
+                       parameters);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const int j = pair % 2 * 2 + step;
+          const GroupOperands& operands = parameters.operands[r];
+          uint32_t weights[4];
+          if constexpr (Group::kUsed) {
+            FragmentDecoder<kKind, T>::Decode(words[pair / 2][r], j, table, operands.offset,
+                                              weights);
+          } else {
+            DecodeScaled<kKind, T, kUse>(words[pair / 2][r], j, table, mode, operands, weights);
+          }
+#pragma unroll
+          for (int o = 0; o < kOctets; ++o) {
+            MultiplyAdd<T>(Group::kUsed ? part[r][o] : acc[r][o], weights, tokens[o][2 * step],
+                           tokens[o][2 * step + 1]);
+          }
+        }
+      }
+    }
+    if constexpr (Group::kUsed) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const uint2 stored = parameters.stored[r / 2];
+        const float2 scale = LoadParameters(r % 2 == 0 ? stored.x : stored.y, mode.bf16);
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) Group::AddScaled(part[r][o], scale, acc[r][o]);
+      }
+    }
+    if (!kOneGroup && groups > 1) release();
+  }
+
+ private:
+  static MARLIN_DEVICE void LoadOperands(uint32_t address, int tile_bytes, int groups,
+                                         const ParameterMode& mode, Parameters& parameters) {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      parameters.stored[s] = LoadShared8(address + s * tile_bytes);
+      uint2 zeros = {0, 0};
+      if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
+        zeros = LoadShared8(address + s * tile_bytes + groups * kGroupBytes);
+      }
+      MakeOperands<kKind, T, kUse>(parameters.stored[s].x, zeros.x, mode,
+                                   parameters.operands[2 * s]);
+      MakeOperands<kKind, T, kUse>(parameters.stored[s].y, zeros.y, mode,
+                                   parameters.operands[2 * s + 1]);
+    }
+  }
+};
+
+/// The units and tiles of a warp, and where things lie in shared memory.
+template <int kStrips>
+struct GemvBlock {
+  int lane;
+  int warp;
+  int unit_lane;  ///< Which of the units that are worked on at a time.
+  int sharer;     ///< Which of the warps that share it.
+  int first_unit;
+  int units;
+  int first_tile;
+  int my_units;
+  int my_tiles;  ///< Of a unit.
+  int slot_bytes;
+  uint32_t ring;
+  uint32_t barriers;  ///< Of the ring.
+  uint32_t activations;
+  uint32_t arrived;  ///< Barriers of the pieces of activations.
+
+  MARLIN_DEVICE GemvBlock(const GemvArguments& args, uint32_t base) {
+    // Volatile, so that it stays in a register: from threadIdx it is computed anew for every tile.
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    warp = static_cast<int>(threadIdx.x) >> 5;
+    unit_lane = warp >> args.share_log;
+    sharer = warp & (args.share - 1);
+    const int group = static_cast<int>(blockIdx.y);
+    first_unit = group * args.units_base + min(group, args.units_rest);
+    units = args.units_base + (group < args.units_rest ? 1 : 0);
+    first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
+    const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
+    const int lanes = 1 << args.lanes_log;
+    my_units = units > unit_lane ? (units - unit_lane + lanes - 1) >> args.lanes_log : 0;
+    my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+    slot_bytes = kStrips * args.weights.tile_bytes;
+    ring = base + warp * args.stages * slot_bytes;
+    activations = base + args.activations_offset;
+    arrived = base + args.barriers_offset;
+    barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
+  }
+
+  MARLIN_DEVICE TileStream<kStrips> Stream(const GemvArguments& args) const {
+    const TileView& view = args.weights;
+    TileStream<kStrips> stream{view};
+    stream.unit = first_unit + unit_lane;
+    stream.first_tile = first_tile + sharer;
+    stream.lanes = 1 << args.lanes_log;
+    stream.to_next_tile = (static_cast<int64_t>(view.tile_bytes) * kStripsOfBlock)
+                          << args.share_log;
+    stream.next = view.tiles + TileOffset(view, stream.unit * kStrips, stream.first_tile);
+    stream.tiles_of_unit = my_tiles;
+    stream.left_in_unit = my_units > 0 ? my_tiles : 0;
+    stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log);
+    return stream;
+  }
+};
+
+/// A place in a warp's ring of one or two slots. What it is made of stays in registers: the
+/// compiler would compute it anew for every tile.
+struct RingCursor {
+  uint32_t address;
+  uint32_t barrier;
+  uint32_t tiles = 0;  ///< That have been taken.
+  uint32_t addresses;  ///< The sum of both slots': from either to the other.
+  uint32_t barriers;
+  int slots_log;
+
+  template <int kStrips>
+  MARLIN_DEVICE RingCursor(const GemvBlock<kStrips>& block, int stages)
+      : address(block.ring),
+        barrier(block.barriers),
+        addresses(2 * block.ring + (stages - 1) * block.slot_bytes),
+        barriers(2 * block.barriers + (stages - 1) * 8),
+        slots_log(stages - 1) {
+    asm volatile("" : "+r"(addresses), "+r"(barriers), "+r"(slots_log));
+  }
+
+  MARLIN_DEVICE int Parity() const { return static_cast<int>(tiles >> slots_log & 1); }
+
+  MARLIN_DEVICE void Advance() {
+    address = addresses - address;
+    barrier = barriers - barrier;
+    ++tiles;
+  }
+
+  /// The same for what changes.
+  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(tiles)); }
+};
+
+/// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
+/// tokens after another. `ticket` is that of the first of them, in the lane that copies.
+template <int kStrips, int kOctets>
+MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
+                              int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
+                              float factor, float* sums, uint32_t inbox, uint32_t ticket) {
+  const bool last = local_unit + (1 << args.lanes_log) >= block.units;
+  const int lane = block.lane;
+  float* const first = sums + block.unit_lane * args.share * kSumFloats;
+  float* const mine = first + block.sharer * kSumFloats;
+  // Between the sums of two tokens.
+  auto* const finishes = reinterpret_cast<uint32_t*>(first + kStripOutputs);
+  if (args.tickets != nullptr && block.sharer == 0 && ElectOne()) {
+    *finishes = IsLastTicket(args, block.first_unit + local_unit, ticket) ? 1 : 0;
+  }
+#pragma unroll
+  for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      if (o * kOctet >= args.m) break;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int token = (lane & 3) * 2 + (e & 1);
+          mine[token * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] =
+              acc[2 * s + r][o][e] * factor;
+        }
+      }
+      SyncSharers(args, block.unit_lane);
+      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o, first, inbox,
+                  args.tickets != nullptr && *finishes != 0, block.sharer * 32 + lane);
+      // Before the sums are overwritten.
+      if (!last || s + 1 < kStrips || o + 1 < kOctets) SyncSharers(args, block.unit_lane);
+    }
+  }
+}
+
+template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
+__global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t base = SharedAddress(shared);
+  const GemvBlock<kStrips> block(args, base);
+  const int lane = block.lane;
+  const int first_k = block.first_tile * kTileK;
+  const uint32_t inbox = base + args.inbox_offset;
+  TileStream<kStrips> stream = block.Stream(args);
+  if (lane == 0) {
+#pragma unroll 1
+    for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
+    FenceBarrierInit();
+  }
+#pragma unroll 1
+  for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
+    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+  }
+  if (lane == 0) {
+    if (block.warp < args.pieces) {
+      const uint32_t arrived = block.arrived + 8 * block.warp;
+      InitBarrier(arrived, args.bulk ? 1 : static_cast<int>(blockDim.x));
+      FenceBarrierInit();
+      if (args.bulk) ExpectActivations(args, first_k, arrived, block.warp);
+    }
+    if (args.in_cluster && threadIdx.x + 32 >= blockDim.x) {
+      const int strips = StripsFinishedHere(args, block.units * kStrips);
+      InitBarrier(inbox, 1);
+      FenceBarrierInit();
+      ArriveExpecting(inbox, strips * args.splits * args.m * kStripOutputs * 4);
+    }
+  }
+  if (args.bulk) ClearBehindK(args, first_k, block.activations);
+  if constexpr (kKind == CodeKind::kTable4) {
+    SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
+  }
+  __syncthreads();
+  // What is sent to another block of the cluster must find it running, its barriers ready.
+  const bool in_cluster = args.in_cluster || args.mates > 1;
+  if (in_cluster) ArriveInCluster();
+  LetNextBegin();
+  RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
+  WaitForEarlierWork();
+  if (in_cluster) WaitForCluster();
+  if (!args.bulk) {
+    CopyActivations(args, first_k, block.activations, block.arrived);
+  } else if (lane == 0) {
+    copies.Run();
+  }
+  // Requests are served in their order: these would delay the activations.
+#pragma unroll 1
+  for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
+    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+  }
+  __syncwarp();
+
+  const auto table = [&] {
+    if constexpr (kKind == CodeKind::kTable4) {
+      return SharedPairTable<T>(base + args.table_offset);
+    } else {
+      return DecodeTable<kKind, T>(args.weights);
+    }
+  }();
+  const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
+  // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
+  uint32_t my_rows[kOctets];
+#pragma unroll
+  for (int o = 0; o < kOctets; ++o) {
+    my_rows[o] = block.activations + (lane >> 3) * 16 + block.sharer * (kTileK * 2) +
+                 min(o * kOctet + (lane & 7), args.m - 1) * args.row_bytes;
+  }
+  auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
+  RingCursor slot(block, args.stages);
+  const bool takes_ticket = args.tickets != nullptr && block.sharer == 0;
+  int ticket_tile = takes_ticket ? block.my_tiles - 1 : -1;
+  // As in GemvBlock: not to be computed anew for every tile.
+  asm volatile("" : "+r"(ticket_tile));
+  const TileLane tile_lane(lane);
+  for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
+    float acc[2 * kStrips][kOctets][4] = {};
+    uint32_t rows[kOctets];
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
+    uint32_t ticket = 0;
+    int is_first = u == block.unit_lane ? 1 : 0;
+    asm volatile("" : "+r"(is_first));
+#pragma unroll 1
+    for (int i = 0; i < block.my_tiles; ++i) {
+      if (is_first) {
+        const int tile = block.sharer + (i << args.share_log);
+        Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+      }
+      slot.Pin();
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));
+      Wait(slot.barrier, slot.Parity());
+      const auto release = [&] {
+        __syncwarp();
+        if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
+        // As late as it comes back in time: whoever takes the last waits for the others' sums.
+        if (i == ticket_tile && ElectOne()) {
+          ticket = TakeTicket(args.tickets + block.first_unit + u);
+        }
+      };
+      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows,
+                                                         tile_lane, mode, table, acc, release);
+      slot.Advance();
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
+    }
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums, inbox,
+                                 ticket);
+  }
+  // What others bring must have come before this block's shared memory goes.
+  if (args.mates > 1) {
+    for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
+  }
+  if (args.in_cluster) {
+    Wait(inbox, 0);
+    FinishInbox(args, block.first_unit * kStrips, block.units * kStrips,
+                reinterpret_cast<const float*>(shared + args.inbox_offset + kInboxBarrierBytes));
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,342 @@
+#include "backends/cuda/kernels/gemv/gemv_plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "backends/cuda/plan/kernel_family.h"
+
+namespace marlin::cuda {
+namespace {
+
+/// Between rows of activations, so that the rows of a matrix begin in different banks.
+constexpr int kRowPadding = 16;
+
+/// Units of the blocks that have most.
+int UnitsOfBlock(const GemvArguments& args) {
+  return args.units_base + (args.units_rest > 0 ? 1 : 0);
+}
+
+/// How the copies of rows of activations are spread over the warps.
+void SpreadCopies(GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  constexpr int kMostRowsApart = 32;
+  args.row_mask =
+      static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(args.m, kMostRowsApart)))) - 1;
+  args.piece_factor = Ceil(1 << 16, args.m);
+  const int step = plan->warps * args.mates;
+  args.step_pieces = step / args.m;
+  args.step_rows = step % args.m;
+}
+
+/// Divides shared memory; false when it does not suffice.
+bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  args.piece_log = 0;
+  while (args.tiles_of_split > kMaxPieces << args.piece_log) ++args.piece_log;
+  args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log);
+  const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
+  const int64_t slot_bytes = int64_t{plan->strips} * problem.tile_bytes;
+  const int64_t ring = RoundUp(plan->warps * args.stages * slot_bytes, int64_t{128});
+  const int64_t activations = RoundUp(row_bytes * problem.m, int64_t{16});
+  const int64_t sums = int64_t{plan->warps} * kSumFloats * 4;
+  const int64_t strips = int64_t{UnitsOfBlock(args)} * plan->strips;
+  const int64_t slots = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
+  const int64_t inbox =
+      args.in_cluster ? kInboxBarrierBytes + slots * problem.m * kStripOutputs * 4 : 0;
+  const int64_t barriers = (kMaxPieces + int64_t{plan->warps} * args.stages) * kBarrierBytes;
+  const int64_t table = problem.pair_table ? kPairTableBytes : 0;
+  const int64_t total = ring + activations + sums + inbox + table + barriers;
+  if (total > device.shared_bytes) return false;
+  args.row_bytes = static_cast<int>(row_bytes);
+  args.activations_offset = static_cast<int>(ring);
+  args.sums_offset = args.activations_offset + static_cast<int>(activations);
+  args.inbox_offset = args.sums_offset + static_cast<int>(sums);
+  args.table_offset = args.inbox_offset + static_cast<int>(inbox);
+  args.barriers_offset = args.table_offset + static_cast<int>(table);
+  // Over half of what there is: blocks of the next launch, which may begin early, would spread
+  // unevenly over the multiprocessors if two fitted on one.
+  plan->shared_bytes = std::max(static_cast<int>(total), device.shared_bytes / 2 + 1);
+  return true;
+}
+
+/// The costs of a plan: the device's table at its tiling.
+struct PlanCosts {
+  double step;
+  double tile;
+  double round;
+  double meeting;
+  double meeting_split;
+  double meeting_strip;
+
+  PlanCosts(const TileProblem& problem, const DeviceShape& device, const GemvPlan& plan) {
+    const GemvCosts& costs = device.costs->gemv;
+    const bool wide = plan.strips > 1;
+    const bool two_octets = problem.m > kOctet;
+    const double bytes = problem.tile_bytes / costs.tile_bytes;
+    step = bytes * costs.step[wide ? 1 : 0][plan.warps > 8 ? 1 : 0];
+    tile = bytes * plan.strips * costs.tile[two_octets ? 1 : 0];
+    round = costs.round[wide || two_octets ? 1 : 0];
+    const GemvCosts::Meeting& meets = plan.arguments.in_cluster ? costs.cluster : costs.memory;
+    meeting = meets.fixed;
+    meeting_split = meets.split;
+    meeting_strip = meets.strip[two_octets ? 1 : 0];
+  }
+};
+
+/// How many units a block works on at a time: with every unit its warps wait for each other, but
+/// with few warps to a unit some have nothing to do at the end.
+int UnitsAtATime(int units_of_block, int tiles, int warps, const PlanCosts& costs) {
+  // Where they differ by less, fewer units are as often faster.
+  constexpr double kWorthwhile = 0.97;
+  double least = 0;
+  int best = 1;
+  for (int lanes = 1; lanes <= std::min(std::max(warps / 2, 1), units_of_block); lanes *= 2) {
+    const int rounds = Ceil(units_of_block, lanes);
+    const double cost = rounds * (Ceil(tiles, warps / lanes) * costs.step + costs.round);
+    if (least != 0 && cost > kWorthwhile * least) continue;
+    least = cost;
+    best = lanes;
+  }
+  return best;
+}
+
+void ShareUnits(int lanes, GemvPlan* plan) {
+  GemvArguments& args = plan->arguments;
+  args.share = plan->warps / lanes;
+  args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
+  args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
+}
+
+/// Blocks along n that run at once, in whole clusters.
+int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
+  if (args.in_cluster) return device.clusters[args.splits * args.mates - 1] * args.mates;
+  const int blocks =
+      args.mates == 1 ? device.multiprocessors : device.clusters[args.mates - 1] * args.mates;
+  return std::max(blocks / args.splits, args.mates);
+}
+
+}  // namespace
+
+int64_t MeetingBytes(const GemvPlan& plan) {
+  const int64_t strips = int64_t{UnitsOf(plan)} * plan.strips;
+  const int64_t sums = strips * plan.splits * plan.arguments.m * kStripOutputs;
+  return (TicketWords(plan) + sums) * int64_t{sizeof(float)};
+}
+
+std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
+                                   const GemvShape& shape) {
+  if (shape.stages > kMaxStages) return std::nullopt;
+  GemvPlan plan;
+  GemvArguments& args = plan.arguments;
+  args.m = problem.m;
+  args.k = problem.k;
+  args.stages = shape.stages;
+  args.first_stages = shape.first_stages;
+  args.tiles = Ceil(problem.k, kTileK);
+  args.tiles_of_split = Ceil(args.tiles, shape.splits);
+  args.splits = Ceil(args.tiles, args.tiles_of_split);
+  args.mates = shape.mates;
+  args.bulk = problem.k % 8 == 0;
+  const bool meet = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  args.in_cluster = meet && !shape.in_memory;
+  plan.in_memory = meet && shape.in_memory;
+  plan.warps = shape.warps;
+  plan.strips = shape.strips;
+  plan.splits = args.splits;
+  plan.partials = problem.gated || (args.splits > 1 && !args.in_cluster);
+
+  const int units = Ceil(problem.n, kStripOutputs * plan.strips);
+  // A block without units shares copies.
+  const int blocks = std::clamp(BlocksAtOnce(args, device) / args.mates * args.mates, 1, units);
+  plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.mates}));
+  args.units_base = units / plan.groups;
+  args.units_rest = units % plan.groups;
+  const PlanCosts costs(problem, device, plan);
+  ShareUnits(UnitsAtATime(UnitsOfBlock(args), args.tiles_of_split, plan.warps, costs), &plan);
+  SpreadCopies(&plan);
+  if (!DivideShared(problem, device, &plan)) return std::nullopt;
+  return plan;
+}
+
+namespace {
+
+constexpr int kMostWarps = 16;
+
+/// A cut into `splits` parts of k with these warps and strips to a unit. All of this is measured on
+/// an H200.
+GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int splits, int warps,
+                  int unit_strips) {
+  const int strips = Ceil(problem.n, kStripOutputs);
+  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
+  const int strips_of_block = Ceil(int64_t{strips} * splits, device.multiprocessors);
+  GemvShape shape;
+  shape.splits = splits;
+  shape.warps = warps;
+  shape.strips = unit_strips;
+  // Clusters are fast, where as many of them run as there is work for.
+  const bool clusters = splits > 1 && splits <= kMaxSplits;
+  shape.in_memory =
+      clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
+  // Sharing copies pays from here on, but not at the price of blocks that run at once.
+  const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
+  const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
+  const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
+                     int64_t{problem.m} * problem.k * 2 >= least_shared;
+  const bool pairs_of_clusters =
+      splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
+  // Two splits of few strips give up their cluster for it.
+  constexpr int kFewStrips = 4;
+  if (share && splits == 2 && !pairs_of_clusters && strips_of_block <= kFewStrips) {
+    shape.in_memory = true;
+  }
+  const bool in_cluster = clusters && !shape.in_memory;
+  shape.mates = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
+  // Two tiles a warp keep memory busy, unless a warp has few or large ones.
+  const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
+  const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
+  const bool deep = problem.tile_bytes <= 3072 && light && tiles_of_warp > 2;
+  shape.stages = deep ? 2 : 1;
+  shape.first_stages = unit_strips > 1 || in_cluster ? shape.stages : 1;
+  return shape;
+}
+
+/// Units of two strips are for few tokens and small tiles.
+bool CanBeWide(const TileProblem& problem) { return problem.narrow_codes && problem.m <= kOctet; }
+
+/// The usual cut into `splits` parts of k.
+GemvShape UsualShape(const TileProblem& problem, const DeviceShape& device, int splits) {
+  const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
+  const int strips_of_block =
+      Ceil(int64_t{Ceil(problem.n, kStripOutputs)} * splits, device.multiprocessors);
+  // Warps wait for each other less often with wide units, but those are for matrices that have
+  // enough of them.
+  const int strips = CanBeWide(problem) && strips_of_block > 4 ? 2 : 1;
+  const int warps = tiles_of_split <= kMostWarps / 2 ? kMostWarps / 2 : kMostWarps;
+  return ShapeOf(problem, device, splits, warps, strips);
+}
+
+/// As many splits as it takes to occupy the multiprocessors with clusters.
+int FewestSplits(const TileProblem& problem, const DeviceShape& device) {
+  constexpr int kTilesOfSplit = 8;
+  const int strips = Ceil(problem.n, kStripOutputs);
+  const int most = std::clamp(Ceil(problem.k, kTileK) / kTilesOfSplit, 1, kMaxSplits);
+  int splits = std::clamp(device.multiprocessors / strips, 1, most);
+  while (splits > 1 && device.clusters[splits - 1] < strips) --splits;
+  return splits;
+}
+
+/// The next larger number of splits, after one that does not fit: from three on the activations of
+/// a block are to fill half of shared memory only, for every block copies its own.
+int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits) {
+  if (splits < 2) return splits + 1;
+  return std::max(splits + 1, Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes / 2));
+}
+
+/// How often the warps of a block begin a unit.
+int RoundsOf(const GemvPlan& plan) {
+  return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log);
+}
+
+/// With as many stages as there is shared memory for.
+std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShape& device,
+                                    const GemvShape& shape) {
+  // Requests are served in order: tiles asked for before the activations delay these. Few of them
+  // come soon all the same, and memory has work until they are asked for.
+  constexpr int64_t kFewActivations = 16 * 1024;
+  for (int stages = shape.stages; stages > 0; --stages) {
+    GemvShape shallow = shape;
+    shallow.stages = stages;
+    shallow.first_stages = std::min(stages, shape.first_stages);
+    auto plan = PlanGemvAs(problem, device, shallow);
+    if (!plan) continue;
+    if (int64_t{problem.m} * problem.k * 2 <= kFewActivations && RoundsOf(*plan) == 1) {
+      plan->arguments.first_stages = stages;
+    }
+    return plan;
+  }
+  return std::nullopt;
+}
+
+/// The plan with the fewest splits that occupy the device and fit.
+GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
+  for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
+    GemvShape shape = UsualShape(problem, device, splits);
+    // Two tiles each for half of the warps are worth more than one for all, where tiles are wide.
+    const bool halve = shape.strips == 2 && shape.stages == 2;
+    if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
+    for (const int warps : {shape.warps, shape.warps / 2}) {
+      shape.warps = warps;
+      if (const auto plan = DeepestPlan(problem, device, shape)) return *plan;
+    }
+  }
+}
+
+}  // namespace
+
+double GemvMicroseconds(const TileProblem& problem, const DeviceShape& device,
+                        const GemvPlan& plan) {
+  const GemvArguments& args = plan.arguments;
+  const PlanCosts costs(problem, device, plan);
+  const int units = UnitsOfBlock(args);
+  const double activations = double{kTileK * 2} * args.tiles_of_split * problem.m;
+  double micros =
+      RoundsOf(plan) * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
+      units * args.tiles_of_split * costs.tile + activations * device.costs->gemv.activation;
+  if (args.mates > 1) micros += device.costs->gemv.shared_copies;
+  if (plan.splits > 1) {
+    micros += costs.meeting + plan.splits * costs.meeting_split +
+              units * plan.strips * costs.meeting_strip;
+  }
+  return micros;
+}
+
+GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
+  // The fit is worth this much: where it promises less, the usual plan is as often faster.
+  constexpr double kWorthwhile = 0.96;
+  constexpr int64_t kLeastTiles = 1024;  ///< Of less the fit knows little.
+  constexpr int kSplitsToCompare = 4;
+  GemvPlan best = UsualPlan(problem, device);
+  const int64_t strips = Ceil(problem.n, kStripOutputs);
+  if (strips * best.arguments.tiles < kLeastTiles) return best;
+  double least = kWorthwhile * GemvMicroseconds(problem, device, best);
+  const auto compare = [&](int splits, int unit_strips) {
+    std::optional<GemvPlan> plan;
+    for (int warps = kMostWarps; !plan && warps >= kMostWarps / 2; warps /= 2) {
+      const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
+      plan = DeepestPlan(problem, device, shape);
+    }
+    if (!plan) return;
+    const double micros = GemvMicroseconds(problem, device, *plan);
+    if (micros >= least) return;
+    least = micros;
+    best = *plan;
+  };
+  if (CanBeWide(problem)) compare(1, 2);
+  for (int splits = 1; splits <= kSplitsToCompare; ++splits) compare(splits, 1);
+  return best;
+}
+
+namespace {
+
+double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
+  // The estimate is compared with the WGMMA kernel's, to which it was fitted with FP4: other codes
+  // of up to 4 bits take longer in both kernels, by about as much.
+  TileProblem as_fp4 = TileProblemOf(desc);
+  as_fp4.tile_bytes = TileCodeBytes(4) + kGroupBytes;
+  return GemvMicroseconds(as_fp4, device, PlanGemv(as_fp4, device));
+}
+
+}  // namespace
+
+const KernelFamily& GemvFamily() {
+  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr};
+  return kFamily;
+}
+
+Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  if (desc.m > kMaxGemvRows) return {"takes up to {0} rows", kMaxGemvRows};
+  if (desc.determinism == Determinism::kBatchInvariant) return {"splits k as m asks for"};
+  return SupportsTiles(desc);
+}
+
+}  // namespace marlin::cuda

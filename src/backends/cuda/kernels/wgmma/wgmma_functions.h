@@ -1,0 +1,18 @@
+// The WGMMA kernels, one for each kind of codes, as what cudaLaunchKernelExC takes.
+#pragma once
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Parameters of the kernel: CUtensorMap, WgmmaArguments.
+template <CodeKind kKind>
+const void* WgmmaFunction(bool bf16, int tokens, ParameterUse use);
+
+#define MARLIN_KIND(kind) \
+  template <>             \
+  const void* WgmmaFunction<CodeKind::kind>(bool bf16, int tokens, ParameterUse use);
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+
+}  // namespace marlin::cuda

@@ -1,0 +1,446 @@
+// Products of more than a few rows on Hopper's warpgroup matrix instructions.
+//
+//   C^T = W^T A^T: the 64-row operand is the weights, decoded in registers and never written back;
+//   the tokens are the other operand, k-major in shared memory, put there by tensor copies.
+//
+//                      kTokens tokens (shared memory, both warpgroups read the same)
+//                    +----------------------------+
+//     outputs  0..63 | consumer warpgroup 0       |   each thread: kTokens / 2 sums
+//                    +----------------------------+
+//     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
+//                    +----------------------------+
+//
+//   Steps of 128 k, activations and four tiles of weights, of which several are in flight. Within a
+//   step the codes of one half of 64 k are decoded while the matrix instructions of the other half
+//   run. A slot is what comes and is given back as one: a step, or half of one (SlotsOfStep).
+//   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
+//   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
+//   cluster divide k among them, send each other their sums through shared memory and finish a part
+//   of the item each; sums are added in the order of the blocks. Where clusters are too few, parts
+//   of k go to the workspace, and another kernel adds them. What whole waves of items leave may be
+//   streamed: all blocks take as many of its steps, and parts of an item meet in memory. Gated
+//   products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
+//   warpgroup the gates, warps 2 and 3 the ups.
+#pragma once
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/decode_fragment.cuh"
+#include "backends/cuda/kernels/common/tile_gemm.h"
+#include "backends/cuda/kernels/common/tile_loads.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_block.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_epilogue.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_instructions.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_layout.h"
+#include "backends/cuda/kernels/wgmma/wgmma_meeting.cuh"
+
+namespace marlin::cuda {
+
+constexpr int kConsumerWarps = 8;
+static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
+
+MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MARLIN_DEVICE void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+MARLIN_DEVICE void WaitForProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving sums in flight: for it, an asynchronous product is done at once.
+template <int kCount>
+MARLIN_DEVICE void PinSums(float (&acc)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+
+/// Describes k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is address / 16 with
+/// the leading offset (unused by this swizzle) in the upper half.
+MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
+  // Atoms of 8 rows are 1024 bytes apart; bit 62 is the 128-byte swizzle.
+  uint64_t descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(64u | (1u << 30)));
+  return descriptor;
+}
+
+/// A place in a ring of slots.
+struct SlotCursor {
+  int slot = 0;
+  int parity = 0;
+  MARLIN_DEVICE void Advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// One lane arrives for its warp, for arrivals cost time. The racecheck tool of compute-sanitizer
+/// does not see that the other lanes' reads come before: builds for it let every lane arrive.
+#ifdef MARLIN_CUDA_RACECHECK
+constexpr int kArrivalsOfWarp = 32;
+#else
+constexpr int kArrivalsOfWarp = 1;
+#endif
+
+/// For a consumer warp after the products that use a slot. They are instructions that wait for all
+/// lanes of the warp, and take what every lane has read from the slot: no barrier of the warp is
+/// needed, which costs up to 9 % with few tokens.
+MARLIN_DEVICE void LeaveSlot(uint32_t empty, int lane) {
+  if (lane < kArrivalsOfWarp) Arrive(empty);
+}
+
+/// Divides shared memory, makes the barriers of the slots ready and lets the next kernel begin.
+/// For all threads of the block.
+MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* memory) {
+  WgmmaShared shared;
+  shared.activations = SharedAddress(memory);
+  shared.weights = shared.activations + args.weights_offset;
+  shared.full = shared.activations + args.barriers_offset;
+  shared.empty = shared.full + args.slots * 8;
+  shared.inbox = shared.activations + args.inbox_offset;
+  shared.arrived = shared.empty + args.slots * 8;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < args.slots; ++s) {
+      InitBarrier(shared.full + 8 * s, 1);
+      InitBarrier(shared.empty + 8 * s, kConsumerWarps * kArrivalsOfWarp);
+    }
+    if (args.in_cluster) InitBarrier(shared.arrived, 1);
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  // What is sent to another block of the cluster must find it running, its barrier ready.
+  if (args.in_cluster) ArriveInCluster();
+  LetNextBegin();
+  return shared;
+}
+
+/// Where the weights of an item begin, and the copies that bring one step of them: all four strips
+/// of a block at once, or two strips of gates and their two strips of ups.
+struct WeightSource {
+  const uint8_t* from[2];
+  int copies;
+  int bytes;        ///< Of one copy.
+  int64_t to_next;  ///< From one step to the next.
+
+  MARLIN_DEVICE WeightSource(const WgmmaArguments& args, const WgmmaItem& item) {
+    const TileView& view = args.weights;
+    copies = args.half_strips == 0 ? 1 : 2;
+    bytes = kStripsOfBlock / copies * view.tile_bytes;
+    to_next = static_cast<int64_t>(kStripsOfBlock) * view.tile_bytes;
+    const int strip = copies == 1 ? item.block * kStripsOfBlock : item.block * 2;
+    from[0] = view.tiles + TileOffset(view, strip, item.first_tile);
+    from[1] = view.tiles + TileOffset(view, strip + args.half_strips, item.first_tile);
+  }
+
+  MARLIN_DEVICE void Copy(uint32_t to, uint32_t barrier) {
+    CopyBulk(to, from[0], bytes, barrier);
+    from[0] += to_next;
+    if (copies == 2) {
+      CopyBulk(to + bytes, from[1], bytes, barrier);
+      from[1] += to_next;
+    }
+  }
+};
+
+/// One thread copies the weights. Those of the first steps go ahead of earlier work on the stream.
+/// What it waits for is that the slots of the step's activations are free: those of its weights are
+/// then, because slots are given back in order and `weight_slots` steps hold all slots.
+template <int kSlotsOfStep>
+MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
+                                  int slot_bytes) {
+  const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
+  const ItemSequence items(args);
+  SlotCursor cursor;
+  SlotCursor weights;
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
+    WeightSource source(args, item);
+#pragma unroll 1
+    for (int tile = 0; tile < item.tiles; ++tile) {
+      const uint32_t full = shared.full + 8 * cursor.slot;
+#pragma unroll
+      for (int slot = 0; slot < kSlotsOfStep; ++slot) {
+        Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
+        ArriveExpecting(shared.full + 8 * cursor.slot, slot_bytes + (slot == 0 ? weight_bytes : 0));
+        cursor.Advance(args.slots);
+      }
+      source.Copy(shared.weights + weights.slot * weight_bytes, full);
+      weights.Advance(args.weight_slots);
+    }
+  }
+}
+
+/// One thread of another warp copies the activations, when earlier work is done.
+template <int kTokens, int kSlotsOfStep>
+MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
+                                      const WgmmaShared& shared) {
+  constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
+  constexpr int kHalvesOfSlot = 2 / kSlotsOfStep;
+  const ItemSequence items(args);
+  SlotCursor cursor;
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+  WaitForEarlierWork();
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
+    const int m = item.token_tile * kTokens;
+    int k = item.first_tile * kTileK;
+#pragma unroll 1
+    for (int slot = 0; slot < item.tiles * kSlotsOfStep; ++slot) {
+      const uint32_t full = shared.full + 8 * cursor.slot;
+      uint32_t to = shared.activations + cursor.slot * (kHalvesOfSlot * kHalfBytes);
+      Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
+#pragma unroll
+      for (int half = 0; half < kHalvesOfSlot; ++half) {
+        CopyBox(to, map, k, m, full);
+        to += kHalfBytes;
+        k += kTileK / 2;
+      }
+      cursor.Advance(args.slots);
+    }
+  }
+}
+
+/// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
+template <CodeKind kKind, typename T, ParameterUse kUse>
+struct WarpTile {
+  static constexpr int kBits = CodeBits(kKind);
+  static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
+  uint32_t words[2][kBits];
+  GroupOperands operands;
+  uint32_t tile;
+
+  MARLIN_DEVICE void LoadOperands(const ConsumerPlace& place, int group, int groups,
+                                  const ParameterMode& mode) {
+    const uint32_t at =
+        tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 + group * kGroupBytes;
+    uint32_t zeros = 0;
+    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0))
+      zeros = LoadShared4(at + groups * kGroupBytes);
+    MakeOperands<kKind, T, kUse>(LoadShared4(at), zeros, mode, operands);
+  }
+
+  MARLIN_DEVICE void Load(uint32_t from, const ConsumerPlace& place, int groups,
+                          const ParameterMode& mode) {
+    tile = from;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      LoadWords<kBits>(tile + (half * 2 + place.rows) * BlockBytes(kBits), place.lane, words[half]);
+    }
+    if constexpr (kKind != CodeKind::kDense16) LoadOperands(place, 0, groups, mode);
+  }
+
+  /// The four fragments of a half; half 0 first.
+  MARLIN_DEVICE void Decode(int half, const ConsumerPlace& place, int groups,
+                            const ParameterMode& mode, const DecodeTable<kKind, T>& table,
+                            uint32_t (&fragments)[4][4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+      const int at = (half * 4 + j) * groups;
+      if (!kOneGroup && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
+        LoadOperands(place, at >> 3, groups, mode);
+      }
+      DecodeScaled<kKind, T, kUse>(words[half], j, table, mode, operands, fragments[j]);
+    }
+  }
+};
+
+/// A consumer warp's place in the rings. It is counted in slots, which the compiler sees to be the
+/// same for all lanes: so it keeps places in uniform registers, unless kUniform is false, which
+/// costs less than addresses that every lane advances. What addresses are made of stays in
+/// registers: fetched from the parameters in every step it costs 3 %.
+template <int kTokens, int kSlotsOfStep, bool kUniform>
+struct ConsumerCursor {
+  uint32_t full;         ///< The barrier of the slot.
+  uint32_t tile;         ///< The warp's tile.
+  uint32_t activations;  ///< The low half of their descriptor.
+  int parity = 0;
+  int slot = 0;
+  int weight_slot = 0;
+  int last_slot;
+  int last_weight_slot;
+  uint32_t first_full;
+  uint32_t first_tile;
+  uint32_t first_activations;
+  int weight_bytes;  ///< Of a step.
+  int to_empty;      ///< From the barrier of a slot to the one that gives it back.
+
+  MARLIN_DEVICE ConsumerCursor(const WgmmaArguments& args, const WgmmaShared& shared,
+                               const ConsumerPlace& place)
+      : full(shared.full),
+        tile(shared.weights + place.tile * args.weights.tile_bytes),
+        activations((shared.activations & 0x3ffffu) >> 4 | 1u << 16),
+        last_slot(args.slots - 1),
+        last_weight_slot(args.weight_slots - 1),
+        first_full(full),
+        first_tile(tile),
+        first_activations(activations),
+        weight_bytes(kStripsOfBlock * args.weights.tile_bytes),
+        to_empty(args.slots * 8) {
+    asm volatile(""
+                 : "+r"(first_full), "+r"(first_tile), "+r"(first_activations), "+r"(last_slot),
+                   "+r"(weight_bytes), "+r"(to_empty));
+    if (kSlotsOfStep > 1) asm volatile("" : "+r"(last_weight_slot));
+  }
+
+  MARLIN_DEVICE uint32_t Empty() const { return full + to_empty; }
+
+  /// The low half of the descriptor of the slot's activations, in a uniform register, which the
+  /// instruction wants.
+  MARLIN_DEVICE uint32_t UniformActivations() const { return __reduce_or_sync(~0u, activations); }
+
+  MARLIN_DEVICE void NextSlot() {
+    const bool anew = slot == last_slot;
+    slot = anew ? 0 : slot + 1;
+    if (!kUniform) asm volatile("" : "+r"(slot));
+    parity ^= anew ? 1 : 0;
+    full = first_full + slot * 8;
+    activations = first_activations + slot * (kSlotBytes >> 4);
+    if (kSlotsOfStep == 1) tile = first_tile + slot * weight_bytes;
+  }
+  /// From the last slot of a step to the first of the next one.
+  MARLIN_DEVICE void NextStep() {
+    NextSlot();
+    if (kSlotsOfStep == 1) return;
+    weight_slot = weight_slot == last_weight_slot ? 0 : weight_slot + 1;
+    tile = first_tile + weight_slot * weight_bytes;
+  }
+
+ private:
+  static constexpr int kSlotBytes = StepActivationBytes(kTokens) / kSlotsOfStep;
+};
+
+/// The sums of one item.
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+struct WgmmaConsumer {
+  const WgmmaArguments& args;
+  ConsumerPlace place;
+  DecodeTable<kKind, T> table;
+  ParameterMode mode;
+
+  static constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
+  /// With 64 tokens and other codes than FP4 the compiler orders the loop worse then: 1 to 5 %.
+  static constexpr bool kUniformPlaces = kTokens != 64 || (kKind == CodeKind::kFp4 && T::kIsBf16);
+  using Cursor = ConsumerCursor<kTokens, kSlots, kUniformPlaces>;
+
+  /// `activations`: the low half of the descriptor, as UniformActivations gives it.
+  MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
+                              bool accumulate, float (&acc)[kTokens / 2]) const {
+    FenceProducts();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      WarpgroupProduct<T, kTokens>::Run(acc, fragments[j], Descriptor(activations + 2 * j),
+                                        accumulate || j > 0 ? 1 : 0);
+    }
+    CommitProducts();
+  }
+
+  MARLIN_DEVICE void Run(int tiles, Cursor& cursor, float (&acc)[kTokens / 2]) const {
+    constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
+    const int groups = args.weights.groups_per_tile;
+    uint32_t fragments[2][4][4];
+    WarpTile<kKind, T, kUse> weights;
+    uint32_t empty_before = 0;
+    PinSums(acc);
+    uint32_t activations = cursor.UniformActivations();
+    Wait(cursor.full, cursor.parity);
+    weights.Load(cursor.tile, place, groups, mode);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      weights.Decode(0, place, groups, mode, table, fragments[0]);
+      Multiply(fragments[0], activations, tile > 0, acc);
+      WaitForProducts<1>();
+      if (tile > 0) LeaveSlot(empty_before, place.lane);
+      const uint32_t empty_first = cursor.Empty();
+      activations += kHalfBytes >> 4;
+      if constexpr (kSlots == 2) {
+        cursor.NextSlot();
+        activations = cursor.UniformActivations();
+      }
+      weights.Decode(1, place, groups, mode, table, fragments[1]);
+      if constexpr (kSlots == 2) Wait(cursor.full, cursor.parity);
+      Multiply(fragments[1], activations, true, acc);
+      empty_before = cursor.Empty();
+      cursor.NextStep();
+      activations = cursor.UniformActivations();
+      if (tile + 1 < tiles) {
+        // What the next step needs arrives while the products run.
+        Wait(cursor.full, cursor.parity);
+        weights.Load(cursor.tile, place, groups, mode);
+      }
+      WaitForProducts<1>();
+      if constexpr (kSlots == 2) LeaveSlot(empty_first, place.lane);
+    }
+    WaitForProducts<0>();
+    PinSums(acc);
+    LeaveSlot(empty_before, place.lane);
+  }
+};
+
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
+  const int warp = WarpOfBlock() - 4;
+  const int warpgroup = warp / 4;
+  const ConsumerPlace place = PlaceOf(args, warp);
+  WaitForEarlierWork();
+  using Consumer = WgmmaConsumer<kKind, T, kTokens, kUse>;
+  const Consumer consumer{args, place, DecodeTable<kKind, T>(args.weights),
+                          ParameterModeOf<kKind, T>(args.weights)};
+  WgmmaEpilogue<kTokens> epilogue{
+      args, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
+      0,    kTokens / 8};
+  typename Consumer::Cursor cursor(args, shared, place);
+  const int splits = args.splits;
+  const ItemSequence items(args);
+  for (int i = 0; items.Has(i); ++i) {
+    const WgmmaItem item = items.At(i);
+    float acc[kTokens / 2];
+    const bool divided = item.streamed >= 0 && item.tiles < args.tiles;
+    // Of a whole item it is not asked.
+    const StreamMeeting<kTokens> meeting(args, item, warpgroup, epilogue.exchange);
+    const uint32_t ticket = divided ? meeting.Begin() : 0;
+    consumer.Run(item.tiles, cursor, acc);
+    if (divided && !meeting.End(ticket, acc)) continue;
+    if constexpr (kTokens <= kMaxClusterTokens) {
+      if (args.in_cluster) {
+        constexpr int kUnits = kTokens / 16;
+        const ClusterPart<kTokens> part(items.Split(), splits);
+        if (threadIdx.x == 128) ArriveExpecting(shared.arrived, part.BytesToCome());
+        WaitForCluster();
+        ReduceInCluster<kTokens>(part, warpgroup, shared, acc);
+        const int first = max(part.FirstOf(part.rank) - warpgroup * kUnits, 0);
+        const int last = min(part.FirstOf(part.rank + 1) - warpgroup * kUnits, kUnits);
+        epilogue.first_group = first * 2;
+        epilogue.last_group = last * 2;
+        if (first >= last) continue;
+      }
+    }
+    epilogue.Run(item, acc);
+  }
+}
+
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    WgmmaKernel(const __grid_constant__ CUtensorMap map,
+                const __grid_constant__ WgmmaArguments args) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const WgmmaShared shared = BeginSlots(args, memory);
+  if (threadIdx.x < 128) {
+    constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0)
+      ProduceWeights<kSlots>(args, shared, StepActivationBytes(kTokens) / kSlots);
+    if (threadIdx.x == 32) ProduceActivations<kTokens, kSlots>(args, &map, shared);
+    if (kTokens <= kMaxClusterTokens && args.in_cluster) {
+      __syncwarp();
+      WaitForCluster();
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    Consume<kKind, T, kTokens, kUse>(args, shared,
+                                     reinterpret_cast<float*>(memory + args.exchange_offset));
+  }
+}
+
+}  // namespace marlin::cuda

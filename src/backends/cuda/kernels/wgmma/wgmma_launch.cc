@@ -1,0 +1,145 @@
+#include "backends/cuda/kernels/wgmma/wgmma_launch.h"
+
+#include <cuda.h>
+
+#include <memory>
+#include <optional>
+
+#include "backends/cuda/kernels/common/cuda_gemm.h"
+#include "backends/cuda/kernels/common/launch.h"
+#include "backends/cuda/kernels/wgmma/wgmma_functions.h"
+#include "backends/cuda/kernels/wgmma/wgmma_plan.h"
+#include "backends/cuda/layout/code_kind.h"
+#include "base/macros.h"
+
+namespace marlin::cuda {
+namespace {
+
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                      \
+  case CodeKind::name:                                         \
+    if constexpr (IsBuilt(CodeKind::name))                     \
+      return WgmmaFunction<CodeKind::name>(bf16, tokens, use); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+class WgmmaGemm final : public TilesGemm {
+ public:
+  WgmmaGemm(const PlanRequest& request, const WgmmaShape& shape, const WgmmaPlan& plan)
+      : TilesGemm(request, {shape.tokens, shape.splits},
+                  SumBytes(TileProblemOf(request.desc), plan)),
+        plan_(plan),
+        use_(UseOf(request.weights.Tiles(0), request.weights.kind())),
+        function_(WgmmaFunctionOf(kind(), bf16(), plan.tokens, use_)),
+        tail_function_(plan.tail ? WgmmaFunctionOf(kind(), bf16(), plan.tail->tokens, use_)
+                                 : nullptr) {}
+
+  /// Before the first launch.
+  cudaError_t Load() const {
+    const cudaError_t error = AllowAllShared(function_);
+    return error != cudaSuccess || !plan_.tail ? error : AllowAllShared(tail_function_);
+  }
+
+ protected:
+  Status LaunchTiles(const GemmCall& call, const TileGemm& gemm,
+                     cudaStream_t stream) const override {
+    WgmmaArguments args = plan_.arguments;
+    bool overlap_previous = gemm.overlap_previous;
+    const bool streams = args.streamed > 0;
+    const SplitKScratch::Lease scratch =
+        streams ? context().scratch.Lend(stream, call.workspace, StreamTicketBytes(plan_))
+                : SplitKScratch::Lease();
+    if (streams) {
+      args.parts = gemm.partials + StreamTicketBytes(plan_) / int64_t{sizeof(float)};
+      args.tickets = scratch.words();
+      if (args.tickets == nullptr) {
+        // The tickets are made ready here. A memset then comes before the kernel, which PDL cannot
+        // overlap.
+        args.tickets = reinterpret_cast<uint32_t*>(gemm.partials);
+        overlap_previous = false;
+        MARLIN_RETURN_IF_ERROR(Check(cudaMemsetAsync(
+            args.tickets, 0xff, static_cast<size_t>(StreamTicketBytes(plan_)), stream)));
+      }
+    }
+    cudaError_t launched = LaunchItems(gemm, plan_, args, function_, overlap_previous, stream);
+    if (launched == cudaSuccess && plan_.tail) {
+      launched =
+          LaunchItems(gemm, *plan_.tail, plan_.tail->arguments, tail_function_, true, stream);
+    }
+    if (!plan_.partials) return Check(launched);
+    return Check(AddPartials(gemm, PartsOf(plan_), launched, stream));
+  }
+
+ private:
+  cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, WgmmaArguments args,
+                          const void* function, bool overlap_previous, cudaStream_t stream) const {
+    CUtensorMap map;
+    const cudaError_t encoded = EncodeMap(
+        gemm.a, bf16() ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+        launch.tokens, &map);
+    if (encoded != cudaSuccess) return encoded;
+    args.weights = gemm.weights;
+    args.epilogue = gemm.epilogue;
+    args.partials = plan_.partials ? gemm.partials : nullptr;
+    args.eights = StoresAsOne(gemm.epilogue, 8);
+    void* parameters[] = {&map, &args};
+    const auto splits = static_cast<unsigned>(args.splits);
+    const LaunchSize size = {dim3(splits, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
+                             launch.shared_bytes, overlap_previous,
+                             dim3(args.in_cluster ? splits : 1)};
+    return cuda::Launch(function, size, parameters, stream);
+  }
+
+  const WgmmaPlan plan_;
+  const ParameterUse use_;
+  const void* const function_;
+  const void* const tail_function_;
+};
+
+}  // namespace
+
+int CountClusters(int blocks) {
+  // Kernels of all kinds of codes have as many threads and as much shared memory.
+  const void* function = nullptr;
+  for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
+    function = WgmmaFunctionOf(static_cast<CodeKind>(kind), true, kMaxClusterTokens,
+                               ParameterUse::kOneScale);
+  }
+  const int shared_bytes = DeviceShape().shared_bytes;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kWgmmaThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
+          cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
+Result<std::shared_ptr<const PlannedGemm>> MakeWgmma(const PlanRequest& request) {
+  const TileProblem problem = TileProblemOf(request.desc);
+  const DeviceShape& device = request.context.shape;
+  const WgmmaShape shape = request.variant.automatic()
+                               ? ChooseWgmmaShape(problem, device)
+                               : WgmmaShape{request.variant.width, request.variant.splits};
+  auto gemm =
+      std::make_shared<const WgmmaGemm>(request, shape, PlanWgmmaAs(problem, device, shape));
+  MARLIN_RETURN_IF_ERROR(request.context.device.errors.Check(gemm->Load(), request.kernel.name));
+  return {std::move(gemm)};
+}
+
+}  // namespace marlin::cuda

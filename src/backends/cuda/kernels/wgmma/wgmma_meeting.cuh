@@ -1,0 +1,228 @@
+// Where the sums of blocks that divide an item's k meet: in shared memory, where they are a
+// cluster, or in memory, where they take parts of streamed items.
+#pragma once
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_block.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_layout.h"
+
+namespace marlin::cuda {
+
+/// The parts of an item that the blocks of a cluster finish: every block owns a run of units, whose
+/// sums are two groups of a thread's, acc[4 i] to acc[4 i + 3] each.
+template <int kTokens>
+struct ClusterPart {
+  static constexpr int kUnits = UnitsOfItem(kTokens) / 2;  ///< Of a warpgroup.
+  static constexpr int kSlotBytes = kUnitBytes / 2;        ///< One group of a warpgroup's threads.
+  int rank;
+  int splits;
+  int sender_bytes;
+
+  MARLIN_DEVICE ClusterPart(int my_rank, int blocks)
+      : rank(my_rank), splits(blocks), sender_bytes(SenderBytes(kTokens, blocks)) {}
+
+  MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
+  /// The first unit of a block: the least u with OwnerOf(u) >= block.
+  MARLIN_DEVICE int FirstOf(int block) const { return (block * 2 * kUnits + splits - 1) / splits; }
+  /// Bytes that the other blocks send to this one.
+  MARLIN_DEVICE int BytesToCome() const {
+    return (splits - 1) * (FirstOf(rank + 1) - FirstOf(rank)) * kUnitBytes;
+  }
+  /// Where the sums of block `from` begin in the inbox of block `to`.
+  MARLIN_DEVICE int SenderOffset(int from, int to) const {
+    return (from < to ? from : from - 1) * sender_bytes;
+  }
+};
+
+/// sums[first] to sums[first + 3] plus four floats in shared memory.
+template <int kCount>
+MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
+  const uint4 v = LoadShared16(address);
+  sums[first] += __uint_as_float(v.x);
+  sums[first + 1] += __uint_as_float(v.y);
+  sums[first + 2] += __uint_as_float(v.z);
+  sums[first + 3] += __uint_as_float(v.w);
+}
+
+/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks, all
+/// of which must run. Afterwards only the sums of units that this block owns are whole.
+template <int kTokens>
+MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup,
+                                   const WgmmaShared& shared, float (&acc)[kTokens / 2]) {
+  constexpr int kSlotBytes = ClusterPart<kTokens>::kSlotBytes;
+  constexpr int kUnits = ClusterPart<kTokens>::kUnits;
+  const uint32_t mine = shared.inbox + (threadIdx.x & 127) * 16;
+  int owner = part.OwnerOf(warpgroup * kUnits);
+  int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    const int next = part.OwnerOf(warpgroup * kUnits + unit);
+    if (next != owner) place = 0;
+    owner = next;
+    if (owner != part.rank) {
+      const uint32_t remote =
+          AddressInBlock(mine + part.SenderOffset(part.rank, owner) + place * kUnitBytes, owner);
+      const uint32_t barrier = AddressInBlock(shared.arrived, owner);
+#pragma unroll
+      for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
+        SendFloats(remote + i % 2 * kSlotBytes,
+                   {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]}, barrier);
+      }
+    }
+    ++place;
+  }
+  Wait(shared.arrived, 0);
+  const int first = part.FirstOf(part.rank) - warpgroup * kUnits;
+  const int last = part.FirstOf(part.rank + 1) - warpgroup * kUnits;
+  const uint32_t base = mine - first * kUnitBytes;
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    if (i / 2 < first || i / 2 >= last) continue;
+    if (part.splits == 2) {
+      // Of two the order does not matter, and no step waits for another.
+      AddSent(base + i * kSlotBytes, acc, 4 * i);
+      continue;
+    }
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    uint32_t from = base + i * kSlotBytes;
+#pragma unroll 1
+    for (int split = 0; split < part.splits; ++split) {
+      if (split == part.rank) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
+      } else {
+        AddSent(from, sum, 0);
+        from += part.sender_bytes;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[4 * i + e] = sum[e];
+  }
+}
+
+/// Where the parts of a streamed item meet: what one warpgroup of each block has of it. Whoever
+/// takes the last ticket adds all parts, the others store theirs and wait for nobody. That is the
+/// first part's block, which takes its ticket when it is done, long after the others took theirs
+/// and stored, unless one of them begins later still. So nobody waits but for blocks at work.
+template <int kTokens>
+struct StreamMeeting {
+  static constexpr int kFloats = kTokens * 64;  ///< Of a part.
+  /// In a ticket: parts stored above, tickets taken below, less one of all.
+  static constexpr int kStoredShift = 16;
+  static constexpr uint32_t kTaken = (1u << kStoredShift) - 1;
+  const WgmmaArguments& args;
+  int warpgroup;
+  uint32_t* word;  ///< In shared memory, of the warpgroup.
+  int streamed;
+  int first_block;
+  uint32_t others;  ///< Parts that other blocks have.
+  uint32_t* tickets;
+
+  MARLIN_DEVICE StreamMeeting(const WgmmaArguments& arguments, const WgmmaItem& item,
+                              int my_warpgroup, float* exchange)
+      : args(arguments),
+        warpgroup(my_warpgroup),
+        word(reinterpret_cast<uint32_t*>(exchange)),
+        streamed(item.streamed) {
+    const int first_step = streamed * args.tiles;
+    first_block = DivideStep(first_step, args.run_inverse);
+    others = DivideStep(first_step + args.tiles - 1, args.run_inverse) - first_block;
+    tickets = args.tickets + streamed * kTicketsOfItem + warpgroup;
+  }
+
+  MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
+  MARLIN_DEVICE int Mine() const { return static_cast<int>(blockIdx.y) - first_block; }
+  MARLIN_DEVICE void WaitForWarpgroup() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+  }
+
+  /// A block begins one item at most in its middle, and only the first part of an item does not.
+  MARLIN_DEVICE float* PartAt(int part) const {
+    const int place = part == 0 ? static_cast<int>(gridDim.y) + streamed : first_block + part;
+    return args.parts + (static_cast<int64_t>(place) * 2 + warpgroup) * kFloats + Thread() * 4;
+  }
+
+  /// Before the products of a part: the ticket, in one thread, unless it is to be taken later.
+  /// Parts that were stored before it are looked for later.
+  MARLIN_DEVICE uint32_t Begin() const {
+    return Thread() == 0 && Mine() > 0 ? (TakeTicket(tickets) + 1) & kTaken : 0;
+  }
+
+  /// Whether `acc` is now the sum of all parts in their order; else another block adds them.
+  MARLIN_DEVICE bool End(uint32_t ticket, float (&acc)[kTokens / 2]) const {
+    if (Thread() == 0) *word = Mine() > 0 ? ticket : Take();
+    WaitForWarpgroup();
+    uint32_t taken_and_stored = *word;
+    // The same for all lanes, as the compiler must know: products want addresses that are.
+    const bool last = __any_sync(~0u, (taken_and_stored & kTaken) == others);
+    if (!last) {
+      Store(acc);
+      WaitForWarpgroup();
+      if (Thread() == 0) Publish();
+      return false;
+    }
+    while (__any_sync(~0u, taken_and_stored >> kStoredShift != others)) taken_and_stored = Look();
+    WaitForWarpgroup();
+    if (Thread() == 0) *tickets = ~0u;
+    Add(acc);
+    return true;
+  }
+
+ private:
+  /// What came before this one.
+  MARLIN_DEVICE uint32_t Take() const {
+    uint32_t before;
+    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(tickets)
+                 : "memory");
+    return before + 1;
+  }
+  /// Behind what all threads of the warpgroup stored before they met.
+  MARLIN_DEVICE void Publish() const {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(tickets), "r"(1 << kStoredShift)
+                 : "memory");
+  }
+  MARLIN_DEVICE uint32_t Look() const {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(tickets) : "memory");
+    return value + 1;
+  }
+
+  MARLIN_DEVICE void Store(const float (&acc)[kTokens / 2]) const {
+    float* const to = PartAt(Mine());
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      __stcg(reinterpret_cast<float4*>(to + i * 512),
+             make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    }
+  }
+
+  /// Of two parts the order does not matter; of more, what comes before this block's part is added
+  /// up in its place, and this block's is kept in memory for as long.
+  MARLIN_DEVICE void Add(float (&acc)[kTokens / 2]) const {
+    const int mine = Mine();
+    if (mine > 1) {
+      Store(acc);
+      Load(PartAt(0), false, acc);
+    }
+#pragma unroll 1
+    for (int part = mine > 1 ? 1 : 0; part <= static_cast<int>(others); ++part) {
+      if (mine <= 1 && part == mine) continue;
+      Load(PartAt(part), true, acc);
+    }
+  }
+
+  static MARLIN_DEVICE void Load(const float* from, bool add, float (&acc)[kTokens / 2]) {
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      const float4 come = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
+      acc[4 * i] = add ? acc[4 * i] + come.x : come.x;
+      acc[4 * i + 1] = add ? acc[4 * i + 1] + come.y : come.y;
+      acc[4 * i + 2] = add ? acc[4 * i + 2] + come.z : come.z;
+      acc[4 * i + 3] = add ? acc[4 * i + 3] + come.w : come.w;
+    }
+  }
+};
+
+}  // namespace marlin::cuda

@@ -1,0 +1,34 @@
+#include "backends/cuda/layout/code_kind.h"
+
+namespace marlin::cuda {
+
+CodeKind KindOf(Format format) {
+  switch (format) {
+    case Format::kFp4E2M1:
+      return CodeKind::kFp4;
+    case Format::kU4:
+    case Format::kS4:
+      return CodeKind::kInt4;
+    case Format::kFp8E4M3:
+      return CodeKind::kE4M3;
+    case Format::kFp8E5M2:
+      return CodeKind::kE5M2;
+    case Format::kS8:
+      return CodeKind::kInt8;
+    default:
+      break;
+  }
+  // Any other format is a table of its values.
+  switch (GetFormatInfo(format).bits) {
+    case 2:
+      return CodeKind::kTable2;
+    case 3:
+      return CodeKind::kTable3;
+    case 4:
+      return CodeKind::kTable4;
+    default:
+      return CodeKind::kDense16;
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,117 @@
+#include "backends/cuda/measure/roofline.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kBulkBytes = 16 << 10;
+constexpr int kStages = 12;  // 192 KiB in flight per SM: several times bandwidth x latency.
+constexpr int kLoadThreads = 512;
+constexpr int kLoadBlocksPerSm = 2;
+constexpr int kUnroll = 8;  // kLoadThreads x kUnroll x 16 bytes: 64 KiB a step and block.
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+/// Asks for one chunk; the barrier's phase completes when it has arrived.
+__device__ __forceinline__ void CopyChunk(uint32_t target, const uint8_t* source,
+                                          uint32_t barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(kBulkBytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(target),
+      "l"(source), "r"(kBulkBytes), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void WaitFor(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// One thread keeps kStages copies in flight. Nobody reads what arrives: a copy that was waited for
+/// has read its memory, and its place may be used again.
+__global__ void __launch_bounds__(32) ReadBulk(const uint8_t* data, int64_t chunk_count) {
+  extern __shared__ __align__(128) uint8_t ring[];
+  __shared__ uint64_t barriers[kStages];
+  if (threadIdx.x != 0) return;
+  for (int stage = 0; stage < kStages; ++stage) InitBarrier(SharedAddress(&barriers[stage]));
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  const int64_t stride = gridDim.x;
+  const int64_t count = (chunk_count - blockIdx.x + stride - 1) / stride;
+  for (int64_t i = 0; i < count + kStages; ++i) {
+    const int stage = static_cast<int>(i % kStages);
+    const uint32_t barrier = SharedAddress(&barriers[stage]);
+    const int64_t round = i / kStages;
+    if (round > 0 && i - kStages < count) WaitFor(barrier, (round - 1) & 1);
+    if (i < count) {
+      CopyChunk(SharedAddress(ring + stage * kBulkBytes),
+                data + (blockIdx.x + i * stride) * kBulkBytes, barrier);
+    }
+  }
+}
+
+__device__ __forceinline__ uint4 LoadOnce(const uint4* source) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(source));
+  return v;
+}
+
+__global__ void __launch_bounds__(kLoadThreads, kLoadBlocksPerSm)
+    ReadLoads(const uint4* data, int64_t step_count, uint32_t* sink) {
+  uint32_t all = 0;
+  for (int64_t step = blockIdx.x; step < step_count; step += gridDim.x) {
+    const uint4* const source = data + step * (kLoadThreads * kUnroll) + threadIdx.x;
+    uint4 values[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) values[i] = LoadOnce(source + i * kLoadThreads);
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      all |= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+    }
+  }
+  // `sink` is null; the compiler does not know, so the loads stay.
+  if (sink != nullptr) atomicOr(sink, all);
+}
+
+__global__ void Empty() {}
+
+}  // namespace
+
+cudaError_t LaunchReadBulk(const void* data, int64_t bytes, int sm_count, cudaStream_t stream) {
+  constexpr int kRingBytes = kStages * kBulkBytes;
+  const cudaError_t error =
+      cudaFuncSetAttribute(ReadBulk, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  if (error != cudaSuccess) return error;
+  ReadBulk<<<sm_count, 32, kRingBytes, stream>>>(static_cast<const uint8_t*>(data),
+                                                 bytes / kBulkBytes);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchReadLoads(const void* data, int64_t bytes, int sm_count, cudaStream_t stream) {
+  ReadLoads<<<sm_count * kLoadBlocksPerSm, kLoadThreads, 0, stream>>>(
+      static_cast<const uint4*>(data), bytes / (kLoadThreads * kUnroll * 16), nullptr);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchEmpty(cudaStream_t stream) {
+  Empty<<<1, 32, 0, stream>>>();
+  return cudaGetLastError();
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,27 @@
+// The rows of kernels.def as kernel descriptors, in builds with CUDA and without.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "backends/cuda/plan/kernel_family.h"
+#include "plan/kernel_desc.h"
+
+namespace marlin::cuda {
+
+std::span<const KernelDesc> CudaKernels();
+
+/// Precondition of these: the kernel is one of CudaKernels().
+const KernelFamily& FamilyOf(const KernelDesc& kernel);
+/// As Backend::Variants.
+std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& desc,
+                                      const DeviceShape& device);
+/// As Backend::CanRunAs.
+bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device,
+              const KernelVariant& variant);
+
+/// Whether activations go through the workspace: the kernels on tiles read bf16 as it is, and fp16
+/// where the weights fit, in rows that begin at multiples of 16 bytes.
+bool NeedsStaging(const GemmDesc& desc);
+
+}  // namespace marlin::cuda

@@ -1,0 +1,97 @@
+// Prepare on the device: canonical words to tiles, one warp a fragment block.
+#include "backends/cuda/kernels/common/weight_reader.cuh"
+#include "backends/cuda/weights/weights_launch.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 128;  // A warp a fragment block, a thread block a tile.
+
+template <CodeKind kKind>
+__device__ void PackBlock(const CanonicalReader& from, uint32_t* block, int lane, int first_k,
+                          int first_n) {
+  const int g = lane / 4;
+  const int t = lane % 4;
+  constexpr int kWords = CodeBits(kKind);
+  uint32_t words[kWords] = {};
+  uint8_t codes[32];
+  for (int i = 0; i < 32; ++i) {
+    const int pair = i % 8 / 2;
+    const int n = first_n + g + 8 * (pair & 1);
+    const int k = first_k + 16 * (i / 8) + 2 * t + 8 * (pair >> 1) + i % 2;
+    const bool inside = n < from.view.n && k < from.view.k;
+    if constexpr (kKind == CodeKind::kDense16) {
+      const auto* numbers = reinterpret_cast<const uint16_t*>(from.view.words);
+      const uint32_t number =
+          inside ? numbers[static_cast<int64_t>(k) * from.view.n + n] : uint16_t{0};
+      words[i / 2] |= number << (16 * (i % 2));
+    } else {
+      codes[i] = inside ? static_cast<uint8_t>(from.Code(k, n)) : uint8_t{0};
+    }
+  }
+  if constexpr (kKind != CodeKind::kDense16) EncodeWords<kKind>(codes, words);
+  for (int i = 0; i < kWords; ++i) block[WordOffset(kWords, lane, i)] = words[i];
+}
+
+/// A normalised scale or bias; scales of 8 bits become 16-bit numbers without rounding.
+__device__ uint16_t PackParameter(float value, bool bf16) {
+  if (bf16) return static_cast<uint16_t>(__float_as_uint(value) >> 16);
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+__device__ void PackParameters(const PackJob& job, uint16_t* parameters, int tile_k, int first_n) {
+  const int groups = job.to.groups_per_tile;
+  const int count = groups * kStripOutputs;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const int group = i / kStripOutputs;
+    const int n = first_n + i % kStripOutputs / 4 + i % 4 * 8;
+    const int k = tile_k * kTileK + group * (kTileK / groups);
+    const bool inside = n < job.from.n && k < job.from.k;
+    const int64_t at = inside ? k / job.from.group_size * job.from.n + n : 0;
+    const float scale = inside ? LoadFloat(job.from.scales, job.from.scale_type, at) : 0.0f;
+    parameters[i] = PackParameter(scale * job.scale_factor, job.to.bf16_parameters);
+    if (job.to.zero_kind == 1) {
+      parameters[count + i] = inside ? static_cast<const uint16_t*>(job.from.zeros)[at] : 0;
+    } else if (job.to.zero_kind == 2) {
+      const float bias = inside ? LoadFloat(job.from.biases, job.from.bias_type, at) : 0.0f;
+      parameters[count + i] = PackParameter(bias * job.scale_factor, job.to.bf16_parameters);
+    }
+  }
+}
+
+template <CodeKind kKind>
+__global__ void __launch_bounds__(kThreads) PackTilesKernel(PackJob job) {
+  const int strip = static_cast<int>(blockIdx.x);
+  const int tile = static_cast<int>(blockIdx.y);
+  uint8_t* out = job.tiles + TileOffset(job.to, strip, tile);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kBits = CodeBits(kKind);
+  const CanonicalReader from{job.from};
+  PackBlock<kKind>(from, reinterpret_cast<uint32_t*>(out + warp * BlockBytes(kBits)), lane,
+                   tile * kTileK + warp / 2 * 64, strip * kStripOutputs + warp % 2 * 16);
+  if constexpr (kKind != CodeKind::kDense16) {
+    PackParameters(job, reinterpret_cast<uint16_t*>(out + TileCodeBytes(kBits)), tile,
+                   strip * kStripOutputs);
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
+  const int strips =
+      (job.from.n + kBlockOutputs - 1) / kBlockOutputs * (kBlockOutputs / kStripOutputs);
+  const int tiles = (job.from.k + kTileK - 1) / kTileK;
+  const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(tiles));
+  switch (job.kind) {
+#define MARLIN_KIND(kind)                                                \
+  case CodeKind::kind:                                                   \
+    PackTilesKernel<CodeKind::kind><<<grid, kThreads, 0, stream>>>(job); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,58 @@
+// Prepared weights on a CUDA device: tiles where the format and its groups allow, the canonical
+// arrays otherwise; or, asked for, 4-bit codes in the public marlin_w4 layout.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/cuda/layout/device_views.h"
+#include "backends/cuda/layout/tile_layout.h"
+#include "backends/cuda/runtime/device_memory.h"
+#include "plan/backend.h"
+
+namespace marlin::cuda {
+
+/// Number `i` of scales or biases.
+float LoadScale(const TensorView& view, int64_t i);
+
+/// Why weights cannot be prepared in the marlin_w4 layout. Errors: kUnsupported.
+Status CheckMarlinW4(const WeightsSpec& spec, bool can_tile);
+
+class PreparedTiles : public PreparedWeights::Storage {
+ public:
+  /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
+  /// dimensions beyond a grid and for what marlin_w4 or its kernel does not hold.
+  static Result<std::shared_ptr<const PreparedTiles>> Make(
+      const QuantizedWeights& weights, const PrepareOptions& options, const Backend* backend,
+      const std::shared_ptr<DeviceHandle>& device);
+
+  CodeKind kind() const { return kind_; }
+  /// Precondition: tiled; of marlin_w4 what describes the codes.
+  TileView Tiles(int64_t expert) const;
+  /// Precondition: marlin_w4.
+  MarlinW4View MarlinW4(int64_t expert) const;
+  /// Precondition: neither.
+  CanonicalView Canonical(int64_t expert) const;
+
+ private:
+  Status Upload(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
+  Status Pack(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
+  void DescribeTiles(const QuantizedWeights& weights);
+  Status UploadMarlinW4(const QuantizedWeights& weights,
+                        const std::shared_ptr<DeviceHandle>& device);
+
+  CodeKind kind_ = CodeKind::kFp4;
+  TileView tiles_;            ///< Of expert 0.
+  CanonicalView canonical_;   ///< Of expert 0.
+  int64_t expert_bytes_ = 0;  ///< Tiles of one expert, or its words and parameters of marlin_w4.
+  int64_t words_bytes_ = 0;   ///< Canonical arrays of one expert.
+  int64_t scales_bytes_ = 0;
+  int64_t zeros_bytes_ = 0;
+  int64_t biases_bytes_ = 0;
+  std::vector<int> exponents_;  ///< Of the power of two that normalised an expert's scales.
+  std::vector<float> global_scales_;
+  DeviceMemory memory_;
+  DeviceMemory tables_;
+};
+
+}  // namespace marlin::cuda

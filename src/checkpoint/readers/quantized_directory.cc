@@ -1,0 +1,145 @@
+// The directories that this project writes: docs/formats/checkpoint.md.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "checkpoint/module_reader.h"
+#include "checkpoint/module_tensors.h"
+#include "layout/weights_buffer.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kViewAlignment = 4;  // QuantizedWeights promises it of its views.
+
+// A codebook equal to the built-in one is left out, so that kernels need not compare tables.
+std::vector<float> ReadCodebook(Format format, const std::byte* data) {
+  const std::span<const float> built_in = FormatValues(format);
+  std::vector<float> codebook(built_in.size());
+  std::memcpy(codebook.data(), data, codebook.size() * sizeof(float));
+  const bool same =
+      std::memcmp(codebook.data(), built_in.data(), codebook.size() * sizeof(float)) == 0;
+  return same ? std::vector<float>() : codebook;
+}
+
+Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeights* weights) {
+  const WeightsSpec& spec = weights->spec;
+  const auto stacked = [&](int64_t rows) {
+    return TensorView(data, part.dtype, {spec.experts, rows, spec.n});
+  };
+  switch (part.part) {
+    case ModulePart::kCodes:
+      weights->codes = stacked(WordsAlongK(spec.format, spec.k));
+      return {};
+    case ModulePart::kScales:
+      weights->scales = stacked(GroupCount(spec));
+      return {};
+    case ModulePart::kZeros:
+      weights->zeros = stacked(GroupCount(spec));
+      return {};
+    case ModulePart::kBiases:
+      weights->biases = stacked(GroupCount(spec));
+      return {};
+    case ModulePart::kGlobalScale:
+      weights->global_scale = TensorView(data, part.dtype, {spec.experts});
+      return {};
+    case ModulePart::kCodebook:
+      weights->codebook = ReadCodebook(spec.format, data);
+      return {};
+  }
+  return Status(Code::kInternal, "unknown part of a module");
+}
+
+class QuantizedDirectoryReader final : public ModuleReader {
+ public:
+  explicit QuantizedDirectoryReader(const TensorStore& store) : store_(store) {}
+
+  Status Open(const QuantMethod& method) {
+    const std::string config = JoinPath(store_.path, "config.json");
+    MARLIN_ASSIGN_OR_RETURN(QuantizationConfig parsed,
+                            ParseQuantizationConfig(*method.config, config));
+    modules_ = std::move(parsed.modules);
+    recipe_name_ = std::move(parsed.recipe_name);
+    return CheckModules();
+  }
+
+  std::vector<PartTensor> Parts(const ModuleRecord& record) const override {
+    std::vector<PartTensor> parts;
+    for (const ModuleTensor& part : ModuleTensors(record)) {
+      parts.push_back({part.part, *store_.FindTensor(part.name)});  // CheckModules found all.
+    }
+    return parts;
+  }
+
+  Result<QuantizedWeights> Load(const ModuleRecord& record) const override {
+    auto copies = std::make_shared<std::vector<AlignedBuffer>>();
+    QuantizedWeights weights;
+    weights.spec = record.module.spec;
+    for (const ModuleTensor& part : ModuleTensors(record)) {
+      const size_t tensor = *store_.FindTensor(part.name);
+      const std::byte* data = store_.Data(tensor);
+      if (reinterpret_cast<uintptr_t>(data) % kViewAlignment != 0) {
+        const int64_t bytes = store_.tensors[tensor].bytes;
+        MARLIN_ASSIGN_OR_RETURN(AlignedBuffer copy, AlignedBuffer::Allocate(bytes));
+        if (bytes > 0) std::memcpy(copy.data(), data, static_cast<size_t>(bytes));
+        copies->push_back(std::move(copy));
+        data = copies->back().data();
+      }
+      MARLIN_RETURN_IF_ERROR(AttachPart(part, data, &weights));
+    }
+    weights.owner = std::move(copies);
+    return weights;
+  }
+
+ private:
+  // Every tensor of every module is there with its type and shape, and belongs to no other.
+  Status CheckModules() const {
+    std::unordered_map<std::string, std::string_view> owners;
+    for (const ModuleRecord& record : modules_) {
+      const auto malformed = [&](const std::string& message) {
+        return Status(Code::kMalformedFile,
+                      fmt::format("{}: module \"{}\": {}", Printable(store_.path),
+                                  Printable(record.module.name), message));
+      };
+      for (const ModuleTensor& expected : ModuleTensors(record)) {
+        const std::string name = Printable(expected.name);
+        const std::optional<size_t> found = store_.FindTensor(expected.name);
+        if (!found) return malformed(fmt::format("no tensor \"{}\"", name));
+        const TensorInfo& tensor = store_.tensors[*found];
+        if (tensor.dtype != expected.dtype || !(tensor.shape == expected.shape)) {
+          return malformed(fmt::format("tensor \"{}\": expected {} {}, got {} {}", name,
+                                       DTypeName(expected.dtype), expected.shape.ToString(),
+                                       DTypeName(tensor.dtype), tensor.shape.ToString()));
+        }
+        const auto [owner, inserted] = owners.emplace(expected.name, record.module.name);
+        if (!inserted) {
+          return malformed(fmt::format("tensor \"{}\" belongs to module \"{}\" too", name,
+                                       Printable(owner->second)));
+        }
+      }
+      const Status possible = CheckSpec(record.module.spec);
+      if (!possible.ok()) return malformed(possible.message());
+    }
+    return {};
+  }
+
+  const TensorStore& store_;
+};
+
+}  // namespace
+
+OpenReader OpenQuantizedDirectory;
+
+Result<std::unique_ptr<const ModuleReader>> OpenQuantizedDirectory(TensorStore& store,
+                                                                   const QuantMethod& method) {
+  auto reader = std::make_unique<QuantizedDirectoryReader>(store);
+  MARLIN_RETURN_IF_ERROR(reader->Open(method));
+  return std::unique_ptr<const ModuleReader>(std::move(reader));
+}
+
+}  // namespace marlin

@@ -1,0 +1,42 @@
+#include "checkpoint/tensor_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace marlin {
+
+std::optional<size_t> TensorStore::FindTensor(std::string_view name) const {
+  const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,
+                                      [](const TensorInfo& tensor, std::string_view key) {
+                                        return std::string_view(tensor.name) < key;
+                                      });
+  if (found == tensors.end() || found->name != name) return std::nullopt;
+  return static_cast<size_t>(found - tensors.begin());
+}
+
+Status SortTensors(TensorStore* store) {
+  std::vector<TensorInfo>& tensors = store->tensors;
+  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
+    std::stable_sort(tensors.begin(), tensors.end(), by_name);
+  }
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  for (size_t i = 0; i < store->files.size(); ++i) {
+    numbers.emplace(store->files[i].name, static_cast<uint32_t>(i));
+  }
+  store->tensor_file.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i > 0 && tensors[i - 1].name == tensors[i].name) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("{}: tensor \"{}\" lies in both {} and {}", Printable(store->path),
+                                Printable(tensors[i].name), Printable(tensors[i - 1].file),
+                                Printable(tensors[i].file)));
+    }
+    store->tensor_file.push_back(numbers.at(tensors[i].file));
+  }
+  return {};
+}
+
+}  // namespace marlin

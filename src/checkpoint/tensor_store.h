@@ -1,0 +1,56 @@
+// The named tensors of a checkpoint's files: mapped, every extent checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "checkpoint/io.h"
+#include "marlin/checkpoint.h"
+#include "marlin/status.h"
+
+namespace marlin {
+
+struct CheckpointFile {
+  std::string name;
+  FileInfo info;
+  std::shared_ptr<const Mapping> mapping;
+  int64_t data_begin = 0;
+};
+
+// NOLINTNEXTLINE(bugprone-exception-escape): moving JSON does not throw, but for its assertions.
+struct TensorStore {
+  std::string path;
+  bool is_directory = false;
+  std::vector<CheckpointFile> files;               ///< In name order.
+  std::vector<TensorInfo> tensors;                 ///< In name order.
+  std::vector<uint32_t> tensor_file;               ///< The file of each tensor.
+  std::vector<std::optional<uint64_t>> checksums;  ///< The checksum of each tensor, when stored.
+  std::string config_json;
+  Json config;  ///< config_json parsed; null when there is none.
+
+  /// The number of a tensor. A search in the sorted names: a hash table of the most tensors that a
+  /// file may have would take more memory than opening is allowed.
+  std::optional<size_t> FindTensor(std::string_view name) const;
+
+  const Mapping& MappingOf(size_t tensor) const { return *files[tensor_file[tensor]].mapping; }
+  /// The first byte of a tensor; it may be unaligned for its type.
+  const std::byte* Data(size_t tensor) const {
+    return MappingOf(tensor).data() + tensors[tensor].offset;
+  }
+  /// Lets the kernel take back a tensor's pages.
+  void Release(size_t tensor) const {
+    MappingOf(tensor).Release(tensors[tensor].offset, tensors[tensor].bytes);
+  }
+};
+
+/// Puts the tensors that files gave in name order and finds the file of each. Errors:
+/// kMalformedFile for two of one name.
+Status SortTensors(TensorStore* store);
+
+}  // namespace marlin

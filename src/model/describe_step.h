@@ -1,0 +1,15 @@
+// A loaded decoder as the list of fused operations that a backend is offered.
+#pragma once
+
+#include "model/kv_cache.h"
+#include "model/layers.h"
+#include "model/projection.h"
+#include "plan/decoder_step.h"
+
+namespace marlin {
+
+/// Describes a step. The decoder and the pool must outlive the description.
+StepDescription DescribeStep(const Decoder& decoder, const PagePool& pool,
+                             const ProductOptions& products);
+
+}  // namespace marlin

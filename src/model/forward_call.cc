@@ -1,0 +1,247 @@
+#include "model/forward_call.h"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "base/macros.h"
+#include "model/forward.h"
+#include "model/kv_cache.h"
+#include "model/model_impl.h"
+
+namespace marlin {
+namespace {
+
+/// A part of the tokens of a Forward call that runs at once.
+struct PassPlan {
+  struct Piece {
+    size_t input;
+    int64_t first;  ///< Token of the input.
+    int64_t count;
+  };
+  std::vector<Piece> pieces;
+  int64_t tokens = 0;
+};
+
+std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
+  std::vector<PassPlan> passes(1);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto total = static_cast<int64_t>(inputs[i].tokens.size());
+    for (int64_t first = 0; first < total;) {
+      if (passes.back().tokens == kPassTokens) passes.emplace_back();
+      const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
+      passes.back().pieces.push_back({i, first, count});
+      passes.back().tokens += count;
+      first += count;
+    }
+  }
+  return passes;
+}
+
+/// Whether products can write a matrix as it lies: contiguous columns, rows behind each other.
+bool HasRows(const MutableTensorView& view) {
+  const bool columns = view.dim(1) <= 1 || view.stride(1) == 1;
+  return columns && (view.dim(0) <= 1 || view.stride(0) >= view.dim(1));
+}
+
+/// Copies f32 rows without gaps to the rows of a matrix of any strides, from `first` on.
+void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_t first) {
+  for (int64_t row = 0; row < from.dim(0); ++row) {
+    const float* const source = from.As<float>() + row * from.dim(1);
+    float* const target = to.As<float>() + (first + row) * to.stride(0);
+    for (int64_t i = 0; i < from.dim(1); ++i) target[i * to.stride(1)] = source[i];
+  }
+}
+
+/// One Forward call: passes over its tokens, one after the other.
+class ForwardCall {
+ public:
+  ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
+              const Wanted& wanted)
+      : model_(model), inputs_(inputs), arena_(arena), wanted_(wanted) {}
+
+  Status Run() {
+    const Status status = RunPasses();
+    // Nothing may write logits or read activations any more, whether all went well or not.
+    const Status finished = model_.device.Synchronize();
+    MARLIN_RETURN_IF_ERROR(status);
+    MARLIN_RETURN_IF_ERROR(finished);
+    for (const SequenceInput& input : inputs_) {
+      KvCache& cache = input.sequence->state()->cache;
+      cache.Grow(cache.length() + static_cast<int64_t>(input.tokens.size()));
+    }
+    return {};
+  }
+
+ private:
+  Status RunPasses() {
+    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    return {};
+  }
+
+  Status RunPass(const PassPlan& plan) {
+    const ArenaScope scope(arena_);
+    Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_};
+    PassRows rows;
+    for (const PassPlan::Piece& piece : plan.pieces) {
+      MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
+    }
+    MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
+    MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
+    MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
+    MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
+    return FetchResults(pass.values);
+  }
+
+  /// The numbers that a pass uploads about its rows.
+  struct PassRows {
+    std::vector<int32_t> ids;
+    std::vector<int32_t> positions;
+    std::vector<int32_t> first_rows = {0};
+    std::vector<int32_t> wanted;  ///< Rows whose logits are written.
+    std::vector<const KvCache*> caches;
+  };
+
+  Status AddPiece(const PassPlan::Piece& piece, PassRows* rows) const {
+    const SequenceInput& input = inputs_[piece.input];
+    KvCache& cache = input.sequence->state()->cache;
+    const int64_t position = cache.length() + piece.first;
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + piece.count));
+    rows->caches.push_back(&cache);
+    const auto total = static_cast<int64_t>(input.tokens.size());
+    for (int64_t i = 0; i < piece.count; ++i) {
+      const int64_t token = piece.first + i;
+      if (input.all_logits || token == total - 1) {
+        rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
+      }
+      rows->ids.push_back(input.tokens[static_cast<size_t>(token)]);
+      rows->positions.push_back(static_cast<int32_t>(position + i));
+    }
+    rows->first_rows.push_back(static_cast<int32_t>(rows->ids.size()));
+    return {};
+  }
+
+  /// Everything that depends on the tokens goes to the device in one copy.
+  Status Upload(const PassRows& rows, StepValues* values) const {
+    std::vector<int32_t> numbers;
+    numbers.reserve(4 * rows.ids.size() + 64);
+    const auto add = [&numbers](const std::vector<int32_t>& part) {
+      const size_t first = numbers.size();
+      numbers.insert(numbers.end(), part.begin(), part.end());
+      return first;
+    };
+    const size_t ids = add(rows.ids);
+    const size_t positions = add(rows.positions);
+    const size_t first_rows = add(rows.first_rows);
+    const size_t wanted = add(rows.wanted);
+    std::vector<size_t> tables;
+    for (size_t group = 0; group < model_.pool->groups(); ++group) {
+      tables.push_back(add(BlockTables(rows, group)));
+    }
+    tables.push_back(numbers.size());
+    MARLIN_ASSIGN_OR_RETURN(const TensorView all, arena_.Upload(numbers));
+    const auto part = [&all](size_t first, const Shape& shape) {
+      return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
+    };
+    const auto vector = [&part](size_t first, const std::vector<int32_t>& numbers_of) {
+      return part(first, {static_cast<int64_t>(numbers_of.size())});
+    };
+    const auto sequences = static_cast<int64_t>(rows.caches.size());
+    for (size_t group = 0; group + 1 < tables.size(); ++group) {
+      const auto count = static_cast<int64_t>(tables[group + 1] - tables[group]);
+      values->pages.push_back(
+          {model_.pool->Slabs(group), part(tables[group], {sequences, count / sequences})});
+    }
+    values->ids = vector(ids, rows.ids);
+    values->positions = vector(positions, rows.positions);
+    values->first_rows = vector(first_rows, rows.first_rows);
+    values->wanted = vector(wanted, rows.wanted);
+    return {};
+  }
+
+  /// The pages of all sequences in one group, as many for each as the longest has.
+  static std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) {
+    size_t most = 0;
+    for (const KvCache* const cache : rows.caches) {
+      most = std::max(most, cache->Blocks(group).size());
+    }
+    std::vector<int32_t> tables;
+    for (const KvCache* const cache : rows.caches) {
+      const std::vector<int32_t>& blocks = cache->Blocks(group);
+      tables.insert(tables.end(), blocks.begin(), blocks.end());
+      tables.resize(tables.size() + most - blocks.size(), -1);
+    }
+    return tables;
+  }
+
+  /// Rows [next_row_, next_row_ + rows) of a matrix.
+  MutableTensorView NextRows(const MutableTensorView& matrix, int64_t rows) const {
+    auto* const first =
+        matrix.As<uint8_t>() + next_row_ * matrix.stride(0) * DTypeBytes(matrix.dtype());
+    return {first, matrix.dtype(), {rows, matrix.dim(1)}, {matrix.stride(0), 1}};
+  }
+
+  /// Takes memory for the results of a pass.
+  Status TakeResults(StepValues* values) {
+    const int64_t rows = values->wanted.dim(0);
+    if (rows == 0) return {};
+    in_place_ = wanted_.samplers.empty() && model_.writes_host && HasRows(wanted_.logits);
+    if (in_place_) {
+      values->logits = NextRows(wanted_.logits, rows);
+      return {};
+    }
+    const Shape shape{rows, model_.info.vocab_size};
+    MARLIN_ASSIGN_OR_RETURN(values->logits, arena_.Take(DType::kF32, shape));
+    if (wanted_.samplers.empty()) return {};
+    values->samplers = NextRows(wanted_.samplers, rows);
+    MARLIN_ASSIGN_OR_RETURN(values->tokens, arena_.Take(DType::kI32, {rows}));
+    return {};
+  }
+
+  /// Copies the results of a pass to the caller's memory.
+  Status FetchResults(const StepValues& values) {
+    const int64_t rows = values.wanted.dim(0);
+    const int64_t first = next_row_;
+    next_row_ += rows;
+    if (rows == 0 || in_place_) return {};
+    MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+    if (!wanted_.samplers.empty()) {
+      return arena_.Download(values.tokens, wanted_.tokens.data() + first);
+    }
+    if (model_.writes_host) {
+      CopyRows(values.logits, wanted_.logits, first);
+      return {};
+    }
+    std::vector<float> host(static_cast<size_t>(values.logits.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(values.logits, host.data()));
+    CopyRows({host.data(), DType::kF32, values.logits.shape()}, wanted_.logits, first);
+    return {};
+  }
+
+  const Model::Impl& model_;
+  std::span<const SequenceInput> inputs_;
+  Arena& arena_;
+  const Wanted& wanted_;
+  int64_t next_row_ = 0;   ///< Of those that the call asks for.
+  bool in_place_ = false;  ///< The device writes the logits to where the caller wants them.
+};
+
+}  // namespace
+
+Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                  const Wanted& wanted) {
+  Arena arena(model.device);
+  {
+    const std::lock_guard lock(model.mutex);
+    if (!model.arenas.empty()) {
+      arena = std::move(model.arenas.back());
+      model.arenas.pop_back();
+    }
+  }
+  Status status = ForwardCall(model, inputs, arena, wanted).Run();
+  const std::lock_guard lock(model.mutex);
+  model.arenas.push_back(std::move(arena));
+  return status;
+}
+
+}  // namespace marlin

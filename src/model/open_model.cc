@@ -1,0 +1,96 @@
+#include "model/open_model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/json.h"
+#include "base/macros.h"
+#include "base/path_check.h"
+#include "base/printable.h"
+#include "base/read_file.h"
+#include "checkpoint/conversion.h"
+#include "checkpoint/model_directory.h"
+#include "checkpoint/module_reader.h"
+#include "ops/prepare_columns.h"
+
+namespace marlin {
+namespace {
+
+/// The text of generation_config.json, empty when there is none.
+Result<std::string> ReadGenerationConfig(const std::string& directory) {
+  const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::string();
+  return ReadFile(path.string(), kGenerationJson.bytes);
+}
+
+Status CheckIsModel(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path directory(path);
+  if (!std::filesystem::exists(directory, error)) {
+    return Status(Code::kIo, fmt::format("{}: no such directory", path));
+  }
+  if (!std::filesystem::is_directory(directory, error)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: a model is a directory with a config.json", path));
+  }
+  const bool adapter = std::filesystem::exists(directory / "adapter_config.json", error);
+  if (!std::filesystem::exists(directory / "config.json", error)) {
+    return adapter ? Status(Code::kUnsupported,
+                            fmt::format("{}: an adapter, not a model; merge it into its base "
+                                        "model first",
+                                        path))
+                   : Status(Code::kIo, fmt::format("{}: config.json is missing", path));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
+  MARLIN_RETURN_IF_ERROR(CheckPath(path));
+  // A container other than safetensors holds its config.
+  const Container* const container = FindContainer(path);
+  const bool whole = container != nullptr && !container->magic.empty();
+  if (!whole) MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(path));
+  std::string generation;
+  if (!whole) {
+    SystemIo io;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
+    MARLIN_ASSIGN_OR_RETURN(generation, ReadGenerationConfig(path));
+  }
+  Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
+  if (!config.ok()) return config.status().WithContext(path);
+  return ModelDirectory{std::move(checkpoint), *std::move(config)};
+}
+
+std::string PreparedSource(const Checkpoint& checkpoint) {
+  return Fingerprint(CheckpointAccess::Get(checkpoint), "prepare");
+}
+
+Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file,
+                                                         const Checkpoint& checkpoint,
+                                                         const Device& device) {
+  SystemIo io;
+  MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedFile> prepared,
+                          PreparedFile::Open(io, file));
+  MARLIN_ASSIGN_OR_RETURN(const std::string layout, ImageLayout(device));
+  const auto refuse = [&](const std::string& why) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: {}: prepare them again", Printable(file), why));
+  };
+  if (prepared->layout() != layout) {
+    return refuse(fmt::format("weights in the layout {}, this device reads {}",
+                              Printable(prepared->layout()), layout));
+  }
+  const std::string source = PreparedSource(checkpoint);
+  if (prepared->source() != source) {
+    return refuse(fmt::format("weights of model {}, {} is {} (another, or changed since)",
+                              Printable(prepared->source()), Printable(checkpoint.path()), source));
+  }
+  return prepared;
+}
+
+}  // namespace marlin

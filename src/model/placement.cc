@@ -1,0 +1,97 @@
+#include "model/placement.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "base/macros.h"
+#include "ops/device.h"
+#include "recipe/decoder_shape.h"
+
+namespace marlin {
+namespace {
+
+using enum DecoderOperation;
+
+/// The operations that an operation of a step is made of.
+std::vector<DecoderOperation> PiecesOf(StepKind kind) {
+  switch (kind) {
+    case StepKind::kEmbed:
+      return {kLookUpRows, kLookUpWeightRows};
+    case StepKind::kProject:
+    case StepKind::kLatentProject:
+      return {kRmsNorm};
+    case StepKind::kAttention:
+      return {kRmsNorm, kApplyRotary, kConvert, kAppendToCache, kPagedAttention};
+    case StepKind::kProjectAdd:
+      return {kRmsNorm, kAddTo};
+    case StepKind::kGateUp:
+      return {kRmsNorm, kApplyGate};
+    case StepKind::kRoute:
+      return {kRmsNorm, kRouteTokens};
+    case StepKind::kExperts:
+      return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
+    case StepKind::kHead:
+      return {kLookUpRows, kRmsNorm};
+    case StepKind::kSample:
+      return {kResetSampler, kSampleTokens};
+  }
+  return {};
+}
+
+std::vector<StepKind> KindsOf(const DecoderConfig& config) {
+  std::vector<StepKind> kinds = {
+      StepKind::kEmbed,     config.latent() ? StepKind::kLatentProject : StepKind::kProject,
+      StepKind::kAttention, StepKind::kProjectAdd,
+      StepKind::kHead,      StepKind::kSample};
+  bool dense = false;
+  bool sparse = false;
+  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    (IsSparse(*config.family, config.shape, layer) ? sparse : dense) = true;
+  }
+  if (dense) kinds.push_back(StepKind::kGateUp);
+  if (sparse) kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+  return kinds;
+}
+
+}  // namespace
+
+Status CheckPieces(const Device& device, StepKind kind) {
+  for (const DecoderOperation operation : PiecesOf(kind)) {
+    MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
+  }
+  // Tokens are sorted by expert where the host reads the choices.
+  if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
+  return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
+}
+
+Status CheckDevice(const Device& device, const DecoderConfig& config) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  for (const StepKind kind : KindsOf(config)) {
+    if (decoder->Fuses(kind)) continue;
+    const Status has = CheckPieces(device, kind);
+    if (has.ok()) continue;
+    return Status(has.code(),
+                  fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+  }
+  return {};
+}
+
+bool ReadsHostMemory(const Device& device) {
+  const DecoderBackend* const decoder = device.impl().decoder();
+  return decoder != nullptr && decoder->reads_host_memory();
+}
+
+Status UploadTables(const Device& device, Decoder* decoder) {
+  MARLIN_ASSIGN_OR_RETURN(decoder->inverse_frequencies,
+                          DeviceVector::Upload(device, decoder->config.rotary.inverse_frequencies));
+  const TensorView table = decoder->embedding;
+  if (table.empty() || ReadsHostMemory(device)) return {};
+  MARLIN_ASSIGN_OR_RETURN(decoder->embedding_memory,
+                          DeviceBuffer::Allocate(device, table.ByteCount()));
+  MARLIN_RETURN_IF_ERROR(decoder->embedding_memory.CopyFrom(table.data(), table.ByteCount()));
+  decoder->embedding = TensorView(decoder->embedding_memory.data(), table.dtype(), table.shape());
+  return {};
+}
+
+}  // namespace marlin

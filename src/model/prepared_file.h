@@ -1,0 +1,113 @@
+// A file of weights as a device holds them: docs/formats/prepared.md. Weights that a loader
+// prepared once are mapped the next time, without reading, checking or copying one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "checkpoint/io.h"
+#include "marlin/status.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+inline constexpr uint64_t kPreparedVersion = 1;
+/// Where the weights begin.
+inline constexpr int64_t kPreparedDataBegin = 4096;
+
+/// The first bytes of a file of this version whose index begins at `index_begin` and ends it.
+std::string BuildPreparedHead(uint64_t version, int64_t index_begin, std::string_view index);
+
+/// True when the file begins as one of prepared weights.
+bool IsPreparedFile(Io& io, const std::string& path);
+
+/// Some columns of a projection, prepared as one matrix.
+struct PreparedPart {
+  WeightsSpec spec;
+  int64_t offset = 0;  ///< In the file; a multiple of 64.
+  int64_t bytes = 0;
+  uint64_t checksum = 0;
+};
+
+/// An opened file: mapped; head, index and every extent checked, the weights' bytes not read.
+class PreparedFile {
+ public:
+  /// Errors: kIo, kMalformedFile, kUnsupported for another version; each names the file.
+  static Result<std::shared_ptr<const PreparedFile>> Open(Io& io, const std::string& path);
+
+  const std::string& path() const { return path_; }
+  /// Backend::ImageLayout of the device that the weights are for.
+  const std::string& layout() const { return layout_; }
+  /// Stands for the model's files, as Fingerprint of checkpoint/conversion.h.
+  const std::string& source() const { return source_; }
+  /// Every part, in the order of the file.
+  const std::vector<PreparedPart>& parts() const { return parts_; }
+
+  /// The parts of a projection. Errors: kMalformedFile naming one that is not there.
+  Result<std::span<const PreparedPart>> Find(const std::string& name) const;
+  std::span<const std::byte> Data(const PreparedPart& part) const {
+    return {mapping_->data() + part.offset, static_cast<size_t>(part.bytes)};
+  }
+  /// Compares every part with its checksum. Errors: kMalformedFile naming the projection.
+  Status VerifyChecksums() const;
+
+ private:
+  Status ReadIndex(int64_t begin, std::string_view text);
+  Status AddProjection(const Json& json, int64_t index_begin, int64_t* offset);
+  Status Malformed(const std::string& message) const;
+
+  std::string path_;
+  std::shared_ptr<const Mapping> mapping_;
+  std::string layout_;
+  std::string source_;
+  std::vector<PreparedPart> parts_;
+  struct Range {
+    size_t first = 0;
+    size_t count = 0;
+  };
+  std::map<std::string, Range, std::less<>> projections_;
+};
+
+/// Writes such a file under a hidden name beside it, which it gets at the end.
+class PreparedFileWriter {
+ public:
+  /// Errors: kInvalidArgument for a path that is taken, unless `overwrite` is given and a prepared
+  /// file is there; kIo.
+  static Result<std::unique_ptr<PreparedFileWriter>> Begin(Io& io, const std::string& path,
+                                                           bool overwrite);
+  PreparedFileWriter(const PreparedFileWriter&) = delete;
+  PreparedFileWriter& operator=(const PreparedFileWriter&) = delete;
+  /// Removes the hidden file unless it was finished.
+  ~PreparedFileWriter();
+
+  /// Begins a projection; its parts follow.
+  Status AddProjection(const std::string& name);
+  Status AddPart(const WeightsSpec& spec, std::span<const std::byte> data);
+  /// Writes index and head, flushes, and gives the file its name.
+  Status Finish(const std::string& layout, const std::string& source);
+
+  int64_t bytes() const { return offset_; }
+
+ private:
+  PreparedFileWriter(Io& io, std::string path) : io_(io), path_(std::move(path)) {}
+  Status CheckTarget(bool overwrite);
+
+  Io& io_;
+  std::string path_;
+  std::string directory_;
+  std::string partial_;
+  FileHandle file_;
+  Json projections_ = Json::array();
+  int64_t offset_ = 0;
+  bool created_ = false;
+  bool replaces_ = false;
+};
+
+}  // namespace marlin

@@ -1,0 +1,46 @@
+// Checks of arguments that the decoder operations share.
+#pragma once
+
+#include <cstdint>
+
+#include "base/view_checks.h"
+#include "marlin/decoder.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+
+namespace marlin {
+
+Status CheckRank(const char* name, const TensorView& view, int rank);
+
+/// Contiguous i32 of this shape.
+Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected);
+
+/// The bytes from a view's first element to its last. Precondition: no stride is negative.
+struct ByteRange {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+
+  explicit ByteRange(const TensorView& view)
+      : begin(reinterpret_cast<uintptr_t>(view.data())), end(begin) {
+    int64_t last = 0;
+    for (int i = 0; i < view.rank(); ++i) {
+      if (view.dim(i) == 0) return;
+      last += (view.dim(i) - 1) * view.stride(i);
+    }
+    end += static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()));
+  }
+  bool Meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+};
+
+/// CheckApart, most often without a look at the rows: of an output and numbers that it must not
+/// write.
+inline Status CheckApartFromNumbers(const char* out_name, const TensorView& out, const char* name,
+                                    const TensorView& numbers) {
+  if (!ByteRange(out).Meets(ByteRange(numbers))) return {};
+  return CheckApart(out_name, out, name, numbers, false);
+}
+
+/// The window, and sinks for so many heads where there are any.
+Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads);
+
+}  // namespace marlin

@@ -1,0 +1,119 @@
+#include <fmt/format.h>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "marlin/decoder.h"
+#include "ops/checks.h"
+#include "ops/decoder_checks.h"
+#include "ops/device.h"
+#include "plan/decoder_calls.h"
+
+namespace marlin {
+namespace {
+
+/// Bytes of a slab; -1 where no memory holds so many.
+int64_t SlabBytes(const PagedCache& cache) {
+  const Checked bytes =
+      Checked(cache.slab_pages) * Checked(cache.page_stride) * Checked(DTypeBytes(cache.type));
+  return bytes.Take().value_or(-1);
+}
+
+Status CheckCache(const Device& device, const PagedCache& cache) {
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (decoder == nullptr) return DecoderOf(device).status();
+  const int64_t unit = decoder->cache_page_tokens();
+  if (!IsActivationType(cache.type)) {
+    return Invalid(fmt::format("cache: expected f32, bf16 or f16, got {}", DTypeName(cache.type)));
+  }
+  if (cache.page_tokens < 1 || cache.page_tokens % unit != 0) {
+    return Invalid(
+        fmt::format("page_tokens: expected a multiple of {}, got {}", unit, cache.page_tokens));
+  }
+  if (cache.kv_heads < 1 || cache.key_dim < 1 || cache.value_dim < 0) {
+    return Invalid(fmt::format("cache: {} heads of {} and {} features", cache.kv_heads,
+                               cache.key_dim, cache.value_dim));
+  }
+  if (cache.values_in_keys && cache.value_dim > cache.key_dim) {
+    return Invalid(fmt::format("value_dim: expected at most the {} features of the keys, got {}",
+                               cache.key_dim, cache.value_dim));
+  }
+  const int64_t features = cache.key_dim + (cache.values_in_keys ? 0 : cache.value_dim);
+  const Checked page = Checked(cache.kv_heads) * Checked(cache.page_tokens) * Checked(features);
+  const int64_t elements = page.Take().value_or(INT64_MAX);
+  if (cache.slab_pages < 1 || cache.first_element < 0 || SlabBytes(cache) < 0 ||
+      elements > cache.page_stride || cache.first_element > cache.page_stride - elements) {
+    return Invalid(fmt::format("cache: {} elements from {} on do not fit in {} pages of {}",
+                               elements, cache.first_element, cache.slab_pages, cache.page_stride));
+  }
+  return {};
+}
+
+Status CheckRows(const SequenceRows& rows, int64_t count) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("first_rows", rows.first_rows, 1));
+  MARLIN_RETURN_IF_ERROR(CheckRank("block_tables", rows.block_tables, 2));
+  const int64_t sequences = rows.first_rows.dim(0) - 1;
+  if (sequences < 0) return Invalid("first_rows: expected at least 1, got 0");
+  MARLIN_RETURN_IF_ERROR(CheckNumbers("positions", rows.positions, {count}));
+  MARLIN_RETURN_IF_ERROR(CheckNumbers("first_rows", rows.first_rows, {sequences + 1}));
+  return CheckNumbers("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
+}
+
+/// An output apart from all pages.
+Status CheckApartFromCache(const MutableTensorView& out, const PagedCache& cache) {
+  const ByteRange written(out);
+  const int64_t bytes = SlabBytes(cache);
+  for (const void* const slab : cache.slabs) {
+    if (slab == nullptr || !written.Meets(ByteRange({slab, DType::kU8, {bytes}}))) continue;
+    return Invalid("out: overlaps the cache");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<int64_t> CachePageTokens(const Device& device) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  return decoder->cache_page_tokens();
+}
+
+Status AppendToCache(const Device& device, const TensorView& keys, const TensorView& values,
+                     const SequenceRows& rows, const PagedCache& cache, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckCache(device, cache));
+  MARLIN_RETURN_IF_ERROR(CheckRank("keys", keys, 3));
+  const int64_t count = keys.dim(0);
+  MARLIN_RETURN_IF_ERROR(CheckActivations("keys", keys, {count, cache.kv_heads, cache.key_dim}));
+  if (cache.values_in_keys && !values.empty()) return Invalid("values: are in the keys");
+  if (!cache.values_in_keys) {
+    MARLIN_RETURN_IF_ERROR(
+        CheckActivations("values", values, {count, cache.kv_heads, cache.value_dim}));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
+  if (count == 0) return {};
+  return RunOperation(device, AppendToCacheCall{keys, values, rows, cache}, stream);
+}
+
+Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
+                      const PagedCache& cache, const MutableTensorView& out,
+                      const AttentionOptions& options, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckCache(device, cache));
+  MARLIN_RETURN_IF_ERROR(CheckRank("queries", queries, 3));
+  const int64_t count = queries.dim(0);
+  const int64_t heads = queries.dim(1);
+  MARLIN_RETURN_IF_ERROR(CheckActivations("queries", queries, {count, heads, cache.key_dim}));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {count, heads, cache.value_dim}));
+  if (heads % cache.kv_heads != 0) {
+    return Invalid(fmt::format("queries: {} heads are not a multiple of the {} of keys", heads,
+                               cache.kv_heads));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
+  MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, heads));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "queries", queries, true));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "positions", rows.positions));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "first_rows", rows.first_rows));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "block_tables", rows.block_tables));
+  MARLIN_RETURN_IF_ERROR(CheckApartFromCache(out, cache));
+  if (out.ElementCount() == 0) return {};
+  return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
+}
+
+}  // namespace marlin

@@ -1,0 +1,104 @@
+#include "ops/sampling.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "ops/checks.h"
+#include "ops/decoder_checks.h"
+#include "ops/device.h"
+#include "plan/decoder_calls.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kMaxVocab = int64_t{1} << 30;
+
+Status CheckVocab(int64_t vocab) {
+  if (vocab >= 1 && vocab <= kMaxVocab) return {};
+  return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMaxVocab, vocab));
+}
+
+/// The states of `rows` texts.
+Status CheckStates(const char* name, const MutableTensorView& states, const Shape& expected) {
+  if (states.dtype() != DType::kU8 || !(states.shape() == expected)) {
+    return Invalid(fmt::format("{}: expected u8 {}, got {} {}", name, expected.ToString(),
+                               DTypeName(states.dtype()), states.shape().ToString()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckMemory(name, states));
+  const int64_t row_bytes = states.rank() == 2 && states.dim(0) > 1 ? states.stride(0) : 0;
+  if (reinterpret_cast<uintptr_t>(states.data()) % kBufferAlignment == 0 &&
+      row_bytes % kBufferAlignment == 0) {
+    return {};
+  }
+  return Invalid(fmt::format("{}: must be aligned to {} bytes", name, kBufferAlignment));
+}
+
+}  // namespace
+
+Status CheckSampling(const SamplingOptions& options) {
+  if (!(options.temperature >= 0.0F) || !std::isfinite(options.temperature)) {
+    return Invalid(fmt::format("temperature: expected 0 or more, got {}", options.temperature));
+  }
+  if (options.top_k < 0) {
+    return Invalid(fmt::format("top_k: expected 0 or more, got {}", options.top_k));
+  }
+  if (!(options.top_p > 0.0F && options.top_p <= 1.0F)) {
+    return Invalid(fmt::format("top_p: expected more than 0 and at most 1, got {}", options.top_p));
+  }
+  if (!(options.min_p >= 0.0F && options.min_p <= 1.0F)) {
+    return Invalid(fmt::format("min_p: expected 0 to 1, got {}", options.min_p));
+  }
+  if (!(options.repetition_penalty > 0.0F) || !std::isfinite(options.repetition_penalty)) {
+    return Invalid(fmt::format("repetition_penalty: expected more than 0, got {}",
+                               options.repetition_penalty));
+  }
+  if (!std::isfinite(options.presence_penalty)) {
+    return Invalid(
+        fmt::format("presence_penalty: expected a number, got {}", options.presence_penalty));
+  }
+  if (!std::isfinite(options.frequency_penalty)) {
+    return Invalid(
+        fmt::format("frequency_penalty: expected a number, got {}", options.frequency_penalty));
+  }
+  return {};
+}
+
+Result<int64_t> SamplerStateBytes(const Device& device, int64_t vocab) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  MARLIN_RETURN_IF_ERROR(CheckVocab(vocab));
+  return decoder->sampler_state_bytes(vocab);
+}
+
+Status ResetSampler(const Device& device, const SamplingOptions& options, int64_t vocab,
+                    const TensorView& prompt, const MutableTensorView& state, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckSampling(options));
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, vocab));
+  MARLIN_RETURN_IF_ERROR(CheckRank("prompt", prompt, 1));
+  MARLIN_RETURN_IF_ERROR(CheckNumbers("prompt", prompt, {prompt.dim(0)}));
+  MARLIN_RETURN_IF_ERROR(CheckStates("state", state, {bytes}));
+  MARLIN_RETURN_IF_ERROR(CheckApart("state", state, "prompt", prompt, false));
+  return RunOperation(device, ResetSamplerCall{options, vocab, prompt, state}, stream);
+}
+
+Status SampleTokens(const Device& device, const TensorView& logits, const MutableTensorView& states,
+                    const MutableTensorView& tokens, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("logits", logits, 2));
+  if (logits.dtype() != DType::kF32) {
+    return Invalid(fmt::format("logits: expected f32, got {}", DTypeName(logits.dtype())));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivations("logits", logits, logits.shape()));
+  const int64_t rows = logits.dim(0);
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
+  MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {rows, bytes}));
+  MARLIN_RETURN_IF_ERROR(CheckNumbers("tokens", tokens, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "states", states, false));
+  MARLIN_RETURN_IF_ERROR(CheckApart("states", states, "logits", logits, false));
+  if (rows == 0) return {};
+  return RunOperation(device, SampleTokensCall{logits, states, tokens}, stream);
+}
+
+}  // namespace marlin

@@ -1,0 +1,101 @@
+// Prepared weights: made, described, written out again.
+#include "marlin/weights.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "base/macros.h"
+#include "marlin/gemm.h"
+#include "ops/checks.h"
+#include "ops/device.h"
+#include "ops/prepare_columns.h"
+
+namespace marlin {
+
+Status Dequantize(const Device& device, const PreparedWeights& weights,
+                  const MutableTensorView& out, int64_t expert, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights));
+  const WeightsSpec& spec = weights.spec();
+  MARLIN_RETURN_IF_ERROR(CheckExpert(spec, expert));
+  MARLIN_RETURN_IF_ERROR(CheckActivationType("out", out.dtype()));
+  if (!(out.shape() == Shape{spec.k, spec.n})) {
+    return Invalid(
+        fmt::format("out: expected [{}, {}], got {}", spec.k, spec.n, out.shape().ToString()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckData("out", out));
+  MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
+  if (out.ElementCount() == 0) return Status();
+  return device.impl().backend().Dequantize(*weights.storage(), expert, out, stream);
+}
+
+const WeightsSpec& PreparedWeights::spec() const {
+  static constexpr WeightsSpec kNone{};
+  return storage_ == nullptr ? kNone : storage_->spec;
+}
+int64_t PreparedWeights::bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
+
+namespace {
+
+using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
+
+/// The weights' storage as a pointer that keeps it.
+SharedStorage StorageOf(const PreparedWeights& weights) {
+  auto kept = std::make_shared<const PreparedWeights>(weights);
+  return {kept, kept->storage()};
+}
+
+/// The storage, which holds the device, too: weights are told by their backend's address, and no
+/// other device may come to have it while they live.
+SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
+  struct Kept {
+    std::shared_ptr<Device::Impl> device;
+    SharedStorage storage;
+  };
+  auto kept = std::make_shared<const Kept>(Kept{device.shared(), std::move(storage)});
+  return {kept, kept->storage.get()};
+}
+
+}  // namespace
+
+Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
+                                const PrepareOptions& options) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  try {
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
+    return PreparedWeights(KeepingOpen(device, std::move(storage)));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "prepare: cannot allocate");
+  }
+}
+
+Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
+                                       const Device& device) {
+  try {
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().PrepareColumns(columns));
+    return PreparedWeights(KeepingOpen(device, std::move(storage)));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "prepare: cannot allocate");
+  }
+}
+
+Result<std::string> ImageLayout(const Device& device) {
+  const Backend& backend = device.impl().backend();
+  if (!backend.ImageLayout().empty()) return std::string(backend.ImageLayout());
+  return Status(
+      Code::kUnsupported,
+      fmt::format("{}: prepared weights of this device cannot be written", backend.Info().name));
+}
+
+Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device) {
+  return device.impl().backend().ImageOf(StorageOf(weights));
+}
+
+Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
+  MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().FromImage(image));
+  return PreparedWeights(KeepingOpen(device, std::move(storage)));
+}
+
+}  // namespace marlin

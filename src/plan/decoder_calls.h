@@ -1,0 +1,108 @@
+// The arguments of the operations that decoder_operations.def lists. They come validated as far as
+// the host can tell: types, shapes, contiguous last dimensions, outputs apart from inputs, and no
+// empty view where elements are needed. All memory is the device's. Values in it (ids, positions)
+// are checked by the backend: at once where the device's memory is the host's, else by an error
+// that Synchronize reports. References and spans last as long as the call: work that runs later
+// keeps copies.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "marlin/decoder.h"
+#include "marlin/moe.h"
+#include "marlin/sampling.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// out[t, :] = table[ids[t], :].
+struct LookUpRowsCall {
+  TensorView table;
+  TensorView ids;  ///< i32 or i64 [rows of out].
+  MutableTensorView out;
+};
+
+/// The same of prepared weights [k = columns of out, n = rows of the table].
+struct LookUpWeightRowsCall {
+  const PreparedWeights::Storage& table;
+  TensorView ids;
+  MutableTensorView out;
+};
+
+struct ConvertCall {
+  TensorView x;
+  MutableTensorView out;
+};
+
+struct RmsNormCall {
+  TensorView x;
+  TensorView weight;
+  float epsilon;
+  MutableTensorView out;
+};
+
+struct AddToCall {
+  TensorView y;
+  MutableTensorView x;
+  float scale;
+};
+
+struct ApplyRotaryCall {
+  const RotaryEmbedding& rotary;
+  TensorView positions;  ///< i32 or i64 [tokens].
+  MutableTensorView x;
+};
+
+struct ApplyGateCall {
+  TensorView gate;
+  TensorView up;
+  MutableTensorView out;
+  const GateOptions& options;
+};
+
+struct ApplySigmoidCall {
+  MutableTensorView x;
+};
+
+struct AttentionCall {
+  std::span<const AttentionInput> inputs;
+  const AttentionOptions& options;
+};
+
+struct AppendToCacheCall {
+  TensorView keys;
+  TensorView values;  ///< Empty where the cache has them in the keys.
+  const SequenceRows& rows;
+  const PagedCache& cache;
+};
+
+struct PagedAttentionCall {
+  TensorView queries;
+  const SequenceRows& rows;
+  const PagedCache& cache;
+  MutableTensorView out;
+  const AttentionOptions& options;
+};
+
+struct RouteTokensCall {
+  TensorView logits;
+  const RouterOptions& options;
+  MutableTensorView ids;
+  MutableTensorView weights;
+};
+
+struct ResetSamplerCall {
+  const SamplingOptions& options;
+  int64_t vocab;
+  TensorView prompt;        ///< i32 [tokens].
+  MutableTensorView state;  ///< u8 [sampler_state_bytes], aligned to 64 bytes.
+};
+
+struct SampleTokensCall {
+  TensorView logits;
+  MutableTensorView states;  ///< u8 [rows, sampler_state_bytes].
+  MutableTensorView tokens;  ///< i32 [rows].
+};
+
+}  // namespace marlin

@@ -1,0 +1,23 @@
+// Vectors of row numbers and positions in memory that the host can read.
+#pragma once
+
+#include <cstdint>
+
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+
+namespace marlin {
+
+/// Positions of tokens are below this.
+inline constexpr int64_t kPositionLimit = int64_t{1} << 31;
+
+/// Element i of a contiguous vector of i32 or i64.
+inline int64_t IndexAt(const TensorView& indices, int64_t i) {
+  return indices.dtype() == DType::kI64 ? indices.As<int64_t>()[i]
+                                        : int64_t{indices.As<int32_t>()[i]};
+}
+
+/// Errors: kInvalidArgument naming the first index that is negative or not below `limit`.
+Status CheckIndices(const char* name, const TensorView& indices, int64_t limit);
+
+}  // namespace marlin

@@ -1,0 +1,117 @@
+// The tensors of decoders as Hugging Face names them: the one place that knows these names.
+// Listing a model (architecture.h) and loading one (model/load.cc) both walk these descriptions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "recipe/decoder_shape.h"
+
+namespace marlin {
+
+inline constexpr std::string_view kEmbeddingTensor = "model.embed_tokens.weight";
+inline constexpr std::string_view kFinalNormTensor = "model.norm.weight";
+inline constexpr std::string_view kHeadTensor = "lm_head.weight";
+
+/// "model.layers.<layer>."
+std::string LayerPrefix(int64_t layer);
+
+/// Names of an expert's gate, up and down projections, in files that hold experts one by one.
+using ExpertProjections = std::array<std::string_view, 3>;
+inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
+inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
+/// Names of all experts' matrices in one tensor, gate and up fused.
+inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
+
+/// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. One without a
+/// name is not there.
+struct LinearTensors {
+  std::string name;
+  int64_t in = 0;
+  int64_t out = 0;
+  bool bias = false;
+
+  bool there() const { return !name.empty(); }
+  std::string weight() const { return name + ".weight"; }
+  std::string bias_name() const { return name + ".bias"; }
+};
+
+/// A norm's weights, or another vector, by its whole name. One without a name is not there.
+struct VectorTensor {
+  std::string name;
+  int64_t count = 0;
+
+  bool there() const { return !name.empty(); }
+};
+
+/// Grouped-query attention.
+struct AttentionTensors {
+  std::vector<LinearTensors> qkv;  ///< Queries, keys, values; or one that holds all three.
+  LinearTensors out;
+  VectorTensor q_norm;
+  VectorTensor k_norm;
+  VectorTensor sinks;
+};
+
+/// Multi-head latent attention (MLA).
+struct LatentAttentionTensors {
+  LinearTensors q;  ///< Or the three below.
+  LinearTensors q_a;
+  VectorTensor q_a_norm;
+  LinearTensors q_b;
+  LinearTensors kv_a;
+  VectorTensor kv_a_norm;
+  LinearTensors kv_b;
+  LinearTensors out;
+};
+
+struct MlpTensors {
+  std::vector<LinearTensors> gate_up;  ///< Gate and up; or one that holds both.
+  LinearTensors down;
+};
+
+/// One tensor of all experts' matrices, without ".weight": [experts, in, out] where IsStoredInOut
+/// says so, else [experts, out, in]; and one of their biases [experts, out], or none.
+struct ExpertStack {
+  std::string name;
+  int64_t in = 0;
+  int64_t out = 0;
+  std::string bias_name;
+};
+
+/// The experts of a layer: `each` or the two stacks.
+struct ExpertsTensors {
+  LinearTensors router;
+  VectorTensor correction_bias;
+  std::vector<MlpTensors> each;
+  ExpertStack gate_up;
+  ExpertStack down;
+  MlpTensors shared;
+  LinearTensors shared_gate;
+};
+
+struct LayerTensors {
+  VectorTensor input_norm;
+  AttentionTensors attention;     ///< Or:
+  LatentAttentionTensors latent;  ///< those of AttentionKind::kLatent.
+  VectorTensor mlp_norm;
+  VectorTensor attention_out_norm;
+  VectorTensor mlp_out_norm;
+  MlpTensors mlp;  ///< Or, where IsSparse:
+  ExpertsTensors experts;
+};
+
+/// A layer's tensors, experts in the given style.
+LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, int64_t layer,
+                           const ExpertStyle& style);
+
+/// The style in which a checkpoint holds the experts of a layer: the family's, or another of those
+/// that writers use for it. `has` says whether a weight of a name is there.
+ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
+                            FunctionRef<bool(const std::string&)> has);
+
+}  // namespace marlin

@@ -1,0 +1,21 @@
+// Names of experts that are stored one by one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace marlin {
+
+/// "a.experts.7.b.weight" as the name that all experts share, "a.experts.*.b.weight", and 7.
+struct ExpertName {
+  std::string common;
+  int64_t expert = 0;
+};
+
+/// Nothing where no expert is named. Numbers have at most 6 digits and no leading zero, so that the
+/// number gives the name back.
+std::optional<ExpertName> ParseExpertName(std::string_view name);
+
+}  // namespace marlin

@@ -1,0 +1,21 @@
+# Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
+# Without CUDA the new kernel is planned, and the layer check knows its folder.
+compile unit.backends.cuda.toy_plan_test
+"$build/tests/unit.backends.cuda.toy_plan_test"
+python3 -B tools/check_layers.py
+
+# With CUDA it compiles, and the backend's table of planners has it.
+if command -v nvcc >/dev/null; then
+  cuda=$build-cuda
+  cmake -S . -B "$cuda" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release -DMARLIN_CUDA=ON \
+    -DMARLIN_CUDA_KINDS=kFp4 -DMARLIN_BUILD_TESTS=OFF >"$work/configure.log" || {
+    cat "$work/configure.log"
+    fail "cmake failed"
+  }
+  objects=src/CMakeFiles/marlin_backends_cuda.dir/backends/cuda
+  for object in kernels/toy/toy_plan.cc kernels/toy/toy_launch.cc kernels/toy/toy_kernel.cu \
+    cuda_backend.cc; do
+    cmake --build "$cuda" --target "$objects/$object.o" 2>/dev/null ||
+      cmake --build "$cuda/src" --target "backends/cuda/$object.o"
+  done
+fi

@@ -1,0 +1,19 @@
+#include "ops/toy_reverse.h"
+
+#include "base/macros.h"
+#include "ops/checks.h"
+#include "ops/device.h"
+#include "plan/toy_reverse_call.h"
+
+namespace marlin {
+
+Status ToyReverse(const Device& device, const TensorView& x, const MutableTensorView& out,
+                  void* stream) {
+  if (x.rank() != 1) return Invalid("x: expected rank 1");
+  MARLIN_RETURN_IF_ERROR(CheckVector("x", x, x.dim(0), true));
+  MARLIN_RETURN_IF_ERROR(CheckVector("out", out, x.dim(0), true));
+  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, false));
+  return RunOperation(device, ToyReverseCall{x, out}, stream);
+}
+
+}  // namespace marlin

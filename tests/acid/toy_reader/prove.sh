@@ -1,0 +1,29 @@
+# Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
+# A directory of the new method is listed, is run to the same bits as the directory that it was made
+# from, and is refused where only this project's own will do.
+compile metal-marlin
+
+marlin=$build/bin/metal-marlin
+model=examples/tiny-qwen3-moe
+"$marlin" quantize "$model" -o "$build/model" --recipe "$addition/recipe.json" --json
+python3 "$addition/make_toy.py" "$build/model" "$build/plain"
+"$marlin" inspect "$build/plain" --json >"$build/inspect.json"
+python3 - "$build/inspect.json" <<'PROOF'
+import json, sys
+tensors = json.load(open(sys.argv[1]))["tensors"]
+assert any(t["format"] == "s4" and "q_proj" in t["name"] for t in tensors), tensors
+assert not any("_toy" in t["name"] for t in tensors), tensors
+PROOF
+perplexity() {
+  "$marlin" perplexity "$1" --tokens "$model/validation_tokens.txt" --max-windows 2 --json |
+    python3 -c 'import json, sys; print(repr(json.load(sys.stdin)["nll"]))'
+}
+[ "$(perplexity "$build/plain")" = "$(perplexity "$build/model")" ] ||
+  fail "the reader's weights give another perplexity"
+for command in verify "quantize -o $build/again" "dequantize -o $build/again"; do
+  # shellcheck disable=SC2086
+  set -- $command
+  if "$marlin" "$1" "$build/plain" "${@:2}" 2>"$build/refused.log"; then
+    fail "$1 took a directory of the new method"
+  fi
+done

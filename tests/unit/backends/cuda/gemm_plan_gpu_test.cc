@@ -1,0 +1,105 @@
+// Runs of a plan on a GPU: the bits of Gemm, and no allocation by the host.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/scalars.h"
+#include "gpu_fixture.h"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int64_t> allocations{0};
+
+void* CountedNew(size_t bytes) {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
+  if (void* const data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return CountedNew(bytes); }
+void* operator new[](size_t bytes) { return CountedNew(bytes); }
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete[](void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+void operator delete[](void* data, size_t) noexcept { std::free(data); }
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kN = 1536;
+constexpr int64_t kK = 2048;
+
+struct Case {
+  int64_t m;
+  DType a_type;
+  Accuracy accuracy;
+  const char* kernel;
+};
+
+class GemmPlanOnGpu : public GpuTest<::testing::TestWithParam<Case>> {};
+
+TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
+  if (IsSkipped()) return;
+  const Case& test = GetParam();
+  const std::vector<float> dense = GaussianFloats(kK * kN, 5);
+  const auto weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  const auto prepared = Prepare(*weights, device());
+  ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+  const std::vector<float> values = GaussianFloats(test.m * kK, 6);
+  std::vector<uint16_t> rounded;
+  for (const float value : values) rounded.push_back(FloatToBf16(value));
+  const DeviceBuffer input = test.a_type == DType::kF32 ? Upload(values) : Upload(rounded);
+  const DeviceBuffer first = Make(test.m * kN * 4);
+  const DeviceBuffer second = Make(test.m * kN * 4);
+  const TensorView a(input.data(), test.a_type, {test.m, kK});
+  GemmOptions options;
+  options.accuracy = test.accuracy;
+  options.allow_bf16_activations = test.a_type == DType::kF32;
+  options.kernel = test.kernel;
+  const auto plan =
+      PlanGemm(device(), a, *prepared, {first.data(), DType::kF32, {test.m, kN}}, options);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const DeviceBuffer workspace = Make(std::max<int64_t>(plan->workspace_bytes(), 256));
+  options.workspace = workspace.data();
+  options.workspace_bytes = workspace.bytes();
+  GemmArguments arguments;
+  arguments.workspace = workspace.data();
+  arguments.workspace_bytes = workspace.bytes();
+  bool ok = true;
+  for (int round = 0; round < 3; ++round) {
+    // The first round loads code and lends scratch memory.
+    counting = round > 0;
+    ok = ok &&
+         Gemm(device(), a, *prepared, {first.data(), DType::kF32, {test.m, kN}}, options).ok() &&
+         plan->Run(a, {second.data(), DType::kF32, {test.m, kN}}, arguments).ok();
+  }
+  counting = false;
+  EXPECT_TRUE(ok);
+  EXPECT_EQ(allocations.exchange(0), 0) << plan->ToString();
+  ASSERT_TRUE(device().Synchronize().ok());
+  EXPECT_EQ(Download<float>(first), Download<float>(second));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, GemmPlanOnGpu,
+    ::testing::Values(Case{1, DType::kBf16, Accuracy::kDefault, ""},
+                      Case{16, DType::kBf16, Accuracy::kDefault, ""},
+                      Case{16, DType::kBf16, Accuracy::kDefault, "marlin_gemv_mma"},
+                      Case{3, DType::kF32, Accuracy::kDefault, ""},
+                      Case{300, DType::kBf16, Accuracy::kDefault, ""},
+                      Case{2048, DType::kBf16, Accuracy::kDefault, "marlin_gemm_wgmma"},
+                      Case{300, DType::kBf16, Accuracy::kW4A8, ""},
+                      Case{7, DType::kBf16, Accuracy::kExact, ""},
+                      Case{70, DType::kBf16, Accuracy::kDefault, "marlin_gemm_fp4_striped"}));
+
+}  // namespace
+}  // namespace marlin

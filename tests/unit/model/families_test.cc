@@ -1,0 +1,202 @@
+// A small random model of every type that runs, plain and quantized: the tensors that are listed
+// for a config.json are those that loading asks for, and the spellings of different writers are one
+// model.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <regex>
+
+#include "../checkpoint/test_files.h"
+#include "base/json.h"
+#include "marlin/checkpoint.h"
+#include "marlin/model.h"
+#include "recipe/architecture.h"
+
+namespace marlin {
+namespace {
+
+using testing::BuildSafetensors;
+using testing::RandomBf16;
+using testing::TemporaryDirectory;
+using testing::TestTensor;
+using testing::WriteFile;
+
+const std::map<std::string, Json>& Configs() {
+  static const std::map<std::string, Json> configs = {
+      {"llama", {{"attention_bias", true}, {"mlp_bias", true}}},
+      {"mistral", {{"sliding_window", 4}}},
+      {"mixtral", {{"num_local_experts", 4}}},
+      {"qwen2", {{"use_sliding_window", true}, {"sliding_window", 4}, {"max_window_layers", 1}}},
+      {"qwen3", {{"attention_bias", true}}},
+      {"qwen2_moe", {{"num_experts", 4}, {"shared_expert_intermediate_size", 48}}},
+      {"qwen3_moe", {{"num_experts", 4}, {"decoder_sparse_step", 2}}},
+      {"glm4", {{"attention_bias", true}}},
+      {"glm4_moe",
+       {{"n_routed_experts", 4},
+        {"attention_bias", true},
+        {"use_qk_norm", true},
+        {"n_shared_experts", 1},
+        {"first_k_dense_replace", 1},
+        {"num_nextn_predict_layers", 1}}},
+      {"glm4_moe_lite", {{"n_routed_experts", 4}, {"n_shared_experts", 1}, {"q_lora_rank", 32}}},
+      {"deepseek_v3", {{"n_routed_experts", 4}, {"n_shared_experts", 2}}},
+      {"gpt_oss", {{"num_local_experts", 4}, {"sliding_window", 4}}},
+  };
+  return configs;
+}
+
+class Families : public ::testing::Test {
+ protected:
+  void SetUp() override { device_.emplace(*Device::Open("cpu", {.threads = 2})); }
+
+  void Make(const std::string& type) {
+    config_ = {{"model_type", type},       {"hidden_size", 64},
+               {"intermediate_size", 96},  {"num_hidden_layers", 2},
+               {"vocab_size", 64},         {"num_attention_heads", 4},
+               {"num_key_value_heads", 2}, {"moe_intermediate_size", 32},
+               {"num_experts_per_tok", 2}, {"kv_lora_rank", 16},
+               {"qk_nope_head_dim", 16},   {"qk_rope_head_dim", 8},
+               {"v_head_dim", 16},         {"max_position_embeddings", 64}};
+    if (type != "glm4_moe_lite" && type != "deepseek_v3") config_["head_dim"] = 16;
+    config_.update(Configs().at(type));
+    const auto model = DescribeModel(config_.dump());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    tensors_.clear();
+    uint32_t seed = 1;
+    for (const ModelTensor& tensor : model->tensors) {
+      tensors_.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
+    }
+  }
+  std::string Write(const std::string& name) {
+    const std::string path = directory_ / name;
+    std::filesystem::create_directories(path);
+    WriteFile(path + "/config.json", config_.dump());
+    WriteFile(path + "/model.safetensors", BuildSafetensors(tensors_));
+    return path;
+  }
+  std::vector<float> Logits(const std::string& path) {
+    const auto model = Model::Open(path, *device_);
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    if (!model.ok()) return {};
+    const std::vector<int32_t> tokens = {5, 17, 4, 40, 63, 31, 8, 2};
+    std::vector<float> logits(tokens.size() * 64);
+    Sequence sequence = *model->NewSequence();
+    const SequenceInput input{&sequence, tokens, true};
+    const MutableTensorView out(logits.data(), DType::kF32, {8, 64});
+    EXPECT_TRUE(model->Forward({&input, 1}, out).ok());
+    for (const float logit : logits) EXPECT_TRUE(std::isfinite(logit));
+    return logits;
+  }
+  std::string Quantize(const std::string& source) {
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform("s8/g16");
+    options.overwrite = true;
+    const auto report = QuantizeCheckpoint(source, directory_ / "quantized", options);
+    EXPECT_TRUE(report.ok()) << report.status().message();
+    return directory_ / "quantized";
+  }
+
+  void Rename(const char* from, const char* to) {
+    for (TestTensor& tensor : tensors_) {
+      tensor.name = std::regex_replace(tensor.name, std::regex(from), to);
+    }
+  }
+  /// Experts one by one become the two stacks of transformers 5, [experts, out, in].
+  void Fuse(const std::string& block) {
+    std::map<std::string, TestTensor> of;
+    std::vector<TestTensor> kept;
+    for (TestTensor& tensor : tensors_) {
+      if (tensor.name.find(".experts.") == std::string::npos) {
+        kept.push_back(tensor);
+      } else {
+        of[tensor.name] = tensor;
+      }
+    }
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::string experts =
+          "model.layers." + std::to_string(layer) + "." + block + ".experts";
+      if (!of.contains(experts + ".0.gate_proj.weight")) continue;
+      TestTensor both{experts + ".gate_up_proj", DType::kBf16, {4, 0, 64}, {}};
+      TestTensor down{experts + ".down_proj", DType::kBf16, {4, 64, 0}, {}};
+      for (int e = 0; e < 4; ++e) {
+        const std::string name = experts + "." + std::to_string(e);
+        const TestTensor& gate = of.at(name + ".gate_proj.weight");
+        both.data += gate.data + of.at(name + ".up_proj.weight").data;
+        down.data += of.at(name + ".down_proj.weight").data;
+        both.shape[1] = 2 * gate.shape[0];
+        down.shape[2] = gate.shape[0];
+      }
+      kept.push_back(both);
+      kept.push_back(down);
+    }
+    tensors_ = kept;
+  }
+
+  TemporaryDirectory directory_;
+  std::optional<Device> device_;
+  Json config_;
+  std::vector<TestTensor> tensors_;
+};
+
+TEST_F(Families, WhatIsListedIsLoaded) {
+  for (const std::string& type : SupportedModelTypes()) {
+    SCOPED_TRACE(type);
+    ASSERT_TRUE(Configs().contains(type));
+    Make(type);
+    const std::string path = Write("plain");
+    const std::vector<float> plain = Logits(path);
+    const std::vector<float> quantized = Logits(Quantize(path));
+    ASSERT_EQ(plain.size(), quantized.size());
+    double difference = 0;
+    double size = 0;
+    for (size_t i = 0; i < plain.size(); ++i) {
+      difference += std::pow(double{plain[i]} - double{quantized[i]}, 2);
+      size += std::pow(double{plain[i]}, 2);
+    }
+    EXPECT_LT(difference, 0.01 * size);
+    EXPECT_GT(difference, 0);
+    // One tensor less, one more.
+    for (size_t at = 0; at < tensors_.size(); at += 7) {
+      const TestTensor tensor = tensors_[at];
+      tensors_[at].name = "extra";
+      const Status status = Model::Open(Write("plain"), *device_).status();
+      EXPECT_EQ(status.code(), Code::kMalformedFile) << tensor.name << ": " << status.message();
+      tensors_[at] = tensor;
+    }
+  }
+}
+
+TEST_F(Families, SpellingsOfExpertsAreOneModel) {
+  Make("mixtral");
+  const std::vector<float> logits = Logits(Write("hf"));
+  const std::vector<float> quantized = Logits(Quantize(directory_ / "hf"));
+  const std::function<void()> spellings[] = {
+      [&] {
+        Rename("\\.w1\\.", ".gate_proj.");
+        Rename("\\.w3\\.", ".up_proj.");
+        Rename("\\.w2\\.", ".down_proj.");
+      },
+      [&] { Rename("block_sparse_moe", "mlp"); },
+      [&] { Fuse("mlp"); },
+  };
+  int number = 0;
+  for (const auto& spell : spellings) {
+    spell();
+    const std::string path = Write("spelling" + std::to_string(number++));
+    EXPECT_EQ(Logits(path), logits) << number;
+    EXPECT_EQ(Logits(Quantize(path)), quantized) << number;
+  }
+}
+
+TEST_F(Families, FusedExpertsOfQwenAreTheSame) {
+  Make("qwen3_moe");
+  const std::vector<float> logits = Logits(Write("single"));
+  Fuse("mlp");
+  EXPECT_EQ(Logits(Write("fused")), logits);
+}
+
+}  // namespace
+}  // namespace marlin

@@ -1,0 +1,406 @@
+// A stand-in for a GPU that runs whole models: the CPU's kernels behind memory that the host cannot
+// touch and calls that return before their work is done. A host that reads or writes the
+// device's memory ends with a signal.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "ops/device.h"
+#include "plan/backend.h"
+#include "plan/decoder_backend.h"
+#include "plan/decoder_calls.h"
+
+namespace marlin::testing {
+
+/// Device addresses are host addresses plus this, which no processor maps.
+inline constexpr uintptr_t kFarAway = uintptr_t{1} << 60;
+
+template <typename T>
+T* LocalAddress(T* remote) {
+  return remote == nullptr ? nullptr
+                           : reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(remote) - kFarAway);
+}
+template <typename View>
+View Local(const View& view) {
+  View local(LocalAddress(view.data()), view.dtype(), view.shape());
+  for (int i = 0; i < view.rank(); ++i) local.set_stride(i, view.stride(i));
+  return local;
+}
+
+/// Work in the order of its calls, done when a caller waits. The first error stays.
+class RemoteQueue {
+ public:
+  Status Put(std::function<Status()> work) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    return {};
+  }
+  Status Finish() {
+    const std::lock_guard lock(mutex_);
+    for (const std::function<Status()>& work : work_) {
+      if (error_.ok()) error_ = work();
+    }
+    work_.clear();
+    return error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::function<Status()>> work_;
+  Status error_;
+};
+
+/// The operations that a test takes away.
+struct RemoteOptions {
+  std::vector<DecoderOperation> lacking = {};
+  bool fuses_experts = true;
+  bool products_only = false;
+};
+
+class RemoteDecoder final : public DecoderBackend {
+ public:
+  RemoteDecoder(const Device& host, RemoteQueue& queue, RemoteOptions options)
+      : host_(host), queue_(queue), options_(std::move(options)) {}
+
+  bool reads_host_memory() const override { return false; }
+  bool Has(DecoderOperation operation) const override {
+    return std::find(options_.lacking.begin(), options_.lacking.end(), operation) ==
+           options_.lacking.end();
+  }
+  int64_t cache_page_tokens() const override { return 64 * 4; }
+  int64_t sampler_state_bytes(int64_t vocab) const override {
+    return host_.impl().decoder()->sampler_state_bytes(vocab);
+  }
+  bool Fuses(StepKind kind) const override {
+    return kind == StepKind::kExperts && options_.fuses_experts;
+  }
+  Result<FusedRun> Fuse(const StepDescription& step,
+                        std::span<const StepOperation> operations) const override;
+  int fused_runs() const { return fused_runs_; }
+
+  Status Run(const LookUpRowsCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(LookUpRowsCall{Local(call.table), Local(call.ids), Local(call.out)});
+    });
+  }
+  Status Run(const LookUpWeightRowsCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(LookUpWeightRowsCall{call.table, Local(call.ids), Local(call.out)});
+    });
+  }
+  Status Run(const ConvertCall& call, const OperationContext&) const override {
+    return Put([this, call] { return Now(ConvertCall{Local(call.x), Local(call.out)}); });
+  }
+  Status Run(const RmsNormCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(RmsNormCall{Local(call.x), Local(call.weight), call.epsilon, Local(call.out)});
+    });
+  }
+  Status Run(const AddToCall& call, const OperationContext&) const override {
+    return Put([this, call] { return Now(AddToCall{Local(call.y), Local(call.x), call.scale}); });
+  }
+  Status Run(const ApplyRotaryCall& call, const OperationContext&) const override {
+    RotaryEmbedding rotary = call.rotary;
+    rotary.inverse_frequencies = Local(rotary.inverse_frequencies);
+    return Put([this, rotary, positions = Local(call.positions), x = Local(call.x)] {
+      return Now(ApplyRotaryCall{rotary, positions, x});
+    });
+  }
+  Status Run(const ApplyGateCall& call, const OperationContext&) const override {
+    return Put([this, gate = Local(call.gate), up = Local(call.up), out = Local(call.out),
+                options = call.options] {
+      return Now(ApplyGateCall{gate, up, out, options});
+    });
+  }
+  Status Run(const ApplySigmoidCall& call, const OperationContext&) const override {
+    return Put([this, call] { return Now(ApplySigmoidCall{Local(call.x)}); });
+  }
+  Status Run(const AppendToCacheCall& call, const OperationContext&) const override {
+    return Put([this, keys = Local(call.keys), values = Local(call.values),
+                paged = Paged(call.rows, call.cache)] {
+      const PagedCache cache = paged.Cache();
+      return Now(AppendToCacheCall{keys, values, paged.rows, cache});
+    });
+  }
+  Status Run(const PagedAttentionCall& call, const OperationContext&) const override {
+    AttentionOptions options = call.options;
+    options.sinks = Local(options.sinks);
+    return Put([this, queries = Local(call.queries), paged = Paged(call.rows, call.cache),
+                out = Local(call.out), options] {
+      const PagedCache cache = paged.Cache();
+      return Now(PagedAttentionCall{queries, paged.rows, cache, out, options});
+    });
+  }
+  Status Run(const RouteTokensCall& call, const OperationContext&) const override {
+    RouterOptions options = call.options;
+    options.choice_bias = Local(options.choice_bias);
+    return Put([this, logits = Local(call.logits), options, ids = Local(call.ids),
+                weights = Local(call.weights)] {
+      return Now(RouteTokensCall{logits, options, ids, weights});
+    });
+  }
+  Status Run(const ResetSamplerCall& call, const OperationContext&) const override {
+    return Put([this, options = call.options, vocab = call.vocab, prompt = Local(call.prompt),
+                state = Local(call.state)] {
+      return Now(ResetSamplerCall{options, vocab, prompt, state});
+    });
+  }
+  Status Run(const SampleTokensCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(SampleTokensCall{Local(call.logits), Local(call.states), Local(call.tokens)});
+    });
+  }
+
+  Status Put(std::function<Status()> work) const { return queue_.Put(std::move(work)); }
+  /// A call with local memory.
+  template <typename Call>
+  Status Now(const Call& call) const {
+    const DecoderBackend& decoder = *host_.impl().decoder();
+    MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer workspace,
+                            AlignedBuffer::Allocate(decoder.WorkspaceBytes(call)));
+    return decoder.Run(call, {nullptr, workspace.data()});
+  }
+  const Device& host() const { return host_; }
+  const RemoteOptions& options() const { return options_; }
+  /// The same weights, prepared for the host.
+  void AddTwin(const PreparedWeights::Storage* storage, PreparedWeights twin) {
+    twins_[storage] = std::move(twin);
+  }
+  const PreparedWeights& TwinOf(const PreparedWeights& weights) const {
+    return twins_.at(weights.storage());
+  }
+
+ private:
+  struct PagedCopy {
+    SequenceRows rows;
+    PagedCache cache;
+    std::vector<void*> slabs;
+    PagedCache Cache() const {
+      PagedCache local = cache;
+      local.slabs = slabs;
+      return local;
+    }
+  };
+  static PagedCopy Paged(const SequenceRows& rows, const PagedCache& cache) {
+    PagedCopy copy{{Local(rows.positions), Local(rows.first_rows), Local(rows.block_tables)},
+                   cache,
+                   {cache.slabs.begin(), cache.slabs.end()}};
+    for (void*& slab : copy.slabs) slab = LocalAddress(slab);
+    return copy;
+  }
+
+  Device host_;
+  RemoteQueue& queue_;
+  RemoteOptions options_;
+  std::map<const PreparedWeights::Storage*, PreparedWeights> twins_;
+  mutable int fused_runs_ = 0;
+};
+
+/// Puts the CPU's plan into the queue.
+class RemoteGemm final : public PlannedGemm {
+ public:
+  RemoteGemm(RemoteQueue& queue, std::shared_ptr<const PlannedGemm> plan)
+      : PlannedGemm(plan->kernel(), plan->variant(), plan->workspace_bytes()),
+        queue_(queue),
+        plan_(std::move(plan)) {}
+
+  Status Run(const GemmCall& call) const override {
+    GemmCall local = call;
+    local.a = LocalAddress(call.a);
+    local.c = LocalAddress(call.c);
+    local.epilogue.bias = LocalAddress(call.epilogue.bias);
+    local.epilogue.row_weight = LocalAddress(call.epilogue.row_weight);
+    local.workspace = LocalAddress(call.workspace);
+    return queue_.Put([plan = plan_, local] { return plan->Run(local); });
+  }
+
+ private:
+  RemoteQueue& queue_;
+  const std::shared_ptr<const PlannedGemm> plan_;
+};
+
+class RemoteBackend final : public Backend {
+ public:
+  RemoteBackend(const Device& host, RemoteOptions options)
+      : cpu_(&host.impl().backend()), decoder_(host, queue_, std::move(options)) {}
+
+  DeviceInfo Info() const override {
+    DeviceInfo info = cpu_->Info();
+    info.name = info.backend = "remote";
+    return info;
+  }
+  DeviceProperties Properties() const override { return cpu_->Properties(); }
+  std::span<const KernelDesc> Kernels() const override { return cpu_->Kernels(); }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
+      const QuantizedWeights& weights, const PrepareOptions& options) const override {
+    ++uploads_;
+    MARLIN_ASSIGN_OR_RETURN(auto storage, cpu_->Prepare(weights, options));
+    std::const_pointer_cast<PreparedWeights::Storage>(storage)->backend = this;
+    MARLIN_ASSIGN_OR_RETURN(PreparedWeights twin, marlin::Prepare(weights, decoder_.host()));
+    decoder_.AddTwin(storage.get(), std::move(twin));
+    return storage;
+  }
+  double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
+    return cpu_->Cost(kernel, desc);
+  }
+  Result<std::shared_ptr<const PlannedGemm>> Plan(
+      const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+      const PreparedWeights::Storage& weights) const override {
+    MARLIN_ASSIGN_OR_RETURN(auto plan, cpu_->Plan(kernel, desc, variant, weights));
+    return {std::make_shared<const RemoteGemm>(queue_, std::move(plan))};
+  }
+  Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
+                    const MutableTensorView& out, void* stream) const override {
+    return cpu_->Dequantize(weights, expert, Local(out), stream);
+  }
+  const DecoderBackend* decoder() const override {
+    return decoder_.options().products_only ? nullptr : &decoder_;
+  }
+  Result<void*> Allocate(int64_t bytes) const override {
+    ++uploads_;
+    MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) + kFarAway);
+  }
+  /// Waits for the device, as cudaFree does.
+  void Free(void* data) const override {
+    (void)queue_.Finish();
+    cpu_->Free(LocalAddress(data));
+  }
+  Status CopyToDevice(void* device, const void* host, int64_t bytes) const override {
+    MARLIN_RETURN_IF_ERROR(queue_.Finish());
+    return cpu_->CopyToDevice(LocalAddress(device), host, bytes);
+  }
+  Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
+    MARLIN_RETURN_IF_ERROR(queue_.Finish());
+    return cpu_->CopyToHost(host, LocalAddress(device), bytes);
+  }
+  Status Synchronize(void* /*stream*/) const override {
+    ++waits_;
+    return queue_.Finish();
+  }
+  bool calls_block() const override { return false; }
+
+  int waits() const { return waits_; }
+  int uploads() const { return uploads_; }
+  const RemoteDecoder& remote_decoder() const { return decoder_; }
+
+ private:
+  const Backend* cpu_;
+  mutable RemoteQueue queue_;
+  mutable RemoteDecoder decoder_;
+  mutable int waits_ = 0;
+  mutable int uploads_ = 0;
+};
+
+/// The experts of a layer as one operation, from the step's description alone: the host that runs
+/// the model never sees which expert a token goes to.
+class FusedExperts final : public FusedOperations {
+ public:
+  FusedExperts(const RemoteDecoder& decoder, const ExpertsStep& step, Accuracy accuracy)
+      : decoder_(decoder), host_(decoder.host()), step_(step), accuracy_(accuracy) {}
+
+  Status Run(const StepValues& values, void* /*stream*/) const override {
+    return decoder_.Put([this, x = Local(values.normed), ids = Local(values.expert_ids),
+                         weights = Local(values.expert_weights), hidden = Local(values.hidden)] {
+      for (int64_t row = 0; row < x.dim(0); ++row) {
+        const int64_t width = x.dim(1);
+        const MutableTensorView one(x.As<float>() + row * width, DType::kF32, {1, width});
+        const MutableTensorView to(hidden.As<float>() + row * width, DType::kF32, {1, width});
+        const int64_t first = row * ids.dim(1);
+        MARLIN_RETURN_IF_ERROR(
+            RunRow(one, ids.As<int32_t>() + first, weights.As<float>() + first, ids.dim(1), to));
+      }
+      return Status();
+    });
+  }
+
+ private:
+  Status Multiply(const StepLinear& linear, const TensorView& x, const TensorView& row_weight,
+                  const MutableTensorView& out) const {
+    int64_t column = 0;
+    for (const PreparedWeights& part : linear.parts) {
+      GemmOptions options;
+      options.accuracy = accuracy_;
+      options.row_weight = row_weight;
+      const int64_t n = part.spec().n;
+      if (!linear.bias.empty()) {
+        options.bias = {Local(linear.bias).As<float>() + column, DType::kF32, {n}};
+      }
+      const MutableTensorView columns(out.As<float>() + column, DType::kF32, {1, n});
+      MARLIN_RETURN_IF_ERROR(Gemm(host_, x, decoder_.TwinOf(part), columns, options));
+      column += n;
+    }
+    return {};
+  }
+
+  Status RunMlp(const StepMlp& mlp, const TensorView& x, float weight,
+                const MutableTensorView& out) const {
+    const int64_t width = mlp.down.in;
+    std::vector<float> both(static_cast<size_t>(2 * width));
+    const auto part = [&](int64_t first, int64_t count) {
+      return MutableTensorView(both.data() + first, DType::kF32, {1, count});
+    };
+    MARLIN_RETURN_IF_ERROR(Multiply(mlp.gate_up, x, {}, part(0, 2 * width)));
+    MARLIN_RETURN_IF_ERROR(
+        ApplyGate(host_, part(0, width), part(width, width), part(0, width), step_.gate));
+    return Multiply(mlp.down, part(0, width), {&weight, DType::kF32, {1}}, out);
+  }
+
+  Status RunRow(const TensorView& x, const int32_t* ids, const float* weights, int64_t top_k,
+                const MutableTensorView& hidden) const {
+    std::vector<float> sum(static_cast<size_t>(x.dim(1)));
+    std::vector<float> one(sum.size());
+    const MutableTensorView sum_row(sum.data(), DType::kF32, {1, x.dim(1)});
+    const MutableTensorView one_row(one.data(), DType::kF32, {1, x.dim(1)});
+    for (int64_t i = 0; i < top_k; ++i) {
+      const StepMlp& expert = step_.experts[static_cast<size_t>(ids[i])];
+      MARLIN_RETURN_IF_ERROR(RunMlp(expert, x, weights[i], i == 0 ? sum_row : one_row));
+      if (i > 0) MARLIN_RETURN_IF_ERROR(AddTo(host_, one_row, sum_row));
+    }
+    if (!step_.shared.down.parts.empty()) {
+      float gate = 1.0F;
+      const MutableTensorView gate_view(&gate, DType::kF32, {1, 1});
+      if (!step_.shared_gate.parts.empty()) {
+        MARLIN_RETURN_IF_ERROR(Multiply(step_.shared_gate, x, {}, gate_view));
+        MARLIN_RETURN_IF_ERROR(ApplySigmoid(host_, gate_view));
+      }
+      MARLIN_RETURN_IF_ERROR(RunMlp(step_.shared, x, gate, one_row));
+      MARLIN_RETURN_IF_ERROR(AddTo(host_, one_row, sum_row));
+    }
+    return AddTo(host_, sum_row, hidden);
+  }
+
+  const RemoteDecoder& decoder_;
+  const Device host_;
+  const ExpertsStep& step_;
+  Accuracy accuracy_;
+};
+
+inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
+                                            std::span<const StepOperation> operations) const {
+  const auto* const experts = std::get_if<ExpertsStep>(&operations.front());
+  if (experts == nullptr || !options_.fuses_experts) return FusedRun();
+  ++fused_runs_;
+  return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy)};
+}
+
+/// A device of it, whose CPU has two threads.
+inline Device OpenRemote(RemoteOptions options = {}) {
+  const Device host = *Device::Open("cpu", {.threads = 2});
+  return Device(
+      std::make_shared<Device::Impl>(std::make_unique<RemoteBackend>(host, std::move(options))));
+}
+inline const RemoteBackend& RemoteOf(const Device& device) {
+  return static_cast<const RemoteBackend&>(device.impl().backend());
+}
+
+}  // namespace marlin::testing

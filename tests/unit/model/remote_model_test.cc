@@ -1,0 +1,157 @@
+// Models on a device whose memory the host cannot touch and whose calls return before their work is
+// done, as on a GPU; and the questions that a device is asked before anything is loaded.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "marlin/decoder.h"
+#include "marlin/generate.h"
+#include "marlin/model.h"
+#include "random_model.h"
+#include "remote_backend.h"
+
+namespace marlin {
+namespace {
+
+using testing::OpenRemote;
+using testing::RemoteOf;
+
+std::string SampleModel(const std::string& name) {
+  return std::string(MARLIN_SOURCE_DIR) + "/" + name;
+}
+
+Model OpenOn(const Device& device, const std::string& path) {
+  auto model = Model::Open(path, device, {.allow_bf16_activations = false});
+  EXPECT_TRUE(model.ok()) << model.status().message();
+  return *std::move(model);
+}
+
+/// Two sequences together, in several calls: all logits, one after the other.
+std::vector<float> RunCalls(const Model& model) {
+  const int64_t vocab = model.info().vocab_size;
+  const std::vector<int32_t> tokens = testing::TokensBelow(static_cast<int32_t>(vocab), 900);
+  Sequence a = *model.NewSequence({.truncatable = false});
+  Sequence b = *model.NewSequence();
+  std::vector<float> all;
+  const auto call = [&](int64_t of_a, int64_t of_b, bool all_logits) {
+    const auto part = [&](const Sequence& sequence, int64_t count) {
+      return std::span(tokens).subspan(static_cast<size_t>(sequence.length()),
+                                       static_cast<size_t>(count));
+    };
+    const SequenceInput inputs[] = {{&a, part(a, of_a)}, {&b, part(b, of_b), all_logits}};
+    const int64_t rows = 1 + (all_logits ? of_b : 1);
+    std::vector<float> logits(static_cast<size_t>(rows * vocab));
+    const Status status = model.Forward(inputs, {logits.data(), DType::kF32, {rows, vocab}});
+    EXPECT_TRUE(status.ok()) << status.message();
+    all.insert(all.end(), logits.begin(), logits.end());
+  };
+  call(2, 30, true);
+  call(1, 1, false);
+  call(600, 7, true);
+  call(1, 1, false);
+  return all;
+}
+
+/// The tokens of a text that is drawn with every option.
+std::vector<int32_t> Draw(const Model& model) {
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.ignore_eos = true;
+  options.sampling = {.temperature = 1.1F, .top_k = 40, .top_p = 0.95F, .seed = 3};
+  options.sampling.min_p = 0.01F;
+  options.sampling.repetition_penalty = 1.2F;
+  options.sampling.frequency_penalty = 0.1F;
+  const std::vector<int32_t> prompt = {5, 9, 2};
+  const auto text = Generate(model, prompt, options);
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  return text->token_ids;
+}
+
+class RemoteModel : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    path_ = SampleModel(GetParam());
+    if (std::string(GetParam()) == "qwen2") {
+      path_ = directory_.path();
+      testing::WriteQwen2(path_, 40);
+    }
+  }
+  testing::TemporaryDirectory directory_;
+  std::string path_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, RemoteModel,
+                         ::testing::Values("qwen2", "examples/tiny-qwen3-moe",
+                                           "tests/data/tiny-glm4-moe"),
+                         [](const auto& name) { return "Model" + std::to_string(name.index); });
+
+TEST_P(RemoteModel, GivesTheBitsOfTheCpu) {
+  const Device remote = OpenRemote();
+  const Model model = OpenOn(remote, path_);
+  const Model expected = OpenOn(*Device::Open("cpu", {.threads = 2}), path_);
+  EXPECT_EQ(RunCalls(model), RunCalls(expected));
+  EXPECT_EQ(Draw(model), Draw(expected));
+  // A fused run for every layer with experts.
+  const bool dense = std::string(GetParam()) == "qwen2";
+  EXPECT_EQ(RemoteOf(remote).remote_decoder().fused_runs() > 0, !dense);
+}
+
+// A step is put on the stream as a whole; the host waits for the results alone.
+TEST_P(RemoteModel, WaitsOnlyForTheResults) {
+  const Device remote = OpenRemote();
+  const Model model = OpenOn(remote, path_);
+  Sequence sequence = *model.NewSequence();
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
+  const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});
+  for (int call = 0; call < 3; ++call) {
+    const int before = RemoteOf(remote).waits();
+    const SequenceInput input{&sequence, tokens};
+    ASSERT_TRUE(model.Forward({&input, 1}, row).ok());
+    EXPECT_EQ(RemoteOf(remote).waits() - before, 2);  // For the logits, and at the end.
+  }
+}
+
+TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
+  const auto refusal = [](testing::RemoteOptions options, const std::string& model) {
+    const Device remote = OpenRemote(std::move(options));
+    const auto opened = Model::Open(SampleModel(model), remote);
+    EXPECT_EQ(opened.status().code(), Code::kUnsupported);
+    EXPECT_EQ(RemoteOf(remote).uploads(), 0);
+    return opened.status().message();
+  };
+  EXPECT_EQ(refusal({.lacking = {DecoderOperation::kApplyRotary}}, "tests/data/tiny-glm4-moe"),
+            "remote: lacks the operation \"RoPE\", which glm4_moe needs");
+  EXPECT_EQ(refusal({.lacking = {DecoderOperation::kPagedAttention}}, "examples/tiny-qwen3-moe"),
+            "remote: lacks the operation \"attention with a paged KV cache\", which qwen3_moe "
+            "needs");
+  EXPECT_EQ(refusal({.products_only = true}, "examples/tiny-qwen3-moe"),
+            "remote: has products only; open the model on \"cpu\"");
+  EXPECT_EQ(refusal({.fuses_experts = false}, "examples/tiny-qwen3-moe"),
+            "remote: lacks the operation \"experts\", which qwen3_moe needs");
+  EXPECT_TRUE(Model::Open(SampleModel("examples/tiny-qwen3-moe"),
+                          OpenRemote({.lacking = {DecoderOperation::kAttention}}))
+                  .ok());
+}
+
+// Ids that only the device knows are checked when it reads them, and the error stays.
+TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
+  const Device remote = OpenRemote();
+  const DeviceBuffer memory = *DeviceBuffer::Allocate(remote, 4096);
+  const TensorView table(memory.data(), DType::kF32, {8, 16});
+  const TensorView ids(static_cast<uint8_t*>(memory.data()) + 1024, DType::kI32, {2});
+  const MutableTensorView out(static_cast<uint8_t*>(memory.data()) + 2048, DType::kF32, {2, 16});
+  const int32_t values[] = {3, 8};
+  ASSERT_TRUE(memory.CopyFrom(values, sizeof(values), 1024).ok());
+  EXPECT_TRUE(LookUpRows(remote, table, ids, out).ok());
+  EXPECT_EQ(remote.Synchronize().message(), "ids: expected 0..7, got 8 at 1");
+  EXPECT_EQ(remote.Synchronize().message(), "ids: expected 0..7, got 8 at 1");
+  // Those of the host are checked before.
+  const Device other = OpenRemote();
+  EXPECT_EQ(LookUpRows(other, table, values, out).message(), "ids: expected 0..7, got 8 at 1");
+  EXPECT_TRUE(other.Synchronize().ok());
+}
+
+}  // namespace
+}  // namespace marlin

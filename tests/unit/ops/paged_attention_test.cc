@@ -1,0 +1,267 @@
+// A cache in pages: attention through it gives the bits of attention without it, on every level of
+// this processor, and memory that cannot be is refused.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <numeric>
+
+#include "decoder_fixture.h"
+#include "marlin/decoder.h"
+
+namespace marlin {
+namespace {
+
+using testing::HasSubstr;
+
+MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+
+constexpr int64_t kSequences = 3;
+
+struct CacheCase {
+  DType type;
+  int64_t heads, kv_heads, key_dim, value_dim, window;
+  int64_t unit = 1;  ///< Pages of so many times the device's positions.
+  bool values_in_keys = false;
+  bool sinks = false;
+};
+
+constexpr CacheCase kCases[] = {
+    {DType::kF32, 4, 2, 32, 32, 0},
+    {DType::kBf16, 8, 2, 64, 64, 0, 1, false, true},
+    {DType::kBf16, 6, 6, 40, 24, 300, 2},
+    {DType::kF16, 4, 1, 33, 17, 20},
+    {DType::kBf16, 16, 1, 96, 64, 0, 1, true},
+    {DType::kF32, 8, 1, 48, 32, 257, 1, true, true},
+};
+
+/// Three sequences of their own lengths in one cache, fed piece by piece, beside the same keys and
+/// values in one tensor each.
+class Caches {
+ public:
+  Caches(const Device& device, const CacheCase& c)
+      : device_(device), case_(c), page_tokens_(c.unit * *CachePageTokens(device)) {
+    const int64_t features = c.key_dim + (c.values_in_keys ? 0 : c.value_dim);
+    part_ = c.kv_heads * page_tokens_ * features;
+    // Two layers in a page, and this one is the second; NaN everywhere.
+    for (auto& slab : memory_) slab.assign(static_cast<size_t>(kSlabPages * 2 * part_ * 4), 0xff);
+    for (size_t i = 0; i < memory_.size(); ++i) slabs_[i] = i == 1 ? nullptr : memory_[i].data();
+    // Pages of slabs 2 and 0, the last one first.
+    for (int32_t page = 0; page < 3 * kSlabPages; ++page) {
+      if (page / kSlabPages != 1) free_.push_back(page);
+    }
+    sinks_.assign(static_cast<size_t>(c.heads), 0.3F);
+    for (int64_t s = 0; s < kSequences; ++s) {
+      keys_.push_back(Tensor::ByHead(c.type, {kLength, c.kv_heads, c.key_dim}));
+      values_.push_back(Tensor::ByHead(c.type, {kLength, c.kv_heads, c.value_dim}));
+    }
+  }
+
+  PagedCache cache() const {
+    return {slabs_,       kSlabPages,     2 * part_,     part_,           case_.type,
+            page_tokens_, case_.kv_heads, case_.key_dim, case_.value_dim, case_.values_in_keys};
+  }
+
+  /// Feeds tokens[s] new tokens of sequence s, and expects the bits of Attention.
+  void Feed(const std::array<int64_t, kSequences>& tokens, unsigned seed) {
+    const int64_t rows = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+    Tensor q(DType::kF32, {rows, case_.heads, case_.key_dim}, 3);
+    Tensor k(DType::kF32, {rows, case_.kv_heads, case_.key_dim}, 2);
+    Tensor v(DType::kF32, {rows, case_.kv_heads, case_.value_dim}, 1);
+    q.Fill(seed, 1.5);
+    k.Fill(seed + 1);
+    v.Fill(seed + 2);
+    Describe(tokens);
+    const Status appended =
+        AppendToCache(device_, k.view(), case_.values_in_keys ? TensorView() : TensorView(v.view()),
+                      Rows(), cache());
+    ASSERT_TRUE(appended.ok()) << appended.message();
+    for (const Accuracy accuracy : {Accuracy::kDefault, Accuracy::kExact}) {
+      AttentionOptions options;
+      options.window = case_.window;
+      options.accuracy = accuracy;
+      if (case_.sinks) options.sinks = {sinks_.data(), DType::kF32, {case_.heads}};
+      Tensor out(DType::kF32, {rows, case_.heads, case_.value_dim});
+      const Status status = PagedAttention(device_, q.view(), Rows(), cache(), out.view(), options);
+      ASSERT_TRUE(status.ok()) << status.message();
+      Tensor want(DType::kF32, {rows, case_.heads, case_.value_dim});
+      const std::vector<AttentionInput> inputs = Inputs(tokens, q, k, v, want);
+      ASSERT_TRUE(Attention(device_, inputs, options).ok());
+      EXPECT_EQ(reference::Elements(out.view()), reference::Elements(want.view()))
+          << lengths_[0] << " " << lengths_[1] << " " << lengths_[2];
+    }
+  }
+
+  SequenceRows Rows() const {
+    return {{positions_.data(), DType::kI32, {static_cast<int64_t>(positions_.size())}},
+            {first_rows_.data(), DType::kI32, {kSequences + 1}},
+            {tables_.data(), DType::kI32, {kSequences, blocks_}}};
+  }
+  std::vector<int32_t>& positions() { return positions_; }
+  std::vector<int32_t>& first_rows() { return first_rows_; }
+  std::vector<int32_t>& tables() { return tables_; }
+  int64_t page_tokens() const { return page_tokens_; }
+
+ private:
+  static constexpr int64_t kSlabPages = 8;
+  static constexpr int64_t kLength = 1200;
+
+  /// Writes the rows and tables of a call. Blocks that no row looks at lose their pages.
+  void Describe(const std::array<int64_t, kSequences>& tokens) {
+    positions_.clear();
+    first_rows_ = {0};
+    blocks_ = 0;
+    for (size_t s = 0; s < kSequences; ++s) {
+      const int64_t end = lengths_[s] + tokens[s];
+      while (static_cast<int64_t>(pages_[s].size()) * page_tokens_ < end) {
+        pages_[s].push_back(free_.back());
+        free_.pop_back();
+      }
+      blocks_ = std::max(blocks_, static_cast<int64_t>(pages_[s].size()));
+      for (int64_t i = lengths_[s]; i < end; ++i) positions_.push_back(static_cast<int32_t>(i));
+      first_rows_.push_back(static_cast<int32_t>(positions_.size()));
+      const int64_t seen = case_.window > 0 ? lengths_[s] - case_.window + 1 : 0;
+      for (int64_t block = 0; (block + 1) * page_tokens_ <= seen; ++block) {
+        pages_[s][static_cast<size_t>(block)] = -1;
+      }
+    }
+    tables_.clear();
+    for (const std::vector<int32_t>& pages : pages_) {
+      tables_.insert(tables_.end(), pages.begin(), pages.end());
+      tables_.resize(tables_.size() + static_cast<size_t>(blocks_) - pages.size(), -77);
+    }
+  }
+
+  static TensorView RowsOf(const TensorView& view, int64_t first, int64_t count) {
+    return {view.As<uint8_t>() + first * view.stride(0) * DTypeBytes(view.dtype()),
+            view.dtype(),
+            {count, view.dim(1), view.dim(2)},
+            {view.stride(0), view.stride(1), 1}};
+  }
+
+  /// The new tokens' keys and values go behind those that are there, rounded as the cache does.
+  std::vector<AttentionInput> Inputs(const std::array<int64_t, kSequences>& tokens, Tensor& q,
+                                     Tensor& k, Tensor& v, Tensor& out) {
+    std::vector<AttentionInput> inputs;
+    int64_t row = 0;
+    const bool first_time = !appended_;
+    appended_ = !appended_;
+    for (size_t s = 0; s < kSequences; ++s) {
+      const int64_t count = tokens[s];
+      const auto part = [&](Tensor& tensor) {
+        const TensorView view = RowsOf(tensor.view(), lengths_[s], count);
+        MutableTensorView to(const_cast<void*>(view.data()), view.dtype(), view.shape());
+        for (int i = 0; i < 3; ++i) to.set_stride(i, view.stride(i));
+        return to;
+      };
+      EXPECT_TRUE(Convert(device_, RowsOf(k.view(), row, count), part(keys_[s])).ok());
+      EXPECT_TRUE(Convert(device_, RowsOf(v.view(), row, count), part(values_[s])).ok());
+      const int64_t length = lengths_[s] + count;
+      const TensorView keys = RowsOf(keys_[s].view(), 0, length);
+      const TensorView first_features(keys.data(), keys.dtype(),
+                                      {length, keys.dim(1), case_.value_dim},
+                                      {keys.stride(0), keys.stride(1), 1});
+      const TensorView to = RowsOf(out.view(), row, count);
+      inputs.push_back(
+          {RowsOf(q.view(), row, count),
+           keys,
+           case_.values_in_keys ? first_features : RowsOf(values_[s].view(), 0, length),
+           {const_cast<void*>(to.data()),
+            to.dtype(),
+            to.shape(),
+            {to.stride(0), to.stride(1), 1}}});
+      row += count;
+      // The second call of a piece, with the other accuracy, sees the same tokens.
+      if (!first_time) lengths_[s] += count;
+    }
+    return inputs;
+  }
+
+  const Device& device_;
+  CacheCase case_;
+  int64_t page_tokens_;
+  int64_t part_ = 0;
+  std::array<std::vector<uint8_t>, 3> memory_;
+  std::array<void*, 3> slabs_{};
+  std::vector<int32_t> free_;
+  std::vector<float> sinks_;
+  std::vector<Tensor> keys_;
+  std::vector<Tensor> values_;
+  std::array<int64_t, kSequences> lengths_{};
+  std::array<std::vector<int32_t>, kSequences> pages_;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> first_rows_;
+  std::vector<int32_t> tables_;
+  int64_t blocks_ = 0;
+  bool appended_ = false;
+};
+
+TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
+  unsigned seed = 0;
+  for (const CacheCase& c : kCases) {
+    Caches caches(device(), c);
+    for (const std::array<int64_t, kSequences>& tokens :
+         {std::array<int64_t, kSequences>{5, 0, 300},
+          {1, 1, 1},
+          {250, 0, 90},
+          {1, 700, 1},
+          {1, 1, 130},
+          {0, 3, 0},
+          {520, 1, 1}}) {
+      caches.Feed(tokens, seed += 10);
+    }
+  }
+}
+
+TEST(PagedAttention, ErrorsNameWhatCannotBe) {
+  const Device device = *Device::Open("cpu", {.threads = 2});
+  Caches caches(device, kCases[0]);
+  caches.Feed({2, 3, 300}, 1);
+  Tensor q(DType::kF32, {305, 4, 32});
+  Tensor k(DType::kF32, {305, 2, 32});
+  const auto run = [&](PagedCache cache) {
+    Tensor out(DType::kF32, {305, 4, 32});
+    const Status attended = PagedAttention(device, q.view(), caches.Rows(), cache, out.view());
+    const Status appended = AppendToCache(device, k.view(), k.view(), caches.Rows(), cache);
+    EXPECT_EQ(attended.code(), Code::kInvalidArgument);
+    EXPECT_EQ(attended.message(), appended.message());
+    return attended.message();
+  };
+  const PagedCache good = caches.cache();
+  PagedCache cache = good;
+  cache.page_tokens += 1;
+  EXPECT_THAT(run(cache), HasSubstr("page_tokens: expected a multiple of 256, got 257"));
+  cache = good;
+  cache.first_element += 1;
+  EXPECT_THAT(run(cache), HasSubstr("do not fit in 8 pages of"));
+  cache = good;
+  cache.type = DType::kF8E4M3;
+  EXPECT_THAT(run(cache), HasSubstr("cache: expected f32, bf16 or f16, got f8_e4m3"));
+  cache = good;
+  cache.slabs = cache.slabs.first(2);
+  EXPECT_THAT(run(cache), HasSubstr("block_tables: no page 23 for block 0 of sequence 0"));
+
+  const auto with = [&](std::vector<int32_t>& numbers, size_t at, int32_t number) {
+    const int32_t before = std::exchange(numbers[at], number);
+    const std::string message = run(good);
+    numbers[at] = before;
+    return message;
+  };
+  EXPECT_THAT(with(caches.tables(), 5, -1), HasSubstr("no page -1 for block 1 of sequence 2"));
+  EXPECT_THAT(with(caches.tables(), 5, 8), HasSubstr("no page 8 for block 1 of sequence 2"));
+  EXPECT_THAT(with(caches.positions(), 0, -1), HasSubstr("positions: expected 0 or more, got -1"));
+  EXPECT_THAT(with(caches.positions(), 3, 7), HasSubstr("positions: expected 1, got 7 at 3"));
+  EXPECT_THAT(with(caches.positions(), 304, 512), HasSubstr("positions: expected 299, got 512"));
+  EXPECT_THAT(with(caches.first_rows(), 1, 6),
+              HasSubstr("first_rows: expected to ascend from 0 to 305, got 5 at 2"));
+  EXPECT_THAT(with(caches.first_rows(), 3, 304),
+              HasSubstr("first_rows: expected to ascend from 0 to 305, got 304 at 3"));
+  EXPECT_THAT(PagedAttention(device, q.view(), caches.Rows(), good,
+                             {good.slabs[0], DType::kF32, {305, 4, 32}})
+                  .message(),
+              HasSubstr("out: overlaps the cache"));
+}
+
+}  // namespace
+}  // namespace marlin
