@@ -10,6 +10,7 @@ generator=$(cached CMAKE_GENERATOR)
 compiler=$(cached CMAKE_CXX_COMPILER)
 launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
 cuda=$(cached MARLIN_CUDA)
+cuda_kinds=$(cached MARLIN_CUDA_KINDS)
 cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
 
 rm -rf "$scratch/prefix" "$scratch/consumer"
@@ -18,7 +19,7 @@ if [ "$kind" = shared ]; then
   build=$shared_build
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
-    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$(cached MARLIN_CUDA_KINDS)" \
+    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" \
     -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF -DMARLIN_BUILD_BENCH=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
