@@ -236,12 +236,12 @@ struct HeadTurner {
       kernels.angles(rotary.inverse_frequencies.As<float>() + first, position,
                      rotary.attention_factor, count, cosine, sine);
       for (int64_t head = 0; head < x.dim(1); ++head) {
-        Turn(token * x.stride(0) + head * x.stride(1), first, count);
+        Rotate(token * x.stride(0) + head * x.stride(1), first, count);
       }
     }
   }
 
-  void Turn(int64_t start, int64_t first, int64_t count) {
+  void Rotate(int64_t start, int64_t first, int64_t count) {
     if (interleaved) return TurnInterleaved(start + 2 * first, count);
     for (int64_t half = 0; half < 2; ++half) {
       kernels.widen(At(x, start + half * pairs + first), x.dtype(), count, turned[half]);

@@ -41,12 +41,12 @@ LaunchPlan PlanGemv(const GemmDesc& desc) {
   // One function for each power of two.
   constexpr std::array<std::string_view, 5> kFunctions = {
       "marlin_gemv_1", "marlin_gemv_2", "marlin_gemv_4", "marlin_gemv_8", "marlin_gemv_16"};
-  size_t rows_log = 0;
-  while (int64_t{1} << rows_log < std::min(desc.m, kGemvRows)) ++rows_log;
-  const int64_t rows = int64_t{1} << rows_log;
+  size_t rows_log2 = 0;
+  while (int64_t{1} << rows_log2 < std::min(desc.m, kGemvRows)) ++rows_log2;
+  const int64_t rows = int64_t{1} << rows_log2;
   LaunchPlan plan;
   plan.source = "gemv.metal";
-  plan.function = kFunctions[rows_log];
+  plan.function = kFunctions[rows_log2];
   plan.threadgroups = {Count(paired ? strips / 2 : strips), Count(CeilDivide(desc.m, rows)), 1};
   plan.threads = Count(SimdgroupsFor(strips, paired) * kLanes);
   return plan;

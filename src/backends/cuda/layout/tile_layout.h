@@ -81,13 +81,17 @@ MARLIN_HOST_DEVICE constexpr int WordOffset(int bits, int lane, int word) {
   return (word / 4) * 128 + lane * 4 + word % 4;
 }
 
+/// What a weight needs beside its scale: zeros (fp16) are subtracted from codes before scaling,
+/// biases (of the scales' type) are added after it.
+enum class ZeroKind { kNone, kZeros, kBiases };
+
 /// Everything that a kernel needs to find a weight. Plain data, passed by value.
 struct TileView {
   const uint8_t* tiles = nullptr;
   int tiles_of_strip = 0;  ///< Along k.
   int tile_bytes = 0;
-  int groups_per_tile = 1;          ///< 1, 2, 4 or 8; 0 for kDense16.
-  int zero_kind = 0;                ///< 0: none, 1: zeros in fp16, 2: biases of the scales' type.
+  int groups_per_tile = 1;  ///< 1, 2, 4 or 8; 0 for kDense16.
+  ZeroKind zero_kind = ZeroKind::kNone;
   bool integer_zeros = false;       ///< All zeros are integers from 0 to 127.
   bool bf16_parameters = false;     ///< Scales (and biases) are bf16; else fp16.
   bool bf16_codes = false;          ///< kDense16: the numbers are bf16; else fp16.

@@ -36,13 +36,13 @@ struct WgmmaCosts {
   double tail;
 
   /// Stream-K: partial sums of output tiles are stored and read again.
-  struct Meeting {
+  struct Reduction {
     double fixed;
     double token;
     double part;  ///< Of an output tile, from the second on.
   };
-  Meeting stream_before_waves;
-  Meeting stream_alone;
+  Reduction stream_before_waves;
+  Reduction stream_alone;
   /// With so many tokens the card is at its power limit: where multiprocessors are idle, the others
   /// are faster.
   int hot_tokens;
@@ -61,13 +61,13 @@ struct GemvCosts {
   double activation;     ///< A byte of a CTA's activations.
   double shared_copies;  ///< A cluster that shares activations by multicast.
   /// Split-K partials that meet in a cluster, or in memory.
-  struct Meeting {
+  struct Reduction {
     double fixed;
     double split;
     double strip[2];  ///< Of a CTA: [n8 token tiles - 1].
   };
-  Meeting cluster;
-  Meeting memory;
+  Reduction cluster;
+  Reduction memory;
 };
 
 struct DeviceCosts {

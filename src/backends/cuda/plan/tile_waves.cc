@@ -44,10 +44,11 @@ std::optional<Stream> StreamOf(const StepCost& cost, const DeviceShape& device, 
   if (steps < kLeastSteps || all_steps > (int64_t{1} << 32) / tiles) return std::nullopt;
   const int64_t whole_waves = items / multiprocessors;
   const auto waves = static_cast<double>(whole_waves);
-  const WgmmaCosts::Meeting& meeting = waves > 0 ? costs.stream_before_waves : costs.stream_alone;
+  const WgmmaCosts::Reduction& reduction =
+      waves > 0 ? costs.stream_before_waves : costs.stream_alone;
   const double cycles = waves * ItemCycles(cost, tiles) + steps * cost.step + cost.item +
-                        meeting.fixed + cost.tokens * meeting.token +
-                        (tiles / steps - 1) * meeting.part;
+                        reduction.fixed + cost.tokens * reduction.token +
+                        (tiles / steps - 1) * reduction.part;
   return Stream{left, cost.tokens >= costs.hot_tokens ? cycles * costs.hot : cycles};
 }
 
@@ -63,7 +64,7 @@ WgmmaArguments CutItems(const Tail& tail, int tokens, WgmmaArguments* whole) {
   whole->items -= tail.items;
   const int pieces = tokens / tail.tokens;
   rest.first_item = whole->items;
-  rest.pieces_log = std::countr_zero(static_cast<unsigned>(pieces));
+  rest.pieces_log2 = std::countr_zero(static_cast<unsigned>(pieces));
   rest.items = tail.items * pieces;
   return rest;
 }

@@ -17,7 +17,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kEights = kStripOutputs / 8;  ///< Of a strip's outputs: 8 x 8 blocks side by side.
+constexpr int kN8Tiles = kStripOutputs / 8;  ///< Of a strip's outputs: 8 x 8 blocks side by side.
 
 /// The values of all codes of up to 8 bits, in shared memory.
 template <CodeKind kKind>
@@ -39,7 +39,7 @@ MARLIN_DEVICE void ReadParameters(const TileView& view, const uint8_t* of_group,
                                   WeightParameters (&parameters)[2]) {
   const uint32_t scales = __ldg(reinterpret_cast<const uint32_t*>(of_group + 4 * r));
   uint32_t seconds = 0;
-  if (view.zero_kind != 0) {
+  if (view.zero_kind != ZeroKind::kNone) {
     seconds = __ldg(
         reinterpret_cast<const uint32_t*>(of_group + view.groups_per_tile * kGroupBytes + 4 * r));
   }
@@ -64,9 +64,9 @@ MARLIN_DEVICE float Weight(const TileView& view, const uint32_t (&words)[CodeBit
 template <CodeKind kKind>
 MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2][CodeBits(kKind)],
                                  int first, const WeightParameters (&parameters)[2][2],
-                                 const Values<kKind>& values, float (&weights)[kEights][2]) {
+                                 const Values<kKind>& values, float (&weights)[kN8Tiles][2]) {
 #pragma unroll
-  for (int i = 0; i < kEights; ++i) {
+  for (int i = 0; i < kN8Tiles; ++i) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       weights[i][e] = Weight<kKind>(view, words[i / 2], first + i % 2 * 2 + e,
@@ -78,14 +78,14 @@ MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2
 /// Stores eight rows of k of a strip; `weights` are a lane's, as WeightsOfRows gives them.
 /// `aligned`: every eighth output of a row is at a multiple of 16 bytes.
 MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, int n, int lane,
-                             bool aligned, const float (&weights)[kEights][2]) {
+                             bool aligned, const float (&weights)[kN8Tiles][2]) {
   const int t = lane & 3;
   k += lane >> 2;
   const bool inside = k < view.k;
   if (out.type == Element::kF32) {
     float* const row = static_cast<float*>(out.data) + k * out.row_stride;
 #pragma unroll
-    for (int i = 0; i < kEights; ++i) {
+    for (int i = 0; i < kN8Tiles; ++i) {
       const uint32_t bits[2] = {__float_as_uint(weights[i][0]), __float_as_uint(weights[i][1])};
       const uint32_t low = TurnMatrix(__byte_perm(bits[0], bits[1], 0x5410));
       const uint32_t high = TurnMatrix(__byte_perm(bits[0], bits[1], 0x7632));
@@ -101,9 +101,9 @@ MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, 
     }
     return;
   }
-  uint32_t pairs[kEights];
+  uint32_t pairs[kN8Tiles];
 #pragma unroll
-  for (int i = 0; i < kEights; ++i) {
+  for (int i = 0; i < kN8Tiles; ++i) {
     pairs[i] = TurnMatrix(out.type == Element::kBf16 ? Bf16x2::Pack(weights[i][0], weights[i][1])
                                                      : F16x2::Pack(weights[i][0], weights[i][1]));
   }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
 #pragma unroll
       for (int octet = 0; octet < 2; ++octet) {
-        float weights[kEights][2];
+        float weights[kN8Tiles][2];
         WeightsOfRows<kKind>(view, words, j * 8 + octet * 4, parameters, values, weights);
         StoreRows(view, out, tile * kTileK + half * 64 + j * 16 + octet * 8, strip * kStripOutputs,
                   lane, aligned, weights);

@@ -50,9 +50,9 @@ __device__ void PackParameters(const PackJob& job, uint16_t* parameters, int til
     const int64_t at = inside ? k / job.from.group_size * job.from.n + n : 0;
     const float scale = inside ? LoadFloat(job.from.scales, job.from.scale_type, at) : 0.0f;
     parameters[i] = PackParameter(scale * job.scale_factor, job.to.bf16_parameters);
-    if (job.to.zero_kind == 1) {
+    if (job.to.zero_kind == ZeroKind::kZeros) {
       parameters[count + i] = inside ? static_cast<const uint16_t*>(job.from.zeros)[at] : 0;
-    } else if (job.to.zero_kind == 2) {
+    } else if (job.to.zero_kind == ZeroKind::kBiases) {
       const float bias = inside ? LoadFloat(job.from.biases, job.from.bias_type, at) : 0.0f;
       parameters[count + i] = PackParameter(bias * job.scale_factor, job.to.bf16_parameters);
     }

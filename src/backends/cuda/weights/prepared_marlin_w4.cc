@@ -50,7 +50,7 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
   const int64_t groups = GroupCount(spec);
   const int64_t words = MarlinW4WordCount(spec.k, spec.n);
   const int64_t parameters = groups * RoundUp(spec.n, kStripOf);
-  const int kinds = tiles_.zero_kind == 0 ? 1 : 2;
+  const int kinds = tiles_.zero_kind == ZeroKind::kNone ? 1 : 2;
   constexpr auto kWordBytes = int64_t{sizeof(uint32_t)};
   constexpr auto kParameterBytes = int64_t{sizeof(uint16_t)};
   const int64_t canonical_words = WordsAlongK(spec.format, spec.k) * spec.n;
@@ -74,10 +74,10 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
     };
     ForEachParameter(spec, groups, [&](int64_t to, int64_t from) {
       numbers[static_cast<size_t>(to)] = normalized(weights.scales, from);
-      if (tiles_.zero_kind == 0) return;
+      if (tiles_.zero_kind == ZeroKind::kNone) return;
       numbers[static_cast<size_t>(parameters + to)] =
-          tiles_.zero_kind == 1 ? weights.zeros.As<uint16_t>()[first + from]
-                                : normalized(weights.biases, from);
+          tiles_.zero_kind == ZeroKind::kZeros ? weights.zeros.As<uint16_t>()[first + from]
+                                               : normalized(weights.biases, from);
     });
     uint8_t* to = memory_.data() + expert * expert_bytes_;
     MARLIN_RETURN_IF_ERROR(device->errors.Check(

@@ -325,13 +325,15 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   tiles_.n = static_cast<int>(spec.n);
   tiles_.groups_per_tile =
       scaled ? static_cast<int>(kTileK / SharedScaleRun(spec.group_size, spec.k, kTileK)) : 0;
-  tiles_.zero_kind = spec.has_zeros ? 1 : (spec.has_biases ? 2 : 0);
+  tiles_.zero_kind = spec.has_zeros    ? ZeroKind::kZeros
+                     : spec.has_biases ? ZeroKind::kBiases
+                                       : ZeroKind::kNone;
   tiles_.integer_zeros = spec.has_zeros && AreSmallIntegers(weights.zeros);
   tiles_.bf16_codes = spec.format == Format::kBf16;
   if (kind_ == CodeKind::kInt4) {
     tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);
   }
-  const int parameters = tiles_.zero_kind == 0 ? 1 : 2;
+  const int parameters = tiles_.zero_kind == ZeroKind::kNone ? 1 : 2;
   tiles_.tile_bytes = TileCodeBytes(bits) + tiles_.groups_per_tile * kGroupBytes * parameters;
   tiles_.tiles_of_strip = static_cast<int>(CeilDivide(spec.k, int64_t{kTileK}));
   const int64_t strips = RoundUp(spec.n, int64_t{kBlockOutputs}) / kStripOutputs;

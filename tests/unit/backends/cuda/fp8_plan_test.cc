@@ -32,7 +32,7 @@ void ExpectGood(const TileProblem& problem, const Fp8Launch& plan) {
   EXPECT_EQ(plan.shared_bytes, args.barriers_offset + args.slots * 16);
   EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
   EXPECT_EQ(args.splits, 1);
-  EXPECT_GE(args.token_tiles * (plan.tokens << args.pieces_log), problem.m);
+  EXPECT_GE(args.token_tiles * (plan.tokens << args.pieces_log2), problem.m);
   EXPECT_GE(args.blocks * kBlockOutputs, problem.n);
   EXPECT_GE(args.tiles * kTileK, problem.k);
   EXPECT_LE(plan.groups, DeviceShape().multiprocessors);
@@ -47,9 +47,9 @@ void ExpectGood(const TileProblem& problem, const Fp8Plan& plan) {
     const WgmmaArguments& rest = plan.tail->arguments.product;
     EXPECT_EQ(args.items % DeviceShape().multiprocessors, 0) << "whole waves";
     EXPECT_EQ(rest.first_item, args.items);
-    EXPECT_EQ(plan.tail->tokens << rest.pieces_log, plan.tokens);
+    EXPECT_EQ(plan.tail->tokens << rest.pieces_log2, plan.tokens);
     EXPECT_EQ(plan.tail->groups, rest.items) << "one wave";
-    items += rest.items >> rest.pieces_log;
+    items += rest.items >> rest.pieces_log2;
   }
   EXPECT_EQ(items, args.token_tiles * args.blocks);
 }

@@ -19,8 +19,8 @@ constexpr int kNamedBarriers = 16;
 
 /// Every (strip, tile) of a block is one warp's: as the kernel numbers its warps.
 void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tiles) {
-  const int lanes = 1 << args.lanes_log;
-  ASSERT_EQ(args.share, 1 << args.share_log);
+  const int lanes = 1 << args.lanes_log2;
+  ASSERT_EQ(args.share, 1 << args.share_log2);
   ASSERT_EQ(args.share * lanes, warps);
   EXPECT_LE(lanes, std::max(strips, 1)) << "a warp without a strip";
   if (args.share > 1) {
@@ -30,8 +30,8 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
   std::vector<int> covered(static_cast<size_t>(strips) * static_cast<size_t>(tiles), 0);
   for (int warp = 0; warp < warps; ++warp) {
     const int sharer = warp & (args.share - 1);
-    for (int strip = warp >> args.share_log; strip < strips; strip += lanes) {
-      const int mine = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+    for (int strip = warp >> args.share_log2; strip < strips; strip += lanes) {
+      const int mine = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log2 : 0;
       for (int i = 0; i < mine; ++i) {
         const int tile = i * args.share + sharer;
         ASSERT_LT(tile, tiles);
@@ -49,7 +49,7 @@ void ExpectRowsCopiedOnce(const GemvArguments& args, int warps) {
   EXPECT_LE(args.row_mask, args.m - 1);
   EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "no mask";
   std::vector<int> copied(static_cast<size_t>(args.pieces) * static_cast<size_t>(args.m), 0);
-  for (int first = 0; first < warps * args.mates; ++first) {
+  for (int first = 0; first < warps * args.multicast; ++first) {
     int piece = first * args.piece_factor >> 16;
     int row = first - piece * args.m;
     while (piece < args.pieces) {
@@ -83,17 +83,17 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   // Blocks along n: the first units_rest of them have one unit more; of two that share copies the
   // second may have none.
   const int64_t units = CeilDivide(problem.n, kStripOutputs * plan.strips);
-  EXPECT_TRUE(args.units_base >= 1 || (args.mates == 2 && args.units_rest == plan.groups - 1));
+  EXPECT_TRUE(args.units_base >= 1 || (args.multicast == 2 && args.units_rest == plan.groups - 1));
   EXPECT_LT(args.units_rest, plan.groups);
   EXPECT_EQ(int64_t{args.units_base} * plan.groups + args.units_rest, units);
   EXPECT_EQ(UnitsOf(plan), units);
-  const int cluster = (args.in_cluster ? args.splits : 1) * args.mates;
+  const int cluster = (args.in_cluster ? args.splits : 1) * args.multicast;
   ASSERT_LE(cluster, kMaxSplits);
-  EXPECT_EQ(plan.groups % args.mates, 0);
-  EXPECT_LE(plan.groups / args.mates,
+  EXPECT_EQ(plan.groups % args.multicast, 0);
+  EXPECT_LE(plan.groups / args.multicast,
             std::max(1, args.in_cluster || args.splits == 1
                             ? (cluster == 1 ? device.multiprocessors : device.clusters[cluster - 1])
-                            : device.multiprocessors / plan.splits / args.mates))
+                            : device.multiprocessors / plan.splits / args.multicast))
       << "a second wave";
   ExpectWarpsCover(args, plan.warps, args.units_base + (args.units_rest > 0 ? 1 : 0),
                    args.tiles_of_split);
@@ -101,8 +101,8 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   // Pieces of the activations.
   EXPECT_LE(args.pieces, kMaxPieces);
   EXPECT_LE(args.pieces, plan.warps) << "a warp makes ready the barrier of one piece";
-  ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log, args.pieces);
-  EXPECT_TRUE(args.mates == 1 || args.bulk);
+  ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log2, args.pieces);
+  EXPECT_TRUE(args.multicast == 1 || args.bulk);
   EXPECT_EQ(args.bulk, problem.k % 8 == 0);
 
   ExpectRowsCopiedOnce(args, plan.warps);
@@ -120,8 +120,9 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_LE(args.share, kMaxSharers);
   const int64_t strips = int64_t{args.units_base + (args.units_rest > 0 ? 1 : 0)} * plan.strips;
   const int64_t parts = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
-  regions.Add("inbox", args.inbox_offset,
-              args.in_cluster ? kInboxBarrierBytes + parts * problem.m * kStripOutputs * 4 : 0, 16);
+  regions.Add("reduction_buffer", args.reduction_offset,
+              args.in_cluster ? kReductionBarrierBytes + parts * problem.m * kStripOutputs * 4 : 0,
+              16);
   regions.Add("table", args.table_offset, problem.pair_table ? kPairTableBytes : 0, 4);
   regions.Add("barriers", args.barriers_offset,
               (kMaxPieces + int64_t{plan.warps} * args.stages) * 8, 8);
@@ -136,15 +137,15 @@ void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   CheckGemvPlan(plan, problem, device);
 }
 
-/// Every way to make blocks of so many splits and mates that shared memory allows.
+/// Every way to make blocks of so many splits and multicast that shared memory allows.
 void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device, int splits,
-                         int mates) {
+                         int multicast) {
   const int stages = 1 + splits % 3;
   const int first_stages = 1 + splits % stages;
   for (const int warps : {4, 8, 16}) {
     for (const bool in_memory : {false, true}) {
       for (const int strips : {1, 2}) {
-        const GemvShape shape = {warps, stages, first_stages, splits, strips, mates, in_memory};
+        const GemvShape shape = {warps, stages, first_stages, splits, strips, multicast, in_memory};
         const auto plan = PlanGemvAs(problem, device, shape);
         if (plan) CheckGemvPlan(*plan, problem, device);
       }
@@ -220,13 +221,13 @@ TEST(PlanGemv, SharesCopiesWhereTheyAreMany) {
   const GemvPlan few_strips = PlanGemv(Fp4Problem(16, 8192, 8192), device);
   EXPECT_EQ(few_strips.splits, 2);
   EXPECT_TRUE(few_strips.in_memory);
-  EXPECT_EQ(few_strips.arguments.mates, 2);
+  EXPECT_EQ(few_strips.arguments.multicast, 2);
   EXPECT_EQ(few_strips.arguments.stages, 2);
   EXPECT_TRUE(PlanGemv(Fp4Problem(16, 28672, 8192), device).arguments.in_cluster);
   EXPECT_EQ(PlanGemv(Fp4Problem(8, 28672, 8192), device).strips, 2);
-  EXPECT_EQ(PlanGemv(Fp4Problem(2, 4096, 4096), device).arguments.mates, 1);
-  EXPECT_EQ(PlanGemv(Fp4Problem(3, 4096, 4096), device).arguments.mates, 2);
-  EXPECT_EQ(PlanGemv(Fp4Problem(8, 768, 2048), device).arguments.mates, 1);
+  EXPECT_EQ(PlanGemv(Fp4Problem(2, 4096, 4096), device).arguments.multicast, 1);
+  EXPECT_EQ(PlanGemv(Fp4Problem(3, 4096, 4096), device).arguments.multicast, 2);
+  EXPECT_EQ(PlanGemv(Fp4Problem(8, 768, 2048), device).arguments.multicast, 1);
 }
 
 /// Rules alone took 1.1 to 1.7 times as long for these on an H200, but for the last.

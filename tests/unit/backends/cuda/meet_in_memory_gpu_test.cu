@@ -116,7 +116,7 @@ TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
 }
 
-// Without scratch memory the reduce kernel adds, and tickets are made ready for every GEMM.
+// Without scratch memory the reduce kernel adds, and tile_counters are made ready for every GEMM.
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
   const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
@@ -124,7 +124,8 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   const DeviceBuffer workspaces = Make(std::max(bytes_, streamed_bytes) + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   const std::vector<float> streamed = Multiply(workspaces, 0, kStreamedRows);
-  ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed) << "the tickets are all ones again";
+  ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed)
+      << "the tile_counters are all ones again";
   TakeAllScratch(workspaces, kPlaces);
   for (int i = 0; i < 2; ++i) {
     cudaStream_t stream = nullptr;

@@ -53,7 +53,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
     EXPECT_LE(args.items * args.splits, device.multiprocessors);
     return;
   }
-  // As OwnerOf in wgmma_meeting.cuh gives them out.
+  // As OwnerOf in wgmma_reduction.cuh gives them out.
   const int units = UnitsOfItem(plan.tokens);
   std::vector<int> owned(static_cast<size_t>(args.splits), 0);
   for (int unit = 0; unit < units; ++unit) {
@@ -89,7 +89,8 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
   regions.Add("weights", args.weights_offset, weights, 16);
   regions.Add("exchange", args.exchange_offset, kExchangeBytes, 16);
   if (args.in_cluster) {
-    regions.Add("inbox", args.inbox_offset, InboxBytes(launch.tokens, args.splits), 16);
+    regions.Add("reduction_buffer", args.reduction_offset,
+                ReductionBufferBytes(launch.tokens, args.splits), 16);
   }
   regions.Add("barriers", args.barriers_offset, int64_t{args.slots} * 16 + 8, 8);
   EXPECT_LE(regions.end, launch.shared_bytes);
@@ -121,8 +122,8 @@ void ExpectItemsCover(const WgmmaPlan& plan) {
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-/// Every step of streamed items is one block's, as ItemSequence in wgmma_block.cuh takes them, and
-/// parts have places of their own in the workspace, as StreamMeeting gives them out.
+/// Every step of streamed items is one block's, as TileScheduler in wgmma_block.cuh takes them, and
+/// parts have places of their own in the workspace, as StreamReduction gives them out.
 void CheckStream(const WgmmaPlan& plan, const TileProblem& problem) {
   const WgmmaArguments& args = plan.arguments;
   EXPECT_FALSE(problem.batch_invariant);
@@ -130,8 +131,8 @@ void CheckStream(const WgmmaPlan& plan, const TileProblem& problem) {
   EXPECT_FALSE(plan.tail);
   EXPECT_EQ(args.items % plan.groups, 0) << "whole waves";
   const int64_t part_bytes = int64_t{plan.tokens} * kBlockOutputs * 4;
-  const int64_t places = (SumBytes(problem, plan) - StreamTicketBytes(plan)) / part_bytes;
-  EXPECT_GE(StreamTicketBytes(plan), int64_t{args.streamed} * kTicketsOfItem * 4);
+  const int64_t places = (SumBytes(problem, plan) - StreamCounterBytes(plan)) / part_bytes;
+  EXPECT_GE(StreamCounterBytes(plan), int64_t{args.streamed} * kCountersPerTile * 4);
   std::vector<bool> taken(static_cast<size_t>(places), false);
   int next = 0;
   for (int block = 0; block < plan.groups; ++block) {
@@ -184,7 +185,7 @@ void CheckWgmmaPlan(const WgmmaPlan& plan, const TileProblem& problem, const Dev
     EXPECT_EQ(args.items % device.multiprocessors, 0) << "whole waves";
     CheckWgmmaLaunch(*plan.tail, problem, device);
     EXPECT_LE(plan.tail->arguments.items, device.multiprocessors) << "one wave";
-    items += plan.tail->arguments.items >> plan.tail->arguments.pieces_log;
+    items += plan.tail->arguments.items >> plan.tail->arguments.pieces_log2;
   }
   EXPECT_EQ(items, int64_t{args.token_tiles} * args.blocks);
   ExpectItemsCover(plan);
@@ -362,19 +363,19 @@ double MicrosecondsOf(std::string_view kernel, const GemmDesc& desc) {
 }
 
 /// Whether the WGMMA kernel is expected to be faster than the GEMV kernel.
-bool WgmmaTakesLess(const GemmDesc& desc) {
+bool WgmmaIsFaster(const GemmDesc& desc) {
   return MicrosecondsOf("marlin_gemm_wgmma", desc) < MicrosecondsOf("marlin_gemv_mma", desc);
 }
 
 TEST(Estimates, PreferWgmmaFromNineRowsOnWhereStripsDoNotFillTheDevice) {
   // 288 strips are three for 24 blocks of 132.
-  EXPECT_TRUE(WgmmaTakesLess(Fp4Gemm(16, 9216, 4096)));
-  EXPECT_TRUE(WgmmaTakesLess(Fp4Gemm(9, 9216, 4096)));
+  EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(16, 9216, 4096)));
+  EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(9, 9216, 4096)));
   // The estimates were compared from nine rows on alone; otherwise they would say so here.
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(8, 8704, 4096)));
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(16, 28672, 8192)));
+  EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(8, 8704, 4096)));
+  EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(16, 28672, 8192)));
   // Partial sums would go to the workspace.
-  EXPECT_FALSE(WgmmaTakesLess(Fp4Gemm(16, 2048, 5120)));
+  EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(16, 2048, 5120)));
 }
 
 TEST(Estimates, PreferGemvWhereTheyWereNotFitted) {
@@ -382,17 +383,17 @@ TEST(Estimates, PreferGemvWhereTheyWereNotFitted) {
     for (const int64_t n : {1, 32, 4096, 9216, 151936}) {
       for (const int64_t k : {1, 128, 4096, 65536}) {
         GemmDesc desc = Fp4Gemm(m, n, k);
-        EXPECT_FALSE(m <= 8 && WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        EXPECT_FALSE(m <= 8 && WgmmaIsFaster(desc)) << m << " " << n << " " << k;
         desc.gated = true;
-        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        EXPECT_FALSE(WgmmaIsFaster(desc)) << m << " " << n << " " << k;
         desc.gated = false;
         desc.format = Format::kNf4;
-        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        EXPECT_FALSE(WgmmaIsFaster(desc)) << m << " " << n << " " << k;
         desc.format = Format::kFp8E4M3;
-        EXPECT_FALSE(WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        EXPECT_FALSE(WgmmaIsFaster(desc)) << m << " " << n << " " << k;
         desc.format = Format::kFp4E2M1;
         desc.group_size = 32;  // Several groups to a tile, unless one holds all of k.
-        EXPECT_FALSE(k > 32 && WgmmaTakesLess(desc)) << m << " " << n << " " << k;
+        EXPECT_FALSE(k > 32 && WgmmaIsFaster(desc)) << m << " " << n << " " << k;
       }
     }
   }

@@ -35,18 +35,18 @@ MARLIN_DEVICE void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-/// A thread's place in the block and what the block computes. kEights of a warp's products along
+/// A thread's place in the block and what the block computes. kN8Tiles of a warp's products along
 /// tokens, of 8 each: 4 where two warps share the tokens, 8 where they share k.
-template <int kEights>
+template <int kN8Tiles>
 struct BlockPlace {
-  static constexpr bool kHalvesTokens = kEights == 4;
+  static constexpr bool kHalvesTokens = kN8Tiles == 4;
   int lane;
   int strip_of_block;  ///< Of this warp's outputs: 0 or 1.
   int half;            ///< Of the tokens or of k: 0 or 1.
   int first_token;     ///< Of the block.
   int first_output;
-  int tokens;  ///< Of the block, 1 to 64.
-  int eights;  ///< That have tokens, 0 to kEights.
+  int tokens;    ///< Of the block, 1 to 64.
+  int n8_tiles;  ///< That have tokens, 0 to kN8Tiles.
 
   MARLIN_DEVICE BlockPlace(const BlockArguments& args, int64_t tile) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -56,20 +56,20 @@ struct BlockPlace {
     first_token = static_cast<int>(tile % args.plan.token_tiles) * kBlockTile;
     first_output = static_cast<int>(tile / args.plan.token_tiles) * kBlockTile;
     tokens = min(kBlockTile, args.m - first_token);
-    eights = min(max((tokens - warp_token() + 7) / 8, 0), kEights);
+    n8_tiles = min(max((tokens - warp_token() + 7) / 8, 0), kN8Tiles);
   }
   /// The first of this warp's tokens in the block.
-  MARLIN_DEVICE int warp_token() const { return kHalvesTokens ? half * kEights * 8 : 0; }
+  MARLIN_DEVICE int warp_token() const { return kHalvesTokens ? half * kN8Tiles * 8 : 0; }
   MARLIN_DEVICE int strip() const { return first_output / kStripOutputs + strip_of_block; }
 };
 
 /// Sums of a warp: [16 outputs][8 tokens][register].
-template <int kEights>
-using BlockSums = float[2][kEights][4];
+template <int kN8Tiles>
+using BlockSums = float[2][kN8Tiles][4];
 
 /// Starts the copy of a step of the block's activations; what lies behind k becomes zero.
-template <int kStep, int kEights>
-MARLIN_DEVICE void CopyTokens(const BlockArguments& args, const BlockPlace<kEights>& place,
+template <int kStep, int kN8Tiles>
+MARLIN_DEVICE void CopyTokens(const BlockArguments& args, const BlockPlace<kN8Tiles>& place,
                               int step, uint32_t to) {
   constexpr int kChunks = kStep / 8;  // Of a row, 16 bytes each.
   const int rows = (place.tokens + 7) / 8 * 8;
@@ -90,17 +90,17 @@ MARLIN_DEVICE void CopyTokens(const BlockArguments& args, const BlockPlace<kEigh
 /// Finishes the block's sums, or stores them as slice `slice` of the partial ones. Both sides of
 /// the call must be done with `shared`, which holds kBlockSumBytes, or that twice where warps share
 /// k: their sums are added in that order.
-template <int kEights>
-MARLIN_DEVICE void FinishBlock(const BlockArguments& args, const BlockPlace<kEights>& place,
-                               int slice, const BlockSums<kEights>& sums, float* shared) {
-  constexpr bool kHalvesK = !BlockPlace<kEights>::kHalvesTokens;
+template <int kN8Tiles>
+MARLIN_DEVICE void FinishBlock(const BlockArguments& args, const BlockPlace<kN8Tiles>& place,
+                               int slice, const BlockSums<kN8Tiles>& sums, float* shared) {
+  constexpr bool kHalvesK = !BlockPlace<kN8Tiles>::kHalvesTokens;
   constexpr int kHalf = kBlockTile * kBlockSumStride;
   float* mine = shared + (kHalvesK ? place.half * kHalf : 0) +
                 (place.warp_token() + (place.lane & 3) * 2) * kBlockSumStride +
                 place.strip_of_block * kStripOutputs + (place.lane >> 2);
 #pragma unroll
-  for (int e = 0; e < kEights; ++e) {
-    if (e >= place.eights) break;
+  for (int e = 0; e < kN8Tiles; ++e) {
+    if (e >= place.n8_tiles) break;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll

@@ -34,9 +34,9 @@ constexpr int kStageBytes = kTokenBytes + 2 * kParameterBytes;  ///< Scales, the
 constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kSharedBytes >= 2 * kBlockSumBytes);
 
-constexpr int kEights = 8;
-using Place = BlockPlace<kEights>;
-using Sums = BlockSums<kEights>;
+constexpr int kN8Tiles = 8;
+using Place = BlockPlace<kN8Tiles>;
+using Sums = BlockSums<kN8Tiles>;
 
 /// Codes of a warp's 32 outputs x 32 k, one lane's: word 2 j + r is of step j of 16 k and outputs
 /// 16 r.
@@ -158,8 +158,8 @@ struct FusedProduct {
     const uint32_t row = stage + place.half * 64 + (place.lane & 7) * RowBytesOfStep(kFusedStep) +
                          (place.lane >> 3) * 16;
 #pragma unroll
-    for (int e = 0; e < kEights; ++e) {
-      if (e >= place.eights) break;
+    for (int e = 0; e < kN8Tiles; ++e) {
+      if (e >= place.n8_tiles) break;
       uint32_t tokens[4];
       LoadMatrices(tokens, row + e * 8 * RowBytesOfStep(kFusedStep));
 #pragma unroll
@@ -176,7 +176,7 @@ struct FusedProduct {
   MARLIN_DEVICE void LoadOperands(uint32_t address, GroupOperands (&operands)[2]) const {
     const uint2 scales = LoadShared8(address);
     uint2 zeros = {0, 0};
-    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
+    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != ZeroKind::kNone)) {
       zeros = LoadShared8(address + kParameterBytes);
     }
     MakeOperands<kKind, T, kUse>(scales.x, zeros.x, mode, operands[0]);
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     if (step < steps) {
       const uint32_t stage = base + slot * kStageBytes;
       CopyTokens<kFusedStep>(args, place, step, stage);
-      CopyParameters(source, place, step, view.zero_kind != 0, stage + kTokenBytes);
+      CopyParameters(source, place, step, view.zero_kind != ZeroKind::kNone, stage + kTokenBytes);
       source.Load(place.strip(), step, place.half, place.lane, codes[slot]);
     }
     CommitCopies();

@@ -36,9 +36,9 @@ constexpr int SharedBytes(int buffers) {
   return bytes > kBlockSumBytes ? bytes : kBlockSumBytes;
 }
 
-constexpr int kEights = 4;
-using Place = BlockPlace<kEights>;
-using Sums = BlockSums<kEights>;
+constexpr int kN8Tiles = 4;
+using Place = BlockPlace<kN8Tiles>;
+using Sums = BlockSums<kN8Tiles>;
 
 MARLIN_DEVICE void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -129,10 +129,10 @@ MARLIN_DEVICE void Multiply(uint32_t tokens, const Place& place, const Weights& 
   // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8, which is of 8 k.
   const uint32_t row =
       tokens + (place.warp_token() + (place.lane & 7)) * kRowBytes + (place.lane >> 3) * 16;
-  uint32_t fragments[kEights][4];
+  uint32_t fragments[kN8Tiles][4];
 #pragma unroll
-  for (int e = 0; e < kEights; ++e) {
-    if (e < place.eights) LoadMatrices(fragments[e], row + e * 8 * kRowBytes);
+  for (int e = 0; e < kN8Tiles; ++e) {
+    if (e < place.n8_tiles) LoadMatrices(fragments[e], row + e * 8 * kRowBytes);
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -141,8 +141,8 @@ MARLIN_DEVICE void Multiply(uint32_t tokens, const Place& place, const Weights& 
       uint32_t pairs[4];
       weights(j, r, pairs);
 #pragma unroll
-      for (int e = 0; e < kEights; ++e) {
-        if (e < place.eights) {
+      for (int e = 0; e < kN8Tiles; ++e) {
+        if (e < place.n8_tiles) {
           MultiplyAdd<T>(sums[r][e], pairs, fragments[e][2 * j], fragments[e][2 * j + 1]);
         }
       }

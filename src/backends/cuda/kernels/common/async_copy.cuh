@@ -91,7 +91,7 @@ MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, ui
 
 /// Programmatic dependent launch: the next kernel on the stream may begin; and, before anything
 /// that earlier kernels wrote is read or anything that they read is written, they have ended.
-MARLIN_DEVICE void LetNextBegin() {
+MARLIN_DEVICE void TriggerDependentLaunch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -114,7 +114,7 @@ MARLIN_DEVICE uint32_t AddressInBlock(uint32_t address, int rank) {
 }
 
 /// Stores 16 bytes at an address in a block of the cluster and counts them at a barrier there.
-MARLIN_DEVICE void SendFloats(uint32_t to, const float4& value, uint32_t barrier) {
+MARLIN_DEVICE void StoreToCluster(uint32_t to, const float4& value, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(to),
@@ -123,7 +123,7 @@ MARLIN_DEVICE void SendFloats(uint32_t to, const float4& value, uint32_t barrier
 }
 
 /// Adds 1 to a counter in memory and returns what it was. Orders nothing else.
-MARLIN_DEVICE uint32_t TakeTicket(uint32_t* counter) {
+MARLIN_DEVICE uint32_t IncrementTileCounter(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)
@@ -133,12 +133,12 @@ MARLIN_DEVICE uint32_t TakeTicket(uint32_t* counter) {
 }
 
 /// Four floats that blocks hand each other in memory: every word by itself is seen or not yet.
-MARLIN_DEVICE void HandOver(float* to, const uint4& v) {
+MARLIN_DEVICE void PublishSums(float* to, const uint4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-MARLIN_DEVICE uint4 LookForHandedOver(const float* from) {
+MARLIN_DEVICE uint4 PollSums(const float* from) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)

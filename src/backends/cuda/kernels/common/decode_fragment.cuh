@@ -311,9 +311,7 @@ MARLIN_DEVICE void SharedPairTable<T>::Fill(uint32_t base, const TileView& view)
 /// What of a view turns codes and stored parameters into weights. The same for all threads.
 struct ParameterMode {
   bool bf16;
-  /// What a weight needs beside its scale: 0 nothing, 1 zeros subtracted before, 2 biases added
-  /// after.
-  int extra;
+  ZeroKind extra;      ///< kNone for integer_zeros as well: those cost nothing.
   bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
   float offset;        ///< kInt4: magic + offset; else 0.
   float unit;          ///< Of biases (2^-(shift + table exponent)) or zeros (2^(decode - table's)).
@@ -324,11 +322,12 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
   constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   ParameterMode mode;
   mode.bf16 = view.bf16_parameters;
-  mode.integer_zeros = kKind == CodeKind::kInt4 && view.zero_kind == 1 && view.integer_zeros;
-  mode.extra = mode.integer_zeros ? 0 : view.zero_kind;
+  mode.integer_zeros =
+      kKind == CodeKind::kInt4 && view.zero_kind == ZeroKind::kZeros && view.integer_zeros;
+  mode.extra = mode.integer_zeros ? ZeroKind::kNone : view.zero_kind;
   const float magic = kKind != CodeKind::kInt4 ? 0.0f : T::kIsBf16 ? 128.0f : 1024.0f;
   mode.offset = magic + static_cast<float>(view.offset);
-  const int exponent = view.zero_kind == 1 ? kExponents.decode : -kExponents.shift;
+  const int exponent = view.zero_kind == ZeroKind::kZeros ? kExponents.decode : -kExponents.shift;
   mode.unit = exp2f(static_cast<float>(exponent - view.table_exponent));
   return mode;
 }
@@ -369,18 +368,18 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
     Spread<T>(scale.x * kScale, scale.y * kScale, operands.scale);
   }
   float2 zero = {0.0f, 0.0f};
-  if (mode.integer_zeros || mode.extra == 1) zero = F16x2::Unpack(zeros);
+  if (mode.integer_zeros || mode.extra == ZeroKind::kZeros) zero = F16x2::Unpack(zeros);
   // The integer part of a zero is subtracted first, which is exact; so code - zero keeps its
   // precision, and is zero only where it is.
   const float2 whole = {rintf(zero.x), rintf(zero.y)};
-  if (kKind == CodeKind::kInt4 || (kUse == ParameterUse::kAll && mode.extra == 1)) {
+  if (kKind == CodeKind::kInt4 || (kUse == ParameterUse::kAll && mode.extra == ZeroKind::kZeros)) {
     const float unit = kKind == CodeKind::kInt4 ? 1.0f : mode.unit;
     Spread<T>(mode.offset + whole.x * unit, mode.offset + whole.y * unit, operands.offset);
   }
   if (kUse != ParameterUse::kAll) return;
-  if (mode.extra == 1) {
+  if (mode.extra == ZeroKind::kZeros) {
     Spread<T>((zero.x - whole.x) * mode.unit, (zero.y - whole.y) * mode.unit, operands.extra);
-  } else if (mode.extra == 2) {
+  } else if (mode.extra == ZeroKind::kBiases) {
     const float2 bias = LoadParameters(zeros, mode.bf16);
     Spread<T>(bias.x * mode.unit, bias.y * mode.unit, operands.extra);
   }
@@ -392,7 +391,7 @@ template <CodeKind kKind, typename T, ParameterUse kUse>
 MARLIN_DEVICE void ScaleFragment(const ParameterMode& mode, const GroupOperands& operands,
                                  uint32_t (&pairs)[4]) {
   if constexpr (kKind != CodeKind::kDense16) {
-    if (kUse == ParameterUse::kAll && mode.extra == 2) {
+    if (kUse == ParameterUse::kAll && mode.extra == ZeroKind::kBiases) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         pairs[p] = T::Fma(pairs[p], operands.scale[p & 1], operands.extra[p & 1]);
@@ -401,7 +400,7 @@ MARLIN_DEVICE void ScaleFragment(const ParameterMode& mode, const GroupOperands&
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      if (kUse == ParameterUse::kAll && mode.extra == 1) {
+      if (kUse == ParameterUse::kAll && mode.extra == ZeroKind::kZeros) {
         if (kKind != CodeKind::kInt4) pairs[p] = T::Subtract(pairs[p], operands.offset[p & 1]);
         pairs[p] = T::Subtract(pairs[p], operands.extra[p & 1]);
       }

@@ -79,9 +79,9 @@ struct MarlinW4Reader {
                                           (group * strips + n / kW4Block) * kW4GroupBytes) +
         place;
     const int64_t to_second = static_cast<int64_t>(weights.groups) * strips * kW4Block;
-    return WeightOf(
-        view, view.values[code],
-        ParametersOf(view, *parameters, view.zero_kind == 0 ? 0 : parameters[to_second]));
+    return WeightOf(view, view.values[code],
+                    ParametersOf(view, *parameters,
+                                 view.zero_kind == ZeroKind::kNone ? 0 : parameters[to_second]));
   }
 };
 

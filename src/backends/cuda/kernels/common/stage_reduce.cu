@@ -32,7 +32,7 @@ MARLIN_DEVICE float SumOfParts(const float* partials, int splits, int64_t stride
 
 __global__ void __launch_bounds__(kThreads)
     ReducePartialsKernel(const float* partials, int splits, int m, EpilogueView epilogue) {
-  LetNextBegin();
+  TriggerDependentLaunch();
   WaitForEarlierWork();
   const int columns = epilogue.gated ? epilogue.n / 2 : epilogue.n;
   const int64_t count = static_cast<int64_t>(m) * columns;

@@ -4,8 +4,9 @@ namespace marlin::cuda {
 
 ParameterUse UseOf(const TileView& view, CodeKind kind) {
   // Integer zeros are subtracted with the offset of the codes, for nothing.
-  const bool free_zeros = view.zero_kind == 1 && view.integer_zeros && kind == CodeKind::kInt4;
-  if (view.zero_kind != 0 && !free_zeros) return ParameterUse::kAll;
+  const bool free_zeros =
+      view.zero_kind == ZeroKind::kZeros && view.integer_zeros && kind == CodeKind::kInt4;
+  if (view.zero_kind != ZeroKind::kNone && !free_zeros) return ParameterUse::kAll;
   return view.groups_per_tile <= 1 ? ParameterUse::kOneScale : ParameterUse::kScales;
 }
 

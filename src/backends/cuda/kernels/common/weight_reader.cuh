@@ -22,8 +22,8 @@ struct WeightParameters {
 MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale, uint32_t second) {
   WeightParameters parameters;
   parameters.scale = LoadParameters(scale, view.bf16_parameters).x * view.multiplier;
-  if (view.zero_kind == 1) parameters.second = F16x2::Unpack(second).x;
-  if (view.zero_kind == 2) {
+  if (view.zero_kind == ZeroKind::kZeros) parameters.second = F16x2::Unpack(second).x;
+  if (view.zero_kind == ZeroKind::kBiases) {
     parameters.second = LoadParameters(second, view.bf16_parameters).x * view.multiplier;
   }
   return parameters;
@@ -32,9 +32,10 @@ MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale
 /// A weight of a view from its code's value.
 MARLIN_DEVICE float WeightOf(const TileView& view, float value,
                              const WeightParameters& parameters) {
-  if (view.zero_kind == 0) return parameters.scale * value;
-  return view.zero_kind == 1 ? ScaledWeight(value, parameters.scale, parameters.second, 0.0f)
-                             : ScaledWeight(value, parameters.scale, 0.0f, parameters.second);
+  if (view.zero_kind == ZeroKind::kNone) return parameters.scale * value;
+  return view.zero_kind == ZeroKind::kZeros
+             ? ScaledWeight(value, parameters.scale, parameters.second, 0.0f)
+             : ScaledWeight(value, parameters.scale, 0.0f, parameters.second);
 }
 
 /// Reads the canonical layout.

@@ -31,7 +31,7 @@ MARLIN_DEVICE void ReadOperands(const uint8_t* parameters, int groups, int step,
   const uint8_t* const at = parameters + ((step * groups) >> 3) * kGroupBytes + 4 * r;
   const uint32_t scales = __ldg(reinterpret_cast<const uint32_t*>(at));
   uint32_t zeros = 0;
-  if (mode.integer_zeros || mode.extra != 0) {
+  if (mode.integer_zeros || mode.extra != ZeroKind::kNone) {
     zeros = __ldg(reinterpret_cast<const uint32_t*>(at + groups * kGroupBytes));
   }
   MakeOperands<kKind, T, ParameterUse::kAll>(scales, zeros, mode, operands);

@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kExactThreads)
   extern __shared__ float4 shared_memory[];
   __shared__ float table[16];
   auto* memory = reinterpret_cast<float*>(shared_memory);
-  LetNextBegin();
+  TriggerDependentLaunch();
   if constexpr (LooksUp(kKind)) {
     if (threadIdx.x < 1 << CodeBits(kKind)) table[threadIdx.x] = args.weights.values[threadIdx.x];
     __syncthreads();

@@ -111,10 +111,10 @@ class TileWeights {
       : view_(view),
         lane_(lane),
         base_(view.tiles + TileOffset(view, column / kStripOutputs, 0)),
-        group_log_(view.groups_per_tile <= 1   ? 3
-                   : view.groups_per_tile == 2 ? 2
-                   : view.groups_per_tile == 4 ? 1
-                                               : 0) {}
+        group_log2_(view.groups_per_tile <= 1   ? 3
+                    : view.groups_per_tile == 2 ? 2
+                    : view.groups_per_tile == 4 ? 1
+                                                : 0) {}
 
   /// The k of number `i` of a step, from the unit's first.
   static MARLIN_DEVICE int KOf(int step, int t, int i) {
@@ -152,7 +152,7 @@ class TileWeights {
 
   /// Nothing but one scale: a group of the unit or longer, no zeros, no biases.
   MARLIN_DEVICE bool IsSimple() const {
-    return view_.zero_kind == 0 && group_log_ >= 2 &&
+    return view_.zero_kind == ZeroKind::kNone && group_log2_ >= 2 &&
            (kKind != CodeKind::kFp4 || fabsf(view_.multiplier) <= kFoldedMultiplier);
   }
 
@@ -165,8 +165,8 @@ class TileWeights {
       constexpr float kMissing = kKind == CodeKind::kFp4 ? PowerOfTwo(126) : 1.0f;
 #pragma unroll
       for (int o = 0; o < 4; ++o) scale_[o] *= kMissing;
-    } else if (view_.zero_kind != 0) {
-      const bool zeros = view_.zero_kind == 1;
+    } else if (view_.zero_kind != ZeroKind::kNone) {
+      const bool zeros = view_.zero_kind == ZeroKind::kZeros;
       Unpack(raw.extras, !zeros && view_.bf16_parameters, zeros ? 1.0f : view_.multiplier, extra_);
     }
   }
@@ -187,16 +187,18 @@ class TileWeights {
         ForEach(w, [&](float& weight, int) { weight *= PowerOfTwo(126); });
       }
       // Codes come for several steps, their scales for one group.
-      const int groups_begin = (1 << group_log_) - 1;
+      const int groups_begin = (1 << group_log2_) - 1;
       if (step % kLoadSteps != 0 && (step & groups_begin) == 0) Begin<false>(raw);
       if ((step + 1) % kLoadSteps != 0 && ((step + 1) & groups_begin) == 0) {
         LoadParameters(unit, step + 1, raw);
       }
-      if (view_.zero_kind == 1) ForEach(w, [&](float& weight, int o) { weight -= extra_[o]; });
+      if (view_.zero_kind == ZeroKind::kZeros)
+        ForEach(w, [&](float& weight, int o) { weight -= extra_[o]; });
     }
     ForEach(w, [&](float& weight, int o) { weight *= scale_[o]; });
     if constexpr (!kSimple) {
-      if (view_.zero_kind == 2) ForEach(w, [&](float& weight, int o) { weight += extra_[o]; });
+      if (view_.zero_kind == ZeroKind::kBiases)
+        ForEach(w, [&](float& weight, int o) { weight += extra_[o]; });
     }
   }
 
@@ -209,11 +211,11 @@ class TileWeights {
 
   MARLIN_DEVICE void LoadParameters(int unit, int step, Raw& raw) const {
     if constexpr (kKind != CodeKind::kDense16) {
-      const int group = ((unit & 1) * kExactSteps + step) >> group_log_;
+      const int group = ((unit & 1) * kExactSteps + step) >> group_log2_;
       const uint8_t* at =
           TileOf(unit) + TileCodeBytes(kBits) + group * kGroupBytes + (lane_ >> 2) * 8;
       raw.scales = __ldg(reinterpret_cast<const uint2*>(at));
-      if (view_.zero_kind != 0) {
+      if (view_.zero_kind != ZeroKind::kNone) {
         at += view_.groups_per_tile * kGroupBytes;
         raw.extras = __ldg(reinterpret_cast<const uint2*>(at));
       }
@@ -289,7 +291,7 @@ class TileWeights {
   const View& view_;
   int lane_;
   const uint8_t* base_;
-  int group_log_;  ///< Of the steps of a group.
+  int group_log2_;  ///< Of the steps of a group.
   float scale_[4];
   float extra_[4];  ///< Zeros or biases.
 };

@@ -34,7 +34,7 @@ namespace marlin::cuda {
 template <int kTokens>
 MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUtensorMap* map,
                                          const WgmmaShared& shared) {
-  const ItemSequence items(args);
+  const TileScheduler items(args);
   SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
@@ -100,7 +100,7 @@ struct Fp8Consumer {
         operands.scales[step / kStepsOfPart] = LoadShared4(at);
         if constexpr (kKind == CodeKind::kInt4) {
           float2 zero = {0.0f, 0.0f};
-          if (view.zero_kind != 0) {
+          if (view.zero_kind != ZeroKind::kNone) {
             zero = F16x2::Unpack(LoadShared4(at + view.groups_per_tile * kGroupBytes));
           }
           Spread<F16x2>(table.magic + zero.x, table.magic + zero.y, offset);
@@ -192,7 +192,7 @@ struct Fp8Consumer {
       }
       WaitForProducts<0>();
       Add(operands, kUnits - 1, sums, acc);
-      LeaveSlot(shared.empty + 8 * slot, place.lane);
+      ReleaseStage(shared.empty + 8 * slot, place.lane);
     }
   }
 };
@@ -232,7 +232,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
       product, place,      warpgroup, exchange + warpgroup * kExchangeTokens * kExchangeStride,
       0,       kTokens / 8};
   SlotCursor cursor;
-  const ItemSequence items(product);
+  const TileScheduler items(product);
   // Every block has an item at least.
   if (warpgroup == 1) consumer.WaitToBegin();
   int leads_at = warpgroup == 0 ? 0 : -1;

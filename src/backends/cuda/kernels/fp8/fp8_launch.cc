@@ -98,7 +98,7 @@ class Fp8Gemm final : public CudaGemm {
     args.product.weights = gemm.weights;
     args.product.epilogue = gemm.epilogue;
     args.product.partials = plan_.partials ? gemm.partials : nullptr;
-    args.product.eights = StoresAsOne(gemm.epilogue, 8);
+    args.product.vector_stores = StoresAsOne(gemm.epilogue, 8);
     void* parameters[] = {&map, &args};
     // Copies of weights begin while the launch before ends: the last rows are quantized, or the
     // first output tiles are multiplied.

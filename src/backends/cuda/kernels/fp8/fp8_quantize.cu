@@ -94,7 +94,7 @@ MARLIN_DEVICE uint4 QuantizeStep(const float (&values)[kStepK], float p) {
 /// A thread block a row.
 __global__ void __launch_bounds__(kThreads)
     QuantizeRowsKernel(ActivationView a, bool wide, uint8_t* out, int columns, float* scales) {
-  LetNextBegin();
+  TriggerDependentLaunch();
   const int64_t row = blockIdx.x;
   float values[kStepK];
   uint32_t largest = 0;

@@ -24,14 +24,14 @@ MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t t
 /// Where this block's copies of activations begin among the rows: blocks begin with different ones,
 /// for all of them read the same at the same time; blocks that share copies agree.
 MARLIN_DEVICE int FirstRow(const GemvArguments& args) {
-  return static_cast<int>(blockIdx.y >> (args.mates - 1)) & args.row_mask;
+  return static_cast<int>(blockIdx.y >> (args.multicast - 1)) & args.row_mask;
 }
 
 /// Before copies begin, one thread: the barrier of a piece expects what the blocks that share
 /// bring.
 MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barrier,
                                      int piece) {
-  const int piece_k = kTileK << args.piece_log;
+  const int piece_k = kTileK << args.piece_log2;
   const int left = min(args.k - first_k, args.tiles_of_split * kTileK) - piece * piece_k;
   ArriveExpecting(barrier, max(min(left, piece_k), 0) * 2 * args.m);
 }
@@ -68,13 +68,13 @@ struct RowCopies {
       : args(arguments), to(activations), barriers(arrived), first_k(first) {
     columns = min(args.k - first_k, args.tiles_of_split * kTileK);
     first_row = FirstRow(args);
-    const int copy = args.mates == 1 ? warp : warp * 2 + static_cast<int>(blockIdx.y & 1);
+    const int copy = args.multicast == 1 ? warp : warp * 2 + static_cast<int>(blockIdx.y & 1);
     piece = copy * args.piece_factor >> 16;
     row = copy - piece * args.m;
   }
 
   MARLIN_DEVICE void Run() {
-    const int piece_k = kTileK << args.piece_log;
+    const int piece_k = kTileK << args.piece_log2;
     while (piece < args.pieces && piece * piece_k < columns) {
       const int k = piece * piece_k;
       const int bytes = min(columns - k, piece_k) * 2;
@@ -84,10 +84,11 @@ struct RowCopies {
           static_cast<const uint8_t*>(args.a) + (m * args.a_stride + first_k + k) * 2;
       const uint32_t at = to + m * args.row_bytes + k * 2;
       const uint32_t barrier = barriers + 8 * piece;
-      if (args.mates == 1) {
+      if (args.multicast == 1) {
         CopyBulk(at, from, bytes, barrier);
       } else {
-        // Of the cluster, which is [mates][splits] if the splits exchange sums, else [mates].
+        // Of the cluster, which is [multicast][splits] if the splits exchange sums, else
+        // [multicast].
         const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
         CopyBulkToCluster(at, from, bytes, barrier, blocks);
       }
@@ -105,17 +106,17 @@ struct RowCopies {
 /// products can begin when the first has come. All threads arrive at the barrier of every piece.
 MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to,
                                    uint32_t barriers) {
-  constexpr int kChunksOfTileLog = 4;  // 8 numbers each.
-  const int chunks_log = args.piece_log + kChunksOfTileLog;
-  const int total = args.tiles_of_split << kChunksOfTileLog;
+  constexpr int kChunksPerTileLog2 = 4;  // 8 numbers each.
+  const int chunks_log2 = args.piece_log2 + kChunksPerTileLog2;
+  const int total = args.tiles_of_split << kChunksPerTileLog2;
   const int first_row = FirstRow(args);
   for (int piece = 0; piece < args.pieces; ++piece) {
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < args.m << chunks_log;
+    for (int i = static_cast<int>(threadIdx.x); i < args.m << chunks_log2;
          i += static_cast<int>(blockDim.x)) {
-      const int chunk = (piece << chunks_log) + (i & ((1 << chunks_log) - 1));
+      const int chunk = (piece << chunks_log2) + (i & ((1 << chunks_log2) - 1));
       if (chunk >= total) continue;
-      int m = (i >> chunks_log) + first_row;
+      int m = (i >> chunks_log2) + first_row;
       if (m >= args.m) m -= args.m;
       CopyEight(args, m, first_k + chunk * 8, to + m * args.row_bytes + chunk * 16);
     }

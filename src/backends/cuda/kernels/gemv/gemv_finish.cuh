@@ -80,27 +80,28 @@ constexpr int kQuadsOfStrip = kStripOutputs / 4;
 /// the one that takes the last finishes the unit: all others are at work on it, and hand their sums
 /// over without waiting for anybody, so that it waits for what is on its way only. A word of all
 /// ones, which is no sum, has not been handed over yet.
-constexpr uint32_t kNotYet = ~0u;
+constexpr uint32_t kUnpublished = ~0u;
 
-/// Whether this ticket, as TakeTicket gives it, is a unit's last; then it is given back.
-MARLIN_DEVICE bool IsLastTicket(const GemvArguments& args, int unit, uint32_t before) {
+/// Whether this ticket, as IncrementTileCounter gives it, is a unit's last; then it is given back.
+MARLIN_DEVICE bool IsLastSplit(const GemvArguments& args, int unit, uint32_t before) {
   const bool last = before + 2 == static_cast<uint32_t>(args.splits);
-  if (last) args.tickets[unit] = kNotYet;
+  if (last) args.tile_counters[unit] = kUnpublished;
   return last;
 }
 
-MARLIN_DEVICE float* MeetingAt(const GemvArguments& args, int split, int strip, int m, int row) {
+MARLIN_DEVICE float* ExchangeAt(const GemvArguments& args, int split, int strip, int m, int row) {
   const int64_t place = (static_cast<int64_t>(strip) * args.splits + split) * args.m + m;
-  return args.meeting + place * kStripOutputs + row;
+  return args.exchange + place * kStripOutputs + row;
 }
 
 MARLIN_DEVICE uint32_t SumBits(float sum) {
   const uint32_t bits = __float_as_uint(sum);
-  return bits == kNotYet ? kNotYet >> 1 : bits;  // Another NaN.
+  return bits == kUnpublished ? kUnpublished >> 1 : bits;  // Another NaN.
 }
 
-MARLIN_DEVICE bool HasCome(const uint4& bits) {
-  return bits.x != kNotYet && bits.y != kNotYet && bits.z != kNotYet && bits.w != kNotYet;
+MARLIN_DEVICE bool IsPublished(const uint4& bits) {
+  return bits.x != kUnpublished && bits.y != kUnpublished && bits.z != kUnpublished &&
+         bits.w != kUnpublished;
 }
 
 /// The sum over all splits, in their order, of which `sum` is this block's.
@@ -115,16 +116,16 @@ MARLIN_DEVICE float4 SumOfSplits(const GemvArguments& args, int strip, int m, in
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= args.splits || first + i == mine) continue;
-      parts[i] = LookForHandedOver(MeetingAt(args, first + i, strip, m, row));
+      parts[i] = PollSums(ExchangeAt(args, first + i, strip, m, row));
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= args.splits) continue;
       float4 part = sum;
       if (first + i != mine) {
-        float* const at = MeetingAt(args, first + i, strip, m, row);
-        while (!HasCome(parts[i])) parts[i] = LookForHandedOver(at);
-        HandOver(at, {kNotYet, kNotYet, kNotYet, kNotYet});
+        float* const at = ExchangeAt(args, first + i, strip, m, row);
+        while (!IsPublished(parts[i])) parts[i] = PollSums(at);
+        PublishSums(at, {kUnpublished, kUnpublished, kUnpublished, kUnpublished});
         part = {__uint_as_float(parts[i].x), __uint_as_float(parts[i].y),
                 __uint_as_float(parts[i].z), __uint_as_float(parts[i].w)};
       }
@@ -143,8 +144,8 @@ MARLIN_DEVICE float4 SumOfSplits(const GemvArguments& args, int strip, int m, in
 /// floats; `local_strip` counts the strips of this block. `finishes`: of the blocks that meet in
 /// memory this one adds.
 MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int local_strip,
-                               int octet, const float* sums, uint32_t inbox, bool finishes,
-                               int thread) {
+                               int octet, const float* sums, uint32_t reduction_buffer,
+                               bool finishes, int thread) {
   const int tokens = min(args.m - octet * kOctet, kOctet);
   for (int i = thread; i < tokens * kQuadsOfStrip; i += args.share * 32) {
     const int token = i / kQuadsOfStrip;
@@ -162,23 +163,23 @@ MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int l
       const int owner = local_strip - turn * args.splits;
       const int slot = turn * args.splits + static_cast<int>(blockIdx.x);
       const int rank =
-          owner + (args.mates == 1 ? 0 : static_cast<int>(blockIdx.y & 1) * args.splits);
-      const uint32_t to =
-          inbox + kInboxBarrierBytes + ((slot * args.m + m) * kStripOutputs + row) * 4;
-      SendFloats(AddressInBlock(to, rank), sum, AddressInBlock(inbox, rank));
+          owner + (args.multicast == 1 ? 0 : static_cast<int>(blockIdx.y & 1) * args.splits);
+      const uint32_t to = reduction_buffer + kReductionBarrierBytes +
+                          ((slot * args.m + m) * kStripOutputs + row) * 4;
+      StoreToCluster(AddressInBlock(to, rank), sum, AddressInBlock(reduction_buffer, rank));
       continue;
     }
     const int strip = first_strip + local_strip;
-    if (args.tickets != nullptr) {
+    if (args.tile_counters != nullptr) {
       if (!finishes) {
-        HandOver(MeetingAt(args, static_cast<int>(blockIdx.x), strip, m, row),
-                 {SumBits(sum.x), SumBits(sum.y), SumBits(sum.z), SumBits(sum.w)});
+        PublishSums(ExchangeAt(args, static_cast<int>(blockIdx.x), strip, m, row),
+                    {SumBits(sum.x), SumBits(sum.y), SumBits(sum.z), SumBits(sum.w)});
         continue;
       }
       sum = SumOfSplits(args, strip, m, row, sum);
     }
     const int n = strip * kStripOutputs + row;
-    if (args.partials != nullptr && args.tickets == nullptr) {
+    if (args.partials != nullptr && args.tile_counters == nullptr) {
       StorePartials(args, m, n, sum);
     } else {
       FinishQuad(args, m, n, sum);
@@ -192,13 +193,13 @@ MARLIN_DEVICE int StripsFinishedHere(const GemvArguments& args, int strips) {
 }
 
 /// Finishes this block's strips of the cluster's: adds what the blocks sent, in their order.
-MARLIN_DEVICE void FinishInbox(const GemvArguments& args, int first_strip, int strips,
-                               const float* inbox) {
+MARLIN_DEVICE void FinishReductionBuffer(const GemvArguments& args, int first_strip, int strips,
+                                         const float* reduction_buffer) {
   const int quads = args.m * kQuadsOfStrip;
   int slot = 0;
   for (int s = static_cast<int>(blockIdx.x); s < strips; s += args.splits, slot += args.splits) {
     for (int i = static_cast<int>(threadIdx.x); i < quads; i += static_cast<int>(blockDim.x)) {
-      const float* from = inbox + (slot * quads + i) * 4;
+      const float* from = reduction_buffer + (slot * quads + i) * 4;
       float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll
       for (int part = 1; part < kMaxSplits; ++part) {

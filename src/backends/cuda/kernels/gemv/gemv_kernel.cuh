@@ -72,10 +72,10 @@ struct GroupSums {
   static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   /// Codes that are decoded to tiny numbers meet activations times 2^64, so that sums stay in the
   /// range of fp32 for activations below 2^63.
-  static constexpr int kLift = kExponents.decode < -64 ? 64 : 0;
+  static constexpr int kActivationExponent = kExponents.decode < -64 ? 64 : 0;
 
-  static MARLIN_DEVICE void Lift(uint32_t (&tokens)[4]) {
-    if constexpr (kLift != 0) {
+  static MARLIN_DEVICE void ScaleActivations(uint32_t (&tokens)[4]) {
+    if constexpr (kActivationExponent != 0) {
       constexpr uint32_t kTwo64 = 0x5f805f80u;
 #pragma unroll
       for (int i = 0; i < 4; ++i) tokens[i] = T::Multiply(tokens[i], kTwo64);
@@ -84,7 +84,7 @@ struct GroupSums {
 
   /// What finished sums are multiplied with, for the scales are taken as they are stored.
   static constexpr float kUnit =
-      kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kLift) : 1.0f;
+      kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kActivationExponent) : 1.0f;
 
   /// Adds part x scale to sums; the scales are those of rows g and g + 8.
   static MARLIN_DEVICE void AddScaled(const float (&part)[4], float2 scale, float (&sums)[4]) {
@@ -155,7 +155,7 @@ struct TileProduct {
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
         LoadMatrices(tokens[o], activations[o] + pair * 64);
-        if constexpr (Group::kUsed) Group::Lift(tokens[o]);
+        if constexpr (Group::kUsed) Group::ScaleActivations(tokens[o]);
       }
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
@@ -203,7 +203,7 @@ struct TileProduct {
     for (int s = 0; s < kStrips; ++s) {
       parameters.stored[s] = LoadShared8(address + s * tile_bytes);
       uint2 zeros = {0, 0};
-      if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0)) {
+      if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != ZeroKind::kNone)) {
         zeros = LoadShared8(address + s * tile_bytes + groups * kGroupBytes);
       }
       MakeOperands<kKind, T, kUse>(parameters.stored[s].x, zeros.x, mode,
@@ -236,16 +236,16 @@ struct GemvBlock {
     // Volatile, so that it stays in a register: from threadIdx it is computed anew for every tile.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     warp = static_cast<int>(threadIdx.x) >> 5;
-    unit_lane = warp >> args.share_log;
+    unit_lane = warp >> args.share_log2;
     sharer = warp & (args.share - 1);
     const int group = static_cast<int>(blockIdx.y);
     first_unit = group * args.units_base + min(group, args.units_rest);
     units = args.units_base + (group < args.units_rest ? 1 : 0);
     first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
     const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
-    const int lanes = 1 << args.lanes_log;
-    my_units = units > unit_lane ? (units - unit_lane + lanes - 1) >> args.lanes_log : 0;
-    my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log : 0;
+    const int lanes = 1 << args.lanes_log2;
+    my_units = units > unit_lane ? (units - unit_lane + lanes - 1) >> args.lanes_log2 : 0;
+    my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log2 : 0;
     slot_bytes = kStrips * args.weights.tile_bytes;
     ring = base + warp * args.stages * slot_bytes;
     activations = base + args.activations_offset;
@@ -258,13 +258,13 @@ struct GemvBlock {
     TileStream<kStrips> stream{view};
     stream.unit = first_unit + unit_lane;
     stream.first_tile = first_tile + sharer;
-    stream.lanes = 1 << args.lanes_log;
+    stream.lanes = 1 << args.lanes_log2;
     stream.to_next_tile = (static_cast<int64_t>(view.tile_bytes) * kStripsOfBlock)
-                          << args.share_log;
+                          << args.share_log2;
     stream.next = view.tiles + TileOffset(view, stream.unit * kStrips, stream.first_tile);
     stream.tiles_of_unit = my_tiles;
     stream.left_in_unit = my_units > 0 ? my_tiles : 0;
-    stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log);
+    stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log2);
     return stream;
   }
 };
@@ -277,7 +277,7 @@ struct RingCursor {
   uint32_t tiles = 0;  ///< That have been taken.
   uint32_t addresses;  ///< The sum of both slots': from either to the other.
   uint32_t barriers;
-  int slots_log;
+  int slots_log2;
 
   template <int kStrips>
   MARLIN_DEVICE RingCursor(const GemvBlock<kStrips>& block, int stages)
@@ -285,11 +285,11 @@ struct RingCursor {
         barrier(block.barriers),
         addresses(2 * block.ring + (stages - 1) * block.slot_bytes),
         barriers(2 * block.barriers + (stages - 1) * 8),
-        slots_log(stages - 1) {
-    asm volatile("" : "+r"(addresses), "+r"(barriers), "+r"(slots_log));
+        slots_log2(stages - 1) {
+    asm volatile("" : "+r"(addresses), "+r"(barriers), "+r"(slots_log2));
   }
 
-  MARLIN_DEVICE int Parity() const { return static_cast<int>(tiles >> slots_log & 1); }
+  MARLIN_DEVICE int Parity() const { return static_cast<int>(tiles >> slots_log2 & 1); }
 
   MARLIN_DEVICE void Advance() {
     address = addresses - address;
@@ -306,15 +306,16 @@ struct RingCursor {
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
-                              float factor, float* sums, uint32_t inbox, uint32_t ticket) {
-  const bool last = local_unit + (1 << args.lanes_log) >= block.units;
+                              float factor, float* sums, uint32_t reduction_buffer,
+                              uint32_t ticket) {
+  const bool last = local_unit + (1 << args.lanes_log2) >= block.units;
   const int lane = block.lane;
   float* const first = sums + block.unit_lane * args.share * kSumFloats;
   float* const mine = first + block.sharer * kSumFloats;
   // Between the sums of two tokens.
   auto* const finishes = reinterpret_cast<uint32_t*>(first + kStripOutputs);
-  if (args.tickets != nullptr && block.sharer == 0 && ElectOne()) {
-    *finishes = IsLastTicket(args, block.first_unit + local_unit, ticket) ? 1 : 0;
+  if (args.tile_counters != nullptr && block.sharer == 0 && ElectOne()) {
+    *finishes = IsLastSplit(args, block.first_unit + local_unit, ticket) ? 1 : 0;
   }
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
@@ -331,8 +332,9 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
         }
       }
       SyncSharers(args, block.unit_lane);
-      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o, first, inbox,
-                  args.tickets != nullptr && *finishes != 0, block.sharer * 32 + lane);
+      FinishOctet(args, block.first_unit * kStrips, local_unit * kStrips + s, o, first,
+                  reduction_buffer, args.tile_counters != nullptr && *finishes != 0,
+                  block.sharer * 32 + lane);
       // Before the sums are overwritten.
       if (!last || s + 1 < kStrips || o + 1 < kOctets) SyncSharers(args, block.unit_lane);
     }
@@ -346,7 +348,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const GemvBlock<kStrips> block(args, base);
   const int lane = block.lane;
   const int first_k = block.first_tile * kTileK;
-  const uint32_t inbox = base + args.inbox_offset;
+  const uint32_t reduction_buffer = base + args.reduction_offset;
   TileStream<kStrips> stream = block.Stream(args);
   if (lane == 0) {
 #pragma unroll 1
@@ -366,9 +368,9 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     }
     if (args.in_cluster && threadIdx.x + 32 >= blockDim.x) {
       const int strips = StripsFinishedHere(args, block.units * kStrips);
-      InitBarrier(inbox, 1);
+      InitBarrier(reduction_buffer, 1);
       FenceBarrierInit();
-      ArriveExpecting(inbox, strips * args.splits * args.m * kStripOutputs * 4);
+      ArriveExpecting(reduction_buffer, strips * args.splits * args.m * kStripOutputs * 4);
     }
   }
   if (args.bulk) ClearBehindK(args, first_k, block.activations);
@@ -377,9 +379,9 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   }
   __syncthreads();
   // What is sent to another block of the cluster must find it running, its barriers ready.
-  const bool in_cluster = args.in_cluster || args.mates > 1;
+  const bool in_cluster = args.in_cluster || args.multicast > 1;
   if (in_cluster) ArriveInCluster();
-  LetNextBegin();
+  TriggerDependentLaunch();
   RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
   WaitForEarlierWork();
   if (in_cluster) WaitForCluster();
@@ -412,12 +414,12 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   }
   auto* sums = reinterpret_cast<float*>(shared + args.sums_offset);
   RingCursor slot(block, args.stages);
-  const bool takes_ticket = args.tickets != nullptr && block.sharer == 0;
-  int ticket_tile = takes_ticket ? block.my_tiles - 1 : -1;
+  const bool increments_counter = args.tile_counters != nullptr && block.sharer == 0;
+  int counter_tile = increments_counter ? block.my_tiles - 1 : -1;
   // As in GemvBlock: not to be computed anew for every tile.
-  asm volatile("" : "+r"(ticket_tile));
+  asm volatile("" : "+r"(counter_tile));
   const TileLane tile_lane(lane);
-  for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log) {
+  for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log2) {
     float acc[2 * kStrips][kOctets][4] = {};
     uint32_t rows[kOctets];
 #pragma unroll
@@ -428,8 +430,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 #pragma unroll 1
     for (int i = 0; i < block.my_tiles; ++i) {
       if (is_first) {
-        const int tile = block.sharer + (i << args.share_log);
-        Wait(block.arrived + 8 * (tile >> args.piece_log), 0);
+        const int tile = block.sharer + (i << args.share_log2);
+        Wait(block.arrived + 8 * (tile >> args.piece_log2), 0);
       }
       slot.Pin();
 #pragma unroll
@@ -439,8 +441,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
         __syncwarp();
         if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
         // As late as it comes back in time: whoever takes the last waits for the others' sums.
-        if (i == ticket_tile && ElectOne()) {
-          ticket = TakeTicket(args.tickets + block.first_unit + u);
+        if (i == counter_tile && ElectOne()) {
+          ticket = IncrementTileCounter(args.tile_counters + block.first_unit + u);
         }
       };
       TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows,
@@ -449,17 +451,18 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
-    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums, inbox,
-                                 ticket);
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
+                                 reduction_buffer, ticket);
   }
   // What others bring must have come before this block's shared memory goes.
-  if (args.mates > 1) {
+  if (args.multicast > 1) {
     for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
   }
   if (args.in_cluster) {
-    Wait(inbox, 0);
-    FinishInbox(args, block.first_unit * kStrips, block.units * kStrips,
-                reinterpret_cast<const float*>(shared + args.inbox_offset + kInboxBarrierBytes));
+    Wait(reduction_buffer, 0);
+    FinishReductionBuffer(
+        args, block.first_unit * kStrips, block.units * kStrips,
+        reinterpret_cast<const float*>(shared + args.reduction_offset + kReductionBarrierBytes));
   }
 }
 

@@ -50,20 +50,20 @@ class GemvGemm final : public TilesGemm {
     args.partials = plan_.partials ? gemm.partials : nullptr;
     args.plain_quads = StoresPlainQuads(gemm.epilogue);
     const SplitKScratch::Lease scratch =
-        plan_.in_memory ? context().scratch.Lend(stream, call.workspace, MeetingBytes(plan_))
+        plan_.in_memory ? context().scratch.Lend(stream, call.workspace, SplitWorkspaceBytes(plan_))
                         : SplitKScratch::Lease();
     if (scratch.words() != nullptr) {
-      args.tickets = scratch.words();
-      args.meeting = reinterpret_cast<float*>(scratch.words() + TicketWords(plan_));
+      args.tile_counters = scratch.words();
+      args.exchange = reinterpret_cast<float*>(scratch.words() + CounterWords(plan_));
     }
     const LaunchSize size = {
         dim3(static_cast<unsigned>(plan_.splits), static_cast<unsigned>(plan_.groups)),
         plan_.warps * 32, plan_.shared_bytes, gemm.overlap_previous,
         dim3(args.in_cluster ? static_cast<unsigned>(plan_.splits) : 1,
-             static_cast<unsigned>(args.mates))};
+             static_cast<unsigned>(args.multicast))};
     void* parameters[] = {&args};
     const cudaError_t launched = cuda::Launch(function_, size, parameters, stream);
-    if (!plan_.partials || args.tickets != nullptr) return Check(launched);
+    if (!plan_.partials || args.tile_counters != nullptr) return Check(launched);
     return Check(AddPartials(gemm, plan_.splits, launched, stream));
   }
 

@@ -23,7 +23,7 @@ void SpreadCopies(GemvPlan* plan) {
   args.row_mask =
       static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(args.m, kMostRowsApart)))) - 1;
   args.piece_factor = Ceil(1 << 16, args.m);
-  const int step = plan->warps * args.mates;
+  const int step = plan->warps * args.multicast;
   args.step_pieces = step / args.m;
   args.step_rows = step % args.m;
 }
@@ -31,9 +31,9 @@ void SpreadCopies(GemvPlan* plan) {
 /// Divides shared memory; false when it does not suffice.
 bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
-  args.piece_log = 0;
-  while (args.tiles_of_split > kMaxPieces << args.piece_log) ++args.piece_log;
-  args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log);
+  args.piece_log2 = 0;
+  while (args.tiles_of_split > kMaxPieces << args.piece_log2) ++args.piece_log2;
+  args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log2);
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
   const int64_t slot_bytes = int64_t{plan->strips} * problem.tile_bytes;
   const int64_t ring = RoundUp(plan->warps * args.stages * slot_bytes, int64_t{128});
@@ -41,17 +41,17 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   const int64_t sums = int64_t{plan->warps} * kSumFloats * 4;
   const int64_t strips = int64_t{UnitsOfBlock(args)} * plan->strips;
   const int64_t slots = args.in_cluster ? RoundUp(strips, int64_t{args.splits}) : 0;
-  const int64_t inbox =
-      args.in_cluster ? kInboxBarrierBytes + slots * problem.m * kStripOutputs * 4 : 0;
+  const int64_t reduction_buffer =
+      args.in_cluster ? kReductionBarrierBytes + slots * problem.m * kStripOutputs * 4 : 0;
   const int64_t barriers = (kMaxPieces + int64_t{plan->warps} * args.stages) * kBarrierBytes;
   const int64_t table = problem.pair_table ? kPairTableBytes : 0;
-  const int64_t total = ring + activations + sums + inbox + table + barriers;
+  const int64_t total = ring + activations + sums + reduction_buffer + table + barriers;
   if (total > device.shared_bytes) return false;
   args.row_bytes = static_cast<int>(row_bytes);
   args.activations_offset = static_cast<int>(ring);
   args.sums_offset = args.activations_offset + static_cast<int>(activations);
-  args.inbox_offset = args.sums_offset + static_cast<int>(sums);
-  args.table_offset = args.inbox_offset + static_cast<int>(inbox);
+  args.reduction_offset = args.sums_offset + static_cast<int>(sums);
+  args.table_offset = args.reduction_offset + static_cast<int>(reduction_buffer);
   args.barriers_offset = args.table_offset + static_cast<int>(table);
   // Over half of what there is: blocks of the next launch, which may begin early, would spread
   // unevenly over the multiprocessors if two fitted on one.
@@ -64,9 +64,9 @@ struct PlanCosts {
   double step;
   double tile;
   double round;
-  double meeting;
-  double meeting_split;
-  double meeting_strip;
+  double reduction;
+  double reduction_split;
+  double reduction_strip;
 
   PlanCosts(const TileProblem& problem, const DeviceShape& device, const GemvPlan& plan) {
     const GemvCosts& costs = device.costs->gemv;
@@ -76,10 +76,10 @@ struct PlanCosts {
     step = bytes * costs.step[wide ? 1 : 0][plan.warps > 8 ? 1 : 0];
     tile = bytes * plan.strips * costs.tile[two_octets ? 1 : 0];
     round = costs.round[wide || two_octets ? 1 : 0];
-    const GemvCosts::Meeting& meets = plan.arguments.in_cluster ? costs.cluster : costs.memory;
-    meeting = meets.fixed;
-    meeting_split = meets.split;
-    meeting_strip = meets.strip[two_octets ? 1 : 0];
+    const GemvCosts::Reduction& meets = plan.arguments.in_cluster ? costs.cluster : costs.memory;
+    reduction = meets.fixed;
+    reduction_split = meets.split;
+    reduction_strip = meets.strip[two_octets ? 1 : 0];
   }
 };
 
@@ -103,24 +103,24 @@ int UnitsAtATime(int units_of_block, int tiles, int warps, const PlanCosts& cost
 void ShareUnits(int lanes, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
   args.share = plan->warps / lanes;
-  args.lanes_log = std::countr_zero(static_cast<unsigned>(lanes));
-  args.share_log = std::countr_zero(static_cast<unsigned>(args.share));
+  args.lanes_log2 = std::countr_zero(static_cast<unsigned>(lanes));
+  args.share_log2 = std::countr_zero(static_cast<unsigned>(args.share));
 }
 
 /// Blocks along n that run at once, in whole clusters.
 int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
-  if (args.in_cluster) return device.clusters[args.splits * args.mates - 1] * args.mates;
-  const int blocks =
-      args.mates == 1 ? device.multiprocessors : device.clusters[args.mates - 1] * args.mates;
-  return std::max(blocks / args.splits, args.mates);
+  if (args.in_cluster) return device.clusters[args.splits * args.multicast - 1] * args.multicast;
+  const int blocks = args.multicast == 1 ? device.multiprocessors
+                                         : device.clusters[args.multicast - 1] * args.multicast;
+  return std::max(blocks / args.splits, args.multicast);
 }
 
 }  // namespace
 
-int64_t MeetingBytes(const GemvPlan& plan) {
+int64_t SplitWorkspaceBytes(const GemvPlan& plan) {
   const int64_t strips = int64_t{UnitsOf(plan)} * plan.strips;
   const int64_t sums = strips * plan.splits * plan.arguments.m * kStripOutputs;
-  return (TicketWords(plan) + sums) * int64_t{sizeof(float)};
+  return (CounterWords(plan) + sums) * int64_t{sizeof(float)};
 }
 
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
@@ -135,7 +135,7 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.tiles = Ceil(problem.k, kTileK);
   args.tiles_of_split = Ceil(args.tiles, shape.splits);
   args.splits = Ceil(args.tiles, args.tiles_of_split);
-  args.mates = shape.mates;
+  args.multicast = shape.multicast;
   args.bulk = problem.k % 8 == 0;
   const bool meet = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
   args.in_cluster = meet && !shape.in_memory;
@@ -147,8 +147,9 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
 
   const int units = Ceil(problem.n, kStripOutputs * plan.strips);
   // A block without units shares copies.
-  const int blocks = std::clamp(BlocksAtOnce(args, device) / args.mates * args.mates, 1, units);
-  plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.mates}));
+  const int blocks =
+      std::clamp(BlocksAtOnce(args, device) / args.multicast * args.multicast, 1, units);
+  plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.multicast}));
   args.units_base = units / plan.groups;
   args.units_rest = units % plan.groups;
   const PlanCosts costs(problem, device, plan);
@@ -190,7 +191,7 @@ GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int spl
     shape.in_memory = true;
   }
   const bool in_cluster = clusters && !shape.in_memory;
-  shape.mates = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
+  shape.multicast = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
   // Two tiles a warp keep memory busy, unless a warp has few or large ones.
   const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
   const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
@@ -234,7 +235,7 @@ int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits
 
 /// How often the warps of a block begin a unit.
 int RoundsOf(const GemvPlan& plan) {
-  return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log);
+  return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log2);
 }
 
 /// With as many stages as there is shared memory for.
@@ -282,10 +283,10 @@ double GemvMicroseconds(const TileProblem& problem, const DeviceShape& device,
   double micros =
       RoundsOf(plan) * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
       units * args.tiles_of_split * costs.tile + activations * device.costs->gemv.activation;
-  if (args.mates > 1) micros += device.costs->gemv.shared_copies;
+  if (args.multicast > 1) micros += device.costs->gemv.shared_copies;
   if (plan.splits > 1) {
-    micros += costs.meeting + plan.splits * costs.meeting_split +
-              units * plan.strips * costs.meeting_strip;
+    micros += costs.reduction + plan.splits * costs.reduction_split +
+              units * plan.strips * costs.reduction_strip;
   }
   return micros;
 }

@@ -32,9 +32,10 @@ inline int UnitsOf(const GemvPlan& plan) {
   return plan.arguments.units_base * plan.groups + plan.arguments.units_rest;
 }
 
-/// Words of the tickets of a plan whose blocks meet in memory, and bytes of them and the sums.
-inline int64_t TicketWords(const GemvPlan& plan) { return RoundUp(UnitsOf(plan), int64_t{32}); }
-int64_t MeetingBytes(const GemvPlan& plan);
+/// Words of the tile_counters of a plan whose blocks meet in memory, and bytes of them and the
+/// sums.
+inline int64_t CounterWords(const GemvPlan& plan) { return RoundUp(UnitsOf(plan), int64_t{32}); }
+int64_t SplitWorkspaceBytes(const GemvPlan& plan);
 
 /// How the blocks of the kernel for few rows are made.
 struct GemvShape {
@@ -45,7 +46,7 @@ struct GemvShape {
   int strips = 1;        ///< Of a unit: 1 or 2.
   /// Blocks that share copies of activations: 1, or 2 if k is a multiple of 8 and, in clusters,
   /// splits x 2 are at most kMaxSplits.
-  int mates = 1;
+  int multicast = 1;
   bool in_memory = false;  ///< Splits meet in memory, not in a cluster.
 };
 /// Nothing where shared memory does not suffice. Preconditions as for PlanGemv.

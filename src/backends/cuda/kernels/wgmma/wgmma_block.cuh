@@ -18,21 +18,21 @@ struct WgmmaShared {
   uint32_t weights;
   uint32_t full;  ///< Barriers of the slots of activations, which weights have come to as well.
   uint32_t empty;
-  uint32_t inbox;    ///< In a cluster: where the other blocks' sums come to.
-  uint32_t arrived;  ///< A barrier: they have come.
+  uint32_t reduction_buffer;  ///< In a cluster: where the other blocks' sums come to.
+  uint32_t arrived;           ///< A barrier: they have come.
 };
 
 /// The items of a thread block, one after the other: its parts of streamed ones first, so that
 /// nobody waits long for a part, then whole ones. Computed anew for each, not from the one before:
 /// so the compiler knows that all lanes go the same way, without which products take more time.
-struct ItemSequence {
+struct TileScheduler {
   const WgmmaArguments& args;
   int first_step = 0;
   int end_step = 0;
   int first_streamed = 0;
   int parts = 0;  ///< Of streamed items.
 
-  MARLIN_DEVICE explicit ItemSequence(const WgmmaArguments& arguments) : args(arguments) {
+  MARLIN_DEVICE explicit TileScheduler(const WgmmaArguments& arguments) : args(arguments) {
     if (args.streamed == 0) return;
     first_step = FirstStepOf(args, Block());
     end_step = FirstStepOf(args, Block() + 1);

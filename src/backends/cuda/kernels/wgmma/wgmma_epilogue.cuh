@@ -30,14 +30,14 @@ struct WgmmaEpilogue {
     const bool plain = view.activation == 0 && view.row_weight == nullptr && args.half_strips == 0;
     // One place each: what is unrolled is large.
     if (partial || (plain && view.type == Element::kF32)) {
-      const int split = args.in_cluster ? 0 : ItemSequence::Split();
+      const int split = args.in_cluster ? 0 : TileScheduler::Split();
       float* const partials = args.partials + static_cast<int64_t>(split) * args.m * view.n;
       StoreFloats(item, acc, partial ? partials : static_cast<float*>(view.out),
                   partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
                   partial ? nullptr : view.bias);
-    } else if (plain && args.eights && view.type == Element::kBf16) {
+    } else if (plain && args.vector_stores && view.type == Element::kBf16) {
       StoreEights<Bf16x2>(item, acc);
-    } else if (plain && args.eights) {
+    } else if (plain && args.vector_stores) {
       StoreEights<F16x2>(item, acc);
     } else {
       RunThroughShared(item, acc);

@@ -31,7 +31,7 @@
 #include "backends/cuda/kernels/wgmma/wgmma_epilogue.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_instructions.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_layout.h"
-#include "backends/cuda/kernels/wgmma/wgmma_meeting.cuh"
+#include "backends/cuda/kernels/wgmma/wgmma_reduction.cuh"
 
 namespace marlin::cuda {
 
@@ -86,7 +86,7 @@ constexpr int kArrivalsOfWarp = 1;
 /// For a consumer warp after the products that use a slot. They are instructions that wait for all
 /// lanes of the warp, and take what every lane has read from the slot: no barrier of the warp is
 /// needed, which costs up to 9 % with few tokens.
-MARLIN_DEVICE void LeaveSlot(uint32_t empty, int lane) {
+MARLIN_DEVICE void ReleaseStage(uint32_t empty, int lane) {
   if (lane < kArrivalsOfWarp) Arrive(empty);
 }
 
@@ -98,7 +98,7 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
   shared.weights = shared.activations + args.weights_offset;
   shared.full = shared.activations + args.barriers_offset;
   shared.empty = shared.full + args.slots * 8;
-  shared.inbox = shared.activations + args.inbox_offset;
+  shared.reduction_buffer = shared.activations + args.reduction_offset;
   shared.arrived = shared.empty + args.slots * 8;
   if (threadIdx.x == 0) {
     for (int s = 0; s < args.slots; ++s) {
@@ -111,7 +111,7 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
   __syncthreads();
   // What is sent to another block of the cluster must find it running, its barrier ready.
   if (args.in_cluster) ArriveInCluster();
-  LetNextBegin();
+  TriggerDependentLaunch();
   return shared;
 }
 
@@ -150,7 +150,7 @@ template <int kSlotsOfStep>
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
                                   int slot_bytes) {
   const int weight_bytes = kStripsOfBlock * args.weights.tile_bytes;
-  const ItemSequence items(args);
+  const TileScheduler items(args);
   SlotCursor cursor;
   SlotCursor weights;
   for (int i = 0; items.Has(i); ++i) {
@@ -177,7 +177,7 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
                                       const WgmmaShared& shared) {
   constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
   constexpr int kHalvesOfSlot = 2 / kSlotsOfStep;
-  const ItemSequence items(args);
+  const TileScheduler items(args);
   SlotCursor cursor;
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   WaitForEarlierWork();
@@ -215,7 +215,7 @@ struct WarpTile {
     const uint32_t at =
         tile + TileCodeBytes(kBits) + (place.lane >> 2) * 8 + place.rows * 4 + group * kGroupBytes;
     uint32_t zeros = 0;
-    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != 0))
+    if (mode.integer_zeros || (kUse == ParameterUse::kAll && mode.extra != ZeroKind::kNone))
       zeros = LoadShared4(at + groups * kGroupBytes);
     MakeOperands<kKind, T, kUse>(LoadShared4(at), zeros, mode, operands);
   }
@@ -351,7 +351,7 @@ struct WgmmaConsumer {
       weights.Decode(0, place, groups, mode, table, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
-      if (tile > 0) LeaveSlot(empty_before, place.lane);
+      if (tile > 0) ReleaseStage(empty_before, place.lane);
       const uint32_t empty_first = cursor.Empty();
       activations += kHalfBytes >> 4;
       if constexpr (kSlots == 2) {
@@ -370,11 +370,11 @@ struct WgmmaConsumer {
         weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
-      if constexpr (kSlots == 2) LeaveSlot(empty_first, place.lane);
+      if constexpr (kSlots == 2) ReleaseStage(empty_first, place.lane);
     }
     WaitForProducts<0>();
     PinSums(acc);
-    LeaveSlot(empty_before, place.lane);
+    ReleaseStage(empty_before, place.lane);
   }
 };
 
@@ -392,16 +392,16 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
       0,    kTokens / 8};
   typename Consumer::Cursor cursor(args, shared, place);
   const int splits = args.splits;
-  const ItemSequence items(args);
+  const TileScheduler items(args);
   for (int i = 0; items.Has(i); ++i) {
     const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
     const bool divided = item.streamed >= 0 && item.tiles < args.tiles;
     // Of a whole item it is not asked.
-    const StreamMeeting<kTokens> meeting(args, item, warpgroup, epilogue.exchange);
-    const uint32_t ticket = divided ? meeting.Begin() : 0;
+    const StreamReduction<kTokens> reduction(args, item, warpgroup, epilogue.exchange);
+    const uint32_t ticket = divided ? reduction.Begin() : 0;
     consumer.Run(item.tiles, cursor, acc);
-    if (divided && !meeting.End(ticket, acc)) continue;
+    if (divided && !reduction.End(ticket, acc)) continue;
     if constexpr (kTokens <= kMaxClusterTokens) {
       if (args.in_cluster) {
         constexpr int kUnits = kTokens / 16;

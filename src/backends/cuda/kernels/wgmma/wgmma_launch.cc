@@ -52,18 +52,18 @@ class WgmmaGemm final : public TilesGemm {
     bool overlap_previous = gemm.overlap_previous;
     const bool streams = args.streamed > 0;
     const SplitKScratch::Lease scratch =
-        streams ? context().scratch.Lend(stream, call.workspace, StreamTicketBytes(plan_))
+        streams ? context().scratch.Lend(stream, call.workspace, StreamCounterBytes(plan_))
                 : SplitKScratch::Lease();
     if (streams) {
-      args.parts = gemm.partials + StreamTicketBytes(plan_) / int64_t{sizeof(float)};
-      args.tickets = scratch.words();
-      if (args.tickets == nullptr) {
-        // The tickets are made ready here. A memset then comes before the kernel, which PDL cannot
-        // overlap.
-        args.tickets = reinterpret_cast<uint32_t*>(gemm.partials);
+      args.parts = gemm.partials + StreamCounterBytes(plan_) / int64_t{sizeof(float)};
+      args.tile_counters = scratch.words();
+      if (args.tile_counters == nullptr) {
+        // The tile_counters are made ready here. A memset then comes before the kernel, which PDL
+        // cannot overlap.
+        args.tile_counters = reinterpret_cast<uint32_t*>(gemm.partials);
         overlap_previous = false;
         MARLIN_RETURN_IF_ERROR(Check(cudaMemsetAsync(
-            args.tickets, 0xff, static_cast<size_t>(StreamTicketBytes(plan_)), stream)));
+            args.tile_counters, 0xff, static_cast<size_t>(StreamCounterBytes(plan_)), stream)));
       }
     }
     cudaError_t launched = LaunchItems(gemm, plan_, args, function_, overlap_previous, stream);
@@ -86,7 +86,7 @@ class WgmmaGemm final : public TilesGemm {
     args.weights = gemm.weights;
     args.epilogue = gemm.epilogue;
     args.partials = plan_.partials ? gemm.partials : nullptr;
-    args.eights = StoresAsOne(gemm.epilogue, 8);
+    args.vector_stores = StoresAsOne(gemm.epilogue, 8);
     void* parameters[] = {&map, &args};
     const auto splits = static_cast<unsigned>(args.splits);
     const LaunchSize size = {dim3(splits, static_cast<unsigned>(launch.groups)), kWgmmaThreads,

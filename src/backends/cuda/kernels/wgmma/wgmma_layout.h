@@ -15,15 +15,16 @@ struct WgmmaArguments {
   int weight_slots = 2;    ///< Each for a step.
   int weights_offset = 0;  ///< In shared memory, behind all activations.
   int exchange_offset = 0;
-  int inbox_offset = 0;  ///< in_cluster: InboxBytes for the sums that the other blocks send.
+  int reduction_offset =
+      0;  ///< in_cluster: ReductionBufferBytes for the sums that the other blocks send.
   int barriers_offset = 0;
-  bool in_cluster = false;  ///< The splits exchange sums; else their partials are added.
-  bool eights = false;      ///< Eight neighbouring 16-bit outputs may be stored as one.
-  int items = 0;            ///< Of this launch; of all there are token_tiles * blocks.
+  bool in_cluster = false;     ///< The splits exchange sums; else their partials are added.
+  bool vector_stores = false;  ///< Eight neighbouring 16-bit outputs may be stored as one.
+  int items = 0;               ///< Of this launch; of all there are token_tiles * blocks.
   int first_item = 0;
   /// Not 0: this launch finishes what another left. token_tiles, neighbours and first_item count
-  /// that one's wider tiles; items are pieces of them, 2^pieces_log of each.
-  int pieces_log = 0;
+  /// that one's wider tiles; items are pieces of them, 2^pieces_log2 of each.
+  int pieces_log2 = 0;
   int token_tiles = 0;
   int neighbours = 8;  ///< Token tiles that are multiplied with the same weights one after another.
   int blocks = 0;      ///< Of 128 rows of the matrix instruction.
@@ -41,8 +42,8 @@ struct WgmmaArguments {
   int run = 1;                ///< Steps of a run.
   uint32_t run_inverse = 0;   ///< Inverse of it and of `tiles`, for DivideStep.
   uint32_t tiles_inverse = 0;
-  /// kTicketsOfItem of every streamed item, all ones between launches.
-  uint32_t* tickets = nullptr;
+  /// kCountersPerTile of every streamed item, all ones between launches.
+  uint32_t* tile_counters = nullptr;
   float* parts = nullptr;  ///< Sums of parts of streamed items.
   EpilogueView epilogue;
 };
@@ -59,7 +60,7 @@ struct WgmmaItem {
 /// Without divisions where all tokens are one tile: the first copies wait for it.
 MARLIN_HOST_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split) {
   WgmmaItem item;
-  const int whole = args.first_item + (i >> args.pieces_log);
+  const int whole = args.first_item + (i >> args.pieces_log2);
   item.block = whole;
   item.token_tile = 0;
   if (args.token_tiles > 1) {
@@ -71,7 +72,7 @@ MARLIN_HOST_DEVICE WgmmaItem ItemAt(const WgmmaArguments& args, int i, int split
     item.block = inside / size;
     item.token_tile = group * args.neighbours + inside - item.block * size;
   }
-  item.token_tile = (item.token_tile << args.pieces_log) + (i & ((1 << args.pieces_log) - 1));
+  item.token_tile = (item.token_tile << args.pieces_log2) + (i & ((1 << args.pieces_log2) - 1));
   const bool longer = split < args.tiles_rest;
   item.first_tile = split * args.tiles_base + (longer ? split : args.tiles_rest);
   item.tiles = args.tiles_base + (longer ? 1 : 0);
@@ -103,7 +104,7 @@ MARLIN_HOST_DEVICE void TakePart(const WgmmaArguments& args, int streamed, int f
 }
 
 /// One of every warpgroup.
-inline constexpr int kTicketsOfItem = 2;
+inline constexpr int kCountersPerTile = 2;
 
 /// Tokens that a tile may have.
 inline constexpr int kWgmmaWidths[] = {16, 32, 64, 96, 128, 192, 256};
@@ -132,7 +133,7 @@ inline constexpr int kUnitBytes = 16 * 64 * 4;
 MARLIN_HOST_DEVICE constexpr int SenderBytes(int tokens, int splits) {
   return (UnitsOfItem(tokens) + splits - 1) / splits * kUnitBytes;
 }
-MARLIN_HOST_DEVICE constexpr int InboxBytes(int tokens, int splits) {
+MARLIN_HOST_DEVICE constexpr int ReductionBufferBytes(int tokens, int splits) {
   return (splits - 1) * SenderBytes(tokens, splits);
 }
 

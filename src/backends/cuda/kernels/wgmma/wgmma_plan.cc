@@ -122,14 +122,15 @@ namespace {
 void DivideSharedFor(const TileProblem& problem, int slots, WgmmaLaunch* launch) {
   WgmmaArguments& args = launch->arguments;
   const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch->tokens);
-  const int inbox = args.in_cluster ? InboxBytes(launch->tokens, args.splits) : 0;
+  const int reduction_buffer =
+      args.in_cluster ? ReductionBufferBytes(launch->tokens, args.splits) : 0;
   args.slots = slots;
   args.weight_slots = Ceil(slots, slots_of_step);
   args.weights_offset = slots * (StepActivationBytes(launch->tokens) / slots_of_step);
   args.exchange_offset =
       args.weights_offset + args.weight_slots * kStripsOfBlock * problem.tile_bytes;
-  args.inbox_offset = args.exchange_offset + kExchangeBytes;
-  args.barriers_offset = args.inbox_offset + inbox;
+  args.reduction_offset = args.exchange_offset + kExchangeBytes;
+  args.barriers_offset = args.reduction_offset + reduction_buffer;
   launch->shared_bytes = args.barriers_offset + (slots * 2 + 1) * kBarrierBytes;
 }
 
@@ -265,8 +266,8 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) 
   return SupportsTiles(desc);
 }
 
-int64_t StreamTicketBytes(const WgmmaPlan& plan) {
-  const int64_t words = int64_t{plan.arguments.streamed} * kTicketsOfItem;
+int64_t StreamCounterBytes(const WgmmaPlan& plan) {
+  const int64_t words = int64_t{plan.arguments.streamed} * kCountersPerTile;
   return RoundUp(words * int64_t{sizeof(uint32_t)}, int64_t{256});
 }
 
@@ -275,7 +276,7 @@ int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan) {
   if (plan.arguments.streamed == 0) return 0;
   // Of every block that begins in the middle of an item, and of every item's beginning.
   const int64_t parts = int64_t{plan.groups} + plan.arguments.streamed;
-  return StreamTicketBytes(plan) + parts * plan.tokens * kBlockOutputs * int64_t{sizeof(float)};
+  return StreamCounterBytes(plan) + parts * plan.tokens * kBlockOutputs * int64_t{sizeof(float)};
 }
 
 }  // namespace marlin::cuda

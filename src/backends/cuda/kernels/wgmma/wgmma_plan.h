@@ -27,8 +27,8 @@ struct WgmmaPlan : WgmmaLaunch {
 inline int PartsOf(const WgmmaPlan& plan) {
   return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
 }
-/// Bytes of the tickets of a plan with streamed items, which lie before its parts.
-int64_t StreamTicketBytes(const WgmmaPlan& plan);
+/// Bytes of the tile_counters of a plan with streamed items, which lie before its parts.
+int64_t StreamCounterBytes(const WgmmaPlan& plan);
 /// Bytes of the workspace that a plan takes.
 int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan);
 /// How many tokens an item has and how many blocks divide its k.

@@ -54,15 +54,16 @@ METAL_SIM_INLINE T Exchange(volatile metal::atomic<T>* object, T operand, int or
 namespace metal_sim_program::metal {
 
 template <typename T>
-METAL_SIM_MEETING T atomic_load_explicit(const volatile atomic<T>* object, memory_order order) {
+METAL_SIM_CONVERGENT T atomic_load_explicit(const volatile atomic<T>* object, memory_order order) {
   metal_sim::attached_runtime->atomic(const_cast<const T*>(&object->metal_sim_value), sizeof(T),
                                       /*read=*/true, /*write=*/false, order, METAL_SIM_SITE);
   return object->metal_sim_value;
 }
 
 template <typename T>
-METAL_SIM_MEETING void atomic_store_explicit(volatile atomic<T>* object,
-                                             std::type_identity_t<T> desired, memory_order order) {
+METAL_SIM_CONVERGENT void atomic_store_explicit(volatile atomic<T>* object,
+                                                std::type_identity_t<T> desired,
+                                                memory_order order) {
   metal_sim::attached_runtime->atomic(const_cast<const T*>(&object->metal_sim_value), sizeof(T),
                                       /*read=*/false, /*write=*/true, order, METAL_SIM_SITE);
   object->metal_sim_value = desired;
@@ -71,11 +72,11 @@ METAL_SIM_MEETING void atomic_store_explicit(volatile atomic<T>* object,
 /// Fails spuriously, as Metal's may, only where another thread came in between. A failure is an
 /// access that only reads, of order `failure`.
 template <typename T>
-METAL_SIM_MEETING bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object,
-                                                             T* expected,
-                                                             std::type_identity_t<T> desired,
-                                                             memory_order success,
-                                                             memory_order failure) {
+METAL_SIM_CONVERGENT bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object,
+                                                                T* expected,
+                                                                std::type_identity_t<T> desired,
+                                                                memory_order success,
+                                                                memory_order failure) {
   const T* value = const_cast<const T*>(&object->metal_sim_value);
   const void* site = METAL_SIM_SITE;
   // The kernel's own accesses to *expected: the caller's call is where they are made.
@@ -98,7 +99,7 @@ METAL_SIM_MEETING bool atomic_compare_exchange_weak_explicit(volatile atomic<T>*
 
 #define METAL_SIM_ATOMIC(NAME, TYPES, EXPRESSION)                                           \
   template <typename T>                                                                     \
-  METAL_SIM_MEETING T atomic_##NAME##_explicit(                                             \
+  METAL_SIM_CONVERGENT T atomic_##NAME##_explicit(                                          \
       volatile atomic<T>* object, std::type_identity_t<T> operand, memory_order order) {    \
     static_assert(TYPES, "Metal has no atomic_" #NAME "_explicit for this type");           \
     return metal_sim::Exchange(                                                             \

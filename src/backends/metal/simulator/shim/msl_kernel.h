@@ -50,16 +50,16 @@ inline constexpr thread_scope thread_scope_system =
 }
 using namespace scopes;
 
-METAL_SIM_MEETING inline void threadgroup_barrier(mem_flags flags) {
+METAL_SIM_CONVERGENT inline void threadgroup_barrier(mem_flags flags) {
   metal_sim::attached_runtime->threadgroup_barrier(static_cast<uint>(flags), METAL_SIM_SITE);
 }
 
-METAL_SIM_MEETING inline void simdgroup_barrier(mem_flags flags) {
+METAL_SIM_CONVERGENT inline void simdgroup_barrier(mem_flags flags) {
   metal_sim::attached_runtime->simdgroup_barrier(static_cast<uint>(flags), METAL_SIM_SITE);
 }
 
-METAL_SIM_MEETING inline void atomic_thread_fence(mem_flags flags, memory_order order,
-                                                  thread_scope scope = thread_scope_device) {
+METAL_SIM_CONVERGENT inline void atomic_thread_fence(mem_flags flags, memory_order order,
+                                                     thread_scope scope = thread_scope_device) {
   metal_sim::attached_runtime->fence(static_cast<uint>(flags), order, scope, METAL_SIM_SITE);
 }
 

@@ -15,7 +15,7 @@
 /// Functions where threads meet or order their accesses. A call stands where the source has it and
 /// exactly once and comes back there, so that its return address names the place: two copies of one
 /// barrier would look like two barriers.
-#define METAL_SIM_MEETING \
+#define METAL_SIM_CONVERGENT \
   METAL_SIM_UNINSTRUMENTED __attribute__((noduplicate, convergent, not_tail_called))
 
 /// The place in the kernel that called the METAL_SIM_UNINSTRUMENTED function this stands in.

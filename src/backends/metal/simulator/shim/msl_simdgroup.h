@@ -280,13 +280,13 @@ using quad_vote = metal_sim::LaneVotes<uint, 0xfu>;
 // Operands are taken by value: they are read where the kernel calls, under the kernel's checks.
 #define METAL_SIM_COLLECTIVE(NAME, ...)                                                  \
   template <metal_sim::SimdOperand A>                                                    \
-  METAL_SIM_MEETING metal_sim::CommonType<A> NAME(A data) {                              \
+  METAL_SIM_CONVERGENT metal_sim::CommonType<A> NAME(A data) {                           \
     using T = metal_sim::CommonType<A>;                                                  \
     return metal_sim::Meet<__VA_ARGS__, T>(static_cast<T>(data), #NAME, METAL_SIM_SITE); \
   }
 #define METAL_SIM_SHUFFLE(NAME, RULE, WIDTH)                                    \
   template <metal_sim::SimdOperand A>                                           \
-  METAL_SIM_MEETING metal_sim::CommonType<A> NAME(A data, ushort argument) {    \
+  METAL_SIM_CONVERGENT metal_sim::CommonType<A> NAME(A data, ushort argument) { \
     using T = metal_sim::CommonType<A>;                                         \
     const metal_sim::ShuffleOperand<T> operand{static_cast<T>(data), argument}; \
     using Function = metal_sim::Shuffle<metal_sim::RULE, WIDTH>;                \
@@ -294,8 +294,8 @@ using quad_vote = metal_sim::LaneVotes<uint, 0xfu>;
   }
 #define METAL_SIM_SHUFFLE_AND_FILL(NAME, RULE, WIDTH)                                             \
   template <metal_sim::SimdOperand A>                                                             \
-  METAL_SIM_MEETING metal_sim::CommonType<A> NAME(A data, std::type_identity_t<A> filling,        \
-                                                  ushort delta, ushort modulo = WIDTH) {          \
+  METAL_SIM_CONVERGENT metal_sim::CommonType<A> NAME(A data, std::type_identity_t<A> filling,     \
+                                                     ushort delta, ushort modulo = WIDTH) {       \
     using T = metal_sim::CommonType<A>;                                                           \
     const metal_sim::FillOperand<T> operand{static_cast<T>(data), static_cast<T>(filling), delta, \
                                             modulo};                                              \
@@ -337,41 +337,41 @@ METAL_SIM_GROUP(quad, metal_sim::kQuadgroupLanes)
 #undef METAL_SIM_SHUFFLE
 #undef METAL_SIM_COLLECTIVE
 
-METAL_SIM_MEETING inline simd_vote simd_ballot(bool expression) {
+METAL_SIM_CONVERGENT inline simd_vote simd_ballot(bool expression) {
   return simd_vote(metal_sim::Vote(expression, "simd_ballot", METAL_SIM_SITE).votes);
 }
-METAL_SIM_MEETING inline simd_vote simd_active_threads_mask() {
+METAL_SIM_CONVERGENT inline simd_vote simd_active_threads_mask() {
   return simd_vote(metal_sim::Vote(true, "simd_active_threads_mask", METAL_SIM_SITE).active);
 }
-METAL_SIM_MEETING inline bool simd_all(bool expression) {
+METAL_SIM_CONVERGENT inline bool simd_all(bool expression) {
   const auto votes = metal_sim::Vote(expression, "simd_all", METAL_SIM_SITE);
   return votes.votes == votes.active;
 }
-METAL_SIM_MEETING inline bool simd_any(bool expression) {
+METAL_SIM_CONVERGENT inline bool simd_any(bool expression) {
   return metal_sim::Vote(expression, "simd_any", METAL_SIM_SITE).votes != 0;
 }
-METAL_SIM_MEETING inline bool simd_is_first() {
+METAL_SIM_CONVERGENT inline bool simd_is_first() {
   const uint active = metal_sim::Vote(true, "simd_is_first", METAL_SIM_SITE).active;
   return metal_sim::CurrentLane() == static_cast<uint>(__builtin_ctz(active));
 }
 
-METAL_SIM_MEETING inline quad_vote quad_ballot(bool expression) {
+METAL_SIM_CONVERGENT inline quad_vote quad_ballot(bool expression) {
   const auto votes = metal_sim::Vote(expression, "quad_ballot", METAL_SIM_SITE);
   return quad_vote(metal_sim::OwnQuad(votes.votes));
 }
-METAL_SIM_MEETING inline quad_vote quad_active_threads_mask() {
+METAL_SIM_CONVERGENT inline quad_vote quad_active_threads_mask() {
   const auto votes = metal_sim::Vote(true, "quad_active_threads_mask", METAL_SIM_SITE);
   return quad_vote(metal_sim::OwnQuad(votes.active));
 }
-METAL_SIM_MEETING inline bool quad_all(bool expression) {
+METAL_SIM_CONVERGENT inline bool quad_all(bool expression) {
   const auto votes = metal_sim::Vote(expression, "quad_all", METAL_SIM_SITE);
   return metal_sim::OwnQuad(votes.votes) == metal_sim::OwnQuad(votes.active);
 }
-METAL_SIM_MEETING inline bool quad_any(bool expression) {
+METAL_SIM_CONVERGENT inline bool quad_any(bool expression) {
   const auto votes = metal_sim::Vote(expression, "quad_any", METAL_SIM_SITE);
   return metal_sim::OwnQuad(votes.votes) != 0;
 }
-METAL_SIM_MEETING inline bool quad_is_first() {
+METAL_SIM_CONVERGENT inline bool quad_is_first() {
   const uint active =
       metal_sim::OwnQuad(metal_sim::Vote(true, "quad_is_first", METAL_SIM_SITE).active);
   return (metal_sim::CurrentLane() & 3) == static_cast<uint>(__builtin_ctz(active));

@@ -72,7 +72,7 @@ struct Multiplicands {
 };
 
 template <typename D, typename A, typename B, typename C>
-METAL_SIM_MEETING Fragment<D> MultiplyAdd(Fragment<A> a, Fragment<B> b, Fragment<C> c) {
+METAL_SIM_CONVERGENT Fragment<D> MultiplyAdd(Fragment<A> a, Fragment<B> b, Fragment<C> c) {
   Multiplicands<A, B, C, D> published{a, b, c, {}};
   attached_runtime->collective(&published, Multiplicands<A, B, C, D>::Multiply, nullptr,
                                "simdgroup_multiply_accumulate", /*whole=*/true, METAL_SIM_SITE);

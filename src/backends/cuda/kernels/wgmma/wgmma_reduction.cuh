@@ -28,7 +28,7 @@ struct ClusterPart {
   MARLIN_DEVICE int BytesToCome() const {
     return (splits - 1) * (FirstOf(rank + 1) - FirstOf(rank)) * kUnitBytes;
   }
-  /// Where the sums of block `from` begin in the inbox of block `to`.
+  /// Where the sums of block `from` begin in the reduction_buffer of block `to`.
   MARLIN_DEVICE int SenderOffset(int from, int to) const {
     return (from < to ? from : from - 1) * sender_bytes;
   }
@@ -51,7 +51,7 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
                                    const WgmmaShared& shared, float (&acc)[kTokens / 2]) {
   constexpr int kSlotBytes = ClusterPart<kTokens>::kSlotBytes;
   constexpr int kUnits = ClusterPart<kTokens>::kUnits;
-  const uint32_t mine = shared.inbox + (threadIdx.x & 127) * 16;
+  const uint32_t mine = shared.reduction_buffer + (threadIdx.x & 127) * 16;
   int owner = part.OwnerOf(warpgroup * kUnits);
   int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
 #pragma unroll
@@ -65,8 +65,8 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
       const uint32_t barrier = AddressInBlock(shared.arrived, owner);
 #pragma unroll
       for (int i = 2 * unit; i < 2 * unit + 2; ++i) {
-        SendFloats(remote + i % 2 * kSlotBytes,
-                   {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]}, barrier);
+        StoreToCluster(remote + i % 2 * kSlotBytes,
+                       {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]}, barrier);
       }
     }
     ++place;
@@ -105,9 +105,9 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
 /// first part's block, which takes its ticket when it is done, long after the others took theirs
 /// and stored, unless one of them begins later still. So nobody waits but for blocks at work.
 template <int kTokens>
-struct StreamMeeting {
+struct StreamReduction {
   static constexpr int kFloats = kTokens * 64;  ///< Of a part.
-  /// In a ticket: parts stored above, tickets taken below, less one of all.
+  /// In a ticket: parts stored above, counts taken below, less one of all.
   static constexpr int kStoredShift = 16;
   static constexpr uint32_t kTaken = (1u << kStoredShift) - 1;
   const WgmmaArguments& args;
@@ -116,10 +116,10 @@ struct StreamMeeting {
   int streamed;
   int first_block;
   uint32_t others;  ///< Parts that other blocks have.
-  uint32_t* tickets;
+  uint32_t* counter;
 
-  MARLIN_DEVICE StreamMeeting(const WgmmaArguments& arguments, const WgmmaItem& item,
-                              int my_warpgroup, float* exchange)
+  MARLIN_DEVICE StreamReduction(const WgmmaArguments& arguments, const WgmmaItem& item,
+                                int my_warpgroup, float* exchange)
       : args(arguments),
         warpgroup(my_warpgroup),
         word(reinterpret_cast<uint32_t*>(exchange)),
@@ -127,7 +127,7 @@ struct StreamMeeting {
     const int first_step = streamed * args.tiles;
     first_block = DivideStep(first_step, args.run_inverse);
     others = DivideStep(first_step + args.tiles - 1, args.run_inverse) - first_block;
-    tickets = args.tickets + streamed * kTicketsOfItem + warpgroup;
+    counter = args.tile_counters + streamed * kCountersPerTile + warpgroup;
   }
 
   MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
@@ -145,7 +145,7 @@ struct StreamMeeting {
   /// Before the products of a part: the ticket, in one thread, unless it is to be taken later.
   /// Parts that were stored before it are looked for later.
   MARLIN_DEVICE uint32_t Begin() const {
-    return Thread() == 0 && Mine() > 0 ? (TakeTicket(tickets) + 1) & kTaken : 0;
+    return Thread() == 0 && Mine() > 0 ? (IncrementTileCounter(counter) + 1) & kTaken : 0;
   }
 
   /// Whether `acc` is now the sum of all parts in their order; else another block adds them.
@@ -163,7 +163,7 @@ struct StreamMeeting {
     }
     while (__any_sync(~0u, taken_and_stored >> kStoredShift != others)) taken_and_stored = Look();
     WaitForWarpgroup();
-    if (Thread() == 0) *tickets = ~0u;
+    if (Thread() == 0) *counter = ~0u;
     Add(acc);
     return true;
   }
@@ -174,18 +174,18 @@ struct StreamMeeting {
     uint32_t before;
     asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], 1;"
                  : "=r"(before)
-                 : "l"(tickets)
+                 : "l"(counter)
                  : "memory");
     return before + 1;
   }
   /// Behind what all threads of the warpgroup stored before they met.
   MARLIN_DEVICE void Publish() const {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(tickets), "r"(1 << kStoredShift)
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1 << kStoredShift)
                  : "memory");
   }
   MARLIN_DEVICE uint32_t Look() const {
     uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(tickets) : "memory");
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value + 1;
   }
 
