@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 # models insert a character here and there; a chain of replacements can ask for all memory.
 _MOST_GROWTH = 64
 _MOST_TOKEN_ID = 2**31 - 1
+# The largest published files have 40 MB; parsed, a file takes about twenty times its size.
+_MOST_FILE_BYTES = 64 << 20
 
 
 class TextCodec:
@@ -38,9 +40,14 @@ class TextCodec:
         except ImportError as error:
             raise UnsupportedError("text needs the tokenizers package: pip install it") from error
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                content = file.read(_MOST_FILE_BYTES + 1)
         except OSError as error:
             raise FileError(f"{path}: {error.strerror}") from error
+        if len(content) > _MOST_FILE_BYTES:
+            raise MalformedFileError(
+                f"{path}: {path.stat().st_size} bytes, at most {_MOST_FILE_BYTES} are supported"
+            )
         self._tokenizer = self._call(lambda: Tokenizer.from_buffer(content))
         # A file says how its training batches were cut and filled up; a text here is one whole.
         self._call(self._tokenizer.no_truncation)

@@ -114,7 +114,12 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
         fmt::format("\"source_layout\": expected out_in or in_out, got \"{}\"", Printable(layout)));
   }
   record.layout = layout == "out_in" ? SourceLayout::kOutIn : SourceLayout::kInOut;
+  // The experts' numbers take the wildcard's place; any other '*' would name no tensor.
+  const auto stars = std::count(name.begin(), name.end(), '*');
   const bool wildcard = name.find(kExpertWildcard) != std::string::npos;
+  if (stars != (wildcard ? 1 : 0)) {
+    return reader.Fail("the name has a '*' that is not the \".*.\" of experts");
+  }
   if (wildcard && !record.stacked) {
     return reader.Fail("the name stands for several experts, the shape for one matrix");
   }

@@ -459,6 +459,18 @@ def test_a_tokenizer_that_is_none(
     refuse(mm.MalformedFileError, lambda: model.perplexity("hello world", 4))
 
 
+def test_a_tokenizer_too_large(tokenizers: Tokenizers) -> None:
+    directory = tokenizers.model("large", lambda d: None)
+    with (directory / "tokenizer.json").open("ab") as file:
+        file.truncate((64 << 20) + 1)
+    done = tokenizers.run(directory)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "67108865 bytes, at most 67108864" in done.stderr
+    model = mm.load(directory)
+    refuse(mm.MalformedFileError, lambda: model.perplexity("hello world", 4))
+
+
 def test_a_text_that_is_no_utf8(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"hello \xff")
     done = subprocess.run([COMMAND, "perplexity", SAMPLE, "--text", tmp_path / "text"],
