@@ -18,14 +18,25 @@ from typing import Any
 
 Row = dict[str, Any]
 NOISE = 1.01
+DENSE = ("bf16", "fp16", "fp32")
 
 
 def group_class(row: Row) -> int:
     """The group size as tables count it (TuningKey::group)."""
     size = int(row["group_size"])
-    if row["format"] in ("bf16", "fp16", "fp32"):
+    if row["format"] in DENSE:
         return 0
     return 128 if size <= 0 or size >= row["k"] else min(128, size & -size)
+
+
+def scales(row: Row) -> str:
+    """The scales' type; fp16 stands for formats without scales."""
+    return "fp16" if row["format"] in DENSE else str(row["scale_type"])
+
+
+def offsets(row: Row) -> str:
+    """`bench gemm` gives zeros to the formats that require them, and output the inputs' type."""
+    return "zeros" if row["format"] == "u4" else "none"
 
 
 def fastest(row: Row) -> Row | None:
@@ -58,18 +69,19 @@ def table(record: Row) -> str:
             best = fastest(row)
             if best is None:
                 continue
-            key = (row["format"], group_class(row), row["activations"], "plain", row["n"], row["k"],
-                   row["m"])
+            key = (row["format"], group_class(row), scales(row), offsets(row), row["activations"],
+                   row["activations"], "plain", row["n"], row["k"], row["m"])
             if (run["device"]["model"], key) in seen:
                 continue
             seen.add((run["device"]["model"], key))
             line = [*map(str, key), best["kernel"], str(max(1, round(1e9 * best["chain_seconds"])))]
             section = (run["device"]["model"], run["date"], run.get("commit", ""))
             sections[section].append(" ".join(line))
-    text = "metal-marlin tuning 1\n"
+    text = "metal-marlin tuning 2\n"
     for (device, date, commit), lines in sections.items():
         text += f"\ndevice {device}\nmeasured {date} {commit}".rstrip() + "\n"
-        text += "# format group activations gated n k m kernel nanoseconds\n"
+        text += ("# format group scales offsets activations output gated n k m kernel "
+                 "nanoseconds\n")
         text += "".join(f"{line}\n" for line in lines)
     return text
 

@@ -126,7 +126,10 @@ TuningEntry EntryOf(const BenchCase& bench, const KernelTiming& timing) {
   desc.k = bench.shape.k;
   desc.format = bench.spec.format;
   desc.group_size = bench.spec.group_size;
-  desc.a_type = bench.activation_type;
+  desc.scale_type = bench.spec.scale_type;
+  desc.has_zeros = bench.spec.has_zeros;
+  desc.has_biases = bench.spec.has_biases;
+  desc.a_type = desc.c_type = bench.activation_type;
   desc.gated = bench.options.gated;
   TuningEntry entry;
   entry.key = TuningKey::Of(desc);

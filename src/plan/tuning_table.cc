@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <set>
@@ -15,8 +16,10 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFirstLine = "metal-marlin tuning 1";
+constexpr std::string_view kFirstLine = "metal-marlin tuning 2";
+constexpr std::string_view kVersion1 = "metal-marlin tuning 1";
 constexpr std::string_view kAnyVersion = "metal-marlin tuning ";
+constexpr std::array<std::string_view, 3> kOffsetNames = {"none", "zeros", "biases"};
 constexpr int64_t kMostGroup = 128;
 
 /// Text of a file, fit for a one-line message.
@@ -62,13 +65,14 @@ class Parser {
 
   Result<std::vector<TuningSection>> Run() {
     std::string_view line;
-    if (!NextLine(&line) || line != kFirstLine) {
+    if (!NextLine(&line) || (line != kFirstLine && line != kVersion1)) {
       return line.starts_with(kAnyVersion)
-                 ? Malformed(fmt::format("version {}, and this library reads 1: run metal-marlin "
-                                         "tune again, or remove the file",
+                 ? Malformed(fmt::format("version {}, and this library reads 1 and 2: run "
+                                         "metal-marlin tune again, or remove the file",
                                          Quoted(line.substr(kAnyVersion.size()))))
                  : Malformed(fmt::format("expected '{}', got {}", kFirstLine, Quoted(line)));
     }
+    version_1_ = line == kVersion1;
     while (NextLine(&line)) MARLIN_RETURN_IF_ERROR(ParseLine(line));
     return std::move(sections_);
   }
@@ -109,47 +113,75 @@ class Parser {
   }
 
   Status ParseEntry(const std::vector<std::string_view>& words) {
-    constexpr size_t kColumns = 9;
-    if (words.size() != kColumns) {
+    const size_t columns = version_1_ ? 9 : 12;
+    if (words.size() != columns) {
       return Malformed(fmt::format(
-          "expected format, group, activations, plain or gated, n, k, m, kernel and nanoseconds, "
-          "got {} words",
-          words.size()));
+          "expected format, group, {}activations, {}plain or gated, n, k, "
+          "m, kernel and nanoseconds, got {} words",
+          version_1_ ? "" : "scales, offsets, ", version_1_ ? "" : "output, ", words.size()));
     }
     TuningEntry entry;
-    TuningKey& key = entry.key;
-    const Result<Format> format = ParseFormat(words[0]);
-    if (!format.ok()) return Malformed("unknown format " + Quoted(words[0]));
-    key.format = *format;
-    if (words[1] != "0") MARLIN_RETURN_IF_ERROR(ParseNumber("group", words[1], &key.group));
-    if (key.group > kMostGroup || (key.group & (key.group - 1)) != 0) {
-      return Malformed("group: expected 0 or a power of two up to 128, got " + Quoted(words[1]));
+    MARLIN_RETURN_IF_ERROR(version_1_ ? ParseVersion1Key(words, &entry.key)
+                                      : ParseKey(words, &entry.key));
+    const std::span<const std::string_view> rest = std::span(words).last(6);
+    entry.key.gated = rest[0] == "gated";
+    if (!entry.key.gated && rest[0] != "plain") {
+      return Malformed("expected plain or gated, got " + Quoted(rest[0]));
     }
-    MARLIN_RETURN_IF_ERROR(ParseActivations(words[2], &key.activations));
-    key.gated = words[3] == "gated";
-    if (!key.gated && words[3] != "plain") {
-      return Malformed("expected plain or gated, got " + Quoted(words[3]));
-    }
-    MARLIN_RETURN_IF_ERROR(ParseNumber("n", words[4], &key.n));
-    MARLIN_RETURN_IF_ERROR(ParseNumber("k", words[5], &key.k));
-    MARLIN_RETURN_IF_ERROR(ParseNumber("m", words[6], &entry.m));
-    const Result<KernelName> name = ParseKernelName(words[7]);
-    if (!name.ok()) return Malformed("expected NAME or NAME@WIDTHxSPLITS, got " + Quoted(words[7]));
+    MARLIN_RETURN_IF_ERROR(ParseNumber("n", rest[1], &entry.key.n));
+    MARLIN_RETURN_IF_ERROR(ParseNumber("k", rest[2], &entry.key.k));
+    MARLIN_RETURN_IF_ERROR(ParseNumber("m", rest[3], &entry.m));
+    const Result<KernelName> name = ParseKernelName(rest[4]);
+    if (!name.ok()) return Malformed("expected NAME or NAME@WIDTHxSPLITS, got " + Quoted(rest[4]));
     entry.kernel = name->kernel;
     entry.variant = name->variant;
-    MARLIN_RETURN_IF_ERROR(ParseNumber("nanoseconds", words[8], &entry.nanoseconds));
-    if (!seen_.emplace(key, entry.m).second) return Malformed("the same problem twice");
+    MARLIN_RETURN_IF_ERROR(ParseNumber("nanoseconds", rest[5], &entry.nanoseconds));
+    if (!seen_.emplace(entry.key, entry.m).second) return Malformed("the same problem twice");
     sections_.back().entries.push_back(std::move(entry));
     return Status();
   }
 
-  Status ParseActivations(std::string_view word, DType* type) const {
+  Status ParseFormatAndGroup(const std::vector<std::string_view>& words, TuningKey* key) const {
+    const Result<Format> format = ParseFormat(words[0]);
+    if (!format.ok()) return Malformed("unknown format " + Quoted(words[0]));
+    key->format = *format;
+    if (words[1] != "0") MARLIN_RETURN_IF_ERROR(ParseNumber("group", words[1], &key->group));
+    if (key->group > kMostGroup || (key->group & (key->group - 1)) != 0) {
+      return Malformed("group: expected 0 or a power of two up to 128, got " + Quoted(words[1]));
+    }
+    return Status();
+  }
+
+  Status ParseKey(const std::vector<std::string_view>& words, TuningKey* key) const {
+    MARLIN_RETURN_IF_ERROR(ParseFormatAndGroup(words, key));
+    const Result<ScaleType> scales = ParseScaleType(words[2]);
+    if (!scales.ok()) return Malformed("unknown scales " + Quoted(words[2]));
+    key->scales = *scales;
+    const auto offsets = std::find(kOffsetNames.begin(), kOffsetNames.end(), words[3]);
+    if (offsets == kOffsetNames.end()) {
+      return Malformed("expected none, zeros or biases, got " + Quoted(words[3]));
+    }
+    key->offsets = static_cast<TuningKey::Offsets>(offsets - kOffsetNames.begin());
+    MARLIN_RETURN_IF_ERROR(ParseType("activations", words[4], &key->activations));
+    return ParseType("output", words[5], &key->output);
+  }
+
+  Status ParseVersion1Key(const std::vector<std::string_view>& words, TuningKey* key) const {
+    MARLIN_RETURN_IF_ERROR(ParseFormatAndGroup(words, key));
+    const bool zeros = GetFormatInfo(key->format).zero_point == ZeroPoint::kRequired;
+    key->offsets = zeros ? TuningKey::Offsets::kZeros : TuningKey::Offsets::kNone;
+    MARLIN_RETURN_IF_ERROR(ParseType("activations", words[2], &key->activations));
+    key->output = key->activations;
+    return Status();
+  }
+
+  Status ParseType(std::string_view what, std::string_view word, DType* type) const {
     for (const DType known : {DType::kBf16, DType::kF16, DType::kF32}) {
       if (word != DTypeName(known)) continue;
       *type = known;
       return Status();
     }
-    return Malformed("unknown activations " + Quoted(word));
+    return Malformed(fmt::format("unknown {} {}", what, Quoted(word)));
   }
 
   Status ParseNumber(std::string_view what, std::string_view word, int64_t* value) const {
@@ -163,6 +195,7 @@ class Parser {
 
   std::string_view text_;
   std::string_view file_;
+  bool version_1_ = false;
   int64_t number_ = 0;
   std::vector<TuningSection> sections_;
   std::set<std::pair<TuningKey, int64_t>> seen_;  ///< Of the last section.
@@ -170,9 +203,11 @@ class Parser {
 
 std::string FormatEntry(const TuningEntry& entry) {
   const TuningKey& key = entry.key;
-  return fmt::format("{} {} {} {} {} {} {} {} {}\n", FormatName(key.format), key.group,
-                     DTypeName(key.activations), key.gated ? "gated" : "plain", key.n, key.k,
-                     entry.m, ToString(entry.kernel, entry.variant), entry.nanoseconds);
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}\n", FormatName(key.format), key.group,
+                     ScaleTypeName(key.scales), kOffsetNames[static_cast<size_t>(key.offsets)],
+                     DTypeName(key.activations), DTypeName(key.output),
+                     key.gated ? "gated" : "plain", key.n, key.k, entry.m,
+                     ToString(entry.kernel, entry.variant), entry.nanoseconds);
 }
 
 /// A name on one line.
@@ -189,8 +224,13 @@ TuningKey TuningKey::Of(const GemmDesc& desc) {
   key.format = desc.format;
   if (GetFormatInfo(desc.format).quantized) {
     key.group = SharedScaleRun(desc.group_size, desc.k, kMostGroup);
+    key.scales = desc.scale_type;
   }
+  key.offsets = desc.has_zeros    ? Offsets::kZeros
+                : desc.has_biases ? Offsets::kBiases
+                                  : Offsets::kNone;
   key.activations = desc.a_type;
+  key.output = desc.c_type;
   key.gated = desc.gated;
   key.n = desc.n;
   key.k = desc.k;
@@ -210,7 +250,7 @@ std::string FormatTuning(std::span<const TuningSection> sections) {
       text += fmt::format("measured {}{}{}\n", section.date, section.commit.empty() ? "" : " ",
                           section.commit);
     }
-    text += "# format group activations gated n k m kernel nanoseconds\n";
+    text += "# format group scales offsets activations output gated n k m kernel nanoseconds\n";
     for (const TuningEntry& entry : section.entries) text += FormatEntry(entry);
   }
   return text;

@@ -1,10 +1,13 @@
 // Which kernel was the fastest where it was measured. Text in, answers out: no files, no clock.
 //
-//   metal-marlin tuning 1
+//   metal-marlin tuning 2
 //   device NVIDIA H200
 //   measured 2026-11-21 abc1234
-//   # format group activations gated n k m kernel nanoseconds
-//   fp4_e2m1 128 bf16 plain 4096 4096 16 marlin_gemm_wgmma@32x4 8590
+//   # format group scales offsets activations output gated n k m kernel nanoseconds
+//   fp4_e2m1 128 fp16 none bf16 bf16 plain 4096 4096 16 marlin_gemm_wgmma@32x4 8590
+//
+// Version 1 had no scales, offsets and output; its entries are read as those of fp16 scales, zeros
+// where the format requires them, and an output of the activations' type.
 //
 // A product of m rows takes the entry of the same matrix with the fewest rows that is measured for
 // m rows or more, but for fewer than 2 m; where there is none, rules choose (select.h). So entries
@@ -28,11 +31,16 @@ namespace marlin {
 
 /// What products have in common that a table holds one list of measurements for.
 struct TuningKey {
+  enum class Offsets { kNone, kZeros, kBiases };
+
   Format format = Format::kFp4E2M1;
   /// The largest power of two up to 128 that divides the group size; 128 for groups of all of k,
   /// 0 for formats without scales.
   int64_t group = 0;
+  ScaleType scales = ScaleType::kF16;  ///< kF16 for formats without scales.
+  Offsets offsets = Offsets::kNone;
   DType activations = DType::kBf16;
+  DType output = DType::kBf16;
   bool gated = false;
   int64_t n = 0;
   int64_t k = 0;

@@ -51,9 +51,9 @@ class Tune(CommandTestCase):
             for kernel in row["kernels"]:
                 self.assertGreater(kernel["seconds"], 0)
         lines = self.file.read_text().splitlines()
-        self.assertEqual(lines[0], "metal-marlin tuning 1")
+        self.assertEqual(lines[0], "metal-marlin tuning 2")
         self.assertEqual(os.listdir(self.file.parent), ["tuning.txt"])
-        self.assertEqual(sum(line.startswith("nf4 128 bf16 plain 128 256 ") for line in lines), 2)
+        self.assertEqual(sum(line.startswith("nf4 128 fp16 none bf16 bf16 plain 128 256 ") for line in lines), 2)
         self.use(self.file)
         device = self.cpu()
         self.assertEqual((device["measured_products"], device["tuning_file"]),
@@ -104,9 +104,9 @@ class Tune(CommandTestCase):
     def test_hostile_tables(self) -> None:
         shape = ("bench", "gemm", "--device", "cpu", "--shape", "1,64,64", "--copies", 1)
         for text, says in (
-                ("", "expected 'metal-marlin tuning 1'"),
-                ("metal-marlin tuning 7\n", "version '7', and this library reads 1"),
-                ('{"version": 1}', "expected 'metal-marlin tuning 1'"),
+                ("", "expected 'metal-marlin tuning 2'"),
+                ("metal-marlin tuning 7\n", "version '7', and this library reads 1 and 2"),
+                ('{"version": 1}', "expected 'metal-marlin tuning 2'"),
                 ("\0" * 5000, "line 1: expected"),
                 ("metal-marlin tuning 1\ndevice a\nfp4_e2m1 1 2\n", "line 3: expected format"),
                 ("metal-marlin tuning 1\n" + "x" * 100000 + "\n", "line 2: expected a device"),

@@ -23,7 +23,7 @@ def candidate(kernel: str, seconds: float, chain: float | None, **changes: Any) 
 
 def result(m: int, *candidates: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"op": "gemm", "kernel": "planned", "planned": True, "format": "fp4_e2m1",
-            "group_size": 48, "activations": "bf16", "m": m, "n": 64, "k": 128,
+            "group_size": 48, "scale_type": "bf16", "activations": "bf16", "m": m, "n": 64, "k": 128,
             "candidates": list(candidates), **changes}
 
 
@@ -41,19 +41,19 @@ class TuningTable(unittest.TestCase):
     def test_header(self) -> None:
         text = tuning_table.table(record(result(1, candidate("planned", 2, 2),
                                                 candidate("b", 1, 1))))
-        self.assertTrue(text.startswith("metal-marlin tuning 1\n\ndevice Made up\n"
+        self.assertTrue(text.startswith("metal-marlin tuning 2\n\ndevice Made up\n"
                                         "measured 2026-01-02 abc\n"))
 
     def test_the_least_loss_in_both_modes(self) -> None:
         rows = (candidate("planned", 2.0e-6, 2.0e-6), candidate("a@1x1", 1.0e-6, 1.5e-6),
                 candidate("b@1x2", 1.1e-6, 1.1e-6), candidate("c", 1.5e-6, 1.0e-6))
         self.assertEqual(self.lines(record(result(3, *rows))),
-                         ["fp4_e2m1 16 bf16 plain 64 128 3 b@1x2 1100"])
+                         ["fp4_e2m1 16 bf16 none bf16 bf16 plain 64 128 3 b@1x2 1100"])
 
     def test_the_planned_one_stays_within_noise(self) -> None:
         rows = (candidate("planned", 1.005e-6, 1.0e-6), candidate("a", 1.0e-6, 1.0e-6))
         self.assertEqual(self.lines(record(result(3, *rows))),
-                         ["fp4_e2m1 16 bf16 plain 64 128 3 planned 1000"])
+                         ["fp4_e2m1 16 bf16 none bf16 bf16 plain 64 128 3 planned 1000"])
 
     def test_what_does_not_count(self) -> None:
         rows = (candidate("planned", 2e-6, 2e-6), candidate("a", 1e-6, 1e-6, selectable=False),
@@ -68,6 +68,13 @@ class TuningTable(unittest.TestCase):
         rows = (candidate("planned", 2e-6, 2e-6), candidate("a", 1e-6, 1e-6))
         same = record(result(3, *rows), result(3, *rows), result(4, *rows))
         self.assertEqual(len(self.lines(same)), 2)
+
+    def test_kinds_of_weights(self) -> None:
+        rows = (candidate("planned", 2e-6, 2e-6), candidate("a", 1e-6, 1e-6))
+        document = record(result(3, *rows, format="bf16"), result(3, *rows, format="u4"))
+        lines = tuning_table.table(document).splitlines()
+        self.assertIn("bf16 0 fp16 none bf16 bf16 plain 64 128 3 a 1000", lines)
+        self.assertIn("u4 16 bf16 zeros bf16 bf16 plain 64 128 3 a 1000", lines)
 
     def test_groups(self) -> None:
         for group, k, counted in ((128, 4096, 128), (256, 4096, 128), (32, 4096, 32),

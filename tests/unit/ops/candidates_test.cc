@@ -76,7 +76,8 @@ Device DeviceWith(const std::string& kernel) {
   Tuning tuning;
   if (!kernel.empty()) {
     const auto sections = ParseTuning(
-        "metal-marlin tuning 1\ndevice d\nfp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n",
+        "metal-marlin tuning 2\ndevice d\nfp4_e2m1 128 fp16 none bf16 f32 plain 64 64 16 " +
+            kernel + " 5\n",
         "t");
     EXPECT_TRUE(sections.ok()) << sections.status().message();
     tuning.table.Add(*sections, "d");

@@ -58,8 +58,8 @@ Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
                             std::string_view forced = "") {
   TuningTable table;
   if (!kernel.empty()) {
-    const std::string entry = "fp4_e2m1 128 bf16 plain 64 64 ";
-    const auto sections = ParseTuning("metal-marlin tuning 1\ndevice d\n" + entry + "16 " + kernel +
+    const std::string entry = "fp4_e2m1 128 fp16 none bf16 f32 plain 64 64 ";
+    const auto sections = ParseTuning("metal-marlin tuning 2\ndevice d\n" + entry + "16 " + kernel +
                                           " 5\n" + entry + "8 " + kernel + " 5\n",
                                       "t");
     EXPECT_TRUE(sections.ok()) << sections.status().message();
@@ -171,10 +171,11 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
     return cpu::CostOf(kernel, desc);
   };
   const auto chosen = [&](int64_t m, const char* kernel) {
-    const auto sections = ParseTuning(std::string("metal-marlin tuning 1\ndevice d\n") +
-                                          "fp4_e2m1 128 bf16 plain 64 64 16 " + kernel + " 5\n" +
-                                          "fp4_e2m1 128 bf16 plain 64 64 2 " + kernel + " 5\n",
-                                      "t");
+    const auto sections =
+        ParseTuning(std::string("metal-marlin tuning 2\ndevice d\n") +
+                        "fp4_e2m1 128 fp16 none bf16 f32 plain 64 64 16 " + kernel + " 5\n" +
+                        "fp4_e2m1 128 fp16 none bf16 f32 plain 64 64 2 " + kernel + " 5\n",
+                    "t");
     TuningTable table;
     table.Add(*sections, "d");
     const auto choice =
