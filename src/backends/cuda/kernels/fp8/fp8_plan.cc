@@ -99,8 +99,8 @@ Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (!desc.weights.tiled || !desc.weights.fits_fp8) {
     return {
-        "groups are no multiple of 32, scales are fp32, or codes less their zeros or biases do "
-        "not fit e4m3"};
+        "groups are not multiples of 32, scales are fp32, there are biases, or codes minus zeros "
+        "do not fit e4m3"};
   }
   if (desc.m > kMostRows) return {"takes up to {0} rows", kMostRows};
   return {};

@@ -337,7 +337,7 @@ const KernelFamily& GemvFamily() {
 
 Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.m > kMaxGemvRows) return {"takes up to {0} rows", kMaxGemvRows};
-  if (desc.determinism == Determinism::kBatchInvariant) return {"splits k as m asks for"};
+  if (desc.determinism == Determinism::kBatchInvariant) return {"its split-K depends on m"};
   return SupportsTiles(desc);
 }
 
