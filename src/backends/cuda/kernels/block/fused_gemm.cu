@@ -28,9 +28,9 @@ namespace {
 
 constexpr int kStages = 4;
 constexpr int kTokenBytes = kBlockTile * RowBytesOfStep(kFusedStep);
-constexpr int kSixteens = kFusedStep / 16;  ///< k16 steps in a step; each has a parameter row.
+constexpr int kK16Steps = kFusedStep / 16;  ///< k16 steps in a step; each has a parameter row.
 constexpr int kParameterRowBytes = kBlockTile * 2;
-constexpr int kParameterBytes = kSixteens * kParameterRowBytes;
+constexpr int kParameterBytes = kK16Steps * kParameterRowBytes;
 constexpr int kStageBytes = kTokenBytes + 2 * kParameterBytes;  ///< A, scales, zeros or biases.
 constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kSharedBytes >= 2 * kBlockSumBytes);
@@ -59,10 +59,10 @@ struct TileSource {
       codes[2 + r] = v.y;
     }
   }
-  /// The scales of an n-tile for k16 step `sixteen`, or (`second`) its zeros or biases.
-  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int sixteen, bool second) const {
+  /// The scales of an n-tile for k16 step `k16_step`, or (`second`) its zeros or biases.
+  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int k16_step, bool second) const {
     const int groups = view.groups_per_tile;
-    const int group = (step % 2 * kSixteens + sixteen) * groups / 8 + (second ? groups : 0);
+    const int group = (step % 2 * kK16Steps + k16_step) * groups / 8 + (second ? groups : 0);
     return Tile(strip, step) + TileCodeBytes(4) + group * kGroupBytes;
   }
   template <typename T>
@@ -104,8 +104,8 @@ struct MarlinW4Source {
     codes[2] = v.z;
     codes[3] = v.w;
   }
-  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int sixteen, bool second) const {
-    const int k = step * kFusedStep + sixteen * 16;
+  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int k16_step, bool second) const {
+    const int k = step * kFusedStep + k16_step * 16;
     const int64_t group = min(k / view.group_size, view.groups - 1) + (second ? view.groups : 0);
     return view.parameters + (group * strips + min(strip, strips - 1)) * kW4GroupBytes;
   }
@@ -123,11 +123,11 @@ MARLIN_DEVICE void CopyParameters(const Source& source, const Place& place, int 
   constexpr int kChunks = kGroupBytes / 16;  // Per n-tile.
   const int i = static_cast<int>(threadIdx.x);
   const int strip = i / kChunks % 2;
-  const int sixteen = i / kChunks / 2 % kSixteens;
+  const int k16_step = i / kChunks / 2 % kK16Steps;
   const bool second = i >= kParameterBytes / 16;
   if (i >= 2 * kParameterBytes / 16 || (second && !seconds)) return;
   const uint8_t* from =
-      source.Parameters(place.first_output / kStripOutputs + strip, step, sixteen, second);
+      source.Parameters(place.first_output / kStripOutputs + strip, step, k16_step, second);
   CopyAsync16(to + i * 16, from + i % kChunks * 16, 16);
 }
 

@@ -62,8 +62,8 @@ class Stager {
         mode_(ParameterModeOf<CodeKind::kFp4, T>(view_)),
         table_(view_),
         lane_(place.lane),
-        sixteen_(place.half),
-        to_((place.strip_of_block * kStripOutputs + sixteen_ * 16) * kRowBytes +
+        m16_tile_(place.half),
+        to_((place.strip_of_block * kStripOutputs + m16_tile_ * 16) * kRowBytes +
             FragmentRow(place.lane)),
         strip_(view_.tiles + TileOffset(view_, place.strip(), 0)) {}
 
@@ -73,15 +73,15 @@ class Stager {
     const uint8_t* tile =
         strip_ + static_cast<int64_t>(step / kSteps) * kStripsOfBlock * view_.tile_bytes;
     // Loading one step ahead does not cover the latency of device memory; it nearly covers L2's.
-    if (in_tile == 0 && sixteen_ == 0 && lane_ * 128 < view_.tile_bytes &&
+    if (in_tile == 0 && m16_tile_ == 0 && lane_ * 128 < view_.tile_bytes &&
         step / kSteps + 1 < view_.tiles_of_strip) {
       asm volatile(
           "prefetch.global.L2 [%0];" ::"l"(tile + kStripsOfBlock * view_.tile_bytes + lane_ * 128));
     }
-    const int block = in_tile / 2 * 2 + sixteen_;
+    const int block = in_tile / 2 * 2 + m16_tile_;
     codes_ = __ldg(reinterpret_cast<const uint2*>(tile + block * BlockBytes(4) + lane_ * 16 +
                                                   in_tile % 2 * 8));
-    const uint8_t* parameters = tile + TileCodeBytes(4) + lane_ / 4 * 8 + sixteen_ * 4;
+    const uint8_t* parameters = tile + TileCodeBytes(4) + lane_ / 4 * 8 + m16_tile_ * 4;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int group = (in_tile * 2 + j) * view_.groups_per_tile / 8;
@@ -113,7 +113,7 @@ class Stager {
   ParameterMode mode_;
   DecodeTable<CodeKind::kFp4, T> table_;
   int lane_;
-  int sixteen_;  ///< Which 16 outputs of the n-tile.
+  int m16_tile_;  ///< Which 16 outputs of the n-tile.
   uint32_t to_;
   const uint8_t* strip_;
   uint2 codes_ = {0, 0};

@@ -320,7 +320,7 @@ class CanonicalWeights {
       : view_(view),
         t_(lane & 3),
         column_(column + (lane >> 2) * 4),
-        quads_(view.n % 4 == 0 && column % 4 == 0),
+        vector_loads_(view.n % 4 == 0 && column % 4 == 0),
         group_size_(static_cast<int>(min(view.group_size, static_cast<int64_t>(view.k)))) {}
 
   static MARLIN_DEVICE int KOf(int step, int t, int i) { return 16 * t + 4 * step + i; }
@@ -341,7 +341,7 @@ class CanonicalWeights {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t* words = view_.words + static_cast<int64_t>(min(row + r, last)) * view_.n;
-      if (quads_) {
+      if (vector_loads_) {
         const uint4 v = __ldg(reinterpret_cast<const uint4*>(words + min(column_, view_.n - 4)));
         raw.words[r][0] = v.x;
         raw.words[r][1] = v.y;
@@ -449,7 +449,7 @@ class CanonicalWeights {
   const View& view_;
   int t_;
   int column_;
-  bool quads_;  ///< Four columns can be loaded with one vectorized load.
+  bool vector_loads_;  ///< Four columns can be loaded with one vectorized load.
   int group_size_;
   int group_end_ = 0;
   float scale_[4];

@@ -36,9 +36,9 @@ struct WgmmaEpilogue {
                   partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
                   partial ? nullptr : view.bias);
     } else if (plain && args.vector_stores && view.type == Element::kBf16) {
-      StoreEights<Bf16x2>(item, acc);
+      StoreVectors<Bf16x2>(item, acc);
     } else if (plain && args.vector_stores) {
-      StoreEights<F16x2>(item, acc);
+      StoreVectors<F16x2>(item, acc);
     } else {
       RunThroughShared(item, acc);
     }
@@ -82,14 +82,14 @@ struct WgmmaEpilogue {
   /// Offset of 8 outputs of a token in the warp's part of the exchange buffer (two buffers of 16
   /// tokens x 16 outputs of 16 bits), swizzled so that neither stmatrix rows nor whole tokens have
   /// bank conflicts.
-  static MARLIN_DEVICE uint32_t EightAt(int token, int eight) {
-    return static_cast<uint32_t>(token * 32 + (eight ^ (token >> 2 & 1)) * 16);
+  static MARLIN_DEVICE uint32_t VectorAt(int token, int half) {
+    return static_cast<uint32_t>(token * 32 + (half ^ (token >> 2 & 1)) * 16);
   }
 
   /// Vectorized stores of eight adjacent 16-bit outputs per lane, transposed through shared memory.
   /// Precondition: they are one aligned store.
   template <typename Out>
-  MARLIN_DEVICE void StoreEights(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+  MARLIN_DEVICE void StoreVectors(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     constexpr uint32_t kBufferBytes = 16 * 16 * 2;
     const EpilogueView& view = args.epilogue;
     const int lane = place.lane;
@@ -97,8 +97,8 @@ struct WgmmaEpilogue {
     const float2 bias = LoadBias(view.bias, first_n + (lane >> 2));
     const uint32_t buffers =
         SharedAddress(exchange) + ((place.strip & 1) * 2 + place.rows) * 2 * kBufferBytes;
-    const uint32_t put = buffers + EightAt((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
-    const uint32_t get = buffers + EightAt(lane >> 1, lane & 1);
+    const uint32_t put = buffers + VectorAt((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+    const uint32_t get = buffers + VectorAt(lane >> 1, lane & 1);
     const int n = first_n + (lane & 1) * 8;
     const int m = item.token_tile * kTokens + (lane >> 1);
     const int rows = n < view.n ? args.m - m : 0;  // Valid rows from m on.
@@ -118,8 +118,8 @@ struct WgmmaEpilogue {
       const uint32_t buffer = c % 2 * kBufferBytes;
       StoreTurned(put + buffer, packed);
       __syncwarp();
-      const uint4 eight = LoadShared16(get + buffer);
-      if (c * 16 < rows) *reinterpret_cast<uint4*>(to) = eight;
+      const uint4 outputs = LoadShared16(get + buffer);
+      if (c * 16 < rows) *reinterpret_cast<uint4*>(to) = outputs;
     }
     __syncwarp();
   }

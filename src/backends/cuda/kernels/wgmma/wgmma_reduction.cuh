@@ -36,7 +36,7 @@ struct ClusterPart {
 
 /// Adds four floats in shared memory to sums[first] to sums[first + 3].
 template <int kCount>
-MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
+MARLIN_DEVICE void AddReceived(uint32_t address, float (&sums)[kCount], int first) {
   const uint4 v = LoadShared16(address);
   sums[first] += __uint_as_float(v.x);
   sums[first + 1] += __uint_as_float(v.y);
@@ -80,7 +80,7 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
     if (i / 2 < first || i / 2 >= last) continue;
     if (part.splits == 2) {
       // With two CTAs the order does not matter, and no addition waits for another.
-      AddSent(base + i * kSlotBytes, acc, 4 * i);
+      AddReceived(base + i * kSlotBytes, acc, 4 * i);
       continue;
     }
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -91,7 +91,7 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
       } else {
-        AddSent(from, sum, 0);
+        AddReceived(from, sum, 0);
         from += part.sender_bytes;
       }
     }
@@ -217,11 +217,11 @@ struct StreamReduction {
   static MARLIN_DEVICE void Load(const float* from, bool add, float (&acc)[kTokens / 2]) {
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
-      const float4 come = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
-      acc[4 * i] = add ? acc[4 * i] + come.x : come.x;
-      acc[4 * i + 1] = add ? acc[4 * i + 1] + come.y : come.y;
-      acc[4 * i + 2] = add ? acc[4 * i + 2] + come.z : come.z;
-      acc[4 * i + 3] = add ? acc[4 * i + 3] + come.w : come.w;
+      const float4 loaded = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
+      acc[4 * i] = add ? acc[4 * i] + loaded.x : loaded.x;
+      acc[4 * i + 1] = add ? acc[4 * i + 1] + loaded.y : loaded.y;
+      acc[4 * i + 2] = add ? acc[4 * i + 2] + loaded.z : loaded.z;
+      acc[4 * i + 3] = add ? acc[4 * i + 3] + loaded.w : loaded.w;
     }
   }
 };
