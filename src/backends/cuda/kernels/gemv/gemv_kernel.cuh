@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   } else if (lane == 0) {
     copies.Run();
   }
-  // Memory requests are served in order: earlier, these would delay the activations.
+  // Memory requests are served in order: issued earlier, these would delay the activations.
 #pragma unroll 1
   for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
     stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
@@ -442,8 +442,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       const auto release = [&] {
         __syncwarp();
         if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
-        // As late as possible with the result still back in time: the CTA with the last ticket
-        // waits for the others' sums.
+        // As late as its result can still arrive in time: the CTA with the last ticket waits for
+        // the others' sums.
         if (i == counter_tile && ElectOne()) {
           ticket = IncrementTileCounter(args.tile_counters + block.first_unit + u);
         }

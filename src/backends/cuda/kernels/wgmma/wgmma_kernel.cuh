@@ -15,8 +15,8 @@
 //   is a pipeline stage, which is filled and released as a whole: a step, or half of one
 //   (SlotsOfStep).
 //
-//   CTAs are persistent; a tile scheduler gives them output tiles (token tile, block of outputs) in
-//   an order that keeps adjacent token tiles on the same weights. Where output tiles are few,
+//   CTAs are persistent; a tile scheduler assigns output tiles (token tile, block of outputs) in an
+//   order that keeps adjacent token tiles on the same weights. Where output tiles are few,
 //   split-K in clusters: the CTAs of a cluster exchange sums through DSMEM, add them in the order
 //   of the CTAs and finish a part of the tile each. Where too few clusters run at once, split-K
 //   partials go to the workspace, and a reduction kernel adds them. A partly filled last wave may
