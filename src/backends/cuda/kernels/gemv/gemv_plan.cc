@@ -71,15 +71,16 @@ struct PlanCosts {
   PlanCosts(const TileProblem& problem, const DeviceShape& device, const GemvPlan& plan) {
     const GemvCosts& costs = device.costs->gemv;
     const bool wide = plan.strips > 1;
-    const bool two_octets = problem.m > kOctet;
+    const bool two_n8_tiles = problem.m > kOctet;
     const double bytes = problem.tile_bytes / costs.tile_bytes;
     step = bytes * costs.step[wide ? 1 : 0][plan.warps > 8 ? 1 : 0];
-    tile = bytes * plan.strips * costs.tile[two_octets ? 1 : 0];
-    round = costs.round[wide || two_octets ? 1 : 0];
-    const GemvCosts::Reduction& meets = plan.arguments.in_cluster ? costs.cluster : costs.memory;
-    reduction = meets.fixed;
-    reduction_split = meets.split;
-    reduction_strip = meets.strip[two_octets ? 1 : 0];
+    tile = bytes * plan.strips * costs.tile[two_n8_tiles ? 1 : 0];
+    round = costs.round[wide || two_n8_tiles ? 1 : 0];
+    const GemvCosts::Reduction& reduction_costs =
+        plan.arguments.in_cluster ? costs.cluster : costs.memory;
+    reduction = reduction_costs.fixed;
+    reduction_split = reduction_costs.split;
+    reduction_strip = reduction_costs.strip[two_n8_tiles ? 1 : 0];
   }
 };
 
@@ -137,9 +138,9 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.splits = Ceil(args.tiles, args.tiles_of_split);
   args.multicast = shape.multicast;
   args.bulk = problem.k % 8 == 0;
-  const bool meet = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
-  args.in_cluster = meet && !shape.in_memory;
-  plan.in_memory = meet && shape.in_memory;
+  const bool ctas_reduce = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  args.in_cluster = ctas_reduce && !shape.in_memory;
+  plan.in_memory = ctas_reduce && shape.in_memory;
   plan.warps = shape.warps;
   plan.strips = shape.strips;
   plan.splits = args.splits;
