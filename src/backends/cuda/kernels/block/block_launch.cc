@@ -30,7 +30,7 @@ class BlockGemm final : public TilesGemm {
     args.m = gemm.a.m;
     args.k = gemm.a.k;
     args.plan = plan_;
-    // Where every unit begins a run there is nothing to zero.
+    // With one unit per CTA, every unit begins a run and there is nothing to zero.
     if (plan_.parallel > 1 && plan_.units_of_block > 1) {
       MARLIN_RETURN_IF_ERROR(Check(LaunchZeroReduction(args, stream)));
     }
@@ -53,7 +53,7 @@ class BlockGemm final : public TilesGemm {
 }  // namespace
 
 Result<std::shared_ptr<const PlannedGemm>> MakeBlock(const PlanRequest& request) {
-  // Every row of the family has one.
+  // Every row of the family has a kernel.
   const BlockKernel kernel = *BlockKernelOf(request.kernel.name);
   const BlockPlan plan = PlanBlocks(kernel, TileProblemOf(request.desc), request.context.shape);
   return {std::make_shared<const BlockGemm>(request, kernel, plan)};

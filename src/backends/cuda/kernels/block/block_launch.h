@@ -1,5 +1,5 @@
-// The kernels of blocks of 64 tokens x 64 outputs, one for each way to bring weights to the matrix
-// unit; run by name (marlin_gemm_fp4, ...). What they are given, and their launch.
+// Parameters and launch of the kernels with CTA tiles of 64 tokens x 64 outputs, one for each way
+// to feed weights to the MMAs; run by name (marlin_gemm_fp4, ...).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,21 +14,21 @@ namespace marlin::cuda {
 
 /// Parameters of the kernels.
 struct BlockArguments {
-  MarlinW4View weights;  ///< Of tiles `codes` alone.
+  MarlinW4View weights;  ///< The tiled layout uses only `codes`.
   const void* a = nullptr;
   int64_t a_stride = 0;
   EpilogueView epilogue;
-  float* partials = nullptr;  ///< [parallel, m, n]; null: the epilogue is done here.
+  float* partials = nullptr;  ///< [parallel, m, n]; null: the kernel applies the epilogue.
   int m = 0;
   int k = 0;
   BlockPlan plan;
 };
 
-/// Kernels with or without zeros and biases.
+/// Kernels with (`extras`) or without zeros and biases.
 const void* StagedFunction(BlockKernel kernel, bool bf16, bool extras);
 const void* FusedFunction(BlockKernel kernel, CodeKind kind, bool bf16, bool extras);
-/// Zeroes the partial sums of units that continue their thread block's unit before: those are added
-/// up in registers and stored with the first of them.
+/// Zeroes the partial sums of units that continue the previous unit of their CTA: the CTA
+/// accumulates such units in registers and stores the sum with the first of them.
 cudaError_t LaunchZeroReduction(const BlockArguments& args, cudaStream_t stream);
 
 }  // namespace marlin::cuda

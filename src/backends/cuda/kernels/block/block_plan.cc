@@ -1,4 +1,4 @@
-// How products are cut into blocks of 64 x 64 and slices of k.
+// Tiling of GEMMs into CTA tiles of 64 x 64 and split-K slices.
 #include "backends/cuda/kernels/block/block_plan.h"
 
 #include <array>
@@ -10,21 +10,21 @@
 namespace marlin::cuda {
 namespace {
 
-/// Thread blocks of the striped kernel on a multiprocessor.
+/// CTAs of the striped kernel per multiprocessor.
 constexpr int kStripesOfMultiprocessor = 4;
-/// Slices shorter than this cost more to add up than they spread.
+/// Shorter slices cost more to reduce than the parallelism saves.
 constexpr int kLeastStepsOfSlice = 8;
-/// Steps that a thread block could have done while it stores a partial sum and it is added.
+/// Cost of storing and reducing one partial sum, in k-iterations of a CTA.
 constexpr int64_t kStepsOfPartial = 4;
 
 int SliceSteps(int steps, int parallel) { return (steps + parallel - 1) / parallel; }
 
-/// Slices of a tile that give the longest stripe the least to do.
+/// The number of slices per tile that minimizes the work of the longest stripe.
 int ChooseParallel(int64_t tiles, int steps, int64_t stripes) {
   int best = 1;
   int64_t best_cost = CeilDivide(tiles, stripes) * steps;
   for (int parallel = 2; parallel * kLeastStepsOfSlice <= steps; ++parallel) {
-    // More units than four to a stripe only enlarge the workspace.
+    // More than four units per stripe only enlarge the workspace.
     if (tiles * parallel > 4 * stripes) break;
     const int64_t units = CeilDivide(tiles * parallel, stripes);
     const int64_t cost = units * SliceSteps(steps, parallel) + kStepsOfPartial * parallel;
@@ -62,7 +62,7 @@ BlockPlan PlanBlocks(BlockKernel kernel, const TileProblem& problem, const Devic
   const int64_t tiles = plan.token_tiles * CeilDivide(int64_t{problem.n}, int64_t{kBlockTile});
   const int64_t stripes = int64_t{device.multiprocessors} * kStripesOfMultiprocessor;
   const bool striped = kernel == BlockKernel::kStriped;
-  // A row's sums must not depend on how many rows there are.
+  // A row's sums must not depend on m.
   if (striped && !problem.batch_invariant) {
     plan.parallel = ChooseParallel(tiles, plan.steps, stripes);
   }
@@ -77,8 +77,8 @@ BlockPlan PlanBlocks(BlockKernel kernel, const TileProblem& problem, const Devic
 
 namespace {
 
-/// The kernels of blocks run by name, or as the only ones that read their weights: the estimate is
-/// compared with nothing.
+/// These kernels run by name, or are the only ones that read their weights: the estimate is never
+/// compared with another.
 double Microseconds(const GemmDesc& desc, const DeviceShape& /*device*/) {
   return static_cast<double>(desc.m) * static_cast<double>(desc.n) * static_cast<double>(desc.k);
 }
@@ -102,7 +102,7 @@ Support SupportsInt4(const GemmDesc& desc, const DeviceProperties& /*device*/) {
 
 Support SupportsMarlinW4(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (!desc.weights.marlin_w4) return {"takes weights that were prepared in the marlin_w4 layout"};
-  // Its operands are those of tiles.
+  // Its operands are those of the tiled layout.
   GemmDesc in_tiles = desc;
   in_tiles.weights.tiled = true;
   in_tiles.weights.marlin_w4 = false;

@@ -1,24 +1,25 @@
-// marlin_gemm_fused_fp4, marlin_gemm_fused_u4, marlin_gemm_w4: weights go from device memory to
-// registers and are decoded there into the operands of mma.m16n8k16; shared memory holds none.
+// marlin_gemm_fused_fp4, marlin_gemm_fused_u4, marlin_gemm_w4: weights are loaded from device
+// memory into registers and decoded there into operands of mma.m16n8k16; shared memory holds none.
 //
-//   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])     blocks of 64 tokens x 64 outputs (see
-//                                                           block_gemm.cuh), steps of 64 k
+//   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])    CTA tiles of 64 tokens x 64 outputs (see
+//                                                          block_gemm.cuh), steps of 64 k
 //                        step s     s + 1     s + 2     s + 3
-//   registers           [codes]   [codes]   [codes]   [codes]     32 outputs x 32 k a warp, 4 words
-//   shared memory       [A, scales] ...                           a lane; cp.async
-//                       multiplied  on their way
+//   registers           [codes]   [codes]   [codes]   [codes]     per warp 32 outputs x 32 k, per
+//   shared memory       [A, scales] ...                           lane 4 words; cp.async
+//                       multiplied  in flight
 //
-//   Two warps have all tokens and 32 outputs, each half of a step's k: a weight is read and decoded
-//   by one warp alone. A ring of four steps: a barrier a step says that a step has come and that
-//   the one before it has been multiplied, whose place the step three further on takes. In flight
-//   per thread block: three steps of 8 KiB of activations, 2 KiB of codes and their scales. Shared
-//   memory: 4 x (9 KiB of A, 1 KiB of scales and zeros) = 40 KiB, later 34 KiB of sums.
+//   Intra-CTA split-K: two warps have all tokens and the same 32 outputs, and each takes half of a
+//   step's k, so that only one warp loads and decodes a weight. A pipeline of four stages with one
+//   barrier per step: after it, the step's data have arrived and the previous step has been
+//   multiplied, so the copies of the step three ahead may reuse its stage. In flight per CTA: three
+//   steps of 8 KiB of activations, 2 KiB of codes and their scales. Shared memory: 4 x (9 KiB of A,
+//   1 KiB of scales and zeros) = 40 KiB, reused for 34 KiB of sums.
 //
-//   Codes lie in tiles (tile_layout.h) or in the marlin_w4 layout (marlin_w4.cuh).
+//   Codes are in the tiled layout (tile_layout.h) or the marlin_w4 layout (marlin_w4.cuh).
 //
-// Error model: weights rounded up to three times (scale, zero or table value, product), fp32 sums
-// of the matrix unit; the same as of every kernel on tiles. A row's sum takes k in order, 16 at a
-// time, and depends neither on m nor on its place.
+// Error model: weights rounded up to three times (scale, zero or table value, product), fp32 MMA
+// accumulation; the same as that of every kernel with tiled weights. A row's sum accumulates k in
+// order, 16 at a time, and depends neither on m nor on the row's position.
 #include "backends/cuda/kernels/block/block_gemm.cuh"
 #include "backends/cuda/kernels/common/marlin_w4.cuh"
 
@@ -27,10 +28,10 @@ namespace {
 
 constexpr int kStages = 4;
 constexpr int kTokenBytes = kBlockTile * RowBytesOfStep(kFusedStep);
-constexpr int kSixteens = kFusedStep / 16;  ///< Of k in a step; each has its row of parameters.
+constexpr int kK16Steps = kFusedStep / 16;  ///< k16 steps in a step; each has a parameter row.
 constexpr int kParameterRowBytes = kBlockTile * 2;
-constexpr int kParameterBytes = kSixteens * kParameterRowBytes;
-constexpr int kStageBytes = kTokenBytes + 2 * kParameterBytes;  ///< Scales, then zeros or biases.
+constexpr int kParameterBytes = kK16Steps * kParameterRowBytes;
+constexpr int kStageBytes = kTokenBytes + 2 * kParameterBytes;  ///< A, scales, zeros or biases.
 constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kSharedBytes >= 2 * kBlockSumBytes);
 
@@ -38,18 +39,17 @@ constexpr int kN8Tiles = 8;
 using Place = BlockPlace<kN8Tiles>;
 using Sums = BlockSums<kN8Tiles>;
 
-/// Codes of a warp's 32 outputs x 32 k, one lane's: word 2 j + r is of step j of 16 k and outputs
-/// 16 r.
+/// One lane's codes of a warp's 32 outputs x 32 k: word 2 j + r holds k16 step j of outputs 16 r.
 using Codes = uint32_t[4];
 
-/// Weights in tiles.
+/// Weights in the tiled layout.
 template <CodeKind kKind>
 struct TileSource {
   const TileView& view;
 
   MARLIN_DEVICE explicit TileSource(const BlockArguments& args) : view(args.weights.codes) {}
 
-  /// Half `half` of a step's k.
+  /// Loads half `half` of a step's k.
   MARLIN_DEVICE void Load(int strip, int step, int half, int lane, Codes& codes) const {
     const uint8_t* from = Tile(strip, step) + step % 2 * 2 * BlockBytes(4) + lane * 16 + half * 8;
 #pragma unroll
@@ -59,10 +59,10 @@ struct TileSource {
       codes[2 + r] = v.y;
     }
   }
-  /// The scales of a strip's sixteenth of k, or what lies beside them.
-  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int sixteen, bool second) const {
+  /// The scales of an n-tile for k16 step `k16_step`, or (`second`) its zeros or biases.
+  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int k16_step, bool second) const {
     const int groups = view.groups_per_tile;
-    const int group = (step % 2 * kSixteens + sixteen) * groups / 8 + (second ? groups : 0);
+    const int group = (step % 2 * kK16Steps + k16_step) * groups / 8 + (second ? groups : 0);
     return Tile(strip, step) + TileCodeBytes(4) + group * kGroupBytes;
   }
   template <typename T>
@@ -92,8 +92,8 @@ struct MarlinW4Source {
 
   MARLIN_DEVICE void Load(int strip, int step, int half, int lane, Codes& codes) const {
     const int block = 2 * step + half;
-    // Beyond the matrix any number does, for it is multiplied with zeros or not stored; code 0
-    // decodes to one.
+    // Beyond the matrix any finite value will do, because it is multiplied by zero or not stored;
+    // code 0 decodes to one.
     uint4 v = {0, 0, 0, 0};
     if (strip < strips && block < blocks) {
       const int64_t at = (static_cast<int64_t>(block) * strips + strip) * 32 + lane;
@@ -104,8 +104,8 @@ struct MarlinW4Source {
     codes[2] = v.z;
     codes[3] = v.w;
   }
-  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int sixteen, bool second) const {
-    const int k = step * kFusedStep + sixteen * 16;
+  MARLIN_DEVICE const uint8_t* Parameters(int strip, int step, int k16_step, bool second) const {
+    const int k = step * kFusedStep + k16_step * 16;
     const int64_t group = min(k / view.group_size, view.groups - 1) + (second ? view.groups : 0);
     return view.parameters + (group * strips + min(strip, strips - 1)) * kW4GroupBytes;
   }
@@ -116,27 +116,27 @@ struct MarlinW4Source {
   }
 };
 
-/// Starts the copies of a step's parameters, 16 bytes a thread.
+/// Starts the async copies of a step's parameters, 16 bytes per thread.
 template <typename Source>
 MARLIN_DEVICE void CopyParameters(const Source& source, const Place& place, int step, bool seconds,
                                   uint32_t to) {
-  constexpr int kChunks = kGroupBytes / 16;  // Of a strip.
+  constexpr int kChunks = kGroupBytes / 16;  // Per n-tile.
   const int i = static_cast<int>(threadIdx.x);
   const int strip = i / kChunks % 2;
-  const int sixteen = i / kChunks / 2 % kSixteens;
+  const int k16_step = i / kChunks / 2 % kK16Steps;
   const bool second = i >= kParameterBytes / 16;
   if (i >= 2 * kParameterBytes / 16 || (second && !seconds)) return;
   const uint8_t* from =
-      source.Parameters(place.first_output / kStripOutputs + strip, step, sixteen, second);
+      source.Parameters(place.first_output / kStripOutputs + strip, step, k16_step, second);
   CopyAsync16(to + i * 16, from + i % kChunks * 16, 16);
 }
 
-/// A warp's products of half a step.
+/// A warp's MMAs of its half of a step.
 template <typename Source, CodeKind kKind, typename T, ParameterUse kUse>
 struct FusedProduct {
   const ParameterMode& mode;
   const DecodeTable<kKind, T>& table;
-  int groups;  ///< Of a tile.
+  int groups;  ///< Per weight tile.
 
   MARLIN_DEVICE void Add(const Codes& codes, uint32_t stage, const Place& place, Sums& sums) const {
     const uint32_t parameters = stage + kTokenBytes + place.half * 2 * kParameterRowBytes +
@@ -146,7 +146,7 @@ struct FusedProduct {
     LoadOperands(parameters, operands);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      // Groups of 16 alone begin within a warp's 32 k.
+      // Only groups of 16 begin within a warp's 32 k.
       if (j == 1 && groups == 8) LoadOperands(parameters + kParameterRowBytes, operands);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -154,7 +154,7 @@ struct FusedProduct {
         ScaleFragment<kKind, T, kUse>(mode, operands[r], weights[j][r]);
       }
     }
-    // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8, which is of 8 k.
+    // Lane l passes ldmatrix the row of token l % 8 in matrix l / 8, which has 8 k.
     const uint32_t row = stage + place.half * 64 + (place.lane & 7) * RowBytesOfStep(kFusedStep) +
                          (place.lane >> 3) * 16;
 #pragma unroll
@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   const FusedProduct<Source<kKind>, kKind, T, kUse> product{mode, table, view.groups_per_tile};
   const int steps = args.plan.steps;
   Codes codes[kStages];
-  // A group of copies for every step, also for those behind the last, so that they can be counted.
+  // Commits one cp.async group per step, even beyond the last step, so that the count of groups in
+  // flight identifies a step.
   const auto fetch = [&](int step, int slot) {
     if (step < steps) {
       const uint32_t stage = base + slot * kStageBytes;

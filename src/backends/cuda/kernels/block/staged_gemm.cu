@@ -1,9 +1,9 @@
-// marlin_gemm_fp4, marlin_gemm_fp4_single_stage, marlin_gemm_fp4_striped: FP4 weights decoded into
-// shared memory, from where mma.m16n8k16 takes both operands.
+// marlin_gemm_fp4, marlin_gemm_fp4_single_stage, marlin_gemm_fp4_striped: FP4 weights are decoded
+// into shared memory, from which mma.m16n8k16 loads both operands.
 //
-//   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])     blocks of 64 tokens x 64 outputs (see
-//                                                           block_gemm.cuh), steps of 32 k
-//   two buffers (one: no line overlaps another):
+//   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])    CTA tiles of 64 tokens x 64 outputs (see
+//                                                          block_gemm.cuh), steps of 32 k
+//   two buffers (with one, no line overlaps another):
 //     copy A of step s + 1 to shared memory    |=========|             (cp.async)
 //     read codes and scales of step s + 1      |=======|               (registers)
 //     multiply step s                          |==============|
@@ -11,17 +11,17 @@
 //     barrier                                                      |
 //
 //   shared memory per buffer: tokens [64][32] and outputs [64][32] of 16 bits, rows of 80 bytes:
-//   10 KiB; the sums on their way to the epilogue (17 KiB) lie in the same place. In flight per
-//   thread block: 4 KiB of activations, 1 KiB of codes, and their scales.
+//   10 KiB; the sums before the epilogue (17 KiB) reuse the same memory. In flight per CTA: 4 KiB
+//   of activations, 1 KiB of codes, and their scales.
 //
-//   striped: blocks take runs of work units (tile, slice of k), see BlockPlan. Units of a run that
-//   are of one tile are added up in registers and stored with the first; marlin_zero_reduction
-//   zeroes the others beforehand, and the reduce kernel adds the slices in order. Nothing is
-//   atomic.
+//   striped: split-K; CTAs compute runs of work units (tile, slice), see BlockPlan. Units of a run
+//   that belong to one tile are accumulated in registers and stored with the first;
+//   marlin_zero_reduction zeroes the others beforehand, and the reduction kernel adds the slices in
+//   order. Nothing is atomic.
 //
-// Error model: weights rounded up to three times (scale, bias, product), fp32 sums of the matrix
-// unit; the same as of every kernel on tiles. A row's sum takes k in order, 16 at a time, and
-// depends neither on m nor on its place, where there is one slice.
+// Error model: weights rounded up to three times (scale, bias, product), fp32 MMA accumulation; the
+// same as that of every kernel with tiled weights. A row's sum accumulates k in order, 16 at a
+// time, and with one slice depends neither on m nor on the row's position.
 #include "backends/cuda/kernels/block/block_gemm.cuh"
 
 namespace marlin::cuda {
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kRowBytes = RowBytesOfStep(kStagedStep);
 constexpr int kOperandBytes = kBlockTile * kRowBytes;
-constexpr int kBufferBytes = 2 * kOperandBytes;  // Tokens, then outputs.
+constexpr int kBufferBytes = 2 * kOperandBytes;  // Activations, then weights.
 
 constexpr int SharedBytes(int buffers) {
   const int bytes = buffers * kBufferBytes;
@@ -46,14 +46,14 @@ MARLIN_DEVICE void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
-/// Where lane `lane` gives ldmatrix and stmatrix its row of a fragment of 16 outputs x 16 k: the
-/// matrices are outputs 0 to 7 and 8 to 15 of 8 k, then of the next 8.
+/// Offset of the row that lane `lane` passes to ldmatrix and stmatrix for a fragment of 16 outputs
+/// x 16 k: the 8 x 8 matrices are outputs 0 to 7 and 8 to 15 of 8 k, then of the next 8.
 MARLIN_DEVICE uint32_t FragmentRow(int lane) {
   return ((lane & 7) + (lane >> 3 & 1) * 8) * kRowBytes + (lane >> 4) * 16;
 }
 
-/// A warp's share of the decoding: 16 outputs x 32 k of a step, in registers between reading and
-/// decoding.
+/// Decodes a warp's part of the weights, 16 outputs x 32 k of a step; the codes are in registers
+/// between Read and Decode.
 template <typename T, ParameterUse kUse>
 class Stager {
  public:
@@ -62,8 +62,8 @@ class Stager {
         mode_(ParameterModeOf<CodeKind::kFp4, T>(view_)),
         table_(view_),
         lane_(place.lane),
-        sixteen_(place.half),
-        to_((place.strip_of_block * kStripOutputs + sixteen_ * 16) * kRowBytes +
+        m16_tile_(place.half),
+        to_((place.strip_of_block * kStripOutputs + m16_tile_ * 16) * kRowBytes +
             FragmentRow(place.lane)),
         strip_(view_.tiles + TileOffset(view_, place.strip(), 0)) {}
 
@@ -72,16 +72,16 @@ class Stager {
     const int in_tile = step % kSteps;
     const uint8_t* tile =
         strip_ + static_cast<int64_t>(step / kSteps) * kStripsOfBlock * view_.tile_bytes;
-    // One step ahead is not enough for the way from memory; from the cache it nearly is.
-    if (in_tile == 0 && sixteen_ == 0 && lane_ * 128 < view_.tile_bytes &&
+    // Loading one step ahead does not cover the latency of device memory; it nearly covers L2's.
+    if (in_tile == 0 && m16_tile_ == 0 && lane_ * 128 < view_.tile_bytes &&
         step / kSteps + 1 < view_.tiles_of_strip) {
       asm volatile(
           "prefetch.global.L2 [%0];" ::"l"(tile + kStripsOfBlock * view_.tile_bytes + lane_ * 128));
     }
-    const int block = in_tile / 2 * 2 + sixteen_;
+    const int block = in_tile / 2 * 2 + m16_tile_;
     codes_ = __ldg(reinterpret_cast<const uint2*>(tile + block * BlockBytes(4) + lane_ * 16 +
                                                   in_tile % 2 * 8));
-    const uint8_t* parameters = tile + TileCodeBytes(4) + lane_ / 4 * 8 + sixteen_ * 4;
+    const uint8_t* parameters = tile + TileCodeBytes(4) + lane_ / 4 * 8 + m16_tile_ * 4;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int group = (in_tile * 2 + j) * view_.groups_per_tile / 8;
@@ -95,7 +95,7 @@ class Stager {
     }
   }
 
-  /// Decodes what was read into the outputs of a buffer.
+  /// Decodes the codes of the last Read into the weights of a buffer.
   MARLIN_DEVICE void Decode(uint32_t outputs) const {
     const uint32_t words[4] = {codes_.x, codes_.y, 0, 0};
 #pragma unroll
@@ -113,7 +113,7 @@ class Stager {
   ParameterMode mode_;
   DecodeTable<CodeKind::kFp4, T> table_;
   int lane_;
-  int sixteen_;  ///< Which 16 outputs of the strip.
+  int m16_tile_;  ///< Which 16 outputs of the n-tile.
   uint32_t to_;
   const uint8_t* strip_;
   uint2 codes_ = {0, 0};
@@ -121,12 +121,12 @@ class Stager {
   uint32_t zeros_[2] = {0, 0};
 };
 
-/// Adds the products of a step. `tokens` is where they begin in shared memory, `weights(j, r,
-/// fragment)` gives that of step j of 16 k and outputs 16 r of the warp's strip.
+/// Issues the MMAs of a step. `tokens` is the address of the activations in shared memory;
+/// `weights(j, r, fragment)` gets the fragment of k16 step j and outputs 16 r of the warp's n-tile.
 template <typename T, typename Weights>
 MARLIN_DEVICE void Multiply(uint32_t tokens, const Place& place, const Weights& weights,
                             Sums& sums) {
-  // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8, which is of 8 k.
+  // Lane l passes ldmatrix the row of token l % 8 in matrix l / 8, which has 8 k.
   const uint32_t row =
       tokens + (place.warp_token() + (place.lane & 7)) * kRowBytes + (place.lane >> 3) * 16;
   uint32_t fragments[kN8Tiles][4];
@@ -150,7 +150,7 @@ MARLIN_DEVICE void Multiply(uint32_t tokens, const Place& place, const Weights& 
   }
 }
 
-/// Adds steps [first, last) of a tile to the sums.
+/// Accumulates steps [first, last) of a tile.
 template <typename T, ParameterUse kUse, int kBuffers>
 MARLIN_DEVICE void AddSteps(const BlockArguments& args, const Place& place, int first, int last,
                             uint32_t shared, Sums& sums) {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t last = min(first + plan.units_of_block, plan.units);
 #pragma unroll 1
   for (int64_t unit = first; unit < last;) {
-    // The units of this stripe that are slices of one tile are one run of k.
+    // The units of this stripe that are slices of one tile are contiguous in k.
     const int64_t tile = unit / plan.parallel;
     const int64_t end = min(last, (tile + 1) * plan.parallel);
     const int slice = static_cast<int>(unit - tile * plan.parallel);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-/// A thread block a unit: zeroes its partial sums unless a run begins with it.
+/// One CTA per unit: zeroes its partial sums unless a run begins with it.
 __global__ void __launch_bounds__(kBlockThreads)
     marlin_zero_reduction(const __grid_constant__ BlockArguments args) {
   const BlockPlan& plan = args.plan;

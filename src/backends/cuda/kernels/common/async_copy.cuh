@@ -1,5 +1,5 @@
-// Hopper's asynchronous machinery: barriers in shared memory, bulk and tensor copies, and launches
-// that overlap the kernel before.
+// Hopper's asynchronous primitives: mbarriers, TMA bulk and tensor copies, cluster barriers and
+// DSMEM stores, and programmatic dependent launch.
 #pragma once
 
 #include <cuda.h>
@@ -15,12 +15,12 @@ MARLIN_DEVICE uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Barriers are 8 bytes of shared memory, given by address; a phase ends when `arrivals` threads
-/// have arrived and all expected bytes are there.
+/// An mbarrier is 8 bytes of shared memory, passed by address; a phase completes when `arrivals`
+/// threads have arrived and all expected bytes have been written.
 MARLIN_DEVICE void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-/// Makes initialised barriers visible to the copy engine.
+/// Makes initialized mbarriers visible to TMA and to the CTAs of the cluster.
 MARLIN_DEVICE void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -43,8 +43,8 @@ MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
-/// One lane of the warp, always the same, for what one thread does; all lanes must come here. From
-/// this the compiler knows that it is one: behind a comparison of lanes it issues copies in a loop.
+/// True in one lane of the warp, always the same one; all lanes must call it. It tells the compiler
+/// that a single thread follows: after a comparison of lane ids it issues copies in a loop.
 MARLIN_DEVICE bool ElectOne() {
   uint32_t elected;
   asm volatile(
@@ -57,13 +57,14 @@ MARLIN_DEVICE bool ElectOne() {
   return elected != 0;
 }
 
-/// Copies `bytes` (0 to 16) and zeros the rest of 16; both sides aligned to 16.
+/// Copies `bytes` (0 to 16) and zero-fills up to 16; both addresses are aligned to 16.
 MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 
-/// Copies `bytes` (a multiple of 16, both sides aligned to 16) and counts them at the barrier.
+/// TMA bulk copy of `bytes` (a multiple of 16, both addresses aligned to 16), counted by an
+/// mbarrier.
 MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -71,7 +72,7 @@ MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t b
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// The same to all blocks of the cluster whose bits are set, at the same addresses in each.
+/// The same, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
   asm volatile(
@@ -80,7 +81,8 @@ MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, u
       "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
-/// Copies the box of a tensor map that begins at (x, y); what lies outside reads as zero.
+/// Copies the TMA tile of a tensor map that begins at (x, y); elements outside of the tensor read
+/// as zero.
 MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -89,16 +91,17 @@ MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, ui
       : "memory");
 }
 
-/// Programmatic dependent launch: the next kernel on the stream may begin; and, before anything
-/// that earlier kernels wrote is read or anything that they read is written, they have ended.
+/// Programmatic dependent launch (PDL). TriggerDependentLaunch lets the next kernel on the stream
+/// begin; WaitForEarlierWork returns when earlier kernels have ended, and must come before reads of
+/// what they write and writes to what they read.
 MARLIN_DEVICE void TriggerDependentLaunch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// The two halves of a barrier among all threads of a cluster, which tells that all have come so
-/// far and have made their barriers ready (FenceBarrierInit). It publishes nothing else: a release
-/// would wait until all stores of the block have reached memory.
+/// The two halves of a barrier across all threads of a cluster: after it every CTA is running and
+/// has initialized its mbarriers (FenceBarrierInit). It publishes nothing else: a release would
+/// wait until all stores of the CTA have reached memory.
 MARLIN_DEVICE void ArriveInCluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -106,14 +109,14 @@ MARLIN_DEVICE void WaitForCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// What an address in this block's shared memory is in block `rank` of the cluster.
+/// The DSMEM address, in CTA `rank` of the cluster, of an address in this CTA's shared memory.
 MARLIN_DEVICE uint32_t AddressInBlock(uint32_t address, int rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
 }
 
-/// Stores 16 bytes at an address in a block of the cluster and counts them at a barrier there.
+/// Stores 16 bytes to DSMEM, counted by an mbarrier of the destination CTA.
 MARLIN_DEVICE void StoreToCluster(uint32_t to, const float4& value, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -122,7 +125,7 @@ MARLIN_DEVICE void StoreToCluster(uint32_t to, const float4& value, uint32_t bar
       : "memory");
 }
 
-/// Adds 1 to a counter in memory and returns what it was. Orders nothing else.
+/// Adds 1 to a counter in global memory and returns its previous value. Orders nothing else.
 MARLIN_DEVICE uint32_t IncrementTileCounter(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
@@ -132,7 +135,7 @@ MARLIN_DEVICE uint32_t IncrementTileCounter(uint32_t* counter) {
   return before;
 }
 
-/// Four floats that blocks hand each other in memory: every word by itself is seen or not yet.
+/// Flag-in-data exchange of four floats between CTAs: each word becomes visible on its own.
 MARLIN_DEVICE void PublishSums(float* to, const uint4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -147,7 +150,7 @@ MARLIN_DEVICE uint4 PollSums(const float* from) {
   return v;
 }
 
-/// The attribute of a launch that may begin before the one before it has ended.
+/// The PDL launch attribute: the kernel may begin before the previous one has ended.
 inline cudaLaunchAttribute ChainedLaunch() {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

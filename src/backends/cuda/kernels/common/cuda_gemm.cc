@@ -14,7 +14,7 @@ Element ElementOf(DType type) {
   return type == DType::kF16 ? Element::kF16 : Element::kF32;
 }
 
-/// Rows of staged activations are whole 16 bytes.
+/// Rows of staged activations are padded to multiples of 16 bytes.
 int StagedColumns(const GemmDesc& desc) { return static_cast<int>(RoundUp(desc.k, int64_t{8})); }
 
 int64_t StagedBytes(const GemmDesc& desc) {

@@ -1,4 +1,4 @@
-// The plan of one GEMM on a CUDA device: what every family of kernels derives from.
+// The plan of one GEMM on a CUDA device: the base class of every kernel family's plan.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +36,7 @@ struct PlanRequest {
 /// Make<Family> of kernels.def.
 using MakeGemm = Result<std::shared_ptr<const PlannedGemm>> (*)(const PlanRequest& request);
 
-/// Workspaces begin at multiples of this inside of the caller's.
+/// Alignment, in bytes, of the parts of the caller's workspace.
 inline constexpr int64_t kWorkspaceAlignment = 256;
 
 class CudaGemm : public PlannedGemm {
@@ -61,16 +61,16 @@ class CudaGemm : public PlannedGemm {
 ActivationView ActivationsOf(const GemmCall& call);
 EpilogueView EpilogueOf(const GemmCall& call);
 
-/// A GEMM on tiles: activations that the kernels cannot read as they are go through the workspace,
-/// whose rest is the family's own.
+/// A GEMM with tiled weights. Activations that the kernels cannot read in place are staged in the
+/// workspace; the kernel family uses the rest of it.
 class TilesGemm : public CudaGemm {
  public:
-  /// `own_bytes` of workspace beside the staged activations.
+  /// `own_bytes`: workspace of the kernel family, without the staged activations.
   TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes);
 
  protected:
   Status Launch(const GemmCall& call, cudaStream_t stream) const final;
-  /// `gemm` is complete but for scratch memory; gemm.partials is the family's workspace.
+  /// `gemm` is complete except for scratch memory; gemm.partials is the family's workspace.
   virtual Status LaunchTiles(const GemmCall& call, const TileGemm& gemm,
                              cudaStream_t stream) const = 0;
 
@@ -79,7 +79,7 @@ class TilesGemm : public CudaGemm {
 
  private:
   const CodeKind kind_;
-  const bool bf16_;  ///< The type of the matrix unit's operands.
+  const bool bf16_;  ///< MMA operands are bf16; else fp16.
   const bool staged_;
 };
 

@@ -1,6 +1,6 @@
-// From the words of a tile to the registers of a matrix instruction. The one place that knows how
-// each kind of code is laid out in words (EncodeWords) and taken out of them (FragmentDecoder,
-// CodeOf); a test decodes every code of every kind both ways.
+// Decodes the words of a tile into MMA fragments. The one place that knows how each kind of code is
+// packed into words (EncodeWords) and unpacked (FragmentDecoder, CodeOf); a test decodes every code
+// of every kind both ways.
 #pragma once
 
 #include "backends/cuda/kernels/common/fragment_math.cuh"
@@ -8,11 +8,11 @@
 
 namespace marlin::cuda {
 
-/// FP4 words are coded so that shifts, sums of two over GF(2) and one mask give the four pairs,
+/// FP4 words are encoded so that shifts, XORs and one mask give the four pairs, with
 /// each code as {sign, e1 e0 m} at bits {15, 8..6} of its half: a bf16 number of value x 2^-126.
-/// The map from words to those 32 bits is linear and has an inverse, which is how words are made.
-/// Another map would save e4m3 one instruction (SplitFp4ToBytes); with the one that was tried
-/// 16-bit products were no faster.
+/// The map from words to those 32 bits is linear over GF(2) and has an inverse, which encodes.
+/// Another map would save e4m3 one instruction (SplitFp4ToBytes); the one that was tried made
+/// 16-bit GEMMs no faster.
 constexpr uint32_t kFp4Mask = 0x81c081c0u;
 MARLIN_HOST_DEVICE constexpr uint32_t RotateLeft(uint32_t word, int by) {
 #if defined(__CUDA_ARCH__)
@@ -34,7 +34,7 @@ MARLIN_HOST_DEVICE constexpr uint32_t TakeFp4(uint32_t pair, int half) {
   return ((bits >> 12) & 8u) | ((bits >> 6) & 7u);
 }
 
-/// For bit b of code 2 p + h, at 8 p + 4 h + b, the word that decodes to this bit alone.
+/// word[8 p + 4 h + b] decodes to bit b of code 2 p + h alone.
 struct Fp4Inverse {
   uint32_t word[32];
 };
@@ -69,8 +69,8 @@ constexpr Fp4Inverse InvertFp4() {
   return inverse;
 }
 
-/// One lane's 32 codes (step j of 16 k, pair p, half h at 8 j + 2 p + h) as words; 16-bit kinds are
-/// not coded, their words are the numbers in the same order.
+/// Packs one lane's 32 codes (k16 step j, pair p, half h at 8 j + 2 p + h) into words; 16-bit kinds
+/// are not packed: their words are the numbers in the same order.
 template <CodeKind kKind>
 MARLIN_HOST_DEVICE void EncodeWords(const uint8_t (&codes)[32], uint32_t* words) {
   constexpr int kWords = CodeBits(kKind);
@@ -120,7 +120,7 @@ MARLIN_HOST_DEVICE uint32_t CodeOf(CodeKind kind, const uint32_t* words, int i) 
   }
 }
 
-/// What a kernel keeps in registers to decode: table planes or an offset.
+/// Decoding state that a kernel keeps in registers, such as the byte planes of a table.
 template <CodeKind kKind, typename T>
 struct DecodeTable {
   static constexpr int kEntries = kKind == CodeKind::kTable4   ? 4
@@ -146,8 +146,8 @@ struct DecodeTable {
   }
 };
 
-/// Four values of a table of 16, 8 or 4 as low and high bytes; selectors are the nibbles of
-/// `codes`.
+/// One byte plane of four values of a table of 16, 8 or 4. The nibbles of `codes` are the PRMT
+/// selectors; `choose` selects between the lower and the upper eight of 16.
 template <int kEntries>
 MARLIN_DEVICE uint32_t LookUp4(const uint32_t (&plane)[kEntries], uint32_t codes, uint32_t choose) {
   if constexpr (kEntries == 4) {
@@ -161,7 +161,7 @@ MARLIN_DEVICE uint32_t LookUp4(const uint32_t (&plane)[kEntries], uint32_t codes
   }
 }
 
-/// The codes of step j of a table's kind as nibbles.
+/// The codes of k16 step j as nibbles, for kinds with a table.
 template <CodeKind kKind>
 MARLIN_DEVICE uint32_t CodeNibbles(const uint32_t (&words)[CodeBits(kKind)], int j) {
   if constexpr (kKind == CodeKind::kTable4) {
@@ -177,15 +177,15 @@ MARLIN_DEVICE uint32_t CodeNibbles(const uint32_t (&words)[CodeBits(kKind)], int
   }
 }
 
-/// A table of 16 values in shared memory: the pairs of values of all 256 pairs of codes, a copy for
-/// every lane, so that lanes read what they want without waiting for each other.
+/// A shared-memory LUT for tables of 16 values: the pairs of values of all 256 pairs of codes, with
+/// a copy for every lane, so that lookups have no bank conflicts.
 template <typename T>
 struct SharedPairTable {
   uint32_t column;  ///< Address of this lane's copy of the first pair.
 
   MARLIN_DEVICE explicit SharedPairTable(uint32_t base) : column(base + (threadIdx.x & 31) * 4) {}
 
-  /// All threads of the block together; a barrier of the block has to follow.
+  /// Called by all threads of the CTA; __syncthreads() has to follow.
   static MARLIN_DEVICE void Fill(uint32_t base, const TileView& view);
 
   MARLIN_DEVICE uint32_t Pair(uint32_t codes, int which) const {
@@ -201,7 +201,7 @@ struct FragmentDecoder {
   static constexpr int kWords = CodeBits(kKind);
   using Table = DecodeTable<kKind, T>;
 
-  /// The same from a table in shared memory.
+  /// The same as below, from a LUT in shared memory.
   static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j,
                                    const SharedPairTable<T>& table, const uint32_t (&)[2],
                                    uint32_t (&pairs)[4]) {
@@ -209,8 +209,8 @@ struct FragmentDecoder {
     for (int p = 0; p < 4; ++p) pairs[p] = table.Pair(words[j], p);
   }
 
-  /// The fragment of step `j` (a constant after unrolling), values x 2^ExponentsOf().decode. Of
-  /// kInt4 `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
+  /// The fragment of k16 step `j` (a constant after unrolling), values x 2^ExponentsOf().decode.
+  /// For kInt4, `offset` (magic + offset or integer zero of rows g and g + 8) is subtracted.
   static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j, const Table& table,
                                    const uint32_t (&offset)[2], uint32_t (&pairs)[4]) {
     if constexpr (kKind == CodeKind::kFp4) {
@@ -238,14 +238,15 @@ struct FragmentDecoder {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       pairs[p] = split.pair[p];
-      // fp16 has three more bits of mantissa below the same fields.
+      // fp16 has three more mantissa bits, so the same fields are 3 bits higher.
       if (!T::kIsBf16) pairs[p] = AndOr(pairs[p], 0x80008000u, (pairs[p] << 3) & 0x0e000e00u);
     }
   }
 
   static MARLIN_DEVICE void DecodeTableCodes(uint32_t codes, const Table& table,
                                              uint32_t (&pairs)[4]) {
-    // Bit 3 of a selector would spread a sign; of 16 values it chooses the upper eight instead.
+    // Bit 3 of a PRMT selector replicates the sign bit, so it is cleared; with 16 values it selects
+    // the upper eight instead.
     uint32_t choose = 0;
     if constexpr (Table::kEntries == 4) {
       choose = AndOr(codes >> 1, 0x44444444u, 0x32103210u);
@@ -262,7 +263,7 @@ struct FragmentDecoder {
     }
   }
 
-  /// Bytes 2 `which` and 2 `which` + 1 of a word.
+  /// Decodes bytes 2 `which` and 2 `which` + 1 of a word.
   static MARLIN_DEVICE uint32_t DecodeBytes(uint32_t word, int which) {
     if constexpr (kKind == CodeKind::kInt8) {
       // Two's complement to offset binary; 2^23 + byte as a float, minus 2^23 + 128.
@@ -271,7 +272,7 @@ struct FragmentDecoder {
       const uint32_t high = __byte_perm(word, 0x4b000000u, which == 0 ? 0x7441 : 0x7443);
       return T::Pack(__uint_as_float(low) - 8388736.0f, __uint_as_float(high) - 8388736.0f);
     } else {
-      // Each byte at the top of its half.
+      // Puts each byte at the top of its half.
       const uint32_t top = __byte_perm(word, 0, which == 0 ? 0x1404 : 0x3424);
       constexpr int kDown = kKind == CodeKind::kE4M3 ? (T::kIsBf16 ? 4 : 1) : (T::kIsBf16 ? 3 : 0);
       constexpr uint32_t kMagnitude = (0x7f00u >> kDown) * 0x00010001u;
@@ -308,13 +309,13 @@ MARLIN_DEVICE void SharedPairTable<T>::Fill(uint32_t base, const TileView& view)
   }
 }
 
-/// What of a view turns codes and stored parameters into weights. The same for all threads.
+/// How codes and stored parameters become weights; uniform across the threads of a launch.
 struct ParameterMode {
   bool bf16;
   ZeroKind extra;      ///< kNone for integer_zeros as well: those cost nothing.
   bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
   float offset;        ///< kInt4: magic + offset; else 0.
-  float unit;          ///< Of biases (2^-(shift + table exponent)) or zeros (2^(decode - table's)).
+  float unit;          ///< Biases: 2^-(shift + table_exponent); zeros: 2^(decode - table_exponent).
 };
 
 template <CodeKind kKind, typename T>
@@ -332,7 +333,7 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
   return mode;
 }
 
-/// The operands of one group for rows g and g + 8 of a fragment, each twice in a register.
+/// The operands of one group for rows g and g + 8 of a fragment, each in both halves of a register.
 struct GroupOperands {
   uint32_t scale[2];
   uint32_t offset[2];  ///< kInt4: magic + offset + integer part of the zero; else the latter alone.
@@ -351,7 +352,7 @@ MARLIN_DEVICE void Spread(float low, float high, uint32_t (&operands)[2]) {
   operands[1] = SpreadHigh(packed);
 }
 
-/// From the stored pairs {row g, row g + 8} of scales, and of zeros or biases.
+/// Makes operands from the stored pairs {row g, row g + 8} of scales, and of zeros or biases.
 template <CodeKind kKind, typename T, ParameterUse kUse>
 MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const ParameterMode& mode,
                                 GroupOperands& operands) {
@@ -359,7 +360,7 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   constexpr float kScale = PowerOfTwo(-kExponents.decode - kExponents.shift);
   // A branch costs more than it saves where a tile has one group.
   if (kUse != ParameterUse::kOneScale && mode.bf16 == T::kIsBf16) {
-    // Of the operands' own type: times a power of two, which is exact.
+    // The scales have the operands' type: multiplying them by a power of two is exact.
     const uint32_t scaled = T::Multiply(scales, T::Pack(kScale, kScale));
     operands.scale[0] = SpreadLow(scaled);
     operands.scale[1] = SpreadHigh(scaled);
@@ -370,7 +371,7 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   float2 zero = {0.0f, 0.0f};
   if (mode.integer_zeros || mode.extra == ZeroKind::kZeros) zero = F16x2::Unpack(zeros);
   // The integer part of a zero is subtracted first, which is exact; so code - zero keeps its
-  // precision, and is zero only where it is.
+  // precision, and is 0 only where code equals zero.
   const float2 whole = {rintf(zero.x), rintf(zero.y)};
   if (kKind == CodeKind::kInt4 || (kUse == ParameterUse::kAll && mode.extra == ZeroKind::kZeros)) {
     const float unit = kKind == CodeKind::kInt4 ? 1.0f : mode.unit;
@@ -385,8 +386,8 @@ MARLIN_DEVICE void MakeOperands(uint32_t scales, uint32_t zeros, const Parameter
   }
 }
 
-/// Applies a group's parameters to a decoded fragment. Pairs 0 and 2 are of row g, 1 and 3 of g
-/// + 8.
+/// Applies a group's parameters to a decoded fragment. Pairs 0 and 2 belong to row g, 1 and 3 to
+/// row g + 8.
 template <CodeKind kKind, typename T, ParameterUse kUse>
 MARLIN_DEVICE void ScaleFragment(const ParameterMode& mode, const GroupOperands& operands,
                                  uint32_t (&pairs)[4]) {

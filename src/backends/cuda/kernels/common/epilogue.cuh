@@ -1,4 +1,4 @@
-// The finishing steps of a product, the same in every kernel, and typed loads and stores.
+// The epilogue of a GEMM, the same in every kernel, and typed loads and stores.
 #pragma once
 
 #include "backends/cuda/kernels/common/fragment_math.cuh"
@@ -38,7 +38,7 @@ MARLIN_DEVICE void StoreFloat(void* data, Element type, int64_t i, float value) 
   }
 }
 
-/// x times the logistic function of y, without overflow.
+/// x * sigmoid(y), without overflow.
 MARLIN_DEVICE float TimesSigmoid(float x, float y) {
   const float e = expf(-fabsf(y));
   return (y < 0.0f ? x * e : x) / (1.0f + e);
@@ -50,27 +50,27 @@ MARLIN_DEVICE float Activate(int activation, float x) {
       return TimesSigmoid(x, x);
     case 2:  // kGeluTanh: x (1 + tanh u) / 2 = x sigmoid(2 u)
       return TimesSigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
-    case 3:  // kRelu; a NaN stays
+    case 3:  // kRelu; propagates NaN
       return x < 0.0f ? 0.0f : x;
     default:
       return x;
   }
 }
 
-/// A sum with its bias.
+/// A sum after the multiplier and the bias.
 MARLIN_DEVICE float Biased(const EpilogueView& view, int n, float sum) {
   sum *= view.multiplier;
   return view.bias == nullptr ? sum : sum + LoadFloat(view.bias, view.bias_type, n);
 }
 
-/// Finishes and stores the sum of row m and column n of a product that is not gated.
+/// Applies the epilogue to the sum of row m and column n and stores the result; not for GLU.
 MARLIN_DEVICE void Finish(const EpilogueView& view, int m, int n, float sum) {
   float value = Activate(view.activation, Biased(view, n, sum));
   if (view.row_weight != nullptr) value *= view.row_weight[m];
   StoreFloat(view.out, view.type, m * view.stride + n, value);
 }
 
-/// Output column n of a gated product: of sums n and n + view.n / 2.
+/// The epilogue of GLU: output column n from sums n and n + view.n / 2.
 MARLIN_DEVICE void FinishGated(const EpilogueView& view, int m, int n, float gate, float up) {
   float value = Activate(view.activation, Biased(view, n, gate)) * Biased(view, n + view.n / 2, up);
   if (view.row_weight != nullptr) value *= view.row_weight[m];

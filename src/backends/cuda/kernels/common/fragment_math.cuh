@@ -23,7 +23,7 @@ MARLIN_DEVICE uint32_t AndOr(uint32_t a, uint32_t b, uint32_t c) { return Lop3<0
 struct Bf16x2 {
   static constexpr bool kIsBf16 = true;
   using Scalar = __nv_bfloat16;
-  /// 2^7 twice: a nibble put into its low bits is 128 + nibble.
+  /// 2^7 in both halves: with a nibble in the low bits, a half is 128 + nibble.
   static constexpr uint32_t kMagic = 0x43004300u;
 
   static MARLIN_DEVICE uint32_t Fma(uint32_t a, uint32_t b, uint32_t c) {
@@ -56,7 +56,7 @@ struct Bf16x2 {
 struct F16x2 {
   static constexpr bool kIsBf16 = false;
   using Scalar = __half;
-  /// 2^10 twice: a byte put into its low bits is 1024 + byte.
+  /// 2^10 in both halves: with a byte in the low bits, a half is 1024 + byte.
   static constexpr uint32_t kMagic = 0x64006400u;
 
   static MARLIN_DEVICE uint32_t Fma(uint32_t a, uint32_t b, uint32_t c) {
@@ -87,7 +87,7 @@ struct F16x2 {
 
 /// Four numbers of 4 significant bits up to 448, of 8 bits each.
 struct E4M3x4 {
-  /// Rounds two numbers to the low half, the lower one lowest; what is too large becomes 448.
+  /// Rounds two numbers into the low half, the first into its low byte; saturates to 448.
   static MARLIN_DEVICE uint32_t FromF16(uint32_t pair) {
     uint16_t d;
     asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(pair));

@@ -58,7 +58,7 @@ cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int ele
   if (encode == nullptr) return cudaErrorNotSupported;
   const std::array<cuuint64_t, 2> dims = {static_cast<cuuint64_t>(a.k),
                                           static_cast<cuuint64_t>(a.m)};
-  // Of one row the stride does not matter, but must be valid.
+  // With one row the stride does not matter, but it must be valid.
   const int64_t columns = a.m > 1 ? a.stride : a.k;
   const std::array<cuuint64_t, 1> strides = {
       static_cast<cuuint64_t>((columns * element_bytes + 15) / 16 * 16)};

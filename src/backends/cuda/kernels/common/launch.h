@@ -16,20 +16,21 @@ struct LaunchSize {
   dim3 cluster = {1, 1, 1};
 };
 
-/// Lets a kernel be launched with as much shared memory as a thread block may have. Once for each
+/// Lets a kernel be launched with as much shared memory as a CTA may have. Call it once for each
 /// function: other threads may launch it meanwhile.
 cudaError_t AllowAllShared(const void* function);
 
-/// Puts a kernel on a stream. Precondition: AllowAllShared of the function.
+/// Launches a kernel on a stream. Precondition: AllowAllShared(function).
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
                    cudaStream_t stream);
 
-/// A TMA descriptor of activations: tiles of 128 bytes x `tokens` rows in the 128-byte swizzle,
-/// zeros outside of A. Errors come back as cudaErrorInvalidValue.
+/// Encodes a TMA descriptor of activations: tiles of 128 bytes x `tokens` rows in the 128-byte
+/// swizzle, zeros outside of A. Errors: cudaErrorInvalidValue, or cudaErrorNotSupported where the
+/// driver has no cuTensorMapEncodeTiled.
 cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int element_bytes,
                       int tokens, CUtensorMap* map);
 
-/// Whether `count` neighbouring 16-bit outputs are one aligned store.
+/// Whether `count` adjacent 16-bit outputs can be written with one aligned, vectorized store.
 bool StoresAsOne(const EpilogueView& view, int count);
 
 }  // namespace marlin::cuda

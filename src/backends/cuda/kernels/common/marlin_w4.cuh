@@ -1,8 +1,8 @@
-// The marlin_w4 layout (docs/formats/marlin_w4.md) on the device: from its words to the registers
-// of a matrix instruction, and to single weights.
+// The marlin_w4 layout (docs/formats/marlin_w4.md) on the device: decodes its words into MMA
+// fragments and into single weights.
 //
-//   [K/32][N/32][32 lanes][4 words]; word w of a lane is of the 16 x 16 tile (w / 2 along k, w % 2
-//   along n) and holds just what the lane has of an m16n8k16 A fragment of W^T:
+//   [K/32][N/32][32 lanes][4 words]; word w of a lane belongs to the 16 x 16 tile (w / 2 along k,
+//   w % 2 along n) and holds exactly the lane's part of an m16n8k16 A fragment of W^T:
 //
 //     nibble     0      1      2      3      4      5      6      7
 //     k        2 t    2 t+8   2 t    2 t+8  2 t+1  2 t+9  2 t+1  2 t+9      g = lane / 4
@@ -16,10 +16,10 @@
 
 namespace marlin::cuda {
 
-constexpr int kW4Block = 32;  ///< k and outputs of a block of the layout.
+constexpr int kW4Block = 32;  ///< Extent of a block of the layout along k and along n.
 constexpr int kW4LaneWords = 4;
 constexpr int kW4BlockWords = 32 * kW4LaneWords;
-/// Bytes of the parameters of 32 outputs and a group.
+/// Parameter bytes of one group of 32 outputs.
 constexpr int kW4GroupBytes = kW4Block * 2;
 
 /// The pair in nibbles q and q + 4 of a word.
@@ -33,7 +33,7 @@ MARLIN_DEVICE uint32_t InOrderOfPairs(uint32_t word) {
   return __byte_perm(even | (even >> 12), odd | (odd >> 12), 0x5410);
 }
 
-/// The fragment in a word; as FragmentDecoder::Decode.
+/// Decodes the fragment in a word, as FragmentDecoder::Decode does.
 template <CodeKind kKind, typename T>
 MARLIN_DEVICE void DecodeW4(uint32_t word, const DecodeTable<kKind, T>& table,
                             const uint32_t (&offset)[2], uint32_t (&pairs)[4]) {
@@ -48,7 +48,7 @@ MARLIN_DEVICE void DecodeW4(uint32_t word, const DecodeTable<kKind, T>& table,
       if constexpr (kKind == CodeKind::kInt4) {
         pairs[p] = T::Subtract(AndOr(codes, 0x000f000fu, T::kMagic), offset[p & 1]);
       } else {
-        // Sign on top, exponent and mantissa where a number of type T has its lowest exponents.
+        // Sign in the top bit; exponent and mantissa where the smallest numbers of T have them.
         constexpr int kUp = T::kIsBf16 ? 6 : 9;
         constexpr uint32_t kMagnitude = (7u << kUp) * 0x00010001u;
         pairs[p] = AndOr(codes << 12, 0x80008000u, (codes << kUp) & kMagnitude);

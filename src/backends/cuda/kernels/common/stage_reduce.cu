@@ -1,5 +1,5 @@
-// What runs before and after the products on tiles: activations in the layout that copies need, and
-// sums of parts of k with the epilogue.
+// Kernels that run before and after the GEMMs with tiled weights: staging of activations in the
+// layout that async copies need, and the split-K reduction with the epilogue.
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/tile_gemm.h"

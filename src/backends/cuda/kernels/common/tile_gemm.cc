@@ -3,7 +3,7 @@
 namespace marlin::cuda {
 
 ParameterUse UseOf(const TileView& view, CodeKind kind) {
-  // Integer zeros are subtracted with the offset of the codes, for nothing.
+  // Integer zeros are subtracted together with the offset of the codes, at no cost.
   const bool free_zeros =
       view.zero_kind == ZeroKind::kZeros && view.integer_zeros && kind == CodeKind::kInt4;
   if (view.zero_kind != ZeroKind::kNone && !free_zeros) return ParameterUse::kAll;

@@ -1,4 +1,4 @@
-// The operands of the kernels on tiles, and the launches before and after them.
+// Operands of the GEMM kernels with tiled weights, and the launches before and after them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,22 +10,22 @@
 
 namespace marlin::cuda {
 
-/// A GEMM on tiles; activations are of the matrix unit's type, their rows at multiples of 16
-/// bytes.
+/// A GEMM with tiled weights; activations have the type of the MMA operands, and their rows begin
+/// at multiples of 16 bytes.
 struct TileGemm {
   TileView weights;
   CodeKind kind = CodeKind::kFp4;
   ActivationView a;
   EpilogueView epilogue;      ///< Its multiplier undoes the scaling of the operands.
-  bool bf16 = true;           ///< The type of the matrix unit's operands.
-  float* partials = nullptr;  ///< The workspace behind staged activations.
+  bool bf16 = true;           ///< MMA operands are bf16; else fp16.
+  float* partials = nullptr;  ///< The workspace after the staged activations.
   bool overlap_previous = false;
 };
 
-/// Which of the kernels of a kind of codes these weights need.
+/// Which kernel specialization these weights need.
 ParameterUse UseOf(const TileView& view, CodeKind kind);
 
-/// Copies activations to rows of `k_padded` elements of bf16 or fp16, rounded, zeros behind k.
+/// Rounds activations to bf16 or fp16 into rows of `k_padded` elements, with zeros after k.
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
                                    cudaStream_t stream);
 
@@ -33,7 +33,7 @@ cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_pad
 cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
                                  const EpilogueView& epilogue, bool chained, cudaStream_t stream);
 
-/// LaunchReducePartials of a GEMM's partial sums, unless the launch before it failed.
+/// Reduces the split-K partials of a GEMM (LaunchReducePartials), unless its launch failed.
 cudaError_t AddPartials(const TileGemm& gemm, int splits, cudaError_t launched,
                         cudaStream_t stream);
 

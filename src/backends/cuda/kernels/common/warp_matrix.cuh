@@ -1,4 +1,4 @@
-// The matrix instructions of a warp and the loads that feed them.
+// Warp-level MMA instructions and the ldmatrix, stmatrix and movmatrix around them.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,16 @@
 
 namespace marlin::cuda {
 
-/// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+/// Loads four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix
+/// l / 8.
 MARLIN_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
-/// Four 8 x 8 matrices of 16-bit numbers as LoadMatrices and products have them, each stored by
-/// columns: lane l gives the address of column l % 8 of matrix l / 8.
+/// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA,
+/// transposed: lane l gives the address of column l % 8 of matrix l / 8.
 MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -23,8 +24,8 @@ MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
       : "memory");
 }
 
-/// Turns an 8 x 8 matrix of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and 2 t + 1} and
-/// gets {column g, rows 2 t and 2 t + 1}.
+/// Transposes an 8 x 8 matrix of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and
+/// 2 t + 1} and gets {column g, rows 2 t and 2 t + 1}.
 MARLIN_DEVICE uint32_t TurnMatrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));

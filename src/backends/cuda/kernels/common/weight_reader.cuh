@@ -18,7 +18,7 @@ struct WeightParameters {
   float second = 0.0f;  ///< A zero or a bias, where the view has those.
 };
 
-/// From the bits as tiles and the marlin_w4 layout store them.
+/// Converts parameters from their bits in tiles or in the marlin_w4 layout.
 MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale, uint32_t second) {
   WeightParameters parameters;
   parameters.scale = LoadParameters(scale, view.bf16_parameters).x * view.multiplier;
@@ -29,7 +29,7 @@ MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale
   return parameters;
 }
 
-/// A weight of a view from its code's value.
+/// The weight of a code with value `value`.
 MARLIN_DEVICE float WeightOf(const TileView& view, float value,
                              const WeightParameters& parameters) {
   if (view.zero_kind == ZeroKind::kNone) return parameters.scale * value;
@@ -38,7 +38,7 @@ MARLIN_DEVICE float WeightOf(const TileView& view, float value,
              : ScaledWeight(value, parameters.scale, 0.0f, parameters.second);
 }
 
-/// Reads the canonical layout.
+/// Reads the canonical layout (k-packed words).
 struct CanonicalReader {
   CanonicalView view;
 
@@ -46,7 +46,7 @@ struct CanonicalReader {
     const int64_t columns = view.n;
     if (view.bits >= 16) return LoadFloat(view.words, view.dense_type, k * columns + n);
     const float value = view.values[Code(k, n)];
-    // A group may be longer than any k; divisions of 64 bits take several times as long.
+    // The group size may exceed an int; 64-bit divisions take several times as long.
     const int group = view.group_size > k ? 0 : k / static_cast<int>(view.group_size);
     const int64_t at = group * columns + n;
     const float scale = LoadFloat(view.scales, view.scale_type, at) * view.global_scale;
@@ -58,7 +58,7 @@ struct CanonicalReader {
   MARLIN_DEVICE uint32_t Code(int k, int n) const {
     const int64_t columns = view.n;
     if (view.bits == 3) {
-      // 32 codes in 3 words, as one string of bits.
+      // 32 codes in 3 words, as one bit string.
       const int bit = k % 32 * 3;
       const int64_t word = k / 32 * 3 + bit / 32;
       const int shift = bit % 32;

@@ -1,12 +1,12 @@
-// The row marlin_gemm_cublas: weights as dense rows in the workspace, a GEMM by cuBLAS, then the
-// epilogue.
+// The row marlin_gemm_cublas: expands weights to dense rows in the workspace, runs cuBLAS's GEMM,
+// then the epilogue.
 //
-//   W^T[n, k] (16 bits) <- tiles     C[m, n] = factor x A x W     where the epilogue asks for no
-//   more
-//                                    sums[m, n] (fp32) = A x W, then the reduce kernel, elsewhere
+//   W^T[n, k] (16 bits) <- tiles     C[m, n] = factor x A x W     where that is the whole epilogue
+//                                    sums[m, n] (fp32) = A x W, then the reduction kernel,
+//                                    elsewhere
 //
-// Weights are rounded as in the other kernels on tiles, sums are fp32 throughout. One algorithm for
-// one problem: cuBLAS's own choice, with a workspace of fixed size.
+// Weights are rounded as in the other kernels with tiled weights; sums are fp32 throughout.
+// cuBLAS's heuristics select one algorithm for each problem, with a workspace of fixed size.
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ uint8_t* Aligned(uint8_t* at) {
   return past == 0 ? at : at + (static_cast<uintptr_t>(kCublasAlignment) - past);
 }
 
-/// Whether cuBLAS can finish the product itself: nothing but a factor and one rounding, into rows
-/// that its stores reach.
+/// Whether cuBLAS can apply the epilogue itself: only a factor and one rounding, into rows aligned
+/// for its stores.
 bool IsPlain(const TileGemm& gemm, const EpilogueView& epilogue) {
   if (epilogue.bias != nullptr || epilogue.activation != 0 || epilogue.gated ||
       epilogue.row_weight != nullptr) {
@@ -61,7 +61,7 @@ class CublasGemm final : public TilesGemm {
     product.n = call.desc.n;
     product.k = call.desc.k;
     product.a = gemm.a.data;
-    product.a_stride = std::max(gemm.a.stride, product.k);  // Of one row it may be anything.
+    product.a_stride = std::max(gemm.a.stride, product.k);  // With one row it may be anything.
     product.b = workspace;
     product.b_stride = RoundUp(product.k, int64_t{kTileK});
     product.c = plain ? gemm.epilogue.out : workspace + parts.sums;

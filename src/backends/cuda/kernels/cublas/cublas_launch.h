@@ -8,10 +8,10 @@
 
 namespace marlin::cuda {
 
-/// Makes the handle when it is first asked for. Thread-safe.
+/// Makes the handle on first use. Thread-safe.
 class CublasHandle {
  public:
-  /// On the calling thread's current device. Errors: those of Cublas::Make.
+  /// The handle for the calling thread's current device. Errors: those of Cublas::Make.
   Result<std::shared_ptr<const Cublas>> Get();
 
  private:

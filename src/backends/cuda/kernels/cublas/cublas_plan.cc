@@ -8,7 +8,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Never asked for: the row is chosen by measurement.
+/// Larger than any other estimate: the row is selected only by measurement.
 double Microseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 
 }  // namespace
@@ -22,7 +22,7 @@ Support SupportsCublas(const GemmDesc& desc, const DeviceProperties& device) {
   if (device.has_dense_library == nullptr || !device.has_dense_library()) {
     return {"libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it"};
   }
-  if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS divides k as m asks for"};
+  if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS's split-K depends on m"};
   return SupportsTiles(desc);
 }
 

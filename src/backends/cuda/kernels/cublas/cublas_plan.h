@@ -1,4 +1,4 @@
-// The workspace of a GEMM by cuBLAS.
+// Workspace layout of cuBLAS's GEMM.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace marlin::cuda {
 
-/// The alignment that cuBLAS wants of its workspace; a caller's may be aligned to less.
+/// Alignment that cuBLAS requires of its workspace; the caller's may be less aligned.
 inline constexpr int64_t kCublasAlignment = 256;
 
-/// Offsets in bytes behind the staged activations.
+/// Byte offsets after the staged activations.
 struct CublasWorkspace {
-  int64_t sums = 0;  ///< Of fp32 sums; the weights as dense rows come first.
-  int64_t own = 0;   ///< Of cuBLAS's own workspace.
+  int64_t sums = 0;  ///< fp32 sums; the dense rows of weights come first, at 0.
+  int64_t own = 0;   ///< cuBLAS's own workspace.
   int64_t bytes = 0;
 
   static CublasWorkspace Of(const GemmDesc& desc);

@@ -1,5 +1,5 @@
-// What kernels that turn tiles into dense rows share: fragment blocks read from global memory, and
-// pieces exchanged among the lanes.
+// Shared by kernels that expand tiles to dense rows: loads of fragment blocks from global memory,
+// and a transpose across lanes.
 #pragma once
 
 #include "backends/cuda/kernels/common/fragment_math.cuh"
@@ -29,7 +29,7 @@ MARLIN_DEVICE void ReadWords(const uint8_t* block, int lane, uint32_t (&words)[k
   }
 }
 
-/// Lane t's v[j] becomes lane j's v[t], among the four lanes that differ in t.
+/// Transposes across the four lanes that differ in t: lane t's v[j] becomes lane j's v[t].
 MARLIN_DEVICE void TransposeLanes(uint32_t (&v)[4], int t) {
 #pragma unroll
   for (int j = 0; j < 4; j += 2) {

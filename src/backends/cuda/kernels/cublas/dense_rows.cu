@@ -1,18 +1,18 @@
-// Tiles to rows of 16-bit numbers, W^T[n, k], as a dense matrix product wants its operand.
+// Expands tiles to rows of 16-bit numbers, W^T[n, k], the operand of a dense GEMM.
 //
-//   out[n, k] = the weight as the matrix unit has it in the other kernels (tile_layout.h): decoded,
-//   times its normalised scale, at the same powers of two. The finished sums are finished alike.
+//   out[n, k] = the weight as the MMA operand of the other kernels (tile_layout.h): decoded, times
+//   its normalised scale, at the same powers of two. So the sums have the same epilogue.
 //
 //             64 k                 A warp takes a fragment block of 16 outputs x 64 k: lane 4 g + t
 //          +--------+              holds, of rows g and g + 8, the k 16 j + 2 t + {0, 1, 8, 9} of
-//       16 | warp 0 | warp 2       four steps j. Lanes t = 0..3 exchange them, so that lane t has
-//       all
-//          +--------+------        16 k of step t of both rows: 32 bytes of each. A thread block
+//       16 | warp 0 | warp 2       four k16 steps j. Lanes t = 0..3 exchange them, so that lane t
+//          +--------+------        has all 16 k of step t of both rows: 32 bytes of each. A CTA
 //       16 | warp 1 | warp 3       takes kTilesOfBlock tiles of 32 x 128, a warp a fragment block.
 //          +--------+
 //
 // No shared memory. Outputs beyond n and k beyond K (up to whole tiles) are written as zeros.
-// Errors: those of the tile kernels, at most three roundings to the operand's type.
+// Error model: that of the kernels with tiled weights, at most three roundings to the operand's
+// type.
 #include "backends/cuda/kernels/common/decode_fragment.cuh"
 #include "backends/cuda/kernels/cublas/dense_fragments.cuh"
 #include "backends/cuda/weights/weights_launch.h"
@@ -24,7 +24,7 @@ constexpr int kWarpsOfTile = 4;
 constexpr int kTilesOfBlock = 2;
 constexpr int kThreads = 32 * kWarpsOfTile * kTilesOfBlock;
 
-/// The operands of the group that holds step `step` of a tile's eight, for fragment row `r`.
+/// The operands of the group that holds k16 step `step` of a tile's eight, for outputs 16 r.
 template <CodeKind kKind, typename T>
 MARLIN_DEVICE void ReadOperands(const uint8_t* parameters, int groups, int step, int r,
                                 const ParameterMode& mode, GroupOperands& operands) {

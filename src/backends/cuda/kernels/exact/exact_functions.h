@@ -1,12 +1,12 @@
-// The exact kernels, once for every kind of codes, as what cudaLaunchKernelExC takes.
+// Entry points of the exact kernels for cudaLaunchKernelExC, one for each kind of codes.
 #pragma once
 
 #include "backends/cuda/layout/tile_layout.h"
 
 namespace marlin::cuda {
 
-/// Parameters of the kernel: ExactArguments<TileView>, or <CanonicalView> where not `tiled`; rows
-/// as ExactRowsFor says. kDense16 stands for fp32 weights where not tiled.
+/// Parameters of the kernel: ExactArguments<TileView>, or <CanonicalView> where not `tiled`; `rows`
+/// comes from ExactRowsFor. kDense16 stands for fp32 weights where not tiled.
 template <CodeKind kKind>
 const void* ExactFunction(bool tiled, int rows);
 

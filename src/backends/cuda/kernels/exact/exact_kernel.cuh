@@ -1,22 +1,22 @@
-// The exact product: fp32 weights, fp32 sums, whatever the types, shapes and alignments.
+// The exact GEMM: fp32 weights and fp32 accumulation, for all types, shapes and alignments.
 //
 //   C[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-//   thread block: 32 outputs x 1, 4, 8 or 16 rows; its warps divide k into parts
+//   CTA: 32 outputs x 1, 4, 8 or 16 rows; its warps split k into parts (intra-CTA split-K)
 //
 //             part 0       part 1      ...          a warp takes units of 64 k: four steps, in each
 //           +------------+------------+---          of which a lane has the weights of 4 outputs
-//   32      | unit  unit | unit  unit |             x 4 k in registers, and four lanes share the k
+//   32      | unit  unit | unit  unit |             x 4 k in registers, and four lanes split the k
 //   outputs | 64 k       |            |             of an output (exact_weights.cuh)
 //           +------------+------------+---
 //
-//   shared memory: for each warp the activations of its unit in fp32, [rows][step][lane % 4][4 k],
-//   so that one load of 16 bytes brings a lane what a row has for its step; the sums of all parts,
-//   [part][row][32]; of gated products, the gates.
+//   shared memory: for each warp, the activations of its unit in fp32, [rows][step][lane % 4][4 k],
+//   so that a lane loads its activations of a row and step with one 16-byte load; the sums of all
+//   parts, [part][row][32]; with GLU, the gates.
 //
-//   error: per weight what exact_weights.cuh says; sums are chains of fused multiply-adds over the
-//   k of a lane, then four lanes (two additions), then the parts in order. All of it follows from n
-//   and k, so a row's result depends on nothing but the row.
+//   error: per weight, see exact_weights.cuh; sums are chains of FMAs over the k of a lane, then
+//   over four lanes (two additions), then over the parts in order. That order follows from n and k
+//   alone, so a row's result depends only on the row.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -26,8 +26,8 @@ namespace marlin::cuda {
 
 constexpr int kExactThreads = 32 * kMaxExactParts;
 
-/// Activations k and k + 32 of rows from `first` on as floats, zeros behind A's k; rows behind A's
-/// repeat the last one.
+/// Loads activations k and k + 32 of rows from `first` on as floats, zeros beyond A's k; rows
+/// beyond A's repeat the last one.
 template <typename T, int kCount>
 MARLIN_DEVICE void LoadRowsOf(const ActivationView& a, int first, int k, bool tail,
                               float (&rows)[kCount][2]) {
@@ -49,7 +49,7 @@ MARLIN_DEVICE void LoadRowsOf(const ActivationView& a, int first, int k, bool ta
       if (r < last) row += a.stride;
     }
   }
-  // All loads before the first conversion, which waits.
+  // All loads are issued before the first conversion, which waits for its load.
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     rows[r][0] = static_cast<float>(stored[r][0]);
@@ -75,12 +75,12 @@ class ExactPart {
  public:
   using Arguments = ExactArguments<typename Weights::View>;
 
-  /// `rows`: this warp's memory.
+  /// `rows`: this warp's shared memory for activations.
   MARLIN_DEVICE ExactPart(const Arguments& args, const ExactDecoder& decoder, float* rows)
       : args_(args), decoder_(decoder), rows_(rows), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Sums of columns `column` .. column + 31 and rows from `first_row` on over part `part`, to
-  /// [row][column] of `sums`. `wait` is called before activations are read.
+  /// Stores the sums of columns `column` .. column + 31 and rows from `first_row` on over part
+  /// `part` to [row][column] of `sums`. `wait` is called before activations are read.
   template <typename Wait>
   MARLIN_DEVICE void Run(int part, int column, int first_row, float* sums, const Wait& wait) {
     const int first = part * args_.split.units_of_part;
@@ -109,14 +109,14 @@ class ExactPart {
 
  private:
   using Raw = typename Weights::Raw;
-  /// With few rows a warp's loads run ahead of its products; with more, other warps' products fill
-  /// the time, and the registers are for sums.
+  /// With few rows a warp prefetches ahead of its FMAs; with more, the FMAs of other warps hide the
+  /// latency, and the registers are needed for sums.
   static constexpr bool kAhead = kRows <= 4;
   static constexpr int kBatch = kRows < 8 ? kRows : 8;  ///< Rows that are fetched at a time.
 
   MARLIN_DEVICE bool IsTail(int unit) const { return (unit + 1) * kExactUnit > args_.a.k; }
 
-  /// The steps of a unit. Where they are simple, they are unrolled as far as few rows allow.
+  /// Runs the steps of a unit. Simple ones are unrolled where there are few rows.
   template <bool kSimple>
   MARLIN_DEVICE void RunUnit(Weights& weights, int unit, int last, Raw& ahead,
                              float (&acc)[kRows][4]) {
@@ -150,7 +150,8 @@ class ExactPart {
     LoadRows(args_.a, first_row, unit * kExactUnit + lane_, IsTail(unit), fetched);
   }
 
-  /// To this warp's memory: what was fetched ahead, or all rows now.
+  /// Stores activations to this warp's shared memory: those prefetched, or else all rows, fetched
+  /// now.
   MARLIN_DEVICE void Stage(int first_row, int unit, float (&fetched)[kBatch][2]) const {
     __syncwarp();
     float* low = rows_ + Weights::PlaceOf(lane_);
@@ -167,7 +168,7 @@ class ExactPart {
     __syncwarp();
   }
 
-  /// Weights behind k are zero, whatever scale their group has.
+  /// Zeroes weights beyond k, whatever scale their group has.
   MARLIN_DEVICE void ClearTail(int unit, int step, float (&w)[4][kExactStepK]) const {
 #pragma unroll
     for (int i = 0; i < kExactStepK; ++i) {
@@ -194,7 +195,7 @@ class ExactPart {
     }
   }
 
-  /// The four lanes of an output: each finishes one of their four outputs.
+  /// Reduces over the four lanes that split k: each gets the sums of one of their four outputs.
   MARLIN_DEVICE void AddLanes(const float (&acc)[kRows][4], float* sums) const {
     const bool odd = (lane_ & 1) != 0;
     const bool upper = (lane_ & 2) != 0;
@@ -221,20 +222,21 @@ class ExactPart {
   int lane_;
 };
 
-/// Adds the parts of a block's sums and finishes them.
+/// Reduces the parts of a CTA's sums and applies the epilogue.
 template <typename Weights, int kRows>
 class ExactFinish {
  public:
-  /// `sums`: of the parts, then memory for the gates.
+  /// `sums`: the sums of the parts, then memory for the gates.
   MARLIN_DEVICE ExactFinish(const EpilogueView& epilogue, int m, int parts, float* sums)
       : epilogue_(epilogue), m_(m), parts_(parts), sums_(sums) {}
 
-  /// Gated products take their gates, then their ups, which in tiles may lie in two strips.
+  /// GLU takes a pass for the gates, then one for the up columns, or two where these lie in two
+  /// n-tiles of the tiled layout.
   MARLIN_DEVICE int Passes() const {
     if (!epilogue_.gated) return 1;
     return Weights::kAnyColumn || epilogue_.n / 2 % kStripOutputs == 0 ? 2 : 3;
   }
-  /// The first column of a pass of the block of outputs from `out` on.
+  /// The first column of a pass for the CTA's outputs from `out` on.
   MARLIN_DEVICE int ColumnOf(int pass, int out) const {
     if (pass == 0) return out;
     const int up = epilogue_.n / 2 + out;
@@ -248,7 +250,7 @@ class ExactFinish {
          i += static_cast<int>(blockDim.x)) {
       const int row = i / kStripOutputs;
       const int n = out + i % kStripOutputs;
-      // Of the strip that was summed up.
+      // The column within the n-tile that was summed.
       const int place = pass == 0 ? i % kStripOutputs : epilogue_.n / 2 + n - ColumnOf(pass, out);
       if (place < 0 || place >= kStripOutputs) continue;
       const float* sums = sums_ + row * kStripOutputs + place;
@@ -301,7 +303,7 @@ __global__ void __launch_bounds__(kExactThreads)
     if (column >= args.epilogue.n) break;
 #pragma unroll 1
     for (int p = warp; p < args.split.parts; p += warps) {
-      // Only weights, which Prepare made, may be read before.
+      // Before this only weights may be read: Prepare wrote them, no earlier kernel does.
       part.Run(p, column, first_row, sums + p * (kRows * kStripOutputs),
                [] { WaitForEarlierWork(); });
     }

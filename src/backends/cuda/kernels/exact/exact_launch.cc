@@ -32,7 +32,8 @@ class ExactGemm final : public CudaGemm {
         rows_(ExactRowsFor(static_cast<int>(request.desc.m))),
         function_(ExactFunctionOf(request.weights.kind(), tiled_, rows_)) {}
 
-  /// Before the first launch. Once for each function: other threads may launch it meanwhile.
+  /// Call it before the first launch, once for each function: other threads may launch it
+  /// meanwhile.
   cudaError_t Load() const {
     return cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 ExactSharedBytes(rows_, kMaxExactParts, kMaxExactParts));

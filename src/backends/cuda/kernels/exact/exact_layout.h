@@ -1,4 +1,4 @@
-// How the exact kernels divide a product: what host and device agree on.
+// Tiling and parameters of the exact kernels, shared by host and device.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace marlin::cuda {
 
-inline constexpr int kExactUnit = 64;      ///< k that a warp multiplies at a time: half a tile.
+inline constexpr int kExactUnit = 64;      ///< k of a warp's k-iteration: half a weight tile.
 inline constexpr int kExactStepK = 4;      ///< k of one lane in one step; four lanes share a step.
-inline constexpr int kExactSteps = 4;      ///< Of a unit.
-inline constexpr int kMaxExactParts = 16;  ///< Of k.
+inline constexpr int kExactSteps = 4;      ///< Steps per unit.
+inline constexpr int kMaxExactParts = 16;  ///< Parts that k is split into, at most.
 
-/// The parts of k, which follow from k alone: a row's sum does not depend on m.
+/// The split of k into parts. It follows from k alone, so that a row's sum does not depend on m.
 struct ExactParts {
   int units = 0;
-  int units_of_part = 0;  ///< Of every part but perhaps the last.
+  int units_of_part = 0;  ///< The last part may have fewer.
   int parts = 1;
 };
 
@@ -27,18 +27,18 @@ inline ExactParts PlanExactParts(int k) {
   return plan;
 }
 
-/// Rows that a thread block multiplies at a time: the kernels are compiled for these numbers.
+/// Rows per CTA: the kernels are compiled for these numbers.
 inline int ExactRowsFor(int m) { return m <= 1 ? 1 : m <= 4 ? 4 : m <= 8 ? 8 : 16; }
 
-/// Warps of a thread block, which take the parts in turn: all at once where there are fewer blocks
-/// than fill the device twice; else two blocks to a multiprocessor, one begins while one ends.
+/// Warps per CTA, which take the parts in turn: one warp per part where there are too few CTAs to
+/// fill the device twice; else two CTAs per multiprocessor, so that one begins while another ends.
 inline int ExactWarpsFor(int64_t blocks, int parts) {
   constexpr int kManyBlocks = 200;
   const int wanted = blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
   return parts < wanted ? parts : wanted;
 }
 
-/// Per warp the activations of a unit; sums of the parts; the gates of gated products.
+/// Each warp's activations of a unit, the sums of the parts, and the gates of GLU.
 inline int ExactSharedBytes(int rows, int warps, int parts) {
   return (warps * kExactUnit + (parts + 1) * kStripOutputs) * rows *
          static_cast<int>(sizeof(float));

@@ -4,7 +4,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// The exact kernels are slower than those on tiles wherever these take the problem
+/// The exact kernels are slower than the tensor-core kernels wherever those support the problem
 /// (docs/kernels/cuda_measured.md): the estimate only has to lose.
 double Microseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 

@@ -1,15 +1,15 @@
 // Weights in fp32, exactly as numerics.md defines them, for the exact kernel: a lane's 4 outputs x
-// 4 k of a step. A lane is 4 g + t. In tiles it has the outputs g + 8 o and, in step s of 16 k, the
-// k = 16 s + 2 t + {0, 1, 8, 9} of a matrix instruction's fragment; in the canonical layout, where
-// words run along k and neighbours along n, the outputs 4 g + o and k = 16 t + 4 s + {0, 1, 2, 3}.
+// 4 k of a step. In the tiled layout, lane 4 g + t has outputs g + 8 o and, in k16 step s, the
+// k = 16 s + 2 t + {0, 1, 8, 9} of an MMA fragment; in the canonical layout, where words are packed
+// along k and contiguous along n, outputs 4 g + o and k = 16 t + 4 s + {0, 1, 2, 3}.
 //
 //   Load    starts the loads of one or more steps
-//   Begin   before the steps of a load: scales of a group that begins there
-//   Step    the weights of a step; `kSimple`: of a unit for which IsSimple says so, without
-//   branches error  a weight is scale * (value - zero) + bias, each operation rounded: 3 x 2^-24.
-//   Values of
-//          codes are exact: codes are put into the fields of floats (FP4 x 2^-126, integers under
-//          2^23), and powers of two and of integers taken off without rounding.
+//   Begin   before the steps of a load: converts the scales of a group that begins there
+//   Step    the weights of a step; `kSimple`: of a unit for which IsSimple holds, without branches
+//
+// Error: a weight is scale * (value - zero) + bias, each operation rounded: 3 x 2^-24. Values of
+// codes are exact: codes are put into the fields of floats (FP4 x 2^-126, integers under 2^23), and
+// the powers of two are removed and the integers subtracted without rounding.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -21,19 +21,19 @@
 
 namespace marlin::cuda {
 
-constexpr uint32_t kExactMagic = 0x4b000000u;  ///< 2^23: integers are its low bits.
+constexpr uint32_t kExactMagic = 0x4b000000u;  ///< 2^23, a float whose low bits are an integer.
 
 MARLIN_DEVICE constexpr bool LooksUp(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
 
-/// What decoding needs.
+/// Decoding state.
 struct ExactDecoder {
   const float* table;  ///< In shared memory.
-  float magic;         ///< Of kInt4: 2^23 - value of code 0.
+  float magic;         ///< kInt4: 2^23 - value of code 0.
 };
 
-/// One of four words, by a number that is the same for all lanes.
+/// words[i], for an `i` that is uniform across the warp.
 MARLIN_DEVICE uint32_t Pick(const uint32_t (&words)[4], int i) {
   const uint32_t even = (i & 2) == 0 ? words[0] : words[2];
   const uint32_t odd = (i & 2) == 0 ? words[1] : words[3];
@@ -92,19 +92,19 @@ MARLIN_DEVICE void ForEach(float (&w)[4][kExactStepK], const Change& change) {
   }
 }
 
-/// Weights of tiles.
+/// Weights in the tiled layout.
 template <CodeKind kKind>
 class TileWeights {
  public:
   using View = TileView;
-  static constexpr bool kAnyColumn = false;  ///< Strips begin at multiples of 32 columns.
+  static constexpr bool kAnyColumn = false;  ///< n-tiles begin at multiples of 32 columns.
   static constexpr int kBits = CodeBits(kKind);
-  /// A load is 16 bytes of a block, or what there is.
+  /// Steps per load: a lane loads up to 16 bytes of a fragment block.
   static constexpr int kLoadSteps = kBits == 16 ? 1 : (kBits == 8 ? 2 : 4);
   static constexpr int kWords = kBits < 4 ? kBits : 4;
   struct Raw {
-    uint32_t words[2][kWords];  ///< Of outputs 0 to 15 and 16 to 31.
-    uint2 scales, extras;       ///< Of the next step.
+    uint32_t words[2][kWords];  ///< For outputs 0 to 15 and 16 to 31.
+    uint2 scales, extras;       ///< For the next step.
   };
 
   MARLIN_DEVICE TileWeights(const View& view, int column, int lane)
@@ -116,11 +116,11 @@ class TileWeights {
                     : view.groups_per_tile == 4 ? 1
                                                 : 0) {}
 
-  /// The k of number `i` of a step, from the unit's first.
+  /// The k of element `i` of a step, relative to the unit's first.
   static MARLIN_DEVICE int KOf(int step, int t, int i) {
     return 16 * step + 2 * t + 8 * (i >> 1) + (i & 1);
   }
-  /// Where the activation of a unit's k lies, in steps of [step][t][4].
+  /// Index of the activation of a unit's k in [step][t][4].
   static MARLIN_DEVICE int PlaceOf(int k) {
     return (k >> 4) * 16 + ((k >> 1) & 3) * 4 + ((k >> 3) & 1) * 2 + (k & 1);
   }
@@ -150,7 +150,8 @@ class TileWeights {
     LoadParameters(unit, step, raw);
   }
 
-  /// Nothing but one scale: a group of the unit or longer, no zeros, no biases.
+  /// Whether a unit has one scale per output and nothing else: groups at least as long as a unit,
+  /// no zeros, no biases.
   MARLIN_DEVICE bool IsSimple() const {
     return view_.zero_kind == ZeroKind::kNone && group_log2_ >= 2 &&
            (kKind != CodeKind::kFp4 || fabsf(view_.multiplier) <= kFoldedMultiplier);
@@ -161,7 +162,8 @@ class TileWeights {
     if constexpr (kKind == CodeKind::kDense16) return;
     Unpack(raw.scales, view_.bf16_parameters, view_.multiplier, scale_);
     if constexpr (kSimple) {
-      // What decoded codes lack: stored scales are below 2^16, so the products stay in range.
+      // The factor missing in decoded codes. Stored scales are below 2^16, so the products stay in
+      // range.
       constexpr float kMissing = kKind == CodeKind::kFp4 ? PowerOfTwo(126) : 1.0f;
 #pragma unroll
       for (int o = 0; o < 4; ++o) scale_[o] *= kMissing;
@@ -186,7 +188,7 @@ class TileWeights {
       if constexpr (kKind == CodeKind::kFp4) {
         ForEach(w, [&](float& weight, int) { weight *= PowerOfTwo(126); });
       }
-      // Codes come for several steps, their scales for one group.
+      // Codes are loaded for several steps, scales for one group.
       const int groups_begin = (1 << group_log2_) - 1;
       if (step % kLoadSteps != 0 && (step & groups_begin) == 0) Begin<false>(raw);
       if ((step + 1) % kLoadSteps != 0 && ((step + 1) & groups_begin) == 0) {
@@ -249,7 +251,7 @@ class TileWeights {
     }
   }
 
-  /// Of kFp4 x 2^-126.
+  /// Decodes a step; values of kFp4 are x 2^-126.
   MARLIN_DEVICE void Values(const uint32_t (&words)[kWords], int step, const ExactDecoder& decoder,
                             float (&values)[8]) const {
     if constexpr (kKind == CodeKind::kFp4) {
@@ -291,12 +293,13 @@ class TileWeights {
   const View& view_;
   int lane_;
   const uint8_t* base_;
-  int group_log2_;  ///< Of the steps of a group.
+  int group_log2_;  ///< log2 of the steps per group.
   float scale_[4];
   float extra_[4];  ///< Zeros or biases.
 };
 
-/// Weights in the canonical layout; kDense16 stands for fp32 numbers, which have no other.
+/// Weights in the canonical layout (k-packed words); kDense16 stands for fp32 numbers, which have
+/// no other layout.
 template <CodeKind kKind>
 class CanonicalWeights {
  public:
@@ -305,19 +308,19 @@ class CanonicalWeights {
   static constexpr bool kFloats = kKind == CodeKind::kDense16;
   static constexpr int kBits = kFloats ? 32 : CodeBits(kKind);
   static constexpr int kLoadSteps = kFloats ? 1 : (kBits == 8 ? 2 : 4);
-  /// Rows of words that a load takes: the 16 k of a lane, or a step's.
+  /// Rows of words per load: those of a lane's 16 k, or of a step.
   static constexpr int kRows = kFloats ? 4 : (kBits == 2 ? 1 : 2);
   struct Raw {
-    uint32_t words[kRows][4];  ///< Of four columns.
+    uint32_t words[kRows][4];  ///< For four columns.
     uint32_t scales[4];        ///< As stored, where a group begins.
-    int group;                 ///< Which one; -1: the one before goes on.
+    int group;                 ///< The group that begins; -1: the previous one continues.
   };
 
   MARLIN_DEVICE CanonicalWeights(const View& view, int column, int lane)
       : view_(view),
         t_(lane & 3),
         column_(column + (lane >> 2) * 4),
-        quads_(view.n % 4 == 0 && column % 4 == 0),
+        vector_loads_(view.n % 4 == 0 && column % 4 == 0),
         group_size_(static_cast<int>(min(view.group_size, static_cast<int64_t>(view.k)))) {}
 
   static MARLIN_DEVICE int KOf(int step, int t, int i) { return 16 * t + 4 * step + i; }
@@ -338,7 +341,7 @@ class CanonicalWeights {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t* words = view_.words + static_cast<int64_t>(min(row + r, last)) * view_.n;
-      if (quads_) {
+      if (vector_loads_) {
         const uint4 v = __ldg(reinterpret_cast<const uint4*>(words + min(column_, view_.n - 4)));
         raw.words[r][0] = v.x;
         raw.words[r][1] = v.y;
@@ -393,25 +396,25 @@ class CanonicalWeights {
     }
   }
 
-  /// The codes of a step, the first lowest; what is above them does not matter.
+  /// The codes of a step, the first in the lowest bits; the bits above them are undefined.
   static MARLIN_DEVICE uint32_t Codes(const Raw& raw, int o, int step) {
     if constexpr (kBits == 4) {
       return (step < 2 ? raw.words[0][o] : raw.words[1][o]) >> (16 * (step & 1));
     } else if constexpr (kBits == 2) {
       return raw.words[0][o] >> (8 * step);
     } else {
-      // 48 bits from bit 0 or 16 on.
+      // 48 bits, beginning at bit 0 or 16.
       const int lane_shift = (threadIdx.x & 1) * 16;
       const uint64_t both = (static_cast<uint64_t>(raw.words[1][o]) << 32) | raw.words[0][o];
       return static_cast<uint32_t>(both >> (lane_shift + 12 * step));
     }
   }
 
-  /// A lane's 16 k of a unit have one group: groups are multiples of 16, or all of k.
+  /// A lane's 16 k of a unit belong to one group: groups are multiples of 16, or all of k.
   MARLIN_DEVICE void LoadScales(int k, Raw& raw) {
     raw.group = -1;
     if (k < group_end_) return;
-    // Behind k there are no groups, and activations are zero.
+    // Beyond k there are no groups, and activations are zero.
     raw.group = min(k, view_.k - 1) / group_size_;
     group_end_ = (raw.group + 1) * group_size_;
 #pragma unroll
@@ -446,7 +449,7 @@ class CanonicalWeights {
   const View& view_;
   int t_;
   int column_;
-  bool quads_;  ///< Four columns can be loaded at once.
+  bool vector_loads_;  ///< Four columns can be loaded with one vectorized load.
   int group_size_;
   int group_end_ = 0;
   float scale_[4];

@@ -1,18 +1,18 @@
-// From the words of a tile to the registers of a matrix instruction of e4m3 numbers. Values are
-// those of the codes, exactly: what is not exact in e4m3 never comes here
-// (PreparedWeights::Storage:: fits_fp8).
+// Decodes the words of a tile into e4m3 MMA fragments. Values are those of the codes, exactly:
+// weights that are not exact in e4m3 are refused before (WeightTraits::fits_fp8).
 //
-//   One word-step of a lane, 16 k of outputs g and g + 8, becomes a register for either output. The
-//   tile's order, made for 16-bit numbers, gives lane 4 g + t the k 2 t, 2 t + 1, 2 t + 8, 2 t + 9
-//   of the step; the instruction takes k 4 t to 4 t + 3. So byte b of a register stands for
-//   Fp8Source(4 t + b) of the step, and the quantized activations lie in the same order.
+//   A lane's k16 step of outputs g and g + 8 becomes one register for each output. The tile's
+//   order, made for 16-bit numbers, gives lane 4 g + t the k 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of the
+//   step; the instruction takes k 4 t to 4 t + 3. So byte b of a register stands for
+//   Fp8Source(4 t + b) of the step, and the quantized activations have the same order.
 #pragma once
 
 #include "backends/cuda/kernels/common/decode_fragment.cuh"
 
 namespace marlin::cuda {
 
-/// Values are code values x 2^this: FP4's bits are put where e4m3 has its exponent and mantissa.
+/// Decoded values are code values x 2^this: FP4's bits are put where e4m3 has its exponent and
+/// mantissa.
 MARLIN_HOST_DEVICE constexpr int Fp8DecodeExponent(CodeKind kind) {
   return kind == CodeKind::kFp4 ? -6 : 0;
 }
@@ -24,15 +24,15 @@ MARLIN_HOST_DEVICE constexpr int Fp8Source(int at) {
   return low + byte / 2 + (byte % 2 == 0 ? 8 : 0);
 }
 
-/// Two registers of {h0, h1} in their low halves, of k 2 t and of k 2 t + 8, in the order of
-/// Fp8Source.
+/// Interleaves the low halves, {h0, h1}, of two registers, of k 2 t and of k 2 t + 8, into the
+/// order of Fp8Source.
 MARLIN_DEVICE uint32_t JoinFp8(uint32_t low, uint32_t high) {
   return __byte_perm(low, high, 0x1504);
 }
 
-/// The eight codes of an FP4 word: sign, two bits of exponent and one of mantissa at bits {7, 4..2}
-/// of every byte. The same sums over GF(2) as SplitFp4, moved to where the bytes want them, ordered
-/// so that what is masked and added is one instruction.
+/// The eight codes of an FP4 word: sign, two exponent bits and one mantissa bit at bits {7, 4..2}
+/// of every byte. The same XORs as in SplitFp4, shifted to these bits and ordered so that a mask
+/// and an XOR are one instruction.
 MARLIN_HOST_DEVICE constexpr void SplitFp4ToBytes(uint32_t word, uint32_t (&rows)[2]) {
   constexpr uint32_t kOddValue = 0x1c001c00u;
   constexpr uint32_t kOddSign = 0x80008000u;
@@ -47,14 +47,14 @@ MARLIN_HOST_DEVICE constexpr void SplitFp4ToBytes(uint32_t word, uint32_t (&rows
             (RotateLeft(word, 28) & kOddSign);
 }
 
-/// What a kernel keeps in registers to decode.
+/// Decoding state that a kernel keeps in registers.
 template <CodeKind kKind>
 struct Fp8Table {
   static constexpr int kEntries = kKind == CodeKind::kTable3   ? 2
                                   : kKind == CodeKind::kTable2 ? 1
                                                                : 0;
   uint32_t bytes[kEntries == 0 ? 1 : kEntries];  ///< The values as e4m3.
-  float magic;  ///< kInt4: what nibbles have too much, but for zeros.
+  float magic;  ///< kInt4: 2^10 + offset, subtracted together with the zero.
 
   MARLIN_DEVICE explicit Fp8Table(const TileView& view) {
     bytes[0] = 0;
@@ -76,8 +76,8 @@ template <CodeKind kKind>
 struct Fp8Decoder {
   static constexpr int kWords = CodeBits(kKind);
 
-  /// The registers of outputs g and g + 8 of step `j` (a constant after unrolling). Of kInt4
-  /// `offset` (2^10 + offset or integer zero, twice in a register, of either output) is subtracted.
+  /// The registers of outputs g and g + 8 of k16 step `j` (a constant after unrolling). For kInt4,
+  /// `offset` (for each output 2^10 + offset or integer zero, in both halves) is subtracted.
   static MARLIN_DEVICE void Decode(const uint32_t (&words)[kWords], int j,
                                    const Fp8Table<kKind>& table, const uint32_t (&offset)[2],
                                    uint32_t (&rows)[2]) {

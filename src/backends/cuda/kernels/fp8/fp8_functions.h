@@ -1,4 +1,5 @@
-// The FP8 kernels, one for each kind of codes in fp8_kinds.def, as what cudaLaunchKernelExC takes.
+// Entry points of the FP8 kernels for cudaLaunchKernelExC, one for each kind of codes in
+// fp8_kinds.def.
 #pragma once
 
 #include "backends/cuda/layout/tile_layout.h"

@@ -1,27 +1,27 @@
-// Products of quantized activations on Hopper's 8-bit matrix instructions (accuracy w4a8).
+// GEMMs of quantized activations with Hopper's e4m3 WGMMA (accuracy class w4a8).
 //
-//   C^T = W^T A^T as in wgmma_kernel.cuh, whose weight producer, items and epilogue these are. A
+//   C^T = W^T A^T as in wgmma_kernel.cuh, with its weight producer, tile scheduler and epilogue. A
 //   holds e4m3 numbers with a power of two for every row, put into the workspace by fp8_quantize.cu
-//   in the order of Fp8Source. Codes become e4m3 numbers exactly; scales do not fit, so:
+//   in the order of Fp8Source. Codes decode to e4m3 exactly; scales do not fit, so:
 //
 //     sums[outputs, tokens] += scale[group, outputs] * (codes x A over the k of one group)
 //
 //                      kTokens tokens, multiplied in chunks of 128
 //                    +-------------+-------------+
-//     outputs  0..63 |     c0             c1     |  consumer warpgroup 0: kTokens / 2 sums a thread
-//                    +-------------+-------------+  and 64 for the chunk in flight
+//     outputs  0..63 |     c0             c1     |  consumer warpgroup 0: per thread kTokens / 2
+//                    +-------------+-------------+  sums and 64 for the chunk in flight
 //     outputs 64.127 |                           |  consumer warpgroup 1
 //                    +---------------------------+
 //
-//   Codes of 128 k are decoded once for all chunks. While a warpgroup decodes, or scales and adds a
-//   chunk, the other one multiplies: it begins half a step later. Decoding for narrow tiles takes
-//   longer than multiplying, so that tiles are as wide as registers allow.
-//   The matrix unit keeps about 14 bits of a sum; every 128 k, or with every 32 where groups are
-//   shorter, it goes to fp32 by a fused multiply-add.
-//   Shared memory: slots of {kTokens rows of 128 bytes in the 128-byte swizzle, four tiles}, the
-//   exchange of the epilogue, barriers.
+//   Codes of 128 k are decoded once for all chunks. While one warpgroup decodes, or scales and adds
+//   a chunk, the other issues WGMMAs: it begins half a k-iteration later. With a small tile_m,
+//   decoding takes longer than the WGMMAs, so tile_m is as large as registers allow.
+//   The tensor core keeps about 14 bits of a sum; every 128 k, or every 32 where groups are
+//   shorter, the sum is added to fp32 accumulators by FMA.
+//   Shared memory: pipeline stages of {kTokens rows of 128 bytes in the 128-byte swizzle, four
+//   weight tiles}, the epilogue's exchange buffer, mbarriers.
 //   Errors: activations 2^-4 of themselves and 2^-10 / 224 of a row's largest (subnormal numbers);
-//   within 128 k the matrix unit's 2^-13 of the largest addend for every addend.
+//   within 128 k the tensor core's 2^-13 of the largest addend for every addend.
 #pragma once
 
 #include "backends/cuda/kernels/fp8/fp8_fragment.cuh"
@@ -30,7 +30,8 @@
 
 namespace marlin::cuda {
 
-/// One thread of a warp of its own copies the activations, when they are quantized.
+/// The activation producer: one thread, in a warp of its own, issues the TMA copies once the
+/// activations are quantized.
 template <int kTokens>
 MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUtensorMap* map,
                                          const WgmmaShared& shared) {
@@ -50,7 +51,7 @@ MARLIN_DEVICE void ProduceFp8Activations(const WgmmaArguments& args, const CUten
   }
 }
 
-/// The sums of one item, not yet times the scales of the rows.
+/// Computes the sums of one output tile, before the row scales are applied.
 template <CodeKind kKind, int kTokens, bool kOneGroup>
 struct Fp8Consumer {
   static constexpr int kBits = CodeBits(kKind);
@@ -58,7 +59,7 @@ struct Fp8Consumer {
   static constexpr int kChunks = kTokens / kChunkTokens;
   static constexpr int kChunkSums = kChunkTokens / 2;
   static constexpr int kSteps = kTileK / 32;
-  /// Parts of a tile that have a scale: the whole, or every step of 32 k.
+  /// Parts of a k-iteration that have their own scale: the whole, or every step of 32 k.
   static constexpr int kParts = kOneGroup ? 1 : kSteps;
   static constexpr int kStepsOfPart = kSteps / kParts;
   static constexpr int kUnits = kParts * kChunks;
@@ -69,7 +70,7 @@ struct Fp8Consumer {
   ConsumerPlace place;
   Fp8Table<kKind> table;
 
-  /// A tile's codes as instructions take them, and the stored scales of outputs g and g + 8.
+  /// A weight tile as WGMMA fragments, and the stored scales of outputs g and g + 8.
   struct Operands {
     uint32_t fragments[kSteps][4];
     uint32_t scales[kParts];
@@ -116,7 +117,7 @@ struct Fp8Consumer {
     }
   }
 
-  /// Unit u: part u / kChunks of k, tokens of chunk u % kChunks.
+  /// Issues the WGMMAs of unit u: part u / kChunks of k, tokens of chunk u % kChunks.
   MARLIN_DEVICE void Multiply(const Operands& operands, uint32_t activations, int unit,
                               float (&sums)[kChunkSums]) const {
     constexpr int kChunkBytes = kChunkTokens * kTileK;
@@ -134,7 +135,7 @@ struct Fp8Consumer {
   MARLIN_DEVICE void Add(const Operands& operands, int unit, float (&sums)[kChunkSums],
                          float (&acc)[kTokens / 2]) const {
     uint32_t stored = operands.scales[unit / kChunks];
-    // Converted here: all scales as floats would not fit in registers.
+    // Scales are converted here: as floats, all of them would not fit in registers.
     if (!kOneGroup) asm volatile("" : "+r"(stored));
     float2 scale = LoadParameters(stored, args.weights.bf16_parameters);
     scale.x *= kUnit;
@@ -147,8 +148,8 @@ struct Fp8Consumer {
     }
   }
 
-  /// Whether the second warpgroup waits, once, until the first has decoded: with fewer products to
-  /// a step, or more additions, they take as long or longer so.
+  /// Whether the second warpgroup waits, once, until the first has decoded. With fewer WGMMAs or
+  /// more additions per k-iteration, staggering saves no time or costs some.
   static constexpr bool kStaggered = kTokens == 256 && kOneGroup;
   static constexpr int kStaggerBarrier = 3;
 
@@ -156,7 +157,7 @@ struct Fp8Consumer {
     if (kStaggered) asm volatile("bar.sync %0, 256;" ::"n"(kStaggerBarrier) : "memory");
   }
 
-  /// `leads_at`: the tile whose decoding the other warpgroup waits for; -1: none.
+  /// `leads_at`: the k-iteration whose decoding the other warpgroup waits for; -1: none.
   MARLIN_DEVICE void Run(const WgmmaItem& item, int leads_at, SlotCursor& cursor,
                          float (&acc)[kTokens / 2]) const {
     uint32_t words[2][kBits];
@@ -170,7 +171,7 @@ struct Fp8Consumer {
     for (int tile = 0; tile < item.tiles; ++tile) {
       const int slot = cursor.slot;
       const uint32_t activations = shared.activations + slot * Fp8SlotBytes(kTokens);
-      // In a uniform register, which the instruction wants.
+      // The instruction requires a uniform register.
       const uint32_t low = __reduce_or_sync(~0u, (activations & 0x3ffffu) >> 4 | 1u << 16);
       Decode(TileAt(slot), words, operands);
       if (kStaggered && tile == leads_at) {
@@ -186,7 +187,7 @@ struct Fp8Consumer {
       }
       cursor.Advance(args.slots);
       if (tile + 1 < item.tiles) {
-        // What the next step needs arrives while the last products run.
+        // Loads the codes of the next k-iteration while the last WGMMAs run.
         Wait(shared.full + 8 * cursor.slot, cursor.parity);
         Load(TileAt(cursor.slot), words);
       }
@@ -197,8 +198,8 @@ struct Fp8Consumer {
   }
 };
 
-/// acc[4 i + e] times the scale of token 8 i + 2 t + (e & 1). Every lane loads a part of the
-/// scales: all would not fit in registers.
+/// Multiplies acc[4 i + e] by the scale of token 8 i + 2 t + (e & 1). Every lane loads a part of
+/// the scales: all of them would not fit in registers.
 template <int kTokens>
 MARLIN_DEVICE void ScaleRows(const Fp8Arguments& args, const WgmmaItem& item, int lane,
                              float (&acc)[kTokens / 2]) {
@@ -233,7 +234,7 @@ MARLIN_DEVICE void ConsumeFp8(const Fp8Arguments& args, const WgmmaShared& share
       0,       kTokens / 8};
   SlotCursor cursor;
   const TileScheduler items(product);
-  // Every block has an item at least.
+  // Every CTA has at least one output tile.
   if (warpgroup == 1) consumer.WaitToBegin();
   int leads_at = warpgroup == 0 ? 0 : -1;
   for (int i = 0; items.Has(i); ++i) {

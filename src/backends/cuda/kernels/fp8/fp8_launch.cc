@@ -47,7 +47,7 @@ class Fp8Gemm final : public CudaGemm {
         function_(FunctionOf(request, plan.tokens)),
         tail_function_(plan.tail ? FunctionOf(request, plan.tail->tokens) : nullptr) {}
 
-  /// Before the first launch.
+  /// Call it before the first launch.
   cudaError_t Load() const {
     const cudaError_t error = AllowAllShared(function_);
     return error != cudaSuccess || !plan_.tail ? error : AllowAllShared(tail_function_);
@@ -100,8 +100,8 @@ class Fp8Gemm final : public CudaGemm {
     args.product.partials = plan_.partials ? gemm.partials : nullptr;
     args.product.vector_stores = StoresAsOne(gemm.epilogue, 8);
     void* parameters[] = {&map, &args};
-    // Copies of weights begin while the launch before ends: the last rows are quantized, or the
-    // first output tiles are multiplied.
+    // PDL: copies of weights begin while the previous launch ends, which quantizes rows or computes
+    // the whole waves.
     const LaunchSize size = {dim3(1, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
                              launch.shared_bytes, true};
     return cuda::Launch(function, size, parameters, stream);

@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Tiles, items and gates are those of the warpgroup kernel; shared memory is not.
+/// Output tiles and GLU are those of the WGMMA kernel; the shared memory is not.
 WgmmaPlan TilesOf(const TileProblem& problem, const DeviceShape& device, int tokens) {
   return PlanWholeTiles(problem, device, {tokens, 1});
 }
@@ -21,9 +21,9 @@ std::optional<Tail> TailOf(const DeviceShape& device, int tokens, const WgmmaArg
   return TailOf(costs, *cost, device, args.tiles, args.items);
 }
 
-/// Divides shared memory with as many slots as there is room for.
+/// Lays out shared memory with as many pipeline stages as fit.
 void DivideShared(const TileProblem& problem, const DeviceShape& device, Fp8Launch* launch) {
-  constexpr int kBarriersBytes = 2 * 8;  // Of a slot.
+  constexpr int kBarriersBytes = 2 * 8;  // Per stage.
   constexpr int kMaxSlots = 8;
   WgmmaArguments& args = launch->arguments.product;
   const int activations = Fp8SlotBytes(launch->tokens);
@@ -75,7 +75,7 @@ Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tok
 
 namespace {
 
-/// The only kernel of its accuracy class: the estimate is compared with nothing.
+/// The only kernel of its accuracy class: the estimate is never compared with another.
 double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
   const TileProblem problem = TileProblemOf(desc);
   const Fp8Plan plan = PlanFp8(problem, device);
@@ -99,8 +99,8 @@ Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (!desc.weights.tiled || !desc.weights.fits_fp8) {
     return {
-        "groups are no multiple of 32, scales are fp32, or codes less their zeros or biases do "
-        "not fit e4m3"};
+        "groups are not multiples of 32, scales are fp32, there are biases, or codes minus zeros "
+        "do not fit e4m3"};
   }
   if (desc.m > kMostRows) return {"takes up to {0} rows", kMostRows};
   return {};

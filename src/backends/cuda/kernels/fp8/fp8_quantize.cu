@@ -1,11 +1,11 @@
-// Activations as the FP8 kernel takes them: a power of two and e4m3 numbers for every row.
+// Quantizes activations for the FP8 kernel: a power of two and e4m3 numbers for every row.
 //
 //   p = the largest power of two with p x max|a| <= 448;  out[k'] = e4m3(p x a[k]);  scale = 1 / p
 //
-//   k' is k with every step of 16 in the order of Fp8Source; zeros from k to the next multiple of
-//   128. A power of two loses no more than any other scale would, for e4m3 has exponents of its
-//   own: the error is 2^-4 of a number, or 2^-10 / p where it is subnormal. A row with a NaN or an
-//   Inf has the scale NaN, and so are its outputs.
+//   k' is k with every k16 step in the order of Fp8Source; zeros from k to the next multiple of
+//   128. A power of two loses no more than any other scale would, because e4m3 has exponents: the
+//   error is 2^-4 of a number, or 2^-10 / p where it is subnormal. A row with a NaN or an Inf gets
+//   the scale NaN, and its outputs are NaN.
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/fp8/fp8_fragment.cuh"
@@ -17,8 +17,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kStepK = 16;
 
-/// Sixteen neighbouring numbers of a row, zeros behind its end. `wide`: rows begin at multiples of
-/// 16 bytes.
+/// Loads 16 consecutive numbers of a row, zeros beyond its end. `wide`: rows are aligned to 16
+/// bytes, so that loads can be vectorized.
 MARLIN_DEVICE void LoadStep(const ActivationView& a, int64_t row, int k, bool wide,
                             float (&values)[kStepK]) {
   if (!wide || k + kStepK > a.k) {
@@ -56,7 +56,7 @@ MARLIN_DEVICE void LoadStep(const ActivationView& a, int64_t row, int k, bool wi
   }
 }
 
-/// The largest of all threads' numbers, in all of them.
+/// The maximum over all threads of the CTA, returned to each.
 MARLIN_DEVICE uint32_t LargestOfBlock(uint32_t value) {
   __shared__ uint32_t of_warps[kThreads / 32];
   value = __reduce_max_sync(~0u, value);
@@ -65,7 +65,7 @@ MARLIN_DEVICE uint32_t LargestOfBlock(uint32_t value) {
   return __reduce_max_sync(~0u, of_warps[threadIdx.x % (kThreads / 32)]);
 }
 
-/// The exponent of p for the bits of the largest magnitude, which is finite.
+/// The exponent of p, from the bits of the largest magnitude, which is finite.
 MARLIN_DEVICE int ExponentFor(uint32_t largest) {
   constexpr uint32_t kMantissaOf448 = 0x600000u;  // 1.75 x 2^8
   constexpr int kLargest = 120;                   // Its inverse is a normal number.
@@ -91,7 +91,7 @@ MARLIN_DEVICE uint4 QuantizeStep(const float (&values)[kStepK], float p) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// A thread block a row.
+/// One CTA per row.
 __global__ void __launch_bounds__(kThreads)
     QuantizeRowsKernel(ActivationView a, bool wide, uint8_t* out, int columns, float* scales) {
   TriggerDependentLaunch();

@@ -7,7 +7,7 @@
 
 namespace marlin::cuda {
 
-/// A power of two and `columns` (a multiple of 128) e4m3 numbers for every row.
+/// Writes a power of two and `columns` (a multiple of 128) e4m3 numbers for every row.
 cudaError_t LaunchQuantizeRows(const ActivationView& a, void* out, int columns, float* scales,
                                cudaStream_t stream);
 

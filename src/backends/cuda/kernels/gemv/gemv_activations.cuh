@@ -1,10 +1,10 @@
-// Activations of the kernel for few rows: this block's columns of all rows come to shared memory
-// once, in pieces along k, each with a barrier, so that products begin when the first has come.
+// Activations of the GEMV kernel: this CTA's columns of all rows are copied to shared memory once,
+// in pieces along k, each with an mbarrier, so that MMAs begin when the first has arrived.
 //
-//   rows of whole 16 bytes   bulk copies, a row's piece each, spread over the warps; two
-//                            neighbouring blocks may share them: each copies half of the rows'
+//   rows of whole 16 bytes   TMA bulk copies, one per row and piece, spread over the warps; two
+//                            adjacent CTAs may be a multicast group: each copies half of the rows'
 //                            pieces to both
-//   else                     copies of 16 bytes by all threads
+//   else                     cp.async of 16 bytes by all threads
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -12,23 +12,23 @@
 
 namespace marlin::cuda {
 
-/// Copies 8 numbers of a row of A; what lies behind k becomes zero.
+/// Copies 8 numbers of a row of A; those beyond k become zero.
 MARLIN_DEVICE void CopyEight(const GemvArguments& args, int m, int k, uint32_t to) {
   const int bytes = min(max(args.k - k, 0), 8) * 2;
-  // An address in range even where nothing is read.
+  // The address stays in range even where nothing is read.
   const uint8_t* from =
       static_cast<const uint8_t*>(args.a) + (m * args.a_stride + (bytes > 0 ? k : 0)) * 2;
   CopyAsync16(to, from, bytes);
 }
 
-/// Where this block's copies of activations begin among the rows: blocks begin with different ones,
-/// for all of them read the same at the same time; blocks that share copies agree.
+/// The row with which this CTA's copies of activations begin. CTAs begin with different rows,
+/// because all of them read the same data at the same time; a multicast group begins with one.
 MARLIN_DEVICE int FirstRow(const GemvArguments& args) {
   return static_cast<int>(blockIdx.y >> (args.multicast - 1)) & args.row_mask;
 }
 
-/// Before copies begin, one thread: the barrier of a piece expects what the blocks that share
-/// bring.
+/// Called by one thread before copies begin: the mbarrier of a piece expects the bytes that the
+/// multicast group copies to this CTA.
 MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uint32_t barrier,
                                      int piece) {
   const int piece_k = kTileK << args.piece_log2;
@@ -36,7 +36,7 @@ MARLIN_DEVICE void ExpectActivations(const GemvArguments& args, int first_k, uin
   ArriveExpecting(barrier, max(min(left, piece_k), 0) * 2 * args.m);
 }
 
-/// What bulk copies do not bring: zeros behind k.
+/// Writes zeros beyond k, which bulk copies leave out.
 MARLIN_DEVICE void ClearBehindK(const GemvArguments& args, int first_k, uint32_t to) {
   const int end = args.tiles_of_split * kTileK;
   const int begin = min(max(args.k - first_k, 0), end);
@@ -50,14 +50,14 @@ MARLIN_DEVICE void ClearBehindK(const GemvArguments& args, int first_k, uint32_t
   }
 }
 
-/// The bulk copies that one thread of every warp makes: this split's columns of all rows of A, each
-/// row's piece as one copy, this block's share of them to all blocks that share. Made before
-/// earlier work has ended, so that nothing is left to compute then.
+/// The bulk copies that one thread of every warp issues: this split's columns of all rows of A, one
+/// copy per row and piece; in a multicast group this CTA issues its share of them to all.
+/// Constructed before earlier work has ended, so that nothing is left to compute then.
 struct RowCopies {
   const GemvArguments& args;
   uint32_t to;
   uint32_t barriers;
-  int columns;  ///< Of this split.
+  int columns;  ///< This split's.
   int first_k;
   int first_row;
   int row;
@@ -87,7 +87,7 @@ struct RowCopies {
       if (args.multicast == 1) {
         CopyBulk(at, from, bytes, barrier);
       } else {
-        // Of the cluster, which is [multicast][splits] if the splits exchange sums, else
+        // CTAs are [multicast][splits] in the cluster if the splits exchange sums, else
         // [multicast].
         const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
         CopyBulkToCluster(at, from, bytes, barrier, blocks);
@@ -102,8 +102,8 @@ struct RowCopies {
   }
 };
 
-/// Copies this split's columns of all rows of A, a piece of the columns after the other, so that
-/// products can begin when the first has come. All threads arrive at the barrier of every piece.
+/// Copies this split's columns of all rows of A, piece by piece, so that MMAs can begin when the
+/// first has arrived. All threads arrive at the mbarrier of every piece.
 MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint32_t to,
                                    uint32_t barriers) {
   constexpr int kChunksPerTileLog2 = 4;  // 8 numbers each.

@@ -1,13 +1,13 @@
-// How the sums of the kernel for few rows come together and are finished.
+// Reduction and epilogue of the GEMV kernel.
 //
 //   warps of a unit     in shared memory, added in the order of the warps
-//   blocks that divide  a cluster: each sends its sums of a strip to the block that finishes it, as
-//   k                   asynchronous stores that a barrier there counts
-//                       in memory: all but one store their sums, that one adds them
-//                       another kernel adds them, where nothing else is possible
+//   split-K CTAs        in a cluster: each stores its sums of an n-tile to the DSMEM reduction
+//                       buffer of the CTA that owns it, asynchronously, counted by an mbarrier
+//                       in global memory: all but the last publish their sums, the last adds them
+//                       in a reduction kernel, where neither is possible
 //                       always in the order of the splits
 //
-// What is sent or stored is four neighbouring outputs of a token, a quad.
+// Loads and stores are vectorized: four adjacent outputs of a token, a quad.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -16,7 +16,7 @@
 
 namespace marlin::cuda {
 
-/// A barrier among the warps that share a strip.
+/// A barrier across the warps of a unit.
 MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int unit_lane) {
   __syncwarp();
   if (args.share > 1) {
@@ -24,7 +24,7 @@ MARLIN_DEVICE void SyncSharers(const GemvArguments& args, int unit_lane) {
   }
 }
 
-/// Stores four neighbouring outputs of row m, those of them that exist.
+/// Applies the epilogue to four adjacent outputs of row m and stores those that exist.
 MARLIN_DEVICE void FinishQuad(const GemvArguments& args, int m, int n, const float4& sum) {
   const EpilogueView& view = args.epilogue;
   float values[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -49,7 +49,7 @@ MARLIN_DEVICE void FinishQuad(const GemvArguments& args, int m, int n, const flo
   }
 }
 
-/// Where the partial sums of a split begin for row m and output n; rows are not padded.
+/// Address of a split's partial sums from row m and output n on; rows are not padded.
 MARLIN_DEVICE float* PartialAt(const GemvArguments& args, int split, int m, int n) {
   return args.partials + (static_cast<int64_t>(split) * args.m + m) * args.epilogue.n + n;
 }
@@ -76,13 +76,13 @@ MARLIN_DEVICE void Add(const float4& term, float4& sum) {
 
 constexpr int kQuadsOfStrip = kStripOutputs / 4;
 
-/// Blocks that divide k meet in memory unit by unit. Each takes a ticket before its last tile, and
-/// the one that takes the last finishes the unit: all others are at work on it, and hand their sums
-/// over without waiting for anybody, so that it waits for what is on its way only. A word of all
-/// ones, which is no sum, has not been handed over yet.
+/// Split-K reduction in global memory, unit by unit. Each CTA increments the unit's tile counter
+/// before its last tile, and the CTA with the last ticket finishes the unit: all others are already
+/// computing it and publish their sums without waiting for any CTA, so it waits only for sums that
+/// are on their way. Flag-in-data: a word of all ones, which is no sum, is not published yet.
 constexpr uint32_t kUnpublished = ~0u;
 
-/// Whether this ticket, as IncrementTileCounter gives it, is a unit's last; then it is given back.
+/// Whether `before`, from IncrementTileCounter, is a unit's last ticket; then resets the counter.
 MARLIN_DEVICE bool IsLastSplit(const GemvArguments& args, int unit, uint32_t before) {
   const bool last = before + 2 == static_cast<uint32_t>(args.splits);
   if (last) args.tile_counters[unit] = kUnpublished;
@@ -96,7 +96,7 @@ MARLIN_DEVICE float* ExchangeAt(const GemvArguments& args, int split, int strip,
 
 MARLIN_DEVICE uint32_t SumBits(float sum) {
   const uint32_t bits = __float_as_uint(sum);
-  return bits == kUnpublished ? kUnpublished >> 1 : bits;  // Another NaN.
+  return bits == kUnpublished ? kUnpublished >> 1 : bits;  // A different NaN.
 }
 
 MARLIN_DEVICE bool IsPublished(const uint4& bits) {
@@ -104,10 +104,10 @@ MARLIN_DEVICE bool IsPublished(const uint4& bits) {
          bits.w != kUnpublished;
 }
 
-/// The sum over all splits, in their order, of which `sum` is this block's.
+/// The sum over all splits, in their order; `sum` is this CTA's.
 MARLIN_DEVICE float4 SumOfSplits(const GemvArguments& args, int strip, int m, int row,
                                  const float4& sum) {
-  constexpr int kAtOnce = 4;  // Loads under way.
+  constexpr int kAtOnce = 4;  // Loads in flight.
   const int mine = static_cast<int>(blockIdx.x);
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -139,10 +139,10 @@ MARLIN_DEVICE float4 SumOfSplits(const GemvArguments& args, int strip, int m, in
   return total;
 }
 
-/// Adds the sums of a strip's warps for one octet of tokens, in the order of the warps, and
-/// finishes them, or sends them to who does. `sums` holds, for every warp, [tokens][kSumStride]
-/// floats; `local_strip` counts the strips of this block. `finishes`: of the blocks that meet in
-/// memory this one adds.
+/// Reduces the sums of an n-tile's warps for one n8 tile of tokens, in the order of the warps, and
+/// applies the epilogue, or stores the sums for the CTA that does. `sums` holds, for every warp,
+/// [tokens][kSumStride] floats; `local_strip` counts the n-tiles of this CTA. `finishes`: with
+/// tile counters, whether this CTA adds the splits.
 MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int local_strip,
                                int octet, const float* sums, uint32_t reduction_buffer,
                                bool finishes, int thread) {
@@ -152,7 +152,7 @@ MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int l
     const int row = i % kQuadsOfStrip * 4;
     const float* from = sums + token * kSumStride + row;
     float4 sum = *reinterpret_cast<const float4*>(from);
-    // All loads at once; the additions wait for them in order.
+    // All loads are issued at once; the additions wait for them in order.
 #pragma unroll
     for (int w = 1; w < kMaxSharers; ++w) {
       if (w < args.share) Add(*reinterpret_cast<const float4*>(from + w * kSumFloats), sum);
@@ -187,12 +187,13 @@ MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int l
   }
 }
 
-/// Of a cluster's strips those that this block finishes.
+/// How many of a cluster's n-tiles this CTA owns.
 MARLIN_DEVICE int StripsFinishedHere(const GemvArguments& args, int strips) {
   return (strips - static_cast<int>(blockIdx.x) + args.splits - 1) / args.splits;
 }
 
-/// Finishes this block's strips of the cluster's: adds what the blocks sent, in their order.
+/// Finishes the n-tiles that this CTA owns: adds the splits' sums in their order and applies the
+/// epilogue.
 MARLIN_DEVICE void FinishReductionBuffer(const GemvArguments& args, int first_strip, int strips,
                                          const float* reduction_buffer) {
   const int quads = args.m * kQuadsOfStrip;

@@ -1,4 +1,4 @@
-// The GEMV kernels, one for each kind of codes, as what cudaLaunchKernelExC takes.
+// Entry points of the GEMV kernels for cudaLaunchKernelExC, one for each kind of codes.
 #pragma once
 
 #include "backends/cuda/layout/tile_layout.h"
@@ -8,8 +8,8 @@ namespace marlin::cuda {
 /// The template arguments beside the kind of codes and the type of the operands.
 struct GemvVariant {
   ParameterUse use;
-  int strips;  ///< Of a unit: 2 only for codes of up to 4 bits, one scale and one octet.
-  int octets;  ///< Of tokens: 1 or 2.
+  int strips;  ///< n-tiles per unit: 2 only for codes of up to 4 bits, one scale and one n8 tile.
+  int octets;  ///< n8 tiles of tokens: 1 or 2.
 };
 
 /// Parameters of the kernel: GemvArguments.

@@ -1,23 +1,24 @@
-// Products of up to 16 rows: the weights stream once through registers, memory bandwidth is the
-// floor.
+// Small-batch GEMV, up to 16 rows: weights stream once through registers; the kernel is bound by
+// memory bandwidth.
 //
 //   C^T = W^T A^T with m16n8k16: the weights are the 16-row operand, tokens the 8 columns, so that
-//   a single token wastes no weight traffic. One thread block per multiprocessor, no producer warp:
+//   a single token wastes no weight traffic. One CTA per multiprocessor, no producer warp:
 //
 //        k ->        split 0            split 1 ...
-//     unit 0    [tile][tile][tile] .. [tile][tile]    a unit is one strip of 32 outputs or two side
-//     unit 1    [tile] ...                            by side, a tile 128 k of it; blockIdx.x is
-//        n                                            the split, blockIdx.y a run of units
+//     unit 0    [tile][tile][tile] .. [tile][tile]    a unit is an n-tile of 32 outputs or two
+//     unit 1    [tile] ...                            adjacent ones, a tile is 128 k of it;
+//        n                                            blockIdx.x: split, blockIdx.y: run of units
 //
-//   `share` warps take the tiles of a unit in turn, `lanes` = warps / share units are worked on at
-//   a time. Every warp has a ring of its own, which one lane fills with bulk copies: in flight are
-//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The block's activations lie in shared
-//   memory (gemv_activations.cuh). Sums meet in shared memory, in a cluster or in memory
-//   (gemv_finish.cuh). Weight copies begin before the kernel waits for earlier work on the stream.
+//   `share` warps take the tiles of a unit in turn (intra-CTA split-K); `lanes` = warps / share
+//   units are computed concurrently. Every warp has its own pipeline, which one lane fills with TMA
+//   bulk copies: in flight are warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The CTA's
+//   activations are in shared memory (gemv_activations.cuh). Sums are reduced in shared memory,
+//   then in a cluster or in global memory (gemv_finish.cuh). PDL: weight copies begin before the
+//   kernel waits for earlier work on the stream.
 //
-//   A launch takes as long as its latencies, one after another: what stands before the first copy,
-//   between the end of earlier work and the activations' copies, and after the last product, is
-//   straight-line code without divisions, and no barrier there waits for memory.
+//   A launch takes the sum of its latencies. So the code before the first copy, between the end of
+//   earlier work and the activations' copies, and after the last MMA is straight-line, without
+//   divisions, and no barrier there waits for memory.
 #pragma once
 
 #include <type_traits>
@@ -33,21 +34,21 @@
 
 namespace marlin::cuda {
 
-/// The tiles that a warp copies, in the order that it multiplies them in. A unit is `kStrips`
-/// neighbouring strips, whose tiles of the same k lie side by side.
+/// The tiles that a warp copies, in the order of its MMAs. A unit is `kStrips` adjacent n-tiles,
+/// whose tiles of the same k are contiguous.
 template <int kStrips>
 struct TileStream {
   const TileView& view;
   const uint8_t* next;
-  int64_t to_next_tile;  ///< Of this warp in the unit.
+  int64_t to_next_tile;  ///< Bytes to this warp's next tile of the unit.
   int unit;
   int first_tile;
-  int lanes;  ///< From one of this warp's units to the next.
+  int lanes;  ///< Distance from one of this warp's units to the next.
   int tiles_of_unit;
-  int left_in_unit;  ///< 0: nothing is left at all.
+  int left_in_unit;  ///< 0: no tile of any unit is left.
   int last_unit;
 
-  /// For all lanes, one of which makes the copy.
+  /// Called by all lanes; the one with `copies` issues the copy.
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
     if (copies) {
       const int bytes = kStrips * view.tile_bytes;
@@ -63,15 +64,15 @@ struct TileStream {
   }
 };
 
-/// How the scales of a group enter. Where a tile has one group and few tokens share a weight, codes
-/// are multiplied as they are and the group's sums scaled in fp32: fewer instructions, no rounding
-/// of weights. Else every weight is multiplied with its scale.
+/// How the scales of a group are applied. Where a tile has one group, the MMAs take unscaled codes,
+/// and the group's sums, which are few with few tokens, are scaled in fp32: fewer instructions, no
+/// rounding of weights. Else every weight is multiplied by its scale.
 template <CodeKind kKind, typename T, ParameterUse kUse>
 struct GroupSums {
   static constexpr bool kUsed = kUse == ParameterUse::kOneScale && kKind != CodeKind::kDense16;
   static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
-  /// Codes that are decoded to tiny numbers meet activations times 2^64, so that sums stay in the
-  /// range of fp32 for activations below 2^63.
+  /// Codes that decode to tiny numbers are multiplied by activations x 2^64, so that sums stay in
+  /// the range of fp32 for activations below 2^63.
   static constexpr int kActivationExponent = kExponents.decode < -64 ? 64 : 0;
 
   static MARLIN_DEVICE void ScaleActivations(uint32_t (&tokens)[4]) {
@@ -82,7 +83,7 @@ struct GroupSums {
     }
   }
 
-  /// What finished sums are multiplied with, for the scales are taken as they are stored.
+  /// Multiplier of the finished sums, because scales are applied as they are stored.
   static constexpr float kUnit =
       kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kActivationExponent) : 1.0f;
 
@@ -93,14 +94,13 @@ struct GroupSums {
   }
 };
 
-/// Tables of 16 values are looked up in shared memory: permuting bytes takes twice the
-/// instructions.
+/// Tables of 16 values use a shared-memory LUT: PRMT takes twice the instructions.
 template <CodeKind kKind, typename T>
 using GemvTable =
     std::conditional_t<kKind == CodeKind::kTable4, SharedPairTable<T>, DecodeTable<kKind, T>>;
 
-/// A lane, and where its parameters lie among those of a group, in a register: the compiler would
-/// compute it anew for every tile.
+/// A lane, and the offset of its parameters in those of a group, pinned to a register: the compiler
+/// would recompute it for every tile.
 struct TileLane {
   int index;
   uint32_t parameters;
@@ -110,24 +110,24 @@ struct TileLane {
   }
 };
 
-/// One warp's product of a unit's tile with `kOctets` times 8 tokens.
+/// One warp's MMAs of a unit's tile with `kOctets` n8 tiles of tokens.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   static constexpr bool kScaled = kKind != CodeKind::kDense16;
-  static constexpr int kRows = 2 * kStrips;  ///< Blocks of 16 outputs.
+  static constexpr int kRows = 2 * kStrips;  ///< MMA tiles of 16 outputs.
   using Group = GroupSums<kKind, T, kUse>;
   using Sums = float[kRows][kOctets][4];
   using Table = GemvTable<kKind, T>;
 
   struct Parameters {
-    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each strip.
+    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each n-tile.
     GroupOperands operands[kRows];
   };
 
   /// Calls `release` once, when the tile has been read: with one group that is before most of the
-  /// products, so that the slot is being filled again nearly always.
+  /// MMAs, so that the stage is nearly always being refilled.
   template <typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
                                 const uint32_t (&activations)[kOctets], const TileLane& lane,
@@ -159,7 +159,8 @@ struct TileProduct {
       }
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+        // A tile has eight k16 steps; a step begins a group where step x groups / 8 crosses an
+        // integer.
         const int place = (pair * 2 + step) * groups;
         if (!kOneGroup && kScaled && place > 0 && (place & 7) < groups) {
           LoadOperands(first_parameters + (place >> 3) * kGroupBytes, tile_bytes, groups, mode,
@@ -214,26 +215,26 @@ struct TileProduct {
   }
 };
 
-/// The units and tiles of a warp, and where things lie in shared memory.
+/// The units and tiles of a warp, and the layout of shared memory.
 template <int kStrips>
 struct GemvBlock {
   int lane;
   int warp;
-  int unit_lane;  ///< Which of the units that are worked on at a time.
-  int sharer;     ///< Which of the warps that share it.
+  int unit_lane;  ///< Which of the concurrent units.
+  int sharer;     ///< Which of the unit's warps.
   int first_unit;
   int units;
   int first_tile;
   int my_units;
-  int my_tiles;  ///< Of a unit.
+  int my_tiles;  ///< Per unit.
   int slot_bytes;
   uint32_t ring;
-  uint32_t barriers;  ///< Of the ring.
+  uint32_t barriers;  ///< The ring's mbarriers.
   uint32_t activations;
-  uint32_t arrived;  ///< Barriers of the pieces of activations.
+  uint32_t arrived;  ///< mbarriers of the pieces of activations.
 
   MARLIN_DEVICE GemvBlock(const GemvArguments& args, uint32_t base) {
-    // Volatile, so that it stays in a register: from threadIdx it is computed anew for every tile.
+    // Volatile, so that it stays in a register: from threadIdx it is recomputed for every tile.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     warp = static_cast<int>(threadIdx.x) >> 5;
     unit_lane = warp >> args.share_log2;
@@ -269,13 +270,13 @@ struct GemvBlock {
   }
 };
 
-/// A place in a warp's ring of one or two slots. What it is made of stays in registers: the
-/// compiler would compute it anew for every tile.
+/// A position in a warp's ring of one or two stages. Its fields are pinned to registers: the
+/// compiler would recompute them for every tile.
 struct RingCursor {
   uint32_t address;
   uint32_t barrier;
-  uint32_t tiles = 0;  ///< That have been taken.
-  uint32_t addresses;  ///< The sum of both slots': from either to the other.
+  uint32_t tiles = 0;  ///< Tiles consumed.
+  uint32_t addresses;  ///< The sum of both stages' addresses: leads from either to the other.
   uint32_t barriers;
   int slots_log2;
 
@@ -297,12 +298,12 @@ struct RingCursor {
     ++tiles;
   }
 
-  /// The same for what changes.
+  /// Pins the fields that change.
   MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(tiles)); }
 };
 
-/// Brings the sums of the warps that share a unit, each times `factor`, together, 32 outputs and 8
-/// tokens after another. `ticket` is that of the first of them, in the lane that copies.
+/// Reduces the sums of a unit's warps, each times `factor`, one n-tile and n8 tile of tokens after
+/// another. `ticket`: the tile counter's previous value, in the elected lane of the first warp.
 template <int kStrips, int kOctets>
 MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips>& block,
                               int local_unit, const float (&acc)[2 * kStrips][kOctets][4],
@@ -312,7 +313,7 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   const int lane = block.lane;
   float* const first = sums + block.unit_lane * args.share * kSumFloats;
   float* const mine = first + block.sharer * kSumFloats;
-  // Between the sums of two tokens.
+  // In the padding between the sums of two tokens.
   auto* const finishes = reinterpret_cast<uint32_t*>(first + kStripOutputs);
   if (args.tile_counters != nullptr && block.sharer == 0 && ElectOne()) {
     *finishes = IsLastSplit(args, block.first_unit + local_unit, ticket) ? 1 : 0;
@@ -378,7 +379,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
   }
   __syncthreads();
-  // What is sent to another block of the cluster must find it running, its barriers ready.
+  // DSMEM stores and multicast copies need the other CTAs of the cluster to be running and to have
+  // initialized their mbarriers.
   const bool in_cluster = args.in_cluster || args.multicast > 1;
   if (in_cluster) ArriveInCluster();
   TriggerDependentLaunch();
@@ -390,7 +392,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   } else if (lane == 0) {
     copies.Run();
   }
-  // Requests are served in their order: these would delay the activations.
+  // Memory requests are served in order: issued earlier, these would delay the activations.
 #pragma unroll 1
   for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
     stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
@@ -405,7 +407,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     }
   }();
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
-  // Lane l gives ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
+  // Lane l passes ldmatrix the row of token l % 8 in matrix l / 8; tokens beyond m repeat the last.
   uint32_t my_rows[kOctets];
 #pragma unroll
   for (int o = 0; o < kOctets; ++o) {
@@ -416,7 +418,7 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   RingCursor slot(block, args.stages);
   const bool increments_counter = args.tile_counters != nullptr && block.sharer == 0;
   int counter_tile = increments_counter ? block.my_tiles - 1 : -1;
-  // As in GemvBlock: not to be computed anew for every tile.
+  // As in GemvBlock: so that it is not recomputed for every tile.
   asm volatile("" : "+r"(counter_tile));
   const TileLane tile_lane(lane);
   for (int u = block.unit_lane; u < block.units; u += 1 << args.lanes_log2) {
@@ -440,7 +442,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       const auto release = [&] {
         __syncwarp();
         if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
-        // As late as it comes back in time: whoever takes the last waits for the others' sums.
+        // As late as its result can still arrive in time: the CTA with the last ticket waits for
+        // the others' sums.
         if (i == counter_tile && ElectOne()) {
           ticket = IncrementTileCounter(args.tile_counters + block.first_unit + u);
         }
@@ -454,7 +457,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
     FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
                                  reduction_buffer, ticket);
   }
-  // What others bring must have come before this block's shared memory goes.
+  // Multicast copies from the other CTA must have arrived before this CTA exits and its shared
+  // memory is freed.
   if (args.multicast > 1) {
     for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
   }

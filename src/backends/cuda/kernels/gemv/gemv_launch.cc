@@ -24,7 +24,8 @@ const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant)
   return nullptr;
 }
 
-/// Whether outputs are sums and biases in 16 bits, and four of them are one aligned store.
+/// Whether the epilogue is at most a bias, and four 16-bit outputs are one aligned vectorized
+/// store.
 bool StoresPlainQuads(const EpilogueView& view) {
   return view.type != Element::kF32 && view.activation == 0 && !view.gated &&
          view.row_weight == nullptr && StoresAsOne(view, 4);

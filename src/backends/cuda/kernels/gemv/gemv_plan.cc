@@ -8,15 +8,15 @@
 namespace marlin::cuda {
 namespace {
 
-/// Between rows of activations, so that the rows of a matrix begin in different banks.
+/// Padding of rows of activations, so that the rows of an ldmatrix begin in different banks.
 constexpr int kRowPadding = 16;
 
-/// Units of the blocks that have most.
+/// The most units of a CTA.
 int UnitsOfBlock(const GemvArguments& args) {
   return args.units_base + (args.units_rest > 0 ? 1 : 0);
 }
 
-/// How the copies of rows of activations are spread over the warps.
+/// Spreads the copies of rows of activations over the warps.
 void SpreadCopies(GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
   constexpr int kMostRowsApart = 32;
@@ -28,7 +28,7 @@ void SpreadCopies(GemvPlan* plan) {
   args.step_rows = step % args.m;
 }
 
-/// Divides shared memory; false when it does not suffice.
+/// Lays out shared memory; false when it does not suffice.
 bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
   args.piece_log2 = 0;
@@ -53,8 +53,8 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   args.reduction_offset = args.sums_offset + static_cast<int>(sums);
   args.table_offset = args.reduction_offset + static_cast<int>(reduction_buffer);
   args.barriers_offset = args.table_offset + static_cast<int>(table);
-  // Over half of what there is: blocks of the next launch, which may begin early, would spread
-  // unevenly over the multiprocessors if two fitted on one.
+  // More than half of shared memory: CTAs of the next launch, which may begin early (PDL), would
+  // spread unevenly over the multiprocessors if two fitted on one.
   plan->shared_bytes = std::max(static_cast<int>(total), device.shared_bytes / 2 + 1);
   return true;
 }
@@ -71,22 +71,23 @@ struct PlanCosts {
   PlanCosts(const TileProblem& problem, const DeviceShape& device, const GemvPlan& plan) {
     const GemvCosts& costs = device.costs->gemv;
     const bool wide = plan.strips > 1;
-    const bool two_octets = problem.m > kOctet;
+    const bool two_n8_tiles = problem.m > kOctet;
     const double bytes = problem.tile_bytes / costs.tile_bytes;
     step = bytes * costs.step[wide ? 1 : 0][plan.warps > 8 ? 1 : 0];
-    tile = bytes * plan.strips * costs.tile[two_octets ? 1 : 0];
-    round = costs.round[wide || two_octets ? 1 : 0];
-    const GemvCosts::Reduction& meets = plan.arguments.in_cluster ? costs.cluster : costs.memory;
-    reduction = meets.fixed;
-    reduction_split = meets.split;
-    reduction_strip = meets.strip[two_octets ? 1 : 0];
+    tile = bytes * plan.strips * costs.tile[two_n8_tiles ? 1 : 0];
+    round = costs.round[wide || two_n8_tiles ? 1 : 0];
+    const GemvCosts::Reduction& reduction_costs =
+        plan.arguments.in_cluster ? costs.cluster : costs.memory;
+    reduction = reduction_costs.fixed;
+    reduction_split = reduction_costs.split;
+    reduction_strip = reduction_costs.strip[two_n8_tiles ? 1 : 0];
   }
 };
 
-/// How many units a block works on at a time: with every unit its warps wait for each other, but
-/// with few warps to a unit some have nothing to do at the end.
+/// How many units a CTA computes concurrently: a unit's warps wait for each other at its end, but
+/// with few warps per unit some are idle at the end of the CTA.
 int UnitsAtATime(int units_of_block, int tiles, int warps, const PlanCosts& costs) {
-  // Where they differ by less, fewer units are as often faster.
+  // Where the costs differ by less, fewer units are faster as often.
   constexpr double kWorthwhile = 0.97;
   double least = 0;
   int best = 1;
@@ -107,7 +108,7 @@ void ShareUnits(int lanes, GemvPlan* plan) {
   args.share_log2 = std::countr_zero(static_cast<unsigned>(args.share));
 }
 
-/// Blocks along n that run at once, in whole clusters.
+/// CTAs along n that run at once, in whole clusters.
 int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
   if (args.in_cluster) return device.clusters[args.splits * args.multicast - 1] * args.multicast;
   const int blocks = args.multicast == 1 ? device.multiprocessors
@@ -137,16 +138,16 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.splits = Ceil(args.tiles, args.tiles_of_split);
   args.multicast = shape.multicast;
   args.bulk = problem.k % 8 == 0;
-  const bool meet = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
-  args.in_cluster = meet && !shape.in_memory;
-  plan.in_memory = meet && shape.in_memory;
+  const bool ctas_reduce = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
+  args.in_cluster = ctas_reduce && !shape.in_memory;
+  plan.in_memory = ctas_reduce && shape.in_memory;
   plan.warps = shape.warps;
   plan.strips = shape.strips;
   plan.splits = args.splits;
   plan.partials = problem.gated || (args.splits > 1 && !args.in_cluster);
 
   const int units = Ceil(problem.n, kStripOutputs * plan.strips);
-  // A block without units shares copies.
+  // A CTA without units still takes part in its multicast group.
   const int blocks =
       std::clamp(BlocksAtOnce(args, device) / args.multicast * args.multicast, 1, units);
   plan.groups = static_cast<int>(RoundUp(blocks, int64_t{args.multicast}));
@@ -163,8 +164,8 @@ namespace {
 
 constexpr int kMostWarps = 16;
 
-/// A cut into `splits` parts of k with these warps and strips to a unit. All of this is measured on
-/// an H200.
+/// A tile configuration with `splits` parts of k and these warps and n-tiles per unit. All of these
+/// heuristics were measured on an H200.
 GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int splits, int warps,
                   int unit_strips) {
   const int strips = Ceil(problem.n, kStripOutputs);
@@ -174,25 +175,25 @@ GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int spl
   shape.splits = splits;
   shape.warps = warps;
   shape.strips = unit_strips;
-  // Clusters are fast, where as many of them run as there is work for.
+  // Clusters are fast where as many of them run at once as there is work for.
   const bool clusters = splits > 1 && splits <= kMaxSplits;
   shape.in_memory =
       clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
-  // Sharing copies pays from here on, but not at the price of blocks that run at once.
+  // Multicast pays from here on, but not where it reduces the CTAs that run at once.
   const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
   const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
   const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
                      int64_t{problem.m} * problem.k * 2 >= least_shared;
   const bool pairs_of_clusters =
       splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
-  // Two splits of few strips give up their cluster for it.
+  // Two splits with few n-tiles give up their cluster for it.
   constexpr int kFewStrips = 4;
   if (share && splits == 2 && !pairs_of_clusters && strips_of_block <= kFewStrips) {
     shape.in_memory = true;
   }
   const bool in_cluster = clusters && !shape.in_memory;
   shape.multicast = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
-  // Two tiles a warp keep memory busy, unless a warp has few or large ones.
+  // Two stages keep memory busy; one does where a warp has few or large tiles.
   const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
   const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
   const bool deep = problem.tile_bytes <= 3072 && light && tiles_of_warp > 2;
@@ -201,22 +202,22 @@ GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int spl
   return shape;
 }
 
-/// Units of two strips are for few tokens and small tiles.
+/// Units of two n-tiles are for one n8 tile of tokens and small tiles.
 bool CanBeWide(const TileProblem& problem) { return problem.narrow_codes && problem.m <= kOctet; }
 
-/// The usual cut into `splits` parts of k.
+/// The default tile configuration with `splits` parts of k.
 GemvShape UsualShape(const TileProblem& problem, const DeviceShape& device, int splits) {
   const int tiles_of_split = Ceil(Ceil(problem.k, kTileK), splits);
   const int strips_of_block =
       Ceil(int64_t{Ceil(problem.n, kStripOutputs)} * splits, device.multiprocessors);
-  // Warps wait for each other less often with wide units, but those are for matrices that have
-  // enough of them.
+  // With wide units warps wait for each other less often, but only matrices with enough n-tiles
+  // have enough such units.
   const int strips = CanBeWide(problem) && strips_of_block > 4 ? 2 : 1;
   const int warps = tiles_of_split <= kMostWarps / 2 ? kMostWarps / 2 : kMostWarps;
   return ShapeOf(problem, device, splits, warps, strips);
 }
 
-/// As many splits as it takes to occupy the multiprocessors with clusters.
+/// The fewest splits that occupy the multiprocessors with clusters.
 int FewestSplits(const TileProblem& problem, const DeviceShape& device) {
   constexpr int kTilesOfSplit = 8;
   const int strips = Ceil(problem.n, kStripOutputs);
@@ -226,23 +227,23 @@ int FewestSplits(const TileProblem& problem, const DeviceShape& device) {
   return splits;
 }
 
-/// The next larger number of splits, after one that does not fit: from three on the activations of
-/// a block are to fill half of shared memory only, for every block copies its own.
+/// The next larger number of splits, after one that does not fit: from three on, the activations of
+/// a CTA should fill only half of shared memory, because every CTA copies its own.
 int MoreSplits(const TileProblem& problem, const DeviceShape& device, int splits) {
   if (splits < 2) return splits + 1;
   return std::max(splits + 1, Ceil(int64_t{problem.m} * problem.k * 2, device.shared_bytes / 2));
 }
 
-/// How often the warps of a block begin a unit.
+/// How often the warps of a CTA begin a unit.
 int RoundsOf(const GemvPlan& plan) {
   return Ceil(UnitsOfBlock(plan.arguments), 1 << plan.arguments.lanes_log2);
 }
 
-/// With as many stages as there is shared memory for.
+/// The plan with as many stages as shared memory allows.
 std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShape& device,
                                     const GemvShape& shape) {
-  // Requests are served in order: tiles asked for before the activations delay these. Few of them
-  // come soon all the same, and memory has work until they are asked for.
+  // Memory requests are served in order: tiles requested before the activations delay these. Few
+  // activations arrive soon all the same, and the tiles keep memory busy until they are requested.
   constexpr int64_t kFewActivations = 16 * 1024;
   for (int stages = shape.stages; stages > 0; --stages) {
     GemvShape shallow = shape;
@@ -262,7 +263,7 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
 GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = UsualShape(problem, device, splits);
-    // Two tiles each for half of the warps are worth more than one for all, where tiles are wide.
+    // With wide units, two stages for half of the warps are worth more than one for all.
     const bool halve = shape.strips == 2 && shape.stages == 2;
     if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
     for (const int warps : {shape.warps, shape.warps / 2}) {
@@ -292,9 +293,10 @@ double GemvMicroseconds(const TileProblem& problem, const DeviceShape& device,
 }
 
 GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
-  // The fit is worth this much: where it promises less, the usual plan is as often faster.
+  // Accuracy of the cost model: where it predicts a smaller gain, the default plan is faster as
+  // often.
   constexpr double kWorthwhile = 0.96;
-  constexpr int64_t kLeastTiles = 1024;  ///< Of less the fit knows little.
+  constexpr int64_t kLeastTiles = 1024;  ///< For fewer tiles the cost model is unreliable.
   constexpr int kSplitsToCompare = 4;
   GemvPlan best = UsualPlan(problem, device);
   const int64_t strips = Ceil(problem.n, kStripOutputs);
@@ -336,7 +338,7 @@ const KernelFamily& GemvFamily() {
 
 Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.m > kMaxGemvRows) return {"takes up to {0} rows", kMaxGemvRows};
-  if (desc.determinism == Determinism::kBatchInvariant) return {"splits k as m asks for"};
+  if (desc.determinism == Determinism::kBatchInvariant) return {"its split-K depends on m"};
   return SupportsTiles(desc);
 }
 

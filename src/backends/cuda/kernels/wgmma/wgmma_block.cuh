@@ -1,4 +1,4 @@
-// A thread block of the warpgroup kernels: its shared memory, its threads, and the items it takes.
+// A CTA of the WGMMA kernels: its shared memory, its threads, and its tile scheduler.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -6,7 +6,7 @@
 
 namespace marlin::cuda {
 
-/// The strip of the weights that is strip `i` of a block.
+/// The index, among the n-tiles of the weights, of n-tile `i` of a block of outputs.
 MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
   if (args.half_strips == 0) return block * kStripsOfBlock + i;
   return block * 2 + i / 2 + (i % 2 == 0 ? 0 : args.half_strips);
@@ -16,21 +16,22 @@ MARLIN_DEVICE int StripOf(const WgmmaArguments& args, int block, int i) {
 struct WgmmaShared {
   uint32_t activations;
   uint32_t weights;
-  uint32_t full;  ///< Barriers of the slots of activations, which weights have come to as well.
+  uint32_t full;  ///< mbarriers of the stages of activations; they count weights as well.
   uint32_t empty;
-  uint32_t reduction_buffer;  ///< In a cluster: where the other blocks' sums come to.
-  uint32_t arrived;           ///< A barrier: they have come.
+  uint32_t reduction_buffer;  ///< In a cluster: for the DSMEM stores of the other CTAs.
+  uint32_t arrived;           ///< The mbarrier that counts them.
 };
 
-/// The items of a thread block, one after the other: its parts of streamed ones first, so that
-/// nobody waits long for a part, then whole ones. Computed anew for each, not from the one before:
-/// so the compiler knows that all lanes go the same way, without which products take more time.
+/// The persistent tile scheduler: a CTA's output tiles in order, its parts of stream-K tiles first,
+/// so that no CTA waits long for a part, then whole tiles. Each is computed from its index, not
+/// from the tile before: so the compiler knows that control flow is uniform, without which WGMMAs
+/// take more time.
 struct TileScheduler {
   const WgmmaArguments& args;
   int first_step = 0;
   int end_step = 0;
   int first_streamed = 0;
-  int parts = 0;  ///< Of streamed items.
+  int parts = 0;  ///< Parts of stream-K tiles.
 
   MARLIN_DEVICE explicit TileScheduler(const WgmmaArguments& arguments) : args(arguments) {
     if (args.streamed == 0) return;
@@ -58,17 +59,17 @@ struct TileScheduler {
   }
 };
 
-/// The same for all lanes, as the compiler knows from this.
+/// The warp's index, in a form that the compiler knows to be uniform across lanes.
 MARLIN_DEVICE int WarpOfBlock() {
   return static_cast<int>(__reduce_or_sync(~0u, threadIdx.x / 32));
 }
 
-/// A consumer thread's place in its block.
+/// A consumer thread's position in its CTA.
 struct ConsumerPlace {
   int lane;
-  int strip;  ///< Of the block's four; gated: gates, ups, gates, ups.
-  int tile;   ///< Where its tile lies among the step's four; gated: gates, gates, ups, ups.
-  int rows;   ///< Which 16 outputs of the strip.
+  int strip;  ///< Which of the CTA's four n-tiles; GLU: gates, ups, gates, ups.
+  int tile;   ///< Position of its weight tile in the step's four; GLU: gates, gates, ups, ups.
+  int rows;   ///< Which 16 outputs of the n-tile.
 };
 
 MARLIN_DEVICE ConsumerPlace PlaceOf(const WgmmaArguments& args, int warp) {

@@ -1,4 +1,4 @@
-// What the warpgroup kernels do with the sums of an item.
+// The epilogue of the WGMMA kernels.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -9,26 +9,26 @@
 
 namespace marlin::cuda {
 
-/// What comes after the sums of an item. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16
-/// and token 8 i + 2 t + (e & 1), for lane 4 g + t. Partial sums, fp32 outputs and plain 16-bit
-/// outputs (a multiplier and a bias) are stored by each warp for itself, the last turned in its
-/// part of the exchange. For all others the 64 outputs of a warpgroup go through shared memory for
-/// kExchangeTokens tokens at a time, where gates meet their ups; in rolled loops, because unrolled
-/// this code would be larger than the instruction cache.
+/// The epilogue of an output tile. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
+/// token 8 i + 2 t + (e & 1), for lane 4 g + t. Each warp stores partial sums, fp32 outputs and
+/// plain 16-bit outputs (a multiplier and a bias) by itself, the last transposed in its part of the
+/// exchange buffer. For all others the 64 outputs of a warpgroup go through shared memory,
+/// kExchangeTokens tokens at a time, where gates are combined with their ups; in rolled loops,
+/// because unrolled this code would be larger than the instruction cache.
 template <int kTokens>
 struct WgmmaEpilogue {
   const WgmmaArguments& args;
   ConsumerPlace place;
   int warpgroup;
-  float* exchange;  ///< Of the warpgroup: [kExchangeTokens][kExchangeStride]
-  int first_group;  ///< Groups of 8 tokens that are stored.
+  float* exchange;  ///< The warpgroup's: [kExchangeTokens][kExchangeStride]
+  int first_group;  ///< n8 tiles of tokens that are stored: first_group to last_group - 1.
   int last_group;
 
   MARLIN_DEVICE void Run(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     const EpilogueView& view = args.epilogue;
     const bool partial = args.partials != nullptr;
     const bool plain = view.activation == 0 && view.row_weight == nullptr && args.half_strips == 0;
-    // One place each: what is unrolled is large.
+    // One call of each, because the unrolled code is large.
     if (partial || (plain && view.type == Element::kF32)) {
       const int split = args.in_cluster ? 0 : TileScheduler::Split();
       float* const partials = args.partials + static_cast<int64_t>(split) * args.m * view.n;
@@ -36,9 +36,9 @@ struct WgmmaEpilogue {
                   partial ? view.n : view.stride, partial ? 1.0f : view.multiplier,
                   partial ? nullptr : view.bias);
     } else if (plain && args.vector_stores && view.type == Element::kBf16) {
-      StoreEights<Bf16x2>(item, acc);
+      StoreVectors<Bf16x2>(item, acc);
     } else if (plain && args.vector_stores) {
-      StoreEights<F16x2>(item, acc);
+      StoreVectors<F16x2>(item, acc);
     } else {
       RunThroughShared(item, acc);
     }
@@ -58,7 +58,7 @@ struct WgmmaEpilogue {
     return values;
   }
 
-  /// Eight lanes store eight neighbouring floats: whole sectors.
+  /// Eight lanes store eight adjacent floats: whole sectors.
   MARLIN_DEVICE void StoreFloats(const WgmmaItem& item, const float (&acc)[kTokens / 2], float* to,
                                  int64_t stride, float multiplier, const void* bias) const {
     const int n = FirstColumn(item) + (place.lane >> 2);
@@ -79,16 +79,17 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// In the warp's part of the exchange, two buffers of 16 tokens x 16 outputs of 16 bits: where 8
-  /// outputs of a token lie, such that neither rows of matrices nor whole tokens meet in a bank.
-  static MARLIN_DEVICE uint32_t EightAt(int token, int eight) {
-    return static_cast<uint32_t>(token * 32 + (eight ^ (token >> 2 & 1)) * 16);
+  /// Offset of 8 outputs of a token in the warp's part of the exchange buffer (two buffers of 16
+  /// tokens x 16 outputs of 16 bits), swizzled so that neither stmatrix rows nor whole tokens have
+  /// bank conflicts.
+  static MARLIN_DEVICE uint32_t VectorAt(int token, int half) {
+    return static_cast<uint32_t>(token * 32 + (half ^ (token >> 2 & 1)) * 16);
   }
 
-  /// Eight neighbouring 16-bit outputs a lane, brought together by way of shared memory.
+  /// Vectorized stores of eight adjacent 16-bit outputs per lane, transposed through shared memory.
   /// Precondition: they are one aligned store.
   template <typename Out>
-  MARLIN_DEVICE void StoreEights(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
+  MARLIN_DEVICE void StoreVectors(const WgmmaItem& item, const float (&acc)[kTokens / 2]) const {
     constexpr uint32_t kBufferBytes = 16 * 16 * 2;
     const EpilogueView& view = args.epilogue;
     const int lane = place.lane;
@@ -96,11 +97,11 @@ struct WgmmaEpilogue {
     const float2 bias = LoadBias(view.bias, first_n + (lane >> 2));
     const uint32_t buffers =
         SharedAddress(exchange) + ((place.strip & 1) * 2 + place.rows) * 2 * kBufferBytes;
-    const uint32_t put = buffers + EightAt((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
-    const uint32_t get = buffers + EightAt(lane >> 1, lane & 1);
+    const uint32_t put = buffers + VectorAt((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+    const uint32_t get = buffers + VectorAt(lane >> 1, lane & 1);
     const int n = first_n + (lane & 1) * 8;
     const int m = item.token_tile * kTokens + (lane >> 1);
-    const int rows = n < view.n ? args.m - m : 0;  // From here on, that exist.
+    const int rows = n < view.n ? args.m - m : 0;  // Valid rows from m on.
     uint16_t* to = static_cast<uint16_t*>(view.out) + m * view.stride + n;
     const int64_t step = view.stride * 16;
 #pragma unroll
@@ -117,8 +118,8 @@ struct WgmmaEpilogue {
       const uint32_t buffer = c % 2 * kBufferBytes;
       StoreTurned(put + buffer, packed);
       __syncwarp();
-      const uint4 eight = LoadShared16(get + buffer);
-      if (c * 16 < rows) *reinterpret_cast<uint4*>(to) = eight;
+      const uint4 outputs = LoadShared16(get + buffer);
+      if (c * 16 < rows) *reinterpret_cast<uint4*>(to) = outputs;
     }
     __syncwarp();
   }
@@ -142,7 +143,7 @@ struct WgmmaEpilogue {
 
   MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
 
-  /// The sums of a chunk; the loop over constants is what indexes registers.
+  /// Stores the sums of a chunk; the loop makes register indices constants.
   MARLIN_DEVICE void Put(const float (&acc)[kTokens / 2], int chunk) const {
     float* to = exchange + (place.lane & 3) * 2 * kExchangeStride + (place.strip & 1) * 32 +
                 place.rows * 16 + (place.lane >> 2);
@@ -191,7 +192,7 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// Two neighbouring outputs, in one store where they lie as one.
+  /// Stores two adjacent outputs, with one vectorized store where they are aligned.
   static MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float2 value,
                                       bool both) {
     const bool small = view.type != Element::kF32;

@@ -1,4 +1,4 @@
-// The WGMMA kernels, one for each kind of codes, as what cudaLaunchKernelExC takes.
+// Entry points of the WGMMA kernels for cudaLaunchKernelExC, one for each kind of codes.
 #pragma once
 
 #include "backends/cuda/layout/tile_layout.h"

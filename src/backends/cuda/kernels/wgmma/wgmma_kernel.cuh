@@ -1,7 +1,7 @@
-// Products of more than a few rows on Hopper's warpgroup matrix instructions.
+// Large-M and prefill GEMMs with Hopper's warpgroup MMA (WGMMA).
 //
 //   C^T = W^T A^T: the 64-row operand is the weights, decoded in registers and never written back;
-//   the tokens are the other operand, k-major in shared memory, put there by tensor copies.
+//   the tokens are the other operand, k-major in shared memory, loaded by TMA.
 //
 //                      kTokens tokens (shared memory, both warpgroups read the same)
 //                    +----------------------------+
@@ -10,17 +10,21 @@
 //     outputs 64.127 | consumer warpgroup 1       |   + two producer threads that issue every copy
 //                    +----------------------------+
 //
-//   Steps of 128 k, activations and four tiles of weights, of which several are in flight. Within a
-//   step the codes of one half of 64 k are decoded while the matrix instructions of the other half
-//   run. A slot is what comes and is given back as one: a step, or half of one (SlotsOfStep).
-//   Thread blocks are persistent and take items (token tile, block of outputs) in an order that
-//   keeps neighbouring token tiles on the same weights. Where items are few, the blocks of a
-//   cluster divide k among them, send each other their sums through shared memory and finish a part
-//   of the item each; sums are added in the order of the blocks. Where clusters are too few, parts
-//   of k go to the workspace, and another kernel adds them. What whole waves of items leave may be
-//   streamed: all blocks take as many of its steps, and parts of an item meet in memory. Gated
-//   products: a block holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a
-//   warpgroup the gates, warps 2 and 3 the ups.
+//   Steps (k-iterations) of 128 k: activations and four weight tiles; several are in flight. Within
+//   a step the codes of one half of 64 k are decoded while the WGMMAs of the other half run. A slot
+//   is a pipeline stage, which is filled and released as a whole: a step, or half of one
+//   (SlotsOfStep).
+//
+//   CTAs are persistent; a tile scheduler assigns output tiles (token tile, block of outputs) in an
+//   order that keeps adjacent token tiles on the same weights. Where output tiles are few,
+//   split-K in clusters: the CTAs of a cluster exchange sums through DSMEM, add them in the order
+//   of the CTAs and finish a part of the tile each. Where too few clusters run at once, split-K
+//   partials go to the workspace, and a reduction kernel adds them. A partly filled last wave may
+//   be stream-K: every CTA takes an equal run of its k-iterations, and the parts of a tile are
+//   reduced in global memory.
+//
+//   GLU: a CTA holds 64 gates and the 64 ups that belong to them, warps 0 and 1 of a warpgroup the
+//   gates, warps 2 and 3 the ups.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -47,15 +51,16 @@ MARLIN_DEVICE void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving sums in flight: for it, an asynchronous product is done at once.
+/// Keeps the compiler, for which an asynchronous WGMMA is complete at once, from moving
+/// accumulators in flight.
 template <int kCount>
 MARLIN_DEVICE void PinSums(float (&acc)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
-/// Describes k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is address / 16 with
-/// the leading offset (unused by this swizzle) in the upper half.
+/// The matrix descriptor of k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is
+/// address / 16 with the leading offset (unused by this swizzle) in the upper half.
 MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
   // Atoms of 8 rows are 1024 bytes apart; bit 62 is the 128-byte swizzle.
   uint64_t descriptor;
@@ -63,7 +68,7 @@ MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
   return descriptor;
 }
 
-/// A place in a ring of slots.
+/// A position in the pipeline: a stage and the parity of its phase.
 struct SlotCursor {
   int slot = 0;
   int parity = 0;
@@ -75,23 +80,24 @@ struct SlotCursor {
   }
 };
 
-/// One lane arrives for its warp, for arrivals cost time. The racecheck tool of compute-sanitizer
-/// does not see that the other lanes' reads come before: builds for it let every lane arrive.
+/// One lane arrives for its warp, because arrivals cost time. The racecheck tool of
+/// compute-sanitizer does not see that the other lanes' reads come before: builds for it let every
+/// lane arrive.
 #ifdef MARLIN_CUDA_RACECHECK
 constexpr int kArrivalsOfWarp = 32;
 #else
 constexpr int kArrivalsOfWarp = 1;
 #endif
 
-/// For a consumer warp after the products that use a slot. They are instructions that wait for all
-/// lanes of the warp, and take what every lane has read from the slot: no barrier of the warp is
-/// needed, which costs up to 9 % with few tokens.
+/// Releases a stage; called by a consumer warp after the WGMMAs that use it. WGMMAs wait for all
+/// lanes of the warp and consume what every lane has read from the stage, so that no __syncwarp()
+/// is needed, which costs up to 9 % with few tokens.
 MARLIN_DEVICE void ReleaseStage(uint32_t empty, int lane) {
   if (lane < kArrivalsOfWarp) Arrive(empty);
 }
 
-/// Divides shared memory, makes the barriers of the slots ready and lets the next kernel begin.
-/// For all threads of the block.
+/// Lays out shared memory, initializes the mbarriers of the stages and triggers the dependent
+/// launch. Called by all threads of the CTA.
 MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* memory) {
   WgmmaShared shared;
   shared.activations = SharedAddress(memory);
@@ -109,19 +115,20 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
     FenceBarrierInit();
   }
   __syncthreads();
-  // What is sent to another block of the cluster must find it running, its barrier ready.
+  // DSMEM stores need the other CTAs of the cluster to be running and to have initialized their
+  // mbarriers.
   if (args.in_cluster) ArriveInCluster();
   TriggerDependentLaunch();
   return shared;
 }
 
-/// Where the weights of an item begin, and the copies that bring one step of them: all four strips
-/// of a block at once, or two strips of gates and their two strips of ups.
+/// The weights of an output tile and the TMA bulk copies of a step: all four n-tiles at once, or
+/// two n-tiles of gates and the two of their ups.
 struct WeightSource {
   const uint8_t* from[2];
   int copies;
-  int bytes;        ///< Of one copy.
-  int64_t to_next;  ///< From one step to the next.
+  int bytes;        ///< Per copy.
+  int64_t to_next;  ///< Bytes from one step to the next.
 
   MARLIN_DEVICE WeightSource(const WgmmaArguments& args, const WgmmaItem& item) {
     const TileView& view = args.weights;
@@ -143,9 +150,10 @@ struct WeightSource {
   }
 };
 
-/// One thread copies the weights. Those of the first steps go ahead of earlier work on the stream.
-/// What it waits for is that the slots of the step's activations are free: those of its weights are
-/// then, because slots are given back in order and `weight_slots` steps hold all slots.
+/// The weight producer, one thread. PDL: it copies the first steps before earlier work on the
+/// stream has ended. It waits until the stages of a step's activations are free; those of its
+/// weights are free then, because stages are released in order and `weight_slots` steps hold all
+/// stages.
 template <int kSlotsOfStep>
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,
                                   int slot_bytes) {
@@ -171,7 +179,7 @@ MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared&
   }
 }
 
-/// One thread of another warp copies the activations, when earlier work is done.
+/// The activation producer, one thread of another warp; it begins when earlier work has ended.
 template <int kTokens, int kSlotsOfStep>
 MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensorMap* map,
                                       const WgmmaShared& shared) {
@@ -201,7 +209,8 @@ MARLIN_DEVICE void ProduceActivations(const WgmmaArguments& args, const CUtensor
   }
 }
 
-/// A tile's 16 outputs of this warp: codes, and the operands of the group that is being decoded.
+/// This warp's 16 outputs of a weight tile: codes, and the operands of the group that is being
+/// decoded.
 template <CodeKind kKind, typename T, ParameterUse kUse>
 struct WarpTile {
   static constexpr int kBits = CodeBits(kKind);
@@ -230,13 +239,14 @@ struct WarpTile {
     if constexpr (kKind != CodeKind::kDense16) LoadOperands(place, 0, groups, mode);
   }
 
-  /// The four fragments of a half; half 0 first.
+  /// Decodes the four fragments of a half; half 0 first.
   MARLIN_DEVICE void Decode(int half, const ConsumerPlace& place, int groups,
                             const ParameterMode& mode, const DecodeTable<kKind, T>& table,
                             uint32_t (&fragments)[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      // Eight steps to a tile: this one begins a group where its multiple of `groups` / 8 does.
+      // A tile has eight k16 steps; a step begins a group where step x groups / 8 crosses an
+      // integer.
       const int at = (half * 4 + j) * groups;
       if (!kOneGroup && kKind != CodeKind::kDense16 && at > 0 && (at & 7) < groups) {
         LoadOperands(place, at >> 3, groups, mode);
@@ -246,14 +256,14 @@ struct WarpTile {
   }
 };
 
-/// A consumer warp's place in the rings. It is counted in slots, which the compiler sees to be the
-/// same for all lanes: so it keeps places in uniform registers, unless kUniform is false, which
-/// costs less than addresses that every lane advances. What addresses are made of stays in
-/// registers: fetched from the parameters in every step it costs 3 %.
+/// A consumer warp's position in the pipelines, counted in stages. The compiler sees that these are
+/// the same for all lanes and keeps addresses in uniform registers (unless kUniform is false),
+/// which costs less than addresses that every lane advances. The terms of addresses are pinned to
+/// registers: fetching them from the kernel parameters in every step costs 3 %.
 template <int kTokens, int kSlotsOfStep, bool kUniform>
 struct ConsumerCursor {
-  uint32_t full;         ///< The barrier of the slot.
-  uint32_t tile;         ///< The warp's tile.
+  uint32_t full;         ///< The full mbarrier of the stage.
+  uint32_t tile;         ///< The warp's weight tile.
   uint32_t activations;  ///< The low half of their descriptor.
   int parity = 0;
   int slot = 0;
@@ -263,8 +273,8 @@ struct ConsumerCursor {
   uint32_t first_full;
   uint32_t first_tile;
   uint32_t first_activations;
-  int weight_bytes;  ///< Of a step.
-  int to_empty;      ///< From the barrier of a slot to the one that gives it back.
+  int weight_bytes;  ///< Per step.
+  int to_empty;      ///< From the full mbarrier of a stage to its empty mbarrier.
 
   MARLIN_DEVICE ConsumerCursor(const WgmmaArguments& args, const WgmmaShared& shared,
                                const ConsumerPlace& place)
@@ -286,8 +296,8 @@ struct ConsumerCursor {
 
   MARLIN_DEVICE uint32_t Empty() const { return full + to_empty; }
 
-  /// The low half of the descriptor of the slot's activations, in a uniform register, which the
-  /// instruction wants.
+  /// The low half of the descriptor of the stage's activations, in a uniform register, as the
+  /// instruction requires.
   MARLIN_DEVICE uint32_t UniformActivations() const { return __reduce_or_sync(~0u, activations); }
 
   MARLIN_DEVICE void NextSlot() {
@@ -299,7 +309,7 @@ struct ConsumerCursor {
     activations = first_activations + slot * (kSlotBytes >> 4);
     if (kSlotsOfStep == 1) tile = first_tile + slot * weight_bytes;
   }
-  /// From the last slot of a step to the first of the next one.
+  /// From the last stage of a step to the first of the next one.
   MARLIN_DEVICE void NextStep() {
     NextSlot();
     if (kSlotsOfStep == 1) return;
@@ -311,7 +321,7 @@ struct ConsumerCursor {
   static constexpr int kSlotBytes = StepActivationBytes(kTokens) / kSlotsOfStep;
 };
 
-/// The sums of one item.
+/// Computes the sums of one output tile.
 template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
 struct WgmmaConsumer {
   const WgmmaArguments& args;
@@ -320,11 +330,12 @@ struct WgmmaConsumer {
   ParameterMode mode;
 
   static constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
-  /// With 64 tokens and other codes than FP4 the compiler orders the loop worse then: 1 to 5 %.
+  /// With 64 tokens and codes other than FP4, uniform registers make the compiler schedule the loop
+  /// worse: 1 to 5 %.
   static constexpr bool kUniformPlaces = kTokens != 64 || (kKind == CodeKind::kFp4 && T::kIsBf16);
   using Cursor = ConsumerCursor<kTokens, kSlots, kUniformPlaces>;
 
-  /// `activations`: the low half of the descriptor, as UniformActivations gives it.
+  /// `activations`: the low half of the descriptor, from UniformActivations.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
                               bool accumulate, float (&acc)[kTokens / 2]) const {
     FenceProducts();
@@ -365,7 +376,7 @@ struct WgmmaConsumer {
       cursor.NextStep();
       activations = cursor.UniformActivations();
       if (tile + 1 < tiles) {
-        // What the next step needs arrives while the products run.
+        // Loads the codes of the next step while the WGMMAs run.
         Wait(cursor.full, cursor.parity);
         weights.Load(cursor.tile, place, groups, mode);
       }
@@ -397,7 +408,7 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
     const WgmmaItem item = items.At(i);
     float acc[kTokens / 2];
     const bool divided = item.streamed >= 0 && item.tiles < args.tiles;
-    // Of a whole item it is not asked.
+    // Not used for a whole output tile.
     const StreamReduction<kTokens> reduction(args, item, warpgroup, epilogue.exchange);
     const uint32_t ticket = divided ? reduction.Begin() : 0;
     consumer.Run(item.tiles, cursor, acc);

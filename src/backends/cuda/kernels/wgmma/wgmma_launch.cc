@@ -39,7 +39,7 @@ class WgmmaGemm final : public TilesGemm {
         tail_function_(plan.tail ? WgmmaFunctionOf(kind(), bf16(), plan.tail->tokens, use_)
                                  : nullptr) {}
 
-  /// Before the first launch.
+  /// Call it before the first launch.
   cudaError_t Load() const {
     const cudaError_t error = AllowAllShared(function_);
     return error != cudaSuccess || !plan_.tail ? error : AllowAllShared(tail_function_);
@@ -58,8 +58,8 @@ class WgmmaGemm final : public TilesGemm {
       args.parts = gemm.partials + StreamCounterBytes(plan_) / int64_t{sizeof(float)};
       args.tile_counters = scratch.words();
       if (args.tile_counters == nullptr) {
-        // The tile_counters are made ready here. A memset then comes before the kernel, which PDL
-        // cannot overlap.
+        // Without scratch the tile counters are initialized here, by a memset before the kernel,
+        // which PDL cannot overlap.
         args.tile_counters = reinterpret_cast<uint32_t*>(gemm.partials);
         overlap_previous = false;
         MARLIN_RETURN_IF_ERROR(Check(cudaMemsetAsync(
@@ -104,7 +104,7 @@ class WgmmaGemm final : public TilesGemm {
 }  // namespace
 
 int CountClusters(int blocks) {
-  // Kernels of all kinds of codes have as many threads and as much shared memory.
+  // The kernels of all kinds of codes have the same threads and may have the same shared memory.
   const void* function = nullptr;
   for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
     function = WgmmaFunctionOf(static_cast<CodeKind>(kind), true, kMaxClusterTokens,

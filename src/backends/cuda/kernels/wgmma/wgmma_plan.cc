@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::size(kH200Costs.wgmma.steps) == std::size(kWgmmaWidths));
 
-/// Gates and ups begin at whole pairs of strips.
+/// Whether gates and ups begin at whole pairs of n-tiles.
 bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
 
 /// Blocks of 128 outputs, or of 64 gates and their ups.
@@ -21,14 +21,14 @@ int BlocksOf(const TileProblem& problem) {
                                                  : Ceil(problem.n, kBlockOutputs);
 }
 
-/// Where the sums of an item's splits meet: clusters must run at once and have a part of the sums
-/// for every block.
+/// Whether split-K is reduced in clusters: all of them must run at once, and every CTA must have a
+/// part of the sums to finish.
 bool InCluster(const DeviceShape& device, int tokens, int64_t items, int splits) {
   return tokens <= kMaxClusterTokens && splits <= tokens / 8 &&
          items <= device.clusters[splits - 1];
 }
 
-/// At least four tiles a block, and one wave of blocks.
+/// Whether split-K leaves at least four k-iterations per CTA, and one wave of CTAs.
 bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens, int64_t items,
               int splits) {
   constexpr int kLeastTiles = 4;
@@ -36,24 +36,25 @@ bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens,
          (InCluster(device, tokens, items, splits) || items * splits <= device.multiprocessors);
 }
 
-/// Null where there are no tiles of so many tokens.
+/// Null where the device has no costs for this tile_m.
 const StepCost* CostOfWidth(const DeviceShape& device, int tokens) {
   const auto& costs = device.costs->wgmma.steps;
   const auto* const found = std::ranges::find(costs, tokens, &StepCost::tokens);
   return found == std::end(costs) ? nullptr : found;
 }
 
-/// None with splits, which fill the device.
+/// None with split-K, which fills the device.
 std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int tiles,
                            int64_t items, int splits) {
   if (splits > 1) return std::nullopt;
   return TailOf(device.costs->wgmma.steps, cost, device, tiles, items);
 }
 
-/// Gates and ups whose sums go to the workspace apart.
+/// Whether gates and ups are in different CTAs, so that their sums go to the workspace.
 bool GatesApart(const TileProblem& problem) { return problem.gated && !HalvesAligned(problem); }
 
-/// Streams what whole waves leave, where that is faster than a wave of its own or a tail.
+/// Stream-K for the tail wave, where that is faster than another wave of whole tiles or a tail
+/// launch.
 std::optional<Stream> StreamOf(const TileProblem& problem, const DeviceShape& device,
                                const StepCost& cost, int64_t items, int splits) {
   if (splits > 1 || problem.batch_invariant || GatesApart(problem)) return std::nullopt;
@@ -118,7 +119,7 @@ WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device) {
 
 namespace {
 
-/// Divides shared memory with `slots` of activations.
+/// Lays out shared memory with `slots` pipeline stages of activations.
 void DivideSharedFor(const TileProblem& problem, int slots, WgmmaLaunch* launch) {
   WgmmaArguments& args = launch->arguments;
   const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch->tokens);
@@ -134,7 +135,7 @@ void DivideSharedFor(const TileProblem& problem, int slots, WgmmaLaunch* launch)
   launch->shared_bytes = args.barriers_offset + (slots * 2 + 1) * kBarrierBytes;
 }
 
-/// The same with as many as are of use.
+/// The same with as many stages as are useful and fit.
 void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch) {
   // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
   constexpr int kMaxSteps = 5;
@@ -144,7 +145,7 @@ void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLa
   } while (launch->shared_bytes > device.shared_bytes && --slots > 1);
 }
 
-/// Divides the steps of a plan's last items among all blocks.
+/// Stream-K: divides the k-iterations of a plan's last output tiles among all CTAs.
 void StreamItems(int streamed, int blocks, WgmmaPlan* plan) {
   WgmmaArguments& args = plan->arguments;
   args.items -= streamed;
@@ -155,7 +156,7 @@ void StreamItems(int streamed, int blocks, WgmmaPlan* plan) {
   plan->groups = blocks;
 }
 
-/// Leaves a plan's last items to a launch of narrower tiles.
+/// Leaves a plan's last output tiles to a launch with a smaller tile_m.
 void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& cut,
              WgmmaPlan* plan) {
   WgmmaLaunch tail;
@@ -198,7 +199,7 @@ WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
   if (problem.gated && !GatesApart(problem)) args.half_strips = problem.n / 2 / kStripOutputs;
   args.m = problem.m;
   args.token_tiles = Ceil(problem.m, plan.tokens);
-  // Their activations stay in the cache while they meet all weights.
+  // The activations of a rasterization group stay in the L2 cache while all weights stream by.
   constexpr int kNeighbourTokens = 1024;
   args.neighbours = kNeighbourTokens / plan.tokens;
   args.items = args.token_tiles * args.blocks;
@@ -244,7 +245,7 @@ std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& dev
   const TileProblem problem = TileProblemOf(desc);
   std::vector<KernelVariant> variants = {ChooseVariant(problem, device)};
   for (const int width : kWgmmaWidths) {
-    // Wider tiles that are half empty or more only cost more.
+    // A larger tile_m whose tiles are half empty or more only costs more.
     if (width > kWgmmaWidths[0] && width / 2 >= desc.m) break;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
       const KernelVariant variant = {width, splits};
@@ -274,7 +275,7 @@ int64_t StreamCounterBytes(const WgmmaPlan& plan) {
 int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan) {
   if (plan.partials) return PartialBytes(problem, PartsOf(plan));
   if (plan.arguments.streamed == 0) return 0;
-  // Of every block that begins in the middle of an item, and of every item's beginning.
+  // One for every CTA that begins in the middle of an output tile, one for every tile's beginning.
   const int64_t parts = int64_t{plan.groups} + plan.arguments.streamed;
   return StreamCounterBytes(plan) + parts * plan.tokens * kBlockOutputs * int64_t{sizeof(float)};
 }

@@ -1,5 +1,4 @@
-// How products of more rows are cut into thread blocks: pure functions of the problem and the
-// device.
+// Tiling of the WGMMA kernel: pure functions of the problem and the device.
 #pragma once
 
 #include <cstdint>
@@ -10,41 +9,41 @@
 
 namespace marlin::cuda {
 
-/// One launch of the warpgroup kernel.
+/// One launch of the WGMMA kernel.
 struct WgmmaLaunch {
-  int tokens = 64;  ///< Of a tile: one of kWgmmaWidths.
+  int tokens = 64;  ///< tile_m: one of kWgmmaWidths.
   int shared_bytes = 0;
-  int groups = 1;  ///< Of `splits` blocks each.
+  int groups = 1;  ///< Groups of `splits` CTAs each.
   WgmmaArguments arguments;
 };
 struct WgmmaPlan : WgmmaLaunch {
   bool partials = false;  ///< Sums of every output go to the workspace.
-  /// Another launch for the last items, in narrower tiles, where whole ones would leave most of
+  /// Another launch for the tail wave, with a smaller tile_m, where whole tiles would leave most of
   /// the device idle.
   std::optional<WgmmaLaunch> tail;
 };
-/// Sums of every output that go to the workspace, where the plan has partials.
+/// Partial sums per output in the workspace, where the plan has partials.
 inline int PartsOf(const WgmmaPlan& plan) {
   return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
 }
-/// Bytes of the tile_counters of a plan with streamed items, which lie before its parts.
+/// Bytes of the tile_counters of a stream-K plan, which lie before its parts.
 int64_t StreamCounterBytes(const WgmmaPlan& plan);
 /// Bytes of the workspace that a plan takes.
 int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan);
-/// How many tokens an item has and how many blocks divide its k.
+/// The tile configuration: tile_m and the CTAs that split k.
 struct WgmmaShape {
   int tokens;
   int splits;
 };
 /// Precondition: m, n, k > 0.
 WgmmaPlan PlanWgmma(const TileProblem& problem, const DeviceShape& device);
-/// The plan of a shape that was chosen elsewhere, which CanPlanWgmmaAs allows.
+/// The plan with a given tile configuration. Precondition: CanPlanWgmmaAs.
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape);
-/// The same without a tail.
+/// The same without a tail launch or stream-K.
 WgmmaPlan PlanWholeTiles(const TileProblem& problem, const DeviceShape& device,
                          const WgmmaShape& shape);
-/// What PlanWgmma takes.
+/// The tile configuration of PlanWgmma.
 WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& device);
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device, const WgmmaShape& shape);
 

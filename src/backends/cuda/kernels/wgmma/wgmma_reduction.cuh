@@ -1,5 +1,5 @@
-// Where the sums of blocks that divide an item's k meet: in shared memory, where they are a
-// cluster, or in memory, where they take parts of streamed items.
+// Reduction across the CTAs that split an output tile's k: split-K in a cluster through DSMEM,
+// stream-K through global memory.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
@@ -8,11 +8,11 @@
 
 namespace marlin::cuda {
 
-/// The parts of an item that the blocks of a cluster finish: every block owns a run of units, whose
-/// sums are two groups of a thread's, acc[4 i] to acc[4 i + 3] each.
+/// The parts of an output tile that the CTAs of a cluster finish: every CTA owns a run of units,
+/// each two groups of a thread's sums, acc[4 i] to acc[4 i + 3].
 template <int kTokens>
 struct ClusterPart {
-  static constexpr int kUnits = UnitsOfItem(kTokens) / 2;  ///< Of a warpgroup.
+  static constexpr int kUnits = UnitsOfItem(kTokens) / 2;  ///< Per warpgroup.
   static constexpr int kSlotBytes = kUnitBytes / 2;        ///< One group of a warpgroup's threads.
   int rank;
   int splits;
@@ -22,21 +22,21 @@ struct ClusterPart {
       : rank(my_rank), splits(blocks), sender_bytes(SenderBytes(kTokens, blocks)) {}
 
   MARLIN_DEVICE int OwnerOf(int unit) const { return unit * splits / (2 * kUnits); }
-  /// The first unit of a block: the least u with OwnerOf(u) >= block.
+  /// The first unit of a CTA: the least u with OwnerOf(u) >= block.
   MARLIN_DEVICE int FirstOf(int block) const { return (block * 2 * kUnits + splits - 1) / splits; }
-  /// Bytes that the other blocks send to this one.
+  /// Bytes that the other CTAs store to this one.
   MARLIN_DEVICE int BytesToCome() const {
     return (splits - 1) * (FirstOf(rank + 1) - FirstOf(rank)) * kUnitBytes;
   }
-  /// Where the sums of block `from` begin in the reduction_buffer of block `to`.
+  /// Offset of the sums of CTA `from` in the reduction buffer of CTA `to`.
   MARLIN_DEVICE int SenderOffset(int from, int to) const {
     return (from < to ? from : from - 1) * sender_bytes;
   }
 };
 
-/// sums[first] to sums[first + 3] plus four floats in shared memory.
+/// Adds four floats in shared memory to sums[first] to sums[first + 3].
 template <int kCount>
-MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
+MARLIN_DEVICE void AddReceived(uint32_t address, float (&sums)[kCount], int first) {
   const uint4 v = LoadShared16(address);
   sums[first] += __uint_as_float(v.x);
   sums[first + 1] += __uint_as_float(v.y);
@@ -44,8 +44,8 @@ MARLIN_DEVICE void AddSent(uint32_t address, float (&sums)[kCount], int first) {
   sums[first + 3] += __uint_as_float(v.w);
 }
 
-/// Sends sums to the blocks that finish them and adds what comes, in the order of the blocks, all
-/// of which must run. Afterwards only the sums of units that this block owns are whole.
+/// Stores sums to the CTAs that own them and adds those that arrive, in the order of the CTAs, all
+/// of which must be running. Afterwards only the sums of units that this CTA owns are complete.
 template <int kTokens>
 MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgroup,
                                    const WgmmaShared& shared, float (&acc)[kTokens / 2]) {
@@ -53,7 +53,7 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
   constexpr int kUnits = ClusterPart<kTokens>::kUnits;
   const uint32_t mine = shared.reduction_buffer + (threadIdx.x & 127) * 16;
   int owner = part.OwnerOf(warpgroup * kUnits);
-  int place = warpgroup * kUnits - part.FirstOf(owner);  // Of the unit among its owner's.
+  int place = warpgroup * kUnits - part.FirstOf(owner);  // The unit's index among its owner's.
 #pragma unroll
   for (int unit = 0; unit < kUnits; ++unit) {
     const int next = part.OwnerOf(warpgroup * kUnits + unit);
@@ -79,8 +79,8 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
   for (int i = 0; i < kTokens / 8; ++i) {
     if (i / 2 < first || i / 2 >= last) continue;
     if (part.splits == 2) {
-      // Of two the order does not matter, and no step waits for another.
-      AddSent(base + i * kSlotBytes, acc, 4 * i);
+      // With two CTAs the order does not matter, and no addition waits for another.
+      AddReceived(base + i * kSlotBytes, acc, 4 * i);
       continue;
     }
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -91,7 +91,7 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[e] += acc[4 * i + e];
       } else {
-        AddSent(from, sum, 0);
+        AddReceived(from, sum, 0);
         from += part.sender_bytes;
       }
     }
@@ -100,22 +100,22 @@ MARLIN_DEVICE void ReduceInCluster(const ClusterPart<kTokens>& part, int warpgro
   }
 }
 
-/// Where the parts of a streamed item meet: what one warpgroup of each block has of it. Whoever
-/// takes the last ticket adds all parts, the others store theirs and wait for nobody. That is the
-/// first part's block, which takes its ticket when it is done, long after the others took theirs
-/// and stored, unless one of them begins later still. So nobody waits but for blocks at work.
+/// Reduction of a stream-K tile, among one warpgroup of each CTA that has a part of it. The CTA
+/// with the last ticket adds all parts; the others store theirs and do not wait. That is the CTA of
+/// the first part, which takes its ticket when it is done, long after the others took theirs and
+/// stored, unless one of them begins later still. So a CTA waits only for CTAs that are running.
 template <int kTokens>
 struct StreamReduction {
-  static constexpr int kFloats = kTokens * 64;  ///< Of a part.
-  /// In a ticket: parts stored above, counts taken below, less one of all.
+  static constexpr int kFloats = kTokens * 64;  ///< Per part.
+  /// A tile counter is the parts stored, from this bit on, and below it the tickets taken, minus 1.
   static constexpr int kStoredShift = 16;
   static constexpr uint32_t kTaken = (1u << kStoredShift) - 1;
   const WgmmaArguments& args;
   int warpgroup;
-  uint32_t* word;  ///< In shared memory, of the warpgroup.
+  uint32_t* word;  ///< The warpgroup's, in shared memory.
   int streamed;
   int first_block;
-  uint32_t others;  ///< Parts that other blocks have.
+  uint32_t others;  ///< Parts that other CTAs have.
   uint32_t* counter;
 
   MARLIN_DEVICE StreamReduction(const WgmmaArguments& arguments, const WgmmaItem& item,
@@ -136,24 +136,25 @@ struct StreamReduction {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
   }
 
-  /// A block begins one item at most in its middle, and only the first part of an item does not.
+  /// Parts are indexed by CTA, because a CTA begins at most one output tile in its middle; first
+  /// parts, with which a tile begins, come after them, indexed by tile.
   MARLIN_DEVICE float* PartAt(int part) const {
     const int place = part == 0 ? static_cast<int>(gridDim.y) + streamed : first_block + part;
     return args.parts + (static_cast<int64_t>(place) * 2 + warpgroup) * kFloats + Thread() * 4;
   }
 
-  /// Before the products of a part: the ticket, in one thread, unless it is to be taken later.
-  /// Parts that were stored before it are looked for later.
+  /// Called before the WGMMAs of a part: takes the ticket, in one thread, unless End takes it. The
+  /// count of parts stored before it is left out; End polls for it.
   MARLIN_DEVICE uint32_t Begin() const {
     return Thread() == 0 && Mine() > 0 ? (IncrementTileCounter(counter) + 1) & kTaken : 0;
   }
 
-  /// Whether `acc` is now the sum of all parts in their order; else another block adds them.
+  /// Whether `acc` is now the sum of all parts in their order; else another CTA adds them.
   MARLIN_DEVICE bool End(uint32_t ticket, float (&acc)[kTokens / 2]) const {
     if (Thread() == 0) *word = Mine() > 0 ? ticket : Take();
     WaitForWarpgroup();
     uint32_t taken_and_stored = *word;
-    // The same for all lanes, as the compiler must know: products want addresses that are.
+    // Uniform across lanes, which the compiler must know: WGMMAs require uniform addresses.
     const bool last = __any_sync(~0u, (taken_and_stored & kTaken) == others);
     if (!last) {
       Store(acc);
@@ -169,7 +170,7 @@ struct StreamReduction {
   }
 
  private:
-  /// What came before this one.
+  /// Takes a ticket and returns the tile counter before it, plus 1.
   MARLIN_DEVICE uint32_t Take() const {
     uint32_t before;
     asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], 1;"
@@ -178,7 +179,7 @@ struct StreamReduction {
                  : "memory");
     return before + 1;
   }
-  /// Behind what all threads of the warpgroup stored before they met.
+  /// Counts a stored part, after all stores of the warpgroup that precede its barrier.
   MARLIN_DEVICE void Publish() const {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1 << kStoredShift)
                  : "memory");
@@ -198,8 +199,8 @@ struct StreamReduction {
     }
   }
 
-  /// Of two parts the order does not matter; of more, what comes before this block's part is added
-  /// up in its place, and this block's is kept in memory for as long.
+  /// With two parts the order does not matter. With more, the parts before this CTA's are added in
+  /// `acc` first, and this CTA's is kept in global memory meanwhile.
   MARLIN_DEVICE void Add(float (&acc)[kTokens / 2]) const {
     const int mine = Mine();
     if (mine > 1) {
@@ -216,11 +217,11 @@ struct StreamReduction {
   static MARLIN_DEVICE void Load(const float* from, bool add, float (&acc)[kTokens / 2]) {
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
-      const float4 come = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
-      acc[4 * i] = add ? acc[4 * i] + come.x : come.x;
-      acc[4 * i + 1] = add ? acc[4 * i + 1] + come.y : come.y;
-      acc[4 * i + 2] = add ? acc[4 * i + 2] + come.z : come.z;
-      acc[4 * i + 3] = add ? acc[4 * i + 3] + come.w : come.w;
+      const float4 loaded = __ldcg(reinterpret_cast<const float4*>(from + i * 512));
+      acc[4 * i] = add ? acc[4 * i] + loaded.x : loaded.x;
+      acc[4 * i + 1] = add ? acc[4 * i + 1] + loaded.y : loaded.y;
+      acc[4 * i + 2] = add ? acc[4 * i + 2] + loaded.z : loaded.z;
+      acc[4 * i + 3] = add ? acc[4 * i + 3] + loaded.w : loaded.w;
     }
   }
 };
