@@ -1,5 +1,5 @@
-// Split-K and stream-K through scratch memory: the CTA that comes last adds the partial sums, or a
-// kernel of its own where no scratch memory is left, with the same bits.
+// Split-K and stream-K through scratch memory: the last CTA adds the partial sums, or a separate
+// kernel where no scratch memory is left, with the same bits.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -15,12 +15,12 @@
 namespace marlin {
 namespace {
 
-// An H200 does not hold the activations with fewer than four blocks to a k, and runs fewer
-// clusters of four than there are strips.
+// On an H200 the activations do not fit shared memory with fewer than four splits, and fewer
+// clusters of four run at once than there are strips.
 constexpr int64_t kM = 16;
 constexpr int64_t kN = 1442;
 constexpr int64_t kK = 14336;
-/// Rows of which an H200's blocks take parts of tiles.
+/// An m for which an H200 runs stream-K.
 constexpr int64_t kStreamedRows = 300;
 constexpr int64_t kAlignment = 256;
 
@@ -75,7 +75,7 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     return Gemm(device(), A(rows), weights_, Out(out, rows), options);
   }
 
-  /// Captures GEMMs with workspaces of their own until they have all scratch memory for good.
+  /// Captures GEMMs with distinct workspaces until they hold all scratch memory for good.
   void TakeAllScratch(const DeviceBuffer& workspaces, int places) const {
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
@@ -99,7 +99,7 @@ class MeetInMemory : public GpuTest<::testing::Test> {
 constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
 constexpr auto kPlaces = static_cast<int>(cuda::SplitKScratch::kBytes / kLeastBytes + 2);
 
-// A process that lives long sees many workspaces and streams: neither may use up the memory.
+// A long-lived process sees many workspaces and streams: neither may exhaust the memory.
 TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
   const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
@@ -116,7 +116,7 @@ TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
 }
 
-// Without scratch memory the reduce kernel adds, and tile_counters are made ready for every GEMM.
+// Without scratch memory the reduce kernel adds, and every GEMM initializes its tile_counters.
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
   const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
@@ -136,8 +136,8 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   }
 }
 
-// Other rows have their sums elsewhere in the same memory: words that were not all ones again would
-// be taken for sums. Fewer than 13 rows would be divided in two, which meet in a cluster.
+// Another m has its sums elsewhere in the same memory: words that were not reset to all ones would
+// be taken for sums. Fewer than 13 rows would have two splits, which reduce in a cluster.
 TEST_F(MeetInMemory, OfOtherSizesInOneWorkspace) {
   ASSERT_GT(bytes_, 0) << "this device does not divide k";
   const DeviceBuffer workspaces = Make(bytes_ + (kM + 1) * kAlignment);
