@@ -218,7 +218,7 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || index >= count) {
     cudaGetLastError();
-    const std::string why = error == cudaSuccess ? std::to_string(count) + " devices are there"
+    const std::string why = error == cudaSuccess ? std::to_string(count) + " found"
                                                  : std::string(cudaGetErrorString(error));
     return Status(Code::kUnsupported, std::string(name) + ": no CUDA device (" + why + ")");
   }

@@ -24,7 +24,7 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
   ASSERT_EQ(args.share * lanes, warps);
   EXPECT_LE(lanes, std::max(strips, 1)) << "a warp without a strip";
   if (args.share > 1) {
-    EXPECT_LT(lanes, kNamedBarriers) << "barrier 0 is the block's";
+    EXPECT_LT(lanes, kNamedBarriers) << "barrier 0 is __syncthreads";
   }
   if (int64_t{strips} * tiles > 20000) return;  // Small problems show all cases.
   std::vector<int> covered(static_cast<size_t>(strips) * static_cast<size_t>(tiles), 0);
@@ -47,7 +47,7 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
 /// kernel's numbering of copies.
 void ExpectRowsCopiedOnce(const GemvArguments& args, int warps) {
   EXPECT_LE(args.row_mask, args.m - 1);
-  EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "no mask";
+  EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "not a mask";
   std::vector<int> copied(static_cast<size_t>(args.pieces) * static_cast<size_t>(args.m), 0);
   for (int first = 0; first < warps * args.multicast; ++first) {
     int piece = first * args.piece_factor >> 16;
@@ -100,7 +100,7 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
 
   // Pieces of the activations.
   EXPECT_LE(args.pieces, kMaxPieces);
-  EXPECT_LE(args.pieces, plan.warps) << "a warp makes ready the barrier of one piece";
+  EXPECT_LE(args.pieces, plan.warps) << "each warp initializes at most one barrier";
   ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log2, args.pieces);
   EXPECT_TRUE(args.multicast == 1 || args.bulk);
   EXPECT_EQ(args.bulk, problem.k % 8 == 0);

@@ -101,7 +101,7 @@ constexpr auto kPlaces = static_cast<int>(cuda::SplitKScratch::kBytes / kLeastBy
 
 // A long-lived process sees many workspaces and streams: neither may exhaust the memory.
 TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   for (int place = 1; place < kPlaces; ++place) {
@@ -113,19 +113,19 @@ TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
     ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first) << "stream " << i;
     ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   }
-  EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
+  EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory was not reset to all ones";
 }
 
 // Without scratch memory the reduce kernel adds, and every GEMM initializes its tile_counters.
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
-  ASSERT_GT(streamed_bytes, 0) << "this device does not stream tiles";
+  ASSERT_GT(streamed_bytes, 0) << "this device does not run stream-K";
   const DeviceBuffer workspaces = Make(std::max(bytes_, streamed_bytes) + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   const std::vector<float> streamed = Multiply(workspaces, 0, kStreamedRows);
   ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed)
-      << "the tile_counters are all ones again";
+      << "the tile_counters were not reset to all ones";
   TakeAllScratch(workspaces, kPlaces);
   for (int i = 0; i < 2; ++i) {
     cudaStream_t stream = nullptr;
@@ -139,7 +139,7 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
 // Another m has its sums elsewhere in the same memory: words that were not reset to all ones would
 // be taken for sums. Fewer than 13 rows would have two splits, which reduce in a cluster.
 TEST_F(MeetInMemory, OfOtherSizesInOneWorkspace) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const DeviceBuffer workspaces = Make(bytes_ + (kM + 1) * kAlignment);
   std::vector<std::vector<float>> of_fresh_memory;
   for (int64_t rows = 13; rows <= kM; ++rows) {

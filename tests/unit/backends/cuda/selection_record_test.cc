@@ -175,10 +175,10 @@ TEST(SelectionRecord, NothingIsSlowerThanItNeedsToBe) {
     EXPECT_TRUE(listed.insert(line.substr(0, colon)).second) << "twice: " << line;
   }
   for (const std::string& miss : misses) {
-    EXPECT_TRUE(listed.contains(miss)) << "slower than it need be: " << miss;
+    EXPECT_TRUE(listed.contains(miss)) << "slower than necessary: " << miss;
   }
   for (const std::string& line : listed) {
-    EXPECT_TRUE(misses.contains(line)) << "no miss any more, remove it: " << line;
+    EXPECT_TRUE(misses.contains(line)) << "no longer a miss, remove it: " << line;
   }
 }
 

@@ -42,7 +42,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
   for (int split = 0; split < args.splits; ++split) {
     const WgmmaItem item = ItemAt(args, 0, split);
     EXPECT_EQ(item.first_tile, next);
-    EXPECT_GT(item.tiles, 0) << "a block without k";
+    EXPECT_GT(item.tiles, 0) << "a CTA without k-iterations";
     next += item.tiles;
   }
   EXPECT_EQ(next, args.tiles);
@@ -62,7 +62,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
             static_cast<size_t>(units)];
   }
   for (const int of_block : owned) {
-    EXPECT_GT(of_block, 0) << "a block without sums";
+    EXPECT_GT(of_block, 0) << "a CTA without sums";
     EXPECT_LE(of_block * kUnitBytes, SenderBytes(plan.tokens, args.splits));
   }
 }
@@ -79,7 +79,7 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
   EXPECT_EQ(launch.groups, args.streamed > 0 ? at_once : std::min<int64_t>(args.items, at_once));
   EXPECT_GE(launch.groups, 1);
   const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch.tokens);
-  EXPECT_GE(args.slots, 2 * slots_of_step) << "no copy would overlap a product";
+  EXPECT_GE(args.slots, 2 * slots_of_step) << "no copy would overlap an MMA";
   EXPECT_GE(args.weight_slots * slots_of_step, args.slots) << "weights would be overwritten";
   const int64_t activations =
       int64_t{args.slots} * (StepActivationBytes(launch.tokens) / slots_of_step);
