@@ -1,7 +1,7 @@
 // The layout of prepared weights in device memory: tiles of 32 outputs x 128 k in MMA fragment
 // order, each followed by its scales.
 //
-//   [blocks of 128 outputs][tiles of 128 k][strips of 32 outputs: 4] tiles, so that one bulk copy
+//   [blocks of 128 outputs][tiles of 128 k][n-tiles of 32 outputs: 4] tiles, so that one bulk copy
 //   brings the weights of a k-iteration to a CTA of the WGMMA kernel:
 //     tile  = [half of 64 k: 2][16 outputs: 2] fragment blocks, then the parameters
 //     block = 32 lanes x 32 codes; lane 4 g + t holds, for step j of 16 k, the 8 codes of one
@@ -107,7 +107,7 @@ struct TileView {
 
 inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
 
-/// Byte offset of tile `tile` of strip `strip`.
+/// Byte offset of tile `tile` of n-tile `strip`.
 MARLIN_HOST_DEVICE int64_t TileOffset(const TileView& view, int strip, int tile) {
   const int64_t before = static_cast<int64_t>(strip / kStripsOfBlock) * view.tiles_of_strip + tile;
   return (before * kStripsOfBlock + strip % kStripsOfBlock) * view.tile_bytes;

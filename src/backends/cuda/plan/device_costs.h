@@ -55,16 +55,16 @@ struct WgmmaCosts {
 /// Costs of the GEMV kernel in microseconds, less the part common to all plans of a problem.
 struct GemvCosts {
   double tile_bytes;     ///< Size of the measured weight tiles; others cost in proportion to bytes.
-  double step[2][2];     ///< All warps multiply a tile each: [units of two strips][over 8 warps].
+  double step[2][2];     ///< All warps multiply a tile each: [units of two n-tiles][over 8 warps].
   double tile[2];        ///< Per tile of the busiest CTA: [n8 token tiles - 1].
-  double round[2];       ///< Reduction over a unit's warps: [units of two strips or two n8 tiles].
+  double round[2];       ///< Reduction over a unit's warps: [units of two n-tiles or two n8 tiles].
   double activation;     ///< Per byte of a CTA's activations.
   double shared_copies;  ///< Activations multicast to a cluster.
   /// Split-K reduction, in a cluster or through memory.
   struct Reduction {
     double fixed;
     double split;     ///< Per split.
-    double strip[2];  ///< Per strip of a CTA: [n8 token tiles - 1].
+    double strip[2];  ///< Per n-tile of a CTA: [n8 token tiles - 1].
   };
   Reduction cluster;
   Reduction memory;

@@ -33,7 +33,7 @@ struct TileProblem {
   bool gated = false;
   bool batch_invariant = false;
   bool pair_table = false;    ///< Decodes with a shared-memory LUT (kTable4).
-  bool narrow_codes = false;  ///< Up to 4 bits, one scale per tile: units may have two strips.
+  bool narrow_codes = false;  ///< Up to 4 bits, one scale per tile: units may have two n-tiles.
 };
 
 /// The problem of a GEMM on tiles. Precondition: m, n and k fit an int.

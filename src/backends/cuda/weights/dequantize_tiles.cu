@@ -17,7 +17,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kN8Tiles = kStripOutputs / 8;  ///< 8 x 8 matrices across a strip.
+constexpr int kN8Tiles = kStripOutputs / 8;  ///< 8 x 8 matrices across an n-tile.
 
 /// The values of all codes of up to 8 bits, in shared memory.
 template <CodeKind kKind>
@@ -75,7 +75,7 @@ MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2
   }
 }
 
-/// Stores eight rows of k of a strip; `weights` is the result of WeightsOfRows. `aligned`: every
+/// Stores eight rows of k of an n-tile; `weights` is the result of WeightsOfRows. `aligned`: every
 /// eighth output of a row is at a multiple of 16 bytes.
 MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, int n, int lane,
                              bool aligned, const float (&weights)[kN8Tiles][2]) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (index >= tiles) return;
-  // In memory order: the four strips of a block of outputs, then the next tile of k.
+  // In memory order: the four n-tiles of a block of outputs, then the next tile of k.
   const int64_t column = index / kStripsOfBlock;
   const int tile = static_cast<int>(column % view.tiles_of_strip);
   const int strip =

@@ -1,4 +1,4 @@
-// Packs canonical words into tiles on the device, for Prepare.
+// Packs k-packed words into tiles on the device, for Prepare.
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 

@@ -17,7 +17,7 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kNamedBarriers = 16;
 
-/// Every (strip, tile) of a CTA belongs to one warp, with the kernel's numbering of warps.
+/// Every (n-tile, tile) of a CTA belongs to one warp, with the kernel's numbering of warps.
 void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tiles) {
   const int lanes = 1 << args.lanes_log2;
   ASSERT_EQ(args.share, 1 << args.share_log2);
@@ -132,7 +132,7 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
 
 void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   const GemvPlan plan = PlanGemv(problem, device);
-  // Other problems have no kernel for units of two strips.
+  // Other problems have no kernel for units of two n-tiles.
   EXPECT_TRUE(plan.strips == 1 || (problem.narrow_codes && problem.m <= kOctet));
   CheckGemvPlan(plan, problem, device);
 }

@@ -16,7 +16,7 @@ namespace marlin {
 namespace {
 
 // On an H200 the activations do not fit shared memory with fewer than four splits, and fewer
-// clusters of four run at once than there are strips.
+// clusters of four run at once than there are n-tiles.
 constexpr int64_t kM = 16;
 constexpr int64_t kN = 1442;
 constexpr int64_t kK = 14336;

@@ -17,7 +17,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// The CTAs of a gated GEMM read every strip once, with the numbering of StripOf in
+/// The CTAs of a gated GEMM read every n-tile once, with the numbering of StripOf in
 /// wgmma_block.cuh.
 void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   ASSERT_EQ(args.half_strips * kStripOutputs * 2, n);
@@ -123,7 +123,7 @@ void ExpectItemsCover(const WgmmaPlan& plan) {
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-/// Every k-iteration of streamed tiles belongs to one CTA, as TileScheduler in wgmma_block.cuh
+/// Every k-iteration of a stream-K tile belongs to one CTA, as TileScheduler in wgmma_block.cuh
 /// assigns them, and their partial sums do not overlap in the workspace, as StreamReduction places
 /// them.
 void CheckStream(const WgmmaPlan& plan, const TileProblem& problem) {
@@ -370,7 +370,7 @@ bool WgmmaIsFaster(const GemmDesc& desc) {
 }
 
 TEST(Estimates, PreferWgmmaFromNineRowsOnWhereStripsDoNotFillTheDevice) {
-  // 288 strips on 132 CTAs: 24 have three, the others two.
+  // 288 n-tiles on 132 CTAs: 24 have three, the others two.
   EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(16, 9216, 4096)));
   EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(9, 9216, 4096)));
   // The estimates are fitted to each other from nine rows on only; below, they would mislead here.
