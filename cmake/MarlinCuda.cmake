@@ -5,11 +5,11 @@ set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(MARLIN_CUDA_RACECHECK
        "Build kernels that compute-sanitizer's racecheck can follow, a few per cent slower" OFF)
-# The kernels are instantiated for every kind of codes: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
+# The kernels are instantiated for every code kind: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
 # codebook4), kTable3 (nf3, int3), kTable2 (nf2, int2), kE4M3, kE5M2 (fp8_*), kInt8 (s8), kDense16
 # (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to prepare
 # weights of the other kinds on a GPU.
-set(MARLIN_CUDA_KINDS ALL CACHE STRING "Kinds of codes to build CUDA kernels for: ALL or a list")
+set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: ALL or a list")
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers instrument host code; nvcc rejects their flags.
@@ -67,7 +67,7 @@ function(marlin_cuda_kinds output file)
   set(${output} ${names} PARENT_SCOPE)
 endfunction()
 
-# marlin_cuda_instances(output DIRECTORY): generates one source for every kind of codes and
+# marlin_cuda_instances(output DIRECTORY): generates one source for every code kind and
 # kernels/<family>/<name>_instance.cu.in, so that instances compile in parallel and rebuild separately.
 # The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, or else in
 # layout/code_kinds.def. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of

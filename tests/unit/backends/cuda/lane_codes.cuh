@@ -1,4 +1,4 @@
-// A lane's codes and words in a fragment block, for every kind of codes.
+// A lane's codes and words in a fragment block, for every code kind.
 #pragma once
 
 #include <algorithm>

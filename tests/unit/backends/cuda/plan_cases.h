@@ -20,7 +20,7 @@ inline std::string Describe(const TileProblem& problem, const DeviceShape& devic
          ", multiprocessors " + std::to_string(device.multiprocessors);
 }
 
-/// The tile sizes of every kind of codes with every number of groups, with and without zeros.
+/// The tile sizes of every code kind with every number of groups, with and without zeros.
 inline std::vector<int> AllTileBytes() {
   std::vector<int> sizes;
   for (const CodeKind kind :
