@@ -1,14 +1,14 @@
-# MARLIN_CUDA=AUTO builds the CUDA backend if it finds a CUDA toolkit that is new enough, and reports
-# why if not; ON requires it. The CUDA runtime is linked statically and loads the driver on first use,
-# so the binaries also run on machines without a driver.
+# MARLIN_CUDA=AUTO builds the CUDA backend if it finds a CUDA toolkit that is new enough, and
+# reports why if not; ON requires it. The CUDA runtime is linked statically and loads the driver on
+# first use, so the binaries also run on machines without a driver.
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(MARLIN_CUDA_RACECHECK
        "Build kernels that compute-sanitizer's racecheck can follow, a few per cent slower" OFF)
 # The kernels are instantiated for every code kind: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
 # codebook4), kTable3 (nf3, int3), kTable2 (nf2, int2), kE4M3, kE5M2 (fp8_*), kInt8 (s8), kDense16
-# (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to prepare
-# weights of the other kinds on a GPU.
+# (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to
+# prepare weights of the other kinds on a GPU.
 set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: ALL or a list")
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
@@ -68,10 +68,10 @@ function(marlin_cuda_kinds output file)
 endfunction()
 
 # marlin_cuda_instances(output DIRECTORY): generates one source for every code kind and
-# kernels/<family>/<name>_instance.cu.in, so that instances compile in parallel and rebuild separately.
-# The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, or else in
-# layout/code_kinds.def. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of
-# layout/code_kinds.def.
+# kernels/<family>/<name>_instance.cu.in, so that instances compile in parallel and rebuild
+# separately. The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, or
+# else in layout/code_kinds.def. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in
+# the order of layout/code_kinds.def.
 function(marlin_cuda_instances output directory)
   marlin_cuda_kinds(all ${directory}/layout/code_kinds.def)
   set(wanted ${MARLIN_CUDA_KINDS})
@@ -111,7 +111,8 @@ function(marlin_cuda_instances output directory)
   set(${output} ${sources} PARENT_SCOPE)
 endfunction()
 
-# marlin_shipped_tuning(output DIRECTORY): generates the source that embeds the table tuning/h200.txt.
+# marlin_shipped_tuning(output DIRECTORY): generates the source that embeds the table
+# tuning/h200.txt.
 function(marlin_shipped_tuning output directory)
   set(table ${directory}/tuning/h200.txt)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})

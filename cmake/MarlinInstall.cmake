@@ -18,7 +18,8 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/marlin)
 install(EXPORT marlinTargets NAMESPACE marlin:: DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-# Users of a static library link the CUDA runtime and Boost themselves; a shared library contains them.
+# Users of a static library link the CUDA runtime and Boost themselves; a shared library contains
+# them.
 set(MARLIN_NEEDS_CUDA OFF)
 if(MARLIN_HAVE_CUDA AND NOT BUILD_SHARED_LIBS)
   set(MARLIN_NEEDS_CUDA ON)

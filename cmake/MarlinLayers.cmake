@@ -1,9 +1,9 @@
 # marlin_layer(name [MUTANTS] [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
-# an object library of the sources in one folder of src/ (all, all but EXCLUDE, or ONLY one). MUTANTS
-# adds a second library whose seeded faults can be enabled (src/base/mutant.h). Files named *_avx2.cc,
-# *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of their instruction set, and no other file does, so
-# that one binary runs on every machine. A CUDA layer also has subfolders and *.cu files; without CUDA
-# only its host-only folders and without_cuda.cc are built.
+# an object library of the sources in one folder of src/ (all, all but EXCLUDE, or ONLY one).
+# MUTANTS adds a second library whose seeded faults can be enabled (src/base/mutant.h). Files named
+# *_avx2.cc, *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of their instruction set, and no other
+# file does, so that one binary runs on every machine. A CUDA layer also has subfolders and *.cu
+# files; without CUDA only its host-only folders and without_cuda.cc are built.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512

@@ -1,6 +1,6 @@
-# MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels if it finds Boost.Context, and reports why
-# if not; ON requires it. Boost is linked statically, so that a wheel or a copied command does not
-# depend on it.
+# MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels if it finds Boost.Context, and reports
+# why if not; ON requires it. Boost is linked statically, so that a wheel or a copied command does
+# not depend on it.
 include(MarlinMetalShim)
 set(MARLIN_METAL_SIM AUTO CACHE STRING
     "Build the simulator of Metal kernels: ON, OFF or AUTO (when Boost.Context is found)")
@@ -14,8 +14,8 @@ if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
   elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
     set(why "only for Linux: kernels are ELF libraries, found by the linker's list of them")
   elseif(MARLIN_SANITIZE MATCHES "memory" OR MARLIN_BUILD_FUZZERS)
-    # MemorySanitizer does not see the writes of kernels, which are compiled without it; no fuzz target
-    # runs kernels.
+    # MemorySanitizer does not see the writes of kernels, which are compiled without it; no fuzz
+    # target runs kernels.
     set(why "not with MemorySanitizer, nor for fuzzers")
   else()
     set(Boost_USE_STATIC_LIBS ON)

@@ -1,8 +1,8 @@
-# MARLIN_METAL=AUTO builds the driver for Apple GPUs on macOS if it finds the headers of metal-cpp, and
-# reports why if not; ON requires it. On other systems the headers are used to test that driver.
+# MARLIN_METAL=AUTO builds the driver for Apple GPUs on macOS if it finds the headers of metal-cpp,
+# and reports why if not; ON requires it. On other systems the headers are used to test that driver.
 # They are searched for in MARLIN_METAL_CPP_DIR (cache variable, else environment variable), in
-# build/metal_cpp (where tools/get_metal_cpp.py puts them), in the usual folders, and in an installed
-# MLX; nothing is downloaded.
+# build/metal_cpp (where tools/get_metal_cpp.py puts them), in the usual folders, and in an
+# installed MLX; nothing is downloaded.
 set(MARLIN_METAL AUTO CACHE STRING
     "Build the driver for Apple GPUs: ON, OFF or AUTO (on macOS, when metal-cpp is found)")
 set_property(CACHE MARLIN_METAL PROPERTY STRINGS AUTO ON OFF)
@@ -77,9 +77,9 @@ function(marlin_metal_cpp_objects output)
   set(${output} ${objects} PARENT_SCOPE)
 endfunction()
 
-# marlin_metal_library(output KERNEL_FOLDER): generates a source that embeds a metallib of all kernels,
-# compiled by Xcode. Without that compiler (the command line tools lack it) the source embeds none, and
-# the driver compiles the kernels at run time.
+# marlin_metal_library(output KERNEL_FOLDER): generates a source that embeds a metallib of all
+# kernels, compiled by Xcode. Without that compiler (the command line tools lack it) the source
+# embeds none, and the driver compiles the kernels at run time.
 function(marlin_metal_library output folder)
   set(source ${MARLIN_GENERATED_DIR}/metal/built_library.cc)
   set(template ${PROJECT_SOURCE_DIR}/src/backends/metal/apple/built_library.cc.in)

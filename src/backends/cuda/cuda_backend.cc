@@ -224,7 +224,7 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   }
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
-    return Status(Code::kUnsupported, std::string(name) + ": no properties");
+    return Status(Code::kUnsupported, std::string(name) + ": cudaGetDeviceProperties failed");
   }
   if (properties.major != 9) {
     return Status(Code::kUnsupported,
