@@ -1,19 +1,18 @@
-# MARLIN_CUDA=AUTO builds the CUDA backend where a CUDA toolkit that is new enough is found, and says
-# why not where it is not; ON demands it. The runtime library is
-# linked statically and loads the driver when it is first used, so that what is built also runs on
-# machines without one.
+# MARLIN_CUDA=AUTO builds the CUDA backend if it finds a CUDA toolkit that is new enough, and
+# reports why if not; ON requires it. The CUDA runtime is linked statically and loads the driver on
+# first use, so the binaries also run on machines without a driver.
 set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
 set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(MARLIN_CUDA_RACECHECK
        "Build kernels that compute-sanitizer's racecheck can follow, a few per cent slower" OFF)
-# The kernels exist once for every kind of codes: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
+# The kernels are instantiated for every code kind: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
 # codebook4), kTable3 (nf3, int3), kTable2 (nf2, int2), kE4M3, kE5M2 (fp8_*), kInt8 (s8), kDense16
-# (bf16, fp16). A build with some of them compiles in a fraction of the time, and refuses to prepare
-# weights of the others on a GPU.
-set(MARLIN_CUDA_KINDS ALL CACHE STRING "Kinds of codes to build CUDA kernels for: ALL or a list")
+# (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to
+# prepare weights of the other kinds on a GPU.
+set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: ALL or a list")
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
-# Sanitizers and fuzzers look at host code; nvcc does not take their flags.
+# Sanitizers and fuzzers instrument host code; nvcc rejects their flags.
 if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANITIZE
    AND NOT MARLIN_BUILD_FUZZERS)
   include(CheckLanguage)
@@ -23,7 +22,7 @@ if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANIT
     if(CUDAToolkit_FOUND AND TARGET CUDA::cudart_static)
       set(MARLIN_HAVE_CUDA ON)
     else()
-      message(STATUS "CUDA backend: nvcc is there, but no toolkit of ${MARLIN_CUDA_VERSION} or newer "
+      message(STATUS "CUDA backend: found nvcc, but no toolkit of ${MARLIN_CUDA_VERSION} or newer "
                      "(found: ${CUDAToolkit_VERSION})")
     endif()
   endif()
@@ -36,15 +35,15 @@ if(MARLIN_HAVE_CUDA)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit ${MARLIN_CUDA_VERSION} REQUIRED)
-  # Before 3.26 CMake does not know how nvcc is asked for C++20.
+  # CMake before 3.26 does not know nvcc's flag for C++20.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-  # No contraction as in host code: what is fused is written as fma.
-  # Kernels are a tenth of their size in the binary, and are unpacked when they are loaded.
+  # --fmad=false: no contraction, as in host code; fused operations are written as fma.
+  # Compressed kernels have a tenth of the size in the binary and are unpacked when loaded.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
     set(compress --compress-mode=size)
   else()
@@ -60,7 +59,7 @@ if(MARLIN_HAVE_CUDA)
 endif()
 message(STATUS "CUDA backend: ${MARLIN_HAVE_CUDA}")
 
-# marlin_cuda_kinds(output FILE): the names in a list of kinds.
+# marlin_cuda_kinds(output FILE): sets output to the names in a *_kinds.def.
 function(marlin_cuda_kinds output file)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   file(STRINGS ${file} names REGEX "^MARLIN_[A-Z0-9_]*KIND\\(")
@@ -68,10 +67,11 @@ function(marlin_cuda_kinds output file)
   set(${output} ${names} PARENT_SCOPE)
 endfunction()
 
-# marlin_cuda_instances(output DIRECTORY): one source for every kernels/<family>/<name>_instance.cu.in
-# and kind of codes, so that they compile in parallel and one can be changed without the others. The
-# kinds are those of MARLIN_CUDA_KINDS in <name>_kinds.def beside it, or in layout/code_kinds.def.
-# MARLIN_CUDA_KIND_BITS has a bit for each kind that is built, in the order of the latter.
+# marlin_cuda_instances(output DIRECTORY): generates one source for every code kind and
+# kernels/<family>/<name>_instance.cu.in, so that instances compile in parallel and rebuild
+# separately. The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, or
+# else in layout/code_kinds.def. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in
+# the order of layout/code_kinds.def.
 function(marlin_cuda_instances output directory)
   marlin_cuda_kinds(all ${directory}/layout/code_kinds.def)
   set(wanted ${MARLIN_CUDA_KINDS})
@@ -111,7 +111,8 @@ function(marlin_cuda_instances output directory)
   set(${output} ${sources} PARENT_SCOPE)
 endfunction()
 
-# marlin_shipped_tuning(output DIRECTORY): the source that holds the tuning table of tuning/h200.txt.
+# marlin_shipped_tuning(output DIRECTORY): generates the source that embeds the table
+# tuning/h200.txt.
 function(marlin_shipped_tuning output directory)
   set(table ${directory}/tuning/h200.txt)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})

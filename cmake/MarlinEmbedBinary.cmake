@@ -1,5 +1,5 @@
-# cmake -DBINARY=file -DTEMPLATE=file.cc.in -DSOURCE=file.cc -P this: a source with the bytes of a file
-# in the place of @MARLIN_LIBRARY_BYTES@.
+# cmake -DBINARY=file -DTEMPLATE=file.cc.in -DSOURCE=file.cc -P this: generates a source with the
+# bytes of a file in place of @MARLIN_LIBRARY_BYTES@.
 file(READ ${BINARY} hexadecimal HEX)
 string(REGEX REPLACE "(..)" "0x\\1," MARLIN_LIBRARY_BYTES "${hexadecimal}")
 string(REGEX REPLACE "(................................................................................)"

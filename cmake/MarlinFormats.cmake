@@ -1,4 +1,4 @@
-# Generates formats/codecs.h, which includes the codec header of every line of formats.def.
+# Generates formats/codecs.h, which includes the codec header of every format in formats.def.
 set(MARLIN_FORMATS_DEF ${CMAKE_CURRENT_SOURCE_DIR}/include/marlin/formats.def)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${MARLIN_FORMATS_DEF})
 set(MARLIN_GENERATED_DIR ${CMAKE_BINARY_DIR}/generated)

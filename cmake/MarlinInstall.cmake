@@ -1,4 +1,5 @@
-# `cmake --install` gives headers, the library, the command and find_package(marlin).
+# `cmake --install` installs the headers, the library, the command and the package for
+# find_package(marlin).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -17,7 +18,8 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/marlin)
 install(EXPORT marlinTargets NAMESPACE marlin:: DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/marlinConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-# An archive leaves linking the CUDA runtime and Boost to its user; a shared library has it inside.
+# Users of a static library link the CUDA runtime and Boost themselves; a shared library contains
+# them.
 set(MARLIN_NEEDS_CUDA OFF)
 if(MARLIN_HAVE_CUDA AND NOT BUILD_SHARED_LIBS)
   set(MARLIN_NEEDS_CUDA ON)
@@ -26,7 +28,7 @@ set(MARLIN_NEEDS_BOOST OFF)
 if(MARLIN_HAVE_METAL_SIM AND NOT BUILD_SHARED_LIBS)
   set(MARLIN_NEEDS_BOOST ON)
 endif()
-# pkg-config, for builds without CMake. An archive names what it leaves to its user here as well.
+# pkg-config, for builds without CMake. The .pc file lists the dependencies of a static library too.
 file(RELATIVE_PATH MARLIN_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 set(MARLIN_PC_LIBRARIES "")
 if(NOT BUILD_SHARED_LIBS)

@@ -1,9 +1,9 @@
 # marlin_layer(name [MUTANTS] [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
-# one object library per folder of src/, of all its sources, but one, or one alone; and with MUTANTS
-# a second one whose seeded faults can be switched on (src/base/mutant.h). Files named
-# *_avx2.cc, *_avx512.cc, *_amx.cc, *_neon.cc get the flags of their instruction set; nothing else
-# does, so that one binary runs on every machine. A CUDA layer has folders and *.cu files too; where
-# CUDA is not built, only its host-only folders and without_cuda.cc.
+# an object library of the sources in one folder of src/ (all, all but EXCLUDE, or ONLY one).
+# MUTANTS adds a second library whose seeded faults can be enabled (src/base/mutant.h). Files named
+# *_avx2.cc, *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of their instruction set, and no other
+# file does, so that one binary runs on every machine. A CUDA layer also has subfolders and *.cu
+# files; without CUDA only its host-only folders and without_cuda.cc are built.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -21,7 +21,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(MARLIN_ARM64 ON)
 endif()
 
-# The parts of a CUDA layer that include nothing of CUDA, as tools/check_layers.py checks.
+# The files of a CUDA layer that include no CUDA header, as tools/check_layers.py checks.
 set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernels/[^/]*/[^/]*_plan\\.cc$|/without_cuda\\.cc$")
 
 function(marlin_layer name)
@@ -78,7 +78,7 @@ function(marlin_layer name)
   if(TARGET ${target}_mutants)
     set_target_properties(${target}_mutants PROPERTIES EXCLUDE_FROM_ALL ON)
     target_compile_definitions(${target}_mutants PRIVATE MARLIN_MUTANTS)
-    # Faults do not depend on the optimisation, and this halves the time to compile them.
+    # The faults do not depend on the optimization level, and -O1 halves their compile time.
     target_compile_options(${target}_mutants PRIVATE -O1)
   endif()
   foreach(source IN LISTS sources)

@@ -1,6 +1,6 @@
-# MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels where Boost.Context is found, and says why
-# not where it is not; ON demands it. Boost is linked statically: a wheel or a command that is
-# copied must not miss it.
+# MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels if it finds Boost.Context, and reports
+# why if not; ON requires it. Boost is linked statically, so that a wheel or a copied command does
+# not depend on it.
 include(MarlinMetalShim)
 set(MARLIN_METAL_SIM AUTO CACHE STRING
     "Build the simulator of Metal kernels: ON, OFF or AUTO (when Boost.Context is found)")
@@ -9,13 +9,13 @@ set(MARLIN_HAVE_METAL_SIM OFF)
 set(why "switched off")
 if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
   if(MARLIN_METAL_SIM STREQUAL "AUTO" AND NOT PROJECT_IS_TOP_LEVEL)
-    # Who embeds the library has not asked for Boost.
+    # A parent project has not asked for Boost.
     set(why "not asked for")
   elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
     set(why "only for Linux: kernels are ELF libraries, found by the linker's list of them")
   elseif(MARLIN_SANITIZE MATCHES "memory" OR MARLIN_BUILD_FUZZERS)
-    # MemorySanitizer cannot follow what kernels write, which it has not compiled; no fuzzer has a
-    # kernel to run.
+    # MemorySanitizer does not see the writes of kernels, which are compiled without it; no fuzz
+    # target runs kernels.
     set(why "not with MemorySanitizer, nor for fuzzers")
   else()
     set(Boost_USE_STATIC_LIBS ON)

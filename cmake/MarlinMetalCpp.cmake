@@ -1,8 +1,8 @@
-# MARLIN_METAL=AUTO builds the driver for Apple GPUs on macOS where metal-cpp's headers are found,
-# and says why not where it is not; ON demands it. Elsewhere the headers serve a test of that driver.
-# They are looked for in MARLIN_METAL_CPP_DIR (of the cache, else of the environment), where
-# tools/get_metal_cpp.py puts them (build/metal_cpp), in the usual places, and in an installed MLX;
-# nothing is downloaded.
+# MARLIN_METAL=AUTO builds the driver for Apple GPUs on macOS if it finds the headers of metal-cpp,
+# and reports why if not; ON requires it. On other systems the headers are used to test that driver.
+# They are searched for in MARLIN_METAL_CPP_DIR (cache variable, else environment variable), in
+# build/metal_cpp (where tools/get_metal_cpp.py puts them), in the usual folders, and in an
+# installed MLX; nothing is downloaded.
 set(MARLIN_METAL AUTO CACHE STRING
     "Build the driver for Apple GPUs: ON, OFF or AUTO (on macOS, when metal-cpp is found)")
 set_property(CACHE MARLIN_METAL PROPERTY STRINGS AUTO ON OFF)
@@ -12,14 +12,14 @@ file(GLOB installed_mlx ${PROJECT_SOURCE_DIR}/.venv*/lib/python3*/site-packages/
 if(NOT MARLIN_METAL STREQUAL "OFF" AND NOT MARLIN_METAL_CPP_INCLUDE_DIR)
   find_package(Python3 3.9 QUIET COMPONENTS Interpreter)
   if(Python3_Interpreter_FOUND)
-    # Finds the folder without importing the package.
+    # find_spec finds the folder without importing the package.
     execute_process(
       COMMAND ${Python3_EXECUTABLE} -c
               "import importlib.util as u; s = u.find_spec('mlx'); print(';'.join(p + '/include/metal_cpp' for p in (s.submodule_search_locations or []) if s))"
       OUTPUT_VARIABLE python_mlx OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     list(APPEND installed_mlx ${python_mlx})
   endif()
-  set(CMAKE_FIND_FRAMEWORK NEVER)  # Metal.framework has a folder of that name, without this header.
+  set(CMAKE_FIND_FRAMEWORK NEVER)  # Metal.framework has a folder Metal without this header.
   find_path(MARLIN_METAL_CPP_INCLUDE_DIR Metal/Metal.hpp
             HINTS ${MARLIN_METAL_CPP_DIR} $ENV{MARLIN_METAL_CPP_DIR} ${CMAKE_BINARY_DIR}/metal_cpp
             PATHS ${installed_mlx} /opt/homebrew/include /usr/local/include
@@ -49,9 +49,9 @@ else()
   message(STATUS "Metal: OFF (${why})")
 endif()
 
-# marlin_metal_cpp_objects(output SOURCES... INCLUDES folders...): sources that include metal-cpp as
-# objects for Linux, by a clang that has blocks (MARLIN_BLOCKS_CLANG), whatever compiles the rest;
-# beside the stand-ins for Apple's headers, whose folder comes with INCLUDES.
+# marlin_metal_cpp_objects(output SOURCES... INCLUDES folders...): compiles sources that include
+# metal-cpp to objects for Linux, with a clang that supports blocks (MARLIN_BLOCKS_CLANG), whatever
+# compiler the rest of the build uses. INCLUDES names the folder of stand-ins for Apple's headers.
 function(marlin_metal_cpp_objects output)
   cmake_parse_arguments(arg "" "" "SOURCES;INCLUDES" ${ARGN})
   set(includes "")
@@ -77,9 +77,9 @@ function(marlin_metal_cpp_objects output)
   set(${output} ${objects} PARENT_SCOPE)
 endfunction()
 
-# marlin_metal_library(output KERNEL_FOLDER): a source that holds a metallib of all kernels, made by
-# Xcode's compiler; one that holds none where there is no such compiler (it is not among the command
-# line tools), so that the driver compiles the sources where it runs.
+# marlin_metal_library(output KERNEL_FOLDER): generates a source that embeds a metallib of all
+# kernels, compiled by Xcode. Without that compiler (the command line tools lack it) the source
+# embeds none, and the driver compiles the kernels at run time.
 function(marlin_metal_library output folder)
   set(source ${MARLIN_GENERATED_DIR}/metal/built_library.cc)
   set(template ${PROJECT_SOURCE_DIR}/src/backends/metal/apple/built_library.cc.in)

@@ -1,6 +1,6 @@
-# marlin_embed_files(output TEMPLATE DIRECTORY SUBFOLDER PREFIX): a source made of TEMPLATE (a
-# *.cc.in) that holds every file of DIRECTORY/SUBFOLDER as text, made anew when one changes. Paths
-# are relative to the subfolder, behind PREFIX.
+# marlin_embed_files(output TEMPLATE DIRECTORY PREFIX): generates a source from TEMPLATE (a *.cc.in)
+# that embeds every file of DIRECTORY as text, and again when one changes. Embedded paths are PREFIX
+# and the path relative to DIRECTORY.
 function(marlin_embed_files output template directory prefix)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${directory} ${directory}/*)
   list(SORT files)

@@ -1,7 +1,8 @@
-# MARLIN_SANITIZE=address;undefined builds everything with those sanitizers; a report ends the run.
+# MARLIN_SANITIZE=address;undefined builds everything with those sanitizers; a report aborts the
+# program.
 set(MARLIN_SANITIZE "" CACHE STRING "Sanitizers for all targets: address;undefined, thread, memory")
 if(MARLIN_BUILD_FUZZERS)
-  # The fuzzer follows the branches that it reaches in all code, not in its own entry alone.
+  # Coverage instrumentation of all code, not only of the fuzz targets.
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 if(MARLIN_SANITIZE)
@@ -9,7 +10,7 @@ if(MARLIN_SANITIZE)
   add_compile_options(-fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${sanitizers})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # g++ takes the sanitizers' own checks for uses of uninitialised values (in <regex>, <variant>).
+    # g++ reports uninitialized values in <regex> and <variant> because of the inserted checks.
     add_compile_options(-Wno-maybe-uninitialized)
   endif()
 endif()

@@ -20,7 +20,7 @@
 
 namespace marlin::cuda {
 
-// Every planner that a row names, wherever it is defined.
+// Declares Make<Family> for every row; the family's folder defines it.
 #define MARLIN_CUDA_KERNEL(name, family, ...) \
   Result<std::shared_ptr<const PlannedGemm>> Make##family(const PlanRequest& request);
 #define MARLIN_CUDA_W4_KERNEL(...) MARLIN_CUDA_KERNEL(__VA_ARGS__)
@@ -29,7 +29,7 @@ namespace marlin::cuda {
 
 namespace {
 
-/// In the order of CudaKernels().
+/// Make<Family> of each row, in the order of CudaKernels().
 constexpr MakeGemm kMakers[] = {
 #define MARLIN_CUDA_KERNEL(name, family, ...) &Make##family,
 #include "backends/cuda/plan/kernels.def"
@@ -56,7 +56,7 @@ class CudaBackend final : public Backend {
     }
   }
 
-  /// Before the first plan.
+  /// Allocates the split-K scratch memory; call it before the first Plan.
   Status MakeScratch() {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
@@ -78,7 +78,7 @@ class CudaBackend final : public Backend {
           .tiled = true, .marlin_w4 = kernel.reads_marlin_w4, .fits_f16 = true, .fits_fp8 = true};
       if (kernel.grade == Grade::kW4A8) any.accuracy = Accuracy::kW4A8;
       Support support = CheckSupport(kernel, any, Properties());
-      // Some kernels are for the formats of integers.
+      // Some kernels support integer formats only.
       any.format = Format::kU4;
       if (!support.ok()) support = CheckSupport(kernel, any, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
@@ -87,7 +87,7 @@ class CudaBackend final : public Backend {
     return info;
   }
 
-  /// Info asks every kernel, and one of them looks for a library.
+  /// Avoids Info(), which queries every kernel: marlin_gemm_cublas would search for cuBLAS.
   std::string Model() const override { return properties_.name; }
 
   DeviceProperties Properties() const override {
@@ -126,7 +126,7 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device_->index);
     const PlanRequest request = {kernel, desc, variant, static_cast<const PreparedTiles&>(weights),
                                  *context_};
-    // A sum of nothing is zero, and not every kernel counts to zero.
+    // With k = 0 all sums are zero: the exact kernel stores them for families that need k > 0.
     if (desc.k == 0 && !FamilyOf(kernel).takes_empty_k) return MakeExact(request);
     return kMakers[&kernel - CudaKernels().data()](request);
   }
@@ -179,8 +179,8 @@ class CudaBackend final : public Backend {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
     cudaError_t error = cudaMemcpy(to, from, static_cast<size_t>(bytes), kind);
-    // From pageable memory it may return before the data have come, and streams that do not wait
-    // for the default one would read what was there before.
+    // A copy from pageable memory may return before its DMA is done, and a stream that does not
+    // synchronize with the default one would read stale data.
     if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
     return device_->errors.Check(error, "cudaMemcpy");
   }
@@ -218,13 +218,13 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || index >= count) {
     cudaGetLastError();
-    const std::string why = error == cudaSuccess ? std::to_string(count) + " devices are there"
+    const std::string why = error == cudaSuccess ? std::to_string(count) + " found"
                                                  : std::string(cudaGetErrorString(error));
     return Status(Code::kUnsupported, std::string(name) + ": no CUDA device (" + why + ")");
   }
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
-    return Status(Code::kUnsupported, std::string(name) + ": no properties");
+    return Status(Code::kUnsupported, std::string(name) + ": cudaGetDeviceProperties failed");
   }
   if (properties.major != 9) {
     return Status(Code::kUnsupported,

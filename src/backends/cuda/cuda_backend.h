@@ -1,4 +1,4 @@
-// NVIDIA GPUs as devices.
+// The CUDA backend: NVIDIA GPUs as devices.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace marlin::cuda {
 
-/// Devices that the driver shows; 0 without a driver and in builds without CUDA.
+/// Number of devices that the driver reports; 0 without a driver and in builds without CUDA.
 int DeviceCount();
 
 /// Opens "cuda" (the calling thread's current device) or "cuda:N". Errors: kInvalidArgument for a
-/// name that is none, kUnsupported for a device that is not there or too old, with the reason.
+/// malformed name, kUnsupported with the reason for a device that is absent or too old.
 Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name);
 
 }  // namespace marlin::cuda

@@ -1,4 +1,4 @@
-// What builds without CUDA have in place of the backend.
+// Stand-ins for the backend's entry points in builds without CUDA.
 #include <string>
 
 #include "backends/cuda/cuda_backend.h"

@@ -14,7 +14,7 @@
 namespace marlin::cuda {
 namespace {
 
-// What of cublas_api.h and library_types.h is used; the numbers are part of their ABI.
+// The used declarations of cublas_api.h and library_types.h; the numbers are part of their ABI.
 using Handle = void*;
 constexpr int kSuccess = 0;
 constexpr int kNoTranspose = 0;
@@ -51,7 +51,7 @@ std::vector<std::string> Glob(const std::string& pattern) {
   return paths;
 }
 
-/// Names and paths to try, in order.
+/// Library names and paths to try, in order.
 std::vector<std::string> Candidates() {
   constexpr const char* kNames[] = {"libcublas.so.13", "libcublas.so.12"};
   std::vector<std::string> candidates;
@@ -103,7 +103,7 @@ struct Library {
   }
 };
 
-/// Null where it is not installed. Never unloaded: handles may live as long as the process.
+/// Null where cuBLAS is not installed. Never unloaded: handles may live as long as the process.
 const Library* Load() {
   static const Library* const loaded = []() -> const Library* {
     static Library library;
@@ -139,12 +139,12 @@ class LoadedCublas final : public Cublas {
   Status Launch(const CublasProduct& product, void* workspace, void* stream) const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     MARLIN_RETURN_IF_ERROR(Check(library_.set_stream(handle_, stream), "cublasSetStream"));
-    // A new stream takes the workspace away.
+    // cublasSetStream resets the workspace to the default one.
     MARLIN_RETURN_IF_ERROR(Check(library_.set_workspace(handle_, workspace, kCublasWorkspaceBytes),
                                  "cublasSetWorkspace"));
     const float zero = 0.0f;
     const int type = product.bf16 ? kBf16 : kF16;
-    // cuBLAS counts columns first: C^T[n, m] = B x A^T.
+    // cuBLAS is column-major: C^T[n, m] = B x A^T.
     return Check(library_.gemm(handle_, kTranspose, kNoTranspose, product.n, product.m, product.k,
                                &product.factor, product.b, type, product.b_stride, product.a, type,
                                product.a_stride, &zero, product.c, product.f32_output ? kF32 : type,

@@ -1,5 +1,5 @@
-// cuBLAS, loaded at run time where it is installed: nothing links to it, and no header of it is
-// needed. What the row marlin_gemm_cublas runs on, and what benchmarks compare with.
+// cuBLAS, loaded at run time where it is installed: nothing links to it, and none of its headers is
+// needed. marlin_gemm_cublas runs on it, and it is the baseline of benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace marlin::cuda {
 
-/// Whether it can be loaded. Looked for once in a process, in this order: in MARLIN_CUBLAS (files
-/// or folders between colons), by name, in the CUDA toolkit's usual folders, and in those where
-/// Python keeps NVIDIA's wheels. What was loaded stays.
+/// Whether cuBLAS can be loaded. Searched for once per process, in this order: MARLIN_CUBLAS (files
+/// or folders separated by colons), by name, the CUDA toolkit's usual folders, and the folders of
+/// NVIDIA's Python wheels. The library stays loaded.
 bool HasCublas();
 
 /// c[m, n] = factor x a[m, k] x b[n, k]^T; a and b bf16 or fp16, c of that type or fp32, sums fp32.
@@ -33,10 +33,10 @@ struct CublasProduct {
   bool f32_output = false;
 };
 
-/// What PyTorch gives cuBLAS on Hopper.
+/// The workspace that PyTorch gives cuBLAS on Hopper.
 inline constexpr int64_t kCublasWorkspaceBytes = int64_t{32} << 20;
 
-/// A handle on one device. Thread-safe: calls take turns.
+/// A cuBLAS handle on one device. Thread-safe: a mutex serializes calls.
 class Cublas {
  public:
   /// On the calling thread's current device. With `exact_sums`, partial sums are fp32 whatever the
@@ -44,9 +44,9 @@ class Cublas {
   static Result<std::shared_ptr<const Cublas>> Make(bool exact_sums);
   virtual ~Cublas() = default;
 
-  /// Puts a product on a stream (a cudaStream_t). `workspace` has kCublasWorkspaceBytes in the
-  /// device's memory: with one of its own cuBLAS would allocate, which captures forbid, and give
-  /// other bits when streams share it. Errors: kInternal with cuBLAS's status.
+  /// Puts a GEMM on a stream (a cudaStream_t). `workspace` has kCublasWorkspaceBytes in the
+  /// device's memory: with its default workspace cuBLAS would allocate, which captures forbid, and
+  /// give other bits when streams share it. Errors: kInternal with cuBLAS's status.
   virtual Status Launch(const CublasProduct& product, void* workspace, void* stream) const = 0;
   /// Such as "13.1.0".
   virtual std::string Version() const = 0;

@@ -18,7 +18,7 @@ CodeKind KindOf(Format format) {
     default:
       break;
   }
-  // Any other format is a table of its values.
+  // All other formats are decoded by a table of their values.
   switch (GetFormatInfo(format).bits) {
     case 2:
       return CodeKind::kTable2;

@@ -1,4 +1,4 @@
-// Which decoder a format takes.
+// Maps formats to decoders.
 #pragma once
 
 #include "backends/cuda/layout/tile_layout.h"
@@ -6,7 +6,7 @@
 
 namespace marlin::cuda {
 
-/// The kind of codes that a format is decoded as.
+/// The decoder of a format.
 CodeKind KindOf(Format format);
 
 /// Whether this build has kernels for a kind (MARLIN_CUDA_KINDS of CMake).

@@ -1,4 +1,4 @@
-// What kernels are given: plain structs that pass from host to device by value.
+// Kernel parameters: plain structs that pass from host to device by value.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace marlin::cuda {
 
-/// Blocks of a cluster, which divide k or share copies: more are not portable.
+/// Largest portable cluster: its CTAs split k or share multicast copies.
 inline constexpr int kMaxSplits = 8;
 
 /// Element types of activations, outputs, biases and scales, as kernels switch over them.
 enum class Element : uint8_t { kF32, kBf16, kF16, kE8M0, kE4M3 };
 
-/// Weights as they are stored in checkpoints (docs/formats): for what has no tiles.
+/// Weights in the canonical layout of checkpoints (docs/formats): those that cannot be tiled.
 struct CanonicalView {
   const uint32_t* words = nullptr;  ///< [words along k, n]; dense formats: numbers [k, n].
   const void* scales = nullptr;     ///< [groups, n], null for dense formats.
   const void* zeros = nullptr;      ///< fp16 [groups, n] or null.
   const void* biases = nullptr;     ///< [groups, n] or null.
-  const float* values = nullptr;    ///< Of all codes.
+  const float* values = nullptr;    ///< Value of every code.
   int64_t group_size = 1;
   float global_scale = 1;
   int bits = 4;  ///< 16 and 32 are dense formats.
@@ -30,7 +30,7 @@ struct CanonicalView {
   int n = 0;
 };
 
-/// Weights in the marlin_w4 layout (docs/formats/marlin_w4.md), parameters beside them.
+/// Weights in the marlin_w4 layout (docs/formats/marlin_w4.md), with their parameters.
 struct MarlinW4View {
   /// tiles: the words [K/32][N/32][32 lanes][4]; groups_per_tile: as if they were tiles.
   TileView codes;
@@ -50,7 +50,7 @@ struct ActivationView {
   int k = 0;
 };
 
-/// Where dense weights W[k, n] go; strides count elements.
+/// Destination of dense weights W[k, n]; strides count elements.
 struct DenseView {
   void* data = nullptr;
   Element type = Element::kF32;
@@ -58,12 +58,12 @@ struct DenseView {
   int64_t column_stride = 1;
 };
 
-/// From fp32 sums to the output.
+/// The epilogue, from fp32 sums to the output.
 struct EpilogueView {
   void* out = nullptr;
   int64_t stride = 0;
   Element type = Element::kBf16;
-  float multiplier = 1;  ///< Of every sum, first.
+  float multiplier = 1;  ///< Scales every sum, before all else.
   const void* bias = nullptr;
   Element bias_type = Element::kF32;
   int activation = 0;  ///< marlin::Activation.

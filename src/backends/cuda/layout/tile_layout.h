@@ -1,8 +1,8 @@
-// How prepared weights lie in device memory: tiles of 32 outputs x 128 k in the order of the matrix
-// instructions' registers, scales beside them.
+// The layout of prepared weights in device memory: tiles of 32 outputs x 128 k in MMA fragment
+// order, each followed by its scales.
 //
-//   [blocks of 128 outputs][tiles of 128 k][strips of 32 outputs: 4] tiles, so that one copy brings
-//   what a thread block of many rows multiplies with next:
+//   [blocks of 128 outputs][tiles of 128 k][n-tiles of 32 outputs: 4] tiles, so that one bulk copy
+//   brings the weights of a k-iteration to a CTA of the WGMMA kernel:
 //     tile  = [half of 64 k: 2][16 outputs: 2] fragment blocks, then the parameters
 //     block = 32 lanes x 32 codes; lane 4 g + t holds, for step j of 16 k, the 8 codes of one
 //             m16n8k16 (or wgmma m64) A fragment:
@@ -10,8 +10,8 @@
 //     parameters = [groups in the tile][g: 8][outputs g, g + 8, g + 16, g + 24] of 16 bits: scales,
 //             then zeros or biases in the same order where the format has them
 //
-// A group longer than 128 repeats its scale in every tile; one that is no multiple of a power of
-// two from 16 up has no tiles (PreparedTiles::tiled is false) and is read in the canonical layout.
+// A group longer than 128 repeats its scale in every tile. Weights whose group size is not a
+// multiple of 16 are not tiled (WeightTraits::tiled is false) and are read in the canonical layout.
 // Outputs are padded to whole blocks of 128, k to whole tiles, with code 0 and scale 0.
 #pragma once
 
@@ -27,26 +27,26 @@ namespace marlin::cuda {
 
 inline constexpr int kStripOutputs = 32;
 inline constexpr int kTileK = 128;
-inline constexpr int kBlockOutputs = 128;  ///< What n is padded to: a thread block's of wgmma.
+inline constexpr int kBlockOutputs = 128;  ///< Padding of n: the CTA tile of the WGMMA kernel.
 inline constexpr int kGroupBytes = kStripOutputs * 2;
 
-/// How the codes of a format lie in words and are decoded; formats of one kind differ in tables.
+/// How codes are packed into words and decoded; formats of one kind differ in their tables.
 enum class CodeKind : uint8_t {
-  kFp4,     ///< Bits placed so that shifts and masks give 16-bit floats.
+  kFp4,     ///< Bits permuted so that shifts and masks give 16-bit floats.
   kInt4,    ///< Nibbles, value = code - offset.
   kTable4,  ///< Nibbles, 16 values.
-  kTable3,  ///< Planes of two bits and of one bit, 8 values.
+  kTable3,  ///< A two-bit plane and a one-bit plane, 8 values.
   kTable2,  ///< 4 values.
   kE4M3,    ///< Bytes.
   kE5M2,
   kInt8,     ///< Bytes, value = code - 128.
-  kDense16,  ///< bf16 or fp16 numbers themselves.
+  kDense16,  ///< Unquantized bf16 or fp16.
 };
 
-/// Which parameters a kernel is compiled for: what it does not know of costs it nothing.
+/// The weight parameters that a kernel is instantiated for: absent ones cost nothing.
 enum class ParameterUse : uint8_t {
-  kOneScale,  ///< One group in a tile and nothing beside scales (but integer zeros of kInt4).
-  kScales,    ///< Several groups.
+  kOneScale,  ///< One group per tile, scales only (or integer zeros of kInt4).
+  kScales,    ///< Several groups per tile.
   kAll,       ///< Zeros or biases too.
 };
 
@@ -68,37 +68,38 @@ MARLIN_HOST_DEVICE constexpr int CodeBits(CodeKind kind) {
   }
 }
 
-/// Bytes of one lane's 32 codes, of a fragment block, of a tile's codes.
+/// Bytes of a lane's 32 codes, of a fragment block, and of a tile's codes.
 MARLIN_HOST_DEVICE constexpr int LaneBytes(int bits) { return 4 * bits; }
 MARLIN_HOST_DEVICE constexpr int BlockBytes(int bits) { return 32 * LaneBytes(bits); }
 MARLIN_HOST_DEVICE constexpr int TileCodeBytes(int bits) { return 4 * BlockBytes(bits); }
 
-/// Word `word` of lane `lane`'s 32 codes within a fragment block, in words. Lanes read 16 bytes at
-/// a time (8 for the two-bit plane, 4 for the one-bit plane), each run of lanes contiguous.
+/// Offset in words of word `word` of lane `lane`'s 32 codes within a fragment block. Lanes read 16
+/// bytes at a time (8 for the two-bit plane, 4 for the one-bit plane), each run of lanes
+/// contiguous.
 MARLIN_HOST_DEVICE constexpr int WordOffset(int bits, int lane, int word) {
   if (bits == 2) return lane * 2 + word;
   if (bits == 3) return word < 2 ? lane * 2 + word : 64 + lane;
   return (word / 4) * 128 + lane * 4 + word % 4;
 }
 
-/// What a weight needs beside its scale: zeros (fp16) are subtracted from codes before scaling,
-/// biases (of the scales' type) are added after it.
+/// The second parameter of a weight: zeros (fp16) are subtracted from codes before scaling, biases
+/// (of the scales' type) are added after it.
 enum class ZeroKind { kNone, kZeros, kBiases };
 
-/// Everything that a kernel needs to find a weight. Plain data, passed by value.
+/// Tiled weights of one matrix. Plain data, passed by value.
 struct TileView {
   const uint8_t* tiles = nullptr;
-  int tiles_of_strip = 0;  ///< Along k.
+  int tiles_of_strip = 0;  ///< Tiles along k.
   int tile_bytes = 0;
   int groups_per_tile = 1;  ///< 1, 2, 4 or 8; 0 for kDense16.
   ZeroKind zero_kind = ZeroKind::kNone;
   bool integer_zeros = false;       ///< All zeros are integers from 0 to 127.
   bool bf16_parameters = false;     ///< Scales (and biases) are bf16; else fp16.
   bool bf16_codes = false;          ///< kDense16: the numbers are bf16; else fp16.
-  float multiplier = 1;             ///< scale = stored scale x this: stored ones are normalised.
-  const float* values = nullptr;    ///< Of all codes, exactly; null for kDense16.
+  float multiplier = 1;             ///< scale = stored scale x this: stored scales are normalized.
+  const float* values = nullptr;    ///< Exact value of every code; null for kDense16.
   const uint32_t* table = nullptr;  ///< Byte planes for PRMT: [bf16, fp16][low, high][16 bytes].
-  int table_exponent = 0;           ///< The table's values are those of the codes / 2^this.
+  int table_exponent = 0;           ///< `table` holds value / 2^this.
   int offset = 0;                   ///< kInt4: value = code - offset.
   int k = 0;
   int n = 0;
@@ -106,16 +107,16 @@ struct TileView {
 
 inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
 
-/// Bytes from the first tile to tile `tile` of strip `strip`.
+/// Byte offset of tile `tile` of n-tile `strip`.
 MARLIN_HOST_DEVICE int64_t TileOffset(const TileView& view, int strip, int tile) {
   const int64_t before = static_cast<int64_t>(strip / kStripsOfBlock) * view.tiles_of_strip + tile;
   return (before * kStripsOfBlock + strip % kStripsOfBlock) * view.tile_bytes;
 }
 
-/// Stored scales are normalised to a largest magnitude of [2^15, 2^16). Decoded weights then carry
-/// powers of two that the finished sum is multiplied with:
+/// Stored scales are normalized to a largest magnitude in [2^15, 2^16). Decoded weights then carry
+/// powers of two, which the epilogue's multiplier undoes:
 ///   decoded code = value x 2^decode, scale operand = stored x 2^(-decode - shift),
-///   weight in the matrix unit = value x stored x 2^-shift
+///   weight operand of the MMA = value x stored x 2^-shift
 /// The shifts keep every operand in range: |stored| < 2^16, fp16 < 2^16, bf16 < 2^128.
 struct CodeExponents {
   int decode;

@@ -12,11 +12,11 @@
 namespace marlin::cuda {
 namespace {
 
-/// Ok, or an error that names the call. A refused capture or launch is a fault of this library;
-/// anything else leaves a device that cannot be measured.
+/// Ok, or an error that names the call: kInternal for a refused capture or launch, which is a fault
+/// of this library, else kDeviceLost.
 Status Check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return Status();
-  (void)cudaGetLastError();  // Else the next call would see it again.
+  (void)cudaGetLastError();  // Clears a non-sticky error, which the next call would report again.
   const bool refused =
       error == cudaErrorInvalidValue || error == cudaErrorInvalidConfiguration ||
       error == cudaErrorNotSupported || error == cudaErrorLaunchOutOfResources ||
@@ -61,7 +61,7 @@ class CapturedGraph final : public CapturedLaunches {
     cudaGraph_t graph = nullptr;
     const Status ended = Check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
     const Graph owner(graph);
-    // A launch that fails also ends the capture; its own message says more.
+    // A failed launch also invalidates the capture; its own message says more.
     MARLIN_RETURN_IF_ERROR(captured);
     MARLIN_RETURN_IF_ERROR(ended);
     cudaGraphExec_t executable = nullptr;
@@ -81,12 +81,12 @@ class CapturedGraph final : public CapturedLaunches {
   }
 
  private:
-  /// The launches between the two events, which become nodes of the graph.
+  /// Records the launches between two events, which become nodes of the graph.
   Status PutOnStream(const Launch& launch) {
     MARLIN_RETURN_IF_ERROR(
         Check(cudaEventRecordWithFlags(begin_.get(), stream_, cudaEventRecordExternal),
               "cudaEventRecordWithFlags"));
-    // A launch that overlaps the one before wants a kernel there, not an event.
+    // PDL overlaps a launch with a preceding kernel, not with an event.
     MARLIN_RETURN_IF_ERROR(Check(LaunchEmpty(stream_), "empty kernel"));
     for (int i = 0; i < count_; ++i) MARLIN_RETURN_IF_ERROR(launch(i, stream_));
     return Check(cudaEventRecordWithFlags(end_.get(), stream_, cudaEventRecordExternal),

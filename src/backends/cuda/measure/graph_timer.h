@@ -1,5 +1,5 @@
-// Times sequences of launches as CUDA graphs, and launches the probes that products are compared
-// with.
+// Times sequences of launches as CUDA graphs, and launches the roofline probes that GEMMs are
+// compared with.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace marlin::cuda {
 /// Puts launch `i` of a sequence on a stream (a cudaStream_t).
 using Launch = std::function<Status(int i, void* stream)>;
 
-/// A sequence of launches, ready to be run again and again.
+/// A captured sequence of launches, which can be replayed any number of times.
 class CapturedLaunches {
  public:
   virtual ~CapturedLaunches() = default;
@@ -23,10 +23,10 @@ class CapturedLaunches {
   virtual Result<double> Replay() = 0;
 };
 
-/// What the device does at best.
+/// Kernels that measure the limits of the device.
 enum class Probe : uint8_t {
   kEmpty,      ///< A kernel that does nothing.
-  kReadBulk,   ///< Reads memory by bulk copies into shared memory, one thread block per SM.
+  kReadBulk,   ///< Reads memory by bulk copies into shared memory, one CTA per SM.
   kReadLoads,  ///< Reads memory by ordinary loads of 16 bytes.
 };
 
@@ -35,12 +35,12 @@ class GraphTimer {
  public:
   virtual ~GraphTimer() = default;
 
-  /// Calls launch(0) once by itself, so that what is loaded on first use is there, then captures
-  /// launch(0) .. launch(count - 1) as one graph, with the events that time it inside: what the
-  /// host needs to submit a graph is not counted. Launches depend on each other as on the stream:
-  /// on the whole launch before, or on what programmatic dependent launch asks for. Launches may
-  /// neither allocate nor wait. Errors: those of `launch`; kInternal and kDeviceLost, naming the
-  /// CUDA call.
+  /// Calls launch(0) once eagerly, so that lazily loaded modules are loaded, then captures
+  /// launch(0)
+  /// .. launch(count - 1) as one graph with the timing events inside: the time of submitting the
+  /// graph is not counted. Launches keep their stream dependencies: each waits for the whole launch
+  /// before it, or overlaps it by programmatic dependent launch. Launches may neither allocate nor
+  /// synchronize. Errors: those of `launch`; kInternal and kDeviceLost, naming the CUDA call.
   virtual Result<std::unique_ptr<CapturedLaunches>> Capture(int count, const Launch& launch) = 0;
 
   /// Launches a probe; `data` holds `bytes` readable bytes, a multiple of 64 KiB, in the device's

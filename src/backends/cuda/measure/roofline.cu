@@ -7,7 +7,7 @@ constexpr int kBulkBytes = 16 << 10;
 constexpr int kStages = 12;  // 192 KiB in flight per SM: several times bandwidth x latency.
 constexpr int kLoadThreads = 512;
 constexpr int kLoadBlocksPerSm = 2;
-constexpr int kUnroll = 8;  // kLoadThreads x kUnroll x 16 bytes: 64 KiB a step and block.
+constexpr int kUnroll = 8;  // kLoadThreads x kUnroll x 16 bytes: 64 KiB per iteration and CTA.
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -17,7 +17,7 @@ __device__ __forceinline__ void InitBarrier(uint32_t barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
 
-/// Asks for one chunk; the barrier's phase completes when it has arrived.
+/// Issues the copy of one chunk; the barrier's phase completes when it has arrived.
 __device__ __forceinline__ void CopyChunk(uint32_t target, const uint8_t* source,
                                           uint32_t barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
@@ -42,8 +42,8 @@ __device__ __forceinline__ void WaitFor(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-/// One thread keeps kStages copies in flight. Nobody reads what arrives: a copy that was waited for
-/// has read its memory, and its place may be used again.
+/// One thread keeps kStages copies in flight. No thread reads the data: once a copy completes, its
+/// stage is free.
 __global__ void __launch_bounds__(32) ReadBulk(const uint8_t* data, int64_t chunk_count) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t barriers[kStages];
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kLoadThreads, kLoadBlocksPerSm)
       all |= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
     }
   }
-  // `sink` is null; the compiler does not know, so the loads stay.
+  // `sink` is null, which the compiler cannot know, so it keeps the loads.
   if (sink != nullptr) atomicOr(sink, all);
 }
 

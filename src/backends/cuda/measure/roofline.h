@@ -1,4 +1,4 @@
-// Kernels that show what the device does at best; products are judged against them.
+// Roofline probes: kernels that measure the device's limits, which GEMMs are compared with.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace marlin::cuda {
 
-/// Reads [data, data + bytes) once by bulk copies into shared memory, from one persistent thread
-/// block per SM with enough copies in flight. `bytes` is a multiple of 16 KiB.
+/// Reads [data, data + bytes) once by bulk copies into shared memory, from one persistent CTA per
+/// SM with enough copies in flight. `bytes` is a multiple of 16 KiB.
 cudaError_t LaunchReadBulk(const void* data, int64_t bytes, int sm_count, cudaStream_t stream);
 
 /// The same by loads of 16 bytes, several in flight per thread. `bytes` is a multiple of 64 KiB.

@@ -8,7 +8,7 @@ struct Row {
   const DeviceCosts* costs;
 };
 
-/// The devices that have been measured.
+/// The measured devices.
 constexpr Row kRows[] = {
     {"NVIDIA H200", &kH200Costs},
 };

@@ -1,12 +1,12 @@
-// Measured costs that plans and kernel selection estimate with: one table per device name.
+// Measured costs behind the estimates of plans and kernel selection: one table per device name.
 #pragma once
 
 #include <string_view>
 
 namespace marlin::cuda {
 
-/// Cycles of one k-iteration of 128 on one multiprocessor, and around the k-iterations of an output
-/// tile (filling the pipeline, storing).
+/// Cycles of one SM: a k-iteration of 128, and the part of an output tile outside of its mainloop
+/// (pipeline fill, epilogue).
 struct StepCost {
   int tokens;  ///< tile_m.
   double step;
@@ -18,33 +18,33 @@ struct WgmmaCosts {
   StepCost steps[7];
   StepCost fp8_steps[3];
 
-  // Split-K in a cluster: its start and the partial sums sent, more for every CTA.
+  // Split-K in a cluster: its start and its DSMEM stores of partial sums.
   double cluster;
-  double cluster_block;
-  double cluster_token;  ///< And CTA.
-  /// Where almost as many clusters of three and more run as the device has room for, they wait for
-  /// each other's multiprocessors.
+  double cluster_block;  ///< Per CTA.
+  double cluster_token;  ///< Per CTA and token.
+  /// Clusters of three and more CTAs contend for SMs when more than this fraction of those that fit
+  /// the device is launched: the time grows by the factor `crowded`.
   double crowded_from;
   double crowded;
 
-  // Split-K through memory: another kernel, and the partial sums stored and read.
+  // Split-K through the workspace: the reduction kernel, and partial sums stored and read.
   double memory;
   double memory_token;
-  double memory_sum;  ///< And output and split.
+  double memory_sum;  ///< Per output and split.
 
-  /// A second launch for the tail wave; it begins while the first ends.
+  /// A second launch for the tail wave, which overlaps the end of the first.
   double tail;
 
   /// Stream-K: partial sums of output tiles are stored and read again.
   struct Reduction {
     double fixed;
     double token;
-    double part;  ///< Of an output tile, from the second on.
+    double part;  ///< Per part of an output tile, from the second on.
   };
   Reduction stream_before_waves;
   Reduction stream_alone;
-  /// With so many tokens the card is at its power limit: where multiprocessors are idle, the others
-  /// are faster.
+  /// Tiles of this many tokens or more run at the card's power limit: idle SMs let the others clock
+  /// higher, so stream-K, which keeps all SMs busy, costs the factor `hot`.
   int hot_tokens;
   double hot;
 
@@ -52,19 +52,19 @@ struct WgmmaCosts {
   double cycles_per_microsecond;
 };
 
-/// Costs of the GEMV kernel in microseconds, without those that all its plans share.
+/// Costs of the GEMV kernel in microseconds, less the part common to all plans of a problem.
 struct GemvCosts {
-  double tile_bytes;     ///< Of the weight tiles that were measured; others cost as their bytes.
-  double step[2][2];     ///< All warps multiply a tile each: [wide units][more than 8 warps].
-  double tile[2];        ///< A tile of the busiest CTA: [n8 token tiles - 1].
-  double round[2];       ///< The warps of a unit meet at its end: [wide units or two token tiles].
-  double activation;     ///< A byte of a CTA's activations.
-  double shared_copies;  ///< A cluster that shares activations by multicast.
-  /// Split-K partials that meet in a cluster, or in memory.
+  double tile_bytes;     ///< Size of the measured weight tiles; others cost in proportion to bytes.
+  double step[2][2];     ///< All warps multiply a tile each: [units of two n-tiles][over 8 warps].
+  double tile[2];        ///< Per tile of the busiest CTA: [n8 token tiles - 1].
+  double round[2];       ///< Reduction over a unit's warps: [units of two n-tiles or two n8 tiles].
+  double activation;     ///< Per byte of a CTA's activations.
+  double shared_copies;  ///< Activations multicast to a cluster.
+  /// Split-K reduction, in a cluster or through memory.
   struct Reduction {
     double fixed;
-    double split;
-    double strip[2];  ///< Of a CTA: [n8 token tiles - 1].
+    double split;     ///< Per split.
+    double strip[2];  ///< Per n-tile of a CTA: [n8 token tiles - 1].
   };
   Reduction cluster;
   Reduction memory;
@@ -75,12 +75,11 @@ struct DeviceCosts {
   GemvCosts gemv;
 };
 
-/// One H200: WGMMA from FP4 (other codes differ too little to plan otherwise; with 256 tokens an
-/// instruction count would give less, but the power limit slows the card down), split-K and
-/// stream-K from 138 GEMMs of 14 matrices with 24 to 2,048 rows; GEMV from 1,278 launches of 20
-/// matrices of FP4 with groups of 128 and 1 to 16 rows; their exchange rate from 108 GEMMs of 36
-/// matrices with 9, 12 and 16 rows, of which the faster kernel is missed by 0.8 % on average
-/// (2026-11-22).
+/// One H200, 2026-11-22. WGMMA: FP4 (other codes differ too little to change a plan; with 256
+/// tokens the instruction count predicts less, but the card reaches its power limit). Split-K and
+/// stream-K: 138 GEMMs of 14 matrices, m of 24 to 2,048. GEMV: 1,278 launches of 20 FP4 matrices
+/// with groups of 128, m of 1 to 16. cycles_per_microsecond: 108 GEMMs of 36 matrices, m of 9, 12
+/// and 16; the kernel it selects is 0.8 % slower than the faster one on average.
 inline constexpr DeviceCosts kH200Costs = {
     .wgmma = {.steps = {{16, 625, 1350},
                         {32, 660, 1500},
@@ -113,8 +112,7 @@ inline constexpr DeviceCosts kH200Costs = {
              .cluster = {0.04, 0.055, {0.12, 0.12}},
              .memory = {0.4, 0.13, {0.1, 0.19}}}};
 
-/// The table of a device, by the name that the driver gives it; that of the H200 for names without
-/// one.
+/// The table for the driver's name of a device; the H200's for devices that were not measured.
 const DeviceCosts& CostsOf(std::string_view device_name);
 
 }  // namespace marlin::cuda

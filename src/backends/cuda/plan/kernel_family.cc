@@ -9,16 +9,14 @@ Support SupportsTiles(const GemmDesc& desc) {
   if (!desc.weights.tiled) {
     if (desc.format == Format::kFp32) return {"rounds fp32 weights to 16 bits"};
     if (desc.scale_type == ScaleType::kF32) return {"rounds fp32 scales to 16 bits"};
-    return {
-        "groups of {0} share no power of two from 16 up, or biases and scales have different "
-        "types",
-        desc.group_size};
+    return {"groups of {0} are not a multiple of 16, or biases and scales have different types",
+            desc.group_size};
   }
   if (desc.a_type == DType::kF32 && !desc.allow_bf16_activations) {
     return {"rounds fp32 activations to bf16: needs allow_bf16_activations"};
   }
   if (desc.a_type == DType::kF16 && !desc.weights.fits_f16 && !desc.allow_bf16_activations) {
-    return {"these weights leave the range of fp16: needs allow_bf16_activations"};
+    return {"these weights exceed the range of fp16: needs allow_bf16_activations"};
   }
   if (desc.m > kMostRows) return {"takes up to {0} rows", kMostRows};
   return {};

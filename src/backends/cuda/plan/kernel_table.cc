@@ -4,7 +4,7 @@
 
 namespace marlin::cuda {
 
-// Every family and condition that a row names, wherever it is defined.
+// Declares <Family>Family and Supports of every row; the family's folder defines them.
 #define MARLIN_CUDA_KERNEL(name, family, grade, chosen, tile_m, tile_n, tile_k, weight_unit, \
                            accumulate_unit, supports)                                        \
   const KernelFamily& family##Family();                                                      \
@@ -16,8 +16,8 @@ namespace marlin::cuda {
 
 namespace {
 
-/// The error model that a kernel of a grade declares; the matrix unit's sums of e4m3 numbers keep
-/// 13 bits behind the point of their largest addend: four instructions of 32 products and a sum.
+/// The error model of an accuracy class. FP8 MMAs keep 13 fraction bits below their largest addend;
+/// four of them, of 32 products and a sum each, are chained before the fp32 sum.
 constexpr ErrorModel ModelOf(Grade grade, double weight_unit, double accumulate_unit) {
   ErrorModel model = {weight_unit, 0, accumulate_unit, 1, 16, 0};
   if (grade == Grade::kW4A8) {
@@ -43,7 +43,7 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 #undef MARLIN_ROW
 });
 
-/// In the order of kKernels.
+/// The family of each row, in the order of kKernels.
 constexpr const KernelFamily& (*kFamilies[])() = {
 #define MARLIN_CUDA_KERNEL(name, family, ...) &family##Family,
 #define MARLIN_CUDA_W4_KERNEL(...) MARLIN_CUDA_KERNEL(__VA_ARGS__)

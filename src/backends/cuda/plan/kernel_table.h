@@ -11,7 +11,7 @@ namespace marlin::cuda {
 
 std::span<const KernelDesc> CudaKernels();
 
-/// Precondition of these: the kernel is one of CudaKernels().
+/// Precondition of these functions: the kernel is one of CudaKernels().
 const KernelFamily& FamilyOf(const KernelDesc& kernel);
 /// As Backend::Variants.
 std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& desc,
@@ -20,8 +20,8 @@ std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& 
 bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device,
               const KernelVariant& variant);
 
-/// Whether activations go through the workspace: the kernels on tiles read bf16 as it is, and fp16
-/// where the weights fit, in rows that begin at multiples of 16 bytes.
+/// Whether activations are staged in the workspace: the kernels on tiles read bf16, and fp16 where
+/// the weights fit fp16, from rows at multiples of 16 bytes.
 bool NeedsStaging(const GemmDesc& desc);
 
 }  // namespace marlin::cuda

@@ -21,7 +21,7 @@ const ScratchLeases::Slot* ScratchLeases::SlotOf(uint64_t key) const {
 int64_t ScratchLeases::Find(uint64_t key, int64_t bytes) const {
   const Slot* const slot = SlotOf(key);
   if (slot == nullptr || slot->key.load(std::memory_order_acquire) != key) return kNone;
-  // A lease that grows gets its offset before its size.
+  // Lend stores the offset of a growing lease before its size.
   if (slot->bytes.load(std::memory_order_acquire) < bytes) return kNone;
   return slot->offset.load(std::memory_order_relaxed);
 }
@@ -61,7 +61,7 @@ void ScratchLeases::TakeBack() {
   }
   for (const Kept& lease : kept) {
     auto* const slot = const_cast<Slot*>(SlotOf(lease.key));
-    if (slot == nullptr) break;  // There were as many before.
+    if (slot == nullptr) break;  // Never: as many leases fitted before.
     slot->offset = lease.offset;
     slot->bytes = lease.bytes;
     slot->for_good = true;

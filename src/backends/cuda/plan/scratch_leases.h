@@ -1,4 +1,4 @@
-// The bookkeeping of a device's split-K scratch memory: who has which part of it.
+// Bookkeeping of a device's split-K scratch memory: which key holds which range.
 #pragma once
 
 #include <array>
@@ -8,26 +8,26 @@
 
 namespace marlin::cuda {
 
-/// Parts of a range of bytes, lent to keys. A key that has been lent enough finds it again without
-/// a lock. Thread-safe but for TakeBack.
+/// Lends ranges of a buffer to keys. A key finds a lease that is large enough again without a lock.
+/// Thread-safe except TakeBack.
 class ScratchLeases {
  public:
   static constexpr int64_t kAlignment = 256;
   static constexpr int64_t kNone = -1;
 
-  /// Precondition: a multiple of kAlignment.
+  /// Precondition: `bytes` is a multiple of kAlignment.
   explicit ScratchLeases(int64_t bytes) : free_end_(bytes) {}
 
-  /// The offset of at least `bytes` that the key has; kNone where it has less. Takes no lock.
+  /// The offset of the key's lease if it has at least `bytes`, else kNone. Takes no lock.
   int64_t Find(uint64_t key, int64_t bytes) const;
 
-  /// The same, lent now where the key has less; kNone where too little is left. What it had before
-  /// stays lent: sizes are powers of two, so that a key which wants ever more wastes no more than
-  /// it has. Leases that are `for_good` outlive TakeBack. Precondition: the key is not 0.
+  /// As Find, but extends the lease if it is too small; kNone when too little is left. The smaller
+  /// lease stays lent: sizes are powers of two, so a growing key wastes at most as much as it
+  /// holds. Leases `for_good` survive TakeBack. Precondition: the key is not 0.
   int64_t Lend(uint64_t key, int64_t bytes, bool for_good);
 
-  /// Ends the leases that are not for good. Precondition: no other call runs, and no work uses
-  /// them.
+  /// Ends all leases that are not for good. Precondition: no other call is running, and no work on
+  /// the device uses them.
   void TakeBack();
 
  private:
@@ -39,13 +39,13 @@ class ScratchLeases {
     bool for_good = false;
   };
 
-  /// The slot of a key, or the free one that it would take; null where there is neither.
+  /// The hash slot of a key, or the free one that it would take; null when the table is full.
   const Slot* SlotOf(uint64_t key) const;
 
   std::array<Slot, kSlots> slots_;
   std::mutex mutex_;
-  int64_t free_begin_ = 0;  ///< Leases until TakeBack lie before,
-  int64_t free_end_;        ///< those for good behind.
+  int64_t free_begin_ = 0;  ///< Leases that TakeBack ends lie below,
+  int64_t free_end_;        ///< leases for good lie above.
 };
 
 }  // namespace marlin::cuda

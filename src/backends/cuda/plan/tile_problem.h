@@ -8,23 +8,23 @@
 #include "backends/cuda/plan/device_costs.h"
 #include "base/checked.h"
 
-// Kernels include this too, which do without the library's own headers.
+// Forward-declared because device code, which includes no public header, includes this one.
 namespace marlin {
 struct GemmDesc;
 }
 
 namespace marlin::cuda {
 
-/// Properties of a device that plans depend on; without values those of an H200.
+/// The device properties that plans depend on; the defaults are an H200's.
 struct DeviceShape {
   int multiprocessors = 132;
-  /// How many clusters of 1, 2, ... blocks, one block to a multiprocessor, run at once.
+  /// Resident clusters of 1, 2, ... CTAs, at one CTA per SM.
   int clusters[kMaxSplits] = {132, 66, 42, 30, 24, 20, 16, 14};
-  int shared_bytes = 227 * 1024;  ///< That a thread block may have.
+  int shared_bytes = 227 * 1024;  ///< Limit per CTA.
   const DeviceCosts* costs = &kH200Costs;
 };
 
-/// A problem on tiles.
+/// A GEMM on weight tiles.
 struct TileProblem {
   int m = 0;
   int n = 0;
@@ -32,20 +32,20 @@ struct TileProblem {
   int tile_bytes = 0;
   bool gated = false;
   bool batch_invariant = false;
-  bool pair_table = false;    ///< Codes are looked up in a table in shared memory (kTable4).
-  bool narrow_codes = false;  ///< Up to 4 bits, one scale to a tile: units may have two strips.
+  bool pair_table = false;    ///< Decodes with a shared-memory LUT (kTable4).
+  bool narrow_codes = false;  ///< Up to 4 bits, one scale per tile: units may have two n-tiles.
 };
 
 /// The problem of a GEMM on tiles. Precondition: m, n and k fit an int.
 TileProblem TileProblemOf(const GemmDesc& desc);
 
-/// Of a barrier in shared memory.
+/// Size of an mbarrier.
 inline constexpr int kBarrierBytes = 8;
 
-/// CeilDivide of what fits an int.
+/// CeilDivide for quotients that fit an int.
 inline int Ceil(int64_t a, int64_t b) { return static_cast<int>(CeilDivide(a, b)); }
 
-/// Bytes of partial sums in the workspace.
+/// Bytes of split-K partial sums in the workspace.
 inline int64_t PartialBytes(const TileProblem& problem, int splits) {
   return int64_t{problem.m} * problem.n * splits * int64_t{sizeof(float)};
 }

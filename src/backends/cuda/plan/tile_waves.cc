@@ -7,7 +7,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Steps of a block that are worth it.
+/// Fewest k-iterations per CTA for which stream-K pays.
 constexpr double kLeastSteps = 4;
 
 double ItemCycles(const StepCost& cost, int tiles) { return tiles * cost.step + cost.item; }
@@ -40,7 +40,7 @@ std::optional<Stream> StreamOf(const StepCost& cost, const DeviceShape& device, 
   const auto left = static_cast<int>(items % multiprocessors);
   const int64_t all_steps = int64_t{left} * tiles;
   const auto steps = static_cast<double>(CeilDivide(all_steps, multiprocessors));
-  // DivideStep is exact up to here.
+  // DivideStep is exact below this limit.
   if (steps < kLeastSteps || all_steps > (int64_t{1} << 32) / tiles) return std::nullopt;
   const int64_t whole_waves = items / multiprocessors;
   const auto waves = static_cast<double>(whole_waves);

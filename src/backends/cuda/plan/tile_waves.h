@@ -1,4 +1,4 @@
-// Items of the warpgroup kernels in waves of thread blocks, and what is left behind whole waves.
+// Wave quantization of the WGMMA kernels: output tiles in waves of CTAs, tail waves and stream-K.
 #pragma once
 
 #include <cstdint>
@@ -10,33 +10,34 @@
 
 namespace marlin::cuda {
 
-/// Items that are left after whole waves of blocks, and the tiles that finish them in one wave.
+/// The output tiles left over by full waves, and the narrower tiles that finish them in one wave.
 struct Tail {
-  int items = 0;
-  int tokens = 0;
+  int items = 0;   ///< Output tiles of the full width.
+  int tokens = 0;  ///< tile_m of the tail.
   double cycles = 0;
 };
 
-/// The cheapest tail of tiles from `costs` for items of `cost`; none where another whole wave costs
-/// no more.
+/// The cheapest tail for output tiles of `cost`, among the tile widths of `costs`; none where a
+/// partly filled wave costs no more.
 std::optional<Tail> TailOf(std::span<const StepCost> costs, const StepCost& cost,
                            const DeviceShape& device, int tiles, int64_t items);
 
-/// The items that are left after whole waves, of whose steps every block takes as many: there is no
-/// last wave that is partly filled, but parts of an item must meet.
+/// Stream-K over the output tiles left over by full waves: their k-iterations are divided evenly
+/// among all CTAs, so no wave is partly filled, but the parts of a tile must be reduced.
 struct Stream {
-  int items = 0;
-  double cycles = 0;  ///< Of all items, the whole waves included.
+  int items = 0;      ///< Streamed output tiles.
+  double cycles = 0;  ///< Estimate for all output tiles, full waves included.
 };
-/// None where blocks would have few steps each.
+/// None where each CTA would get too few k-iterations.
 std::optional<Stream> StreamOf(const StepCost& cost, const DeviceShape& device, int tiles,
                                int64_t items);
 
-/// Cycles of `items` items: of whole waves, and of the tail where there is one.
+/// Estimated cycles of `items` output tiles: full waves, and the tail where there is one.
 double CyclesOf(const StepCost& cost, int multiprocessors, int tiles, int64_t items,
                 const std::optional<Tail>& tail);
 
-/// Leaves a tail's items of `tokens` tokens to another launch, whose arguments it returns.
+/// Removes the tail's output tiles, of `tokens` tokens each, from `whole`, and returns the
+/// arguments of the launch that computes them.
 WgmmaArguments CutItems(const Tail& tail, int tokens, WgmmaArguments* whole);
 
 }  // namespace marlin::cuda

@@ -7,7 +7,7 @@ std::string Describe(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + " (" + cudaGetErrorString(error) + ")";
 }
 
-/// Errors that CUDA reports for a bad call and then forgets.
+/// Whether an error is that of a bad call: CUDA reports it once, and the device stays usable.
 bool IsRefusal(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidValue:
@@ -29,7 +29,7 @@ bool IsRefusal(cudaError_t error) {
 
 Status ErrorLatch::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return Lost();
-  cudaGetLastError();  // Forgets what is not kept, so that the next call does not see it.
+  cudaGetLastError();  // Clears a non-sticky error, so that the next call does not report it.
   const std::string message = std::string(what) + ": " + Describe(error);
   if (error == cudaErrorMemoryAllocation) return Status(Code::kOutOfMemory, message);
   if (IsRefusal(error)) return Status(Code::kInternal, message);

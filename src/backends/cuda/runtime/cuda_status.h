@@ -1,4 +1,4 @@
-// CUDA's errors as Status, and the latch that keeps a lost device lost.
+// CUDA errors as Status, and the latch that keeps a lost device lost.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@
 
 namespace marlin::cuda {
 
-/// Remembers the first error after which the device cannot be used.
+/// Remembers the first sticky error, after which the device is unusable.
 class ErrorLatch {
  public:
-  /// kOutOfMemory for failed allocations, kDeviceLost (from then on for every call) for errors that
-  /// CUDA itself keeps, kInternal for a launch that CUDA refused. `what` names the call.
+  /// kOutOfMemory for failed allocations, kDeviceLost (from then on for every call) for CUDA's
+  /// sticky errors, kInternal for a launch that CUDA refused. `what` names the call.
   Status Check(cudaError_t error, const char* what);
   /// Ok, or kDeviceLost.
   Status Lost() const;

@@ -1,4 +1,4 @@
-// Owned memory on one CUDA device, and the device that a thread's calls go to.
+// Owned memory on one CUDA device, and a scope that sets the thread's current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,13 +11,13 @@
 
 namespace marlin::cuda {
 
-/// Makes a device the calling thread's current one for a scope.
+/// Makes a device the calling thread's current device for a scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
     cudaGetDevice(&before_);
-    // Also where it is the current one: the driver's own functions need a thread that was given a
-    // device, and a new thread was not.
+    // Even where it is current already: driver API calls need a thread with a bound context, which
+    // a new thread lacks.
     cudaSetDevice(device);
     changed_ = before_ != device;
   }
@@ -32,13 +32,13 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-/// A device and what is known of its health; shared by everything that lives on it.
+/// A device and its error latch; shared by everything that lives on it.
 struct DeviceHandle {
   int index = 0;
   ErrorLatch errors;
 };
 
-/// Move-only bytes on a device, aligned to 256.
+/// A move-only device allocation, aligned to 256 bytes.
 class DeviceMemory {
  public:
   DeviceMemory() = default;

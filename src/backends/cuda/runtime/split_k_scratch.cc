@@ -12,7 +12,7 @@ Result<std::unique_ptr<SplitKScratch>> SplitKScratch::Make(
   MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(device, kBytes));
   MARLIN_RETURN_IF_ERROR(
       device->errors.Check(cudaMemset(memory.data(), 0xff, kBytes), "cudaMemset"));
-  // Streams that do not wait for the default one must find ones too.
+  // Streams that do not synchronize with the default one must see the ones too.
   MARLIN_RETURN_IF_ERROR(
       device->errors.Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   return std::unique_ptr<SplitKScratch>(new SplitKScratch(std::move(memory)));
@@ -22,8 +22,8 @@ SplitKScratch::Lease SplitKScratch::Lend(cudaStream_t stream, const void* worksp
                                          int64_t bytes) {
   constexpr uint64_t kCaptured = uint64_t{1} << 63;
   uint64_t key = uint64_t{1} << 62;
-  // The legacy default stream cannot be captured, and asking it while another stream is would end
-  // that capture.
+  // The legacy default stream cannot be captured, and querying it would invalidate the capture of
+  // another stream.
   if (stream != nullptr) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
@@ -33,8 +33,8 @@ SplitKScratch::Lease SplitKScratch::Lend(cudaStream_t stream, const void* worksp
     if (status != cudaStreamCaptureStatusNone) {
       return TryLend(kCaptured | reinterpret_cast<uintptr_t>(workspace), bytes, true);
     }
-    // Unlike its handle, a stream's number is never given to another stream. (Asked for during a
-    // capture, it would end that.)
+    // Unlike its handle, a stream's id is never reused. (cudaStreamGetId would invalidate a capture
+    // of the stream, so it comes after the check for one.)
     unsigned long long number = 0;
     if (cudaStreamGetId(stream, &number) != cudaSuccess) {
       cudaGetLastError();
@@ -64,9 +64,9 @@ SplitKScratch::Lease SplitKScratch::TryLend(uint64_t key, int64_t bytes, bool fo
 bool SplitKScratch::TakeBack() {
   if (refused_.fetch_add(1, std::memory_order_relaxed) < kRequestsBetween) return false;
   if (closed_.exchange(true, std::memory_order_seq_cst)) return false;
-  // Leases are held for the microseconds of a launch.
+  // A lease is held for one launch: microseconds.
   while (users_.load(std::memory_order_seq_cst) > 0) std::this_thread::yield();
-  // Another thread's capture forbids waiting, unless this one says that it has no part in it.
+  // Another thread's global-mode capture would forbid cudaDeviceSynchronize in this thread too.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   const bool done = cudaDeviceSynchronize() == cudaSuccess;

@@ -1,4 +1,4 @@
-// Memory in which thread blocks exchange split-K and stream-K partial sums.
+// Scratch memory in which CTAs exchange split-K and stream-K partial sums.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,16 +13,15 @@
 
 namespace marlin::cuda {
 
-/// Lends words of all ones (tile counters and flag-in-data partial sums) to kernels that leave all
-/// ones behind. Work on one stream runs in order, so a stream has one part of the memory for all
-/// its launches. Launches that are captured into a graph may be replayed on any stream: they have a
-/// part for their workspace, whose owner promises that nothing else uses it while a replay runs. A
-/// workspace's own contents could not serve: nobody clears it.
+/// Lends words of all ones (tile counters and flag-in-data partial sums) to kernels that reset them
+/// to all ones. Work on one stream runs in order, so all launches of a stream share one lease.
+/// Launches captured into a graph may be replayed on any stream: their lease belongs to their
+/// workspace, whose owner promises that nothing else uses it while a replay runs. The workspace
+/// itself cannot serve: its contents are undefined before a launch.
 ///
-/// Where the memory is all lent, the streams' parts are taken back once the device has done its
-/// work (kRequestsBetween requests apart at least); launches that get none are told so, and add
-/// their sums in a kernel of its own with the same bits. Thread-safe; allocates when it is made
-/// only.
+/// When all memory is lent, the leases of streams are revoked after the device has finished its
+/// work (at most once in kRequestsBetween refused requests). A launch without a lease reduces its
+/// partial sums in a separate kernel, with the same bits. Thread-safe; allocates in Make only.
 class SplitKScratch {
  public:
   static constexpr int64_t kBytes = int64_t{32} << 20;
@@ -30,7 +29,7 @@ class SplitKScratch {
   /// Errors: kOutOfMemory, kDeviceLost.
   static Result<std::unique_ptr<SplitKScratch>> Make(const std::shared_ptr<DeviceHandle>& device);
 
-  /// Scratch memory for one launch: held until the launch is on its stream.
+  /// Scratch memory for one launch. Hold it until the launch is on its stream.
   class Lease {
    public:
     Lease() = default;
@@ -40,7 +39,7 @@ class SplitKScratch {
     ~Lease() {
       if (scratch_ != nullptr) scratch_->users_.fetch_sub(1, std::memory_order_release);
     }
-    /// Null: there is none for this launch.
+    /// Null: this launch gets no scratch memory.
     uint32_t* words() const { return words_; }
 
    private:
@@ -50,7 +49,7 @@ class SplitKScratch {
     uint32_t* words_ = nullptr;
   };
 
-  /// At least `bytes` for a launch on the stream with this workspace. Takes no lock where the
+  /// Leases at least `bytes` to a launch on the stream with this workspace. Takes no lock where the
   /// stream or the captured workspace has had as much before.
   Lease Lend(cudaStream_t stream, const void* workspace, int64_t bytes);
 
@@ -65,7 +64,7 @@ class SplitKScratch {
   ScratchLeases leases_;
   std::atomic<int64_t> users_{0};  ///< Leases held.
   std::atomic<bool> closed_{false};
-  std::atomic<uint32_t> refused_{kRequestsBetween};  ///< Since leases were taken back.
+  std::atomic<uint32_t> refused_{kRequestsBetween};  ///< Since leases were last taken back.
 };
 
 }  // namespace marlin::cuda

@@ -1,4 +1,4 @@
-// Dense weights from what has no tiles, each rounded once; tiles: dequantize_tiles.cu.
+// Dequantizes canonical and marlin_w4 weights, rounding each once; tiles: dequantize_tiles.cu.
 #include "backends/cuda/kernels/common/marlin_w4.cuh"
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/weights/weights_launch.h"
@@ -7,7 +7,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfBlock = 32;  ///< k of a thread block; the threads run along n.
+constexpr int kRowsOfBlock = 32;  ///< k of a CTA; its threads run along n.
 
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads) DequantizeKernel(Reader reader, DenseView out) {

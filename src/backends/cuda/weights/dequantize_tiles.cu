@@ -1,13 +1,13 @@
-// Dense weights from tiles, W[k, n], computed in fp32 as numerics.md defines them and rounded once.
+// Dequantizes tiles to W[k, n], in fp32 as numerics.md defines weights, rounding each once.
 //
 //             32 outputs
-//          +-----------+    A warp takes a tile, 8 k at a time: lane 4 g + t holds of the outputs
-//        8 |   warp    |    g, g + 8, g + 16 and g + 24 the k 2 t and 2 t + 1. Turned, 8 x 8 by
-//        k |           |    8 x 8, it holds of row g the outputs 2 t and 2 t + 1 of each eight, so
-//          +-----------+    that lanes t = 0..3 store whole sectors of the row.
+//          +-----------+    A warp takes a tile, 8 k at a time: lane 4 g + t holds rows 2 t and
+//        8 |   warp    |    2 t + 1 of outputs g, g + 8, g + 16 and g + 24. After transposing each
+//        k |           |    8 x 8 matrix it holds row g of outputs 2 t and 2 t + 1 of each n8 tile,
+//          +-----------+    so that lanes t = 0..3 store whole sectors of the row.
 //
-// A thread block takes 256 k of 128 outputs. Memory is the floor: bytes of the tiles read, bytes of
-// W written, once each.
+// A CTA takes 8 tiles: 256 k of 128 outputs. The kernel is memory-bound: it reads the tiles and
+// writes W once each.
 #include "backends/cuda/kernels/common/warp_matrix.cuh"
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/kernels/cublas/dense_fragments.cuh"
@@ -17,7 +17,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kN8Tiles = kStripOutputs / 8;  ///< Of a strip's outputs: 8 x 8 blocks side by side.
+constexpr int kN8Tiles = kStripOutputs / 8;  ///< 8 x 8 matrices across an n-tile.
 
 /// The values of all codes of up to 8 bits, in shared memory.
 template <CodeKind kKind>
@@ -34,7 +34,7 @@ struct Values {
   }
 };
 
-/// The parameters of a tile's group for outputs g and g + 8 of 16.
+/// The parameters of a tile's group for outputs g and g + 8 of 16 outputs.
 MARLIN_DEVICE void ReadParameters(const TileView& view, const uint8_t* of_group, int r,
                                   WeightParameters (&parameters)[2]) {
   const uint32_t scales = __ldg(reinterpret_cast<const uint32_t*>(of_group + 4 * r));
@@ -47,7 +47,7 @@ MARLIN_DEVICE void ReadParameters(const TileView& view, const uint8_t* of_group,
   parameters[1] = ParametersOf(view, scales >> 16, seconds >> 16);
 }
 
-/// Weight `i` of a lane's 32 of a fragment block.
+/// Weight `i` of a lane's 32 in a fragment block.
 template <CodeKind kKind>
 MARLIN_DEVICE float Weight(const TileView& view, const uint32_t (&words)[CodeBits(kKind)], int i,
                            const WeightParameters& parameters, const Values<kKind>& values) {
@@ -59,8 +59,8 @@ MARLIN_DEVICE float Weight(const TileView& view, const uint32_t (&words)[CodeBit
   }
 }
 
-/// A lane's weights of eight rows of k, [eight of outputs][k 2 t and 2 t + 1]; `first` is the first
-/// of them among its 32 of a fragment block.
+/// A lane's weights in eight rows of k, [n8 tile][k 2 t and 2 t + 1]; `first` is the index of the
+/// first among the lane's 32 in a fragment block.
 template <CodeKind kKind>
 MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2][CodeBits(kKind)],
                                  int first, const WeightParameters (&parameters)[2][2],
@@ -75,8 +75,8 @@ MARLIN_DEVICE void WeightsOfRows(const TileView& view, const uint32_t (&words)[2
   }
 }
 
-/// Stores eight rows of k of a strip; `weights` are a lane's, as WeightsOfRows gives them.
-/// `aligned`: every eighth output of a row is at a multiple of 16 bytes.
+/// Stores eight rows of k of an n-tile; `weights` is the result of WeightsOfRows. `aligned`: every
+/// eighth output of a row is at a multiple of 16 bytes.
 MARLIN_DEVICE void StoreRows(const TileView& view, const DenseView& out, int k, int n, int lane,
                              bool aligned, const float (&weights)[kN8Tiles][2]) {
   const int t = lane & 3;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (index >= tiles) return;
-  // As they lie in memory: the four strips of a block, then the next tile of k.
+  // In memory order: the four n-tiles of a block of outputs, then the next tile of k.
   const int64_t column = index / kStripsOfBlock;
   const int tile = static_cast<int>(column % view.tiles_of_strip);
   const int strip =

@@ -1,11 +1,11 @@
-// Prepare on the device: canonical words to tiles, one warp a fragment block.
+// Packs k-packed words into tiles on the device, for Prepare.
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // A warp a fragment block, a thread block a tile.
+constexpr int kThreads = 128;  // One warp per fragment block, one CTA per tile.
 
 template <CodeKind kKind>
 __device__ void PackBlock(const CanonicalReader& from, uint32_t* block, int lane, int first_k,
@@ -33,7 +33,7 @@ __device__ void PackBlock(const CanonicalReader& from, uint32_t* block, int lane
   for (int i = 0; i < kWords; ++i) block[WordOffset(kWords, lane, i)] = words[i];
 }
 
-/// A normalised scale or bias; scales of 8 bits become 16-bit numbers without rounding.
+/// A normalized scale or bias in 16 bits. Exact: Prepare tiles no weights that would round here.
 __device__ uint16_t PackParameter(float value, bool bf16) {
   if (bf16) return static_cast<uint16_t>(__float_as_uint(value) >> 16);
   return __half_as_ushort(__float2half_rn(value));

@@ -1,5 +1,5 @@
-// 4-bit codes on the device in the public marlin_w4 layout, as docs/formats/marlin_w4.md has them,
-// and the scales beside them as the matrix kernels want them: normalised, in 16 bits.
+// Uploads 4-bit codes in the public marlin_w4 layout (docs/formats/marlin_w4.md), with scales
+// normalized to 16 bits as in tiles.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -14,9 +14,9 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int64_t kStripOf = kStripOutputs;  // Outputs of a block of the layout, as of a tile.
+constexpr int64_t kStripOf = kStripOutputs;  // Outputs per block of the layout, as per tile.
 
-/// Calls body(index in the device's order, index in [groups, n]) for every parameter of a matrix.
+/// Calls body(index in device memory, index in [groups, n]) for every parameter of a matrix.
 template <typename Body>
 void ForEachParameter(const WeightsSpec& spec, int64_t groups, const Body& body) {
   const int64_t padded = RoundUp(spec.n, kStripOf);
@@ -67,7 +67,7 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
                          codes));
     const int exponent = exponents_[static_cast<size_t>(expert)];
     const int64_t first = expert * groups * spec.n;
-    // Exact: a power of two times a number of 16 bits or less.
+    // Exact: CanTile holds, so 16 bits hold every normalized scale and bias.
     const auto normalized = [&](const TensorView& view, int64_t i) {
       const float value = std::ldexp(LoadScale(view, first + i), exponent);
       return tiles_.bf16_parameters ? FloatToBf16(value) : FloatToHalf(value);
@@ -88,7 +88,7 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
                                         numbers.size() * sizeof(uint16_t), cudaMemcpyHostToDevice),
                              "cudaMemcpy of weights"));
   }
-  // Copies from pageable memory may return before the data have come.
+  // A copy from pageable memory may return before its DMA is done.
   return device->errors.Check(cudaStreamSynchronize(nullptr), "upload of weights");
 }
 

@@ -17,12 +17,12 @@
 namespace marlin::cuda {
 namespace {
 
-/// What the second dimension of a grid covers, of tiles along k and of columns.
+/// Limits of a grid's y dimension: tiles along k of LaunchPackTiles, and columns / 256.
 constexpr int64_t kMaxK = int64_t{65535} * kTileK;
 constexpr int64_t kMaxN = int64_t{65535} * 256;
-constexpr int kSmallestGroup = 16;  ///< k of one matrix instruction.
+constexpr int kSmallestGroup = 16;  ///< k of one MMA.
 constexpr size_t kMaxValues = 256;
-constexpr int64_t kTableWords = 16;  ///< Byte planes of bf16 and fp16.
+constexpr int64_t kTableWords = 16;  ///< Byte planes of 16 values in bf16 and in fp16.
 
 Element ElementOf(DType type) {
   switch (type) {
@@ -70,17 +70,17 @@ Range RangeOfValues(std::span<const float> values) {
   return range;
 }
 
-/// The exponent of a magnitude: largest e with 2^e <= magnitude.
+/// The largest e with 2^e <= magnitude.
 int ExponentOf(float magnitude) { return magnitude == 0 ? 0 : std::ilogb(magnitude); }
 
-/// The power of two that brings the largest parameter of an expert to [2^15, 2^16), or as near as
-/// keeps it and its inverse normal numbers.
+/// The exponent of the power of two that scales an expert's largest parameter to [2^15, 2^16), or
+/// as near as that power and its inverse are normal numbers.
 int NormalizingExponent(float largest) {
   if (largest == 0) return 0;
   return std::clamp(15 - ExponentOf(largest), -100, 120);
 }
 
-/// Whether fp32 numbers, times 2^exponent, all are numbers of a 16-bit type.
+/// Whether a 16-bit type holds all fp32 numbers times 2^exponent exactly.
 bool FitIn(const TensorView& view, int64_t experts, int64_t expert, int exponent, bool bf16) {
   if (view.empty()) return true;
   const int64_t count = view.ElementCount() / experts;
@@ -88,13 +88,13 @@ bool FitIn(const TensorView& view, int64_t experts, int64_t expert, int exponent
     const float value = view.As<float>()[i];
     const float normal = std::ldexp(value, exponent);
     const float stored = bf16 ? Bf16ToFloat(FloatToBf16(normal)) : HalfToFloat(FloatToHalf(normal));
-    // Back again, because the power of two may have rounded too; a NaN does not fit.
+    // Compared after scaling back, because scaling may have rounded too; a NaN does not fit.
     if (std::ldexp(stored, -exponent) != value || !std::isfinite(stored)) return false;
   }
   return true;
 }
 
-/// Whether all normalised scales and biases in fp32 are numbers of a 16-bit type.
+/// Whether a 16-bit type holds all normalized fp32 scales and biases exactly.
 bool FitIn(const QuantizedWeights& weights, bool bf16) {
   const int64_t experts = weights.spec.experts;
   for (int64_t expert = 0; expert < experts; ++expert) {
@@ -109,7 +109,7 @@ bool FitIn(const QuantizedWeights& weights, bool bf16) {
   return true;
 }
 
-/// The type in which tiles hold scales and biases; nothing where no 16 bits hold them.
+/// The type of scales and biases in tiles; kNone where no 16-bit type holds them exactly.
 enum class ParameterType { kNone, kF16, kBf16 };
 ParameterType ParameterTypeOf(const QuantizedWeights& weights) {
   switch (weights.spec.scale_type) {
@@ -124,18 +124,18 @@ ParameterType ParameterTypeOf(const QuantizedWeights& weights) {
   }
 }
 
-/// Whether a matrix can be made of tiles without losing bits.
+/// Whether weights can be tiled without rounding.
 bool CanTile(const WeightsSpec& spec, ParameterType parameters) {
   if (spec.format == Format::kFp32) return false;
   if (!GetFormatInfo(spec.format).quantized) return true;
   if (parameters == ParameterType::kNone) return false;
   if (SharedScaleRun(spec.group_size, spec.k, kTileK) < kSmallestGroup) return false;
   if (!spec.has_biases) return true;
-  // Biases are of the scales' type, and a global scale is not for them.
+  // Tiled biases have the scales' type, and a global scale does not apply to biases.
   return !spec.has_global_scale && spec.scale_type != ScaleType::kE8M0;
 }
 
-/// Whether fp16 holds an expert's decoded weights: neither overflow nor more than two lost bits.
+/// Whether fp16 holds an expert's decoded weights: no overflow, at most two bits lost to underflow.
 bool FitsF16(CodeKind kind, const Range& values, const Range& scales, const Range& zeros,
              const Range& biases) {
   const CodeExponents exponents = ExponentsOf(kind, false);
@@ -148,7 +148,7 @@ bool FitsF16(CodeKind kind, const Range& values, const Range& scales, const Rang
   return operand >= 0x1p-14F && product >= 0x1p-16F;
 }
 
-/// Low and high bytes of up to 16 values / 2^exponent in one 16-bit type.
+/// Fills the planes of low and high bytes of up to 16 values / 2^exponent in a 16-bit type.
 void FillPlanes(std::span<const float> values, int exponent, bool bf16, uint32_t* planes) {
   std::array<uint8_t, 16> low{};
   std::array<uint8_t, 16> high{};
@@ -162,7 +162,8 @@ void FillPlanes(std::span<const float> values, int exponent, bool bf16, uint32_t
   std::memcpy(planes + 4, high.data(), high.size());
 }
 
-/// Whether zeros can be subtracted together with a magic number of 2^7.
+/// Whether all zeros are integers in [0, 127], which fold into the bias of 2^7 that decoding
+/// subtracts.
 bool AreSmallIntegers(const TensorView& zeros) {
   constexpr float kLargest = 127;
   for (int64_t i = 0; i < zeros.ElementCount(); ++i) {
@@ -172,8 +173,8 @@ bool AreSmallIntegers(const TensorView& zeros) {
   return true;
 }
 
-/// Whether e4m3 holds what is left of every code: integers down to -16 behind integer zeros, or
-/// values that are such numbers.
+/// Whether e4m3 holds every code less its zero exactly: integers from -16 up with integer zeros, or
+/// values that are e4m3 numbers.
 bool FitsFp8(CodeKind kind, std::span<const float> values, const TensorView& zeros) {
   const auto fits = [](float value) { return Fp8E4M3ToFloat(FloatToFp8E4M3(value)) == value; };
   if (kind == CodeKind::kInt4 && !zeros.empty()) {
@@ -270,7 +271,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   std::copy_n(known.begin(), std::min(known.size(), kMaxValues), values.begin());
   std::array<uint32_t, kTableWords> planes{};
   if (IsTable(kind_)) {
-    // At most 1, so that the fp16 weights of normalised scales stay in range.
+    // At most 1, so that value x normalized scale stays in the range of fp16.
     const Range range = RangeOfValues(known);
     tiles_.table_exponent = ExponentOf(range.largest) + (range.largest > 0 ? 1 : 0);
     if (std::ldexp(1.0F, tiles_.table_exponent - 1) == range.largest) --tiles_.table_exponent;
@@ -291,7 +292,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   tiles_.table = reinterpret_cast<const uint32_t*>(tables_.data() + sizeof(values));
   if (traits.tiled || traits.marlin_w4) return Status();
 
-  // Every part begins at a multiple of 256 bytes.
+  // Every array begins at a multiple of 256 bytes.
   const auto padded = [&](int64_t bytes_of_expert) {
     return RoundUp(bytes_of_expert * experts, int64_t{256});
   };
@@ -314,7 +315,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   MARLIN_ASSIGN_OR_RETURN(canonical_.scales, upload(weights.scales, scales_bytes_));
   MARLIN_ASSIGN_OR_RETURN(canonical_.zeros, upload(weights.zeros, zeros_bytes_));
   MARLIN_ASSIGN_OR_RETURN(canonical_.biases, upload(weights.biases, biases_bytes_));
-  // Copies from pageable memory may return before the data have come.
+  // A copy from pageable memory may return before its DMA is done.
   return device->errors.Check(cudaStreamSynchronize(nullptr), "upload of weights");
 }
 
@@ -340,14 +341,14 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   expert_bytes_ = strips * tiles_.tiles_of_strip * tiles_.tile_bytes;
   bytes = expert_bytes_ * spec.experts;
 
-  // An instruction takes 32 k.
+  // An FP8 MMA takes 32 k of one group.
   constexpr int kMostGroups = kTileK / 32;
   traits.fits_fp8 = scaled && !spec.has_biases && tiles_.groups_per_tile <= kMostGroups &&
                     FitsFp8(kind_, ValuesOf(weights), weights.zeros);
   Range values = RangeOfValues(ValuesOf(weights));
   values.smallest = std::ldexp(values.smallest, -tiles_.table_exponent);
   values.largest = std::ldexp(values.largest, -tiles_.table_exponent);
-  // bf16 numbers may be anything; fp16 ones are what they are.
+  // Unquantized bf16 weights may exceed the range of fp16.
   traits.fits_f16 = scaled || spec.format == Format::kFp16;
   for (int64_t expert = 0; expert < spec.experts; ++expert) {
     Range scales = RangeOf(weights.scales, spec.experts, expert);

@@ -1,5 +1,5 @@
-// Prepared weights on a CUDA device: tiles where the format and its groups allow, the canonical
-// arrays otherwise; or, asked for, 4-bit codes in the public marlin_w4 layout.
+// Prepared weights on a CUDA device: tiles where the format and its groups allow, else the
+// canonical arrays; or, on request, 4-bit codes in the public marlin_w4 layout.
 #pragma once
 
 #include <memory>
@@ -12,26 +12,27 @@
 
 namespace marlin::cuda {
 
-/// Number `i` of scales or biases.
+/// Element `i` of scales or biases as fp32.
 float LoadScale(const TensorView& view, int64_t i);
 
-/// Why weights cannot be prepared in the marlin_w4 layout. Errors: kUnsupported.
+/// Checks that weights can be prepared in the marlin_w4 layout. Errors: kUnsupported with the
+/// reason.
 Status CheckMarlinW4(const WeightsSpec& spec, bool can_tile);
 
 class PreparedTiles : public PreparedWeights::Storage {
  public:
   /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
-  /// dimensions beyond a grid and for what marlin_w4 or its kernel does not hold.
+  /// dimensions beyond a grid's, and for weights that marlin_w4 or its kernel cannot represent.
   static Result<std::shared_ptr<const PreparedTiles>> Make(
       const QuantizedWeights& weights, const PrepareOptions& options, const Backend* backend,
       const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind() const { return kind_; }
-  /// Precondition: tiled; of marlin_w4 what describes the codes.
+  /// Precondition: tiled or marlin_w4; of the latter, it describes the codes.
   TileView Tiles(int64_t expert) const;
   /// Precondition: marlin_w4.
   MarlinW4View MarlinW4(int64_t expert) const;
-  /// Precondition: neither.
+  /// Precondition: neither tiled nor marlin_w4.
   CanonicalView Canonical(int64_t expert) const;
 
  private:
@@ -42,14 +43,14 @@ class PreparedTiles : public PreparedWeights::Storage {
                         const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind_ = CodeKind::kFp4;
-  TileView tiles_;            ///< Of expert 0.
-  CanonicalView canonical_;   ///< Of expert 0.
-  int64_t expert_bytes_ = 0;  ///< Tiles of one expert, or its words and parameters of marlin_w4.
-  int64_t words_bytes_ = 0;   ///< Canonical arrays of one expert.
+  TileView tiles_;            ///< View of expert 0.
+  CanonicalView canonical_;   ///< View of expert 0.
+  int64_t expert_bytes_ = 0;  ///< One expert: its tiles, or its marlin_w4 words and parameters.
+  int64_t words_bytes_ = 0;   ///< One expert of the canonical arrays.
   int64_t scales_bytes_ = 0;
   int64_t zeros_bytes_ = 0;
   int64_t biases_bytes_ = 0;
-  std::vector<int> exponents_;  ///< Of the power of two that normalised an expert's scales.
+  std::vector<int> exponents_;  ///< Each expert's scales were normalized by 2^this.
   std::vector<float> global_scales_;
   DeviceMemory memory_;
   DeviceMemory tables_;

@@ -1,5 +1,5 @@
-// The kernels that make prepared weights, and those that write them out again. Every launch is put
-// on a stream and returns CUDA's answer; nothing here allocates or waits.
+// Launches of the kernels that pack and dequantize weights. Each puts a kernel on a stream and
+// returns its launch error; none allocates or synchronizes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,27 +9,27 @@
 
 namespace marlin::cuda {
 
-/// Canonical words to tiles, one expert.
+/// Packs one expert from the canonical layout to tiles.
 struct PackJob {
   CanonicalView from;
   TileView to;
   CodeKind kind = CodeKind::kFp4;
   uint8_t* tiles = nullptr;
-  float scale_factor = 1;  ///< Power of two that normalises scales and biases.
+  float scale_factor = 1;  ///< Power of two that normalizes scales and biases.
 };
 cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream);
 
-/// W in fp32 arithmetic, each weight rounded once.
+/// Dequantizes W in fp32 arithmetic and rounds each weight once.
 cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, const DenseView& out,
                                   cudaStream_t stream);
 cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, const DenseView& out,
                                       cudaStream_t stream);
 
-/// W^T as a matrix unit's operands: 16-bit rows [n to whole blocks of 128][k to whole tiles].
+/// W^T as a 16-bit MMA operand: rows [n padded to blocks of 128][k padded to whole tiles].
 cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, void* out,
                             cudaStream_t stream);
 
-/// W in fp32 arithmetic, each weight rounded once.
+/// As LaunchDequantizeTiles, from the marlin_w4 layout.
 cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, const DenseView& out,
                                      cudaStream_t stream);
 

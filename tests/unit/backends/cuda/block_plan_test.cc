@@ -1,4 +1,4 @@
-// How products are cut into blocks of 64 x 64 and slices of k, and who runs them.
+// Plans of the 64 x 64 kernels: output tiles, slices of k and their assignment to CTAs.
 #include "backends/cuda/kernels/block/block_plan.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ constexpr BlockKernel kKernels[] = {BlockKernel::kDoubleBuffered, BlockKernel::k
                                     BlockKernel::kStriped, BlockKernel::kFused,
                                     BlockKernel::kMarlinW4};
 
-/// Every step of every tile belongs to one unit, every unit to one thread block.
+/// Every k-iteration of every tile belongs to one unit, and every unit to one CTA.
 void CheckPlan(const BlockPlan& plan, const TileProblem& problem, int step) {
   const int64_t tiles = int64_t{(problem.m + 63) / 64} * ((problem.n + 63) / 64);
   ASSERT_EQ(plan.token_tiles, (problem.m + 63) / 64);
@@ -29,7 +29,7 @@ void CheckPlan(const BlockPlan& plan, const TileProblem& problem, int step) {
   ASSERT_GE(int64_t{plan.steps} * step, problem.k);
   ASSERT_LT(int64_t{plan.steps - 1} * step, problem.k);
   ASSERT_GE(int64_t{plan.parallel} * plan.steps_of_slice, plan.steps);
-  // No slice is empty, but of no k.
+  // No slice is empty unless k is 0.
   ASSERT_LT((plan.parallel - 1) * plan.steps_of_slice, std::max(plan.steps, 1));
   ASSERT_EQ(plan.partials, plan.parallel > 1 || problem.gated);
 }
@@ -68,7 +68,8 @@ TEST(PlanBlocks, SlicesWhereTilesAreFew) {
   EXPECT_EQ(PlanBlocks(BlockKernel::kStriped, many, DeviceShape()).parallel, 1);
 }
 
-// A run of several slices leaves partial sums to zero. The conformance cases have this shape.
+// A run of several slices of a tile leaves partial sums that must be zeroed. The conformance cases
+// have this shape.
 TEST(PlanBlocks, GivesBlocksSeveralSlices) {
   const TileProblem problem = {.m = 2049, .n = 1040, .k = 8208};
   const BlockPlan plan = PlanBlocks(BlockKernel::kStriped, problem, DeviceShape());

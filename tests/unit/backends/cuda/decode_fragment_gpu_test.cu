@@ -1,4 +1,4 @@
-// Every code of every format in every place, decoded on a GPU to the operands of the matrix unit.
+// Decodes every code of every format in every position of a fragment to MMA operands on a GPU.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// What one thread makes of a lane's words: the codes alone, and times their scale.
+/// The decoded codes of a lane's words in one thread: unscaled, and times their scale.
 struct Decoded {
   uint32_t codes[kSteps][kPairs];
   uint32_t scaled[kSteps][kPairs];
@@ -49,7 +49,7 @@ struct DeviceFree {
 };
 using DeviceBytes = std::unique_ptr<void, DeviceFree>;
 
-/// A copy in the device's memory; null where there is none.
+/// A copy in device memory; null on failure.
 template <typename E>
 DeviceBytes Upload(std::span<const E> elements) {
   void* data = nullptr;
@@ -77,7 +77,7 @@ float FloatOf(uint32_t bits, bool bf16) {
   return bf16 ? Bf16ToFloat(half) : HalfToFloat(half);
 }
 
-/// Byte planes of a table as TileView describes them, with the exponent that brings it below 1.
+/// The byte planes of TileView::table, with the exponent that scales the values to at most 1.
 struct Planes {
   std::array<uint32_t, 16> words{};
   int exponent = 0;
@@ -98,7 +98,7 @@ Planes PlanesOf(std::span<const float> values) {
   return planes;
 }
 
-/// The scales of rows g and g + 8, powers of two as normalising leaves them.
+/// The scales of rows g and g + 8: powers of two in the normalized range.
 constexpr float kScales[2] = {0x1p15f, 0x1p13f};
 
 template <CodeKind kKind, typename T>
@@ -142,7 +142,7 @@ void CheckFormat(Format format) {
       const int step = i / 8;
       const int pair = i % 8 / 2;
       const float scale = kScales[pair & 1];
-      // Tables are rounded to the operand's type, other values are exact in it.
+      // Table values are rounded to the operand's type; other values are exact in it.
       const float value =
           is_table
               ? FloatOf(BitsOf(std::ldexp(values[code], -planes.exponent), T::kIsBf16), T::kIsBf16)

@@ -1,4 +1,4 @@
-// Every code of every kind in every place of a lane's words: put in and taken out, on the host.
+// Encodes and decodes every code of every kind in every position of a lane's words on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Codes come back from their words, and nothing is written behind those.
+/// Codes round-trip through their words, and nothing is written beyond those.
 void ExpectComeBack(CodeKind kind, const LaneCodes& codes) {
   const LaneWords words = Encode(kind, codes);
   for (int i = 0; i < kCodes; ++i) {
@@ -22,7 +22,7 @@ void ExpectComeBack(CodeKind kind, const LaneCodes& codes) {
   }
 }
 
-/// Every code in every place, among codes without bits and with all of them.
+/// Every code in every position, among codes of all zeros and of all ones.
 void ExpectAllComeBack(CodeKind kind, int background) {
   for (int place = 0; place < kCodes; ++place) {
     for (int code = 0; code < CountOf(kind); ++code) {
@@ -42,7 +42,7 @@ TEST(EncodeWords, GivesBackEveryCodeFromEveryPlace) {
   }
 }
 
-/// Bits of a word may belong to several codes.
+/// Codes with mixed neighbours: a word holds bits of several codes.
 TEST(EncodeWords, GivesBackEveryMixture) {
   constexpr int kRounds = 20000;
   std::mt19937 bits(5);
@@ -58,7 +58,7 @@ TEST(EncodeWords, GivesBackEveryMixture) {
   }
 }
 
-/// The words of all lanes lie in a block once each.
+/// WordOffset places the words of all lanes in a fragment block once each.
 TEST(WordOffset, IsOneToOne) {
   for (const int bits : {2, 3, 4, 8, 16}) {
     std::vector<int> seen(static_cast<size_t>(BlockBytes(bits) / 4), 0);

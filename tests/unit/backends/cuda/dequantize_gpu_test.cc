@@ -1,5 +1,5 @@
-// What Prepare puts on a GPU, read back: every format with every group and type of scales that it
-// may have, tiles and canonical arrays alike.
+// Reads back the weights that Prepare puts on a GPU: every format with every group size and scale
+// type that it supports, as tiles and as canonical arrays.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ class PreparedOnGpu : public GpuTest<::testing::TestWithParam<std::tuple<Format,
   static Format format() { return std::get<0>(GetParam()); }
   static ScaleType scale_type() { return std::get<1>(GetParam()); }
 
-  /// What the device makes of weights, as f32, bf16 or f16.
+  /// Weights dequantized by the device to f32, bf16 or f16.
   template <typename E>
   std::vector<E> Read(const PreparedWeights& weights, DType type) const {
     const DeviceBuffer out = Make(kK * kN * static_cast<int64_t>(sizeof(E)));
@@ -43,7 +43,7 @@ class PreparedOnGpu : public GpuTest<::testing::TestWithParam<std::tuple<Format,
     const std::vector<uint16_t> bf16 = Read<uint16_t>(*prepared, DType::kBf16);
     const std::vector<uint16_t> f16 = Read<uint16_t>(*prepared, DType::kF16);
     for (size_t i = 0; i < floats.size(); ++i) {
-      // Three roundings of fp32: a global scale, a difference or sum, a product.
+      // Three fp32 roundings: the global scale, a difference or sum, a product.
       const double bound = 3 * 0x1p-24 * expected->magnitude[i] + 0x1p-149;
       ASSERT_NEAR(floats[i], expected->value[i], bound)
           << "k " << i / kN << ", n " << i % kN << ", group " << weights.spec.group_size;
@@ -55,13 +55,13 @@ class PreparedOnGpu : public GpuTest<::testing::TestWithParam<std::tuple<Format,
 
 TEST_P(PreparedOnGpu, AreTheWeights) {
   std::vector<float> dense = GaussianFloats(kK * kN, 7);
-  // Rows of very different size: a neighbour's scale is far from the right one.
+  // Rows of very different magnitude: a neighbour's scale is far from the right one.
   for (size_t i = 0; i < dense.size(); ++i) {
     dense[i] = std::ldexp(dense[i], static_cast<int>(i * 5 % kN % 7) - 3);
   }
   const TensorView view(dense.data(), DType::kF32, {kK, kN});
-  // 48 and 80 share no power of two but 16; 0 is one group. Scales in fp32 that 16
-  // bits do not hold, as here, are not put into tiles.
+  // 48 and 80 are multiples of 16 and of no larger power of two; 0 is one group. fp32 scales that
+  // no 16-bit type holds, as here, prevent tiling.
   for (const int64_t group : {16, 32, 48, 64, 80, 128, 256, 0}) {
     for (const bool symmetric : {false, true}) {
       if (symmetric && GetFormatInfo(format()).zero_point != ZeroPoint::kOptional) continue;
@@ -85,7 +85,7 @@ TEST_P(PreparedOnGpu, AreTheWeights) {
 
 class DenseOnGpu : public GpuTest<::testing::Test> {
  protected:
-  /// Where [kK, n] weights go: element (k, n) at first + k * rows + n * columns.
+  /// Destination of [kK, n] weights: element (k, n) at first + k * rows + n * columns.
   struct Places {
     int64_t n;
     int64_t first;
@@ -93,7 +93,7 @@ class DenseOnGpu : public GpuTest<::testing::Test> {
     int64_t columns;
   };
 
-  /// Every place holds its weight, or what was there before.
+  /// Every element holds its weight, and all memory between keeps its contents.
   template <typename E>
   void Check(const PreparedWeights& weights, const Places& places, DType type, E untouched) const {
     const DeviceBuffer compact = Make(kK * places.n * static_cast<int64_t>(sizeof(E)));
@@ -128,7 +128,7 @@ class DenseOnGpu : public GpuTest<::testing::Test> {
 TEST_F(DenseOnGpu, LieApartAndAnywhere) {
   for (const int64_t n : {1, 7, 33, 136, 260}) {
     const std::vector<float> dense = GaussianFloats(kK * n, 11);
-    // In tiles, and as they are stored.
+    // Tiled, and canonical.
     for (const ScaleType scales : {ScaleType::kF16, ScaleType::kF32}) {
       const Result<QuantizedWeights> weights =
           Quantize({dense.data(), DType::kF32, {kK, n}}, {.scale_type = scales});

@@ -1,4 +1,4 @@
-// How exact products are divided: every unit of k in one part, and sums no deeper than declared.
+// How the exact kernel splits k: every unit of k in one part, and sums no deeper than declared.
 #include "backends/cuda/kernels/exact/exact_layout.h"
 
 #include <gtest/gtest.h>
@@ -30,11 +30,11 @@ TEST(ExactParts, OfNothingAreOneOfZero) {
 }
 
 TEST(ExactParts, KeepSumsWithinTheDeclaredDepth) {
-  constexpr int kDeclared = 16;  // Beside k.
-  constexpr int kLanes = 2;      // Additions that bring four lanes together.
+  constexpr int kDeclared = 16;  // ErrorModel::extra_depth.
+  constexpr int kLanes = 2;      // Additions that reduce four lanes.
   for (int k = 1; k < 20000; k += 13) {
     const ExactParts plan = PlanExactParts(k);
-    // Zeros behind k are added without rounding.
+    // Zeros beyond k are added without rounding.
     const int chain = std::min(plan.units_of_part * kExactSteps * kExactStepK, k);
     ASSERT_LE(chain + kLanes + plan.parts - 1, k + kDeclared) << k;
   }

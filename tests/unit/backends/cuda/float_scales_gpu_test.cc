@@ -1,5 +1,5 @@
-// Scales in fp32: where 16 bits hold all of them the weights get tiles, with the bits that 16-bit
-// scales give; where not, the exact kernel.
+// fp32 scales: where a 16-bit type holds all of them exactly the weights are tiled, with the bits
+// of 16-bit scales; else the exact kernel runs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ class FloatScalesOnGpu : public GpuTest<::testing::Test> {
     return *weights;
   }
 
-  /// The same weights with their scales, times `factor`, in fp32.
+  /// The same weights with scales x `factor` in fp32.
   static QuantizedWeights WithFloatScales(const QuantizedWeights& from, float factor) {
     struct Owner {
       std::shared_ptr<const void> rest;
@@ -78,7 +78,7 @@ TEST_F(FloatScalesOnGpu, OfSixteenBitsGiveTiles) {
     EXPECT_NE(got.kernel, "marlin_gemm_cuda_exact");
     EXPECT_EQ(got.kernel, expected.kernel);
     EXPECT_EQ(got.out, expected.out);
-    // A power of two only moves the exponents, here beyond those of fp16.
+    // A power of two only shifts the exponents, here beyond the range of fp16.
     const Run small = Multiply(WithFloatScales(weights, 0x1p-60F));
     EXPECT_EQ(small.kernel, expected.kernel);
     for (size_t i = 0; i < small.out.size(); ++i) {
@@ -93,7 +93,7 @@ TEST_F(FloatScalesOnGpu, OfMoreBitsAreNotRounded) {
 }
 
 TEST_F(FloatScalesOnGpu, FarApartAreNotRounded) {
-  // One has more digits than bf16, another a size that fp16 has not.
+  // One needs more mantissa bits than bf16 has, another exceeds the range of fp16.
   QuantizedWeights weights = WithFloatScales(Weights(ScaleType::kF16), 1.0F);
   std::vector<float> scales(static_cast<size_t>(weights.scales.ElementCount()), 0x1p60F);
   scales[1] = 0x1.04p-120F;

@@ -1,4 +1,4 @@
-// The codes of FP4 words as bytes of e4m3, and the order that activations are quantized in.
+// FP4 words decoded to e4m3 bytes, and the k order of quantized activations.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,10 +12,10 @@
 namespace marlin::cuda {
 namespace {
 
-/// Byte `byte` of row `row` of a step holds the k `k` of the lane's (0, 1, 8 or 9 behind 2 t).
+/// The k of byte `byte` of a lane's four in a step: 2 t plus 0, 1, 8 or 9.
 int KOfByte(int byte) { return Fp8Source(byte); }
 
-/// The place of a code in a step: pair p is of row p & 1 and k 8 (p >> 1), half h one k further.
+/// The index of a code in a step: pair p holds row p & 1 and k 8 (p >> 1), half h one k further.
 int PlaceOf(int row, int k) { return 2 * (row + 2 * (k / 8)) + k % 8; }
 
 void ExpectExact(const LaneCodes& codes) {
@@ -61,7 +61,8 @@ TEST(SplitFp4ToBytes, GivesEveryMixture) {
   }
 }
 
-/// Every k of a step once, and with every lane's own: 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+/// The order is a permutation of 16 k that gives every lane its own: 2 t, 2 t + 1, 2 t + 8, 2 t
+/// + 9.
 TEST(Fp8Source, IsAPermutationOfEveryLanesOwn) {
   std::array<int, 16> seen{};
   for (int at = 0; at < 16; ++at) {

@@ -1,4 +1,4 @@
-// How products of quantized activations are cut: what every plan must keep.
+// Invariants of the plans of the FP8 kernel.
 #include "backends/cuda/kernels/fp8/fp8_plan.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,8 @@ TileProblem Problem(int m, int n, int k, int tile_bytes = kFp4TileBytes) {
   return problem;
 }
 
-/// Areas follow one another, fit, and are aligned as their copies and the swizzle want them.
+/// Regions of shared memory do not overlap, fit, and have the alignment of their copies and of the
+/// swizzle.
 void ExpectGood(const TileProblem& problem, const Fp8Launch& plan) {
   const WgmmaArguments& args = plan.arguments.product;
   EXPECT_GE(args.slots, 2);
@@ -73,7 +74,7 @@ TEST(PlanFp8, TakesWideTilesForManyRowsAndNarrowForFew) {
   EXPECT_EQ(PlanFp8(Problem(4096, 14336, 4096), DeviceShape()).tokens, 256);
 }
 
-/// 52 of 448 tiles of 256 tokens are left after three waves: another would take as long as each.
+/// Three full waves leave 52 of 448 tiles of 256 tokens: a fourth would take as long as each.
 TEST(PlanFp8, LeavesFewItemsToNarrowTiles) {
   const TileProblem problem = Problem(1024, 14336, 4096);
   const Fp8Plan plan = PlanFp8(problem, DeviceShape());

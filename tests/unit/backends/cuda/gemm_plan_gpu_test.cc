@@ -76,7 +76,7 @@ TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
   arguments.workspace_bytes = workspace.bytes();
   bool ok = true;
   for (int round = 0; round < 3; ++round) {
-    // The first round loads code and lends scratch memory.
+    // The first round loads modules and leases scratch memory.
     counting = round > 0;
     ok = ok &&
          Gemm(device(), a, *prepared, {first.data(), DType::kF32, {test.m, kN}}, options).ok() &&

@@ -1,5 +1,5 @@
-// How products of few rows are cut into thread blocks, for shapes that no machine here could
-// multiply: everything is covered once, fits, and is counted in numbers that do not overflow.
+// Plans of the GEMV kernel, also for shapes too large to run: each covers its problem once, fits
+// shared memory, and overflows no integer.
 #include "backends/cuda/kernels/gemv/gemv_plan.h"
 
 #include <gtest/gtest.h>
@@ -17,16 +17,16 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kNamedBarriers = 16;
 
-/// Every (strip, tile) of a block is one warp's: as the kernel numbers its warps.
+/// Every (n-tile, tile) of a CTA belongs to one warp, with the kernel's numbering of warps.
 void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tiles) {
   const int lanes = 1 << args.lanes_log2;
   ASSERT_EQ(args.share, 1 << args.share_log2);
   ASSERT_EQ(args.share * lanes, warps);
   EXPECT_LE(lanes, std::max(strips, 1)) << "a warp without a strip";
   if (args.share > 1) {
-    EXPECT_LT(lanes, kNamedBarriers) << "barrier 0 is the block's";
+    EXPECT_LT(lanes, kNamedBarriers) << "barrier 0 is __syncthreads";
   }
-  if (int64_t{strips} * tiles > 20000) return;  // The shape of the argument is seen in small ones.
+  if (int64_t{strips} * tiles > 20000) return;  // Small problems show all cases.
   std::vector<int> covered(static_cast<size_t>(strips) * static_cast<size_t>(tiles), 0);
   for (int warp = 0; warp < warps; ++warp) {
     const int sharer = warp & (args.share - 1);
@@ -43,11 +43,11 @@ void ExpectWarpsCover(const GemvArguments& args, int warps, int strips, int tile
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-/// Every (row, piece) of the activations is one copy of one warp of the blocks that share: as the
-/// kernel numbers its copies.
+/// Every (row, piece) of the activations is copied by one warp of the multicast group, with the
+/// kernel's numbering of copies.
 void ExpectRowsCopiedOnce(const GemvArguments& args, int warps) {
   EXPECT_LE(args.row_mask, args.m - 1);
-  EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "no mask";
+  EXPECT_EQ(args.row_mask & (args.row_mask + 1), 0) << "not a mask";
   std::vector<int> copied(static_cast<size_t>(args.pieces) * static_cast<size_t>(args.m), 0);
   for (int first = 0; first < warps * args.multicast; ++first) {
     int piece = first * args.piece_factor >> 16;
@@ -80,8 +80,8 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_EQ(plan.partials, problem.gated || (plan.splits > 1 && !args.in_cluster));
   EXPECT_LE(plan.warps * 32, kMaxThreads);
 
-  // Blocks along n: the first units_rest of them have one unit more; of two that share copies the
-  // second may have none.
+  // CTAs along n: the first units_rest of them have one unit more; the second of a multicast pair
+  // may have none.
   const int64_t units = CeilDivide(problem.n, kStripOutputs * plan.strips);
   EXPECT_TRUE(args.units_base >= 1 || (args.multicast == 2 && args.units_rest == plan.groups - 1));
   EXPECT_LT(args.units_rest, plan.groups);
@@ -100,7 +100,7 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
 
   // Pieces of the activations.
   EXPECT_LE(args.pieces, kMaxPieces);
-  EXPECT_LE(args.pieces, plan.warps) << "a warp makes ready the barrier of one piece";
+  EXPECT_LE(args.pieces, plan.warps) << "each warp initializes at most one barrier";
   ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log2, args.pieces);
   EXPECT_TRUE(args.multicast == 1 || args.bulk);
   EXPECT_EQ(args.bulk, problem.k % 8 == 0);
@@ -132,12 +132,12 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
 
 void CheckGemv(const TileProblem& problem, const DeviceShape& device) {
   const GemvPlan plan = PlanGemv(problem, device);
-  // Other kernels are not compiled for two strips.
+  // Other problems have no kernel for units of two n-tiles.
   EXPECT_TRUE(plan.strips == 1 || (problem.narrow_codes && problem.m <= kOctet));
   CheckGemvPlan(plan, problem, device);
 }
 
-/// Every way to make blocks of so many splits and multicast that shared memory allows.
+/// Checks every plan of this split-K factor and multicast group that fits shared memory.
 void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device, int splits,
                          int multicast) {
   const int stages = 1 + splits % 3;
@@ -215,7 +215,7 @@ TEST(PlanGemv, EndsForEveryLengthOfRows) {
   }
 }
 
-/// What was measured to be the fastest on an H200.
+/// The fastest plans measured on an H200.
 TEST(PlanGemv, SharesCopiesWhereTheyAreMany) {
   const DeviceShape device;
   const GemvPlan few_strips = PlanGemv(Fp4Problem(16, 8192, 8192), device);
@@ -230,7 +230,7 @@ TEST(PlanGemv, SharesCopiesWhereTheyAreMany) {
   EXPECT_EQ(PlanGemv(Fp4Problem(8, 768, 2048), device).arguments.multicast, 1);
 }
 
-/// Rules alone took 1.1 to 1.7 times as long for these on an H200, but for the last.
+/// The heuristic plans alone took 1.1 to 1.7 times as long for these on an H200, except the last.
 TEST(PlanGemv, DividesKWhereStripsWouldLeaveBlocksIdle) {
   const DeviceShape device;
   struct Expected {

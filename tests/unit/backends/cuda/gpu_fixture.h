@@ -1,4 +1,4 @@
-// What tests on a GPU share: the device, or why the test is skipped, and memory on it.
+// Fixture of GPU tests: the device, or the reason for skipping, and memory on it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,14 +19,14 @@ class GpuTest : public Parent {
  protected:
   void SetUp() override {
     const Result<Device> device = Device::Open("cuda");
-    // tests/CMakeLists.txt looks for these words.
+    // tests/CMakeLists.txt matches this text.
     if (!device.ok()) GTEST_SKIP() << "no CUDA device: " << device.status().message();
     device_ = *device;
   }
 
   const Device& device() const { return *device_; }
 
-  /// Memory on the device; a failure of the test where there is none.
+  /// Device memory; a failed allocation fails the test.
   DeviceBuffer Make(int64_t bytes) const {
     Result<DeviceBuffer> buffer = DeviceBuffer::Allocate(*device_, bytes);
     EXPECT_TRUE(buffer.ok()) << buffer.status().message();

@@ -1,5 +1,5 @@
-// Products in CUDA graphs: captured once with a workspace of the caller's, replayed on other
-// inputs, with the bits of direct calls.
+// GEMMs in CUDA graphs: captured once with the caller's workspace and replayed on other inputs,
+// with the bits of direct calls.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     options_.stream = stream;
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    // Never null: a workspace of the device's own may be allocated in the middle of a capture.
+    // Never null: the device's own workspace could be allocated during the capture.
     workspace_ = Make(std::max<int64_t>(plan->workspace_bytes(), 256));
     options_.workspace = workspace_.data();
     options_.workspace_bytes = workspace_.bytes();
@@ -100,7 +100,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     return Download<float>(direct_);
   }
 
-  /// Two products, the second of them overlapping the first, as one graph.
+  /// Captures two GEMMs as one graph, the second overlapping the first.
   Executable Capture() const {
     EXPECT_EQ(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
     Multiply(captured_);
@@ -124,7 +124,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
 
 TEST_P(GraphCapture, ReplaysWithTheBitsOfDirectCalls) {
   SetInput(1);
-  const std::vector<float> first = DirectResult();  // Also loads what is loaded on first use.
+  const std::vector<float> first = DirectResult();  // Also loads lazily loaded modules.
   const Executable graph = Capture();
   ASSERT_NE(graph, nullptr);
   const std::vector<uint8_t> poison(static_cast<size_t>(OutBytes()), 0xff);

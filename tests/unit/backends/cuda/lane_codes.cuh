@@ -1,4 +1,4 @@
-// A lane's codes and words in a fragment block, for every kind of codes.
+// A lane's codes and words in a fragment block, for every code kind.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace marlin::cuda {
 
-inline constexpr int kCodes = 32;     ///< Of a lane in a fragment block.
-inline constexpr int kMaxWords = 16;  ///< Of those codes.
+inline constexpr int kCodes = 32;     ///< Codes per lane of a fragment block.
+inline constexpr int kMaxWords = 16;  ///< Words of those codes.
 inline constexpr int kSteps = 4;
-inline constexpr int kPairs = 4;  ///< Registers of a fragment.
+inline constexpr int kPairs = 4;  ///< Registers per fragment.
 
-inline constexpr uint32_t kUntouched = 0xdeadbeefu;  ///< What lies behind the words.
+inline constexpr uint32_t kUntouched = 0xdeadbeefu;  ///< Canary beyond the words.
 
 using LaneCodes = std::array<uint8_t, kCodes>;
 using LaneWords = std::array<uint32_t, kMaxWords>;
@@ -52,7 +52,7 @@ inline std::vector<CodeKind> CodedKinds() {
 
 inline int CountOf(CodeKind kind) { return 1 << CodeBits(kind); }
 
-/// Codes that differ between neighbours; over all `first`, every code is in every place.
+/// Codes that differ between neighbours; over all `first`, every code is in every position.
 inline LaneCodes Ascending(CodeKind kind, int first) {
   LaneCodes codes;
   for (int i = 0; i < kCodes; ++i) {

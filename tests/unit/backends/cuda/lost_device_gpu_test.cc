@@ -1,4 +1,4 @@
-// A kernel that fails takes the device with it: the first reason stays, in every call that follows.
+// A kernel that faults makes the device unusable: every later call reports the first error.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr int64_t kSize = 256;
 class LostDevice : public GpuTest<::testing::Test> {
  protected:
   void SetUp() override {
-    // The child is a process of its own: a context is not for two, and is gone with its error.
+    // Runs in a child process: a CUDA context does not survive fork, nor this error.
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     GpuTest::SetUp();
   }
@@ -30,7 +30,7 @@ class LostDevice : public GpuTest<::testing::Test> {
                 {out.data(), DType::kF32, {1, kSize}});
   }
 
-  /// In the child: whether every call says that the device is lost, and why.
+  /// Runs in the child: whether every call reports the lost device and the first error.
   bool EveryCallFails() const {
     const std::vector<float> dense = GaussianFloats(kSize * kSize, 3);
     const Result<QuantizedWeights> weights =
@@ -42,7 +42,7 @@ class LostDevice : public GpuTest<::testing::Test> {
     const Status first = device().Synchronize();
     std::fprintf(stderr, "first: %s\n", first.message().c_str());
     if (first.code() != Code::kDeviceLost) return false;
-    // "call: error (what it means)": the error is named again by every later call.
+    // "call: error (description)": every later call repeats the error.
     const std::string error = first.message().substr(first.message().find(": ") + 2);
     std::vector<float> host(kSize);
     const std::vector<std::function<Status()>> calls = {
@@ -69,12 +69,12 @@ class LostDevice : public GpuTest<::testing::Test> {
 
 TEST_F(LostDevice, IsLostForEveryLaterCall) {
   EXPECT_EXIT(std::_Exit(EveryCallFails() ? 0 : 1), ::testing::ExitedWithCode(0), "first: ");
-  // This process's own context is as it was.
+  // The context of this process still works.
   EXPECT_TRUE(device().Synchronize().ok());
   EXPECT_NE(Make(64).data(), nullptr);
 }
 
-/// Calls that are refused leave the device alone.
+/// Refused calls leave the device usable.
 TEST_F(LostDevice, SurvivesRefusals) {
   EXPECT_EQ(DeviceBuffer::Allocate(device(), int64_t{1} << 60).status().code(), Code::kOutOfMemory);
   EXPECT_TRUE(device().Synchronize().ok());

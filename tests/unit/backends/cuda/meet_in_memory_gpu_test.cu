@@ -1,5 +1,5 @@
-// Split-K and stream-K through scratch memory: the CTA that comes last adds the partial sums, or a
-// kernel of its own where no scratch memory is left, with the same bits.
+// Split-K and stream-K through scratch memory: the last CTA adds the partial sums, or a separate
+// kernel where no scratch memory is left, with the same bits.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -15,12 +15,12 @@
 namespace marlin {
 namespace {
 
-// An H200 does not hold the activations with fewer than four blocks to a k, and runs fewer
-// clusters of four than there are strips.
+// On an H200 the activations do not fit shared memory with fewer than four splits, and fewer
+// clusters of four run at once than there are n-tiles.
 constexpr int64_t kM = 16;
 constexpr int64_t kN = 1442;
 constexpr int64_t kK = 14336;
-/// Rows of which an H200's blocks take parts of tiles.
+/// An m for which an H200 runs stream-K.
 constexpr int64_t kStreamedRows = 300;
 constexpr int64_t kAlignment = 256;
 
@@ -75,7 +75,7 @@ class MeetInMemory : public GpuTest<::testing::Test> {
     return Gemm(device(), A(rows), weights_, Out(out, rows), options);
   }
 
-  /// Captures GEMMs with workspaces of their own until they have all scratch memory for good.
+  /// Captures GEMMs with distinct workspaces until they hold all scratch memory for good.
   void TakeAllScratch(const DeviceBuffer& workspaces, int places) const {
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
@@ -99,9 +99,9 @@ class MeetInMemory : public GpuTest<::testing::Test> {
 constexpr int64_t kLeastBytes = 2 * kM * kN * int64_t{sizeof(float)};
 constexpr auto kPlaces = static_cast<int>(cuda::SplitKScratch::kBytes / kLeastBytes + 2);
 
-// A process that lives long sees many workspaces and streams: neither may use up the memory.
+// A long-lived process sees many workspaces and streams: neither may exhaust the memory.
 TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const DeviceBuffer workspaces = Make(bytes_ + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   for (int place = 1; place < kPlaces; ++place) {
@@ -113,19 +113,19 @@ TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
     ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first) << "stream " << i;
     ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   }
-  EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory is all ones again";
+  EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory was not reset to all ones";
 }
 
-// Without scratch memory the reduce kernel adds, and tile_counters are made ready for every GEMM.
+// Without scratch memory the reduce kernel adds, and every GEMM initializes its tile_counters.
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
-  ASSERT_GT(streamed_bytes, 0) << "this device does not stream tiles";
+  ASSERT_GT(streamed_bytes, 0) << "this device does not run stream-K";
   const DeviceBuffer workspaces = Make(std::max(bytes_, streamed_bytes) + kPlaces * kAlignment);
   const std::vector<float> first = Multiply(workspaces, 0);
   const std::vector<float> streamed = Multiply(workspaces, 0, kStreamedRows);
   ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed)
-      << "the tile_counters are all ones again";
+      << "the tile_counters were not reset to all ones";
   TakeAllScratch(workspaces, kPlaces);
   for (int i = 0; i < 2; ++i) {
     cudaStream_t stream = nullptr;
@@ -136,10 +136,10 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   }
 }
 
-// Other rows have their sums elsewhere in the same memory: words that were not all ones again would
-// be taken for sums. Fewer than 13 rows would be divided in two, which meet in a cluster.
+// Another m has its sums elsewhere in the same memory: words that were not reset to all ones would
+// be taken for sums. Fewer than 13 rows would have two splits, which reduce in a cluster.
 TEST_F(MeetInMemory, OfOtherSizesInOneWorkspace) {
-  ASSERT_GT(bytes_, 0) << "this device does not divide k";
+  ASSERT_GT(bytes_, 0) << "this device does not split k";
   const DeviceBuffer workspaces = Make(bytes_ + (kM + 1) * kAlignment);
   std::vector<std::vector<float>> of_fresh_memory;
   for (int64_t rows = 13; rows <= kM; ++rows) {

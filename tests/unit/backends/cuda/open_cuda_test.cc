@@ -1,4 +1,4 @@
-// Names of CUDA devices that are none, in builds with CUDA; with a GPU and without.
+// Invalid names of CUDA devices in builds with CUDA, with and without a GPU.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -41,7 +41,7 @@ TEST(OpenCuda, LeavesOtherNamesToOthers) {
   }
 }
 
-/// What cannot be opened is not listed, and listing it does no harm.
+/// Devices that cannot be opened are not listed, and listing has no side effects.
 TEST(OpenCuda, ListsWhatCanBeOpened) {
   for (const DeviceInfo& info : ListDevices()) {
     EXPECT_TRUE(Device::Open(info.name).ok()) << info.name;

@@ -1,4 +1,4 @@
-// Problems and devices that plans are tested with, and what holds for plans of every kernel.
+// Problems and devices for tests of plans, and invariants of the plans of every kernel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ inline std::string Describe(const TileProblem& problem, const DeviceShape& devic
          ", multiprocessors " + std::to_string(device.multiprocessors);
 }
 
-/// The sizes of a tile of every kind of codes with every number of groups, with zeros and without.
+/// The tile sizes of every code kind with every number of groups, with and without zeros.
 inline std::vector<int> AllTileBytes() {
   std::vector<int> sizes;
   for (const CodeKind kind :
@@ -35,8 +35,8 @@ inline std::vector<int> AllTileBytes() {
   return sizes;
 }
 
-/// Problems with dimensions from 1 up that are as likely small as large, and those around the sizes
-/// of tiles, strips and blocks.
+/// Problems with log-uniform dimensions from 1 up, and with dimensions at and next to powers of
+/// two.
 inline std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
   constexpr int kMaxLog = 17;
   std::mt19937 bits(20261121);
@@ -71,7 +71,7 @@ inline std::vector<TileProblem> ManyProblems(int max_m, size_t count) {
 }
 
 inline std::vector<DeviceShape> Devices() {
-  std::vector<DeviceShape> devices(4);  // An H200, smaller parts of one, and more than there are.
+  std::vector<DeviceShape> devices(4);  // An H200, smaller devices, and a larger one.
   devices[1].multiprocessors = 114;
   devices[2].multiprocessors = 16;
   devices[3].multiprocessors = 200;

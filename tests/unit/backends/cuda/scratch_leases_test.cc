@@ -1,4 +1,4 @@
-// Who has which part of the split-K scratch memory.
+// Leases of the split-K scratch memory.
 #include "backends/cuda/plan/scratch_leases.h"
 
 #include <gtest/gtest.h>
@@ -33,8 +33,7 @@ TEST(ScratchLeases, GiveAKeyTheSamePartAgain) {
   EXPECT_EQ(leases->Find(1, 1000), more);
 }
 
-// A process that multiplies with 10,000 shapes, each with a workspace somewhere else, uses a few
-// streams all the same.
+// A process that runs 10,000 shapes, each with a workspace of its own, still uses a few streams.
 TEST(ScratchLeases, SufficeForAnyNumberOfShapesOnAFewStreams) {
   const auto leases = Make();
   std::mt19937 random(3);
@@ -48,7 +47,7 @@ TEST(ScratchLeases, SufficeForAnyNumberOfShapesOnAFewStreams) {
 TEST(ScratchLeases, NeverOverlap) {
   const auto leases = Make(kMiB);
   std::mt19937 random(4);
-  std::map<int64_t, int64_t> lent;  // End by beginning.
+  std::map<int64_t, int64_t> lent;  // Begin -> end.
   for (uint64_t key = 1; key < 500; ++key) {
     const auto bytes = static_cast<int64_t>(1 + random() % 5000);
     const int64_t offset = leases->Lend(key, bytes, random() % 2 == 0);

@@ -1,7 +1,7 @@
-// What selection chooses, held against what was measured: for every product of the committed record
-// the chosen kernel and variant is nowhere more than 3 % slower than another that may be chosen,
-// nor more than 4 % slower than cuBLAS's bf16 product, alone or in a chain. What is, stands with
-// its reason in selection_misses.txt, and nothing else does: the list may only shrink.
+// Checks selection against measurements: for every GEMM of the committed record the selected kernel
+// and variant is at most 3 % slower than any other that may be selected, and at most 4 % slower
+// than cuBLAS's bf16 GEMM, isolated and back-to-back. selection_misses.txt lists exactly the
+// exceptions, with reasons: the list may only shrink.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,14 +28,14 @@ constexpr double kPeerNoise = 1.04;
 
 std::string SourcePath(const char* name) { return std::string(MARLIN_SOURCE_DIR "/") + name; }
 
-/// One way of launching one product, and what every kernel took.
+/// A GEMM of the record, and the times of every kernel.
 struct Product {
   std::string name;  ///< "fp4_e2m1 128 fp16 bf16 16 4096 4096"
   GemmDesc desc;
   std::string device;
-  std::map<std::string, double> alone;  ///< By kernel, of those that may be chosen.
+  std::map<std::string, double> alone;  ///< Isolated, by kernel that may be selected.
   std::map<std::string, double> chain;
-  double peer = 0;  ///< 0: none ran.
+  double peer = 0;  ///< The baseline; 0: none ran.
 };
 
 Product ProductOf(const Json& run, const Json& row) {
@@ -69,7 +69,7 @@ Product ProductOf(const Json& run, const Json& row) {
   return product;
 }
 
-/// What every kernel of a result took.
+/// The times of every kernel of a result.
 void AddTimes(const Json& row, Product* product) {
   if (!row.contains("candidates")) {
     product->alone[row["kernel"]] = row["seconds"];
@@ -84,7 +84,7 @@ void AddTimes(const Json& row, Product* product) {
   }
 }
 
-/// Every product of the record; those that several runs measured, once for each.
+/// The GEMMs of the record, once for each run that measured them.
 std::vector<Product> ReadRecord() {
   std::ifstream file(SourcePath("bench/records/gemm-h200.json"));
   const Json record = Json::parse(file);
@@ -100,13 +100,13 @@ std::vector<Product> ReadRecord() {
   return products;
 }
 
-/// What the library chooses for a product, with its variant.
+/// The kernel that the library selects for a GEMM, with its variant.
 std::string Chosen(const Product& product) {
   static const auto* const sections =
       new std::vector<TuningSection>(*ParseTuning(ShippedTuning(), "shipped"));
   TuningTable table;
   table.Add(*sections, product.device);
-  const DeviceShape device;  // That of an H200.
+  const DeviceShape device;  // An H200.
   const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& desc,
                               const KernelVariant& variant) {
     return CanRunAs(kernel, desc, device, variant);
@@ -126,8 +126,8 @@ std::string Chosen(const Product& product) {
   return ToString(choice->kernel->name, variants.empty() ? KernelVariant() : variants.front());
 }
 
-/// The seconds of a kernel; a record from before there were variants names kernels alone. 0: it
-/// was not measured.
+/// The seconds of a kernel, 0 if it was not measured; records older than variants name kernels
+/// only.
 double SecondsOf(const std::map<std::string, double>& seconds, const std::string& kernel) {
   const auto found = seconds.find(kernel);
   if (found != seconds.end()) return found->second;
@@ -135,7 +135,7 @@ double SecondsOf(const std::map<std::string, double>& seconds, const std::string
   return plain == seconds.end() ? 0 : plain->second;
 }
 
-/// Lines as selection_misses.txt has them, without reasons.
+/// Lines in the format of selection_misses.txt, without reasons.
 void AddMisses(const Product& product, const std::string& chosen, const char* mode,
                const std::map<std::string, double>& seconds, std::set<std::string>* misses) {
   const double taken = SecondsOf(seconds, chosen);
@@ -159,7 +159,7 @@ TEST(SelectionRecord, NothingIsSlowerThanItNeedsToBe) {
     const std::string chosen = Chosen(product);
     AddMisses(product, chosen, "alone", product.alone, &misses);
     AddMisses(product, chosen, "chain", product.chain, &misses);
-    // Where every candidate was measured, the chosen one was.
+    // If every candidate was measured, so was the selected one.
     if (product.alone.size() > 1) {
       EXPECT_GT(SecondsOf(product.alone, chosen), 0) << product.name;
     }
@@ -175,10 +175,10 @@ TEST(SelectionRecord, NothingIsSlowerThanItNeedsToBe) {
     EXPECT_TRUE(listed.insert(line.substr(0, colon)).second) << "twice: " << line;
   }
   for (const std::string& miss : misses) {
-    EXPECT_TRUE(listed.contains(miss)) << "slower than it need be: " << miss;
+    EXPECT_TRUE(listed.contains(miss)) << "slower than necessary: " << miss;
   }
   for (const std::string& line : listed) {
-    EXPECT_TRUE(misses.contains(line)) << "no miss any more, remove it: " << line;
+    EXPECT_TRUE(misses.contains(line)) << "no longer a miss, remove it: " << line;
   }
 }
 

@@ -1,4 +1,4 @@
-// The same as gemv_plan_test.cc for products of more rows.
+// Plans of the WGMMA kernel, as gemv_plan_test.cc for the GEMV kernel.
 #include "backends/cuda/kernels/wgmma/wgmma_plan.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,8 @@
 namespace marlin::cuda {
 namespace {
 
-/// The strips that the blocks of a gated product read, as StripOf in wgmma_block.cuh numbers them.
+/// The CTAs of a gated GEMM read every n-tile once, with the numbering of StripOf in
+/// wgmma_block.cuh.
 void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   ASSERT_EQ(args.half_strips * kStripOutputs * 2, n);
   std::vector<bool> seen(static_cast<size_t>(args.half_strips) * 2, false);
@@ -31,8 +32,8 @@ void ExpectGatedStripsCovered(const WgmmaArguments& args, int n) {
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool one) { return one; }));
 }
 
-/// Every block has tiles of k, and all that divide an item run at once, one item each; in a cluster
-/// they also have a part of the sums to finish.
+/// Every CTA has k-iterations, and all CTAs that split an output tile run in one wave, one tile
+/// each; in a cluster each also finishes a part of the sums.
 void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
   const WgmmaArguments& args = plan.arguments;
   ASSERT_GE(args.splits, 1);
@@ -41,7 +42,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
   for (int split = 0; split < args.splits; ++split) {
     const WgmmaItem item = ItemAt(args, 0, split);
     EXPECT_EQ(item.first_tile, next);
-    EXPECT_GT(item.tiles, 0) << "a block without k";
+    EXPECT_GT(item.tiles, 0) << "a CTA without k-iterations";
     next += item.tiles;
   }
   EXPECT_EQ(next, args.tiles);
@@ -53,7 +54,7 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
     EXPECT_LE(args.items * args.splits, device.multiprocessors);
     return;
   }
-  // As OwnerOf in wgmma_reduction.cuh gives them out.
+  // The assignment of OwnerOf in wgmma_reduction.cuh.
   const int units = UnitsOfItem(plan.tokens);
   std::vector<int> owned(static_cast<size_t>(args.splits), 0);
   for (int unit = 0; unit < units; ++unit) {
@@ -61,12 +62,12 @@ void CheckSplits(const WgmmaPlan& plan, const DeviceShape& device) {
             static_cast<size_t>(units)];
   }
   for (const int of_block : owned) {
-    EXPECT_GT(of_block, 0) << "a block without sums";
+    EXPECT_GT(of_block, 0) << "a CTA without sums";
     EXPECT_LE(of_block * kUnitBytes, SenderBytes(plan.tokens, args.splits));
   }
 }
 
-/// What one launch has in shared memory.
+/// The shared memory and the grid of one launch.
 void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
                       const DeviceShape& device) {
   const WgmmaArguments& args = launch.arguments;
@@ -78,7 +79,7 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
   EXPECT_EQ(launch.groups, args.streamed > 0 ? at_once : std::min<int64_t>(args.items, at_once));
   EXPECT_GE(launch.groups, 1);
   const int slots_of_step = SlotsOfStep(problem.tile_bytes / TileCodeBytes(1), launch.tokens);
-  EXPECT_GE(args.slots, 2 * slots_of_step) << "no copy would overlap a product";
+  EXPECT_GE(args.slots, 2 * slots_of_step) << "no copy would overlap an MMA";
   EXPECT_GE(args.weight_slots * slots_of_step, args.slots) << "weights would be overwritten";
   const int64_t activations =
       int64_t{args.slots} * (StepActivationBytes(launch.tokens) / slots_of_step);
@@ -97,7 +98,7 @@ void CheckWgmmaLaunch(const WgmmaLaunch& launch, const TileProblem& problem,
   EXPECT_LE(launch.shared_bytes, device.shared_bytes);
 }
 
-/// Every token meets every block of outputs in one item of a plan's launches.
+/// Every token and block of outputs is in one output tile of a plan's launches.
 void ExpectItemsCover(const WgmmaPlan& plan) {
   constexpr int kFewestTokens = kWgmmaWidths[0];
   const WgmmaArguments& args = plan.arguments;
@@ -112,7 +113,7 @@ void ExpectItemsCover(const WgmmaPlan& plan) {
       const int parts_of_tile = launch.tokens / kFewestTokens;
       for (int part = 0; part < parts_of_tile; ++part) {
         const auto row = static_cast<size_t>(item.token_tile * parts_of_tile + part);
-        // Rows behind m are not stored.
+        // Rows beyond m are not stored.
         if (row < parts) ++covered[row * blocks + static_cast<size_t>(item.block)];
       }
     }
@@ -122,8 +123,9 @@ void ExpectItemsCover(const WgmmaPlan& plan) {
   EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int c) { return c == 1; }));
 }
 
-/// Every step of streamed items is one block's, as TileScheduler in wgmma_block.cuh takes them, and
-/// parts have places of their own in the workspace, as StreamReduction gives them out.
+/// Every k-iteration of a stream-K tile belongs to one CTA, as TileScheduler in wgmma_block.cuh
+/// assigns them, and their partial sums do not overlap in the workspace, as StreamReduction places
+/// them.
 void CheckStream(const WgmmaPlan& plan, const TileProblem& problem) {
   const WgmmaArguments& args = plan.arguments;
   EXPECT_FALSE(problem.batch_invariant);
@@ -195,7 +197,7 @@ void CheckWgmma(const TileProblem& problem, const DeviceShape& device) {
   CheckWgmmaPlan(PlanWgmma(problem, device), problem, device);
 }
 
-/// All widths, and all clusters that the problem and the device have room for.
+/// All tile widths, and all split-K factors that the problem and the device support.
 void CheckEveryWgmmaShape(const TileProblem& problem, const DeviceShape& device) {
   const int64_t tiles = CeilDivide(problem.k, kTileK);
   for (const int tokens : kWgmmaWidths) {
@@ -226,7 +228,7 @@ TEST(PlanWgmma, CoversEveryShapeOnce) {
 TEST(PlanWgmma, CoversWithEveryWidthAndCluster) {
   for (const DeviceShape& device : Devices()) {
     for (TileProblem problem : ManyProblems(300, 2000)) {
-      problem.n = 1 + problem.n % 4096;  // Few items: there are clusters for them.
+      problem.n = 1 + problem.n % 4096;  // Few output tiles, so that clusters suffice.
       problem.gated = problem.gated && problem.n % 2 == 0;
       SCOPED_TRACE(Describe(problem, device));
       CheckEveryWgmmaShape(problem, device);
@@ -235,7 +237,7 @@ TEST(PlanWgmma, CoversWithEveryWidthAndCluster) {
   }
 }
 
-/// As large as fits a device's memory in one dimension.
+/// Problems with one dimension as large as a device's memory allows.
 TEST(PlanWgmma, CountsLargeShapes) {
   const DeviceShape device;
   constexpr int kLarge = 2147483000;
@@ -256,7 +258,7 @@ TEST(PlanWgmma, CountsLargeShapes) {
   }
 }
 
-/// 52 of 448 tiles of 256 tokens are left after three waves: another would take as long as each.
+/// Three full waves leave 52 of 448 tiles of 256 tokens: a fourth would take as long as each.
 TEST(PlanWgmma, LeavesFewItemsToNarrowTiles) {
   const DeviceShape device;
   TileProblem problem = {
@@ -267,16 +269,16 @@ TEST(PlanWgmma, LeavesFewItemsToNarrowTiles) {
   ASSERT_TRUE(plan.tail);
   EXPECT_EQ(plan.tail->tokens, 128);
   EXPECT_EQ(plan.tail->arguments.items, 104);
-  // 16 are left of 544, and 128 pieces of 32 tokens are the soonest done.
+  // 16 of 544 are left: as 128 tiles of 32 tokens they finish soonest.
   problem.m = 4352;
   problem.n = 4096;
   const WgmmaPlan quarters = PlanWgmmaAs(problem, device, {256, 1});
   ASSERT_TRUE(quarters.tail);
   EXPECT_EQ(quarters.tail->tokens, 32);
-  // 124 of 256 fill the device almost.
+  // The last wave has 124 of 132 tiles: almost full.
   problem.m = 2048;
   EXPECT_FALSE(PlanWgmmaAs(problem, device, {256, 1}).tail);
-  // A wave of few steps is done before another launch begins.
+  // A wave of few k-iterations ends before a second launch would begin.
   problem.m = 4352;
   problem.k = 128;
   EXPECT_FALSE(PlanWgmmaAs(problem, device, {256, 1}).tail);
@@ -294,8 +296,8 @@ TEST(PlanWgmma, MakesClustersOfFewItems) {
   EXPECT_FALSE(plan.arguments.in_cluster);
 }
 
-/// More items than clusters run at once: a cluster's next size down would leave a quarter of the
-/// multiprocessors idle.
+/// More output tiles than clusters that run in one wave: the next smaller cluster would leave a
+/// quarter of the SMs idle.
 TEST(PlanWgmma, MeetsInMemoryWhereClustersAreTooFew) {
   const DeviceShape device;
   const TileProblem problem = {
@@ -305,7 +307,7 @@ TEST(PlanWgmma, MeetsInMemoryWhereClustersAreTooFew) {
   EXPECT_TRUE(plan.partials);
 }
 
-/// What was measured on an H200: 8 to 24 % less than without, but for the last four.
+/// Measured on an H200: 8 to 24 % less time with stream-K, except the last four.
 TEST(PlanWgmma, StreamsWhatWholeWavesLeave) {
   const DeviceShape device;
   struct Expected {
@@ -324,11 +326,11 @@ TEST(PlanWgmma, StreamsWhatWholeWavesLeave) {
   TileProblem invariant = Fp4Problem(32, 28672, 8192);
   invariant.batch_invariant = true;
   EXPECT_EQ(PlanWgmma(invariant, device).arguments.streamed, 0);
-  // Steps are counted exactly up to here.
+  // DivideStep is not exact for as many k-iterations.
   EXPECT_EQ(PlanWgmma(Fp4Problem(1, 128, 2147483000), device).arguments.streamed, 0);
 }
 
-/// The same rows in a larger batch: the order of a row's sums may not change.
+/// Batch invariance: the order of a row's sums must not depend on m.
 TEST(PlanWgmma, KeepsOneSplitWhereBatchesMayNotMatter) {
   const DeviceShape device;
   for (int m = 1; m <= 300; ++m) {
@@ -368,13 +370,13 @@ bool WgmmaIsFaster(const GemmDesc& desc) {
 }
 
 TEST(Estimates, PreferWgmmaFromNineRowsOnWhereStripsDoNotFillTheDevice) {
-  // 288 strips are three for 24 blocks of 132.
+  // 288 n-tiles on 132 CTAs: 24 have three, the others two.
   EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(16, 9216, 4096)));
   EXPECT_TRUE(WgmmaIsFaster(Fp4Gemm(9, 9216, 4096)));
-  // The estimates were compared from nine rows on alone; otherwise they would say so here.
+  // The estimates are fitted to each other from nine rows on only; below, they would mislead here.
   EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(8, 8704, 4096)));
   EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(16, 28672, 8192)));
-  // Partial sums would go to the workspace.
+  // Split-K would go through the workspace.
   EXPECT_FALSE(WgmmaIsFaster(Fp4Gemm(16, 2048, 5120)));
 }
 
@@ -392,7 +394,7 @@ TEST(Estimates, PreferGemvWhereTheyWereNotFitted) {
         desc.format = Format::kFp8E4M3;
         EXPECT_FALSE(WgmmaIsFaster(desc)) << m << " " << n << " " << k;
         desc.format = Format::kFp4E2M1;
-        desc.group_size = 32;  // Several groups to a tile, unless one holds all of k.
+        desc.group_size = 32;  // Several groups per tile, unless one holds all of k.
         EXPECT_FALSE(k > 32 && WgmmaIsFaster(desc)) << m << " " << n << " " << k;
       }
     }
