@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the tester of Metal kernels: breaks their sources in one place at a time and requires that
-the conformance program, which runs them in the simulator, fails.
+"""Mutation test of the Metal conformance cases: introduces one fault at a time into the kernel
+sources and requires that the conformance program, which runs them in the simulator, fails.
 
 Usage: metal_mutants.py PROGRAM [--only I]... [--jobs N]
 PROGRAM is marlin_conformance of a build with the simulator.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = Path("backends/metal/kernels")
 
-# Cases of one family of kernels: a few formats with every shape of the systematic part.
+# Cases that cover one kernel family: a few formats with every systematic shape.
 FEW_ROWS = r"^gemm/(fp4_e2m1|u4|int3)/metal/marlin_gemv(_wide)?/"
 DIRECT = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused)"
 STAGED = r"^gemm/fp4_e2m1/metal/marlin_gemm_fp4"
@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    # Few rows.
+    # GEMV.
     Mutant("no barrier before sums are read", "gemv.h", BARRIER, "", FEW_ROWS),
     Mutant("a barrier of the simdgroup only", "gemv.h", "threadgroup_barrier(",
            "simdgroup_barrier(", FEW_ROWS),
@@ -73,7 +73,7 @@ MUTANTS = [
     Mutant("elements beyond k are read", "activations.h", "if (k + i < p.k) ", "", FEW_ROWS),
     Mutant("rows are contiguous", "activations.h", "long(row) * p.input_stride",
            "long(row) * p.k", FEW_ROWS),
-    # Decoding.
+    # Decoders.
     Mutant("the first group's scale for all", "decode.h",
            "metal::min(k / strip.group_size, strip.groups - 1)", "0", DECODED),
     Mutant("scales of a group beyond the last", "decode.h",
@@ -127,7 +127,7 @@ MUTANTS = [
            "output.row_weight[0]", FINISHED),
     Mutant("GELU with another constant", "epilogue.h", "0.044715f", "0.0447f",
            r"^gemm/.*/metal/marlin_gemv_wide/.*gelu"),
-    # Sums of parts.
+    # Split-K reduction.
     Mutant("a split left out", "finish.h", "int split = 1", "int split = 2", DIRECT),
     Mutant("the gate for the other half", "finish.h", "partials, at + columns, p)",
            "partials, at, p)", FINISHED),
@@ -146,7 +146,7 @@ MUTANTS = [
            "sums.fragment[i][j + kStrips / 2]", "sums.fragment[i][j]", DIRECT_GATED),
     Mutant("partial sums of all splits in one place", "epilogue.h", "(long(split) * p.m + row)",
            "(long(row))", DIRECT),
-    # Fragments from registers.
+    # Kernels that load fragments directly from device memory.
     Mutant("strips beyond the last are read", "gemm_direct.h",
            "metal::min(strip + j % run, last_strip)", "strip + j % run", DIRECT),
     Mutant("chunks beyond the last are read", "gemm_direct.h",
@@ -210,7 +210,7 @@ def replace(text: str, mutant: Mutant) -> str:
 
 
 def run(program: Path, cases: str, sources: Path) -> tuple[bool, str]:
-    """Whether the program passed, and what it said first."""
+    """Returns whether the program passed, and its first message."""
     environment = dict(os.environ, MARLIN_METAL_SIM_SOURCES=str(sources))
     command = [str(program), "--device", "metal", "--stop", "--json", "--filter", cases]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
