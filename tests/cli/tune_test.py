@@ -1,4 +1,4 @@
-"""tune: the table that it writes, how the library takes it, and hostile tables."""
+"""tune: the table that it writes, how the library uses it, and hostile tables."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Tune(CommandTestCase):
             path.write_text(text)
             self.use(path)
             self.refuse(MALFORMED, *shape, says=(says, str(path)))
-            # What cannot be read is not overwritten either.
+            # An unreadable table is not overwritten either.
             self.refuse(MALFORMED, "tune", *SMALL, "--shape", "1,64,64", "-o", path, says=(says,))
         for path, says in ((self.directory / "absent", "no such tuning file"),
                            (self.directory, "is not a regular file"),
