@@ -1,6 +1,6 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# A directory of the new method is listed, is run to the same bits as the directory that it was made
-# from, and is refused where only this project's own will do.
+# A directory of the new quant_method is listed, runs to the same bits as the directory that it was
+# made from, and is refused by commands that accept only this project's format.
 compile metal-marlin
 
 marlin=$build/bin/metal-marlin
