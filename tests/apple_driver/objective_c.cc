@@ -24,7 +24,8 @@ struct Shared {
   std::map<std::string, Object*> classes;
   std::map<std::pair<std::string, std::string>, Method> methods;
   std::map<std::string, int> living;
-  /// Released objects stay allocated, so that messages to them are detected.
+  /// Released objects stay allocated, so that messages to them are detected, and reachable, so that
+  /// they are not reported as leaks.
   std::vector<Object*> dead;
 };
 Shared& TheShared() {

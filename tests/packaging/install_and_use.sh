@@ -1,7 +1,7 @@
 #!/bin/sh
 # install_and_use.sh static|shared CMAKE SOURCE_DIR BUILD_DIR SCRATCH_DIR SHARED_BUILD_DIR
 # Installs the library (when shared, built in SHARED_BUILD_DIR with the settings of BUILD_DIR),
-# builds the consumer project against it, runs it, and checks what symbols a shared one exports.
+# builds the consumer project against it, runs it, and checks the exported symbols of a shared one.
 set -eu
 kind=$1 cmake=$2 source=$3 build=$4 scratch=$5 shared_build=$6
 here=$(cd "$(dirname "$0")" && pwd -P)
@@ -35,7 +35,7 @@ fi
 "$cmake" --build "$scratch/consumer"
 "$scratch/consumer/consumer"
 
-# The same by pkg-config, from C.
+# The same with pkg-config, from C.
 if command -v pkg-config >/dev/null; then
   directory=$(dirname "$(find "$scratch/prefix" -name marlin.pc)")
   # shellcheck disable=SC2046
