@@ -47,7 +47,7 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
           std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())) == 0);
 }
 
-/// Quantizes, validates, decodes, and bounds the relative squared error.
+/// Quantizes, validates and decodes; bounds the relative squared error.
 void CheckClose(const Dense& dense, const QuantizeOptions& options) {
   const FormatInfo& info = GetFormatInfo(options.format);
   SCOPED_TRACE(std::string(info.name) + " " + std::string(ScaleTypeName(options.scale_type)) +
