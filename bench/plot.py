@@ -82,19 +82,19 @@ FLOOR = Plot(
     "rate of cuBLAS at 8192^3; 1 is perfect",
     y_label="time / floor",
     series=(
-        Series("alone", "alone", lambda row: over_floor(row["seconds"], row)),
-        Series("chain", "in a chain of overlapping products",
+        Series("alone", "isolated", lambda row: over_floor(row["seconds"], row)),
+        Series("chain", "back-to-back with PDL",
                lambda row: over_floor(row.get("chain", {}).get("seconds"), row)),
         Series("peer", "cuBLAS bf16", lambda row: over_floor(peer_of(row).get("seconds"), row)),
     ),
 )
 AGAINST = Plot(
-    title="Speed against cuBLAS bf16",
-    note="cuBLAS's time over ours, taken in turns; above 1 is faster",
-    y_label="times as fast",
+    title="Speedup over cuBLAS bf16",
+    note="cuBLAS's time / ours, measured alternately; above 1 is faster",
+    y_label="speedup",
     series=(
-        Series("alone", "alone", lambda row: peer_of(row).get("speedup")),
-        Series("chain", "in a chain of overlapping products",
+        Series("alone", "isolated", lambda row: peer_of(row).get("speedup")),
+        Series("chain", "back-to-back with PDL",
                lambda row: peer_of(row).get("chain_speedup")),
     ),
 )
@@ -199,7 +199,7 @@ def draw(plot: Plot, record: dict[str, Any]) -> str:
     width = LEFT + COLUMNS * (PANEL_WIDTH + GAP_X) - GAP_X + 20
     height = TOP + lines * (PANEL_HEIGHT + GAP_Y) - 20
     run = record["runs"][0]
-    kind = f"{rows[0]['format']}, groups of {rows[0]['group_size']}" if rows else "no products"
+    kind = f"{rows[0]['format']}, groups of {rows[0]['group_size']}" if rows else "no GEMMs"
     title = f"{plot.title}: {run['device']['model']}, {kind}"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -227,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     record = json.loads(options.record.read_text())
     if not panels(record):
-        sys.exit(f"{options.record}: has no products with floors for several m")
+        sys.exit(f"{options.record}: has no GEMMs with floors for several m")
     options.output.mkdir(parents=True, exist_ok=True)
     for suffix, plot in (("floor", FLOOR), ("cublas", AGAINST)):
         path = options.output / f"{options.record.stem}-{suffix}.svg"

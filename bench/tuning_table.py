@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     text = table(json.loads(options.record.read_text()))
     if "\ndevice " not in text:
-        sys.exit(f"{options.record}: no product was measured with more than one kernel")
+        sys.exit(f"{options.record}: no GEMM was measured with more than one kernel")
     options.output.write_text(text)
 
 

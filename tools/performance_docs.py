@@ -32,7 +32,7 @@ def shared_memory_ceilings(roof: dict[str, Any]) -> str:
             f"{roof['call_us']:.2f} us"
         )
     return (
-        f"read {roof['read_gbps']:.1f} GB/s in one stream a thread, "
+        f"read {roof['read_gbps']:.1f} GB/s in one stream per thread, "
         f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
         f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
         f"fork and join {roof['fork_join_us']:.2f} us"
@@ -45,7 +45,7 @@ def shared_memory_table(run: dict[str, Any]) -> list[str]:
         f"Ceilings of this run: {shared_memory_ceilings(run['roofline'])}.",
         "",
         "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of the roofline "
-        "| of plain reading | against OpenBLAS fp32 |",
+        "| of a plain read | speedup over OpenBLAS fp32 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run["results"]:
@@ -89,7 +89,7 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     """Formats one run on a GPU as Markdown, without its command."""
     roof = run["roofline"]
     ceilings = (
-        f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by bulk copies, "
+        f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by TMA bulk copies, "
         f"{roof['read_loads_gbps']:.0f} by loads; an empty kernel {roof['empty_kernel_us']:.2f} us"
     )
     if "cublas_version" in roof:
@@ -98,8 +98,8 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     return [
         f"{ceilings}.",
         "",
-        "| format | m, n, k | kernel | floor us | us alone | of the floor | us in a chain "
-        "| of the floor | cuBLAS bf16 us | against it, alone | in a chain |",
+        "| format | m, n, k | kernel | floor us | us isolated | of the floor | us back-to-back "
+        "| of the floor | cuBLAS bf16 us | speedup over it, isolated | back-to-back |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *(gpu_row(row) for row in run["results"]),
         *(line for text in run["warnings"] for line in ("", f"Not the best plan: {text}.")),

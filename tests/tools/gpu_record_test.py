@@ -114,7 +114,7 @@ class Pictures(unittest.TestCase):
             path.write_text(json.dumps({"runs": []}))
             done = subprocess.run(script, check=False, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("has no products", done.stderr)
+            self.assertIn("has no GEMMs", done.stderr)
 
 
 class Tables(unittest.TestCase):
