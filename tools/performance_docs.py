@@ -45,7 +45,7 @@ def shared_memory_table(run: dict[str, Any]) -> list[str]:
         f"Ceilings of this run: {shared_memory_ceilings(run['roofline'])}.",
         "",
         "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of the roofline "
-        "| of a plain read | speedup over OpenBLAS fp32 |",
+        "| of plain reading | speedup over OpenBLAS fp32 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run["results"]:
