@@ -28,7 +28,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
     "c": (),
 }
-# The command is above all other layers.
+# The command stands on top of everything.
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
 # The parts of the CUDA backend that are built everywhere, and so include no CUDA header.

@@ -108,7 +108,7 @@ void CheckNames(const std::string& text) {
   }
 }
 
-/// GEMMs whose operands do not fit into any memory are refused before allocation.
+/// Products whose operands no memory holds are refused before any of it is asked for.
 void CheckProduct(cli::BenchCase bench) {
   constexpr __int128 kMostElements = __int128{1} << 44;  // More bytes than any machine has.
   const __int128 m = bench.shape.m;

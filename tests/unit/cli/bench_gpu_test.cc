@@ -1,4 +1,4 @@
-// The GPU benchmarks, on the CPU: launches that run immediately replace graphs.
+// The measurements of GPUs, on the CPU: launches that run at once stand in for graphs.
 #include "cli/bench_gpu.h"
 
 #include <gmock/gmock.h>
@@ -124,7 +124,7 @@ TEST_F(BenchGpu, TakesTurnsAndRotates) {
   ASSERT_TRUE(gpu.MeasureCeilings(1 << 20, 64).ok());
   timer_ = FakeTimer();
   calls_ = PeerCalls();
-  timer_.seconds = {4e-6, 2e-6, 1e-6};  // Baseline, isolated, back-to-back.
+  timer_.seconds = {4e-6, 2e-6, 1e-6};  // Peer, alone, in a chain.
   const auto result = Run(gpu, SmallCase(3, 5));
   ASSERT_TRUE(result.ok()) << result.status().message();
   ASSERT_EQ(result->kernels.size(), 1U);
@@ -136,7 +136,7 @@ TEST_F(BenchGpu, TakesTurnsAndRotates) {
   ASSERT_TRUE(timing.chain.has_value());
   EXPECT_DOUBLE_EQ(timing.chain->median, 1e-6);
   EXPECT_GE(timing.alone.repetitions, 11);
-  // All copies are used equally often, and the baseline's weights exceed the cache.
+  // Every copy equally often, and the peer's weights beyond the cache.
   ASSERT_EQ(timer_.counts.size(), 3U);
   EXPECT_EQ(timer_.counts[1] % 5, 0);
   EXPECT_EQ(timer_.counts[1], timer_.counts[2]);
