@@ -50,7 +50,7 @@ class Limits(CommandTestCase):
 
 
 class Links(CommandTestCase):
-    """Links in a model's directory that lead out of it."""
+    """Links in a model's directory whose target is outside of it."""
 
     def model(self, link: str) -> pathlib.Path:
         model = self.directory / "model"

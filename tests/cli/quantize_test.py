@@ -59,7 +59,7 @@ class SampleModels(CommandTestCase):
             self.assertEqual(row["sqnr_db"] is None, exact, row)
             self.assertLess(row["relative_error"], 0.3, row)
 
-        # The plan from config.json alone agrees with what was written, to the byte.
+        # The plan from config.json alone equals the written sizes, to the byte.
         plan = self.document("plan", source, "--recipe", recipe, "--bandwidth", 10)
         for key in ("parameters", "quantized_parameters", "bytes", "bits_per_weight"):
             self.assertEqual(plan[key], report[key], key)

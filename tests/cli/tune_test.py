@@ -70,7 +70,7 @@ class Tune(CommandTestCase):
             self.succeed("tune", *SMALL, "--shape", f"{m},64,64", "-o", self.file)
         text = self.file.read_text()
         self.assertIn("some_kernel@3x4 17", text)
-        self.assertNotIn("64 64 1 marlin", text)  # A matrix is replaced as a whole.
+        self.assertNotIn("64 64 1 marlin", text)  # The entries of a matrix are replaced as a whole.
         self.assertIn("64 64 4 marlin", text)
 
     def test_default_place(self) -> None:

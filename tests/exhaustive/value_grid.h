@@ -22,7 +22,7 @@ struct GridPoint {
   uint32_t code;
 };
 
-/// Values in ascending order. A float past the ends rounds to the ends.
+/// Values in ascending order. Floats beyond the ends round to the ends.
 using ValueGrid = std::vector<GridPoint>;
 
 /// Makes a grid from a code table without NaN and Inf codes; of codes with equal values (0 and -0)

@@ -22,7 +22,7 @@ namespace {
 using testing::Contains;
 using testing::TemporaryDirectory;
 
-// Fails, or kills the process, at the n-th call; counts from 0.
+// Fails the n-th call, or kills the process there; counts from 0.
 class FaultyIo final : public Io {
  public:
   explicit FaultyIo(int64_t at, int error = EIO, bool kill = false)

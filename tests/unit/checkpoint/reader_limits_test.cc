@@ -26,7 +26,8 @@ using testing::WriteFile;
 class ReaderLimits : public ::testing::Test {
  protected:
   void SetUp() override { options_.recipe = MixedPrecisionConfig::DefaultMoe(); }
-  // A quantized directory of one s8 module with scales of fp32 bits `scale`, and other tensors.
+  // Writes a quantized directory with one s8 module, fp32 scales of the bits `scale`, and other
+  // tensors.
   void WriteQuantized(const std::string& module, bool stacked, const std::string& scale,
                       std::vector<TestTensor> others) const {
     ModuleRecord record;

@@ -269,7 +269,7 @@ class RemoteBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) + kFarAway);
   }
-  /// Waits for the device, as cudaFree does.
+  /// Waits for the device first, as cudaFree does.
   void Free(void* data) const override {
     (void)queue_.Finish();
     cpu_->Free(LocalAddress(data));

@@ -119,7 +119,7 @@ TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
   EXPECT_EQ(Chosen(Problem(8), "many@32x2"), "many@32x2");
   EXPECT_EQ(Chosen(Problem(16), "many"), "many");
   EXPECT_EQ(Chosen(Problem(16), "measured"), "measured");
-  EXPECT_EQ(Chosen(Problem(16), "exact"), "exact");  // Rounds less.
+  EXPECT_EQ(Chosen(Problem(16), "exact"), "exact");  // Has smaller rounding errors.
   EXPECT_TRUE(Choose(Problem(16), "exact")->measured);
   EXPECT_FALSE(Choose(Problem(17), "exact")->measured);
 }
@@ -127,7 +127,7 @@ TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
 TEST(SelectKernel, AnEntryThatDoesNotFitDoesNotCount) {
   EXPECT_EQ(Chosen(Problem(16), "absent"), "many");
   EXPECT_EQ(Chosen(Problem(16), "few"), "many");         // Does not support m = 16.
-  EXPECT_EQ(Chosen(Problem(16), "many@32x5"), "many");   // Not so many splits here.
+  EXPECT_EQ(Chosen(Problem(16), "many@32x5"), "many");   // Exceeds the number of splits here.
   EXPECT_EQ(Chosen(Problem(16), "exact@32x1"), "many");  // Has no variants.
   EXPECT_EQ(Chosen(Problem(16), "coarse"), "many");      // Another accuracy class.
 }
