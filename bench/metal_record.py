@@ -37,7 +37,7 @@ def make_record(conformance: dict[str, Any], os_name: str, commit: str,
         reasons = {row["unavailable"] for row in conformance["kernels"] if row["unavailable"]}
         raise ValueError("; ".join(sorted(reasons)) or "no metal device")
     if device["name"] != "metal":
-        raise ValueError(f"ran on {device['name']} ({device['model']}), which is no Apple GPU")
+        raise ValueError(f"ran on {device['name']} ({device['model']}), no Apple GPU")
     kernels = [{"kernel": row["kernel"], **{key: row[key] for key in COUNTS},
                 "worst_ratio": row["worst_ratio"], "worst_case": row["worst_case"]}
                for row in conformance["kernels"] if row["backend"] == "metal"]
@@ -104,9 +104,9 @@ def run_conformance(build: Path, pattern: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", type=Path, help="the folder that was built in")
+    parser.add_argument("build", type=Path, help="the build folder")
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--filter", default="", help="cases whose name matches; never recorded")
+    parser.add_argument("--filter", default="", help="only cases whose name matches; not recorded")
     arguments = parser.parse_args()
     conformance = run_conformance(arguments.build, arguments.filter)
     try:

@@ -95,7 +95,7 @@ def main() -> int:
         if run(directory, level):
             tables[level] = collect(directory)
         else:
-            print(f"skipped: {level}: this machine does not offer it")
+            print(f"skipped: {level}: not available on this machine")
     if not tables:
         return 1
     names = sorted({name for table in tables.values() for name in table})

@@ -30,17 +30,17 @@ HEAD = """\
 
 Written by `tools/hardware_status.py` from the records in `bench/records/` and from the pinned
 counts of conformance cases; a test checks that it is up to date. It says where results were
-compared with the reference or measured, and nothing else: no kernel is taken to work where it has
-not run.
+compared with the reference or measured, and nothing else: it claims nothing about devices where
+a kernel has not run.
 
 - `apple-gpu:NAME:OS`: on that GPU, all conformance cases compared (`./dev test-metal`).
 - `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were
   compared on such a device, which the pinned counts do not name.
 - `host-simulator`: conformance cases were compared in the simulator of Metal kernels, which runs
-  them on a processor and says nothing about speed, about Apple's compiler, or about its GPUs.
-- `emulator`: conformance cases were compared on an emulated processor (`./dev nightly`, qemu).
+  them on a CPU and says nothing about speed, about Apple's compiler, or about its GPUs.
+- `emulator`: conformance cases were compared on an emulated CPU (`./dev nightly`, qemu).
 - `type-check`: compiled for its language, not run.
-- `not-run`: nowhere that a record tells of.
+- `not-run`: no record of a run.
 """
 
 
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if target.exists() and target.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{PAGE}: not what the records say; run tools/hardware_status.py", file=sys.stderr)
+    print(f"{PAGE}: differs from the records; run tools/hardware_status.py", file=sys.stderr)
     return 1
 
 

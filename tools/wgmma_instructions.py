@@ -79,7 +79,7 @@ def main() -> None:
     text += "}  // namespace marlin::cuda\n"
     if "--check" in sys.argv:
         if not PATH.exists() or PATH.read_text() != text:
-            sys.exit(f"{PATH.name} is not what tools/wgmma_instructions.py writes")
+            sys.exit(f"{PATH.name} differs from the output of tools/wgmma_instructions.py")
     else:
         PATH.write_text(text)
 

@@ -34,15 +34,15 @@ check_touched() {
   local addition=$1 copy=$2 file line count
   (cd "$addition/files" && find . -type f | sed 's|^\./||') >"$work/new"
   while IFS= read -r file; do
-    grep -qxF "new $file" "$addition/allowed.txt" || fail "touches a file too many: $file"
-    [ ! -e "$copy/$file" ] || fail "is not new: $file"
+    grep -qxF "new $file" "$addition/allowed.txt" || fail "adds an unlisted file: $file"
+    [ ! -e "$copy/$file" ] || fail "exists already: $file"
   done <"$work/new"
   sed -n '/^#/d; s/^\([^ ]*\) .*/\1/p' "$addition/lines.txt" | sort | uniq -c |
     while read -r count file; do
       line=$(sed -n "s|^lines \([0-9]*\) $file\$|\1|p" "$addition/allowed.txt")
-      [ -n "$line" ] || fail "changes a file that it may not: $file"
+      [ -n "$line" ] || fail "changes an unlisted file: $file"
       [ "$count" -le "$line" ] || fail "adds $count lines to $file, allowed $line"
-      [ -f "$copy/$file" ] || fail "is not there: $file"
+      [ -f "$copy/$file" ] || fail "does not exist: $file"
     done
 }
 
@@ -72,7 +72,7 @@ self_test() {
   local broken=$work/broken first
   rm -rf "$broken"
   cp -R "$1" "$broken"
-  (check_touched "$broken" "$root") || fail "self-test: the addition itself was refused"
+  (check_touched "$broken" "$root") || fail "self-test: the extension itself was refused"
   echo "// one file more" >"$broken/files/src/one_file_more.h"
   ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
   rm "$broken/files/src/one_file_more.h"

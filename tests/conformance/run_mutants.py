@@ -89,7 +89,7 @@ def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) 
     print(f"{level}: without a fault: {what}", flush=True)
     if not healthy or any(row["unavailable"] and "avx512_vnni" not in row["unavailable"]
                           for row in report["kernels"]):
-        print(f"{level}: fails or lacks kernels without any fault: nothing can be concluded")
+        print(f"{level}: fails or lacks kernels without a fault, so mutants prove nothing")
         return [0, 1, 0]
     reasons = {number: why_unreachable(mutants[number], level) for number in mutants}
     tried = [number for number in mutants if not reasons[number]]

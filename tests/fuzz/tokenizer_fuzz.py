@@ -65,7 +65,7 @@ def try_one(folder: str, errors: Any, codec_class: Any) -> str:
     except errors.MarlinError as error:
         return REFUSED if "\n" not in str(error) else f"a message of several lines: {error!r}"
     if not all(0 <= token < 2**31 for token in tokens):
-        return f"a token id that is none: {[t for t in tokens if not 0 <= t < 2**31][0]}"
+        return f"an invalid token id: {[t for t in tokens if not 0 <= t < 2**31][0]}"
     if not isinstance(text, str):
         return f"decoded to {type(text).__name__}"
     # Neither truncated nor padded: as many tokens as without those settings.
@@ -205,7 +205,7 @@ def fuzz(seconds: float, rng: random.Random, keep: Path) -> int:
         path.write_bytes(SEED_FILE.read_bytes())
         first = worker.ask(folder)
         if first != OK:
-            raise SystemExit(f"the tokenizer that all others are made from: {first}")
+            raise SystemExit(f"the unmodified tokenizer: {first}")
         while time.monotonic() < end:
             text = make_input(seed, rng)
             path.write_bytes(text)

@@ -44,7 +44,7 @@ if command -v pkg-config >/dev/null; then
     -Wl,-rpath,"$(dirname "$directory")"
   "$scratch/embed_c"
 else
-  echo "no pkg-config: marlin.pc was not tried"
+  echo "no pkg-config: marlin.pc was not tested"
 fi
 
 [ "$kind" = shared ] || exit 0
@@ -58,7 +58,7 @@ foreign=$(awk '$2 != "A" && $3 !~ /^marlin_/' "$scratch/exports" | cut -d' ' -f3
   grep -vE '^(marlin::|(vtable|typeinfo|typeinfo name) for marlin::|guard variable for marlin::)' |
   grep -vE '^[a-z].* marlin::' || true)
 if [ -n "$foreign" ]; then
-  echo "exported beside namespace marlin and marlin_*:"
+  echo "exported outside of namespace marlin and marlin_*:"
   echo "$foreign"
   exit 1
 fi

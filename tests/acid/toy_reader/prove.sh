@@ -19,11 +19,11 @@ perplexity() {
     python3 -c 'import json, sys; print(repr(json.load(sys.stdin)["nll"]))'
 }
 [ "$(perplexity "$build/plain")" = "$(perplexity "$build/model")" ] ||
-  fail "the reader's weights give another perplexity"
+  fail "the reader's weights give a different perplexity"
 for command in verify "quantize -o $build/again" "dequantize -o $build/again"; do
   # shellcheck disable=SC2086
   set -- $command
   if "$marlin" "$1" "$build/plain" "${@:2}" 2>"$build/refused.log"; then
-    fail "$1 took a directory of the new method"
+    fail "$1 accepted a directory of the new method"
   fi
 done
