@@ -193,9 +193,9 @@ void AddPeriodic(PlainCases& plain) {
   }
 }
 
-// Stream-K: shapes whose tail wave would be partly filled with data-parallel tiles. For some tile
-// width of each, all CTAs of an H200 take parts of the remaining output tiles, after whole tiles or
-// on their own, with two to nine CTAs per tile.
+// Stream-K: shapes whose tail wave would be partly filled with data-parallel tiles. For some tile_m
+// of each, all CTAs of an H200 take parts of the remaining output tiles, after whole tiles or on
+// their own, with two to nine CTAs per tile.
 void AddStreamed(PlainCases& plain) {
   constexpr Shape kShapes[] = {{40, 2320, 2064, 64},   {20, 4400, 8208, 64},
                                {40, 20000, 2064, 128}, {190, 18944, 2064, 32},
