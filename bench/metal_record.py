@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Judges every Metal kernel on this Mac's GPU and writes a record of it.
+"""Runs the conformance cases of every Metal kernel on this Mac's GPU and records the results.
 
     bench/metal_record.py BUILD_FOLDER [-o bench/records/metal-CHIP.json] [--filter REGEX]
 
-The record says on which chip and system, at which commit and on which date how many conformance
-cases passed, failed and were declined on each kernel. Without an Apple GPU nothing is written. Exit
-code 1: cases failed; 5: no such GPU.
+The record holds the chip, system, commit and date, and how many conformance cases passed, failed
+and were declined per kernel. Without an Apple GPU nothing is written. Exit code 1: cases failed; 5:
+no such GPU.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ COUNTS = ("passed", "failed", "unsupported", "mistrusted", "skipped")
 
 
 def slug(chip: str) -> str:
-    """A file's name of a chip's: "Apple M2 Pro" -> "apple-m2-pro"."""
+    """Returns the file name for a chip: "Apple M2 Pro" -> "apple-m2-pro"."""
     return "-".join("".join(c if c.isalnum() else " " for c in chip.lower()).split())
 
 
 def make_record(conformance: dict[str, Any], os_name: str, commit: str,
                 date: str) -> dict[str, Any]:
-    """The record of what marlin_conformance printed. Raises ValueError where that was no GPU."""
+    """Makes a record of marlin_conformance's output. Raises ValueError if no Apple GPU ran it."""
     device = conformance.get("devices", {}).get("metal")
     if device is None:
         reasons = {row["unavailable"] for row in conformance["kernels"] if row["unavailable"]}
         raise ValueError("; ".join(sorted(reasons)) or "no metal device")
     if device["name"] != "metal":
-        raise ValueError(f"ran on {device['name']} ({device['model']}), which is no Apple GPU")
+        raise ValueError(f"ran on {device['name']} ({device['model']}), no Apple GPU")
     kernels = [{"kernel": row["kernel"], **{key: row[key] for key in COUNTS},
                 "worst_ratio": row["worst_ratio"], "worst_case": row["worst_case"]}
                for row in conformance["kernels"] if row["backend"] == "metal"]
@@ -69,7 +69,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def commit_of_checkout() -> str:
-    """With "-changed" where files differ from it: such a record cannot be repeated."""
+    """Returns the commit, with "-changed" if files differ from it: then it is not reproducible."""
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True,
                               check=True).stdout.strip()
@@ -90,7 +90,7 @@ def run_conformance(build: Path, pattern: str) -> dict[str, Any]:
                "--json"]
     if pattern:
         command += ["--filter", pattern]
-    # A kernel that fails the device's own test must fail here, case by case, and not keep all
+    # A kernel that fails the device's self-test must fail here, case by case, without keeping the
     # others from running.
     environment = {"MARLIN_METAL_SELF_TEST": "probe", **os.environ}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
@@ -104,9 +104,9 @@ def run_conformance(build: Path, pattern: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", type=Path, help="the folder that was built in")
+    parser.add_argument("build", type=Path, help="the build folder")
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--filter", default="", help="cases whose name matches; never recorded")
+    parser.add_argument("--filter", default="", help="only cases whose name matches; not recorded")
     arguments = parser.parse_args()
     conformance = run_conformance(arguments.build, arguments.filter)
     try:

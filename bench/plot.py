@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws a GPU's record: how far products are from their floors, and against cuBLAS.
+"""Plots a GPU's record: times relative to the roofline floor, and relative to cuBLAS.
 
     bench/plot.py bench/records/gemm-h200.json -o docs/images
 
 Writes NAME-floor.svg and NAME-cublas.svg, where NAME is the record's. They are plain SVG and follow
-the reader's light or dark colours.
+the reader's light or dark colour scheme.
 """
 
 import argparse
@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of every panel: what it is called and its value for a row, if it has one."""
+    """One line of every panel: its name and its value for a row, if there is one."""
 
     style: str
     name: str
@@ -67,7 +67,7 @@ class Plot:
 
 
 def peer_of(row: Row) -> Row:
-    """The row's cuBLAS entry, or an empty one."""
+    """Returns the row's cuBLAS entry, or an empty one."""
     found: list[Row] = [entry for entry in row.get("peers", []) if entry["name"] == PEER]
     return found[0] if found else {}
 
@@ -82,19 +82,19 @@ FLOOR = Plot(
     "rate of cuBLAS at 8192^3; 1 is perfect",
     y_label="time / floor",
     series=(
-        Series("alone", "alone", lambda row: over_floor(row["seconds"], row)),
-        Series("chain", "in a chain of overlapping products",
+        Series("alone", "isolated", lambda row: over_floor(row["seconds"], row)),
+        Series("chain", "back-to-back with PDL",
                lambda row: over_floor(row.get("chain", {}).get("seconds"), row)),
         Series("peer", "cuBLAS bf16", lambda row: over_floor(peer_of(row).get("seconds"), row)),
     ),
 )
 AGAINST = Plot(
-    title="Speed against cuBLAS bf16",
-    note="cuBLAS's time over ours, taken in turns; above 1 is faster",
-    y_label="times as fast",
+    title="Speedup over cuBLAS bf16",
+    note="cuBLAS's time / ours, measured alternately; above 1 is faster",
+    y_label="speedup",
     series=(
-        Series("alone", "alone", lambda row: peer_of(row).get("speedup")),
-        Series("chain", "in a chain of overlapping products",
+        Series("alone", "isolated", lambda row: peer_of(row).get("speedup")),
+        Series("chain", "back-to-back with PDL",
                lambda row: peer_of(row).get("chain_speedup")),
     ),
 )
@@ -102,7 +102,7 @@ AGAINST = Plot(
 
 @dataclass(frozen=True)
 class Scale:
-    """A logarithmic axis: [low, high] to [start, end] of the page."""
+    """A logarithmic axis: maps [low, high] to [start, end] on the page."""
 
     low: float
     high: float
@@ -115,7 +115,7 @@ class Scale:
 
 
 def panels(record: dict[str, Any]) -> dict[tuple[int, int], list[Row]]:
-    """(k, n) -> the planned kernels' rows by m, for the record's first kind of weights."""
+    """Maps (k, n) to the planned kernels' rows by m, for the record's first kind of weights."""
     rows = [row for run in record["runs"] for row in run["results"]
             if row["op"] == "gemm" and row.get("planned") and "floor_seconds" in row]
     if not rows:
@@ -123,7 +123,7 @@ def panels(record: dict[str, Any]) -> dict[tuple[int, int], list[Row]]:
     kind = {name: rows[0][name] for name in ("format", "group_size", "scale_type", "activations")}
     shapes: dict[tuple[int, int], dict[int, Row]] = {}
     for row in rows:
-        # The first run of a shape has the peer; later ones may be of another accuracy.
+        # The first run of a shape has the baseline; later ones may have another accuracy class.
         if all(row[name] == value for name, value in kind.items()):
             shapes.setdefault((row["k"], row["n"]), {}).setdefault(row["m"], row)
     return {shape: [by_m[m] for m in sorted(by_m)] for shape, by_m in shapes.items()
@@ -131,7 +131,7 @@ def panels(record: dict[str, Any]) -> dict[tuple[int, int], list[Row]]:
 
 
 def power_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of two in [low, high], thinned to `most`."""
+    """Returns powers of two in [low, high], at most `most` of them."""
     exponents = range(math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9) + 1)
     step = math.ceil(len(exponents) / most)
     return [2.0**e for e in exponents if e % step == 0]
@@ -144,7 +144,7 @@ def number(value: float) -> str:
 def draw_panel(
     plot: Plot, shape: tuple[int, int], rows: list[Row], x: Scale, y: Scale
 ) -> list[str]:
-    """One shape's axes and lines."""
+    """Draws one shape's axes and lines."""
     k, n = shape
     out = [f'<text class="panel" x="{x.start:.0f}" y="{y.end - 10:.0f}">k {k}, n {n}</text>']
     for tick in power_ticks(y.low, y.high, 6):
@@ -189,7 +189,7 @@ def draw_legend(plot: Plot) -> list[str]:
 
 
 def draw(plot: Plot, record: dict[str, Any]) -> str:
-    """The whole picture; one scale for all panels, so that they can be compared."""
+    """Draws the whole figure; all panels have the same scales, so that they can be compared."""
     shapes = panels(record)
     rows = [row for of_shape in shapes.values() for row in of_shape]
     values = [v for row in rows for series in plot.series if (v := series.value(row)) is not None]
@@ -199,7 +199,7 @@ def draw(plot: Plot, record: dict[str, Any]) -> str:
     width = LEFT + COLUMNS * (PANEL_WIDTH + GAP_X) - GAP_X + 20
     height = TOP + lines * (PANEL_HEIGHT + GAP_Y) - 20
     run = record["runs"][0]
-    kind = f"{rows[0]['format']}, groups of {rows[0]['group_size']}" if rows else "no products"
+    kind = f"{rows[0]['format']}, groups of {rows[0]['group_size']}" if rows else "no GEMMs"
     title = f"{plot.title}: {run['device']['model']}, {kind}"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -227,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     record = json.loads(options.record.read_text())
     if not panels(record):
-        sys.exit(f"{options.record}: has no products with floors for several m")
+        sys.exit(f"{options.record}: has no GEMMs with floors for several m")
     options.output.mkdir(parents=True, exist_ok=True)
     for suffix, plot in (("floor", FLOOR), ("cublas", AGAINST)):
         path = options.output / f"{options.record.stem}-{suffix}.svg"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Quantizes the small trained models every way of the table and measures what it costs.
+"""Quantizes the small trained models with every setting of the table and measures the loss.
 
     bench/quality_record.py build/bin/metal-marlin --commit HASH -o bench/records/quality-tiny.json
 
-Perplexity and distance are over all of validation_tokens.txt, in windows of 256 tokens. The record
-also has, for each model, what one layer class alone costs under default_moe.
+Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
+record also has, for each model, the loss of each layer class alone under default_moe.
 """
 
 import argparse
@@ -24,7 +24,7 @@ METHODS = ["rtn", "mse"]
 
 
 def run(command: str, *arguments: str) -> dict[str, Any]:
-    """One command's JSON; exits with its message when it fails."""
+    """Returns one command's JSON; exits with its message when it fails."""
     done = subprocess.run(
         [command, *arguments, "--json"], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -57,7 +57,7 @@ def measure(command: str, source: str, recipe: str, method: str) -> dict[str, An
 
 
 def class_costs(command: str, source: str) -> list[dict[str, Any]]:
-    """default_moe with one layer class at a time."""
+    """Measures default_moe with one layer class at a time."""
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         out = f"{directory}/q"

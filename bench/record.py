@@ -5,12 +5,12 @@
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
     bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
 
-Every run is one `metal-marlin bench` with its own ceilings, so ratios are of the same run. Run it
-on a machine where nothing else runs. A recording that was broken off goes on where it was: finished
-runs of the same commit lie beside the record, in FILE.partial, until all are there.
+Every run is one `metal-marlin bench` that measures its own ceilings, so ratios compare values of
+the same run. Run it on an otherwise idle machine. An interrupted recording resumes: finished runs
+of the same commit are kept next to the record, in FILE.partial, until all are done.
 
-What follows from a committed record is written by bench/tuning_table.py, bench/plot.py,
-tools/performance_docs.py and tools/hardware_status.py; tests say which of them was forgotten.
+bench/tuning_table.py, bench/plot.py, tools/performance_docs.py and tools/hardware_status.py derive
+files from a committed record; tests report which of them are stale.
 """
 
 import argparse
@@ -27,7 +27,7 @@ FORMATS = ["u4", "s4", "nf4", "nf3", "nf2", "int3", "int2", "fp8_e4m3", "fp8_e5m
 
 
 def shapes_of(n: int, k: int, *rows: int) -> list[str]:
-    """The options of some numbers of rows times one matrix."""
+    """Returns the options for several values of m with one matrix."""
     return [part for m in rows for part in ("--shape", f"{m},{n},{k}")]
 
 
@@ -80,12 +80,12 @@ RUNS = {"cpu": CPU_RUNS, "cuda": CUDA_RUNS, "metal": METAL_RUNS}
 
 
 def named(arguments: list[str]) -> list[str]:
-    """The arguments as the record has them: without this machine's paths."""
+    """Returns the arguments as stored in the record: without this machine's paths."""
     return [argument.replace(str(SHAPES), "bench/shapes") for argument in arguments]
 
 
 def finished(partial: Path, commit: str) -> list[dict[str, Any]]:
-    """The runs of a recording of this commit that was broken off."""
+    """Returns the finished runs of an interrupted recording of this commit."""
     if not partial.exists():
         return []
     runs: list[dict[str, Any]] = json.loads(partial.read_text())["runs"]

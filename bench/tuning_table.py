@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the tuning table that the library brings from a record.
+"""Generates the library's built-in tuning table from a record.
 
     bench/tuning_table.py bench/records/gemm-h200.json -o src/backends/cuda/tuning/h200.txt
 
-A record holds every kernel and variant for some products (`bench gemm --kernel all`). The table
-takes for each the one that loses least against the best, alone or in a chain, wherever it loses
-more; what is within 1 % of that and was planned stays. `metal-marlin tune` writes the same for a
-user's own products.
+A record holds every kernel and variant for some shapes (`bench gemm --kernel all`). For each shape
+the table takes the candidate with the smallest loss against the best, isolated or back-to-back,
+whichever loss is larger; the kernel that was planned stays if it is within 1 % of that.
+`metal-marlin tune` writes the same kind of table for a user's own shapes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DENSE = ("bf16", "fp16", "fp32")
 
 
 def group_class(row: Row) -> int:
-    """The group size as tables count it (TuningKey::group)."""
+    """Returns the group size class that tables use (TuningKey::group)."""
     size = int(row["group_size"])
     if row["format"] in DENSE:
         return 0
@@ -40,7 +40,7 @@ def offsets(row: Row) -> str:
 
 
 def fastest(row: Row) -> Row | None:
-    """The best of a result's candidates; None where fewer than two may be chosen."""
+    """Returns the best of a result's candidates, or None if fewer than two are selectable."""
     candidates: list[Row] = [c for c in row.get("candidates", ())
                              if c["selectable"] and "chain_seconds" in c]
     if len(candidates) < 2:
@@ -59,7 +59,7 @@ def fastest(row: Row) -> Row | None:
 
 
 def table(record: Row) -> str:
-    """The table's text."""
+    """Returns the table's text."""
     sections: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     seen: set[tuple[Any, ...]] = set()
     for run in record["runs"]:
@@ -93,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     text = table(json.loads(options.record.read_text()))
     if "\ndevice " not in text:
-        sys.exit(f"{options.record}: no product was measured with more than one kernel")
+        sys.exit(f"{options.record}: no GEMM was measured with more than one kernel")
     options.output.write_text(text)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that every relative link and every path in backquotes of the documents leads somewhere.
+"""Checks that every relative link and every path in backquotes of the documents exists.
 
 Usage: check_docs.py [ROOT] | --self-test
 """
@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 
 
 def anchor(heading: str) -> str:
-    """The fragment that names a heading."""
+    """Returns the fragment that names a heading."""
     text = re.sub(r"[^\w\- ]", "", heading.strip().lower())
     return text.replace(" ", "-")
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Exits 1 and names the files that clang-format 14 would change; 77 where there is none.
+# Exits 1 and names the files that clang-format 14 would change; 77 if it is not installed.
 set -eu
 cd "$(dirname "$0")/.."
 tool=$(command -v clang-format-14) || {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: the arrows of CONTRIBUTING.md.
+"""Checks the include rules between layers: the arrows of CONTRIBUTING.md.
 
 Usage: check_layers.py [ROOT] | --self-test
 """
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-# What a folder of src/ may include beside itself and the public headers.
+# The layers that a folder of src/ may include besides itself and the public headers.
 MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "base": (),
     "formats": ("base",),
@@ -24,14 +24,14 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
     "recipe": ("quantize", "layout", "formats", "base"),
     "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
-    # Of plan, the description of a decoder's step.
+    # plan: only the description of a decoder's step.
     "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
     "c": (),
 }
 # The command stands on top of everything.
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
-# The parts of the CUDA backend that are built everywhere, and so include nothing of CUDA.
+# The parts of the CUDA backend that are built everywhere, and so include no CUDA header.
 CUDA_HOST_ONLY = re.compile(
     r"backends/cuda/(?:(?:layout|plan|cublas|tuning)/.*|measure/graph_timer\.h|[^/]*"
     r"|kernels/[^/]+/[^/]*(?:_plan\.(?:cc|h)|_layout\.h))$"
@@ -39,7 +39,7 @@ CUDA_HOST_ONLY = re.compile(
 CUDA_BACKEND = "backends/cuda/cuda_backend.cc"
 CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
 
-# The standard headers of the C interface.
+# The only standard headers of the C interface.
 C_HEADERS = ("stddef.h", "stdint.h")
 
 FRAMEWORKS = re.compile(r"^(?:torch|ATen|c10|mlx|Python\.h|pybind11|nanobind|numpy)\b")
@@ -48,7 +48,7 @@ SOURCES = {".h", ".cc", ".cu", ".cuh", ".metal", ".mm"}
 
 
 def layer_of(path: str) -> str | None:
-    """The layer of a path below src/: "base/status.cc" -> "base"."""
+    """Returns the layer of a path below src/: "base/status.cc" -> "base"."""
     parts = path.split("/")
     if len(parts) >= 3 and parts[0] == "backends":
         return "/".join(parts[:2])
@@ -56,7 +56,7 @@ def layer_of(path: str) -> str | None:
 
 
 def check_public(path: str, text: str) -> list[str]:
-    """A public header includes public headers and the standard library, nothing else."""
+    """Checks that a public header includes only public headers and the standard library."""
     findings = []
     for quote, name in _INCLUDE.findall(text):
         if quote == '"' and not name.startswith("marlin/"):
@@ -69,7 +69,7 @@ def check_public(path: str, text: str) -> list[str]:
 
 
 def check_source(path: str, text: str, exists: set[str]) -> list[str]:
-    """`path` is relative to src/; `exists` holds what quoted includes may name."""
+    """`path` is relative to src/; `exists` holds the valid targets of quoted includes."""
     layer = layer_of(path)
     if layer not in MAY_INCLUDE:
         return [f"src/{path}: no layer {layer!r} is known to tools/check_layers.py"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that a name means one thing: the names of seed_names.txt, every function and type that a
-public header declares, and every codec of formats.def are each defined exactly once.
+"""Checks that every name has one definition: the names of seed_names.txt, every function and type
+that a public header declares, and every codec of formats.def are each defined exactly once.
 
 Usage: check_names.py [ROOT] | --self-test
 """
@@ -16,7 +16,7 @@ import cpp_source
 
 _FREE_FUNCTION = re.compile(r"^(?:[\w:<>,\s&*]+?[\s&*])(\w+)\([^;{}]*\);", re.MULTILINE)
 _FORMAT = re.compile(r"^MARLIN_FORMAT\((\w+), *(\w+), *(\w+)\)", re.MULTILINE)
-# Suffixes that keep an old copy alive beside a new one.
+# Suffixes that keep an old copy next to a new one.
 _VERSIONED = re.compile(r"(?:_v\d+|_optimized|_new|_old|_fast|V2|Optimized)$")
 
 
@@ -25,7 +25,7 @@ def _last(name: str) -> str:
 
 
 def collect(files: dict[str, str]) -> dict[str, list[str]]:
-    """Name -> "path:line" of every definition; constructors belong to their type's."""
+    """Maps name -> "path:line" of every definition; constructors belong to their type."""
     found = [(path, definition) for path, text in files.items()
              for definition in cpp_source.definitions(text)]
     types = {definition.name for _, definition in found if definition.kind == "type"}
@@ -37,9 +37,9 @@ def collect(files: dict[str, str]) -> dict[str, list[str]]:
 
 
 def declared(header: str) -> set[str]:
-    """Free functions that a public header declares without a body."""
+    """Returns the free functions that a public header declares without a body."""
     code = cpp_source.blank(header)
-    # Members are indented; what stands at the margin is in namespace marlin.
+    # Members are indented; unindented declarations are in namespace marlin.
     flat = re.sub(r"\n[ \t]+", " ", code)
     names = set()
     for match in _FREE_FUNCTION.finditer(flat):

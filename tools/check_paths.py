@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that no file of the project names a path of the machine it was written on, and that no
-text says of itself that it is unfinished.
+text describes itself as unfinished.
 
 Usage: check_paths.py [ROOT] | --self-test
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Spelled in two parts so that this file does not find itself.
+# Split in two parts so that this file does not match itself.
 _LOCAL = re.compile(
     r"(?:(?<![\w.$}])|(?<=-[IL]))/(?:wor" r"k|roo" r"t|hom" r"e/[a-z]\w*|User" r"s/\w+)/"
 )
@@ -38,7 +38,7 @@ def check_text(path: str, text: str) -> list[str]:
 
 
 def project_files(root: Path) -> list[Path]:
-    """Tracked files and new ones; outside a git clone, everything but build folders."""
+    """Returns tracked and new files; outside a git clone, everything but build folders."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others",
                "--exclude-standard"]
     if shutil.which("git"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds files and functions to the size limits of CONTRIBUTING.md.
+"""Checks the size limits of CONTRIBUTING.md for files and functions.
 
 Usage: check_sizes.py [ROOT] | --self-test
 """
@@ -24,7 +24,7 @@ FOLDERS = ("include", "src", "tests", "bench", "tools", "examples", "python")
 
 
 def check_text(path: str, text: str) -> list[str]:
-    """The findings of one file."""
+    """Returns the findings of one file."""
     findings = []
     lines = text.splitlines()
     limit = PUBLIC_HEADER_LINES if path.startswith("include/") else FILE_LINES
@@ -59,7 +59,7 @@ def check_tree(root: Path) -> list[str]:
 
 
 def self_test() -> list[str]:
-    """Inputs that must be found, and one that must not."""
+    """Checks inputs that must be found, and one that must not."""
 
     def function(body_lines: int, signature: str = "int F(int a)") -> str:
         return f"namespace a {{\n{signature} {{\n" + "  a += 1;\n" * body_lines + "}\n}\n"

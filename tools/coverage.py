@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Which lines of the CPU backend the conformance program runs, level by level.
+"""Reports the lines of the CPU backend that the conformance program runs, per ISA level.
 
 Usage: coverage.py [--build DIR] [--lines] [--record FILE] [LEVEL]...
-Builds marlin_conformance with c++ --coverage, runs it once for every level of the instruction set
-(default: scalar, avx2 and avx512), and prints for every file of src/backends/cpu that a level can
-reach the share of lines that ran. --lines lists the others. Needs GCC, with its gcov.
+Builds marlin_conformance with c++ --coverage, runs it once per ISA level (default: scalar, avx2 and
+avx512), and prints for every file of src/backends/cpu that a level can reach the share of lines
+that ran. --lines lists the others. Needs GCC, with its gcov.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(directory: Path) -> None:
 
 
 def run(directory: Path, level: str) -> bool:
-    """Runs the program at one level on counters set to zero; false where there is no such level."""
+    """Runs the program at one level with reset counters; false if the level is unavailable."""
     for counters in directory.rglob("*.gcda"):
         counters.unlink()
     result = subprocess.run(
@@ -50,7 +50,7 @@ def run(directory: Path, level: str) -> bool:
 
 
 def collect(directory: Path) -> Lines:
-    """File -> line -> how often it ran, the most of all translation units and instantiations."""
+    """Maps file -> line -> execution count, the maximum over translation units and instances."""
     lines: Lines = defaultdict(dict)
     for counters in sorted(directory.rglob("backends_cpu.dir/**/*.gcda")):
         text = subprocess.run(["gcov", "--json-format", "--stdout", str(counters)],
@@ -68,7 +68,7 @@ def collect(directory: Path) -> Lines:
 
 
 def runs_of(numbers: list[int]) -> str:
-    """[1, 2, 3, 7] -> "1-3 7"."""
+    """Formats ranges: [1, 2, 3, 7] -> "1-3 7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
@@ -95,7 +95,7 @@ def main() -> int:
         if run(directory, level):
             tables[level] = collect(directory)
         else:
-            print(f"skipped: {level}: this machine does not offer it")
+            print(f"skipped: {level}: not available on this machine")
     if not tables:
         return 1
     names = sorted({name for table in tables.values() for name in table})

@@ -1,4 +1,4 @@
-"""Finds the definitions of a C++ file without a compiler: enough for the size and name checks."""
+"""Finds the definitions of a C++ file without a compiler, for the size and name checks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Scope:
 
 
 def blank(text: str) -> str:
-    """Replaces comments, literals and preprocessor lines by spaces; lines keep their numbers."""
+    """Replaces comments, literals and preprocessor lines by spaces; line numbers are preserved."""
 
     def spaces(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match.group(0))
@@ -67,7 +67,7 @@ def blank(text: str) -> str:
 
 
 def _parameter_list(signature: str) -> str | None:
-    """The text between the parentheses that follow the function's name."""
+    """Returns the text between the parentheses that follow the function's name."""
     position = 0
     angle = 0
     while position < len(signature):
@@ -102,7 +102,7 @@ def _matching(text: str, start: int) -> int:
 
 
 def _count_parameters(parameters: str) -> int:
-    """Without those of a Metal kernel that an attribute binds, which nobody passes in order."""
+    """Counts parameters, except a Metal kernel's attribute-bound ones: callers do not pass them."""
     if parameters.strip() in ("", "void"):
         return 0
     depth = 0
@@ -118,7 +118,7 @@ def _count_parameters(parameters: str) -> int:
 
 
 def _classify(text: str, scopes: list[_Scope], parens: int) -> tuple[str, str]:
-    """What the brace after `text` opens: a kind of _Scope and, for a definition, its name."""
+    """Returns what the brace after `text` opens: a _Scope kind and, for a definition, its name."""
     statement = re.sub(r"^(?:(?:public|private|protected)\s*:\s*)+", "", text.strip())
     statement = re.sub(r"^(?:\[\[[^\]]*\]\]\s*)+", "", statement)
     inside = bool(scopes) and scopes[-1].kind in ("function", "control", "other")
@@ -137,17 +137,17 @@ def _classify(text: str, scopes: list[_Scope], parens: int) -> tuple[str, str]:
         return "other", ""
     head, _, tail = bare.partition("(" + parameters + ")")
     if re.match(r"[^()]*:\s", tail) and re.search(r"(?:[,:])\s*[\w:<>]+\s*$", tail):
-        return "other", ""  # The brace that initialises a member of a constructor.
+        return "other", ""  # The brace initializes a member of a constructor.
     name = _NAME.search(head)
     return ("function", re.sub(r"\s+", "", name.group(1))) if name else ("other", "")
 
 
 def definitions(text: str) -> list[Definition]:
-    """All functions and types that a C++ file defines, in order."""
+    """Returns all functions and types that a C++ file defines, in order."""
     code = blank(text)
     found: list[Definition] = []
     scopes: list[_Scope] = []
-    start = 0  # Where the current statement begins.
+    start = 0  # Start of the current statement.
     parens = 0
     line = 1
     for position, char in enumerate(code):
@@ -192,7 +192,7 @@ def _open(code: str, start: int, position: int, line: int, parens: int,
             scope.function = scope.definition
             scope.depth = 0
     elif kind == "control" and scope.function is not None:
-        # `else` continues the statement before it: its body is as deep as the first branch.
+        # `else` continues the previous statement: its body is as deep as the first branch.
         scope.depth += 1
         scope.function.nesting = max(scope.function.nesting, scope.depth)
     return scope

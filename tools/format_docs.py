@@ -36,7 +36,7 @@ def show(value):
 
 
 def value_rows(values, width):
-    """A table of `width` codes a row."""
+    """Returns a table with `width` codes per row."""
     head = ["code"] + [f"+{i}" for i in range(width)]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for start in range(0, len(values), width):

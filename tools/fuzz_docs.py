@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the list of fuzz targets in SECURITY.md from the targets' own first sentences, or with
+"""Writes the list of fuzz targets in SECURITY.md from the first sentence of each target, or with
 --check compares it.
 
 Usage: tools/fuzz_docs.py [--check]
@@ -19,7 +19,7 @@ MARK = re.compile(r"(<!-- begin fuzz targets -->\n).*?(<!-- end fuzz targets -->
 
 
 def first_sentence(file: Path) -> str:
-    """What the comment at a target's top begins with."""
+    """Returns the first sentence of the comment at a target's top."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".py":
         comment = ast.get_docstring(ast.parse(text)) or ""

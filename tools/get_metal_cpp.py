@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Puts metal-cpp's headers (Apple, Apache-2.0) into a folder: from an installed MLX, or else from
-the wheel mlx-metal (45 MB), which brings them, through pip.
+"""Copies metal-cpp's headers (Apple, Apache-2.0) to a folder: from an installed MLX, or else from
+the wheel mlx-metal (45 MB), which contains them, through pip.
 
 Usage: get_metal_cpp.py FOLDER     does nothing where FOLDER has them
 """
@@ -15,14 +15,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-# Any version that has macOS 15's interface will do; a fixed one is the same for everybody.
+# Any version with macOS 15's interface works; a pinned one is the same on every machine.
 WHEEL = "mlx-metal==0.32.4"
 INSIDE = "mlx/include/metal_cpp/"
 HEADER = "Metal/Metal.hpp"
 
 
 def installed() -> Path | None:
-    """The headers of an MLX that this Python has."""
+    """Returns the headers of this Python's MLX."""
     spec = importlib.util.find_spec("mlx")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         headers = Path(folder) / "include" / "metal_cpp"
@@ -45,7 +45,7 @@ def unpack(wheel: Path, to: Path) -> None:
 
 
 def download(to: Path) -> None:
-    # The headers are the same on every machine, so the wheel need not be this one's.
+    # The headers are platform-independent, so the wheel may be for another platform.
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download",
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     if (folder / HEADER).is_file():
         return 0
-    # Whole or not at all: what is there is taken for complete.
+    # Atomic: an existing folder is assumed to be complete.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "metal_cpp"

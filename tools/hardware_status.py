@@ -3,9 +3,9 @@
 
 Usage: tools/hardware_status.py [--check]
 
-What counts as having run: a record of bench/records/ that names the device, and the counts of
-conformance cases that a test pins (tests/conformance/expected_counts*.json), which are written
-where the kernels run. Metal's pinned counts are the simulator's.
+Evidence of a run is a record of bench/records/ that names the device, or the pinned counts of
+conformance cases (tests/conformance/expected_counts*.json), which are written where the kernels
+run. Metal's pinned counts are the simulator's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "HARDWARE_STATUS.md"
 KERNEL = re.compile(r"^MARLIN_\w+_KERNEL\((\w+),", re.MULTILINE)
-# backend -> title, file of pinned counts, what those were counted on
+# backend -> title, file of pinned counts, device on which they were counted
 BACKENDS = {
     "metal": ("Metal", "expected_counts_metal.json", "host-simulator"),
     "cuda": ("CUDA", "expected_counts_cuda.json", "nvidia-gpu"),
@@ -30,17 +30,17 @@ HEAD = """\
 
 Written by `tools/hardware_status.py` from the records in `bench/records/` and from the pinned
 counts of conformance cases; a test checks that it is up to date. It says where results were
-compared with the reference or measured, and nothing else: no kernel is taken to work where it has
-not run.
+compared with the reference or measured, and nothing else: it claims nothing about devices where
+a kernel has not run.
 
 - `apple-gpu:NAME:OS`: on that GPU, all conformance cases compared (`./dev test-metal`).
 - `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were
   compared on such a device, which the pinned counts do not name.
 - `host-simulator`: conformance cases were compared in the simulator of Metal kernels, which runs
-  them on a processor and says nothing about speed, about Apple's compiler, or about its GPUs.
-- `emulator`: conformance cases were compared on an emulated processor (`./dev nightly`, qemu).
+  them on a CPU and says nothing about speed, about Apple's compiler, or about its GPUs.
+- `emulator`: conformance cases were compared on an emulated CPU (`./dev nightly`, qemu).
 - `type-check`: compiled for its language, not run.
-- `not-run`: nowhere that a record tells of.
+- `not-run`: no record of a run.
 """
 
 
@@ -49,28 +49,28 @@ def read_json(path: Path) -> Any:
 
 
 def kernels_of(text: str) -> list[str]:
-    """The names in a kernels.def."""
+    """Returns the names in a kernels.def."""
     return KERNEL.findall(text)
 
 
 def benched(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
-    """(backend, kernel) -> models of devices, of a record that `bench` made."""
+    """Maps (backend, kernel) -> device models in a `bench` record."""
     found: dict[tuple[str, str], set[str]] = {}
     for run in document.get("runs", []):
         name, model = run["device"]["name"], run["device"]["model"]
         backend = name.split(":")[0]
         for result in run["results"]:
             for kernel in [result, *result.get("candidates", [])]:
-                # Without its variant, "marlin_gemm_wgmma@128x2".
+                # Without the variant of a name like "marlin_gemm_wgmma@128x2".
                 plain = kernel.get("kernel", "").split("@")[0]
                 found.setdefault((backend, plain), set()).add(model)
     return found
 
 
 def apple_status(record: dict[str, Any], kernel: str) -> str:
-    """What a record of ./dev test-metal says about a kernel; empty: nothing."""
+    """Returns the status of a kernel in a record of ./dev test-metal; empty if there is none."""
     if record["device"]["name"] != "metal":
-        return ""  # A simulator's, whoever put it there.
+        return ""  # A simulator's record does not count.
     for row in record["conformance"]["kernels"]:
         if row["kernel"] != kernel or row["passed"] + row["failed"] == 0:
             continue
@@ -82,7 +82,7 @@ def apple_status(record: dict[str, Any], kernel: str) -> str:
 
 
 def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]]) -> list[str]:
-    """Where a kernel has run, the most telling first."""
+    """Returns where a kernel has run, the strongest evidence first."""
     _, counts_file, counted_on = BACKENDS[backend]
     found: list[str] = []
     models: set[str] = set()
@@ -105,7 +105,7 @@ def page(root: Path) -> str:
         definitions = next((root / "src" / "backends" / backend).rglob("kernels.def"))
         names = kernels_of(definitions.read_text(encoding="utf-8"))
         pinned = read_json(root / "tests" / "conformance" / counts_file)
-        # Decoding alone is no row of the table of products.
+        # Dequantize kernels are not in the GEMM kernel table.
         names += [name for name in sorted(pinned) if name.startswith("marlin_dequantize_")]
         text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
         for name in names:
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if target.exists() and target.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{PAGE}: not what the records say; run tools/hardware_status.py", file=sys.stderr)
+    print(f"{PAGE}: differs from the records; run tools/hardware_status.py", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every check of the sources that a compiler does not make; called by ./dev lint, which installs the
-# tools and configures build/. Arguments: files for clang-tidy (default: all of src/).
+# All source checks that are not done by a compiler; called by ./dev lint, which installs the tools
+# and configures build/. Arguments: files for clang-tidy (default: all of src/).
 set -eu
 cd "$(dirname "$0")/.."
 rc=0
@@ -20,14 +20,14 @@ tidy() {
   local jobs
   jobs=$(nproc 2>/dev/null || echo 2)
   if [ $# = 0 ]; then
-    # What this machine does not compile has no compile command to check with.
+    # Files that this machine does not compile have no compile command.
     set -- $(sed -n 's/^ *"file": ".*\/\(src\/.*\.cc\)",*$/\1/p' build/compile_commands.json |
       sort -u)
   fi
   local out
   out=$(mktemp)
-  # clang-tidy counts what it hides in system headers on stderr; findings go to stdout. The compile
-  # commands may be those of g++, whose -W options clang does not all know.
+  # clang-tidy reports suppressed warnings of system headers on stderr and findings on stdout. The
+  # compile commands may be g++'s, with -W options that clang does not know.
   printf '%s\0' "$@" |
     xargs -0 -n 1 -P "$jobs" clang-tidy-14 -p build --quiet \
       --extra-arg=-Wno-unknown-warning-option >"$out" 2>"$out.err" || {
@@ -39,7 +39,8 @@ tidy() {
   rm -f "$out" "$out.err"
 }
 
-# Address spaces and types of the Metal kernels. Needs clang 19, which is not everywhere.
+# Checks address spaces and types of the Metal kernels. Needs clang 19, which is not always
+# available.
 metal_types() {
   command -v "${MARLIN_METAL_CLANG:-clang++-19}" >/dev/null 2>&1 || {
     echo "skipped: types of Metal kernels (no clang++-19)" >&2

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Keeps bench/records/nightly.json: one row a stage, each with the commit that it ran on.
+"""Keeps bench/records/nightly.json: one row per stage, each with the commit that it ran on.
 
 Usage: nightly_record.py RECORD begin [--device TEXT] STAGE...   drops rows of other stages
        nightly_record.py RECORD add STAGE ok|FAILED SECONDS COMMIT [RESULT]
        nightly_record.py RECORD commit STAGE           prints the commit of a row that is ok
 
-A row is written as soon as its stage has ended, so that a run that was interrupted can go on.
+A row is written as soon as its stage ends, so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read(path: Path) -> Record:
 
 
 def summarise(record: Record) -> Record:
-    """What the rows say together: complete means every stage, ok, of one clean commit."""
+    """Returns the overall result: complete means every stage, ok, at one clean commit."""
     rows = {row["stage"]: row for row in record["stages"]}
     order = record["order"]
     commits = {row["commit"] for row in rows.values()}

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Writes src/backends/cuda/kernels/wgmma/wgmma_instructions.cuh: one wrapper for each shape and
-type of Hopper's warpgroup matrix instruction with the first operand in registers. With --check
-compares.
+type of Hopper's wgmma instruction with the A operand in registers. With --check compares it.
 
 Usage: tools/wgmma_instructions.py [--check]
 """
@@ -12,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "src/backends/cuda/kernels/wgmma/wgmma_instructions.cuh"
 TOKENS = (16, 32, 64, 96, 128, 192, 256)
-# The type of the operands, its name in PTX, the k of an instruction, and the widths there are.
+# Operand type, its PTX name, the k of one instruction, and the available widths n.
 TYPES = (
     ("Bf16x2", "bf16", 16, TOKENS),
     ("F16x2", "f16", 16, TOKENS),
@@ -37,7 +36,7 @@ struct WarpgroupProduct;
 
 
 def wrapper(tokens: int, name: str, ptx: str, k: int) -> str:
-    """The specialisation for one type and width."""
+    """Returns the specialization for one type and width."""
     count = tokens // 2
     sums = [f"%{i}" for i in range(count)]
     rows = [", ".join(sums[i : i + 12]) for i in range(0, count, 12)]
@@ -56,7 +55,7 @@ def wrapper(tokens: int, name: str, ptx: str, k: int) -> str:
         end = ", " if i + 1 < len(rows) else "}, "
         lines.append(f'        "{row}{end}"')
     operands = ", ".join(f"%{count + i}" for i in range(4))
-    # Operands of 8 bits are k-major and have no choice of it.
+    # 8-bit operands are always K-major.
     order = ", 0" if k == 16 else ""
     lines.append(f'        "{{{operands}}}, %{count + 4}, p, 1, 1{order};\\n"')
     lines.append('        "}\\n"')
@@ -80,7 +79,7 @@ def main() -> None:
     text += "}  // namespace marlin::cuda\n"
     if "--check" in sys.argv:
         if not PATH.exists() or PATH.read_text() != text:
-            sys.exit(f"{PATH.name} is not what tools/wgmma_instructions.py writes")
+            sys.exit(f"{PATH.name} differs from the output of tools/wgmma_instructions.py")
     else:
         PATH.write_text(text)
 

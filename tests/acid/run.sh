@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Proves that an addition touches only what CONTRIBUTING.md says it does: lays each addition of this
-# folder (or those named as arguments) over a copy of the sources, builds the copy, and runs the
-# addition's own proof. An addition is a folder with
+# Proves that an extension touches only the files that CONTRIBUTING.md names: applies each extension
+# of this folder (or those given as arguments) to a copy of the sources, builds the copy, and runs
+# the extension's own proof. An extension is a folder with
 #   files/       new files, at their paths
 #   lines.txt    FILE LINE: lines added at the end of existing files
-#   allowed.txt  new FILE | lines COUNT FILE: the most that it may touch
-#   prove.sh     the commands that must succeed in the copy
+#   allowed.txt  new FILE | lines COUNT FILE: the files and line counts that it may touch
+#   prove.sh     commands that must succeed in the copy
 set -eu
 here=$(cd "$(dirname "$0")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
@@ -29,20 +29,20 @@ copy_sources() {
   fi
 }
 
-# check_touched ADDITION COPY: every file and line of the addition is allowed.
+# check_touched ADDITION COPY: checks that every file and line of the extension is allowed.
 check_touched() {
   local addition=$1 copy=$2 file line count
   (cd "$addition/files" && find . -type f | sed 's|^\./||') >"$work/new"
   while IFS= read -r file; do
-    grep -qxF "new $file" "$addition/allowed.txt" || fail "touches a file too many: $file"
-    [ ! -e "$copy/$file" ] || fail "is not new: $file"
+    grep -qxF "new $file" "$addition/allowed.txt" || fail "adds an unlisted file: $file"
+    [ ! -e "$copy/$file" ] || fail "exists already: $file"
   done <"$work/new"
   sed -n '/^#/d; s/^\([^ ]*\) .*/\1/p' "$addition/lines.txt" | sort | uniq -c |
     while read -r count file; do
       line=$(sed -n "s|^lines \([0-9]*\) $file\$|\1|p" "$addition/allowed.txt")
-      [ -n "$line" ] || fail "changes a file that it may not: $file"
+      [ -n "$line" ] || fail "changes an unlisted file: $file"
       [ "$count" -le "$line" ] || fail "adds $count lines to $file, allowed $line"
-      [ -f "$copy/$file" ] || fail "is not there: $file"
+      [ -f "$copy/$file" ] || fail "does not exist: $file"
     done
 }
 
@@ -58,7 +58,7 @@ apply_addition() {
 compile() {
   local launcher
   launcher=$(command -v ccache || true)
-  # The CPU's part proves a format, a reader or an operation in a tenth of the time.
+  # The CPU backend proves a format, a reader or an operation in a tenth of the build time.
   cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
     -DMARLIN_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
     cat "$work/configure.log"
@@ -67,12 +67,12 @@ compile() {
   cmake --build "$build" -j "${MARLIN_JOBS:-$(nproc)}" --target "$@"
 }
 
-# self_test ADDITION: the check of what it touches must itself be able to fail.
+# self_test ADDITION: checks that check_touched detects violations.
 self_test() {
   local broken=$work/broken first
   rm -rf "$broken"
   cp -R "$1" "$broken"
-  (check_touched "$broken" "$root") || fail "self-test: the addition itself was refused"
+  (check_touched "$broken" "$root") || fail "self-test: the extension itself was refused"
   echo "// one file more" >"$broken/files/src/one_file_more.h"
   ! (check_touched "$broken" "$root") 2>/dev/null || fail "self-test: an extra file was allowed"
   rm "$broken/files/src/one_file_more.h"
@@ -88,7 +88,7 @@ mkdir -p "$work"
 generator=""
 if command -v ninja >/dev/null; then generator=Ninja; fi
 passed=0 failed=0
-# Arguments: the additions to prove, by name; all of them by default.
+# Arguments: names of the extensions to prove; all of them by default.
 for addition in "$here"/*/; do
   addition=${addition%/}
   name=$(basename "$addition")

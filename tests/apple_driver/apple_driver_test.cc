@@ -1,6 +1,6 @@
-// The driver for Apple GPUs on a stand-in for one: what it asks of Metal, in which order, and what
-// becomes of Metal's errors. What kernels compute is compared with the simulator's own device in
-// apple_products_test.cc; here they all run the one of the self-test.
+// The driver for Apple GPUs on a fake GPU: its Metal calls, their order, and the handling of
+// Metal's errors. All tests here run the self-test kernel; apple_products_test.cc compares results
+// with the simulator's own device.
 #include "backends/metal/apple/apple_driver.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ constexpr int kInputs = 132;
 constexpr int kOutputs = 195;
 constexpr int64_t kPage = 4096;
 
-/// marlin_self_test with B = 1: A x B is A, which begins at out[128].
+/// Inputs of marlin_self_test with B = 1: A x B equals A and is written from out[128] on.
 std::vector<float> Input(float first) {
   std::vector<float> input(kInputs);
   for (int i = 0; i < 64; ++i) input[static_cast<size_t>(i)] = first + static_cast<float>(i);
@@ -50,7 +50,7 @@ KernelLaunch LaunchOf(const void* input, void* out, int64_t out_bytes = kOutputs
 class AppleDriver : public testing::Test {
  protected:
   void SetUp() override { fake_gpu::Reset(); }
-  // Whatever the test did, nothing may be left.
+  // No test may leave living objects behind.
   void TearDown() override {
     driver_.reset();
     EXPECT_EQ(fake_objc::LivingObjects(), "");
@@ -99,7 +99,7 @@ TEST_F(AppleDriver, OpensWithItsSelfTest) {
 }
 
 TEST_F(AppleDriver, OpensOnlyOnItsGpus) {
-  TheBehaviour().there = false;  // Without a session on the screen.
+  TheBehaviour().there = false;  // As in a process without a graphical session.
   EXPECT_TRUE(OpenError().ok());
   TheBehaviour().listed = false;
   EXPECT_EQ(OpenError().code(), Code::kUnsupported);
@@ -217,8 +217,8 @@ TEST_F(AppleDriver, LaunchesOfARunAreOneCommandBuffer) {
   Open();
   float* const input = DeviceInput(5);
   float* const out = Floats(2 * kOutputs + 61);
-  // The product of the first launch, from out[128] on, with what lies behind it, is the second's
-  // input: B and the numbers are there already.
+  // The GEMM result of the first launch, at out[128], and the data behind it are the second
+  // launch's input: B and the numbers are already in place.
   const std::vector<float> rest = Input(0);
   std::memcpy(out + 128 + 64 + 3, rest.data() + 64 + 3, (kInputs - 67) * 4);
   float* const last = Floats(kOutputs);
@@ -248,7 +248,7 @@ TEST_F(AppleDriver, KeepsAllocationsResident) {
   EXPECT_EQ(TheLog().resident, before + 1);
   driver_->Free(data);
   EXPECT_EQ(TheLog().resident, before);
-  // More than the system recommends is not asked for.
+  // Allocations beyond the recommended size are not made resident.
   ASSERT_TRUE(driver_->Allocate(int64_t{1} << 30).ok());
   EXPECT_EQ(TheLog().resident, before);
   driver_.reset();
@@ -284,12 +284,12 @@ TEST_F(AppleDriver, RefusesMemoryThatIsOnlyPartlyItsOwn) {
   EXPECT_EQ(Run(LaunchOf(input - 100, out)).code(), Code::kInvalidArgument);
 }
 
-// What a caller has anywhere is copied there and back, and the call blocks.
+// Unaligned host memory is copied in and out, and the call blocks.
 TEST_F(AppleDriver, CopiesMemoryOfTheCaller) {
   Open();
   std::vector<float> input = Input(7);
   std::vector<float> out(kOutputs + 5, -1);
-  // While the GPU works somebody else writes between the rows of the output.
+  // The host writes between the rows of the output while the GPU works.
   TheBehaviour().on_run = [&] { out[kOutputs + 2] = 42; };
   ASSERT_TRUE(Run(LaunchOf(input.data(), out.data(), (kOutputs + 5) * 4)).ok());
   EXPECT_EQ(out[128], 7);
@@ -298,14 +298,14 @@ TEST_F(AppleDriver, CopiesMemoryOfTheCaller) {
   EXPECT_EQ(out[kOutputs + 2], 42);
   EXPECT_EQ(input, Input(7));
   EXPECT_EQ(TheLog().mapped, 0);
-  // Kernels read vectors where the caller's address lets them: the copy lies as the memory does.
+  // Kernels use vector loads when the caller's address is aligned: the copy keeps the alignment.
   EXPECT_EQ(TheLog().input_offset % 64, reinterpret_cast<uintptr_t>(input.data()) % 64);
   alignas(64) std::array<float, kInputs + 1> shifted{};
   ASSERT_TRUE(Run(LaunchOf(shifted.data() + 1, out.data())).ok());
   EXPECT_EQ(TheLog().input_offset % 64, 4u);
 }
 
-// The second launch reads what the first one writes, all of it the caller's.
+// The second launch reads the output of the first one; both are in host memory.
 TEST_F(AppleDriver, LaunchesShareMemoryOfTheCaller) {
   Open();
   const std::vector<float> input = Input(9);
@@ -319,7 +319,7 @@ TEST_F(AppleDriver, LaunchesShareMemoryOfTheCaller) {
   EXPECT_EQ(last[0], 9);
 }
 
-/// Pages of the caller's.
+/// Page-aligned host memory.
 class Pages {
  public:
   explicit Pages(int64_t bytes)
@@ -346,7 +346,7 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
   ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
   EXPECT_EQ(out.floats()[128], 2);
 
-  // Part of them again while work on them is on its way: what was written first is seen.
+  // Overlapping host memory of pending work: a later launch sees the earlier writes.
   std::memset(out.floats(), 0, kPage);
   std::memcpy(out.floats() + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);
   ASSERT_TRUE(Run(launch).ok());
@@ -354,7 +354,7 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
   ASSERT_TRUE(Run(LaunchOf(out.floats() + 128, last.data())).ok());
   EXPECT_EQ(last[0], 2);
 
-  // What work on its way reads is not written before it has ended.
+  // Host memory that pending work reads is not written before that work completes.
   ASSERT_TRUE(Run(launch).ok());
   const int64_t now = TheLog().dispatches;
   const Pages third(kPage);
@@ -365,7 +365,7 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
   ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
 
   std::memcpy(input.floats(), Input(2).data(), kInputs * 4);
-  TheBehaviour().maps_pages = false;  // Pages of several mappings.
+  TheBehaviour().maps_pages = false;  // Pages from several VM mappings.
   std::memset(out.floats(), 0, kPage);
   ASSERT_TRUE(Run(launch).ok());
   EXPECT_EQ(out.floats()[128], 2);
@@ -377,7 +377,7 @@ TEST_F(AppleDriver, AFailedCommandBufferLosesTheDevice) {
   float* const out = Floats(kOutputs);
   TheBehaviour().fails_from = TheLog().command_buffers;
   EXPECT_TRUE(Run(LaunchOf(input, out)).ok());
-  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // Nobody knows yet.
+  EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // The error is not known yet.
   const Status lost = driver_->Synchronize(nullptr);
   EXPECT_EQ(lost.code(), Code::kDeviceLost);
   EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error 0"));
@@ -411,7 +411,7 @@ TEST_F(AppleDriver, TakesQueuesOfTheCaller) {
   EXPECT_EQ(out[128], 4);
   out[128] = 0;
   EXPECT_TRUE(Run(LaunchOf(input, out), queue).ok());
-  EXPECT_TRUE(driver_->Synchronize(nullptr).ok());  // Null means all.
+  EXPECT_TRUE(driver_->Synchronize(nullptr).ok());  // Null waits for all queues.
   EXPECT_EQ(out[128], 4);
   fake_gpu::ReleaseQueue(queue);
   fake_gpu::ReleaseQueue(other);

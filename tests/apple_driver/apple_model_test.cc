@@ -1,5 +1,5 @@
-// A model on Device::Open("metal") with the stand-in for a GPU, which runs nothing before somebody
-// waits for it: what a model reads, it must have waited for.
+// A model on Device::Open("metal") with the fake GPU, which runs nothing until the host waits:
+// results that the model reads without waiting would be missing.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -36,7 +36,7 @@ class AppleModel : public testing::Test {
     return *std::move(model);
   }
 
-  /// One row of logits, in whole pages or beside them.
+  /// One row of logits, on whole pages or shifted off them.
   struct alignas(4096) Logits {
     std::array<float, 1024> aligned;
     std::array<float, 1024 + 1> room;
@@ -75,7 +75,7 @@ TEST_F(AppleModel, OnlyLogitsAreCopied) {
   ASSERT_TRUE(model);
   Sequence sequence = *model->NewSequence();
   Logits logits{};
-  Forward(*model, sequence, kPrompt, logits.shifted_row());  // Makes room for activations.
+  Forward(*model, sequence, kPrompt, logits.shifted_row());  // Allocates the activations.
   const int64_t buffers = TheLog().buffers;
   Forward(*model, sequence, std::array<int32_t, 1>{5}, logits.shifted_row());
   EXPECT_EQ(TheLog().buffers, buffers + 1);

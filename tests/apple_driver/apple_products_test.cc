@@ -1,6 +1,5 @@
-// Products on Device::Open("metal") with the stand-in for a GPU, and the same on "metal-sim": the
-// same kernels in the same simulator, so the bits must be the same, whichever way memory and
-// launches went.
+// GEMMs on Device::Open("metal") with the fake GPU and on "metal-sim": both run the same kernels in
+// the same simulator, so the bits must be equal for every kind of memory and launch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -24,7 +23,7 @@ namespace {
 using fake_gpu::TheBehaviour;
 using fake_gpu::TheLog;
 
-/// A product with everything on it.
+/// A GEMM with every epilogue operand.
 struct Product {
   const char* kernel = "";
   Format format = Format::kFp4E2M1;
@@ -42,7 +41,7 @@ std::vector<float> RandomFloats(int64_t count, uint64_t seed) {
   return values;
 }
 
-/// Where operands lie: in the host's memory, or in the device's.
+/// Location of the operands: host or device memory.
 enum class Place { kHost, kDevice };
 
 class AppleProducts : public testing::Test {
@@ -130,7 +129,7 @@ TEST_F(AppleProducts, HaveTheSimulatorsBits) {
   ExpectSameBits({.kernel = "marlin_gemm_staged", .format = Format::kNf4, .m = 66});
 }
 
-// One Run of several launches: partial sums in a workspace, cleared before and finished after.
+// One Run with several launches: partial sums in a workspace are cleared before and reduced after.
 TEST_F(AppleProducts, OfSeveralLaunches) {
   ExpectSameBits({.kernel = "marlin_gemm_split_k", .m = 9, .k = 1040, .bias = true});
   ExpectSameBits({.kernel = "marlin_gemm_split_k", .m = 9, .k = 520, .gated = true});
@@ -180,7 +179,7 @@ TEST_F(AppleProducts, DequantizeToo) {
   EXPECT_EQ(decode(*apple_), decode(*simulator_));
 }
 
-// Opening compares a product on every kernel with the host.
+// Opening a device compares one GEMM per kernel with the host.
 TEST_F(AppleProducts, AreCheckedOnEveryKernel) {
   ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
   const int64_t before = TheLog().dispatches;

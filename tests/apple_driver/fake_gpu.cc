@@ -46,20 +46,21 @@ T* Autoreleased(T* object) {
   return object;
 }
 
-/// As Metal's methods hand out errors: autoreleased, where the caller wants one.
+/// Returns an error as Metal's methods do: autoreleased, if the caller passed a pointer.
 void SetError(Object** error, int64_t code, const std::string& text) {
   if (error != nullptr) *error = Autoreleased(new Error(code, text));
 }
 
 // --- programs -----------------------------------------------------------------------------------
 
-/// A compiled source. Its function constants are variables: one launch at a time.
+/// A compiled source. Its function constants are variables, so launches are serialized.
 struct Program {
   std::mutex mutex;
   std::unique_ptr<MetalProgram> program;
 };
 
-/// Compiles a text, once for all tests: it takes seconds. Null, and `message`, where it fails.
+/// Compiles a text once for all tests, since it takes seconds. Returns null and sets `message` on
+/// failure.
 std::shared_ptr<Program> ProgramOf(const std::string& text, std::string* message) {
   static std::mutex mutex;
   static auto* programs = new std::map<std::string, std::shared_ptr<Program>>;
@@ -101,7 +102,7 @@ class Buffer : public Object {
   }
   void* data;
   uint64_t length;
-  uint64_t mapped_bytes = 0;  ///< 0: the caller's memory.
+  uint64_t mapped_bytes = 0;  ///< 0: host memory.
 
  protected:
   void Dispose() override {
@@ -187,7 +188,7 @@ class CommandBuffer;
 class Queue : public Object {
  public:
   explicit Queue(Object* its_device) : Object("MTLCommandQueue"), device(its_device) {}
-  /// Runs what was committed, up to and with `last`.
+  /// Runs committed command buffers up to and including `last`.
   void RunUntil(const CommandBuffer* last);
 
   Object* device;
@@ -207,7 +208,7 @@ class CommandBuffer : public Object {
   Reference<Queue> queue;
   std::vector<Dispatch> dispatches;
   bool encoding = false;
-  int64_t number = -1;  ///< In the order of commits.
+  int64_t number = -1;  ///< Index in the order of commits.
   std::atomic<uint64_t> status{kNotEnqueued};
   Reference<Error> error;
 
@@ -237,8 +238,8 @@ class Encoder : public Object {
 
 // --- running ------------------------------------------------------------------------------------
 
-/// Metal knows how long a buffer is, not what of it a kernel may touch: up to where the next thing
-/// that is bound begins.
+/// Metal knows a buffer's length, not the range that a kernel may access: assumes that it ends at
+/// the next bound offset.
 int64_t BytesOf(const Dispatch& dispatch, const Binding& binding) {
   uint64_t end = binding.buffer->length;
   for (const auto& [index, other] : dispatch.buffers) {
@@ -262,7 +263,7 @@ metal::simulator::ConstantValues ConstantsOf(const Function& function,
   return values;
 }
 
-/// Gives answers as another GPU might.
+/// Corrupts results as a different GPU might.
 void Disturb(const Dispatch& dispatch) {
   const Binding& out = dispatch.buffers.at(MARLIN_BUFFER_OUTPUT);
   auto* numbers = reinterpret_cast<float*>(static_cast<std::byte*>(out.buffer->data) + out.offset);
@@ -274,7 +275,7 @@ void Disturb(const Dispatch& dispatch) {
   if (TheBehaviour().breaks_products) numbers[128 + 9] += 1;
 }
 
-/// Empty, or what is wrong.
+/// Returns empty, or an error message.
 std::string RunDispatch(const Dispatch& dispatch) {
   const Function& function = *dispatch.pipeline->function.get();
   const std::lock_guard<std::mutex> lock(function.program->mutex);
@@ -296,7 +297,7 @@ std::string RunDispatch(const Dispatch& dispatch) {
     metal::simulator::BufferBinding bound;
     bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
     bound.bytes = BytesOf(dispatch, binding);
-    // Kernels write nothing else, and whatever is not there is bound to the weights.
+    // Kernels write only the output; absent operands are bound to the weights.
     bound.read_only = index != MARLIN_BUFFER_OUTPUT;
     launch.buffers[index] = bound;
   }
@@ -316,7 +317,7 @@ void CommandBuffer::Run() {
   for (const Dispatch& dispatch : dispatches) {
     if (wrong.empty()) wrong = RunDispatch(dispatch);
   }
-  dispatches.clear();  // What it kept alive.
+  dispatches.clear();  // Releases the objects that they keep alive.
   if (!wrong.empty()) {
     auto* made = new Error(kInternalError, wrong);
     error = Reference<Error>(made);
@@ -362,7 +363,7 @@ Object* NewLibraryOfSource(Text* source, CompileOptions* options, Object** error
   return library;
 }
 
-/// Of what BuiltLibrary holds here: the names of sources.
+/// The fake metallib contains the names of sources.
 Object* NewLibraryOfData(const std::string& names, Object** error) {
   if (TheBehaviour().refuses_built_library) {
     SetError(error, 1, "the library is of another version");
@@ -455,7 +456,7 @@ void AddCompiling() {
          [](Object*, SEL) -> Object* { return new CompileOptions; });
   Answer("MTLCompileOptions", "respondsToSelector:", [](Object*, SEL, SEL) {
     return TheBehaviour().math_modes;
-  });  // The only one asked for.
+  });  // The only property that is read.
   Answer("MTLCompileOptions", "setLanguageVersion:",
          [](CompileOptions* self, SEL, uint64_t version) { self->language = version; });
   Answer("MTLCompileOptions", "setMathMode:", [](CompileOptions* self, SEL, int64_t mode) {
@@ -615,7 +616,7 @@ void ReleaseQueue(void* queue) { static_cast<Queue*>(static_cast<Object*>(queue)
 
 namespace marlin::metal {
 
-/// In place of what the build makes on a Mac.
+/// Replaces the metallib that the build makes on a Mac.
 std::span<const uint8_t> BuiltLibrary() {
   const std::string& names = fake_gpu::TheBehaviour().built_library;
   return {reinterpret_cast<const uint8_t*>(names.data()), names.size()};

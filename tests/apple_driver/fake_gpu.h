@@ -1,6 +1,6 @@
-// A stand-in for Apple's Metal: objects that answer as Metal's do, on a GPU that is the simulator.
-// It is as lazy as a GPU may be: nothing runs before somebody waits for it. What Metal's validation
-// objects to ends the program.
+// A fake of Apple's Metal: objects that behave like Metal's, on a GPU that is the simulator. It is
+// as lazy as a GPU may be: nothing runs until the host waits for it. Violations that Metal's
+// validation layer reports abort the program.
 #pragma once
 
 #include <cstdint>
@@ -9,57 +9,57 @@
 
 namespace marlin::fake_gpu {
 
-/// What the GPU is like, and what goes wrong with it.
+/// Properties and injected faults of the fake GPU.
 struct Behaviour {
-  bool there = true;   ///< MTLCreateSystemDefaultDevice finds it.
-  bool listed = true;  ///< MTLCopyAllDevices does.
+  bool there = true;   ///< MTLCreateSystemDefaultDevice returns it.
+  bool listed = true;  ///< MTLCopyAllDevices lists it.
   std::string name = "Apple M2";
   int family = 8;
-  bool math_modes = true;      ///< macOS 15's.
-  bool residency_sets = true;  ///< macOS 15's.
+  bool math_modes = true;      ///< As in macOS 15.
+  bool residency_sets = true;  ///< As in macOS 15.
   bool registered_by_number = true;
   bool registered_by_class = true;
   int cores = 2;
 
-  std::string compiler_error;  ///< Every source fails with it.
+  std::string compiler_error;  ///< Compilation of every source fails with it.
   std::string compiler_warning;
   std::string missing_function;
-  std::string built_library;  ///< What BuiltLibrary holds: names of the sources in it.
+  std::string built_library;  ///< Content of BuiltLibrary: the names of its sources.
   bool refuses_built_library = false;
   uint64_t most_threads = 1024;
   uint64_t simdgroup_threads = 32;
 
-  bool maps_pages = true;  ///< Takes the caller's pages as buffers.
+  bool maps_pages = true;  ///< Accepts host pages as buffers.
   uint64_t largest_buffer = uint64_t{1} << 32;
-  int64_t buffers_until_full = -1;  ///< Makes so many more; -1: no end.
-  int64_t fails_from = -1;       ///< The command buffer of this number, from 0, and all later ones.
+  int64_t buffers_until_full = -1;  ///< Number of buffers until allocation fails; -1: unlimited.
+  int64_t fails_from = -1;       ///< This command buffer, counted from 0, and all later ones fail.
   std::function<void()> on_run;  ///< Called before each command buffer runs.
-  bool rotates_fragments = false;  ///< Lanes hold other elements than on Apple's GPUs.
-  bool breaks_products = false;    ///< Of matrices, in the self-test.
-  bool breaks_sums = false;        ///< The first output of everything else.
+  bool rotates_fragments = false;  ///< Fragments have another layout than on Apple's GPUs.
+  bool breaks_products = false;    ///< Corrupts matrix products in the self-test.
+  bool breaks_sums = false;        ///< Corrupts the first output of all other kernels.
 };
 
-/// Set before a device is opened.
+/// To be set before a device is opened.
 Behaviour& TheBehaviour();
 
-/// What happened since Reset.
+/// Event counts since Reset.
 struct Log {
-  int64_t command_buffers = 0;  ///< Committed.
-  int64_t dispatches = 0;       ///< Run.
-  int64_t sources = 0;          ///< Compiled.
+  int64_t command_buffers = 0;  ///< Committed command buffers.
+  int64_t dispatches = 0;       ///< Executed dispatches.
+  int64_t sources = 0;          ///< Compiled sources.
   int64_t pipelines = 0;
-  int64_t buffers = 0;        ///< Made with memory of their own.
-  int64_t mapped = 0;         ///< Buffers on the caller's pages.
+  int64_t buffers = 0;        ///< Buffers with their own memory.
+  int64_t mapped = 0;         ///< Buffers that map host pages.
   int64_t resident = 0;       ///< Buffers in residency sets.
-  uint64_t input_offset = 0;  ///< Of MARLIN_BUFFER_INPUT, last bound.
-  bool fast_math = false;     ///< Of the last source compiled.
+  uint64_t input_offset = 0;  ///< Offset of the last bound MARLIN_BUFFER_INPUT.
+  bool fast_math = false;     ///< Fast-math setting of the last compiled source.
 };
 Log& TheLog();
 
-/// Makes everything as it was at the start.
+/// Restores the initial state.
 void Reset();
 
-/// An MTL::CommandQueue* of a device of its own, or of the default one; the caller's.
+/// Creates an MTL::CommandQueue* of another device or of the default one; owned by the caller.
 void* NewQueue(bool other_device);
 void ReleaseQueue(void* queue);
 

@@ -1,4 +1,4 @@
-// Stands in for IOKit's registry of devices: one GPU, if the test wants one there.
+// A fake IOKit device registry with at most one GPU.
 #include <IOKit/IOKitLib.h>
 
 #include <cstring>

@@ -17,15 +17,15 @@
 namespace marlin::fake_objc {
 namespace {
 
-/// Everything that is shared, made when it is first asked for: metal-cpp looks up its selectors
-/// before main.
+/// All shared state, created on first use: metal-cpp looks up its selectors before main.
 struct Shared {
   std::mutex mutex;
   std::set<std::string> selectors;
   std::map<std::string, Object*> classes;
   std::map<std::pair<std::string, std::string>, Method> methods;
   std::map<std::string, int> living;
-  /// The dead keep their memory, so that messages to them are found, and are no leaks.
+  /// Released objects stay allocated, so that messages to them are detected, and reachable, so that
+  /// they are not reported as leaks.
   std::vector<Object*> dead;
 };
 Shared& TheShared() {
@@ -33,7 +33,7 @@ Shared& TheShared() {
   return *shared;
 }
 
-/// Of this thread, the innermost last.
+/// The autorelease pools of this thread, the innermost last.
 class Pool;
 thread_local std::vector<Pool*> pools;
 
@@ -86,7 +86,7 @@ void AddFoundation() {
 
 int64_t AnswerOfNothing() { return 0; }
 
-/// The method that a message to `self` runs; what everything sent to nothing answers is 0.
+/// Returns the method for a message to `self`; messages to nil return 0.
 Method FindMethod(Object* self, SEL selector) {
   if (self == nullptr) return reinterpret_cast<Method>(&AnswerOfNothing);
   const std::string name = reinterpret_cast<const char*>(selector);
@@ -131,7 +131,7 @@ std::string LivingObjects() {
   const std::lock_guard<std::mutex> lock(shared.mutex);
   std::string text;
   for (const auto& [name, count] : shared.living) {
-    // Of these there is one for good, as on a Mac.
+    // These objects are singletons that live forever, as on a Mac.
     const bool kept = name.starts_with("class ") || name == "NSProcessInfo" || name == "MTLDevice";
     if (count == 0 || kept) continue;
     text += name + " x " + std::to_string(count) + "\n";
@@ -189,7 +189,8 @@ void* marlin_fake_find_method(Object* self, SEL selector) {
   return reinterpret_cast<void*>(marlin::fake_objc::FindMethod(self, selector));
 }
 
-// What metal-cpp refers to for blocks and results in memory, which the driver does not use.
+// Symbols that metal-cpp references for blocks and results in memory, which the driver does not
+// use.
 void* _NSConcreteStackBlock[32];
 void _Block_object_assign(void* /*to*/, const void* /*from*/, int /*flags*/) {
   marlin::fake_objc::Fail("a block is copied");
@@ -199,9 +200,9 @@ void objc_msgSend_stret() { marlin::fake_objc::Fail("a result in memory"); }
 void objc_msgSend_fpret() { marlin::fake_objc::Fail("a result on the x87 stack"); }
 }
 
-// Finds the method with all registers of arguments saved, and jumps to it: what it was sent and
-// where it returns to are then as if it had been called itself. 7 * 8 + 8 of the return address and
-// 128 bytes keep the stack aligned to 16.
+// Finds the method with all argument registers saved, and tail-jumps to it, so arguments and return
+// address are those of a direct call. 7 * 8 + 8 of the return address and 128 bytes keep the stack
+// aligned to 16.
 asm(R"(
 .text
 .globl objc_msgSend

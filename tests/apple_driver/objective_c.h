@@ -1,7 +1,7 @@
-// A stand-in for Objective-C's runtime, as far as metal-cpp needs one: classes are names, methods
-// are functions in a table. What would be silent on a Mac is fatal here: a message that no method
-// answers, one to an object that has been released, an autoreleased object that no pool takes.
-// x86-64 only, for the sake of objc_msgSend.
+// A fake Objective-C runtime, limited to the functions that metal-cpp needs: classes are names,
+// methods are functions in a table. Errors that are silent on a Mac are fatal here: a message
+// without a method, a message to a released object, an autorelease without a pool. x86-64 only,
+// because of objc_msgSend.
 #pragma once
 
 #include <objc/runtime.h>
@@ -14,7 +14,7 @@
 
 namespace marlin::fake_objc {
 
-/// Starts with one reference, its maker's.
+/// Has a reference count of one at first, which its creator owns.
 class Object {
  public:
   explicit Object(const char* class_name);
@@ -25,10 +25,10 @@ class Object {
   const char* class_name() const { return class_name_; }
   bool alive() const { return references_ > 0; }
   void Retain() { ++references_; }
-  /// With the last reference the object gives up what it holds; its shell stays, so that messages
-  /// to it are noticed.
+  /// On the last release the object drops its contents; its shell stays allocated, so that messages
+  /// to it are detected.
   void Release();
-  /// Releases it when the innermost pool of this thread ends.
+  /// Schedules a release for the end of this thread's innermost pool.
   void Autorelease();
 
  protected:
@@ -39,12 +39,12 @@ class Object {
   std::atomic<int> references_{1};
 };
 
-/// Objects that nobody has released yet, "MTLBuffer x 2"; empty: none.
+/// Lists the objects that are not released yet, "MTLBuffer x 2"; empty: none.
 std::string LivingObjects();
 
 [[noreturn]] void Fail(const std::string& what);
 
-/// A counted reference.
+/// A reference-counting pointer.
 template <typename T>
 class Reference {
  public:
@@ -83,13 +83,13 @@ class Error : public Object {
 };
 
 using Method = void (*)();
-/// `class_name` is "NSString" for methods of objects, "class NSString" for those of the class.
+/// `class_name` is "NSString" for instance methods, "class NSString" for class methods.
 void AddMethod(const char* class_name, const char* selector, Method method);
 
-/// What respondsToSelector: answers unless a class answers it otherwise.
+/// The default answer of respondsToSelector:, which a class may override.
 bool HasMethod(const Object& object, SEL selector);
 
-/// A method as a lambda (Class* self, SEL, arguments...).
+/// Registers a lambda (Class* self, SEL, arguments...) as a method.
 template <typename Function>
 void Answer(const char* class_name, const char* selector, Function function) {
   AddMethod(class_name, selector, reinterpret_cast<Method>(+function));

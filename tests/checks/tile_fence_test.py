@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Plain stores stay on their side of AMX tile loads where FenceTileLoads stands between them.
+"""Checks that FenceTileLoads keeps plain stores from moving across AMX tile loads.
 
 Usage: tile_fence_test.py SOURCES COMPILER [OPTION]...
-Compiles a panel that is filled, loaded to a tile, filled anew and loaded again. Without fences
-g++ 12 drops the first stores; the code must have both runs of stores, each before its load.
+Compiles a function that fills a panel, loads it to a tile, refills it and loads it again. Without
+fences g++ 12 drops the first stores; the code must contain both runs of stores, each before its
+load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong use and hostile files: one line, the right exit code, nothing lost or half-written."""
+"""Wrong use and hostile files: one line, the right exit code, no file lost or half-written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 
 class WrongUse(CommandTestCase):
-    """Arguments that make no sense."""
+    """Invalid arguments."""
 
     def test_command_line(self) -> None:
         self.refuse(USAGE)
@@ -79,7 +79,7 @@ class WrongUse(CommandTestCase):
 
 
 class BadFiles(CommandTestCase):
-    """Files that break their format."""
+    """Files that violate their format."""
 
     def single(self, values: list[float] | None = None) -> dict[str, tuple[str, list[int], bytes]]:
         return {NAME: ("BF16", [32, 64], bf16(values or [0.5] * 2048))}
@@ -186,7 +186,7 @@ class BadFiles(CommandTestCase):
         out = self.directory / "out"
         self.succeed("quantize", QWEN, "-o", out)
         self.refuse(MALFORMED, "verify", out, "--against", GLM)
-        # One tensor more in the source than in the quantized directory.
+        # The source has one tensor more than the quantized directory.
         source = self.directory / "source"
         shutil.copytree(QWEN, source)
         os.chmod(source, 0o755)
@@ -211,7 +211,7 @@ class BadFiles(CommandTestCase):
 
 
 class Interruptions(CommandTestCase):
-    """Disks that fill up and processes that die."""
+    """Full disks and killed processes."""
 
     def test_full_disk(self) -> None:
         def limit_files() -> None:

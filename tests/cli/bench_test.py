@@ -1,4 +1,4 @@
-"""bench: what it measures is there and makes sense; times themselves are never asserted."""
+"""bench: the fields are present and plausible; times themselves are never asserted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from command_line import GLM, IO, QWEN, USAGE, CommandTestCase
 
 
 class Bench(CommandTestCase):
-    """Small cases, to run through every path."""
+    """Small cases that cover every path."""
 
     def test_products(self) -> None:
         record = self.directory / "record.json"

@@ -1,4 +1,4 @@
-"""Running metal-marlin in tests, and writing safetensors files by hand."""
+"""Runs metal-marlin in tests, and writes safetensors files by hand."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 class CommandTestCase(unittest.TestCase):
-    """A test with a directory of its own."""
+    """A test with its own directory."""
 
     def setUp(self) -> None:
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="marlin-cli-"))
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def succeed(self, *arguments: object) -> str:
-        """Runs a command that must succeed without a word on stderr; returns its stdout."""
+        """Runs a command that must succeed with an empty stderr; returns its stdout."""
         done = run(*arguments)
         self.assertEqual((done.returncode, done.stderr), (0, ""), f"{arguments}\n{done.stdout}")
         return done.stdout
 
     def document(self, *arguments: object) -> Any:
-        """The one JSON document that a command with --json prints."""
+        """Returns the one JSON document that a command with --json prints."""
         return json.loads(self.succeed(*arguments, "--json"), parse_constant=self.fail)
 
     def refuse(self, code: int, *arguments: object, says: tuple[str, ...] = (),
@@ -59,18 +59,18 @@ class CommandTestCase(unittest.TestCase):
         return done.stderr
 
     def assert_nothing_written(self, *names: str) -> None:
-        """Only these names are in the test's directory, hidden ones included."""
+        """Checks that the test's directory holds only these names, hidden ones included."""
         self.assertEqual(sorted(os.listdir(self.directory)), sorted(names))
 
 
 def bf16(values: list[float]) -> bytes:
-    """Truncated, which is exact for the values that tests use."""
+    """Truncates to bf16, which is exact for the values that tests use."""
     return b"".join(struct.pack("<f", value)[2:] for value in values)
 
 
 def write_safetensors(path: pathlib.Path, tensors: dict[str, tuple[str, list[int], bytes]],
                       edit: Callable[[str], str] = lambda text: text) -> None:
-    """Writes a file; `edit` may spoil the header's text."""
+    """Writes a file; `edit` may corrupt the header's text."""
     header: dict[str, object] = {}
     data = b""
     for name, (dtype, shape, content) in tensors.items():
@@ -82,7 +82,7 @@ def write_safetensors(path: pathlib.Path, tensors: dict[str, tuple[str, list[int
 
 
 def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """The tensors of a well-formed file."""
+    """Returns the tensors of a well-formed file."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8:8 + length])
@@ -96,7 +96,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, list[int], byte
 
 
 def read_directory(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """The tensors of all files of a directory."""
+    """Returns the tensors of all files of a directory."""
     tensors = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors.update(read_safetensors(file))

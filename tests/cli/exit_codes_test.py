@@ -1,6 +1,6 @@
-"""Every command with every exit code that it can be brought to, and errors as JSON.
+"""Every command with every exit code that it can return, and errors as JSON.
 
-METAL_MARLIN names the command under test: the program, or that of the Python package.
+METAL_MARLIN names the command under test: the program, or the Python package's command.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MEMORY = 4
 NAMES = {USAGE: ("invalid_argument", "unsupported"), MALFORMED: ("malformed_file",), IO: ("io",),
          MEMORY: ("out_of_memory",)}
 HUGE = "1000000,1000000,1000000"
-# Below: SRC a plain model, Q a quantized one, BAD a model that is no model, GONE nothing, OUT a
-# name for an output, T a file of token ids, W a file of words, TABLE a name for a tuning file.
+# Below: SRC a plain model, Q a quantized one, BAD an invalid model, GONE a missing path, OUT a name
+# for an output, T a file of token ids, W a file of words, TABLE a name for a tuning file.
 CASES: list[tuple[int, str]] = [
     (0, "--version"),
     (0, "quantize --help"),
@@ -142,7 +142,7 @@ class ExitCodes(CommandTestCase):
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
     def assert_json_error(self, code: int, text: str, line: str) -> None:
-        """With --json the same error is a document on stdout, and the line stays on stderr."""
+        """With --json the same error is a document on stdout, and the line is still on stderr."""
         done = run(*self.arguments(text), "--json")
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         self.assert_one_line(done)
@@ -157,7 +157,7 @@ class ExitCodes(CommandTestCase):
             self.assertEqual(done.stderr, line)
 
     def clean(self) -> None:
-        """Removes a command's output; nothing else is left beside what was there."""
+        """Removes a command's output; checks that nothing else was added."""
         for name in ("out", "tune.txt"):
             path = self.directory / name
             if path.is_dir():
@@ -176,7 +176,7 @@ class ExitCodes(CommandTestCase):
                 self.assertEqual(done.returncode, IO, done.stderr)
 
     def test_a_verdict_is_one_document(self) -> None:
-        """verify prints what it measured before it says that the error is too large."""
+        """verify prints its measurements before it reports that the error is too large."""
         done = run(*self.arguments("verify Q --against SRC --max-error 0.0001"), "--json")
         self.assertEqual(done.returncode, MALFORMED)
         self.assertFalse(json.loads(done.stdout)["ok"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the system and links do to the command's files."""
+"""The command under operating system limits, and with links."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OUT_OF_MEMORY = 4
 
 
 def limit(which: int, size: int) -> None:
-    """Sets a limit of this process, and what the shell leaves of a limit's signal: the default."""
+    """Sets a limit of this process, with the limit's signal at its default as in a shell."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     resource.setrlimit(which, (size, size))
 
 
 class Limits(CommandTestCase):
-    """ulimit."""
+    """Resource limits (ulimit)."""
 
     def test_file_size(self) -> None:
         for blocks in (1, 5, 1000):
@@ -50,7 +50,7 @@ class Limits(CommandTestCase):
 
 
 class Links(CommandTestCase):
-    """Links in a model's directory that lead out of it."""
+    """Links in a model's directory whose target is outside of it."""
 
     def model(self, link: str) -> pathlib.Path:
         model = self.directory / "model"
@@ -96,7 +96,7 @@ class Links(CommandTestCase):
 
 
 class Comparing(CommandTestCase):
-    """verify --against where the experts of a stack are not aligned."""
+    """verify --against with unaligned experts in a stack."""
 
     def test_odd_stacks(self) -> None:
         tensors = {}
@@ -117,7 +117,7 @@ class Comparing(CommandTestCase):
 
 
 class Killed(CommandTestCase):
-    """What a killed process leaves."""
+    """Leftovers of a killed process."""
 
     def test_tune(self) -> None:
         table = self.directory / "tune.txt"

@@ -25,21 +25,21 @@ CSI, OVERRIDE = "\u009b31m", "\u202e"
 
 
 def limit_memory() -> None:
-    """Called in the child, so that a reader without limits does not take the machine's memory."""
+    """Called in the child, so that a reader without limits cannot exhaust the machine's memory."""
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 @functools.cache
 def memory_limit() -> Callable[[], None] | None:
-    """None where the command needs more addresses than that to start: with AddressSanitizer."""
+    """Returns None if the command needs more address space to start: with AddressSanitizer."""
     done = subprocess.run([COMMAND, "--version"], capture_output=True, check=False,
                           preexec_fn=limit_memory)
     return limit_memory if done.returncode == 0 else None
 
 
 class HostileTestCase(CommandTestCase):
-    """A plain model's directory to spoil."""
+    """A plain model's directory to corrupt."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -56,12 +56,12 @@ class HostileTestCase(CommandTestCase):
         (self.model / "config.json").write_bytes(content)
 
     def refuse_shortly(self, code: int, *arguments: object, says: tuple[str, ...] = ()) -> str:
-        """Refused with a line that quotes little and is safe to show."""
+        """Requires a refusal with one short printable line."""
         with open(os.devnull, encoding="utf-8") as nothing:
             done = subprocess.run([COMMAND, *map(str, arguments)], stdin=nothing,
                                   capture_output=True, timeout=120, check=False,
                                   preexec_fn=memory_limit())
-        error = done.stderr.decode("utf-8")  # Strictly.
+        error = done.stderr.decode("utf-8")  # Strict decoding.
         self.assertEqual((done.returncode, done.stdout), (code, b""), (arguments, error[:1000]))
         self.assertTrue(error.startswith("metal-marlin: error: ") and error.endswith("\n"), error)
         self.assertTrue(error[:-1].isprintable(), error[:1000])
@@ -72,7 +72,7 @@ class HostileTestCase(CommandTestCase):
 
 
 class Json(HostileTestCase):
-    """Texts that are JSON, or nearly."""
+    """Valid and nearly valid JSON texts."""
 
     def test_deep_nesting(self) -> None:
         for deep in ("[" * 80000 + "]" * 80000, '{"a":' * 200000):
@@ -104,7 +104,7 @@ class Json(HostileTestCase):
                                 says=("generation_config.json", says))
 
     def test_many_objects(self) -> None:
-        # A reader that takes time in the square of their number would need minutes for the first.
+        # A reader with quadratic time would need minutes for the first.
         for objects, code in ((3_000_000, 0), (20_000_000, MALFORMED)):
             text = '{"x":[' + "{}," * objects + "{}]}"
             self.config(text)
@@ -130,12 +130,12 @@ class Json(HostileTestCase):
 
 
 class SpecialFiles(HostileTestCase):
-    """What is no regular file is refused, unread and without waiting."""
+    """Files that are not regular are refused, unread and without waiting."""
 
     def refuse_each(
         self, path: pathlib.Path, *arguments: object, in_model: bool = False
     ) -> None:
-        """in_model: a link in a model's directory is refused because it leads out of it."""
+        """in_model: a link in a model's directory is refused because its target is outside."""
         path.unlink(missing_ok=True)
         os.mkfifo(path)
         self.refuse_shortly(IO, *arguments, says=(path.name, "not a regular file"))
@@ -174,7 +174,7 @@ class SpecialFiles(HostileTestCase):
         self.refuse_each(path, "compare", QWEN, "--against", QWEN, "--tokens", path)
 
     def test_leftover(self) -> None:
-        # A run that was cut short, and a pipe where its shard was.
+        # An interrupted run with a pipe in place of its shard.
         def small_files() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
@@ -191,10 +191,10 @@ class SpecialFiles(HostileTestCase):
 
 
 class NothingBehindIt(HostileTestCase):
-    """Sizes that no byte of a file backs."""
+    """Sizes without any bytes in the file."""
 
     def test_tensors_without_elements(self) -> None:
-        # verify --against makes sums for every row, and so must not believe in 2^40 of them.
+        # verify --against keeps sums per row, and so must not trust a count of 2^40 rows.
         plain = self.directory / "plain"
         plain.mkdir()
         write_safetensors(plain / "model.safetensors", {
@@ -212,7 +212,7 @@ class NothingBehindIt(HostileTestCase):
 
 
 class Patterns(HostileTestCase):
-    """Patterns over names take time in proportion to the name."""
+    """Patterns over names take time linear in the name."""
 
     def test_backtracking(self) -> None:
         for pattern in ("(.*)*!", "([a-z_.0-9]+)*!", "((a|.)*)*$^x"):
@@ -238,7 +238,7 @@ class Patterns(HostileTestCase):
 
 
 class Messages(HostileTestCase):
-    """What files say is quoted shortly, escaped, on one line."""
+    """Text from files is quoted briefly, escaped, on one line."""
 
     def test_long_values(self) -> None:
         long = "m" * 1_000_000
@@ -279,7 +279,7 @@ class Messages(HostileTestCase):
                                ensure_ascii=False))
         self.refuse_shortly(USAGE, "perplexity", self.model, "--tokens", self.tokens,
                             says=("\\xc2\\x9b31m", "\\xe2\\x80\\xae", "\\x0a", "\\x1b"))
-        # Names of files too, which need not be UTF-8.
+        # Also names of files, which need not be UTF-8.
         for name in (b"no\xff", CSI.encode(), b"a\nb"):
             path = self.directory / os.fsdecode(name)
             self.refuse_shortly(IO, "inspect", path)

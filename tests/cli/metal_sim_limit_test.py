@@ -1,4 +1,4 @@
-"""metal-sim: a kernel that never ends is an error once its time is over."""
+"""metal-sim: an endless kernel is an error at its time limit."""
 
 from __future__ import annotations
 

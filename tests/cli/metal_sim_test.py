@@ -1,4 +1,4 @@
-"""metal-sim: kernels run and checked, the page that explains it, and wrong input."""
+"""metal-sim: running and checking kernels, the page that explains it, and wrong input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MetalSim(CommandTestCase):
         self.assertEqual(struct.unpack("<32e", out.read_bytes()), tuple(i / 4 for i in range(32)))
 
     def test_page(self) -> None:
-        """The source and the commands of the page give what it shows."""
+        """The page's source and commands produce the output that it shows."""
         blocks = re.findall(r"```(metal|console)\n(.*?)```", PAGE.read_text(), re.DOTALL)
         self.assertGreaterEqual(len(blocks), 2)
         for kind, text in blocks:

@@ -1,4 +1,4 @@
-"""Running models: generate, perplexity, compare; and what each of them answers to bad input."""
+"""Running models: generate, perplexity, compare; and their responses to bad input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelTestCase(CommandTestCase):
         return path
 
     def copy(self, **changes: object) -> pathlib.Path:
-        """The sample model with changes in its config; None removes a key."""
+        """Copies the sample model with changes in its config; None removes a key."""
         model = self.directory / "model"
         model.mkdir()
         for file in QWEN.iterdir():
@@ -166,7 +166,7 @@ class Generate(ModelTestCase):
 
     @unittest.skipUnless(hasattr(fcntl, "F_SETPIPE_SZ"), "pipes of a fixed size")
     def test_interrupting_keeps_what_there_is(self) -> None:
-        # A pipe of one page that is nearly full: the command waits in its first words, however
+        # A pipe of one page that is nearly full: the command blocks in its first words, however
         # fast it is.
         reader, writer = os.pipe()
         size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -190,7 +190,7 @@ class Generate(ModelTestCase):
 
 
 class Perplexity(ModelTestCase):
-    """Over windows of a text's tokens."""
+    """Perplexity over windows of a text's tokens."""
 
     def test_is_the_references(self) -> None:
         for model, golden in GOLDEN.items():
@@ -275,7 +275,7 @@ class Compare(ModelTestCase):
 
 
 class BadModels(ModelTestCase):
-    """Directories that are no model that can be run: one clear line each."""
+    """Directories that are not runnable models: one clear line each."""
 
     def refuse_model(self, code: int, model: pathlib.Path, *says: str) -> None:
         self.refuse(code, "generate", model, "--tokens", self.tokens([1]), says=says)

@@ -1,4 +1,4 @@
-"""Every option that takes a number: what is none, or is out of range, is wrong use by name."""
+"""Every option that takes a number: an invalid or out-of-range one is a usage error by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import unittest
 
 from command_line import QWEN, USAGE, CommandTestCase
 
-# What no option takes, whole or not.
+# Rejected by every option, integer or not.
 NONE = ("", " ", "99999999999999999999x", "nan", "inf", "-inf", "1_000", " 5", "5 ", "0x10",
         "1e400", "-1", "+-1", "1,5", "five", "1e", "--", "\u0665", "-99999999999999999999")
-# Whole numbers only.
+# Rejected by integer options.
 NOT_WHOLE = ("99999999999999999999", "1.5", "1e3", "9223372036854775808")
 
 SRC, T = str(QWEN), str(QWEN / "validation_tokens.txt")
@@ -38,7 +38,7 @@ REAL = [
     (RUN, "--temperature"), (RUN, "--top-p"), (METAL, "--preemption"),
     (("plan", SRC), "--bandwidth"), (("verify", SRC, "--against", SRC), "--max-error"),
 ]
-# Options whose text holds numbers, with texts that hold none of them.
+# Options whose text contains numbers, with texts without valid numbers.
 TEXTS = [
     (("bench", "gemm"), "--shape", ("", "1,2", "1,2,3,4", "0,1,1", "1,-1,1", "1,1,0x10", " 1,1,1",
                                     "1_0,1,1", "1,1,99999999999999999999", "1,1,1e3", "nan,1,1")),

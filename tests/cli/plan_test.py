@@ -1,4 +1,4 @@
-"""plan: what a config.json implies, without weights."""
+"""plan: sizes and speeds from a config.json, without weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Plan(CommandTestCase):
         self.assertEqual(slow["bandwidth_source"], "given")
         self.assertAlmostEqual(slow["tokens_per_second"], 100e9 / slow["bytes_per_token"])
         self.assertAlmostEqual(fast["tokens_per_second"] / slow["tokens_per_second"], 3)
-        # 3.04 B parameters are read for a token, at 4 to 16 bits each.
+        # 3.04 B parameters are read per token, at 4 to 16 bits each.
         self.assertTrue(1.5e9 < slow["bytes_per_token"] < 6.1e9)
         self.assertLess(slow["bf16_tokens_per_second"], slow["tokens_per_second"])
 

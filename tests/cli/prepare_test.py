@@ -1,4 +1,4 @@
-"""prepare and --prepared: the same numbers as without, and one line for every wrong use."""
+"""prepare and --prepared: the same numbers as without, and one line for every usage error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = QWEN / "validation_tokens.txt"
 
 
 class Prepare(CommandTestCase):
-    """A file beside a directory."""
+    """A prepared file next to a model's directory."""
 
     def perplexity(self, *arguments: object) -> float:
         nll: float = self.document("perplexity", *arguments, "--tokens", TOKENS,

@@ -14,7 +14,7 @@ from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestC
 
 
 class SampleModels(CommandTestCase):
-    """The main job from end to end."""
+    """The main workflow from end to end."""
 
     def check_model(self, source: pathlib.Path, recipe: str) -> None:
         out = self.directory / "out"
@@ -59,7 +59,7 @@ class SampleModels(CommandTestCase):
             self.assertEqual(row["sqnr_db"] is None, exact, row)
             self.assertLess(row["relative_error"], 0.3, row)
 
-        # The plan from config.json alone agrees with what was written, to the byte.
+        # The plan from config.json alone equals the written sizes, to the byte.
         plan = self.document("plan", source, "--recipe", recipe, "--bandwidth", 10)
         for key in ("parameters", "quantized_parameters", "bytes", "bits_per_weight"):
             self.assertEqual(plan[key], report[key], key)
@@ -111,7 +111,7 @@ class SampleModels(CommandTestCase):
 
 
 class OtherLayouts(CommandTestCase):
-    """Checkpoints that store their matrices in other ways."""
+    """Checkpoints with other layouts of their matrices."""
 
     def write_model(self, model_type: str,
                     tensors: dict[str, tuple[str, list[int], bytes]]) -> pathlib.Path:
@@ -123,7 +123,7 @@ class OtherLayouts(CommandTestCase):
 
     @staticmethod
     def random_tensor(*shape: int) -> tuple[str, list[int], bytes]:
-        """Every matrix different, rows and columns of different sizes: a mix-up shows."""
+        """Every matrix is different, with different numbers of rows and columns: a mix-up shows."""
         count = 1
         for dim in shape:
             count *= dim
@@ -173,7 +173,7 @@ class OtherLayouts(CommandTestCase):
 
 
 class Demo(CommandTestCase):
-    """The sample model through three recipes, and products."""
+    """The sample model through three recipes, and GEMMs."""
 
     def test_demo(self) -> None:
         demo = self.document("demo", "--model", QWEN)
@@ -203,7 +203,7 @@ class Demo(CommandTestCase):
         for recipe in ("16 bits", "default_moe", "aggressive_moe", "uniform:fp4_e2m1/g32"):
             self.assertRegex(text, rf"\n{recipe} +\d+\.\d{{3}} +\d\.\d\d MB +\d+\.\d{{3}} ")
         self.assertIn("sentences need a tokenizer", text)
-        # A model without a text beside it: sizes, errors and products only.
+        # A model without a text: sizes, errors and GEMMs only.
         self.assertIn("no validation_tokens.txt", self.succeed("demo", "--model", GLM))
 
     def test_devices(self) -> None:
@@ -216,14 +216,14 @@ class Demo(CommandTestCase):
             self.assertEqual(kernel["available"], kernel["reason"] == "")
         text = self.succeed("devices")
         self.assertIn("marlin_gemm_scalar", text)
-        # A GPU is there, or it is said why none is.
+        # A GPU is present, or the document says why none is.
         self.assertGreater(len(document["devices"]) + len(document["unavailable"]), 1)
         for missing in document["unavailable"]:
             self.assertIn(missing["reason"], text)
 
 
 class Options(CommandTestCase):
-    """What the options of quantize change."""
+    """The effects of the options of quantize."""
 
     def formats(self, *options: object) -> dict[str, str]:
         out = self.directory / "out"
@@ -298,7 +298,7 @@ class Options(CommandTestCase):
 
 
 class Streams(CommandTestCase):
-    """Standard streams that go away."""
+    """Standard streams that are closed."""
 
     def test_closed_reader(self) -> None:
         reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Threads that the system does not start: exit code 4 and one line with both numbers."""
+"""Threads that the system cannot start: exit code 4 and one line with both numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def limit_address_space() -> None:
 
 
 class ThreadLimit(CommandTestCase):
-    """500 stacks of 8 MiB do not fit."""
+    """500 stacks of 8 MiB exceed the limit."""
 
     @unittest.skipUnless(sys.platform == "linux", "address space is limited on Linux only")
     def test_more_threads_than_fit(self) -> None:

@@ -1,4 +1,4 @@
-"""tune: the table that it writes, how the library takes it, and hostile tables."""
+"""tune: the table that it writes, how the library uses it, and hostile tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Tune(CommandTestCase):
             self.succeed("tune", *SMALL, "--shape", f"{m},64,64", "-o", self.file)
         text = self.file.read_text()
         self.assertIn("some_kernel@3x4 17", text)
-        self.assertNotIn("64 64 1 marlin", text)  # A matrix is replaced as a whole.
+        self.assertNotIn("64 64 1 marlin", text)  # The entries of a matrix are replaced as a whole.
         self.assertIn("64 64 4 marlin", text)
 
     def test_default_place(self) -> None:
@@ -115,7 +115,7 @@ class Tune(CommandTestCase):
             path.write_text(text)
             self.use(path)
             self.refuse(MALFORMED, *shape, says=(says, str(path)))
-            # What cannot be read is not overwritten either.
+            # An unreadable table is not overwritten either.
             self.refuse(MALFORMED, "tune", *SMALL, "--shape", "1,64,64", "-o", path, says=(says,))
         for path, says in ((self.directory / "absent", "no such tuning file"),
                            (self.directory, "is not a regular file"),

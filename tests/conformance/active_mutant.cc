@@ -1,4 +1,4 @@
-// Which seeded fault is on: linked into marlin_conformance_mutants only.
+// Selects the active seeded fault; linked into marlin_conformance_mutants only.
 #include <cstdlib>
 
 #include "base/mutant.h"

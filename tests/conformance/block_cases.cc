@@ -13,11 +13,11 @@ namespace {
 using Blocking = cpu::GemmBlocking (*)(const GemmDesc& desc, int workers);
 constexpr Blocking kDrivers[] = {&cpu::RowsBlocking, &cpu::AmxBlocking};
 
-// Formats that cover the decoders of the row kernels, the AMX kernel and the int8 kernels.
+// Formats that cover the decoders of the vector kernels, the AMX kernel and the int8 kernels.
 constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8,
                                Format::kBf16};
 
-// Bounds of the searches below: beyond them a product is too large for this program.
+// Search bounds: GEMMs beyond them are too large for this program.
 constexpr int64_t kMostRows = 64;
 constexpr int64_t kMostColumns = int64_t{1} << 14;
 
@@ -34,8 +34,8 @@ struct Size {
   int64_t columns;
 };
 
-// The fewest rows, then the fewest columns, at which one task has more columns than the epilogue
-// finishes at a time.
+// Returns the smallest m, then the smallest n, at which one task has more columns than one epilogue
+// block.
 Size TaskOfSeveralRuns(Blocking blocking) {
   for (int64_t m = 1; m <= kMostRows; ++m) {
     for (int64_t columns = cpu::kStoreRun; columns <= kMostColumns; columns += cpu::kBlockRows) {
@@ -47,7 +47,7 @@ Size TaskOfSeveralRuns(Blocking blocking) {
   return {kMostRows, kMostColumns};
 }
 
-// The fewest columns, doubled from a block on, at which a task is as large as a task gets.
+// Returns the smallest n, doubling from one block, at which tasks reach their maximum size.
 Size LargestTask(Blocking blocking, int64_t m) {
   const auto task = [&](int64_t columns) {
     return blocking(Sized(m, columns, 1), kCpuThreads).columns_per_task;
@@ -61,7 +61,7 @@ class Adder {
  public:
   explicit Adder(std::vector<Case>* cases) : cases_(cases) {}
 
-  // Both lattices: the int8 kernels are exact on one, all others on the other.
+  // Adds both lattices: int8 kernels are exact on one, all others on the other.
   void Add(Case c, Format format) {
     const FormatInfo& info = GetFormatInfo(format);
     c.format = format;
@@ -82,8 +82,8 @@ class Adder {
   uint64_t seed_ = 1;
 };
 
-// Rows of a second pass: A, the row weights and the output are read and written from its first row
-// on. Odd columns put the second half of a gated product inside a block.
+// Adds a second MC block: A, the row weights and the output are accessed from its first row on. Odd
+// n puts the second half of a GLU inside a block.
 void AddSecondPass(Blocking blocking, Adder* adder) {
   constexpr int64_t kK = 48;
   constexpr int64_t kRowsBeyond = 19;
@@ -99,7 +99,7 @@ void AddSecondPass(Blocking blocking, Adder* adder) {
   }
 }
 
-// Tasks whose epilogue runs more than once: biases, gates and outputs beyond the first run.
+// Tasks with several epilogue blocks: biases, gates and outputs beyond the first block.
 void AddSeveralRuns(Blocking blocking, Adder* adder) {
   const Size size = TaskOfSeveralRuns(blocking);
   for (const bool gated : {false, true}) {
@@ -126,8 +126,8 @@ void AddLargestTasks(Blocking blocking, Adder* adder) {
   adder->Add(c, Format::kFp4E2M1);
 }
 
-// A second pass over k of the exact kernels, fp32 weights among the formats: AMX leaves those to
-// the vector kernel.
+// Adds a second KC block for the exact kernels. fp32 is among the formats because AMX leaves those
+// weights to the vector kernel.
 void AddSecondPassOverK(std::vector<Case>* cases) {
   uint64_t seed = 1;
   for (const Format format : {Format::kFp32, Format::kFp4E2M1, Format::kS8}) {

@@ -1,4 +1,4 @@
-// Problems that reach past the first block of the CPU's drivers.
+// Problems that exceed the first cache block of the CPU drivers.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,12 @@
 
 namespace marlin::conformance {
 
-/// Threads of the CPU devices that kernels are judged on.
+/// Number of threads of the CPU devices under test.
 inline constexpr int kCpuThreads = 2;
 
-/// Adds problems of more rows than one pass of a driver and of more columns than one run of the
-/// epilogue, one largest task and one task. Sizes come from the blocking of the row kernels and of
-/// the AMX kernel, so that every level has them on every machine.
+/// Adds problems with more rows than one MC block, with more columns than one epilogue block, and
+/// with more than one task of maximum size. Sizes come from the blocking of the vector kernels and
+/// of the AMX kernel, so every level gets them on every machine.
 void AddBlockEdges(std::vector<Case>* cases);
 
 }  // namespace marlin::conformance

@@ -9,12 +9,12 @@ namespace marlin::conformance {
 namespace {
 
 constexpr double kUnit32 = 0x1p-24;
-// The second derivatives of SiLU and GELU stay below this: it bounds how the slope changes.
+// Upper bound on the second derivatives of SiLU and GELU; it limits how the slope changes.
 constexpr double kActivationCurvature = 1.2;
-// Nor are they ever steeper than this.
+// Upper bound on their slope.
 constexpr double kSteepestSlope = 1.13;
-// An activation is evaluated in fp32 within this many units of its value, and of the argument of
-// its exponential.
+// The fp32 evaluation of an activation function is within this many units of its value and of the
+// argument of its exponential.
 constexpr double kActivationUnits = 16;
 
 double OutputUnit(DType type) { return std::ldexp(1.0, -reference::FloatTypeOf(type).precision); }
@@ -30,8 +30,8 @@ struct SumError {
   double tight = 0;
 };
 
-// Activations that are quantized to steps, a part of the largest in their block: per (row, column)
-// the sum over the blocks of part * amax(a) * sum |w|, and the same as a random walk.
+// Error of activations quantized with a step that is a fraction `part` of the block's maximum: per
+// (row, column) the sum over the blocks of part * amax(a) * sum |w|, and the same as a random walk.
 class StepError {
  public:
   StepError(const Problem& problem, int64_t block, double part) : problem_(problem), block_(block) {
@@ -48,7 +48,7 @@ class StepError {
         squares_[static_cast<size_t>(k / block) * n + column] += w * w;
       }
     }
-    // Scales are no smaller than the smallest normal number, however small activations are.
+    // Scales are clamped to the smallest normal number, however small the activations are.
     steps_.assign(static_cast<size_t>(c.m * blocks_), 0x1p-127);
     for (int64_t m = 0; m < c.m; ++m) {
       for (int64_t k = 0; k < c.k; ++k) {
@@ -70,7 +70,7 @@ class StepError {
       error.hard += step * sums_[at];
       square += step * step * squares_[at];
     }
-    // A rounding error is uniform in +-step: its deviation is step / sqrt(3).
+    // A rounding error is uniform in +-step: its standard deviation is step / sqrt(3).
     error.tight = std::min(error.hard, 6.0 * std::sqrt(square / 3.0));
     return error;
   }
@@ -84,8 +84,8 @@ class StepError {
   std::vector<double> steps_;
 };
 
-// Sums below the normal range: fp32 loses at most half its smallest step per operation; bf16 matrix
-// units take subnormal inputs, weights and sums as zero.
+// Error of sums below the normal range: fp32 loses at most half its smallest step per operation;
+// bf16 matrix units flush subnormal inputs, weights and sums to zero.
 double SumUnderflow(const Problem& problem, Grade grade, double row_sum) {
   const double step = grade == Grade::kBf16Compute ? 0x1p-126 : 0x1p-149;
   return step * (row_sum + 2.0 * static_cast<double>(problem.c.k) + 4.0);
@@ -93,7 +93,7 @@ double SumUnderflow(const Problem& problem, Grade grade, double row_sum) {
 
 double ActivationError(Activation activation, double x) {
   const double value = std::abs(reference::Activate(activation, x));
-  // The logistic factor may become zero below the normal range.
+  // The logistic factor may flush to zero below the normal range.
   const double underflow = (1.0 + std::abs(x)) * 0x1p-126;
   switch (activation) {
     case Activation::kSilu:
@@ -107,7 +107,7 @@ double ActivationError(Activation activation, double x) {
   }
 }
 
-// The largest slope of a smooth activation within `error` of x.
+// Returns the largest slope of a smooth activation function within `error` of x.
 double SlopeNear(Activation activation, double x, double error) {
   const double step = 1e-6 * (1.0 + std::abs(x));
   const double slope =
@@ -116,7 +116,7 @@ double SlopeNear(Activation activation, double x, double error) {
   return std::min(kSteepestSlope, std::abs(slope) + kActivationCurvature * (error + step));
 }
 
-// The error of act(x + e) with |e| <= error, evaluated in fp32.
+// Returns the error of act(x + e) with |e| <= error, evaluated in fp32.
 double AfterActivation(Activation activation, double x, double error) {
   const bool smooth = activation == Activation::kSilu || activation == Activation::kGeluTanh;
   if (!smooth || !std::isfinite(x)) return error;
@@ -131,7 +131,7 @@ class EpilogueError {
     return problem_.product.sum[static_cast<size_t>(m * problem_.c.n + n)] + Bias(n);
   }
 
-  // `gate_error` and `up_error` are those of the sums at columns n and out_n + n.
+  // `gate_error` and `up_error` are the errors of the sums at columns n and out_n + n.
   double At(int64_t m, int64_t n, double gate_error, double up_error) const {
     const Case& c = problem_.c;
     const double x = Biased(m, n);
@@ -152,7 +152,7 @@ class EpilogueError {
     return error;
   }
 
-  // Whether fp32 holds every intermediate result of an output whose sums are exact.
+  // Whether fp32 represents every intermediate result of an output whose sums are exact.
   bool IsExact(int64_t m, int64_t n) const {
     const Case& c = problem_.c;
     if (c.activation == Activation::kSilu || c.activation == Activation::kGeluTanh) return false;
@@ -187,7 +187,7 @@ bool LatticeIsExactFor(const Problem& problem, const ErrorModel& model, Grade gr
       return problem.weights_fit_bf16 &&
              !(c.data == DataClass::kLatticeWide && c.allow_bf16_activations);
     case Grade::kW4A8:
-      // Numbers of 4 bits in sums below 2^13 are exact in e4m3 and in the sums of a block.
+      // 4-bit values with sums below 2^13 are exact in e4m3 and in the block accumulators.
       return c.data == (model.int8_block != 0 ? DataClass::kLatticeInt8 : DataClass::kLattice);
   }
   return false;
@@ -212,7 +212,8 @@ std::vector<Allowance> Allowances(const Problem& problem, const ErrorModel& mode
   const double gamma = gamma_of(depth, u) + gamma_of(block_depth, model.block_unit);
   const double gamma_tight =
       std::min(gamma, 6.0 * (std::sqrt(depth) * u + std::sqrt(block_depth) * model.block_unit));
-  // A caller may allow one rounding of the activations to bf16 where they are split otherwise.
+  // Callers may allow one rounding of the activations to bf16 where they would otherwise be split
+  // into two bf16 terms.
   const bool rounds_activations = grade == Grade::kBf16Compute && c.allow_bf16_activations;
   const double activation_unit = rounds_activations ? 0x1p-8 : model.activation_unit;
   const double unit = model.weight_unit + activation_unit;
@@ -265,14 +266,16 @@ Verdict Judge(double got, double expected, const Allowance& allowance, DType c_t
                        OutputUnit(c_type) * (std::abs(expected) + allowance.tight) +
                        OutputStep(c_type);
   if (!std::isfinite(got)) {
-    // A sum of -Inf may have become NaN, which an activation keeps where it takes -Inf to 0.
+    // A sum of -Inf may have become NaN; an activation that maps -Inf to 0 propagates the NaN.
     if (lenient_infinity && std::isnan(got) && std::isinf(allowance.hard)) return {true, 0};
-    // Overflow of the output type gives Inf: right when a value inside the bound rounds to it.
+    // Overflow of the output type gives Inf, which is correct if a value inside the bound rounds to
+    // it.
     const double farthest = expected + std::copysign(allowance.hard, got);
     return {std::isinf(got) && reference::RoundTo(farthest, c_type) == got, 0};
   }
   const double error = std::abs(got - expected);
-  // The rounding of a 16-bit output would hide how good the sum is: only fp32 tells.
+  // The rounding of a 16-bit output would mask the error of the sum, so only fp32 outputs are
+  // measured.
   const bool tells = c_type == DType::kF32 && tight > 0;
   return {error <= hard && error <= tight, tells ? error / tight : 0.0};
 }

@@ -1,4 +1,4 @@
-// How far an output may lie from the reference, from the error model that its kernel declares.
+// Error bounds of outputs, from the error model that a kernel declares.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace marlin::conformance {
 
-/// The allowance of one output element, rounding to the output type not included.
+/// Error bounds of one output element, excluding the rounding to the output type.
 struct Allowance {
   double hard = 0;     ///< The declared bound: beyond it is a bug.
-  double tight = 0;    ///< What independent rounding errors reach: 6 standard deviations.
+  double tight = 0;    ///< The reach of independent rounding errors: 6 standard deviations.
   bool exact = false;  ///< Lattice: must equal the reference, rounded once, bit for bit.
 };
 
-/// Allowances of all outputs [m, out_n] of a problem for one kernel.
+/// Returns the allowances of all outputs [m, out_n] of a problem for one kernel.
 std::vector<Allowance> Allowances(const Problem& problem, const ErrorModel& model, Grade grade);
 
-/// Whether the kernel sees the activations and weights of a lattice problem exactly.
+/// Whether the kernel represents the activations and weights of a lattice problem exactly.
 bool LatticeIsExactFor(const Problem& problem, const ErrorModel& model, Grade grade);
 
 /// The verdict on one output.

@@ -1,4 +1,4 @@
-// One conformance case: everything that decides its data, in a name that reproduces it.
+// One conformance case: all parameters of its data, encoded in a name that reproduces it.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace marlin::conformance {
 
-/// What is checked.
+/// The property that a case checks.
 enum class Check : uint8_t {
-  kGemm,            ///< One product against the reference.
-  kDequantize,      ///< The device's dequantize against the reference.
+  kGemm,            ///< One GEMM against the reference.
+  kDequantize,      ///< Dequantize of the device against the reference.
   kBatchInvariant,  ///< Every row alone and in batches of 2..64: the same bits.
   kThreads,         ///< 1, 2, 3 and 5 threads: the same bits.
   kRowPermutation,  ///< Permuted rows of A give permuted rows of the output.
   kRepeat,          ///< Repeated runs give one hash.
-  kStreams,         ///< The same product from 16 threads at once, each on its stream: one hash.
-  kPeriodic,        ///< A small lattice problem repeated along m and n, and so must its output be.
-  kChain,           ///< Products that read one another's output, begun before it is done.
+  kStreams,         ///< The same GEMM from 16 threads at once, each on its own stream: one hash.
+  kPeriodic,        ///< A small lattice problem tiled along m and n; its output must be periodic.
+  kChain,           ///< Dependent GEMMs, each launched (with PDL) before its input is complete.
 };
 
 enum class ZeroKind : uint8_t { kNone, kInteger, kFractional };
@@ -30,26 +30,26 @@ enum class ZeroKind : uint8_t { kNone, kInteger, kFractional };
 enum class DataClass : uint8_t {
   kLattice,      ///< Small integers, power-of-two scales: every partial sum is exact.
   kLatticeWide,  ///< The same with activations of up to 11 bits: two bf16 terms.
-  kLatticeInt8,  ///< The same with activations that int8 blocks hold exactly.
+  kLatticeInt8,  ///< The same with activations that int8 blocks represent exactly.
   kGaussian,
   kHeavy,      ///< Outlier channels and scales over several orders of magnitude.
-  kOneHot,     ///< One nonzero activation a row: finds permutations.
+  kOneHot,     ///< One nonzero activation per row: detects permutations.
   kExtremes,   ///< Largest and smallest codes, large activations.
   kSubnormal,  ///< Scales in the subnormal range of their type.
-  kNonFinite,  ///< A row with NaN, a row with Inf among Gaussian ones.
+  kNonFinite,  ///< One row with a NaN and one with an Inf among Gaussian rows.
 };
 
 struct Case {
   Check check = Check::kGemm;
   Format format = Format::kFp4E2M1;
-  std::string backend = "cpu";  ///< Of the kernels that the case is for: "cpu", "cuda", "metal".
-  std::string kernel;           ///< A kernel's name, or "planned": the plan chooses.
+  std::string backend = "cpu";  ///< Backend of the kernels under test: "cpu", "cuda", "metal".
+  std::string kernel;           ///< A kernel's name, or "planned": kernel selection picks one.
   int64_t m = 1;
   int64_t n = 1;
   int64_t k = 1;
   int64_t group_size = 32;  ///< k for unquantized formats.
-  int experts = 1;          ///< Stacked matrices; the last one is multiplied with.
-  bool padded = false;      ///< Rows of A and the output lie apart.
+  int experts = 1;          ///< Stacked matrices; the GEMM uses the last one.
+  bool padded = false;      ///< Rows of A and the output are strided.
   bool misaligned = false;  ///< Base pointers are aligned to one element only.
   ScaleType scale_type = ScaleType::kF16;
   ZeroKind zero = ZeroKind::kNone;
@@ -69,7 +69,7 @@ struct Case {
   friend bool operator==(const Case&, const Case&) = default;
 };
 
-/// Whether the kernel must match the reference bit for bit as far as the data is concerned.
+/// Whether the data allow a bit-exact match with the reference.
 bool IsLattice(DataClass data);
 
 /// `gemm/u4/cpu/marlin_gemm_avx512/m17_n136_k288_g32/fp16_zint/bf16_bf16/silu/lattice/seed7`.

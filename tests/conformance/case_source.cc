@@ -38,7 +38,7 @@ Case CaseSource::Draw(Check check) {
   if (c.data == DataClass::kLatticeWide && c.a_type == DType::kBf16) c.a_type = DType::kF16;
   const bool fp8 = c.format == Format::kFp8E4M3 || c.format == Format::kFp8E5M2;
   if (IsLattice(c.data) && fp8) {
-    // Their exponents already need most of the 24 bits; a bias of another size does not fit.
+    // The fp8 exponents already need most of the 24 bits; a bias of another magnitude does not fit.
     c.bias = false;
     c.bias_type = DType::kF32;
     c.weight_biases = false;
@@ -76,7 +76,7 @@ void CaseSource::DrawWeights(Case& c) {
     c.zero = ZeroKind::kNone;
   }
   if (info.has_codebook) {
-    // The built-in quantiles are no lattice.
+    // The built-in quantiles are not lattice values.
     const bool integers = c.format == Format::kCodebook4;
     c.user_codebook = (IsLattice(c.data) && !integers) || random_.OneIn(3);
   }

@@ -1,4 +1,4 @@
-// Random cases that make sense, and a choice of them in which every pair of properties occurs.
+// Random valid cases, and pairwise (all-pairs) selection among them.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace marlin::conformance {
 
-/// What the cases of one backend are drawn from.
+/// The value sets from which the cases of one backend are drawn.
 struct SizeClasses {
   std::string backend;
   std::vector<int64_t> m;
   std::vector<int64_t> n;
   std::vector<int64_t> k;
-  std::vector<int64_t> groups;  ///< 0 stands for k.
+  std::vector<int64_t> groups;  ///< 0 means k.
   int64_t max_work = 0;         ///< Multiply-adds of one problem: keeps the reference cheap.
-  int64_t max_lattice_k = 0;    ///< Lattice data up to here.
-  bool int8 = false;            ///< Whether there are int8 kernels to draw data for.
+  int64_t max_lattice_k = 0;    ///< Upper limit of k for lattice data.
+  bool int8 = false;            ///< Whether to draw data for int8 kernels.
 };
 
-/// Draws cases that make sense; a pure function of the arguments.
+/// Draws valid cases; a pure function of the arguments.
 class CaseSource {
  public:
   CaseSource(SizeClasses sizes, uint64_t seed) : random_(seed), sizes_(std::move(sizes)) {}
@@ -39,7 +39,7 @@ class CaseSource {
   SizeClasses sizes_;
 };
 
-/// Takes, `count` times, the candidate that brings most pairs of properties not seen before.
+/// Takes, `count` times, the candidate that covers the most new pairs of properties.
 void SelectByPairs(CaseSource& source, Check check, int count, std::vector<Case>* selected);
 
 /// The properties of a case whose pairs are covered, e.g. "format=u4".

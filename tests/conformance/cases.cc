@@ -14,7 +14,7 @@
 namespace marlin::conformance {
 namespace {
 
-// Shape classes of one dimension: sizes around every tile size of the rows.
+// Shape classes of one dimension: sizes around every tile size in the kernel table.
 std::vector<int64_t> AroundTiles(std::span<const KernelDesc> rows, int KernelDesc::*tile,
                                  std::initializer_list<int64_t> extra) {
   std::set<int64_t> sizes = {1, 2};
@@ -27,7 +27,7 @@ std::vector<int64_t> AroundTiles(std::span<const KernelDesc> rows, int KernelDes
   return {sizes.begin(), sizes.end()};
 }
 
-// Every format on every plain shape class: the systematic part, on lattice data.
+// The systematic part: every format on every plain shape class, on lattice data.
 void AddEveryFormat(std::vector<Case>* cases) {
   struct Shape {
     int64_t m, n, k, group;
@@ -57,8 +57,8 @@ void AddEveryFormat(std::vector<Case>* cases) {
   }
 }
 
-// Zero sizes, k and m beyond one pass of any kernel, and the 73,448 columns of a real vocabulary
-// that once overflowed a 16-bit column count elsewhere.
+// Zero sizes, m and k beyond one MC and KC block of any kernel, and the n = 73,448 of a real
+// vocabulary, which once overflowed a 16-bit column count in another project.
 void AddSpecialShapes(std::vector<Case>* cases) {
   struct Shape {
     int64_t m, n, k, group;
@@ -89,7 +89,7 @@ void AddSpecialShapes(std::vector<Case>* cases) {
   }
 }
 
-// Gated products whose tasks cover more columns than one run of the epilogue.
+// GLU GEMMs whose tasks cover more columns than one epilogue block.
 void AddWideGated(std::vector<Case>* cases) {
   uint64_t seed = 1;
   for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
@@ -110,8 +110,8 @@ void AddWideGated(std::vector<Case>* cases) {
   }
 }
 
-// Gated products of whole strips, which Metal's kernels finish without a second launch: from one
-// strip to several tiles, with ends of tiles among them.
+// GLU GEMMs of whole n-tiles, which Metal's kernels finish without a second launch: from one n-tile
+// to several threadgroup tiles, partial ones included.
 void AddPairedGated(std::vector<Case>* cases) {
   constexpr Activation kActivations[] = {Activation::kSilu, Activation::kNone, Activation::kRelu,
                                          Activation::kGeluTanh};
@@ -192,8 +192,8 @@ std::vector<Case> SelectCpuProblems(std::span<const KernelDesc> rows, const Sele
   return cases;
 }
 
-// The simulator runs them thousands of times slower than a GPU would: the CPU's systematic cases,
-// but for what only the CPU has, and sizes around the tiles.
+// The simulator is thousands of times slower than a GPU, so Metal gets the CPU's systematic cases,
+// without those that only apply to the CPU, and sizes around the tiles.
 std::vector<Case> SelectMetalProblems(std::span<const KernelDesc> rows, const SelectionSize& size) {
   std::vector<Case> cases;
   AddEveryFormat(&cases);
@@ -226,7 +226,7 @@ std::vector<Case> SelectProblems(std::string_view backend, std::span<const Kerne
   std::vector<Case> cases = backend == "cpu"     ? SelectCpuProblems(rows, size)
                             : backend == "metal" ? SelectMetalProblems(rows, size)
                                                  : SelectGpuProblems(backend, rows, size);
-  // A name is drawn twice now and then: one is enough.
+  // Removes duplicate names, which are drawn occasionally.
   std::unordered_set<std::string> names;
   std::erase_if(cases, [&](const Case& c) { return !names.insert(ProblemName(c)).second; });
   return cases;

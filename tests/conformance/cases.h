@@ -1,4 +1,4 @@
-// Which problems are tried: a deterministic selection in which every pair of properties occurs.
+// Selection of the problems: deterministic, covering every pair of properties.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace marlin::conformance {
 
-/// How many problems to select: the default set, and the larger one of the nightly run.
+/// Number of problems to select: the default set, and the larger one of the nightly run.
 struct SelectionSize {
   int gemm = 1000;
   int dequantize = 160;
 };
 
-/// All problems for the kernels of a backend, kernel left empty: each runs on every row of its op.
-/// A pure function of the arguments; on the CPU the tile sizes of the rows decide the shapes.
+/// Returns all problems for the kernels of a backend with the kernel left empty: each runs on every
+/// row of its op. A pure function of the arguments; on the CPU the tile sizes of the rows decide
+/// the shapes.
 std::vector<Case> SelectProblems(std::string_view backend, std::span<const KernelDesc> rows,
                                  const SelectionSize& size);
 
-/// Those of a GPU: shapes around tiles of up to 128 x 256 x 128 and such as split k among blocks.
+/// Problems of a GPU: shapes around tiles of up to 128 x 256 x 128 and shapes that use split-K.
 std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const KernelDesc> rows,
                                     const SelectionSize& size);
 

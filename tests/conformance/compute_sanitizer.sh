@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# compute_sanitizer.sh BUILD_DIR [JOBS]: runs the checkers of compute-sanitizer over a few cases of
-# every CUDA row, JOBS at a time (default 6), and prints the number of reports of each. Needs a GPU
-# and a Release build with -DMARLIN_CUDA_RACECHECK=ON: without it racecheck reports the stages of
-# warpgroup kernels, because it does not follow an order from lanes through a warp's barrier and one
-# lane's arrival to the thread that waits. Exit code 1 when anything is reported, a case fails, or a
-# row has no case.
+# compute_sanitizer.sh BUILD_DIR [JOBS]: runs the compute-sanitizer tools over a few cases of every
+# CUDA kernel row, JOBS at a time (default 6), and prints the number of reports of each. Needs a GPU
+# and a Release build with -DMARLIN_CUDA_RACECHECK=ON. Without it racecheck reports the pipeline
+# stages of warpgroup kernels, because it does not track the ordering from the lanes of a warp
+# through __syncwarp and one lane's mbarrier arrival to the waiting thread. Exit code 1 when
+# anything is reported, a case fails, or a row has no case.
 set -eu
 export program=$1/bin/marlin_conformance
 export logs=$1/compute_sanitizer
@@ -14,11 +14,11 @@ if ! command -v compute-sanitizer >/dev/null; then
 fi
 mkdir -p "$logs"
 
-# Small shapes that gpu_cases.cc gives to every format, the first two for kernels of few rows; then
-# one that is divided among the blocks of a cluster.
+# Small shapes that gpu_cases.cc gives to every format, the first two for the decode GEMV kernels;
+# the last one below uses split-K over the CTAs of a cluster.
 shapes='m2_n33_k144|m8_n64_k128|m17_n40_k96|m65_n72_k160|m1_n40_k96|m1_n72_k160'
 export shapes+='|m16_n64_k16384'
-# Larger ones for the kernels whose blocks share copies of activations or meet in memory.
+# Larger shapes for the kernels that use TMA multicast or reduce split-K partials in global memory.
 export meeting='m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344|m40_n2320_k2064'
 cases() {
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
@@ -30,12 +30,12 @@ cases() {
   esac
 }
 
-# check ROW TOOL: prints the counts, and on a second line what is wrong. What racecheck reports of
-# cuBLAS's own kernels (nvjet, cutlass) is counted by itself: leaving those kernels out ends in an
-# exception of the sanitizer.
+# check ROW TOOL: prints the counts, and the errors on a second line. Racecheck's reports about
+# cuBLAS's own kernels (nvjet, cutlass) are counted separately: excluding those kernels raises an
+# exception in the sanitizer.
 check() {
   local log=$logs/$1.$2.log rc=0 reports foreign passed
-  # Without guards behind the data, so that the first byte beyond an allocation is reported.
+  # Without guards behind the data, so that the first byte past an allocation is reported.
   compute-sanitizer --tool "$2" --error-exitcode 99 --print-limit 20 \
     "$program" --device cuda --no-guards --filter "$(cases "$1")" >"$log" 2>&1 || rc=$?
   reports=$(sed -nE 's/^=+ (ERROR|RACECHECK) SUMMARY: ([0-9]+) .*/\2/p' "$log" | tail -n 1)
@@ -51,7 +51,7 @@ check() {
 }
 export -f cases check
 
-# Tells whether there is a device, and that all is well without a checker.
+# Detects whether there is a device, and runs the cases once without a tool.
 "$program" --device cuda --filter "$(cases '[a-z0-9_]+')" >"$logs/plain.log" || {
   tail -n 20 "$logs/plain.log"
   exit 1

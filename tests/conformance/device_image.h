@@ -1,4 +1,4 @@
-// A guarded buffer in the memory of a device: what a kernel gets, and what it leaves there.
+// A guarded buffer in device memory: the operands that a kernel reads and the output it leaves.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,26 @@
 
 namespace marlin::conformance {
 
-/// The bytes of a GuardedBuffer, guards included, at the same alignment in a device's memory. On
-/// the CPU too, except under ASan: there the kernels get the buffer itself, whose end ASan knows.
+/// The bytes of a GuardedBuffer, guards included, at the same alignment in device memory. The CPU
+/// gets a copy as well, except under ASan: there the kernels use the buffer itself, whose end ASan
+/// knows.
 class DeviceImage {
  public:
-  /// Nothing: null data.
+  /// Empty: null data.
   DeviceImage() = default;
   /// Allocates and uploads. Errors: those of DeviceBuffer.
   static Result<DeviceImage> Make(const Device& device, GuardedBuffer host);
 
-  /// In the device's address space.
+  /// Pointer in the device's address space.
   void* data() const;
-  /// What was uploaded or, since then, downloaded.
+  /// The bytes last uploaded or downloaded.
   const GuardedBuffer& host() const { return host_; }
 
-  /// Poisons the data on both sides.
+  /// Poisons the data on the host and the device.
   Status Poison();
-  /// Makes host() what the device's memory holds.
+  /// Copies the device's memory to host().
   Status Download();
-  /// The same for the guards alone.
+  /// Copies the guards alone.
   Status DownloadGuards();
   /// Whether the device's memory differs from host().
   Result<bool> Changed() const;
@@ -39,7 +40,7 @@ class DeviceImage {
   std::string backend_;
   GuardedBuffer host_;
   DeviceBuffer memory_;
-  uint64_t hash_ = 0;  ///< Of the image as it was made; for memory in place.
+  uint64_t hash_ = 0;  ///< Hash of the original image; used for memory in place.
 };
 
 }  // namespace marlin::conformance

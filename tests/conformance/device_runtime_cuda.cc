@@ -16,7 +16,7 @@ Status Lost(const char* what, cudaError_t error) {
 Result<std::shared_ptr<void>> MakeStream(std::string_view backend) {
   if (backend != "cuda") return std::shared_ptr<void>();
   cudaStream_t stream = nullptr;
-  // Not ordered with the default stream: what the backend forgets to wait for shows.
+  // Not ordered with the default stream, so a missing dependency in the backend becomes visible.
   const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error != cudaSuccess) return Lost("stream", error);
   return std::shared_ptr<void>(

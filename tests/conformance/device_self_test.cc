@@ -1,5 +1,5 @@
-// The way through a device's memory, on a stand-in for a GPU: correct kernels pass, and what a
-// kernel does wrong with the memory around its operands is noticed.
+// The path through device memory, on a fake GPU: correct kernels pass, and out-of-bounds or stray
+// writes by a kernel are detected.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -88,7 +88,7 @@ TEST(RemoteDevice, EveryFaultIsNoticed) {
       {RemoteFault::kFailsLater, "device lost: a kernel failed"},
   };
   for (const auto& [fault, message] : kFaults) {
-    // ASan itself ends the program where there is no guard behind the data.
+    // ASan ends the program itself, since there is no guard behind the data.
     const bool behind =
         fault == RemoteFault::kWritesBehindOutput || fault == RemoteFault::kWritesBehindWorkspace;
     if (behind && GuardedBuffer::kAsan) continue;
@@ -111,7 +111,7 @@ TEST(RemoteDevice, OtherBitsInOneRunAreNoticed) {
   EXPECT_EQ(chain.message, "round 2 differs from one product at a time");
 }
 
-// A sample of what a GPU is judged on; what it is judged with is then correct too.
+// Runs a sample of the GPU problems on CPU kernels, which validates the problems themselves.
 TEST(RemoteDevice, ProblemsOfGpusPassOnCpuKernels) {
   constexpr size_t kStep = 16;
   const Machine machine = RemoteMachine(RemoteFault::kNone);

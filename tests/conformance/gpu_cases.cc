@@ -1,4 +1,4 @@
-// The problems of GPU kernels.
+// The problems for GPU kernels.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -16,7 +16,7 @@ struct Shape {
   int64_t m, n, k, group;
 };
 
-// Plain cases whose types of activations and output are drawn.
+// Plain cases with randomly drawn activation and output types.
 class PlainCases {
  public:
   PlainCases(std::string_view backend, std::vector<Case>* cases)
@@ -33,7 +33,7 @@ class PlainCases {
     c.k = shape.k;
     c.group_size = info.quantized ? shape.group : std::max<int64_t>(shape.k, 1);
     c.zero = info.zero_point == ZeroPoint::kRequired ? ZeroKind::kInteger : ZeroKind::kNone;
-    // The built-in quantiles are no lattice.
+    // The built-in quantiles are not lattice values.
     c.user_codebook = info.has_codebook && format != Format::kCodebook4;
     c.a_type = kTypes[random_.Integer(0, 2)];
     c.c_type = kTypes[random_.Integer(0, 2)];
@@ -54,7 +54,7 @@ class PlainCases {
 constexpr Format kSomeFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16};
 
 // Every format on every plain shape class. tests/conformance/compute_sanitizer.sh names the shapes
-// of 40 and of 72 columns, and some of AddLongSums, AddPeriodic and AddStreamed.
+// with n = 40 and n = 72, and some of AddLongSums, AddPeriodic and AddStreamed.
 void AddEveryFormat(PlainCases& plain) {
   constexpr Shape kShapes[] = {
       {1, 128, 256, 128},   {2, 33, 144, 16},   {8, 64, 128, 64},    {16, 256, 384, 128},
@@ -76,7 +76,7 @@ void AddEveryFormat(PlainCases& plain) {
   }
 }
 
-// Zero points and biases of the weights that a format may have.
+// The kinds of weight zero points and biases that a format may have.
 std::vector<std::pair<ZeroKind, bool>> GroupKinds(const FormatInfo& info) {
   std::vector<std::pair<ZeroKind, bool>> kinds = {{ZeroKind::kNone, true}};
   if (info.zero_point != ZeroPoint::kRequired) kinds.push_back({ZeroKind::kNone, false});
@@ -87,8 +87,8 @@ std::vector<std::pair<ZeroKind, bool>> GroupKinds(const FormatInfo& info) {
   return kinds;
 }
 
-// Every format with every group size, type of scales, and kind of zero points and biases, on
-// shapes that change from one to the next.
+// Every format with every group size, scale type and kind of zero points and biases, cycling
+// through shapes.
 void AddEveryWeights(PlainCases& plain) {
   constexpr int64_t kGroups[] = {16, 32, 48, 64, 96, 112, 128, 256, 0};
   constexpr int64_t kM[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
@@ -122,7 +122,7 @@ void AddEveryWeights(PlainCases& plain) {
   }
 }
 
-// Zero sizes, many tiles, and the 73,448 columns of a real vocabulary.
+// Zero sizes, many tiles, and the n = 73,448 of a real vocabulary.
 void AddSpecialShapes(PlainCases& plain) {
   constexpr Shape kShapes[] = {{0, 16, 32, 32},     {3, 0, 32, 32},       {3, 16, 0, 32},
                                {0, 0, 0, 32},       {1, 73448, 16, 16},   {2, 73448, 32, 32},
@@ -134,7 +134,7 @@ void AddSpecialShapes(PlainCases& plain) {
   }
 }
 
-// Few columns and a long k: what occupies a GPU only when blocks share the sums.
+// Small n and long k, which occupy a GPU only with split-K.
 void AddLongSums(PlainCases& plain) {
   constexpr Shape kShapes[] = {
       {0, 64, 16384, 128}, {0, 8, 4096, 64}, {0, 192, 2064, 32}, {0, 72, 5136, 48}};
@@ -149,7 +149,7 @@ void AddLongSums(PlainCases& plain) {
   }
 }
 
-// Gated products of more columns than a tile has.
+// GLU GEMMs with more columns than a tile.
 void AddWideGated(PlainCases& plain) {
   for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kS8}) {
     for (int64_t m : {1, 3, 16, 40, 130}) {
@@ -164,9 +164,9 @@ void AddWideGated(PlainCases& plain) {
   }
 }
 
-// Products of many tiles, whole and with split sums: an H200 takes every size of tiles for some of
-// them, once and several times a multiprocessor, and narrow ones for what is left. Their reference
-// is that of one period, so it costs little.
+// GEMMs of many tiles, with and without split-K: on an H200 they use every tile size, in one wave
+// and in several waves, and smaller tiles for the tail wave. Only one period is computed by the
+// reference, so it is cheap.
 void AddPeriodic(PlainCases& plain) {
   constexpr Shape kShapes[] = {
       {1, 20000, 1040, 128},  {5, 12008, 272, 32},    {9, 8192, 2064, 64},
@@ -193,9 +193,9 @@ void AddPeriodic(PlainCases& plain) {
   }
 }
 
-// Products whose last wave of tiles would be partly filled: of some width for each, all blocks of
-// an H200 take parts of the items that are left, after whole ones or alone, of two to nine blocks
-// each.
+// Stream-K: shapes whose tail wave would be partly filled with data-parallel tiles. For some tile_m
+// of each, all CTAs of an H200 take parts of the remaining output tiles, after whole tiles or on
+// their own, with two to nine CTAs per tile.
 void AddStreamed(PlainCases& plain) {
   constexpr Shape kShapes[] = {{40, 2320, 2064, 64},   {20, 4400, 8208, 64},
                                {40, 20000, 2064, 128}, {190, 18944, 2064, 32},
@@ -225,7 +225,7 @@ void AddStreamed(PlainCases& plain) {
   }
 }
 
-// Square products of bf16, so that the output of one is the A of the next.
+// Square bf16 GEMMs, so that the output of one is the A of the next.
 void AddChains(PlainCases& plain) {
   for (int64_t m : {1, 7, 16, 33, 130}) {
     for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kS8, Format::kBf16}) {
@@ -262,7 +262,7 @@ void AddPromises(PlainCases& plain) {
       }
     }
   }
-  // The blocks that divide k meet in memory.
+  // Split-K partials that are reduced through the workspace in global memory.
   for (Check check : {Check::kRepeat, Check::kStreams}) {
     for (Format format : {Format::kFp4E2M1, Format::kS8}) {
       Case c = plain.Make(format, {16, 1440, 14336, 128});
@@ -317,7 +317,7 @@ std::vector<Case> LargeProblems(std::string_view backend) {
     c.allow_bf16_activations = false;
     plain.Add(c);
   };
-  // More than 2^31 weights, outputs, activations.
+  // More than 2^31 weights, outputs or activations.
   for (Format format : {Format::kFp4E2M1, Format::kS8, Format::kBf16}) {
     for (int64_t m : {1, 16, 130}) add(format, {m, 65'600, 32'768, 128});
   }

@@ -1,5 +1,5 @@
-// Memory for one tensor between two guard zones whose bytes no kernel may read into a result or
-// write.
+// Memory for one tensor between two guard zones: kernels must not write the guard bytes, nor let
+// them affect a result.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@
 
 namespace marlin::conformance {
 
-/// Every byte is 0xff at first, inside and in the guards: NaN in f32, bf16, f16, E4M3 and E8M0.
-/// Under ASan there is no guard behind the data, so that one byte too far is reported there; nor is
-/// there one where `trailing_bytes` is 0, for the checker of a GPU's memory.
+/// Every byte is initially 0xff, inside and in the guards: NaN in f32, bf16, f16, E4M3 and E8M0.
+/// There is no guard behind the data under ASan, so that it reports an access one byte past the
+/// end, nor where `trailing_bytes` is 0, which is for a GPU memory checker.
 class GuardedBuffer {
  public:
   GuardedBuffer() = default;
@@ -37,7 +37,7 @@ class GuardedBuffer {
     std::memset(data_.get(), kPoison, static_cast<size_t>(total_));
   }
 
-  /// Another one with the same bytes at the same alignment.
+  /// Returns a copy with the same bytes at the same alignment.
   GuardedBuffer Copy() const {
     GuardedBuffer copy(bytes_, begin_ - kGuardBytes);
     std::memcpy(copy.data_.get(), data_.get(), static_cast<size_t>(total_));
@@ -56,7 +56,7 @@ class GuardedBuffer {
     return HashText({reinterpret_cast<const char*>(data()), static_cast<size_t>(bytes_)});
   }
 
-  /// Guards and data, from a 64-byte boundary on; the data begin data_offset() bytes later.
+  /// Guards and data, starting at a 64-byte boundary; the data start at data_offset().
   std::byte* image() const { return data_.get(); }
   int64_t image_bytes() const { return total_; }
   int64_t data_offset() const { return begin_; }

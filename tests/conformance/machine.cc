@@ -17,7 +17,7 @@ namespace {
 
 constexpr Isa kLevels[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx, Isa::kNeon};
 
-// Opens the CPU at one level; the variable is put back as it was.
+// Opens the CPU at one level and restores the environment variable.
 Result<Device> OpenLevel(Isa level, int threads) {
   const char* before = std::getenv("MARLIN_CPU");
   const std::string saved = before == nullptr ? "" : before;
@@ -33,7 +33,7 @@ Result<Device> OpenLevel(Isa level, int threads) {
   return device;
 }
 
-// MARLIN_CPU limits the levels that are judged.
+// MARLIN_CPU limits the levels under test.
 bool IsAllowed(Isa level) {
   const char* limit = std::getenv("MARLIN_CPU");
   if (limit == nullptr || *limit == '\0') return true;
@@ -43,13 +43,13 @@ bool IsAllowed(Isa level) {
   return true;
 }
 
-// A Mac's GPU; the simulator where there is one, which is not on a Mac.
+// Opens a Mac's GPU, or on other machines the simulator.
 Result<Device> OpenMetal() {
   Result<Device> simulator = Device::Open("metal-sim");
   return simulator.ok() ? simulator : Device::Open("metal");
 }
 
-// Why the device does not run the kernel; empty when it does.
+// Returns why the device does not run the kernel; empty if it does.
 std::string WhyNot(const Device& device, std::string_view kernel) {
   for (const KernelInfo& info : device.info().kernels) {
     if (info.name == kernel && !info.available) return info.reason;
@@ -110,7 +110,7 @@ Status Machine::AddCpu(std::optional<Isa> only) {
     rows_.push_back(std::move(row));
   }
   rows_.push_back({std::string(kPlanned), "cpu", "gemm", best, nullptr, ""});
-  // Dequantize is not in the table: the level of a device decides how it decodes.
+  // Dequantize is not in the kernel table: the device's level selects its decoder.
   for (Isa level : kLevels) {
     if (!judged(level)) continue;
     rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "cpu", "dequantize",

@@ -16,27 +16,27 @@ using marlin::conformance::SuiteOptions;
 int Run(int argc, char** argv) {
   SuiteOptions options;
   bool no_guards = false;
-  CLI::App app("Judges every kernel against the double-precision reference.");
+  CLI::App app("Tests every kernel against the double-precision reference.");
   app.add_option("--case", options.name, "Run the one case of this name");
   app.add_option("--filter", options.filter, "Run the cases whose name matches this regex");
   app.add_option("--device", options.device,
-                 "Judge the kernels of cpu, cuda, metal (a Mac's GPU, elsewhere its simulator) or "
+                 "Test the kernels of cpu, cuda, metal (a Mac's GPU, elsewhere its simulator) or "
                  "all (default)")
       ->check(CLI::IsMember({"cpu", "cuda", "metal", "all"}));
   app.add_option("--level", options.level,
-                 "Judge the CPU's kernels of one level alone: scalar, avx2, avx512, amx or neon")
+                 "Test only the CPU kernels of one ISA level: scalar, avx2, avx512, amx or neon")
       ->check(CLI::IsMember({"scalar", "avx2", "avx512", "amx", "neon"}));
-  app.add_option("--jobs", options.jobs, "Problems at a time; 0: one per processor")
+  app.add_option("--jobs", options.jobs, "Problems in flight; 0: one per processor")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--repeat", options.repetitions, "Runs of every repeat check")
+  app.add_option("--repeat", options.repetitions, "Number of runs of every repeat check")
       ->check(CLI::PositiveNumber);
   app.add_flag("--large", options.large,
-               "Instead of the usual problems those of more than 2^31 elements, on a GPU");
+               "Run only the problems with more than 2^31 elements, on a GPU");
   app.add_flag("--no-guards", no_guards,
-               "No guard zone behind the data, for programs that check memory themselves");
-  app.add_flag("--list", options.list, "Print the names and stop");
+               "Omit the guard zone behind the data, for external memory checkers");
+  app.add_flag("--list", options.list, "Print the case names and exit");
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
-  app.add_flag("--nightly", options.nightly, "The larger selection");
+  app.add_flag("--nightly", options.nightly, "Run the larger nightly selection");
   app.add_flag("--stop", options.stop_at_failure, "Stop at the first failure");
   app.add_option("--expected", options.expected_path, "Compare the counts with this file");
   app.add_option("--write-expected", options.write_expected_path, "Write the counts to this file");

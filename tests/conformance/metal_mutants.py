@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the tester of Metal kernels: breaks their sources in one place at a time and requires that
-the conformance program, which runs them in the simulator, fails.
+"""Mutation test of the Metal conformance cases: introduces one fault at a time into the kernel
+sources and requires that the conformance program, which runs them in the simulator, fails.
 
 Usage: metal_mutants.py PROGRAM [--only I]... [--jobs N]
 PROGRAM is marlin_conformance of a build with the simulator.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = Path("backends/metal/kernels")
 
-# Cases of one family of kernels: a few formats with every shape of the systematic part.
+# Cases that cover one kernel family: a few formats with every systematic shape.
 FEW_ROWS = r"^gemm/(fp4_e2m1|u4|int3)/metal/marlin_gemv(_wide)?/"
 DIRECT = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused)"
 STAGED = r"^gemm/fp4_e2m1/metal/marlin_gemm_fp4"
@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    # Few rows.
+    # GEMV.
     Mutant("no barrier before sums are read", "gemv.h", BARRIER, "", FEW_ROWS),
     Mutant("a barrier of the simdgroup only", "gemv.h", "threadgroup_barrier(",
            "simdgroup_barrier(", FEW_ROWS),
@@ -58,8 +58,8 @@ MUTANTS = [
            FEW_ROWS),
     Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += simdgroups)",
            "chunk += 2 * simdgroups)", FEW_ROWS),
-    Mutant("wrong lanes meet", "gemv.h", "ushort(16)", "ushort(8)", FEW_ROWS),
-    Mutant("half of the lanes left out of a sum", "gemv.h",
+    Mutant("reduction over the wrong lanes", "gemv.h", "ushort(16)", "ushort(8)", FEW_ROWS),
+    Mutant("half of the lanes left out of the reduction", "gemv.h",
            "sum += metal::simd_shuffle_xor(sum, ushort(4));", "", FEW_ROWS),
     Mutant("several lanes store a sum", "gemv.h", "(place.lane & kRowBits) == 0",
            "(place.lane & 2) == 0", FEW_ROWS),
@@ -69,12 +69,13 @@ MUTANTS = [
            r"^(batch_invariant/.*/metal/marlin_gemv_wide|batch_invariant/.*/metal/planned)/"),
     # Activations.
     Mutant("rows beyond m are read", "activations.h", "row >= p.m || ", "", DIRECT),
-    Mutant("a quad across the end of k", "activations.h", "k + 4 <= p.k", "k <= p.k", FEW_ROWS),
+    Mutant("a vector load across the end of k", "activations.h", "k + 4 <= p.k", "k <= p.k",
+           FEW_ROWS),
     Mutant("elements beyond k are read", "activations.h", "if (k + i < p.k) ", "", FEW_ROWS),
     Mutant("rows are contiguous", "activations.h", "long(row) * p.input_stride",
            "long(row) * p.k", FEW_ROWS),
-    # Decoding.
-    Mutant("the first group's scale for all", "decode.h",
+    # Decoders.
+    Mutant("the first group's scale for all groups", "decode.h",
            "metal::min(k / strip.group_size, strip.groups - 1)", "0", DECODED),
     Mutant("scales of a group beyond the last", "decode.h",
            "metal::min(k / strip.group_size, strip.groups - 1)", "k / strip.group_size", DECODED),
@@ -125,28 +126,28 @@ MUTANTS = [
            FINISHED),
     Mutant("the weight of the first row", "epilogue.h", "output.row_weight[row]",
            "output.row_weight[0]", FINISHED),
-    Mutant("GELU with another constant", "epilogue.h", "0.044715f", "0.0447f",
+    Mutant("GELU with a wrong constant", "epilogue.h", "0.044715f", "0.0447f",
            r"^gemm/.*/metal/marlin_gemv_wide/.*gelu"),
-    # Sums of parts.
-    Mutant("a split left out", "finish.h", "int split = 1", "int split = 2", DIRECT),
-    Mutant("the gate for the other half", "finish.h", "partials, at + columns, p)",
+    # Split-K reduction.
+    Mutant("a split-K partial left out", "finish.h", "int split = 1", "int split = 2", DIRECT),
+    Mutant("the gate's sum for the up half", "finish.h", "partials, at + columns, p)",
            "partials, at, p)", FINISHED),
-    Mutant("the bias of the gate for the other half", "epilogue.h",
+    Mutant("the gate's bias for the up half", "epilogue.h",
            "Biased(output, column + columns", "Biased(output, column",
            r"^gemm/.*/metal/planned/.*bias.*gated"),
     Mutant("gated columns beyond the last are stored", "epilogue.h", " || column >= columns", "",
            DIRECT_GATED),
-    Mutant("the gate's strip twice", "gemv.h", "uint(p.n / 2 / kStripOutputs)", "0u",
+    Mutant("the gate's strip for the up half", "gemv.h", "uint(p.n / 2 / kStripOutputs)", "0u",
            FEW_ROWS_GATED),
-    Mutant("simdgroups of the gate for the other half", "gemv.h",
+    Mutant("the gate's simdgroups for the up half", "gemv.h",
            "sums + i + simdgroups * kStride", "sums + i", FEW_ROWS_GATED),
-    Mutant("strips of the gate twice", "gemm_direct.h", " + j / run * half_strips", "",
+    Mutant("the gate's strips for the up half", "gemm_direct.h", " + j / run * half_strips", "",
            DIRECT_GATED),
-    Mutant("fragments of the gate for the other half", "gemm_direct.h",
+    Mutant("the gate's fragments for the up half", "gemm_direct.h",
            "sums.fragment[i][j + kStrips / 2]", "sums.fragment[i][j]", DIRECT_GATED),
-    Mutant("partial sums of all splits in one place", "epilogue.h", "(long(split) * p.m + row)",
+    Mutant("all split-K partials in one place", "epilogue.h", "(long(split) * p.m + row)",
            "(long(row))", DIRECT),
-    # Fragments from registers.
+    # Kernels that load fragments directly from device memory.
     Mutant("strips beyond the last are read", "gemm_direct.h",
            "metal::min(strip + j % run, last_strip)", "strip + j % run", DIRECT),
     Mutant("chunks beyond the last are read", "gemm_direct.h",
@@ -164,17 +165,17 @@ MUTANTS = [
     Mutant("one row of fragments for all", "gemm_direct.h", "row + i * kSide, chunk",
            "row, chunk", DIRECT),
     # Tiles in threadgroup memory.
-    Mutant("no barrier behind the first tile", "gemm_staged.h", BARRIER, "", STAGED, 2),
-    Mutant("no barrier between steps", "gemm_staged.h", BARRIER, "", STAGED, 3),
-    Mutant("one buffer: no barrier before the product", "gemm_staged.h", BARRIER, "", STAGED, 0),
-    Mutant("one buffer: no barrier behind the product", "gemm_staged.h", BARRIER, "", STAGED, 1),
+    Mutant("no barrier after the first tile", "gemm_staged.h", BARRIER, "", STAGED, 2),
+    Mutant("no barrier between k-iterations", "gemm_staged.h", BARRIER, "", STAGED, 3),
+    Mutant("single buffer: no barrier before the MMA", "gemm_staged.h", BARRIER, "", STAGED, 0),
+    Mutant("single buffer: no barrier after the MMA", "gemm_staged.h", BARRIER, "", STAGED, 1),
     Mutant("no barrier before a tile is stored", "gemm_staged.h", BARRIER, "", STAGED, 4),
-    Mutant("no barrier behind a stored tile", "gemm_staged.h", BARRIER, "", STAGED, 5),
+    Mutant("no barrier after a stored tile", "gemm_staged.h", BARRIER, "", STAGED, 5),
     Mutant("barriers of the simdgroup only", "gemm_staged.h", "metal::threadgroup_barrier(",
            "metal::simdgroup_barrier(", STAGED, 3),
     Mutant("the next tile into the same buffer", "gemm_staged.h", "(1 - buffer) * kBufferQuads",
            "buffer * kBufferQuads", STAGED),
-    Mutant("codes of a chunk for all chunks", "gemm_staged.h", "step % kBlocksOfChunk != 0",
+    Mutant("one chunk's codes for all chunks", "gemm_staged.h", "step % kBlocksOfChunk != 0",
            "step != 0", STAGED),
     Mutant("the first block of a chunk for all", "gemm_staged.h",
            "chunk, step % kBlocksOfChunk, lane", "chunk, 0, lane", STAGED),
@@ -183,10 +184,10 @@ MUTANTS = [
            "kInputBytes / 4 +\n                                     0 *", STAGED),
     Mutant("simdgroups store in one place", "gemm_staged.h",
            "simdgroup / 2 * kFragments * kSide * kTile +", "0 * kTile +", STAGED),
-    Mutant("tiles in the other order", "gemm_staged.h",
+    Mutant("tile rows and columns swapped", "gemm_staged.h",
            "tile % row_tiles * kTile, tile / row_tiles * kTileStrips",
            "tile / row_tiles * kTile, tile % row_tiles * kTileStrips", STAGED),
-    Mutant("a split goes on beyond its end", "gemm_staged.h",
+    Mutant("a split continues past its end", "gemm_staged.h",
            "metal::min(end_split * p.steps_of_split, steps)", "steps", STAGED),
     Mutant("partial sums are not cleared", "gemm_staged.metal", "] = 0.0f", "] += 0.0f", STAGED),
     Mutant("every partial sum is cleared late", "gemm_staged.metal",
@@ -204,13 +205,13 @@ MUTANTS = [
 def replace(text: str, mutant: Mutant) -> str:
     parts = text.split(mutant.before)
     if len(parts) < mutant.which + 2:
-        raise SystemExit(f"{mutant.file}: what '{mutant.what}' breaks is gone: {mutant.before}")
+        raise SystemExit(f"{mutant.file}: no source text for '{mutant.what}': {mutant.before}")
     at = mutant.which + 1
     return mutant.before.join(parts[:at]) + mutant.after + mutant.before.join(parts[at:])
 
 
 def run(program: Path, cases: str, sources: Path) -> tuple[bool, str]:
-    """Whether the program passed, and what it said first."""
+    """Returns whether the program passed, and its first message."""
     environment = dict(os.environ, MARLIN_METAL_SIM_SOURCES=str(sources))
     command = [str(program), "--device", "metal", "--stop", "--json", "--filter", cases]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
@@ -250,7 +251,7 @@ def main() -> int:
             print("skipped: no metal device (no simulator, or no clang++ for it)")
             return 77
         if not healthy:
-            print(f"fails without any fault, so nothing can be concluded: {cases}: {what}")
+            print(f"fails without a fault, so mutants prove nothing: {cases}: {what}")
             return 1
     chosen = options.only or range(1, len(MUTANTS) + 1)
     killed = 0

@@ -1,5 +1,5 @@
-// Outputs that repeat themselves along m and n because the operands do: what is right in one period
-// is then right everywhere, however large the whole is.
+// Outputs that are periodic along m and n because the operands are: checking one period against the
+// reference, and periodicity, validates an output of any size.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct PeriodicOutput {
   int64_t column_period = 0;
 };
 
-/// Empty, or the first element that differs from the one of the first period. The sign of a zero is
-/// free.
+/// Returns empty, or a message about the first element that differs from the one of the first
+/// period. The sign of zero is ignored.
 std::string FindAperiodic(const PeriodicOutput& output);
 
 }  // namespace marlin::conformance

@@ -16,18 +16,18 @@ namespace marlin::conformance {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// Elements between the rows of a padded matrix.
+// Padding elements between the rows of a padded matrix.
 constexpr int64_t kRowPadding = 13;
-// How many activations of a sparse lattice row are not zero, about.
+// Approximate number of nonzero activations in a sparse lattice row.
 constexpr int64_t kSparseTerms = 300;
 
 double LatticeActivation(Random& random, const Case& c, int64_t m, int64_t k) {
   if (c.k > kMaxDenseLatticeK && !random.OneIn(c.k / kSparseTerms + 1)) return 0;
   if (c.data == DataClass::kLatticeWide && (k * 7 + m) % std::max<int64_t>(c.k / 4, 1) == 0) {
-    // Nine bits: needs both terms where activations are split into two bf16 numbers.
+    // Nine bits: needs both terms where activations are split into two bf16 terms.
     return static_cast<double>(random.Integer(257, 511)) * (random.OneIn(2) ? 1.0 : -1.0);
   }
-  // The last block may be short.
+  // The last block may be partial.
   const int64_t block_k = std::min<int64_t>(c.k - k / 32 * 32, 16);
   if (c.data == DataClass::kLatticeInt8 && k % 32 == (m * 5 + 3) % block_k) {
     return random.OneIn(2) ? 127.0 : -127.0;  // The int8 scale of the block becomes 1.
@@ -96,8 +96,8 @@ void FillEpilogue(Problem& problem) {
   if (c.row_weight) {
     problem.row_weight_memory = GuardedBuffer(c.m * 4, c.misaligned ? 4 : 0);
     for (int64_t m = 0; m < c.m; ++m) {
-      // Four powers of two in an odd period: the rows of different tiles and passes, which are
-      // multiples of 8 apart, have different weights.
+      // Four powers of two with an odd period: the rows of different tiles and MC blocks, which are
+      // multiples of 8 apart, get different weights.
       const double weight =
           IsLattice(c.data) ? std::ldexp(1.0, static_cast<int>(m % 5 % 4) - 2) : random.Uniform();
       StoreElement(problem.row_weight_memory.data(), DType::kF32, m, weight);
@@ -106,7 +106,7 @@ void FillEpilogue(Problem& problem) {
   }
 }
 
-// 2^e such that x is an odd multiple of it; Inf for 0.
+// Returns the largest power of two that divides x; Inf for 0.
 double LowestBit(double x) {
   if (x == 0) return kInf;
   int exponent = 0;
@@ -115,8 +115,8 @@ double LowestBit(double x) {
   return std::ldexp(1.0, exponent - 53 + __builtin_ctzll(bits));
 }
 
-// Exact in any order of addition: the sum of all magnitudes is below 2^24 units of the smallest
-// bit of any term. Activations and biases of the lattice are multiples of 1 and 1/4.
+// Exact in any order of addition: the sum of all magnitudes is below 2^24 units of the smallest bit
+// of any term. Lattice activations and biases are multiples of 1 and 1/4.
 void CheckLattice(Problem& problem) {
   const Case& c = problem.c;
   problem.weights_fit_bf16 = true;

@@ -1,4 +1,4 @@
-// The data of a case: weights, activations and epilogue operands, and what the answer must be.
+// The data of a case: weights, activations, epilogue operands and the expected result.
 #pragma once
 
 #include <memory>
@@ -13,22 +13,22 @@
 
 namespace marlin::conformance {
 
-/// Weights straight from random codes and scales; they own their memory.
+/// Generates weights directly from random codes and scales; they own their memory.
 QuantizedWeights MakeWeights(const Case& c);
 
-/// Lattice data are dense up to this k; longer rows are mostly zero, or their sums would not be
+/// Lattice data are dense up to this k; longer rows are mostly zero, since dense sums would not be
 /// exact.
 inline constexpr int64_t kMaxDenseLatticeK = 420;
 
-/// The period of a periodic problem along m and, in each half of a gated one, along n: primes, so
-/// that no tile or power of two hides a wrong index.
+/// The period of a periodic problem along m and along n (along each half of a GLU): primes, so that
+/// no tile size or power of two masks a wrong index.
 inline constexpr int64_t kPeriodRows = 37;
 inline constexpr int64_t kPeriodColumns = 251;
 
-/// Everything of a case that does not depend on the kernel.
+/// The kernel-independent part of a case.
 struct Problem {
-  Case c;         ///< Of a periodic case: one period.
-  int64_t m = 0;  ///< Rows to multiply: those of c, again and again.
+  Case c;         ///< For a periodic case: one period.
+  int64_t m = 0;  ///< Rows of the GEMM: the rows of c, repeated.
   int64_t n = 0;  ///< Columns of the weights, likewise.
   QuantizedWeights weights;
   int64_t expert = 0;
@@ -42,15 +42,15 @@ struct Problem {
   reference::Product product;
   std::vector<double> expected;  ///< [m, out_n], before rounding to the output type.
 
-  /// Lattice data only: empty, or which condition of exactness the data breaks.
+  /// Lattice data only: the violated condition of exactness, or empty.
   std::string broken_precondition;
-  /// Lattice data only: every weight is a bf16 number.
+  /// Lattice data only: bf16 represents every weight.
   bool weights_fit_bf16 = false;
 
   int64_t out_n() const { return c.gated ? c.n / 2 : c.n; }
 
-  /// The weights, of a periodic case all of them, on a device; prepared once for all rows that want
-  /// them in the same layout. Not thread-safe.
+  /// The weights prepared on a device (for a periodic case, all periods); cached for rows that use
+  /// the same layout. Not thread-safe.
   Result<PreparedWeights> PreparedFor(const Device& device,
                                       const PrepareOptions& options = {}) const;
 
@@ -60,11 +60,12 @@ struct Problem {
   mutable PreparedWeights prepared_;
 };
 
-/// Weights of n columns in `parts` equal parts, each of which repeats its part of `weights`.
+/// Returns weights of n columns in `parts` equal parts, each of which repeats its part of
+/// `weights`.
 QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n, int parts);
 
-/// Elements [1, rows, columns], each row repeated likewise up to n columns; `offset` as for the
-/// buffer.
+/// Returns elements [1, rows, columns] with each row repeated up to n columns in the same way;
+/// `offset` is passed to the buffer.
 GuardedBuffer RepeatRows(const TensorView& view, int64_t n, int parts, int64_t offset = 0);
 
 /// Builds data and reference. Errors: those of the reference.

@@ -56,12 +56,12 @@ Status ProductRun::PlaceOutput(const Case& c) {
   return Status();
 }
 
-// Every other problem runs in a variant, so that all together run in all of them.
+// Half of the problems force a kernel variant, so that together they cover all variants.
 void ProductRun::TakeVariant(uint64_t seed) {
   if (options_.kernel.empty() || seed % 2 == 0) return;
   const Result<std::vector<GemmCandidate>> candidates =
       ListCandidates(device_, a_view_, prepared_, out_view_, options_);
-  if (!candidates.ok()) return;  // Planning says why.
+  if (!candidates.ok()) return;  // PlanGemm reports the error.
   std::vector<std::string> variants;
   for (const GemmCandidate& candidate : *candidates) {
     if (candidate.name.starts_with(options_.kernel + "@")) variants.push_back(candidate.name);

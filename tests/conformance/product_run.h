@@ -1,4 +1,4 @@
-// A product on poisoned, guarded memory of a device, and what it left there.
+// A GEMM on poisoned, guarded device memory, and its results.
 #pragma once
 
 #include <cstdint>
@@ -12,35 +12,36 @@
 
 namespace marlin::conformance {
 
-/// One product: its operands in the device's memory, its output and the memory around it.
+/// One GEMM: its operands, output and guards in device memory.
 class ProductRun {
  public:
-  /// Plans the product of a choice of the rows of the problem's A, copied one after the other, in a
+  /// Plans the GEMM for a selection of the rows of the problem's A, gathered contiguously, with a
   /// workspace of exactly the planned size. The weights may have more columns than the problem.
   /// Errors: those of PlanGemm and DeviceBuffer.
   static Result<ProductRun> Make(const Device& device, const PreparedWeights& prepared,
                                  const Problem& problem, GemmOptions options,
                                  const std::vector<int64_t>& rows);
 
-  /// Calls Gemm or, for one row of some seeds, Gemv. Done when Collect returns. Errors: theirs.
+  /// Calls Gemm or, for one row and some seeds, Gemv. Complete when Collect returns. Errors:
+  /// theirs.
   Status Launch() const;
-  /// Waits for the stream and fetches what the product left. Errors: of the work itself.
+  /// Waits for the stream and downloads the results. Errors: those of the asynchronous work.
   Status Collect();
-  /// Poisons output and workspace again, for another Launch.
+  /// Poisons output and workspace for another Launch.
   Status Reset();
-  /// From now on A is the output of `other`, which must have the type and the columns of A.
+  /// Makes `other`'s output the A of this GEMM; it must have the type and the columns of A.
   void ReadFrom(const ProductRun& other);
-  /// Lets the kernel begin before the work before it on the stream is done.
+  /// Enables PDL: the kernel may start before the previous work on the stream completes.
   void OverlapPrevious() { options_.overlap_previous = true; }
 
   double Output(int64_t m, int64_t n) const;
-  /// The stored bits of an output.
+  /// The stored bits of an output element.
   uint32_t Bits(int64_t m, int64_t n) const;
-  /// All outputs, to be compared with one period of `rows` and `columns`.
+  /// All outputs as a periodic matrix with a period of `rows` and `columns`.
   PeriodicOutput Repeated(int64_t rows, int64_t columns) const;
   /// A hash of all outputs.
   uint64_t Hash() const;
-  /// Empty, or what was written that must not be.
+  /// Returns empty, or a message about memory that was written and must not be.
   std::string Damage() const;
   const std::string& kernel() const { return kernel_; }
 
@@ -72,19 +73,19 @@ class ProductRun {
   bool inputs_changed_ = false;
 };
 
-/// The options that a case asks for, kernel not yet forced and operands not yet on a device.
+/// The options of a case, without a forced kernel and without device operands.
 GemmOptions ProductOptions(const Problem& problem);
 
-/// Makes, launches and collects the product of a problem. Errors: those of the three.
+/// Makes, launches and collects the GEMM of a problem. Errors: those of the three.
 Result<ProductRun> RunProduct(const Device& device, const PreparedWeights& prepared,
                               const Problem& problem, const GemmOptions& options);
 
-/// The same on a choice of the rows of A.
+/// The same on a selection of the rows of A.
 Result<ProductRun> RunProductRows(const Device& device, const PreparedWeights& prepared,
                                   const Problem& problem, const GemmOptions& options,
                                   const std::vector<int64_t>& rows);
 
-/// The rows of a problem; of a periodic one those of its period, again and again.
+/// All row indices of a problem; for a periodic one, those of its period repeated.
 std::vector<int64_t> AllRows(const Problem& problem);
 
 }  // namespace marlin::conformance

@@ -1,4 +1,4 @@
-// The program's own random numbers: the same on every machine and standard library.
+// Random numbers that are the same on every machine and standard library.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace marlin::conformance {
 
-/// FNV-1a of a text, for seeds made from names.
+/// FNV-1a of a text, for seeds derived from names.
 inline uint64_t HashText(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;

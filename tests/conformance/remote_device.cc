@@ -7,7 +7,7 @@
 namespace marlin::conformance {
 namespace {
 
-// Makes an address that no processor maps.
+// Offset that makes addresses no CPU maps.
 constexpr uintptr_t kFarAway = uintptr_t{1} << 60;
 
 Status Stray(const char* what) {
@@ -39,7 +39,7 @@ Status RemoteDevice::Put(std::function<Status()> work) const {
   return Status();
 }
 
-/// Puts the CPU's plan into the queue.
+/// Enqueues the CPU's plan.
 class RemoteDevice::RemoteGemm final : public PlannedGemm {
  public:
   RemoteGemm(const RemoteDevice& device, std::shared_ptr<const PlannedGemm> plan)

@@ -1,5 +1,5 @@
-// A stand-in for a GPU: the CPU's kernels behind memory that the host cannot touch and calls that
-// return before their work is done, with faults on request.
+// A fake GPU: the CPU's kernels behind memory that the host cannot access and with asynchronous
+// calls, with fault injection.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ class RemoteDevice final : public Backend {
 
  private:
   class RemoteGemm;
-  // The memory behind an address of the device; null for one that is not the device's.
+  // Maps a device address to host memory; null for an address that is not the device's.
   std::byte* Local(const void* address) const;
   Status Put(std::function<Status()> work) const;
   Status RunNow(const PlannedGemm& plan, const GemmCall& call) const;

@@ -37,7 +37,7 @@ std::string ActivationText(const ErrorModel& model) {
   return fmt::format("{}, {} of the row's largest", text, PowerOfTwo(model.activation_floor));
 }
 
-// The part of a table line that the kernel table decides; the measured part follows it.
+// The columns of a table line that come from the kernel table; the measured column follows.
 std::string DeclaredLine(const KernelDesc& kernel) {
   return fmt::format(
       "| `{}` | {} | {} | {} | {} | {} | {} | {} |", kernel.name, IsaName(kernel.level),
@@ -52,14 +52,14 @@ std::string SectionTitle(std::string_view backend) {
   return fmt::format("\n## {}\n", title);
 }
 
-// The file's section of a backend, title included; empty when there is none.
+// Returns a backend's section of the file including its title; empty if there is none.
 std::string SectionOf(const std::string& text, std::string_view backend) {
   const size_t begin = text.find(SectionTitle(backend));
   if (begin == std::string::npos) return {};
   return text.substr(begin, text.find("\n## ", begin + 1) - begin);
 }
 
-// What follows the declared part of a line in the file: " 0.50 |\n".
+// Returns the text after the declared columns of a line in the file: " 0.50 |\n".
 std::string MeasuredBefore(const std::string& text, const std::string& declared) {
   const size_t begin = text.find(declared);
   if (begin == std::string::npos) return " not run |\n";

@@ -1,4 +1,4 @@
-// Counts per kernel row, their pinned minimum, and the table of error models.
+// Counts per kernel row, their pinned limits, and the table of error models.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace marlin::conformance {
 
-/// What happened to the cases of one row.
+/// The outcomes of one row's cases.
 struct RowCounts {
   int64_t passed = 0;
   int64_t failed = 0;
@@ -23,7 +23,7 @@ struct RowCounts {
 using Counts = std::vector<RowCounts>;
 
 /// Compares with the pinned counts: a row that this machine can run must not pass fewer cases than
-/// pinned, nor decline or mistrust more. Returns one line per violation.
+/// pinned, nor have more unsupported or mistrusted ones. Returns one line per violation.
 std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
                                        const std::string& path);
 
@@ -31,11 +31,11 @@ std::vector<std::string> CompareCounts(const Machine& machine, const Counts& cou
 Status WriteCounts(const Machine& machine, const Counts& counts, const std::string& path);
 
 /// Writes the table of declared error models of all backends with the worst ratios of the rows that
-/// ran. What did not run keeps the file's ratio if its declared model is still the same; a backend
-/// that this build lacks keeps its section.
+/// ran. Rows that did not run keep the file's ratio if their declared model is unchanged; a backend
+/// that is not in this build keeps its section.
 Status WriteModels(const Machine& machine, const Counts& counts, const std::string& path);
 
-/// Empty, or why the declared part of the file differs from the kernel tables.
+/// Returns empty, or why the declared part of the file differs from the kernel tables.
 std::string CompareModels(const std::string& path);
 
 Status WriteText(const std::string& path, const std::string& text);

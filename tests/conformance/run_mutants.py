@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tests the tester: switches on every fault of the sources (MARLIN_MUTATE) in turn and requires
-that the conformance program fails, at every level of the instruction set by itself.
+"""Mutation test of the conformance program: activates each seeded fault (MARLIN_MUTATE) in turn and
+requires that the program fails, separately for every ISA level.
 
 Usage: run_mutants.py PROGRAM [--source ROOT] [--level L]... [--only I]... [--minimum 24]
-PROGRAM is marlin_conformance built with -DMARLIN_MUTANTS. A level judges its own kernels alone, so
-that a fault of code that levels share must be noticed at each of them. Faults in files of another
+PROGRAM is marlin_conformance built with -DMARLIN_MUTANTS. Each level runs only its own kernels, so
+a fault in code shared between levels must be detected at each of them. Faults in files of another
 level are skipped by name, and so are levels that this machine or MARLIN_CPU does not offer.
 """
 
@@ -23,10 +23,10 @@ from pathlib import Path
 _HOOK = re.compile(r"MARLIN_MUTATE\(\s*(\d+)\s*,")
 SOURCES = {".h", ".cc", ".inl"}
 LEVELS = ("scalar", "avx2", "avx512", "amx", "neon")
-# Files of one level, by a word of their name.
+# Substrings of the file names that belong to one level.
 WORDS = {"scalar": ("scalar",), "avx2": ("avx2",), "avx512": ("avx512", "amx"),
          "vnni": ("avx512",), "amx": ("amx",), "neon": ("neon",)}
-# Shared code that some levels leave out: file -> levels that run it and why not the others.
+# Shared code that some levels do not use: file -> levels that run it and why the others do not.
 REACHED_BY = {
     "conversions.inl.h": (("avx2", "avx512", "amx", "neon"), "vectors of one have no tails"),
     "w4a8_kernel.inl.h": (("scalar", "avx2", "avx512"), "has no int8 kernel"),
@@ -34,7 +34,7 @@ REACHED_BY = {
 
 
 def find_mutants(root: Path) -> dict[int, str]:
-    """Number -> "file:line" of every fault below src/; numbers are 1..N without gaps."""
+    """Returns number -> "file:line" of every fault below src/; numbers are 1..N without gaps."""
     mutants: dict[int, str] = {}
     for path in sorted((root / "src").rglob("*")):
         if path.suffix not in SOURCES or path.name == "mutant.h":
@@ -52,7 +52,7 @@ def find_mutants(root: Path) -> dict[int, str]:
 
 
 def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
-    """Whether the program passed, what it said first, and its report."""
+    """Returns whether the program passed, its first message, and its report."""
     environment = dict(os.environ, MARLIN_MUTANT=str(mutant))
     command = [str(program), "--device", "cpu", "--level", level, "--stop", "--json"]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
@@ -71,7 +71,7 @@ def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
 
 
 def why_unreachable(place: str, level: str) -> str:
-    """Why the kernels of a level never run the code of a fault; empty when they do."""
+    """Returns why the kernels of a level never run the code of a fault; empty if they do."""
     name = Path(place.split(":")[0]).name
     for word, levels in WORDS.items():
         if word in re.split(r"[_.]", name) and level not in levels:
@@ -81,7 +81,7 @@ def why_unreachable(place: str, level: str) -> str:
 
 
 def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) -> list[int]:
-    """Tries the mutants at one level: how many were killed, survived and skipped."""
+    """Tries the mutants at one level; returns how many were killed, survived and skipped."""
     healthy, what, report = run(options.program, 0, level)
     if not healthy and "skipped: " in what:
         print(f"skipped: {what.split('skipped: ')[1]}")
@@ -89,7 +89,7 @@ def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) 
     print(f"{level}: without a fault: {what}", flush=True)
     if not healthy or any(row["unavailable"] and "avx512_vnni" not in row["unavailable"]
                           for row in report["kernels"]):
-        print(f"{level}: fails or lacks kernels without any fault: nothing can be concluded")
+        print(f"{level}: fails or lacks kernels without a fault, so mutants prove nothing")
         return [0, 1, 0]
     reasons = {number: why_unreachable(mutants[number], level) for number in mutants}
     tried = [number for number in mutants if not reasons[number]]

@@ -31,7 +31,7 @@ CaseResult FromStatus(const Status& status) {
   return Failed(fmt::format("{}: {}", CodeName(status.code()), status.message()));
 }
 
-// More than half of the sums are zero although there is something to sum.
+// Whether more than half of the sums are zero although k > 0.
 bool IsMistrusted(const Problem& problem) {
   const Case& c = problem.c;
   if (c.k == 0 || problem.product.sum.empty()) return false;
@@ -42,7 +42,7 @@ bool IsMistrusted(const Problem& problem) {
 CaseResult JudgeProduct(const Problem& problem, const ProductRun& run, const KernelDesc& kernel) {
   const Case& c = problem.c;
   const std::vector<Allowance> allowances = Allowances(problem, kernel.error, kernel.grade);
-  // int8 activations have no Inf, and a smooth activation of Inf may go through Inf / Inf.
+  // int8 activations have no Inf, and a smooth activation function of Inf may compute Inf / Inf.
   const bool lenient = kernel.grade == Grade::kW4A8 || c.activation == Activation::kSilu ||
                        c.activation == Activation::kGeluTanh || c.gated;
   CaseResult result;
@@ -75,7 +75,7 @@ GemmOptions OptionsFor(const Row& row, const Problem& problem) {
   return options;
 }
 
-// The layout that a row's kernel reads.
+// The weight layout that a row's kernel reads.
 PrepareOptions LayoutFor(const Row& row) {
   PrepareOptions options;
   options.marlin_w4 = row.desc != nullptr && row.desc->reads_marlin_w4;
@@ -110,7 +110,7 @@ CaseResult RunGemmCase(const Machine& machine, const Row& row, const Problem& pr
   return result;
 }
 
-// Compares decoded weights, rows `stride` elements apart, with the reference.
+// Compares dequantized weights, rows `stride` elements apart, with the reference.
 CaseResult JudgeWeights(const Problem& problem, const GuardedBuffer& memory, int64_t stride) {
   const Case& c = problem.c;
   CaseResult result;
@@ -118,7 +118,7 @@ CaseResult JudgeWeights(const Problem& problem, const GuardedBuffer& memory, int
     for (int64_t n = 0; n < c.n; ++n) {
       const auto at = static_cast<size_t>(k * c.n + n);
       const double got = reference::LoadElement(memory.data(), c.c_type, k * stride + n);
-      // fp32 on the way: value - zero, times scale, plus bias, and the global scale.
+      // Intermediate results in fp32: value - zero, times scale, plus bias, and the global scale.
       Allowance allowance;
       allowance.tight = 3.0 * 0x1p-24 * problem.dense.magnitude[at] + 0x1p-149;
       allowance.hard = allowance.tight;
@@ -134,13 +134,13 @@ CaseResult JudgeWeights(const Problem& problem, const GuardedBuffer& memory, int
   return result;
 }
 
-// Elements from row to row and from column to column.
+// Strides in elements.
 struct Strides {
   int64_t rows;
   int64_t columns;
 };
 
-// What dequantizing into poisoned memory of the device leaves there.
+// Dequantizes into poisoned device memory and downloads it.
 Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem,
                                   const Strides& strides) {
   const Case& c = problem.c;
@@ -159,7 +159,7 @@ Result<DeviceImage> DecodeWeights(const Device& device, const Problem& problem,
   return image;
 }
 
-// Transposed, the weights are the same numbers.
+// Dequantizes into a transposed view, which must give the same values.
 CaseResult CompareTransposed(const Device& device, const Problem& problem,
                              const GuardedBuffer& rows, int64_t stride) {
   const Case& c = problem.c;
@@ -182,7 +182,7 @@ CaseResult CompareTransposed(const Device& device, const Problem& problem,
   return {};
 }
 
-// Dequantize has no options: the level of the device decides the kernel.
+// Dequantize takes no kernel option: the device's level selects the kernel.
 CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Problem& problem) {
   const Case& c = problem.c;
   const int64_t bytes = DTypeBytes(c.c_type);
@@ -202,7 +202,7 @@ CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Probl
         FindAperiodic({memory.data(), c.c_type, c.k, problem.n, stride, c.k, c.n});
     if (!aperiodic.empty()) return Failed(aperiodic);
   }
-  // Periodic problems are those that may be too large to do twice.
+  // Periodic problems may be too large to dequantize twice.
   if (c.check != Check::kPeriodic) {
     const CaseResult transposed = CompareTransposed(device, problem, memory, stride);
     if (transposed.outcome != Outcome::kPassed) return transposed;
@@ -210,8 +210,8 @@ CaseResult RunDequantizeCase(const Machine& machine, const Row& row, const Probl
   return JudgeWeights(problem, memory, stride);
 }
 
-// Runs the product with `rows` of A in place of the problem's own and compares the outputs with
-// those of the same rows in `whole`, bit for bit.
+// Runs the GEMM with `rows` of A instead of all of them and compares the outputs with the same rows
+// of `whole`, bit for bit.
 Status SameRows(const Device& device, const PreparedWeights& prepared, const Problem& problem,
                 const GemmOptions& options, const std::vector<int64_t>& rows,
                 const ProductRun& whole) {
@@ -246,7 +246,7 @@ CaseResult RunRowsCase(const Machine& machine, const Row& row, const Problem& pr
     return same.ok() ? CaseResult{} : Failed(same.message());
   }
   for (int64_t count = 1; count < c.m; ++count) {
-    std::vector<int64_t> window;  // A different place for every size.
+    std::vector<int64_t> window;  // A different position for every size.
     for (int64_t i = 0; i < count; ++i) window.push_back((count * 5) % (c.m - count + 1) + i);
     const Status same = SameRows(device, *prepared, problem, options, window, *whole);
     if (!same.ok()) return Failed(same.message());
@@ -270,7 +270,7 @@ CaseResult RunThreads(const Machine& machine, const Row& row, const Problem& pro
   return {};
 }
 
-// Launches and collects a product again; its hash. Errors: kInternal with the damage, if any.
+// Launches and collects a GEMM again and returns its hash. Errors: kInternal if memory was damaged.
 Result<uint64_t> HashAgain(ProductRun& run) {
   MARLIN_RETURN_IF_ERROR(run.Reset());
   MARLIN_RETURN_IF_ERROR(run.Launch());
@@ -280,7 +280,7 @@ Result<uint64_t> HashAgain(ProductRun& run) {
   return run.Hash();
 }
 
-// Whether all runs leave what the first leaves; `run` gives the hash of run i.
+// Checks that all runs produce the same hash; `run(i)` returns the hash of run i.
 CaseResult CompareRuns(int repetitions, const std::function<Result<uint64_t>(int)>& run) {
   uint64_t first = 0;
   for (int i = 0; i < repetitions; ++i) {
@@ -294,7 +294,7 @@ CaseResult CompareRuns(int repetitions, const std::function<Result<uint64_t>(int
 
 CaseResult RunRepetitions(const Machine& machine, const Row& row, const Problem& problem,
                           int repetitions) {
-  // Weights prepared and memory placed anew so often; then the same memory again and again.
+  // The first runs prepare weights and allocate memory anew; the rest reuse them.
   constexpr int kPreparations = 20;
   const Device& device = machine.DeviceFor(row);
   std::optional<ProductRun> run;
@@ -363,7 +363,7 @@ CaseResult RunStreams(const Machine& machine, const Row& row, const Problem& pro
   return {};
 }
 
-// Products in a row, each of the output of the one before.
+// Back-to-back GEMMs, each reading the output of the previous one.
 CaseResult RunChain(const Machine& machine, const Row& row, const Problem& problem) {
   constexpr size_t kLinks = 4;
   constexpr int kRounds = 20;

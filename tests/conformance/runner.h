@@ -1,4 +1,4 @@
-// Runs cases on kernels and judges the results.
+// Runs cases on kernels and checks the results.
 #pragma once
 
 #include <cstdint>
@@ -18,57 +18,57 @@
 
 namespace marlin::conformance {
 
-/// The name that stands for "the plan chooses the kernel".
+/// The name that stands for "kernel selection picks the kernel".
 inline constexpr std::string_view kPlanned = "planned";
 
 enum class Outcome : uint8_t {
   kPassed,
   kFailed,
-  kUnsupported,  ///< The kernel declines the problem, with a reason.
-  kMistrusted,   ///< More than half of the reference is zero: nothing was really compared.
+  kUnsupported,  ///< The kernel rejects the problem, with a reason.
+  kMistrusted,   ///< More than half of the reference is zero: the comparison proves little.
 };
 
 struct CaseResult {
   Outcome outcome = Outcome::kPassed;
   std::string message;     ///< Why it failed or is unsupported.
-  double worst_ratio = 0;  ///< Largest error over tight bound among the outputs.
+  double worst_ratio = 0;  ///< Largest error over the tight bound among the outputs.
 };
 
-/// One kernel of a backend's table and the device that it is judged on.
+/// One kernel of a backend's table and the device that runs it.
 struct Row {
   std::string name;
   std::string backend;
   std::string op;  ///< "gemm" or "dequantize".
   Isa level = Isa::kScalar;
   const KernelDesc* desc = nullptr;  ///< Null for the planned row and for dequantize.
-  std::string unavailable;           ///< Why this machine cannot run it; empty when it can.
+  std::string unavailable;           ///< Why this machine cannot run it; empty if it can.
 };
 
-/// The rows of one or all backends, and the devices that run them: the CPU at every
-/// instruction-set level that this machine has, and the GPU.
+/// The rows of one or all backends and the devices that run them: the CPU at every ISA level of
+/// this machine, and the GPU.
 class Machine {
  public:
-  /// `backend` is "cpu", "cuda", "metal" or "all". Errors: kUnsupported when the CPU is asked for
-  /// and not even the scalar level opens. A GPU that does not open leaves its rows unavailable.
-  /// `only` leaves of the CPU's rows those of one level. Errors: kUnsupported when this machine or
-  /// MARLIN_CPU does not offer that level.
+  /// `backend` is "cpu", "cuda", "metal" or "all". A GPU that does not open leaves its rows
+  /// unavailable. `only` restricts the CPU's rows to one level. Errors: kUnsupported when the CPU
+  /// is requested and not even the scalar level opens, or when this machine or MARLIN_CPU does not
+  /// offer the level `only`.
   static Result<Machine> Open(std::string_view backend, std::optional<Isa> only = {});
-  /// Of one device alone, whose kernels at `level` are judged.
+  /// A machine with one device, whose kernels at `level` are tested.
   static Machine Of(std::string_view backend, Isa level, const Device& device,
                     std::span<const KernelDesc> kernels);
 
   const std::vector<Row>& rows() const { return rows_; }
-  /// Those that have rows.
+  /// The backends that have rows.
   const std::vector<std::string>& backends() const { return backends_; }
   const Row* Find(std::string_view backend, std::string_view name) const;
-  /// A backend's kernel, also where its row is not judged: a level's plans may choose a kernel of a
-  /// lower level.
+  /// Finds a backend's kernel, even if its row is not tested: kernel selection at one level may
+  /// pick a kernel of a lower level.
   const KernelDesc* FindKernel(std::string_view backend, std::string_view name) const;
-  /// Where a row of rows() is.
+  /// The index of a row in rows().
   size_t IndexOf(const Row& row) const { return static_cast<size_t>(&row - rows_.data()); }
-  /// The device to run a row on; a CPU has kCpuThreads.
+  /// The device that runs a row; a CPU has kCpuThreads.
   const Device& DeviceFor(const Row& row) const;
-  /// A CPU of the row's level with a number of threads; made on first use.
+  /// A CPU device of the row's level with the given number of threads, created on first use.
   Result<Device> DeviceWithThreads(const Row& row, int threads) const;
 
  private:
@@ -84,10 +84,10 @@ class Machine {
 /// The kernel table of a backend, the same on every machine.
 std::span<const KernelDesc> KernelTable(std::string_view backend);
 
-/// How often a repeat check runs its product unless told otherwise.
+/// Default number of runs of a repeat check.
 inline constexpr int kRepetitions = 20;
 
-/// Runs one case on a row; `problem` is the case's. Thread-safe for different problems.
+/// Runs one case on a row; `problem` is the case's problem. Thread-safe for different problems.
 CaseResult RunCase(const Machine& machine, const Row& row, const Problem& problem,
                    int repetitions = kRepetitions);
 

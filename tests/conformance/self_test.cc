@@ -1,5 +1,5 @@
-// The judge itself: names, verdicts, and twelve faults injected into a correct product, each of
-// which one of the gates must notice.
+// Tests the checker itself: names, verdicts, and twelve faults injected into a correct GEMM, each
+// of which one of the checks must detect.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,7 +30,7 @@ Case Base(DataClass data) {
   return c;
 }
 
-// What a correct fp32 kernel computes, with the chance to spoil weights and activations.
+// A correct fp32 GEMM with hooks to corrupt weights and activations.
 using Weight = std::function<float(int64_t k, int64_t n)>;
 std::vector<float> Multiply(const Problem& problem, const Weight& weight, int64_t k_count) {
   const Case& c = problem.c;
@@ -181,12 +181,13 @@ TEST(Judge, NonFiniteOutputs) {
   EXPECT_TRUE(Judge(-kInf, -kInf, allowance, DType::kF32, false).passed);
   EXPECT_FALSE(Judge(kInf, -kInf, allowance, DType::kF32, false).passed);
   EXPECT_FALSE(Judge(NAN, kInf, allowance, DType::kF32, false).passed);
-  // Lenient kernels make NaN of an Inf, which relu would have taken to 0; of numbers never.
+  // Lenient kernels may turn an Inf that ReLU would have mapped to 0 into NaN, but never a finite
+  // sum.
   EXPECT_FALSE(Judge(NAN, 0.0, allowance, DType::kF32, true).passed);
   EXPECT_TRUE(Judge(NAN, 0.0, {kInf, kInf, false}, DType::kF32, true).passed);
   EXPECT_FALSE(Judge(NAN, 0.0, {kInf, kInf, false}, DType::kF32, false).passed);
   EXPECT_TRUE(Judge(NAN, kInf, allowance, DType::kF32, true).passed);
-  // fp16 overflows at 65520: inside the bound of it either answer is right.
+  // fp16 overflows at 65520: if the bound includes it, Inf and a finite result are both correct.
   EXPECT_TRUE(Judge(kInf, 65519.5, allowance, DType::kF16, false).passed);
   EXPECT_TRUE(Judge(65504.0, 65519.5, allowance, DType::kF16, false).passed);
   EXPECT_FALSE(Judge(kInf, 65000.0, allowance, DType::kF16, false).passed);

@@ -1,4 +1,4 @@
-// Writing single elements of the small floating-point types.
+// Stores single elements of the small floating-point types.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ inline void StoreElement(void* data, DType dtype, int64_t index, double value) {
   std::memcpy(bytes, &half, sizeof(half));
 }
 
-/// Stores a scale in its type; E8M0 takes powers of two only.
+/// Stores a scale in its type; E8M0 accepts powers of two only.
 inline void StoreScale(void* data, ScaleType type, int64_t index, double value) {
   if (type == ScaleType::kE8M0) {
     static_cast<uint8_t*>(data)[index] = static_cast<uint8_t>(std::ilogb(value) + 127);

@@ -20,7 +20,7 @@
 namespace marlin::conformance {
 namespace {
 
-// What became of a case.
+// The result of a case on one row.
 struct CaseRun {
   const Row* row = nullptr;
   std::string name;
@@ -36,10 +36,10 @@ class Suite {
         filter_(options.filter),
         counts_(machine.rows().size()) {}
 
-  // Runs problems, several at a time, until a failure ends the run; reports in their order.
+  // Runs problems, several at a time, until a failure stops the run; reports in order.
   void RunProblems(const std::vector<Case>& problems, int jobs) {
     ThreadPool pool(jobs);
-    // One at a time stops at the first failure; more keep the processors busy.
+    // A single worker stops right at the first failure; larger batches keep several workers busy.
     const size_t batch =
         pool.worker_count() == 1 ? 1 : 8 * static_cast<size_t>(pool.worker_count());
     for (size_t begin = 0; begin < problems.size() && !Stopped(); begin += batch) {
@@ -78,7 +78,7 @@ class Suite {
  private:
   bool Stopped() const { return options_.stop_at_failure && failed_ > 0; }
 
-  // Runs one problem on all rows that take it and that the filter names.
+  // Runs one problem on all matching rows that pass the filter.
   std::vector<CaseRun> RunProblem(const Case& problem) const {
     std::vector<CaseRun> runs;
     std::unique_ptr<Problem> data;
@@ -101,7 +101,7 @@ class Suite {
     return runs;
   }
 
-  // `data` is made when it is first needed.
+  // `data` is created on first use.
   CaseResult RunOn(const Row& row, const Case& problem, std::unique_ptr<Problem>* data) const {
     if (*data == nullptr) {
       Result<std::unique_ptr<Problem>> made = MakeProblem(problem);
@@ -113,9 +113,9 @@ class Suite {
 
   static bool Takes(const Row& row, const Case& problem) {
     if (row.backend != problem.backend) return false;
-    // Of periodic problems with one row the weights are decoded too.
+    // One-row periodic problems also test dequantize.
     if (problem.check == Check::kPeriodic && problem.m == 1 && !problem.gated) return true;
-    // Of repeated products those too whose weights are soon fetched as often.
+    // So do repeat checks whose weights are small enough to download repeatedly.
     constexpr int64_t kMostRepeatedWeights = 1 << 20;
     if (problem.check == Check::kRepeat && problem.n * problem.k <= kMostRepeatedWeights) {
       return true;
@@ -123,12 +123,12 @@ class Suite {
     const bool wants_dequantize = problem.check == Check::kDequantize;
     if (wants_dequantize != (row.op == "dequantize")) return false;
     if (problem.data != DataClass::kLatticeInt8 || wants_dequantize) return true;
-    // The int8 lattice is judged on the int8 kernels, and on the scalar one to check the data.
+    // The int8 lattice runs on the int8 kernels, and on the scalar one to validate the data.
     if (row.desc == nullptr) return false;
     return row.desc->grade == Grade::kW4A8 || row.level == Isa::kScalar;
   }
 
-  // Of "no kernel for <problem>: <kernel>: <reason>" what does not depend on the problem.
+  // Returns the problem-independent part of "no kernel for <problem>: <kernel>: <reason>".
   static std::string Reason(const Row& row, const std::string& message) {
     const size_t at = message.rfind(row.name + ": ");
     return at == std::string::npos ? row.name + ": " + message : message.substr(at);
@@ -217,7 +217,7 @@ class Suite {
     fmt::print("{} passed, {} failed, {} skipped\n", passed_, failed_, skipped_);
   }
 
-  // What the rows ran on: a simulator is not the GPU that it stands for.
+  // The devices that ran the rows, so that a simulator is not taken for the GPU that it stands for.
   nlohmann::json Devices() const {
     nlohmann::json devices = nlohmann::json::object();
     for (const Row& row : machine_.rows()) {
@@ -282,7 +282,7 @@ int RunNamedCase(const SuiteOptions& options, const Machine& machine) {
   return suite.Finish();
 }
 
-// The counts of every backend are in a file of their own.
+// Every backend's counts are in a separate file.
 bool NamesOneDevice(const SuiteOptions& options) {
   return (options.expected_path.empty() && options.write_expected_path.empty()) ||
          options.device != "all";
@@ -318,7 +318,7 @@ int RunSuite(const SuiteOptions& options) {
     if (!options.large) {
       suite.RunProblems(SelectProblems(backend, KernelTable(backend), size), options.jobs);
     } else if (backend == "cuda") {
-      suite.RunProblems(LargeProblems(backend), 1);  // Each fills much of the memory.
+      suite.RunProblems(LargeProblems(backend), 1);  // Each uses much of the memory.
     }
   }
   return suite.Finish();

@@ -1,4 +1,4 @@
-// The whole run: enumerate, execute, count, report.
+// The whole run: enumerates, executes, counts and reports.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ struct SuiteOptions {
   std::string name;
   std::string filter;
   std::string device = "all";  ///< "cpu", "cuda", "metal" or "all".
-  std::string level;           ///< Of the CPU: "avx2" judges the rows of that level alone.
-  int jobs = 1;                ///< Problems made and judged at a time; 0: one per processor.
+  std::string level;           ///< CPU only: "avx2" tests the rows of that level alone.
+  int jobs = 1;                ///< Problems in flight; 0: one per processor.
   int repetitions = kRepetitions;
   bool large = false;
   bool list = false;
@@ -25,8 +25,7 @@ struct SuiteOptions {
   std::string check_models_path;
 };
 
-/// Runs what the options ask for. Returns the exit code: 0 when nothing failed and no pinned count
-/// fell.
+/// Runs the selected cases. Returns the exit code: 0 if nothing failed and no pinned count fell.
 int RunSuite(const SuiteOptions& options);
 
 }  // namespace marlin::conformance

@@ -1,4 +1,4 @@
-// Random quantized weights in the canonical layout, written with this program's own bit arithmetic.
+// Random quantized weights in the canonical layout, packed by independent bit arithmetic.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,8 +23,8 @@ struct WeightMemory {
   std::shared_ptr<const void> narrow;
 };
 
-// A float format whose all codes at once would need more than 24 bits gets a window of exponents
-// per column, so that all codes appear and every column still sums exactly.
+// A float format whose full code range would need more than 24 bits gets a window of exponents per
+// column, so that all codes appear and every column still sums exactly.
 uint32_t WindowedFp8(Random& random, int exponent_bits, int64_t column) {
   const int mantissa_bits = 7 - exponent_bits;
   const int64_t last = (1 << exponent_bits) - (exponent_bits == 5 ? 2 : 1);
@@ -96,7 +96,7 @@ void FillUnquantized(Random& random, const Case& c, DType dtype, std::byte* data
   }
 }
 
-// Neighbours along n and along the groups differ, so that a wrong index cannot hide.
+// Neighbours along n and along the groups differ, so that a wrong index is detected.
 double LatticeScale(const Case& c, int64_t group, int64_t n) {
   const double scale = std::ldexp(1.0, static_cast<int>((n + 2 * group) % 5) - 2);
   const bool negative = c.scale_type != ScaleType::kE8M0 && (n + group) % 7 == 3;
@@ -166,7 +166,7 @@ void FillGroups(Random& random, const Case& c, WeightMemory& memory) {
   }
 }
 
-// An ascending integer table: small enough that every product stays exact.
+// An ascending integer table, small enough that every GEMM stays exact.
 std::vector<float> LatticeCodebook(int bits) {
   std::vector<float> table;
   const int count = 1 << bits;
@@ -208,7 +208,7 @@ QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n, int p
   wide.scales = repeat(weights.scales, memory->scales);
   wide.zeros = repeat(weights.zeros, memory->zeros);
   wide.biases = repeat(weights.biases, memory->biases);
-  // The global scale has no columns: the narrow weights keep it alive.
+  // The global scale has no columns and is shared with the narrow weights, which must stay alive.
   memory->narrow = weights.owner;
   wide.owner = memory;
   return wide;

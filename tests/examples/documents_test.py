@@ -1,4 +1,4 @@
-"""Runs what the documents tell users to run, and compares shown sources with the real ones."""
+"""Runs the commands of the documents, and compares shown sources with the real ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENTS = ["README.md", "docs/howto/quantize.md", "docs/howto/recipes.md",
 
 
 def blocks(document: str, language: str) -> list[str]:
-    """The fenced blocks of a language."""
+    """Returns the fenced blocks of a language."""
     text = (ROOT / document).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -29,7 +29,7 @@ class Documents(unittest.TestCase):
         source = (ROOT / "examples/embed-cpp/main.cc").read_text()
         shown = blocks("README.md", "cpp")
         self.assertEqual(len(shown), 1)
-        # README shows main() without the includes around it.
+        # README shows main() without the surrounding includes.
         for line in shown[0].strip().splitlines():
             self.assertIn(line.strip(), source)
         build = (ROOT / "examples/embed-cpp/CMakeLists.txt").read_text()

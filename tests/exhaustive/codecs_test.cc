@@ -1,5 +1,5 @@
-// Every code of every format against the hand-written table, and every encoder against the walk
-// over its values: a few hundred thousand floats here, all 2^32 with MARLIN_EXHAUSTIVE=full.
+// Every code of every format against the hand-written table, and every encoder against a walk over
+// its values: a few hundred thousand floats here, all 2^32 with MARLIN_EXHAUSTIVE=full.
 #include "formats/codecs.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST_P(Codecs, EveryCodeHasItsValue) {
       continue;
     }
     EXPECT_EQ(std::signbit(got), std::signbit(expected[code])) << code;
-    // The 16-bit tables hold the power of two past the largest value in infinity's place.
+    // In the 16-bit tables infinity is replaced by the power of two past the largest value.
     const bool infinite = format.bits == 16 && (code & 0x7fffu) == InfinityCode(format);
     if (infinite) {
       EXPECT_TRUE(std::isinf(got)) << code;
@@ -92,7 +92,7 @@ TEST_P(Codecs, EncodeGivesTheNearestValueTiesToTheEvenCode) {
   Mismatches mismatches;
   test::ForEachFloatAscending(grid, [&](float x) {
     uint32_t expected = walk.Nearest(static_cast<double>(x));
-    // Unquantized formats keep the sign of what rounds to zero.
+    // Unquantized formats keep the sign of values that round to zero.
     if (format.bits == 16 && expected == 0 && std::signbit(x)) expected = 0x8000u;
     mismatches.Check(x, format.encode(x), expected);
   });

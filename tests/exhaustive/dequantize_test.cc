@@ -1,5 +1,5 @@
-// Host Dequantize of all codes under all fp16 scales, and for formats with zero points all scales
-// under all integer zeros and all zeros under a spread of scales: exact against double.
+// Host Dequantize of all codes under all fp16 scales; for formats with zero points also all scales
+// under all integer zeros, and all zeros under a spread of scales: exact against double.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -30,7 +30,7 @@ std::vector<Half> FiniteHalves() {
   return halves;
 }
 
-/// x rounded once to a float of `precision` bits whose smallest normal is 2^min_exponent.
+/// Rounds x once to a float of `precision` bits whose smallest normal is 2^min_exponent.
 double RoundTo(double x, int precision, int min_exponent, double largest) {
   if (x == 0) return x;
   int exponent = 0;
@@ -51,11 +51,11 @@ double Rounded(DType dtype, double x) {
   }
 }
 
-/// Columns of all codes, one scale and zero each.
+/// Columns of all codes, each with one scale and zero.
 struct Columns {
   Format format;
   std::vector<Half> scales;
-  std::vector<Half> zeros;  ///< Empty, or one for every scale.
+  std::vector<Half> zeros;  ///< Empty, or one per scale.
 };
 
 QuantizedWeights MakeWeights(const Columns& columns, const std::vector<uint32_t>& words,
@@ -75,7 +75,7 @@ QuantizedWeights MakeWeights(const Columns& columns, const std::vector<uint32_t>
   return weights;
 }
 
-/// Mismatches of one output type; `storage` holds k * n elements.
+/// Counts mismatches of one output type; `storage` holds k * n elements.
 int64_t CountMismatches(const Columns& columns, const QuantizedWeights& weights, DType dtype) {
   const int64_t k = weights.spec.k;
   const int64_t n = weights.spec.n;
@@ -90,7 +90,7 @@ int64_t CountMismatches(const Columns& columns, const QuantizedWeights& weights,
   for (int64_t i = 0; i < k * n; ++i) {
     const auto c = static_cast<size_t>(i % n);
     const auto code = static_cast<size_t>(i / n);
-    // The fp8 columns hold code 0 where a code means NaN or Inf.
+    // The fp8 columns use code 0 in place of NaN and Inf codes.
     const double value = std::isfinite(values[code]) ? values[code] : 0.0;
     const double zero = columns.zeros.empty() ? 0.0 : columns.zeros[c].value;
     const double expected = Rounded(dtype, columns.scales[c].value * (value - zero));

@@ -54,7 +54,7 @@ TEST(Scalars, EveryByteOfFp8AndE8M0HasItsValue) {
   }
 }
 
-/// Walks the floats; `keeps_sign` roundings give -0 for what rounds to zero from below.
+/// Walks the floats; roundings with `keeps_sign` give -0 for negative values that round to zero.
 template <typename Encode>
 void CheckRounding(const std::vector<double>& values, uint32_t minus_zero, Encode encode) {
   const ValueGrid grid = test::MakeGrid(values);

@@ -1,5 +1,5 @@
-// An oracle for roundings that shares no code with the library: the sorted values of a format, and
-// a walk over floats in ascending order that moves along them by comparing with exact midpoints.
+// A rounding oracle that shares no code with the library: the sorted values of a format, and a walk
+// over floats in ascending order that advances along them by comparing with exact midpoints.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ struct GridPoint {
   uint32_t code;
 };
 
-/// Values in ascending order. A float past the ends rounds to the ends.
+/// Values in ascending order. Floats beyond the ends round to the ends.
 using ValueGrid = std::vector<GridPoint>;
 
-/// A grid from a code table: NaN and Inf codes are left out, and of codes with equal values (0 and
-/// -0) the lowest stays.
+/// Makes a grid from a code table without NaN and Inf codes; of codes with equal values (0 and -0)
+/// the lowest is kept.
 inline ValueGrid MakeGrid(const std::vector<double>& values) {
   ValueGrid grid;
   for (size_t code = 0; code < values.size(); ++code) {
@@ -48,8 +48,8 @@ inline std::map<std::string, std::vector<double>> GoldenValues() {
   return table;
 }
 
-/// The values of bf16 and fp16 by their definition; their infinity is where the next value would
-/// be, so that the overflow threshold is one more midpoint.
+/// The values of bf16 and fp16 by their definition; infinity is replaced by the next value of the
+/// grid, so that the overflow threshold is one more midpoint.
 inline std::vector<double> SixteenBitValues(int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -66,13 +66,13 @@ inline std::vector<double> SixteenBitValues(int exponent_bits) {
   return values;
 }
 
-/// Walks a grid: Nearest() must be asked about ascending numbers.
+/// Walks a grid: Nearest() must be called with ascending numbers.
 class GridWalk {
  public:
   explicit GridWalk(const ValueGrid& grid) : grid_(grid) {}
 
-  /// The code of the nearest value, a tie to the even code. Midpoints of grids of floats are exact
-  /// in double.
+  /// Returns the code of the nearest value, on a tie the even code. Midpoints of grids of floats
+  /// are exact in double.
   uint32_t Nearest(double x) {
     while (at_ + 1 < grid_.size() && StepsUp(x)) ++at_;
     return grid_[at_].code;
@@ -88,13 +88,13 @@ class GridWalk {
   size_t at_ = 0;
 };
 
-/// Whether all 2^32 floats are to be tried (MARLIN_EXHAUSTIVE=full) rather than a subset.
+/// Whether to try all 2^32 floats (MARLIN_EXHAUSTIVE=full) rather than a subset.
 inline bool AllFloats() {
   const char* mode = std::getenv("MARLIN_EXHAUSTIVE");
   return mode != nullptr && std::string(mode) == "full";
 }
 
-/// The subset: every upper half with a few lower halves, and what surrounds every midpoint.
+/// The subset: every upper half with a few lower halves, and the neighbourhood of every midpoint.
 inline std::vector<float> SampledFloats(const ValueGrid& grid) {
   std::set<float> floats;
   for (uint32_t upper = 0; upper < 0x10000u; ++upper) {
@@ -114,8 +114,8 @@ inline std::vector<float> SampledFloats(const ValueGrid& grid) {
   return {floats.begin(), floats.end()};
 }
 
-/// Calls body(x) for floats in ascending order, -0 just before 0 where the mode is full: all that
-/// are not NaN, or the grid's sample.
+/// Calls body(x) for floats in ascending order, -0 just before 0 in full mode: all except NaN, or
+/// the grid's sample.
 template <typename Body>
 void ForEachFloatAscending(const ValueGrid& grid, Body body) {
   if (!AllFloats()) {
@@ -126,7 +126,7 @@ void ForEachFloatAscending(const ValueGrid& grid, Body body) {
   for (uint32_t bits = 0; bits <= 0x7f800000u; ++bits) body(std::bit_cast<float>(bits));
 }
 
-/// Counts disagreements and remembers the first.
+/// Counts mismatches and keeps the first.
 class Mismatches {
  public:
   void Check(float x, uint32_t got, uint32_t expected) {

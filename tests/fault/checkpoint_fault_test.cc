@@ -1,5 +1,5 @@
-// Every I/O call of quantizing and dequantizing made to fail, and the process killed at every one:
-// the target is absent, or the old directory, or the new one, and never anything between.
+// Injects an error or a kill at every I/O call of quantizing and dequantizing: the target is then
+// absent, or the old directory, or the new one, and never anything in between.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@ namespace {
 using testing::Contains;
 using testing::TemporaryDirectory;
 
-// Fails, or kills the process, at the n-th call; counts from 0.
+// Fails the n-th call, or kills the process there; counts from 0.
 class FaultyIo final : public Io {
  public:
   explicit FaultyIo(int64_t at, int error = EIO, bool kill = false)
@@ -213,7 +213,7 @@ TEST_F(CheckpointFault, KilledAtEveryCall) {
       ASSERT_TRUE(valid.ok()) << valid.message();
       std::filesystem::remove_all(target_);
     }
-    // The next run, resuming or not, finishes and leaves nothing else behind.
+    // The next run, with or without --resume, completes and leaves no other files.
     options_.resume = n % 2 == 0;
     const Status again = Quantize(system);
     ASSERT_TRUE(again.ok()) << again.message();
@@ -271,7 +271,7 @@ TEST_F(CheckpointFault, KilledAtRandomMoments) {
   ExpectCleanOrComplete(last);
 }
 
-// A limit of the operating system itself instead of an injected error.
+// A limit of the operating system instead of an injected error.
 TEST_F(CheckpointFault, FileSizeLimit) {
   const pid_t child = fork();
   if (child == 0) {
@@ -293,7 +293,7 @@ TEST_F(CheckpointFault, FileSizeLimit) {
 TEST_F(CheckpointFault, ResumingKeepsFinishedShards) {
   options_.resume = true;
   SystemIo system;
-  // As many calls as a whole run makes, from which the interruptions are chosen.
+  // Counts the calls of a whole run, from which the interruption points are chosen.
   FaultyIo count(-1);
   ASSERT_TRUE(Quantize(count).ok());
   std::filesystem::remove_all(target_);
@@ -358,7 +358,7 @@ TEST_F(CheckpointFault, TwoRunsDoNotShareAPartialDirectory) {
     const Status refused = Quantize(io);
     EXPECT_EQ(refused.code(), Code::kIo);
     EXPECT_TRUE(Contains(refused.message(), "another process is writing it"));
-    // A run with other parameters leaves it alone, too.
+    // A run with other parameters does not touch it, either.
     options_.shard_bytes = 5000;
     const Status parallel = Quantize(io);
     EXPECT_TRUE(parallel.ok()) << parallel.message();
@@ -369,7 +369,7 @@ TEST_F(CheckpointFault, TwoRunsDoNotShareAPartialDirectory) {
   EXPECT_FALSE(std::filesystem::exists(partial));
 }
 
-// Remembers every call in order.
+// Records every call in order.
 class RecordingIo final : public Io {
  public:
   struct Entry {
@@ -377,7 +377,7 @@ class RecordingIo final : public Io {
     std::string path;
   };
   const std::vector<Entry>& entries() const { return entries_; }
-  // The last place of a call on a path, or -1.
+  // Returns the index of the last call on a path, or -1.
   int64_t Last(IoCall call, const std::string& path) const {
     for (size_t i = entries_.size(); i-- > 0;) {
       if (entries_[i].call == call && entries_[i].path == path) return static_cast<int64_t>(i);

@@ -1,5 +1,5 @@
-// Several writers of one output at once: exactly determined meetings, and many processes at random.
-// The output is never incomplete, a loser removes nothing that is not its own, and says so.
+// Concurrent writers of one output: deterministic interleavings, and many processes at random. The
+// output is never incomplete; a losing writer removes only its own files and reports an error.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using testing::Contains;
 using testing::TemporaryDirectory;
 
-// Calls back before every call of the system; what it returns is the call's error.
+// Calls a hook before every system call; the hook's result is the call's error.
 class HookedIo final : public Io {
  public:
   using Hook = std::function<int(IoCall, const std::string&)>;
@@ -65,7 +65,7 @@ class Writers : public ::testing::Test {
     SystemIo io;
     return Quantize(io, options);
   }
-  // The same inputs with other parameters: another partial directory.
+  // The same inputs with other parameters, hence another partial directory.
   QuantizeCheckpointOptions OtherOptions() const {
     QuantizeCheckpointOptions other = options_;
     other.shard_bytes = 2400;
@@ -78,7 +78,7 @@ class Writers : public ::testing::Test {
     const Status valid = opened->VerifyChecksums();
     EXPECT_TRUE(valid.ok()) << what << ": " << valid.message();
   }
-  // Complete, and nothing else in the directory.
+  // Checks that the target is complete and that nothing else is in the directory.
   void ExpectOnlyTarget(const char* what) const {
     ExpectComplete(what);
     EXPECT_EQ(directory_.Entries(), (std::vector<std::string>{"source", "target"})) << what;
@@ -94,7 +94,7 @@ class Writers : public ::testing::Test {
     }
     return {};
   }
-  // A run with --resume that fails before its second shard; returns what it left.
+  // A run with --resume that fails before its second shard; returns its partial directory.
   std::string Interrupt(QuantizeCheckpointOptions options) const {
     options.resume = true;
     int shards = 0;
@@ -111,7 +111,7 @@ class Writers : public ::testing::Test {
   QuantizeCheckpointOptions options_;
 };
 
-// Writer B in a thread of its own, stopped before its second shard until it is let go on.
+// Writer B in its own thread, blocked before its second shard until Finish.
 class StoppedWriter {
  public:
   explicit StoppedWriter(std::function<Status(Io&)> run)
@@ -138,7 +138,7 @@ class StoppedWriter {
   std::future<Status> done_;
 };
 
-// A creates the partial directory; B locks it first and writes; A fails and must leave it alone.
+// A creates the partial directory; B locks it first and writes; A fails and must not touch it.
 TEST_F(Writers, WhoCreatesTheDirectoryNeedNotGetIt) {
   for (const bool overwrite : {false, true}) {
     options_.overwrite = overwrite;
@@ -160,7 +160,7 @@ TEST_F(Writers, WhoCreatesTheDirectoryNeedNotGetIt) {
   }
 }
 
-// A has opened the partial directory when B commits it: what A then locks is B's output.
+// B commits the partial directory after A has opened it: A then locks B's output.
 TEST_F(Writers, ALockedDirectoryMayHaveBeenCommitted) {
   for (const bool overwrite : {false, true}) {
     fs::remove_all(target_);
@@ -182,7 +182,7 @@ TEST_F(Writers, ALockedDirectoryMayHaveBeenCommitted) {
   }
 }
 
-// The same for a leftover that A wants to remove and B resumes.
+// The same for a leftover that A tries to remove and B resumes.
 TEST_F(Writers, ALeftoverThatIsResumedIsNotRemoved) {
   const std::string left = Interrupt(options_);
   ASSERT_FALSE(left.empty());
@@ -208,7 +208,7 @@ TEST_F(Writers, ALeftoverThatIsBeingResumedIsLeftAlone) {
   const std::string left = Interrupt(options_);
   QuantizeCheckpointOptions resume = options_;
   resume.resume = true;
-  // Its first shard is there already.
+  // The first shard is already present.
   std::promise<void> stopped;
   std::promise<void> go_on;
   HookedIo slow([&, waited = false](IoCall call, const std::string&) mutable {
@@ -227,7 +227,7 @@ TEST_F(Writers, ALeftoverThatIsBeingResumedIsLeftAlone) {
   const Status parallel = Quantize(OtherOptions());
   EXPECT_TRUE(parallel.ok()) << parallel.message();
   go_on.set_value();
-  ExpectLost(b.get());  // The target has been created meanwhile.
+  ExpectLost(b.get());  // The target has been created in the meantime.
   ExpectComplete("the parallel run's");
   fs::remove_all(target_);
   const Status again = Quantize(resume);
@@ -235,7 +235,7 @@ TEST_F(Writers, ALeftoverThatIsBeingResumedIsLeftAlone) {
   ExpectOnlyTarget("the resumed run's");
 }
 
-// After the swap the partial name holds the old output until it is removed.
+// After the swap the partial name refers to the old output until it is removed.
 TEST_F(Writers, WhatWasReplacedIsNotTakenForALeftover) {
   ASSERT_TRUE(Quantize(options_).ok());
   options_.overwrite = true;
@@ -278,7 +278,8 @@ TEST_F(Writers, TwoThatReplaceAtOnceBothLeaveAWholeOutput) {
   }
 }
 
-// What takes no locks (a user, an older version) is noticed before the directory gets its name.
+// Changes by processes that take no locks (a user, an older version) are detected before the
+// commit.
 TEST_F(Writers, WhatIsNoLongerThereIsNotCommitted) {
   ASSERT_TRUE(Quantize(options_).ok());
   const std::string old_config = testing::ReadFile(target_ + "/config.json");
@@ -320,7 +321,7 @@ TEST_F(Writers, WhatIsNoLongerThereIsNotCommitted) {
     ExpectComplete("the old output");
     EXPECT_EQ(testing::ReadFile(target_ + "/config.json"), old_config);
     if (!fs::exists(partial)) continue;
-    // The directory that somebody else put there is not this run's to remove.
+    // The directory that another process created must not be removed.
     EXPECT_EQ(testing::ReadFile(partial + "/precious"), "x");
     fs::remove_all(partial);
     fs::remove_all(aside);
@@ -350,7 +351,7 @@ TEST_F(Writers, ATargetThatAppearsMeanwhileIsNotReplaced) {
   }
 }
 
-// File systems that cannot swap in one step: killed at every call, nothing is lost for good.
+// File systems without an atomic swap: killed at every call, no data is lost.
 TEST_F(Writers, SwappingByThreeRenamesLosesNothing) {
   ASSERT_TRUE(Quantize(options_).ok());
   QuantizeCheckpointOptions overwrite = options_;
@@ -373,7 +374,7 @@ TEST_F(Writers, SwappingByThreeRenamesLosesNothing) {
     EXPECT_TRUE(killed || WEXITSTATUS(status) == 0);
     SCOPED_TRACE(n);
     if (!fs::exists(target_)) ++restored;
-    // A run that may not overwrite finds the target in its place again.
+    // A run without --overwrite finds the target in place again.
     const Status refused = Quantize(options_);
     EXPECT_EQ(refused.code(), Code::kInvalidArgument);
     EXPECT_TRUE(Contains(refused.message(), "exists already")) << refused.message();
@@ -385,9 +386,9 @@ TEST_F(Writers, SwappingByThreeRenamesLosesNothing) {
   EXPECT_GE(restored, 1);
 }
 
-// Neither waited for nor written through, whatever lies where a shard of the leftover should.
+// Anything at the path of a leftover's shard is neither waited for nor written through.
 TEST_F(Writers, ResumingReplacesWhatIsNoFile) {
-  alarm(60);  // Waiting for a pipe ends the test instead of the night.
+  alarm(60);  // Bounds a wait for a pipe.
   const std::string precious = directory_ / "precious";
   const std::map<std::string, std::function<void(const std::string&)>> kinds = {
       {"pipe", [](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }},
@@ -425,8 +426,8 @@ TEST_F(Writers, ResumingReplacesWhatIsNoFile) {
   }
 }
 
-// Processes with equal and with different parameters, resuming, replacing and killed. At the end of
-// every round the target is whole, and is there when one of them says so.
+// Processes with equal and different parameters, with resuming, replacing and kills. After every
+// round the target is complete, and it exists if any process reported success.
 TEST_F(Writers, ManyAtRandom) {
   const char* wanted = std::getenv("MARLIN_WRITER_ROUNDS");
   const int rounds = wanted != nullptr ? std::atoi(wanted) : 30;

@@ -1,7 +1,6 @@
-// Command lines: numbers are read as they are written or refused, sizes that no memory has are
-// refused before anything is allocated, and no line ends in an internal error. Input: the number of
-// a command, then arguments, a line each. Commands are given a model that is not there, `plan` a
-// small one.
+// Command lines: numbers are either read exactly or refused, sizes beyond any memory are refused
+// before allocation, and no line ends in an internal error. Input: the index of a command, then
+// arguments, one per line. Commands get a model path that does not exist, `plan` a small model.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
@@ -32,7 +31,7 @@ using Lines = std::vector<std::string>;
 
 constexpr size_t kMostArguments = 64;
 
-// Those that do nothing without the model, or whatever it is that they read.
+// Commands that do nothing without a model or another input file.
 constexpr const char* kCommands[] = {"quantize",   "inspect",  "plan",       "verify",
                                      "dequantize", "generate", "perplexity", "compare"};
 
@@ -40,7 +39,7 @@ constexpr std::string_view kConfig =
     R"({"model_type":"llama","hidden_size":32,"intermediate_size":64,"num_hidden_layers":1,)"
     R"("num_attention_heads":2,"vocab_size":64})";
 
-/// Whether a file that the argument names would lie in the folder of this process.
+/// Whether a file that the argument names would be inside this process's folder.
 bool StaysInside(const std::string& argument) {
   if (argument.find("..") != std::string::npos || argument.starts_with('/')) return false;
   for (const char* const root : {"=/", ":/", "@/", "o/"}) {
@@ -49,7 +48,7 @@ bool StaysInside(const std::string& argument) {
   return argument.find('\0') == std::string::npos;
 }
 
-/// Parses with options of every kind. False where the parser refuses.
+/// Parses with options of every kind. Returns false if the parser refuses.
 bool Parse(const Lines& arguments, const std::function<void(cli::ArgumentList&)>& declare) {
   CLI::App app;
   cli::ArgumentList list(app);
@@ -75,7 +74,7 @@ void CheckNumbers(const std::string& text) {
     if (decimal && ParseNumber(text, &exact)) {
       MARLIN_FUZZ_CHECK(exact == *integer || text.starts_with('0') || text.starts_with("-0"));
     } else {
-      MARLIN_FUZZ_CHECK(!decimal);  // Out of range: refused, not the nearest number.
+      MARLIN_FUZZ_CHECK(!decimal);  // Out of range: must be refused, not clamped.
     }
   }
   std::optional<double> real;

@@ -1,10 +1,10 @@
-// Whole checkpoints: config.json, index and shards agree or are refused, and what was opened can be
-// inspected, loaded, verified and converted, into directories that open again.
+// Whole checkpoints: config.json, index and shards agree or are refused, and an opened checkpoint
+// can be inspected, loaded, verified and converted, into directories that open again.
 //
-// Input: parts behind each other, divided by kDivider: config.json, the index, then a header and
-// the data of each shard. An empty index: none is written. An empty header: the tensors that
-// config.json's modules need. Lengths, checksums and the amount of data are put right first: the
-// targets of single readers have those.
+// Input: concatenated parts, separated by kDivider: config.json, the index, then a header and the
+// data of each shard. An empty index means no index file. An empty header is replaced by the
+// tensors that config.json's modules need. Lengths, checksums and the amount of data are corrected
+// first, since the targets of single readers cover those.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -43,7 +43,7 @@ struct Input {
     std::string data;
   };
   std::vector<Shard> shards;
-  std::vector<ModuleRecord> modules;  ///< As config.json has them.
+  std::vector<ModuleRecord> modules;  ///< The modules of config.json.
 };
 
 std::string ShardName(size_t shard, size_t count) {
@@ -52,7 +52,7 @@ std::string ShardName(size_t shard, size_t count) {
          ".safetensors";
 }
 
-/// With the right checksum, and the modules that it describes.
+/// Corrects the checksum and reads the modules that config.json describes.
 void SealConfig(Input* input) {
   auto json = ParseJsonObject(input->config, "fuzz");
   if (!json.ok()) return;
@@ -64,7 +64,7 @@ void SealConfig(Input* input) {
   input->config = DumpJson(*json);
 }
 
-/// The end of the data that a header asks for; nothing where it is no header.
+/// The end of the data that a header describes; empty if it is not a header.
 std::optional<int64_t> DataBytes(const std::string& header) {
   const auto json = ParseJsonObject(header, "fuzz");
   if (!json.ok()) return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<int64_t> DataBytes(const std::string& header) {
   return end;
 }
 
-/// The header of what the modules need, each tensor once. Nothing where that is too much.
+/// The header with the modules' tensors, each once. Empty if that is too much data.
 std::optional<std::string> HeaderOf(const std::vector<ModuleRecord>& modules, int64_t* bytes) {
   std::vector<SafetensorsEntry> entries;
   std::set<std::string> names;
@@ -91,7 +91,7 @@ std::optional<std::string> HeaderOf(const std::vector<ModuleRecord>& modules, in
       *bytes += tensor.bytes;
     }
   }
-  // It comes with the length in front.
+  // The builder's result starts with the length.
   return BuildSafetensorsHeader(entries, {}).substr(sizeof(uint64_t));
 }
 
@@ -140,7 +140,7 @@ void WriteCheckpoint(const Input& input, const TemporaryFolder& folder) {
   }
 }
 
-/// Every element of a tensor of floats is finite.
+/// Whether every element of a tensor of floats is finite.
 bool IsFinite(const TensorView& view) {
   const auto* const bytes = static_cast<const uint8_t*>(view.data());
   for (int64_t i = 0; i < view.ElementCount(); ++i) {
@@ -176,7 +176,7 @@ void CheckTensors(const Checkpoint& checkpoint) {
   }
 }
 
-/// Loads a module, as the decoder and the conversions do; what loads has finite weights.
+/// Loads a module, as the decoder and the conversions do; loaded weights must be finite.
 bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   const auto weights = checkpoint.Weights(module.name);
   if (!weights.ok()) {
@@ -194,7 +194,7 @@ bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
                         (info.has_codebook ? int64_t{4} << info.bits : 0);
   MARLIN_FUZZ_CHECK(bytes == StoredBytes(spec));
   const __int128 count = static_cast<__int128>(spec.experts) * spec.k * spec.n;
-  // Codes have at least two bits; padding along K is what they may have besides.
+  // Codes have at least two bits; the rest may be padding along K.
   MARLIN_FUZZ_CHECK(count <= 4 * static_cast<__int128>(weights->codes.ByteCount()));
   auto out = AlignedBuffer::Allocate(static_cast<int64_t>(count) * 4);
   MARLIN_FUZZ_CHECK(out.ok());
@@ -202,7 +202,7 @@ bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   return Dequantize(*weights, dense).ok();
 }
 
-/// A directory of our own making is one that we read.
+/// A directory written by this library must open.
 Checkpoint OpenWritten(const std::string& path, bool quantized) {
   auto written = Checkpoint::Open(path);
   if (!written.ok()) std::fprintf(stderr, "%s\n", written.status().message().c_str());
@@ -217,7 +217,7 @@ Checkpoint OpenWritten(const std::string& path, bool quantized) {
 void CheckQuantized(const Checkpoint& checkpoint, const TemporaryFolder& folder, DType dtype) {
   bool loads = true;
   for (const QuantizedModule& module : checkpoint.modules()) {
-    // What is counted has bytes: else a few of a file could stand for any amount of work.
+    // Every expert has bytes: otherwise a small file could cause any amount of work.
     MARLIN_FUZZ_CHECK(module.spec.experts <= StoredBytes(module.spec));
     loads = CheckModule(checkpoint, module) && loads;
   }
@@ -228,7 +228,7 @@ void CheckQuantized(const Checkpoint& checkpoint, const TemporaryFolder& folder,
     MARLIN_FUZZ_CHECK(!std::filesystem::exists(output));
     return;
   }
-  MARLIN_FUZZ_CHECK(loads);  // Nothing is made of what does not load.
+  MARLIN_FUZZ_CHECK(loads);  // A module that does not load must not be converted.
   const Checkpoint plain = OpenWritten(output, false);
   std::set<std::string> parts;
   for (const TensorInfo& tensor : checkpoint.tensors()) parts.insert(tensor.name);
@@ -236,7 +236,7 @@ void CheckQuantized(const Checkpoint& checkpoint, const TemporaryFolder& folder,
     if (parts.contains(tensor.name) || tensor.dtype != dtype) continue;
     MARLIN_FUZZ_CHECK(IsFinite(*plain.Tensor(tensor.name)));
   }
-  // From the middle of its own rounding nothing is far; that it can be compared is what counts.
+  // Rounding to `dtype` is always close, so only the success of the comparison matters.
   const auto compared = cli::CompareCheckpoints(checkpoint, plain);
   if (!compared.ok()) std::fprintf(stderr, "%s\n", compared.status().message().c_str());
   MARLIN_FUZZ_CHECK(compared.ok());
@@ -285,7 +285,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CheckTensors(*checkpoint);
   const Status intact = checkpoint->VerifyChecksums();
   if (!intact.ok()) CheckError(intact);
-  // Which of several conversions is tried depends on the input, not on chance.
+  // The conversion is a function of the input, to be reproducible.
   constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
   constexpr const char* kChoices[] = {"fp4_e2m1/g16", "u4/gK", "nf3/g32/e4m3", "s8/g16/e8m0"};
   if (checkpoint->quantized()) {

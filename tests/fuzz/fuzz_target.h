@@ -1,4 +1,4 @@
-// What every fuzz target defines and uses.
+// Declarations and helpers for all fuzz targets.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,8 @@ inline std::string_view TextOf(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// The text up to a separator, which `*rest` goes on behind; all of it where there is none.
+/// Returns the text up to a separator and sets `*rest` to the text after it; without a separator
+/// returns all of it.
 inline std::string_view TakePart(std::string_view* rest, std::string_view separator) {
   const size_t end = rest->find(separator);
   const std::string_view part = rest->substr(0, end);
@@ -36,8 +37,8 @@ inline std::string_view TakePart(std::string_view* rest, std::string_view separa
   return part;
 }
 
-/// Holds an error to the promises that every message keeps, whatever the input was: it is one line,
-/// and no longer than a person reads.
+/// Checks the guarantees of every error message, for any input: it is one line, and of readable
+/// length.
 inline void CheckError(const Status& status) {
   constexpr size_t kLongestMessage = 16384;
   MARLIN_FUZZ_CHECK(status.code() != Code::kInternal);

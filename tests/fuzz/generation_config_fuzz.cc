@@ -1,4 +1,4 @@
-// generation_config.json: whatever it says, the end tokens that are read from it are token ids.
+// generation_config.json: the end tokens that are read from it are always token ids.
 #include "fuzz_target.h"
 #include "model/decoder_config.h"
 
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     marlin::CheckError(decoder.status());
     return 0;
   }
-  // Those of config.json where this file has none.
+  // Falls back to those of config.json.
   MARLIN_FUZZ_CHECK(!decoder->eos_token_ids.empty());
   MARLIN_FUZZ_CHECK(decoder->eos_token_ids.size() <= size + 1);
   for (const int32_t token : decoder->eos_token_ids) MARLIN_FUZZ_CHECK(token >= 0);

@@ -1,4 +1,4 @@
-// JSON texts beside the weights: what is accepted can be written and read again.
+// JSON files next to the weights: accepted texts can be written and read again.
 #include <string>
 
 #include "base/json.h"

@@ -1,6 +1,5 @@
-// Packed words from elsewhere: bit order, Marlin's tiles, 2:4 sparsity. What is accepted converts
-// there and back without loss; sizes that do not fit are refused. Input: format, what to do, k, n,
-// words.
+// Packed words of other projects: bit order, Marlin tiles, 2:4 sparsity. Accepted words convert
+// there and back without loss; mismatched sizes are refused. Input: format, operation, k, n, words.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -26,7 +25,7 @@ struct Input {
   Words words;
 };
 
-/// Sizes are one byte each; from 224 on eight bytes follow, so that absurd ones come too.
+/// Sizes are one byte each; from 224 on eight bytes follow, so that huge sizes occur too.
 bool TakeSize(const uint8_t** data, size_t* left, int64_t* size) {
   constexpr uint8_t kFirstLarge = 224;
   if (*left < 1) return false;
@@ -61,7 +60,7 @@ bool IsSmall(const Input& input) {
   return (k + 64) * (n + 64) <= kMostWords;
 }
 
-/// The input's words, cut or continued to a number of them.
+/// The input's words, truncated or extended to a given count.
 Words Resized(const Input& input, int64_t count) {
   Words words(static_cast<size_t>(count));
   for (size_t i = 0; i < words.size() && !input.words.empty(); ++i) {
@@ -92,7 +91,7 @@ void CheckTiles(const Input& in) {
   Words again(canonical.size());
   MARLIN_FUZZ_CHECK(RepackFromMarlinW4(in.k, in.n, back, again).ok());
   MARLIN_FUZZ_CHECK(again == canonical);
-  // Without padding nothing is dropped.
+  // Without padding the conversion is lossless.
   if (in.k % 32 == 0 && in.n % 32 == 0) MARLIN_FUZZ_CHECK(back == tiles);
 
   const Words original = Resized(in, in.k / 8 * in.n);
@@ -120,7 +119,7 @@ void CheckSparse(const Input& in) {
   sparse.values = Resized(in, padded / 16 * in.n);
   sparse.metadata = Resized(in, padded / 32 * in.n);
   if (in.action & 64u) {
-    // Mostly valid ones: random nibbles seldom are.
+    // Mostly valid nibbles, since random ones rarely are.
     constexpr uint32_t kValid[] = {4, 8, 9, 12, 13, 14};
     for (uint32_t& word : sparse.metadata) {
       uint32_t valid = 0;
@@ -135,8 +134,8 @@ void CheckSparse(const Input& in) {
   MARLIN_FUZZ_CHECK(packed.ok());
   Words again(canonical.size());
   MARLIN_FUZZ_CHECK(UnpackSparse24(in.format, *packed, again).ok());
-  // Two of four were kept, and the rest has the value 0: nothing is lost the second time, except
-  // that a code of another zero (-0) becomes the first.
+  // Two of four values are kept and the rest is 0, so the second pass loses nothing, except that
+  // the code of another zero (-0) becomes the first one.
   const auto values = FormatValues(in.format);
   for (size_t i = 0; i < canonical.size(); ++i) {
     for (int code = 0; code < 8; ++code) {
@@ -147,7 +146,7 @@ void CheckSparse(const Input& in) {
   }
 }
 
-/// Sizes as given, with words that need not fit: refused unless they do.
+/// Words that need not match the given sizes: refused unless they do.
 void CheckRefusal(const Input& in) {
   Words target(in.words.size());
   std::vector<uint8_t> codes(in.words.size());

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes malformed/*.safetensors and malformed/manifest.json, or with --check compares them.
 
-Every case is one file that a reader must refuse, with the code and a part of the message that it
-must give. The files are written from the format's rules alone, not with this project's writer.
+Every case is one file that a reader must refuse with the given code and a part of the given
+message. The files follow from the format's rules alone, not from this project's writer.
 """
 
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes what fuzz targets start from: seeds, dictionaries and options of every target.
+"""Writes the seeds, dictionaries and options of every fuzz target.
 
 Usage: make_seeds.py FOLDER | --check
 
 For each tests/fuzz/<target>.cc FOLDER gets <target>/ (seeds), <target>.dict and <target>.options
-(libFuzzer's, one a line). Seeds are valid inputs of the kinds that users have, and the shapes that
-depth and size make: the latter take megabytes that are not worth keeping in a repository. What
-fuzzing has found is kept in corpus/. --check only says whether every target has a row here.
+(libFuzzer's, one per line). Seeds are valid inputs as users have them, and inputs of extreme depth
+or size, which take megabytes and are therefore not in the repository. Inputs found by fuzzing are
+kept in corpus/. --check only reports whether every target has a row here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-TEXT = 2 << 20  # Where depth, or the square of a count, may matter.
+TEXT = 2 << 20  # For inputs where depth, or quadratic time, may matter.
 STRUCTURE = 64 << 10
 SMALL = 4 << 10
 
 Seeds = dict[str, bytes]
 
-DIVIDER = "\n-8<-\n"  # Of checkpoint_fuzz.
+DIVIDER = "\n-8<-\n"  # As in checkpoint_fuzz.
 BITS = {"fp4_e2m1": 4, "u4": 4, "s8": 8, "nf3": 3}
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -44,12 +44,12 @@ def text_of(value: Any) -> bytes:
 
 def deep(count: int, before: str = '{"x":', opening: str = "[", closing: str = "]",
          after: str = "}") -> bytes:
-    """Brackets within each other."""
+    """Returns nested brackets."""
     return (before + opening * count + closing * count + after).encode()
 
 
 def json_shapes() -> Seeds:
-    """What JSON makes large: depth, counts, long names and numbers."""
+    """Returns extreme JSON: depth, counts, long names and numbers."""
     return {
         "depth-10": deep(10),
         "depth-2000": deep(2000),
@@ -68,7 +68,7 @@ def json_shapes() -> Seeds:
 
 
 def configs() -> Seeds:
-    """config.json of models, of every family and kind of rotary embedding."""
+    """Returns config.json of models, of every family and kind of rotary embedding."""
     seeds = {f.stem: f.read_bytes() for f in sorted((ROOT / "tests/data/configs").glob("*.json"))}
     for kind in ("linear", "llama3", "yarn"):
         scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32,
@@ -186,7 +186,7 @@ def layouts() -> Seeds:
 
 
 def metal_sources() -> Seeds:
-    """Kernels without their directives, as a preprocessor would leave them."""
+    """Returns kernels without their directives, as after preprocessing."""
     seeds = {}
     folder = ROOT / "src/backends/metal/kernels"
     for file in sorted([*folder.glob("*.metal"), *folder.glob("*.h")]):
@@ -206,7 +206,7 @@ def module(fmt: str, shape: list[int], **more: Any) -> dict[str, Any]:
 
 
 def quantization(modules: dict[str, Any]) -> dict[str, Any]:
-    """As in config.json; targets put the checksum right."""
+    """Returns a quantization_config as in config.json; targets correct the checksum."""
     return {"quant_method": "metal_marlin", "version": 1, "recipe": "r", "recipe_document": {},
             "method": "rtn", "layout": "k_packed", "modules": modules, "checksum": ""}
 
@@ -224,7 +224,7 @@ def quantization_configs() -> Seeds:
 
 
 def prepared_indices() -> Seeds:
-    """Indices of files of prepared weights, whose parts lie in a data section of 192 bytes."""
+    """Returns indices of prepared weight files, whose parts are in a data section of 192 bytes."""
     def part(**more: Any) -> dict[str, Any]:
         return {"format": "bf16", "k": 4, "n": 8, "group_size": 4, "scale_type": "fp16",
                 "zeros": False, "biases": False, "global_scale": False, "bytes": 64,
@@ -245,7 +245,7 @@ def prepared_indices() -> Seeds:
 
 
 def parts_of(folder: Path) -> bytes:
-    """A directory as checkpoint_fuzz reads it."""
+    """Returns a directory in the input format of checkpoint_fuzz."""
     index = folder / "model.safetensors.index.json"
     parts = [(folder / "config.json").read_bytes(), index.read_bytes() if index.exists() else b""]
     for file in sorted(folder.glob("*.safetensors")):
@@ -256,7 +256,7 @@ def parts_of(folder: Path) -> bytes:
 
 
 def header(tensors: dict[str, tuple[str, list[int], int]]) -> str:
-    """Tensors behind each other: name -> type, shape, bytes."""
+    """Lays tensors out contiguously: name -> type, shape, bytes."""
     entries, end = {}, 0
     for name, (dtype, shape, size) in tensors.items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
@@ -317,13 +317,13 @@ def nothing() -> Seeds:
 
 @dataclass(frozen=True)
 class Target:
-    """How one target is fuzzed."""
+    """Settings of one fuzz target."""
 
     max_len: int
     seeds: Callable[[], Seeds] = nothing
     words: tuple[str, ...] = ()  # Sources whose string literals make the dictionary.
     more: tuple[str, ...] = field(default=())  # Words in none of them.
-    options: tuple[str, ...] = ()  # libFuzzer's.
+    options: tuple[str, ...] = ()  # Options of libFuzzer.
 
 
 CONFIG_SOURCES = ("src/recipe/model_config.cc", "src/recipe/decoder_shape.cc",
@@ -342,7 +342,7 @@ TARGETS = {
     "arguments_fuzz": Target(
         STRUCTURE, argument_lines, ("src/cli/*.cc", *RECIPE_SOURCES),
         ("--", "=", "4611686018427387904", "1e400", "gK"),
-        # A size that nobody can allocate is answered with a null pointer.
+        # An allocation that is too large returns a null pointer.
         ("-malloc_limit_mb=1048576", "-close_fd_mask=3")),
     "checkpoint_fuzz": Target(STRUCTURE, checkpoints, (*CHECKPOINT_SOURCES, *CONFIG_SOURCES),
                               (DIVIDER, *JSON_WORDS)),
@@ -368,7 +368,7 @@ FORMAT = re.compile(r"^MARLIN_FORMAT\(\w+, *(\w+)", re.MULTILINE)
 
 
 def dictionary(target: Target) -> str:
-    """The names that the readers themselves compare with, so that no second list goes stale."""
+    """Returns the names that the readers compare with, so that no second list goes stale."""
     words = dict.fromkeys(target.more)
     for pattern in target.words:
         files = sorted(ROOT.glob(pattern))

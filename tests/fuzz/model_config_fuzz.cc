@@ -72,7 +72,7 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
   }
 }
 
-/// Whether a description would list so many tensors that it takes seconds under sanitizers.
+/// Whether a description lists so many tensors that it takes seconds under sanitizers.
 bool IsLarge(std::string_view text) {
   auto config = ModelConfig::Parse(text);
   if (!config.ok()) return false;
@@ -96,7 +96,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckError(model.status());
   }
   if (decoder.ok()) {
-    // What can be run can be described.
+    // A runnable model can be described.
     MARLIN_FUZZ_CHECK(model.ok());
     CheckDecoder(*decoder, *model);
   } else {

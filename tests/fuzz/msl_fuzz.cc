@@ -1,5 +1,5 @@
-// Metal sources for the simulator, preprocessed: tokens are those of the text, lines stay where
-// they are. Nothing is compiled or run.
+// Metal sources for the simulator, preprocessed: tokens and line numbers are preserved. Nothing is
+// compiled or run.
 #include <algorithm>
 
 #include "backends/metal/simulator/msl_lexer.h"

@@ -1,7 +1,7 @@
-// Adds to libFuzzer's mutations two that it has no equals of. A part of the input, or a pair of
-// brackets around it, is repeated thousands of times: deep nesting and time that grows with the
-// square of a count are found by such inputs alone. And several numbers of a text become others at
-// once, as sizes are absurd together that are not alone.
+// Adds two mutations that libFuzzer lacks. One repeats a part of the input, or a pair of brackets
+// around it, thousands of times: only such inputs reveal deep nesting and quadratic time. The other
+// replaces several numbers of a text at once, since sizes can be absurd together that are not
+// alone.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -18,11 +18,11 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace {
 
-constexpr unsigned kMutationsPerGrowth = 64;  ///< Large inputs are slow: few of them are tried.
+constexpr unsigned kMutationsPerGrowth = 64;  ///< Large inputs are slow, so few are tried.
 constexpr unsigned kMutationsPerNumbers = 4;
 constexpr size_t kLongestPart = 64;
 constexpr size_t kMostNumbers = 4;
-constexpr size_t kHalvings = 10;  ///< Of the largest size, to the smallest.
+constexpr size_t kHalvings = 10;  ///< From the largest size to the smallest.
 constexpr size_t kJsonBrackets = 2;
 
 using Brackets = std::pair<std::string_view, std::string_view>;
@@ -52,7 +52,7 @@ constexpr std::array<std::string_view, 16> kNumbers = {"0",
                                                        "9223372036854775807",
                                                        "18446744073709551615"};
 
-/// Where the text's numbers begin; digits within words are none.
+/// Returns the positions of the text's numbers; digits within words do not count.
 std::vector<size_t> NumbersIn(std::string_view text) {
   std::vector<size_t> begins;
   bool in_word = false;
@@ -64,7 +64,7 @@ std::vector<size_t> NumbersIn(std::string_view text) {
   return begins;
 }
 
-/// The input with one of its numbers replaced, or with several.
+/// Returns the input with one or several of its numbers replaced.
 std::string Renumbered(std::string_view input, std::minstd_rand& random) {
   std::string text(input);
   for (size_t i = 0; i < kMostNumbers; ++i) {
@@ -82,7 +82,7 @@ void AppendTimes(std::string_view text, size_t count, std::string* out) {
   for (size_t i = 0; i < count; ++i) out->append(text);
 }
 
-/// Where a part begins and ends: anywhere, or from one of a text's separators to the next, which is
+/// Returns the bounds of a part: anywhere, or from one of a text's separators to the next, which is
 /// a whole value of JSON or a whole name.
 std::pair<size_t, size_t> PartOf(std::string_view input, std::minstd_rand& random) {
   const size_t begin = random() % input.size();
@@ -94,12 +94,12 @@ std::pair<size_t, size_t> PartOf(std::string_view input, std::minstd_rand& rando
   return {value, std::min(input.size(), input.find_first_of(",]})\n", value))};
 }
 
-/// The input with one part of it repeated, or inside of many brackets.
+/// Returns the input with one part repeated, or nested in many brackets.
 std::string Grown(std::string_view input, size_t max_size, std::minstd_rand& random) {
   const auto below = [&random](size_t bound) { return random() % bound; };
   const auto [begin, end] = PartOf(input, random);
   const std::string_view part = input.substr(begin, end - begin);
-  // What begins as JSON mostly goes on as JSON.
+  // Inputs that start as JSON mostly use JSON's brackets.
   const bool json = input.front() == '{' && below(4) != 0;
   const auto& [open, close] = kBrackets[below(json ? kJsonBrackets : kBrackets.size())];
   const bool nest = below(2) == 0;

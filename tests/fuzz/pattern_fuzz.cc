@@ -1,5 +1,5 @@
-// Globs and regular expressions of recipes, against tensor names: bounded time, and globs match as
-// their definition says. Input: "g" or "r", the pattern, then names, a line each.
+// Globs and regular expressions of recipes, against tensor names: bounded time, and globs match
+// according to their definition. Input: "g" or "r", the pattern, then names, one per line.
 #include <string>
 #include <vector>
 
@@ -12,10 +12,10 @@ namespace {
 using namespace marlin;
 
 constexpr size_t kMostNames = 64;
-constexpr size_t kLongestName = 1024;  ///< As the names of tensors in files.
+constexpr size_t kLongestName = 1024;  ///< The limit on names of tensors in files.
 constexpr size_t kMostCells = 1 << 16;
 
-/// The definition: a table of which beginnings match.
+/// The definition: a table of the matching prefixes.
 bool MatchesByDefinition(std::string_view pattern, std::string_view text) {
   std::vector<bool> row(text.size() + 1, false);
   row[0] = true;

@@ -1,5 +1,5 @@
-// The description of quantized modules. Nearly no input has the right checksum, so it is put right
-// first: what lies behind the check is what matters.
+// The description of quantized modules. Hardly any input has the right checksum, so it is corrected
+// first to reach the code behind the check.
 #include <string>
 
 #include "base/json.h"

@@ -1,4 +1,4 @@
-// Recipes that people write: what is accepted reads back from its own text.
+// User-written recipes: an accepted recipe is equal to the one read from its own text.
 #include <string>
 
 #include "fuzz_target.h"

@@ -1,5 +1,5 @@
-// Runs a fuzz target once on every file of the folders given, without libFuzzer, and on each small
-// file cut short at a few places.
+// Runs a fuzz target once on every file of the given folders, without libFuzzer, and on truncations
+// of each small file.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   }
   std::sort(files.begin(), files.end());
   for (const auto& path : files) {
-    // Before it runs: where it ends the process, this is the last line.
+    // Printed before the run: if it ends the process, this is the last line.
     std::printf("%s\n", path.c_str());
     std::fflush(stdout);
     const std::vector<uint8_t> bytes = ReadFile(path);

@@ -1,4 +1,4 @@
-// The safetensors reader: what it accepts lies inside the file, and survives being written again.
+// The safetensors reader: accepted tensors are inside the file, and survive being written again.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// A folder in memory for targets of readers that take paths. Everything is written below it.
+// A folder in memory for targets of readers that take paths. All files are written below it.
 #pragma once
 
 #include <cstdlib>

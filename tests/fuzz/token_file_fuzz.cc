@@ -1,4 +1,4 @@
-// Files of token ids (--tokens): what is read is what the text says, however it is laid out.
+// Files of token ids (--tokens): the ids equal those in the text, for any layout of it.
 #include <string>
 #include <vector>
 
@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckError(tokens.status());
     return 0;
   }
-  // A token takes at least a digit, and a separator behind all but the last.
+  // A token takes at least one digit, and a separator after all but the last.
   MARLIN_FUZZ_CHECK(2 * tokens->size() <= size + 1);
   const std::string array = std::string(1, '[').append(Joined(*tokens, ",")).append(1, ']');
   for (const std::string& text : {Joined(*tokens, " "), array, Joined(*tokens, "\r\n")}) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""tokenizer.json of a model, through the package: every text comes back whole, or an error does.
+"""A model's tokenizer.json through the package: every text round-trips, or an error is raised.
 
 Usage: tokenizer_fuzz.py SECONDS [SEED] [--keep FOLDER]
 
-Needs the Python package. Tokenizers are made from one that works: values of its JSON become others,
-of other types and sizes, and parts of it are repeated or left out. Each is tried in a child process
-with limits on time and memory, so that a crash is seen as what it is. Prints what was tried and
-`N passed, M failed`; inputs that failed are kept in FOLDER (default: the current one).
+Needs the Python package. Tokenizers are mutations of a working one: JSON values are replaced by
+others of other types and sizes, and parts are repeated or removed. Each is tried in a child process
+with limits on time and memory, so that crashes are reported as such. Prints the attempts and `N
+passed, M failed`; inputs that failed are kept in FOLDER (default: the current one).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SETTINGS: list[tuple[str, Any]] = [
 # --- the child: reads names of folders, answers one line each -------------------------------------
 
 def try_one(folder: str, errors: Any, codec_class: Any) -> str:
-    """"ok", "refused", or what is wrong."""
+    """Returns "ok", "refused", or an error."""
     try:
         codec = codec_class(folder)
         tokens = codec.encode(TEXT)
@@ -65,10 +65,10 @@ def try_one(folder: str, errors: Any, codec_class: Any) -> str:
     except errors.MarlinError as error:
         return REFUSED if "\n" not in str(error) else f"a message of several lines: {error!r}"
     if not all(0 <= token < 2**31 for token in tokens):
-        return f"a token id that is none: {[t for t in tokens if not 0 <= t < 2**31][0]}"
+        return f"an invalid token id: {[t for t in tokens if not 0 <= t < 2**31][0]}"
     if not isinstance(text, str):
         return f"decoded to {type(text).__name__}"
-    # Neither cut short nor padded: as many tokens as without those settings.
+    # Neither truncated nor padded: as many tokens as without those settings.
     path = Path(folder) / "tokenizer.json"
     document = json.loads(path.read_bytes())
     if document.get("truncation") or document.get("padding"):
@@ -83,7 +83,7 @@ def try_one(folder: str, errors: Any, codec_class: Any) -> str:
 def child() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from metal_marlin import errors  # After the limits, which the package must work within.
+    from metal_marlin import errors  # After the limits, which also bind the package.
     from metal_marlin.text import TextCodec
 
     for line in sys.stdin:
@@ -96,7 +96,7 @@ def child() -> int:
 
 
 class Child:
-    """The process that tokenizers are tried in; a new one after each that ended."""
+    """The process that tries tokenizers; replaced by a new one whenever it ends."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -133,7 +133,7 @@ class Child:
 # --- mutations ------------------------------------------------------------------------------------
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of every value; of long lists and tables some."""
+    """Returns (container, key) of every value; a sample for long lists and tables."""
     found: list[tuple[Any, Any]] = []
     keys: list[Any] = []
     if isinstance(value, dict):
@@ -147,7 +147,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def mutate(document: dict[str, Any], rng: random.Random) -> None:
-    """One change, anywhere."""
+    """Makes one random change."""
     if rng.random() < 0.4:
         key, setting = rng.choice(SETTINGS)
         document[key] = copy.deepcopy(setting)
@@ -178,7 +178,7 @@ def mutate(document: dict[str, Any], rng: random.Random) -> None:
 
 
 def damage(text: bytes, rng: random.Random) -> bytes:
-    """Bytes cut or changed: seldom, as most of what follows is refused as JSON."""
+    """Removes or changes bytes: rarely, since most results are refused as JSON."""
     position = rng.randrange(len(text))
     if rng.random() < 0.5:
         return text[:position]
@@ -205,7 +205,7 @@ def fuzz(seconds: float, rng: random.Random, keep: Path) -> int:
         path.write_bytes(SEED_FILE.read_bytes())
         first = worker.ask(folder)
         if first != OK:
-            raise SystemExit(f"the tokenizer that all others are made from: {first}")
+            raise SystemExit(f"the unmodified tokenizer: {first}")
         while time.monotonic() < end:
             text = make_input(seed, rng)
             path.write_bytes(text)

@@ -1,4 +1,4 @@
-// Tuning tables: what is accepted can be written and read again, and looked up.
+// Tuning tables: an accepted table can be written, read again, and looked up.
 #include <string>
 
 #include "fuzz_target.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The value of every code of every weight format of 8 bits or less, from the definitions.
+"""The value of every code of every weight format with at most 8 bits, from the definitions.
 
-This table is written by hand and shares no line with src/formats: the exhaustive tests hold the
-codecs to it. Without arguments it prints the table (format, code, value as a hexadecimal float);
+This table is written by hand and shares no code with src/formats: the exhaustive tests compare the
+codecs with it. Without arguments it prints the table (format, code, value as a hexadecimal float);
 --check compares that with format_values.txt and verifies the normal-float quantiles against their
 construction.
 """
@@ -12,7 +12,7 @@ import statistics
 import struct
 import sys
 
-# OCP FP4 E2M1, straight from the table of the MX specification.
+# OCP FP4 E2M1, from the table of the MX specification.
 FP4_E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 # QLoRA's NF4 as published with bitsandbytes.
@@ -40,9 +40,9 @@ IQ4_NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 
 
 def normal_float(bits):
-    """QLoRA's quantiles for a width: 2^(b-1) positive ones, one fewer negative ones, and 0."""
+    """Returns QLoRA's quantiles: 2^(b-1) positive ones, one fewer negative ones, and 0."""
     half = 2 ** (bits - 1)
-    # The mean of the two outermost probabilities that the two sides would have on their own.
+    # The mean of the outermost probabilities that the two sides would have individually.
     offset = 0.5 * ((1 - 1 / (4 * half)) + (1 - 1 / (4 * half - 2)))
     quantile = statistics.NormalDist().inv_cdf
     positive = [quantile(offset + (0.5 - offset) * i / half) for i in range(half)]
@@ -52,7 +52,7 @@ def normal_float(bits):
 
 
 def float8(code, exponent_bits, mantissa_bits, bias):
-    """An 8-bit float by its definition; the caller knows the special codes."""
+    """Decodes an 8-bit float by its definition; the caller handles the special codes."""
     sign = -1.0 if code >> 7 else 1.0
     exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
     fraction = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
@@ -108,7 +108,7 @@ def check():
     for got, want in zip(stored, wanted, strict=False):
         if got != want:
             errors.append(f"format_values.txt: expected '{want}', got '{got}'")
-    # bitsandbytes made its table in fp32, hence the tolerance.
+    # bitsandbytes computed its table in fp32, hence the tolerance.
     for code, (published, built) in enumerate(zip(NF4, normal_float(4), strict=True)):
         if abs(published - built) > 5e-7:
             errors.append(f"nf4 {code}: published {published}, constructed {built}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads a quantized directory by docs/formats/checkpoint.md alone and compares every weight, bit
-for bit, with a plain safetensors file of the same tensors in F32.
+"""Reads a quantized directory as docs/formats/checkpoint.md specifies and compares every weight,
+bit for bit, with a plain safetensors file of the same tensors in F32.
 
     read_checkpoint.py QUANTIZED_DIRECTORY PLAIN_FILE
 
-It shares nothing with the library: only the document, and the format table beside it.
+It shares no code with the library, only the document and the format table next to it.
 """
 
 import json
@@ -22,7 +22,7 @@ SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
 
 
 def read_file(path):
-    """Name -> (dtype, shape, bytes)."""
+    """Returns name -> (dtype, shape, bytes)."""
     image = path.read_bytes()
     (length,) = struct.unpack_from("<Q", image)
     header = json.loads(image[8:8 + length])
@@ -85,7 +85,7 @@ class Module:
         return [values[e * size:(e + 1) * size] for e in range(self.experts)]
 
     def decode(self):
-        """[experts][k][n] in fp32."""
+        """Returns [experts][k][n] in fp32."""
         facts = self.facts
         rows = 3 * -(-self.k // 32) if self.bits == 3 else -(-self.k * self.bits // 32)
         words = self.matrix("qweight", "U32", rows)
@@ -108,7 +108,7 @@ class Module:
                 for e in range(self.experts)]
 
     def restore(self):
-        """Source name -> (shape, fp32 bytes)."""
+        """Returns source name -> (shape, fp32 bytes)."""
         dense = self.decode()
         matrices = []
         for expert in dense:

@@ -1,9 +1,9 @@
-"""Runs what MLX records of a function here, its custom Metal kernels in the simulator.
+"""Executes the graph that MLX records of a function, with its custom Metal kernels in metal-sim.
 
-mx.export_function calls back with the whole text that MLX makes of a metal_kernel - its signature,
-the order of arguments, the instance of the template - and with grid and arrays, also where there is
-no GPU. What stands before that text on a GPU, MLX's own headers, is not part of the record; nor is
-what outputs are filled with, which is taken from the call.
+mx.export_function calls back with the full text that MLX generates for a metal_kernel - its
+signature, the argument order, the template instance - and with grid and arrays, even without a GPU.
+The record lacks MLX's own headers, which precede that text on a GPU, and the initial value of
+outputs, which is taken from the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from metal_marlin import _mlx_kernels
 
-# What MLX calls types, which its own headers define.
+# Type names that MLX's own headers define.
 PRELUDE = """#include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -45,13 +45,13 @@ def _from_bytes(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.arra
 
 
 class Simulator:
-    """Custom kernels in metal-sim; keeps what it has run."""
+    """Runs custom kernels in metal-sim; keeps a list of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.kernels: list[str] = []
         self.sources: list[str] = []
-        # What the record leaves out: init_value of the kernels to come.
+        # Missing in the record: init_value of the kernels to come.
         self.clears: list[float | None] = []
 
     def run(self, node: dict[str, Any], inputs: list[mx.array]) -> list[mx.array]:
@@ -61,7 +61,7 @@ class Simulator:
         self.sources.append(source)
         file = self.folder / "kernel.metal"
         file.write_text(PRELUDE + source)
-        # The simulator has one address space, a GPU has several.
+        # The simulator has one address space, unlike a GPU.
         _metal_sim(file, "--type-check")
         # Arguments are numbered in the order of the signature.
         signature = re.findall(r"(\w+)&? \[\[buffer\((\d+)\)\]\]", source)
@@ -73,7 +73,7 @@ class Simulator:
             command += ["--buffer", f"{index}={_METAL[array.dtype]}:@{data}"]
         outputs = list(zip(signature[len(inputs) :], node["outputs"], strict=True))
         for (_, index), (_, shape, dtype) in outputs:
-            # What MLX does not clear holds anything; NaNs are noticed.
+            # Outputs that MLX does not initialize may hold anything; NaNs are detected.
             data = self.folder / f"{index}.out"
             byte = b"\xff" if clear is None else b"\0"
             data.write_bytes(byte * (int(np.prod(shape)) * dtype.size))
@@ -101,7 +101,7 @@ def _numbers(values: list[int]) -> str:
 def evaluate(
     function: Callable[..., mx.array], arguments: list[mx.array], simulator: Simulator
 ) -> mx.array:
-    """function(*arguments) as its record says, kernel by kernel."""
+    """Evaluates function(*arguments) by its record, kernel by kernel."""
     values: dict[str, mx.array] = {}
     wanted: list[str] = []
 
@@ -134,7 +134,7 @@ def evaluate(
 
 
 def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
-    """The primitives of MLX that stand around the kernels."""
+    """Implements the MLX primitives around the kernels."""
     name, (_, shape, dtype) = node["name"], node["outputs"][0]
     first = inputs[0]
     if name in ("Reshape", "Flatten", "Unflatten", "Squeeze", "ExpandDims", "Copy", "Contiguous"):

@@ -179,7 +179,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(case: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model in which every bias, sink and norm differs from its neutral value."""
+    """Makes a random model in which every bias, sink and norm differs from its neutral value."""
     name, changes = CASES[case]
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
     config._attn_implementation = "eager"
@@ -213,7 +213,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_checkpoints_in_bf16(case: str, tmp_path: Path) -> None:
     make_model(case, torch.bfloat16).save_pretrained(tmp_path)
-    # Loaded anew: .to(bfloat16) rounds the rotary frequencies as well.
+    # Reloaded, because .to(bfloat16) would also round the rotary frequencies.
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )

@@ -30,7 +30,7 @@ def test_examples_run(page: str, tmp_path: Path) -> None:
 
 
 def test_commands_of_the_package_run() -> None:
-    """What ctest runs with the plain command, with the command that has a tokenizer."""
+    """Runs the ctest of the plain command with the command that has a tokenizer."""
     done = subprocess.run(
         [sys.executable, "-B", ROOT / "tests/examples/documents_test.py"],
         env={**os.environ, "METAL_MARLIN": str(Path(sys.executable).parent / "metal-marlin")},

@@ -1,11 +1,11 @@
-"""Every supported type in every front door: the runner, transformers and mlx_lm load one quantized
-directory and compute the logits of transformers on the same directory dequantized to float32, so
-that what quantization costs is in both.
+"""Every supported type in every runtime: the runner, transformers and mlx_lm load one quantized
+directory and compute the logits that transformers computes on the same directory dequantized to
+float32, so that both include the quantization error.
 
-BOUND is relative to the largest logit. Where products split a float32 activation in two bfloat16
-terms they lose at most 2^-16 of it, and three layers pass that on several times; elsewhere nothing
-but the order of float32 sums differs (2e-6 was measured). test_the_bound_finds_faults shows that
-one expert, bias, norm or sink that is missing is far beyond it.
+BOUND is relative to the largest logit. GEMMs that split a float32 activation in two bfloat16 terms
+lose at most 2^-16 of it, and three layers propagate that several times; elsewhere only the order of
+float32 sums differs (2e-6 was measured). test_the_bound_finds_faults shows that a single missing
+expert, bias, norm or sink is far beyond the bound.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from test_architectures import CASES, SMALL, make_model
 BOUND = 3e-4
 ROOT = Path(__file__).resolve().parents[2]
 DOORS = ("runner", "transformers", "mlx_lm")
-# A mixture: attention, dense layers, routed and shared experts in formats and with scales of their
-# own; embeddings, norms and routers kept, the head rounded to 16 bits.
+# A mixture: attention, dense layers, routed and shared experts in different formats and scale
+# types; embeddings, norms and routers kept, the head rounded to 16 bits.
 MIXTURE = {
     "name": "mixture",
     "classes": {
@@ -48,7 +48,7 @@ MIXTURE = {
         "lm_head": "fp16",
     },
 }
-# Where experts have formats of their own, some are kept, and a layer is kept as a whole.
+# Different formats for individual experts; some experts and one whole layer are kept.
 PATCHWORK = {
     **MIXTURE,
     "overrides": [
@@ -59,7 +59,7 @@ PATCHWORK = {
         {"glob": "model.layers.2.*", "choice": "keep"},
     ],
 }
-# Functions that mlx_lm's model of a type does not compute, with its error.
+# Functions that mlx_lm's model of a type does not implement, with its error.
 NOT_IN_MLX = {"llama_gelu": "mlx_lm's llama computes silu, not gelu_tanh"}
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
 
@@ -77,7 +77,7 @@ def load_transformers(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def load_mlx(path: Path) -> Any:
-    """mlx_lm's model in float32; skips the test where the installed mlx_lm lacks the type."""
+    """Loads mlx_lm's model in float32; skips the test if the installed mlx_lm lacks the type."""
     mx = pytest.importorskip("mlx.core")
     from metal_marlin.mlx_lm import load_model
     from mlx_lm.utils import MODEL_REMAPPING
@@ -99,7 +99,7 @@ def transformers_logits(model: Any) -> np.ndarray:
 
 
 def mlx_logits(model: Any, steps: list[int] | None = None) -> np.ndarray:
-    """The logits of the prompt, at once or in pieces through a cache."""
+    """Returns the logits of the prompt, at once or in parts through a cache."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -127,21 +127,21 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def dequantized_logits(path: Path, plain: Path) -> np.ndarray:
-    """The logits of transformers itself on the plain directory that a quantized one stands for."""
+    """Returns the logits of transformers on the dequantized copy of a directory."""
     command = [sys.executable, "-m", "metal_marlin.cli", "dequantize", str(path), "-o", str(plain)]
     subprocess.run([*command, "--dtype", "fp32"], check=True, capture_output=True)
     return transformers_logits(load_transformers(plain))
 
 
 class Quantized:
-    """The quantized directories of the cases, made once."""
+    """The quantized directories of the cases, cached."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._make = functools.cache(self._make_anew)
 
     def make(self, case: str, how: str = "mixture") -> tuple[Path, np.ndarray]:
-        """(directory, logits); how: mixture, patchwork, or fused: experts stored in one tensor."""
+        """Returns (directory, logits); how: mixture, patchwork, or fused: experts in one tensor."""
         return self._make(case, how)
 
     def _make_anew(self, case: str, how: str) -> tuple[Path, np.ndarray]:
@@ -162,7 +162,7 @@ def copy_of(path: Path, to: Path) -> Path:
 
 
 def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Rewrites the tensors of a directory of one file; its checksums are no longer right."""
+    """Rewrites the tensors of a single-file directory; its checksums become wrong."""
     file = path / "model.safetensors"
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -180,7 +180,7 @@ def with_config(path: Path, **changes: Any) -> Path:
 
 
 def case_types() -> dict[str, str]:
-    """The model_type of each case."""
+    """Returns the model_type of each case."""
     return {
         case: getattr(transformers, f"{name}Config").model_type
         for case, (name, _) in CASES.items()
@@ -251,12 +251,12 @@ def test_what_transformers_saves_is_the_same_directory(
 
 @pytest.mark.parametrize("case", mm.supported_model_types())
 def test_bfloat16(case: str, tmp_path: Path) -> None:
-    """In the type that models are published in: the doors agree as far as rounding lets them."""
+    """In the type that models are published in: the runtimes agree up to rounding."""
     make_model(case, torch.bfloat16).save_pretrained(tmp_path / "source")
     mm.quantize_model(tmp_path / "source", tmp_path / "q", recipe(MIXTURE))
     want = mm.load(tmp_path / "q", exact=True).logits(IDS[0].tolist())
     got = transformers_logits(load_transformers(tmp_path / "q", torch.bfloat16))
-    # A rounded score can send a token to another expert, which changes its row, not most rows.
+    # A rounded score can route a token to another expert, which changes its row, not most rows.
     rows = np.abs(got - want).max(1) / np.abs(want).max(1)
     assert np.median(rows) < 0.1
     from metal_marlin.mlx_lm import load_model
@@ -279,7 +279,7 @@ def _mlx_ids() -> Any:
 def test_a_choice_among_scores_below_zero(
     case: str, quantized: Quantized, tmp_path: Path
 ) -> None:
-    """A correction that all experts share changes nothing, wherever zero is."""
+    """A correction bias shared by all experts changes nothing, even if it makes scores negative."""
     path, want = quantized.make(case)
     lower = copy_of(path, tmp_path / "lower")
 
@@ -306,7 +306,7 @@ def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
     assert blocks
     for block in blocks:
         assert any(isinstance(module, MarlinStack) for module in block.modules())
-        # The parameters that are left are biases.
+        # The remaining parameters are biases.
         assert all(parameter.dim() == 2 for parameter in block.parameters())
     layers = load_mlx(path).model.layers
     switches = [
@@ -327,7 +327,7 @@ def _zero(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _zero_one(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the fourth expert: scales are zero."""
+    """Removes the fourth expert: its scales are zero."""
     spoiled = tensor.view(torch.uint8).clone() if tensor.element_size() == 1 else tensor.clone()
     spoiled[3] = 0
     return spoiled.view(tensor.dtype)
@@ -417,7 +417,7 @@ def test_a_missing_tensor(case: str, name: str, quantized: Quantized, tmp_path: 
     path = copy_of(quantized.make(case)[0], tmp_path / "q")
     edit(path, lambda tensors: tensors.__delitem__(name))
     last = re.escape(".".join(name.split(".")[-2:]).replace("_proj_bias", "_proj"))
-    # A tied head is missing with its table.
+    # A tied head is missing if its embedding table is.
     refused(path, f"{last}|lm_head" if "embed_tokens" in name else last)
 
 
@@ -433,7 +433,7 @@ def test_a_missing_tensor(case: str, name: str, quantized: Quantized, tmp_path: 
 def test_a_tensor_too_many(case: str, name: str, quantized: Quantized, tmp_path: Path) -> None:
     path = copy_of(quantized.make(case)[0], tmp_path / "q")
     edit(path, lambda tensors: tensors.update({name: torch.ones(64)}))
-    # mlx_lm's layers take a bias where a directory has one.
+    # mlx_lm's layers accept a bias where a directory has one.
     doors = ("runner", "transformers") if name.endswith(".bias") else DOORS
     refused(path, re.escape(name.split(".")[-1]), doors)
 
@@ -507,7 +507,7 @@ def _first_module(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_layouts_of_experts_that_are_not_known() -> None:
-    """Of a model's own names, whatever a checksum says."""
+    """For a model's own expert names, even if the checksum is right."""
     from metal_marlin.transformers import MetalMarlinConfig, MetalMarlinQuantizer
 
     model = make_model("qwen3_moe")

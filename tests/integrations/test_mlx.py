@@ -69,7 +69,7 @@ def test_bits_are_those_of_numpy(format: str, shape: tuple[int, ...]) -> None:
     assert same_bits(got, mx.array(want))
     if format == "bf16":
         return
-    # What is not contiguous, and what another operation makes.
+    # Non-contiguous inputs, and results of other operations.
     turned = mx.array(np.ascontiguousarray(np.moveaxis(x, -1, 0)))
     again = MarlinLinear(weights, mx.array(bias))(mx.moveaxis(turned, 0, -1) * 1)
     assert same_bits(again, mx.array(want))
@@ -96,7 +96,7 @@ def test_backend_says_what_runs(path: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_another_version_of_mlx_is_not_loaded(
     written: str | None, reason: str, tmp_path: Path
 ) -> None:
-    """Asked in a process that has not loaded the extension."""
+    """Tested in a process that has not loaded the extension."""
     file = tmp_path / "version.txt"
     if written is not None:
         file.write_text(written)
@@ -133,7 +133,7 @@ def test_nothing_is_copied(path: str) -> None:
 
 
 def test_is_an_operation_like_others(path: str) -> None:
-    """Compiled, in a graph, on a stream of its own, in several threads."""
+    """Compiled, in a graph, on its own stream, in several threads."""
     from metal_marlin.mlx import MarlinLinear
 
     layer = MarlinLinear(weights_of(96, 40))
@@ -176,7 +176,7 @@ def test_experts() -> None:
     for row in range(5):
         for slot in range(2):
             expert = int(indices[row, slot])
-            # Of one row: few rows and many round their weights differently.
+            # One row at a time: GEMV and GEMM kernels round their weights differently.
             want = mm.linear.matmul(np.array(x[row, 0]), prepared, expert=expert)
             assert float(mx.abs(got[row, slot] - mx.array(want)).max()) < 0.1
     assert layer(x[:0], indices[:0]).shape == (0, 2, 1, 24)

@@ -1,4 +1,4 @@
-"""Products with mx.fast.metal_kernel: what MLX makes of them, run in the simulator and compared
+"""GEMMs with mx.fast.metal_kernel: the text that MLX generates, run in the simulator and compared
 bit for bit with the device "metal-sim". Nothing here runs on a GPU."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from metal_marlin import linear
 
 mx = pytest.importorskip("mlx.core")
 
-# What the simulator says of itself: the number of cores decides how k is split.
+# Properties of the simulator: the number of cores determines split-K.
 SIMULATED = {"cores": 2, "known_fragments": True}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.float32}
 
@@ -53,7 +53,7 @@ def same_bits(got: Any, want: Any) -> bool:
 
 
 def check(simulator: Any, weights: Any, x: Any, bias: Any = None, **options: Any) -> None:
-    """The product by MLX's text and by our own driver of the simulator."""
+    """Runs the GEMM by MLX's text and by this library's simulator driver."""
     from metal_marlin._mlx_kernels import MetalWeights
     from mlx_graph import evaluate
 
@@ -103,7 +103,7 @@ def test_partial_sums_are_finished_by_a_second_kernel(simulator: Any) -> None:
 
 
 def test_striped_sums_begin_with_zeros(simulator: Any) -> None:
-    """Consecutive splits of one tile are stored as the first of them."""
+    """Consecutive splits of one tile share the partial sums of the first."""
     for m in (70, 200):
         check(
             simulator, quantized("fp4_e2m1", 2048, 70), rows(m, 2048),
@@ -125,7 +125,7 @@ def test_batch_invariant(simulator: Any) -> None:
 
 
 def test_few_elements(simulator: Any) -> None:
-    """MLX hands small arrays over in another address space."""
+    """MLX passes small arrays in another address space."""
     weights = mm.pack_weights(np.ones((4, 2), np.float32), "int2", 0)
     check(simulator, weights, rows(1, 4), mx.array([1.0, 2.0]))
     (source,) = simulator.sources
@@ -164,7 +164,7 @@ def test_compiled(simulator: Any) -> None:
 
 
 def test_weights_stay_where_they_are(simulator: Any) -> None:
-    """Nothing between the arrays made at load and the kernel copies codes or scales."""
+    """No copy of codes or scales between the arrays made at load and the kernel."""
     from metal_marlin._mlx_kernels import MetalWeights
 
     weight = np.random.default_rng(6).standard_normal((2, 96, 24)).astype(np.float32)
@@ -180,7 +180,7 @@ def test_weights_stay_where_they_are(simulator: Any) -> None:
 
 
 def test_self_test(simulator: Any) -> None:
-    """The GPU is asked through MLX, too."""
+    """The device query goes through MLX, too."""
     from metal_marlin import _core
     from metal_marlin._mlx_kernels import run_plan
     from mlx_graph import evaluate

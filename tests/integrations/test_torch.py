@@ -79,7 +79,7 @@ def test_state_copies_and_types() -> None:
 
 @pytest.mark.parametrize("scale_type, group_size", [("e8m0", 32), ("e4m3", 16)])
 def test_scales_of_8_bits(scale_type: str, group_size: int) -> None:
-    """Their type says that they are no bytes; states of earlier versions hold them as bytes."""
+    """Their type says that they are not bytes; states of earlier versions hold them as bytes."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(96, 40)
     module = MarlinLinear.from_linear(layer, "fp4_e2m1", group_size, scale_type)

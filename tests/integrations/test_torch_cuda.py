@@ -1,8 +1,8 @@
-"""metal_marlin with CUDA tensors: products, the operator, modules, graphs, transformers.
+"""metal_marlin with CUDA tensors: GEMMs, the operator, modules, graphs, transformers.
 
 The exact cases have weights, activations and sums that every kernel represents without rounding, so
-that a result has one value. The others are for the formats: what a kernel may round is checked by
-the conformance program, here that the right numbers reach it.
+that a result has one value. The others are for the formats: the conformance program checks the
+rounding of kernels, these tests check that the right numbers reach them.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def integers(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Numbers of -3 to 3: with FP4 weights, sums of thousands of products stay exact."""
+    """Returns integers from -3 to 3: with FP4 weights, sums of thousands of terms stay exact."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, shape, generator=generator).float()
 
 
 def exact_linear(in_features: int = 256, out_features: int = 96, bias: bool = True) -> MarlinLinear:
-    """A layer on the CPU whose scales are 1, so that its weights are FP4 numbers."""
+    """Makes a layer on the CPU whose scales are 1, so that its weights are FP4 numbers."""
     generator = torch.Generator().manual_seed(1)
     shape = (out_features, in_features)
     values = torch.tensor(FP4)[torch.randint(0, len(FP4), shape, generator=generator)]
     values = values * (1 - 2 * torch.randint(0, 2, shape, generator=generator))
-    values[:, ::32] = 6.0  # The largest of every group.
+    values[:, ::32] = 6.0  # The largest value of every group.
     layer = torch.nn.Linear(in_features, out_features, bias=bias)
     with torch.no_grad():
         layer.weight.copy_(values)
@@ -61,12 +61,12 @@ def exact_linear(in_features: int = 256, out_features: int = 96, bias: bool = Tr
 
 
 def dense_of(module: MarlinStack) -> torch.Tensor:
-    """float64 [in, out]: the weights of a plain matrix, from the core."""
+    """Returns float64 [in, out]: the weights as a dense matrix, from the core."""
     return torch.from_numpy(mm.dequantize(module.quantized())).double()
 
 
 def expected(module: MarlinLinear, x: torch.Tensor) -> torch.Tensor:
-    """The product in float64 on the host, rounded once to x's type."""
+    """Computes the GEMM in float64 on the host, rounded once to x's type."""
     want = x.detach().cpu().double() @ dense_of(module)
     if module.bias is not None:
         want = want + module.bias.detach().cpu().double()
@@ -124,9 +124,9 @@ def test_strides() -> None:
     wide = integers(6, 600, seed=5).to(CUDA, torch.bfloat16)
     stacked = integers(2, 4, 5, 256, seed=6).to(CUDA, torch.bfloat16)
     for x in (
-        wide[:, 8:264],  # Rows apart.
-        wide[:, 1:257],  # Rows that begin at no multiple of 16 bytes.
-        wide[:, :512:2],  # Columns apart.
+        wide[:, 8:264],  # Strided rows.
+        wide[:, 1:257],  # Rows that are not aligned to 16 bytes.
+        wide[:, :512:2],  # Strided columns.
         integers(256, 6, seed=7).to(CUDA, torch.bfloat16).T,
         wide[:1, :256].expand(5, 256),
         wide[0, :256],
@@ -218,7 +218,7 @@ def test_no_call_waits_for_the_device() -> None:
     done = torch.cuda.Event()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch.cuda._sleep(4_000_000_000)  # Cycles: seconds, and the calls take milliseconds.
+        torch.cuda._sleep(4_000_000_000)  # Cycles: seconds, while the calls take milliseconds.
         got = [module(x) for x in inputs]
         done.record()
         assert not done.query()
@@ -238,7 +238,7 @@ def test_work_is_on_the_current_stream(rows: int) -> None:
     with torch.cuda.stream(stream):
         x = torch.zeros_like(source)
         torch.cuda._sleep(100_000_000)
-        x.copy_(source)  # On another stream the product would see zeros.
+        x.copy_(source)  # On another stream the GEMM would read zeros.
         got = module(x)
     stream.synchronize()
     assert torch.equal(got, want)
@@ -290,7 +290,7 @@ def test_graphs_are_captured_and_replayed(dtype: torch.dtype, rows: int) -> None
 
 
 def test_the_first_product_may_be_captured() -> None:
-    """Moving prepared the weights; no product ran before, and none allocates by itself."""
+    """Moving the module prepared its weights; there was no earlier GEMM, and none allocates."""
     module = exact_linear(320, 48).to(CUDA)
     x = integers(2, 320).to(CUDA)
     torch.cuda.synchronize()
@@ -500,7 +500,7 @@ def test_a_stream_by_its_handle() -> None:
 
 @pytest.mark.parametrize("stream_of", ["default", "side"])
 def test_the_core_takes_dlpack(stream_of: str) -> None:
-    """What other frameworks hand in: tensors by DLPack alone, the library's own workspace."""
+    """Inputs of other frameworks: tensors by DLPack alone, the library's own workspace."""
     module = exact_linear(bias=False)
     ready = mm.prepare(module.quantized(), "cuda:0")
     x = integers(3, 256).to(CUDA)
@@ -594,7 +594,7 @@ def test_the_second_device() -> None:
 
 
 def greedy_alike(got: list[int], prompt: list[int], reference: mm.Model, slack: float) -> None:
-    """Equal tokens up to one where the two best logits of the reference are a near tie."""
+    """Expects equal tokens up to one where the reference's two best logits nearly tie."""
     want = reference.generate(prompt, len(got))["token_ids"]
     for i, (ours, theirs) in enumerate(zip(got, want, strict=False)):
         if ours != theirs:

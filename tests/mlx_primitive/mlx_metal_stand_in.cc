@@ -12,7 +12,7 @@
 namespace mlx::core::metal {
 namespace {
 
-/// A GPU's memory of an array's. MLX's arrays live in the host's memory here.
+/// The GPU memory of an array. MLX's arrays are in host memory here.
 struct Mirror {
   NS::SharedPtr<MTL::Buffer> buffer;
   void* data = nullptr;
@@ -43,7 +43,7 @@ const NS::String* Text(const std::string& text) {
                            (error ? error->localizedDescription()->utf8String() : "no reason"));
 }
 
-/// What lies in the array goes along: nobody wrote it before, or who did has been finished.
+/// Copies the array's content: it was not written before, or its writer has completed.
 Mirror& MirrorOf(Device& device, const array& a) {
   Mirror& mirror = Mirrors()[a.data<void>()];
   if (mirror.buffer.get() != nullptr) return mirror;

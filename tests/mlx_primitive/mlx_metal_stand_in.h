@@ -1,12 +1,12 @@
-// A stand-in for the part of MLX that is only there on a Mac: its Metal device and encoder.
+// A fake of the part of MLX that exists only on a Mac: its Metal device and encoder.
 #pragma once
 
 #include <functional>
 
 namespace marlin::mlx_metal {
 
-/// Calls encode() as MLX does, in a pool, runs what the encoder was given, and puts what was
-/// written into MLX's arrays.
+/// Calls encode() in an autorelease pool as MLX does, runs the encoded commands, and copies the
+/// results into MLX's arrays.
 void Evaluate(const std::function<void()>& encode);
 
 }  // namespace marlin::mlx_metal

@@ -1,5 +1,5 @@
-// MLX's primitive, its side for GPUs: on a stand-in for MLX's encoder and the simulator its bits
-// must be those of the device "metal-sim".
+// The GPU side of MLX's primitive: on the fake of MLX's encoder and the simulator its bits must
+// equal those of the device "metal-sim".
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
@@ -65,7 +65,7 @@ class MlxPrimitiveTest : public ::testing::Test {
     return *std::move(weights);
   }
 
-  /// What MLX would evaluate, with contiguous inputs.
+  /// Evaluates the primitive as MLX would, with contiguous inputs.
   std::vector<float> Primitive(const Problem& p, const QuantizedWeights& weights, int expert) {
     const auto strips = *metal::PrepareForeign(weights);
     auto made = std::make_shared<MlxWeights>();

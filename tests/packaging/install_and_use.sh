@@ -1,7 +1,7 @@
 #!/bin/sh
 # install_and_use.sh static|shared CMAKE SOURCE_DIR BUILD_DIR SCRATCH_DIR SHARED_BUILD_DIR
 # Installs the library (when shared, built in SHARED_BUILD_DIR with the settings of BUILD_DIR),
-# builds the consumer project against it, runs it, and checks what symbols a shared one exports.
+# builds the consumer project against it, runs it, and checks the exported symbols of a shared one.
 set -eu
 kind=$1 cmake=$2 source=$3 build=$4 scratch=$5 shared_build=$6
 here=$(cd "$(dirname "$0")" && pwd -P)
@@ -35,7 +35,7 @@ fi
 "$cmake" --build "$scratch/consumer"
 "$scratch/consumer/consumer"
 
-# The same by pkg-config, from C.
+# The same with pkg-config, from C.
 if command -v pkg-config >/dev/null; then
   directory=$(dirname "$(find "$scratch/prefix" -name marlin.pc)")
   # shellcheck disable=SC2046
@@ -44,7 +44,7 @@ if command -v pkg-config >/dev/null; then
     -Wl,-rpath,"$(dirname "$directory")"
   "$scratch/embed_c"
 else
-  echo "no pkg-config: marlin.pc was not tried"
+  echo "no pkg-config: marlin.pc was not tested"
 fi
 
 [ "$kind" = shared ] || exit 0
@@ -58,7 +58,7 @@ foreign=$(awk '$2 != "A" && $3 !~ /^marlin_/' "$scratch/exports" | cut -d' ' -f3
   grep -vE '^(marlin::|(vtable|typeinfo|typeinfo name) for marlin::|guard variable for marlin::)' |
   grep -vE '^[a-z].* marlin::' || true)
 if [ -n "$foreign" ]; then
-  echo "exported beside namespace marlin and marlin_*:"
+  echo "exported outside of namespace marlin and marlin_*:"
   echo "$foreign"
   exit 1
 fi

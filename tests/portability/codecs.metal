@@ -1,4 +1,4 @@
-// Uses every codec in a function like a kernel's, so that its templates and tables are compiled.
+// Uses every codec in a kernel-like function, so that its templates and tables are compiled.
 #include "formats/codecs.h"
 
 namespace {

@@ -28,9 +28,8 @@ case $language in
       echo "skipped: no clang"
       exit 77
     fi
-    # The shim stands in for Apple's compiler: C++17 without the standard library, with the
-    # address space and the built-in functions that the headers use. Its `constant` is const, which
-    # Metal's is not.
+    # The shim replaces Apple's compiler: C++17 without the standard library, with the address space
+    # and the built-in functions that the headers use. Its `constant` implies const, unlike Metal's.
     "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror -nostdinc++ -ffp-contract=off \
       -Wno-duplicate-decl-specifier \
       -I "$here/msl_shim" -I "$source_dir/src" -I "$source_dir/include" -I "$generated_dir" \

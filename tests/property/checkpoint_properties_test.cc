@@ -1,5 +1,5 @@
-// What `quantize` wrote, every reader takes: random models and recipes through the whole tool.
-// MARLIN_PROPERTY_RUNS=5000 for more models, MARLIN_PROPERTY_SEED=17 to begin at another one.
+// Every reader accepts the output of `quantize`: random models and recipes through the whole tool.
+// MARLIN_PROPERTY_RUNS=5000 for more models, MARLIN_PROPERTY_SEED=17 to start at another one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct SourceModel {
   bool is_decoder = false;
 };
 
-// Makes everything about a run from one seed.
+// Generates all parameters of a run from one seed.
 class Maker {
  public:
   explicit Maker(uint64_t seed) : random_(seed) {}
@@ -255,11 +255,11 @@ std::string Maker::Choice() {
 MixedPrecisionConfig Maker::Recipe(bool decoder) {
   for (;;) {
     Result<MixedPrecisionConfig> recipe = MixedPrecisionConfig::Uniform(Choice());
-    if (!recipe.ok()) continue;  // Not every scale type goes with every format.
+    if (!recipe.ok()) continue;  // Not every format supports every scale type.
     if (Chance(4)) recipe = MixedPrecisionConfig::DefaultMoe();
     if (Chance(6)) recipe = MixedPrecisionConfig::AggressiveMoe();
     for (int64_t i = Below(3); i > 0; --i) {
-      // A decoder is run with its embeddings, norms and routers as they are.
+      // Runnable decoders keep their embeddings, norms and routers.
       const std::string pattern = Pick<std::string>(
           {"*down_proj*", "*experts.1.*", "*q_proj*", decoder ? "*o_proj*" : "*"});
       const Result<FormatChoice> choice = ParseFormatChoice(Chance(4) ? "keep" : Choice());
@@ -269,14 +269,14 @@ MixedPrecisionConfig Maker::Recipe(bool decoder) {
   }
 }
 
-// One random model on its way through every reader.
+// Takes one random model through every reader.
 class Journey {
  public:
   Journey(uint64_t seed, const Device& device) : maker_(seed), device_(device) {
     source_ = directory_ / "source";
     output_ = directory_ / "out";
   }
-  /// Whether the model could be quantized at all.
+  /// Whether the model could be quantized.
   bool Run();
 
  private:
@@ -329,7 +329,7 @@ void Journey::WriteSource() {
   if (maker_.Chance(5)) options_.method = QuantizeMethod::kMse;
 }
 
-// A refusal says why in one line and leaves nothing.
+// A refusal gives the reason in one line and leaves no files.
 void Journey::CheckRefusal(const Status& status, const std::string& path) const {
   const std::set<Code> allowed = {Code::kUnsupported, Code::kInvalidArgument, Code::kMalformedFile};
   EXPECT_TRUE(allowed.contains(status.code())) << status.message();
@@ -364,7 +364,7 @@ void Journey::CheckRead(const Checkpoint& quantized) {
   ASSERT_TRUE(source.ok()) << source.status().message();
   const Result<cli::Comparison> compared = cli::CompareCheckpoints(quantized, *source);
   ASSERT_TRUE(compared.ok()) << compared.status().message();
-  // The largest numbers overflow the sums of squares of nothing but themselves.
+  // The largest values may overflow only their own sums of squares.
   EXPECT_FALSE(std::isnan(compared->total.max_error));
   EXPECT_EQ(compared->total.parameters, [&] {
     int64_t sum = 0;
@@ -377,7 +377,7 @@ void Journey::CheckRead(const Checkpoint& quantized) {
   }());
 }
 
-// Dequantized, the model has the names and shapes that it had, and can be quantized again.
+// The dequantized model has the original names and shapes, and can be quantized again.
 void Journey::CheckBack(DType dtype) {
   const std::string back = directory_ / ("back-" + std::string(DTypeName(dtype)));
   const Status status = DequantizeCheckpoint(output_, back, dtype, false);

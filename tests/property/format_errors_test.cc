@@ -1,5 +1,6 @@
-// The error of every format on fixed data, pinned to 0.05 dB: a quantizer that got worse, or
-// better, shows. docs/formats/ quotes the same numbers. MARLIN_UPDATE_GOLDEN=1 rewrites the file.
+// The quantization error of every format on fixed data, pinned to 0.05 dB, so that any change of a
+// quantizer is detected. docs/formats/ quotes the same numbers. MARLIN_UPDATE_GOLDEN=1 rewrites the
+// file.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ class Normal {
   std::mt19937 rng_;
 };
 
-/// Standard deviation 0.02, as weights of language models have it.
+/// Standard deviation 0.02, typical of language model weights.
 std::vector<float> GaussianWeights() {
   Normal normal(20240229);
   std::vector<float> data(static_cast<size_t>(kK * kN));
@@ -70,7 +71,7 @@ double Sqnr(const std::vector<float>& data, const QuantizeOptions& options) {
   return 10 * std::log10(power / error);
 }
 
-/// {"g32/fp16": {"rtn": dB, "mse": dB}, ...} of one format.
+/// Returns {"g32/fp16": {"rtn": dB, "mse": dB}, ...} of one format.
 nlohmann::json Measure(const FormatInfo& info, const std::vector<float>& data) {
   struct Setting {
     int64_t group_size;

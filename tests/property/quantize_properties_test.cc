@@ -1,4 +1,4 @@
-// What must hold for every format, whatever the data: exact consequences of the definitions.
+// Properties of every format for any data: exact consequences of the definitions.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -16,7 +16,7 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kK = 210;  // Odd multiples, short last groups and runs.
+constexpr int64_t kK = 210;  // Odd multiples, partial last groups and runs.
 constexpr int64_t kN = 37;
 
 std::vector<float> Weights(unsigned seed) {
@@ -119,7 +119,7 @@ TEST(QuantizeProperties, StridesAndElementTypesDoNotMatter) {
   }
 }
 
-/// Powers of two pass through every step exactly while nothing under- or overflows.
+/// Powers of two scale every step exactly unless something under- or overflows.
 TEST(QuantizeProperties, DoublingTheWeightsDoublesTheScales) {
   const auto data = Weights(3);
   std::vector<float> doubled(data);
@@ -138,7 +138,7 @@ TEST(QuantizeProperties, DoublingTheWeightsDoublesTheScales) {
   }
 }
 
-/// Symmetric round-to-nearest formats: what was decoded quantizes to the same codes.
+/// Symmetric round-to-nearest formats: decoded values quantize to the same codes.
 TEST(QuantizeProperties, QuantizingTwiceChangesNothing) {
   const auto data = Weights(4);
   for (const Setting& setting : AllSettings()) {
@@ -147,7 +147,7 @@ TEST(QuantizeProperties, QuantizingTwiceChangesNothing) {
                         (info.zero_point == ZeroPoint::kOptional && !setting.symmetric);
     const bool plain = setting.scale_type <= ScaleType::kF32;
     if (affine || !plain || setting.method != QuantizeMethod::kRtn) continue;
-    if (setting.format == Format::kCodebook4) continue;  // Its ends differ: 113 and -127.
+    if (setting.format == Format::kCodebook4) continue;  // Its extremes differ: 113 and -127.
     // absmax / 57344 is a subnormal fp16 here, a few percent off.
     if (setting.format == Format::kFp8E5M2 && setting.scale_type == ScaleType::kF16) continue;
     const QuantizedWeights once = Quantized(View(data), setting);
@@ -175,7 +175,7 @@ float ScaleAt(const QuantizedWeights& weights, int64_t index) {
   return 0;
 }
 
-/// The smallest error that any code would leave.
+/// Returns the smallest error over all codes.
 double SmallestError(const QuantizedWeights& weights, int64_t index, double w) {
   const double scale = static_cast<double>(ScaleAt(weights, index));
   const double zero = weights.spec.has_zeros

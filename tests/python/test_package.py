@@ -1,4 +1,4 @@
-"""The package with NumPy alone: packing, products, models, errors, the command."""
+"""The package with NumPy alone: packing, GEMMs, models, errors, the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong calls of the package: each works or raises one of its exceptions, a line each."""
+"""Wrong calls of the package: each works or raises one of its exceptions with one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights() -> mm.PreparedWeights:
 
 
 def refuse(kind: type[Exception], call: Callable[..., Any], *arguments: Any, **named: Any) -> str:
-    """The message of the exception that a call must raise."""
+    """Returns the message of the exception that a call must raise."""
     with pytest.raises(kind) as caught:
         call(*arguments, **named)
     assert isinstance(caught.value, mm.MarlinError)
@@ -181,7 +181,7 @@ def test_a_sequence_in_two_threads(model: mm.Model) -> None:
         for _ in range(50):
             try:
                 model._core.forward(sequence, [1], False, out)
-            except BaseException as error:  # Whatever comes is judged below.
+            except BaseException as error:  # Checked below.
                 errors.append(error)
 
     threads = [threading.Thread(target=run) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What is made of a GPU's record: tables and pictures, from a made-up one."""
+"""The outputs generated from a GPU's record: tables and figures, from a made-up one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def timing(seconds: float) -> dict[str, Any]:
 
 
 def row(m: int, n: int, k: int) -> dict[str, Any]:
-    """Twice the floor alone, 1.25 times in a chain; cuBLAS takes four times the floor."""
+    """Twice the floor isolated, 1.25 times back-to-back; cuBLAS takes four times the floor."""
     floor = 1e-5 * m
     return {"op": "gemm", "kernel": "marlin_made_up", "accuracy": "bf16_compute", "planned": True,
             "format": "fp4_e2m1", "group_size": 128, "scale_type": "fp16", "activations": "bf16",
@@ -51,7 +51,7 @@ def record() -> dict[str, Any]:
 
 class Pictures(unittest.TestCase):
     def points(self, picture: str, style: str) -> list[list[tuple[float, float]]]:
-        """The lines of one style, one for each panel."""
+        """Returns the lines of one style, one for each panel."""
         lines = [line.attrib["points"].split() for line in
                  ElementTree.fromstring(picture).iter(f"{SVG}polyline")
                  if line.attrib["class"] == style]
@@ -114,7 +114,7 @@ class Pictures(unittest.TestCase):
             path.write_text(json.dumps({"runs": []}))
             done = subprocess.run(script, check=False, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("has no products", done.stderr)
+            self.assertIn("has no GEMMs", done.stderr)
 
 
 class Tables(unittest.TestCase):

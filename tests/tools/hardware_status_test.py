@@ -1,4 +1,4 @@
-"""What is said about where kernels have run, from made-up records: never more than they say."""
+"""The hardware status from made-up records: it never claims more than the records show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import metal_record  # noqa: E402
 
 
 def conformance(device: dict[str, Any] | None) -> dict[str, Any]:
-    """What marlin_conformance prints of two kernels, of which one never ran."""
+    """Returns marlin_conformance's output for two kernels, of which one never ran."""
     counts = {"unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
               "worst_case": "gemm/u4/metal/..."}
     ran = device is not None
@@ -81,7 +81,7 @@ class HardwareStatus(unittest.TestCase):
         file.write_text(content if isinstance(content, str) else json.dumps(content))
 
     def lines(self, kernel: str) -> list[str]:
-        """Of all backends: Metal, CUDA, CPU."""
+        """Returns the status of all backends: Metal, CUDA, CPU."""
         return [line.split(" | ")[1].removesuffix(" |")
                 for line in hardware_status.page(self.root).splitlines()
                 if line.startswith(f"| `{kernel}` ")]

@@ -1,4 +1,4 @@
-"""What the record of the long checks says when some stages ran, failed, or ran on other commits."""
+"""The record of the long checks when some stages ran, failed, or ran on other commits."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The tuning table that is made from a record, on a made-up one."""
+"""The tuning table that is generated from a record, on a made-up one."""
 
 from __future__ import annotations
 

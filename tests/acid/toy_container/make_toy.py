@@ -1,4 +1,4 @@
-"""Writes a plain directory of one safetensors file as one "*.toy" file.
+"""Converts a plain directory with one safetensors file to one "*.toy" file.
 
 Usage: make_toy.py DIRECTORY FILE
 """

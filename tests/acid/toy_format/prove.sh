@@ -1,5 +1,5 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# The new format is in the conformance program, and every stage of the command knows it.
+# The new format is in the conformance program, and every subcommand supports it.
 compile metal-marlin marlin_conformance
 conformance=$(find "$build" -type f -name marlin_conformance -perm -u+x | head -n 1)
 "$conformance" --filter '/toy/' | tee "$build/conformance.log"
@@ -13,5 +13,5 @@ model=examples/tiny-qwen3-moe
 "$marlin" verify "$build/model" --against "$model"
 "$marlin" dequantize "$build/model" -o "$build/plain" --dtype fp32
 "$marlin" quantize "$build/plain" -o "$build/again" --recipe uniform:toy/g32 --json
-# Weights that are already on the format's grid keep their codes.
+# Weights on the format's grid keep their codes.
 "$marlin" verify "$build/again" --against "$build/plain" --max-error 0

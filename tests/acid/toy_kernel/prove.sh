@@ -1,10 +1,10 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# Without CUDA the new kernel is planned, and the layer check knows its folder.
+# Without CUDA the new kernel can be planned, and the layer check knows its folder.
 compile unit.backends.cuda.toy_plan_test
 "$build/tests/unit.backends.cuda.toy_plan_test"
 python3 -B tools/check_layers.py
 
-# With CUDA it compiles, and the backend's table of planners has it.
+# With CUDA it compiles, and the backend's table of kernel families contains it.
 if command -v nvcc >/dev/null; then
   cuda=$build-cuda
   cmake -S . -B "$cuda" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release -DMARLIN_CUDA=ON \

@@ -1,4 +1,4 @@
-"""Rewrites a quantized directory whose modules are s4 with one f32 scale a column as a "toy" one.
+"""Converts a quantized directory whose modules are s4 with one f32 scale per column to "toy".
 
 Usage: make_toy.py QUANTIZED TOY
 """

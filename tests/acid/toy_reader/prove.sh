@@ -1,6 +1,6 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# A directory of the new method is listed, is run to the same bits as the directory that it was made
-# from, and is refused where only this project's own will do.
+# A directory of the new quant_method is listed, runs to the same bits as the directory that it was
+# made from, and is refused by commands that accept only this project's format.
 compile metal-marlin
 
 marlin=$build/bin/metal-marlin
@@ -19,11 +19,11 @@ perplexity() {
     python3 -c 'import json, sys; print(repr(json.load(sys.stdin)["nll"]))'
 }
 [ "$(perplexity "$build/plain")" = "$(perplexity "$build/model")" ] ||
-  fail "the reader's weights give another perplexity"
+  fail "the reader's weights give a different perplexity"
 for command in verify "quantize -o $build/again" "dequantize -o $build/again"; do
   # shellcheck disable=SC2086
   set -- $command
   if "$marlin" "$1" "$build/plain" "${@:2}" 2>"$build/refused.log"; then
-    fail "$1 took a directory of the new method"
+    fail "$1 accepted a directory of the new method"
   fi
 done

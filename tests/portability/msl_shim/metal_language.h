@@ -1,8 +1,8 @@
-// What Metal Shading Language has and C++17 lacks, as far as the codec headers use it.
+// Features of Metal Shading Language that C++17 lacks, as far as the codec headers use them.
 #pragma once
 
 #define __METAL_VERSION__ 310
-// A read-only address space: a pointer without it does not take such an object's address.
+// A read-only address space: a plain pointer cannot hold the address of such an object.
 #define constant __attribute__((address_space(2))) const
 typedef unsigned int uint;
 

@@ -49,7 +49,7 @@ TEST(AlignedBuffer, MovesOwnership) {
 
 TEST(AlignedBuffer, RefusesSizesThatCannotBe) {
   EXPECT_EQ(AlignedBuffer::Allocate(-1).status().code(), Code::kInvalidArgument);
-  // Rounding these up to the alignment would overflow.
+  // Rounding these sizes up to the alignment would overflow.
   for (const int64_t bytes : {std::numeric_limits<int64_t>::max(), int64_t{1} << 62}) {
     const auto buffer = AlignedBuffer::Allocate(bytes);
     EXPECT_EQ(buffer.status().code(), Code::kOutOfMemory) << bytes;

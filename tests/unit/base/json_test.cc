@@ -88,7 +88,7 @@ TEST(ParseJsonObject, TakesTimeInProportionToTheText) {
   const auto wide = ParseJsonObject(members + "\"last\":0}", "file");
   ASSERT_TRUE(wide.ok()) << wide.status().message();
   EXPECT_EQ(wide->size(), 500'001U);
-  // 60 MB of values past the limit end where it is reached.
+  // 60 MB of values are rejected as soon as the limit is exceeded.
   EXPECT_EQ(ParseJsonObject("{\"x\":[" + Repeated("{},", 20'000'000), "file").status().message(),
             "file: more than 4194304 values");
 }

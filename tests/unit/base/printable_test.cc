@@ -32,7 +32,7 @@ TEST(Printable, EscapesWhatIsNotUtf8) {
   EXPECT_EQ(Printable("\xe0\x80\x80"), "\\xe0\\x80\\x80");           // Overlong.
   EXPECT_EQ(Printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // A surrogate.
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // Past U+10FFFF.
-  EXPECT_EQ(Printable("\xe6\xa8"), "\\xe6\\xa8");                    // Cut off.
+  EXPECT_EQ(Printable("\xe6\xa8"), "\\xe6\\xa8");                    // Truncated.
 }
 
 TEST(Printable, CutsBetweenCharacters) {
@@ -60,7 +60,7 @@ TEST(EscapeUnprintable, KeepsTheLayoutWhereAsked) {
   EXPECT_EQ(EscapeUnprintable(std::string(10'000, 'x')).size(), 10'000U);
 }
 
-// Whatever is forgotten elsewhere: no message has a second line, raw bytes or no end.
+// Status escapes and limits any message: no second line, no raw bytes, a bounded length.
 TEST(Status, MessagesAreFitToBeShown) {
   EXPECT_EQ(Status(Code::kIo, "a\xff\n\u009b").message(), "a\\xff\\x0a\\xc2\\x9b");
   const Status longest(Code::kIo, std::string(1 << 20, 'm'));

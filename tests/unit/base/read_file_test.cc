@@ -44,7 +44,7 @@ TEST_F(ReadFileTest, ReadsTheWhole) {
   EXPECT_TRUE(ReadFile(Path("link"), 1'000'000).ok());
 }
 
-// Their size is 0, whatever they hold.
+// Files whose reported size is 0, regardless of their content.
 TEST_F(ReadFileTest, ReadsFilesThatSayNothingOfTheirSize) {
   if (!std::filesystem::exists("/proc/self/maps")) GTEST_SKIP() << "no /proc";
   const auto text = ReadFile("/proc/self/maps", 100'000'000);

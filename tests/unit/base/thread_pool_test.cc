@@ -13,7 +13,8 @@
 namespace marlin {
 namespace {
 
-/// Runs `count` tasks and expects each exactly once, on workers in range, one task at a time each.
+/// Runs `count` tasks and expects each exactly once, on valid worker indices, with one task at a
+/// time per worker.
 void ExpectEachTaskOnce(ThreadPool& pool, int64_t count) {
   std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
   std::vector<std::atomic<int>> active(static_cast<size_t>(pool.worker_count()));
@@ -50,7 +51,7 @@ TEST(ThreadPool, ZeroThreadsMeansThoseOfTheProcess) {
 
 TEST(ThreadPool, ResultsAreVisibleAfterRun) {
   ThreadPool pool(4);
-  std::vector<int64_t> squares(64);  // Plain memory: Run must order the writes before its return.
+  std::vector<int64_t> squares(64);  // Not atomic: Run must order the writes before its return.
   for (int round = 0; round < 500; ++round) {
     pool.Run(64,
              [&](int64_t task, int) { squares[static_cast<size_t>(task)] = task * task + round; });
@@ -131,14 +132,14 @@ TEST(ThreadPool, ThrowsOnWhatATaskThrows) {
       pool.Run(kTasks, [&](int64_t task, int) {
         ++begun;
         if (task == round % 4) throw std::bad_alloc();
-        // The other workers would need 0.3 s for all tasks, the exception far less to be noticed.
+        // The other workers would need 0.3 s for all tasks; the exception is noticed much sooner.
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       });
       FAIL() << "nothing thrown";
     } catch (const std::bad_alloc&) {
     }
     EXPECT_LT(begun.load(), kTasks);
-    ExpectEachTaskOnce(pool, 50);  // The pool is free again, and none of the error is left.
+    ExpectEachTaskOnce(pool, 50);  // The pool is usable again, without the error.
   }
 }
 
@@ -156,8 +157,8 @@ TEST(ThreadPool, ThrowsOnFromTheCallersThreads) {
 }
 
 TEST(ThreadPool, EveryWorkerSeesTheJobAndTheCallerItsResults) {
-  // Each task waits for the others to begin, so that all workers take part, however late they come;
-  // nothing but the pool orders the plain memory (checked by ThreadSanitizer).
+  // Each task waits for the others to start, so that all workers participate even if they are late;
+  // only the pool orders the non-atomic memory (checked by ThreadSanitizer).
   constexpr int kWorkers = 3;
   ThreadPool pool(kWorkers);
   for (int64_t round = 0; round < 20; ++round) {
@@ -182,7 +183,7 @@ TEST(ThreadPool, CallersComeAndGoWhileWorkersPark) {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&pool, caller] {
-      std::vector<int64_t> results(16);  // Plain memory, written by workers, read after Run.
+      std::vector<int64_t> results(16);  // Not atomic: written by workers, read after Run.
       for (int round = 0; round < 100; ++round) {
         if (round % 16 == caller) std::this_thread::sleep_for(std::chrono::microseconds(300));
         pool.Run(16, [&](int64_t task, int) { results[static_cast<size_t>(task)] = task + round; });

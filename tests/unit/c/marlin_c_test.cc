@@ -1,5 +1,5 @@
-// The C interface: what goes wrong is a code and one line, handles may go in any order, structs of
-// other versions are read as far as they are known.
+// The C interface: errors are a code and one line, handles may be destroyed in any order, structs
+// of other versions are read up to the fields both versions know.
 #include "marlin/marlin_c.h"
 
 #include <gtest/gtest.h>
@@ -160,12 +160,12 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
 }
 
 TEST_F(MarlinC, ReadsStructsOfOtherVersions) {
-  // An older caller knows m and the types alone; the rest has its defaults.
+  // An older caller knows only m and the types; the other fields have their defaults.
   problem_.size = offsetof(marlin_gemm_problem, activation);
   problem_.activation = 77;
   EXPECT_EQ(Plan(), MARLIN_OK) << marlin_last_error();
   marlin_plan_destroy(std::exchange(plan_, nullptr));
-  // A newer one has fields that are unknown here.
+  // A newer caller has fields that this version does not know.
   struct Newer {
     marlin_gemm_problem problem = MARLIN_GEMM_PROBLEM_INIT;
     int64_t more = 5;

@@ -1,4 +1,4 @@
-// Quantizing small checkpoints made for the purpose: stacks, layouts, refusals, resuming.
+// Quantizing small purpose-made checkpoints: stacks, layouts, refusals, resuming.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -78,7 +78,7 @@ class Conversion : public ::testing::Test {
   QuantizeCheckpointReport report_;
 };
 
-// The weights of one expert (or the only matrix) must be those of quantizing its tensor alone.
+// The weights of one expert (or the only matrix) must equal those of quantizing its tensor alone.
 void ExpectSameAsAlone(const QuantizedWeights& weights, int64_t expert, const TestTensor& dense,
                        bool transpose) {
   const TensorView view(dense.data.data(), dense.dtype, dense.shape);
@@ -177,7 +177,7 @@ TEST_F(Conversion, FusedExpertsAreQuantizedAsTheyAre) {
     const TestTensor expert{"", DType::kBf16, {32, 64}, fused.data.substr(e * 4096, 4096)};
     ExpectSameAsAlone(*weights, static_cast<int64_t>(e), expert, true);
   }
-  // And back, with the name and the shape that it had.
+  // Converted back, it has the original name and shape.
   ASSERT_TRUE(DequantizeCheckpoint(output_, directory_ / "back", DType::kF16, false).ok());
   const auto back = Checkpoint::Open(directory_ / "back");
   ASSERT_TRUE(back.ok());
@@ -206,7 +206,7 @@ TEST_F(Conversion, ArchitecturesThatStoreInOutAreNotTransposed) {
 }
 
 TEST_F(Conversion, SourcesNeedNotBeAligned) {
-  // One byte in front of everything.
+  // One byte before the other data.
   Source({{"a", DType::kU8, {1}, "x"}, RandomBf16(kQProj, {32, 64}, 3)});
   ExpectOk();
   const auto weights = Opened().Weights(kQProj);
@@ -278,7 +278,7 @@ TEST_F(Conversion, EveryScaleTypeAndPartRoundTrips) {
     const auto plain = Checkpoint::Open(directory_ / "back");
     ASSERT_TRUE(plain.ok());
     EXPECT_TRUE(plain->VerifyChecksums().ok());
-    // Expert 1 of the stack, dequantized whole, is what was written as a matrix of its own.
+    // Expert 1 of the stack, dequantized as a whole, equals the separately written matrix.
     std::vector<float> whole(2 * 50 * 17);
     ASSERT_TRUE(
         Dequantize(*weights, MutableTensorView(whole.data(), DType::kF32, {2, 50, 17})).ok());
@@ -298,7 +298,7 @@ TEST_F(Conversion, ShardsAreCutAndListed) {
         RandomBf16("model.layers." + std::to_string(i) + ".self_attn.q_proj.weight", {32, 64}, i));
   }
   Source(tensors);
-  options_.shard_bytes = 3000;  // A module takes 1,088.
+  options_.shard_bytes = 3000;  // A module takes 1,088 bytes.
   ExpectOk();
   EXPECT_TRUE(fs::exists(output_ + "/model-00001-of-00003.safetensors"));
   EXPECT_TRUE(fs::exists(output_ + "/model.safetensors.index.json"));
@@ -353,7 +353,7 @@ TEST_F(Conversion, NonFiniteWeightsAreNamedAndNothingIsLeft) {
     ExpectError(Code::kNonFiniteInput, kQProj);
     ExpectError(Code::kNonFiniteInput, source_ + "/model.safetensors");
     ExpectNothingWritten();
-    options_.resume = true;  // There is nothing worth keeping then either.
+    options_.resume = true;  // Nor is anything kept for --resume.
   }
 }
 

@@ -1,5 +1,5 @@
-// tests/golden/checkpoint_v1 was written by the first version of the format. It is never written
-// again: every later version loads it to the same bits.
+// tests/golden/checkpoint_v1 was written by the first version of the format. It is never rewritten:
+// every later version loads it to the same bits.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ std::string HashOf(const void* data, int64_t bytes) {
   return ChecksumText(ChecksumOf({static_cast<const char*>(data), static_cast<size_t>(bytes)}));
 }
 
-// The dense values and everything that they were made from.
+// The dense values and everything that they were decoded from.
 Json Describe(const Checkpoint& checkpoint, const QuantizedModule& module) {
   const Result<QuantizedWeights> weights = checkpoint.Weights(module.name);
   EXPECT_TRUE(weights.ok()) << weights.status().message();

@@ -1,5 +1,5 @@
-// Hostile files: each of tests/fuzz/malformed gets exactly the error that its manifest expects, and
-// no truncation or bit flip of a good file does more than that.
+// Hostile files: each file of tests/fuzz/malformed gets exactly the error in its manifest, and
+// every truncation or bit flip of a good file gives an error or a consistent file.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -55,7 +55,8 @@ std::string GoodImage() {
   });
 }
 
-// What acceptance means: views inside the data, without overlap, that need their very size.
+// An accepted file is consistent: views are inside the data, do not overlap, and have the exact
+// size.
 void ExpectConsistent(const SafetensorsHeader& header, const std::string& image) {
   int64_t total = 0;
   std::string last;
@@ -108,7 +109,7 @@ TEST(Malformed, EveryFlippedBitIsAnErrorOrAConsistentFile) {
       EXPECT_FALSE(Contains(header.status().message(), "\n"));
     }
   }
-  // Names and types of equal size can change unnoticed; nothing else can.
+  // Only names and types of equal size can change undetected.
   EXPECT_GT(accepted, 0);
 }
 

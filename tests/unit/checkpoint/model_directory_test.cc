@@ -1,4 +1,4 @@
-// Links in a model's directory: within it and within the cache of Hugging Face, nowhere else.
+// Links in a model's directory: allowed inside it and inside the Hugging Face cache, nowhere else.
 #include "checkpoint/model_directory.h"
 
 #include <gtest/gtest.h>
@@ -113,14 +113,14 @@ TEST_F(ModelDirectory, TheCacheOfHuggingFaceMayLinkToItsBlobs) {
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(Checkpoint::Open(directory_ / "out").ok());
   fs::remove_all(directory_ / "out");
-  // Elsewhere in the cache, and through a blob that is a link itself.
+  // To another place in the cache, and through a blob that is itself a link.
   Link("../../refs/main", snapshot + "/LICENSE");
   ExpectRefused(Quantize(snapshot), "LICENSE", "/refs/main");
   fs::remove(directory_ / (snapshot + "/LICENSE"));
   Link("../../secret", model + "/blobs/03");
   Link("../../blobs/03", snapshot + "/NOTICE");
   ExpectRefused(Quantize(snapshot), "NOTICE", "/secret");
-  // The layout alone, without the name of a model, gives no rights.
+  // The cache's layout without a model's name grants no access.
   fs::create_directories(directory_ / "other/snapshots/abc");
   fs::create_directories(directory_ / "other/blobs");
   WriteFile(directory_ / "other/blobs/01", image_);

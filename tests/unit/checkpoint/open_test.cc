@@ -1,4 +1,4 @@
-// Which files a path means, and whether they agree with each other.
+// The files that a path refers to, and their mutual consistency.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -192,7 +192,7 @@ TEST(Open, BrokenConfigs) {
   expect("{\"a\": \"\xff\"}", "parse error");
   expect("{\"a\":" + std::string(1000, '['), "nests deeper");
   expect(std::string(1000, '{'), "parse error");
-  // The same key in different objects is no duplicate.
+  // The same key in different objects is not a duplicate.
   WriteFile(directory / "config.json",
             R"({"a": {"b": 1}, "c": {"b": 1}, "b": [{"b": 1}, {"b": 2}]})");
   EXPECT_TRUE(Checkpoint::Open(directory.path()).ok());

@@ -1,5 +1,5 @@
-// Directories whose weights are quantized by methods without a reader are refused by name:
-// read as plain ones, their codes would pass for integers and their scales for vectors.
+// Directories quantized by methods without a reader are refused by name: read as plain directories,
+// their codes would be taken for integers and their scales for vectors.
 #include <gtest/gtest.h>
 
 #include "checkpoint/module_reader.h"
@@ -87,7 +87,7 @@ TEST_F(QuantMethods, WritersHaveOtherPlaces) {
   ExpectError(Code::kUnsupported, "quantization_config: quant_method \"bitsandbytes\"");
   Config(R"({"compression_config": {"format": "pack-quantized"}})");
   ExpectError(Code::kUnsupported, "compression_config: quant_method \"compressed-tensors\"");
-  // MLX repeats its key under the usual one.
+  // MLX writes its key a second time under the usual name.
   Config(R"({"quantization": {"bits": 4}, "quantization_config": {"bits": 4}})");
   ExpectError(Code::kUnsupported, "quantization: quant_method \"mlx\"");
   Config(R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})");

@@ -31,7 +31,7 @@ std::string Bytes(const Checkpoint& checkpoint, const std::string& name) {
   return {static_cast<const char*>(view->data()), static_cast<size_t>(view->ByteCount())};
 }
 
-// Every code tensor of both is the same; returns how many there are.
+// Expects equal code tensors in both; returns how many there are.
 size_t ExpectSameTensors(const std::string& a_path, const std::string& b_path,
                          const std::string& suffix) {
   const Result<Checkpoint> a = Checkpoint::Open(a_path);

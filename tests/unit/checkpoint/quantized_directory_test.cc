@@ -1,4 +1,4 @@
-// Reading quantized directories: what was written, what was tampered with, what is newer.
+// Reading quantized directories: as written, tampered with, and from newer versions.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -35,7 +35,7 @@ class QuantizedDirectory : public ::testing::Test {
     const auto report = QuantizeCheckpoint(directory_ / "plain.safetensors", path_, options);
     ASSERT_TRUE(report.ok()) << report.status().message();
   }
-  // Changes quantization_config; `honest` puts the checksum right again.
+  // Changes quantization_config; `honest` also corrects the checksum.
   void Edit(bool honest, const std::function<void(Json&)>& edit) {
     if (original_.empty()) original_ = ReadFile(path_ + "/config.json");
     Json config = Json::parse(original_);
@@ -82,7 +82,7 @@ TEST_F(QuantizedDirectory, OtherMethodsAreRefusedByName) {
 }
 
 TEST_F(QuantizedDirectory, AChangedConfigIsNoticed) {
-  // A group of 65 needs the same tensors as one of 64 here: only the checksum can tell.
+  // A group size of 65 needs the same tensors as 64 here: only the checksum reveals the change.
   Edit(false, [](Json& q) { q["modules"][kModule]["group_size"] = 65; });
   ExpectError(Code::kMalformedFile, "\"checksum\" says");
 }
@@ -192,7 +192,7 @@ TEST_F(QuantizedDirectory, NonFiniteScalesAreMalformed) {
 }
 
 TEST_F(QuantizedDirectory, UnalignedTensorsAreCopied) {
-  // The same tensors as another writer may put them: one odd byte first.
+  // The same tensors as another writer may place them: one odd byte first.
   const auto opened = Checkpoint::Open(path_);
   ASSERT_TRUE(opened.ok());
   const auto before = opened->Weights(kModule);
@@ -213,7 +213,7 @@ TEST_F(QuantizedDirectory, UnalignedTensorsAreCopied) {
   EXPECT_EQ(std::memcmp(weights->codes.data(), before->codes.data(),
                         static_cast<size_t>(weights->codes.ByteCount())),
             0);
-  // Without the metadata there is nothing to verify against, and that is said.
+  // Without the metadata there is no checksum to verify, and the error says so.
   EXPECT_TRUE(Contains(moved->VerifyChecksums().message(), "no checksum is stored"));
 }
 

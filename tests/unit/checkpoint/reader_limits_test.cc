@@ -1,4 +1,5 @@
-// Nothing is written that no reader takes: names, doubles, headers, sizes, infinities.
+// The writer refuses everything that no reader accepts: names, duplicates, headers, sizes,
+// infinities.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -25,7 +26,8 @@ using testing::WriteFile;
 class ReaderLimits : public ::testing::Test {
  protected:
   void SetUp() override { options_.recipe = MixedPrecisionConfig::DefaultMoe(); }
-  // A quantized directory of one s8 module with scales of fp32 bits `scale`, and other tensors.
+  // Writes a quantized directory with one s8 module, fp32 scales of the bits `scale`, and other
+  // tensors.
   void WriteQuantized(const std::string& module, bool stacked, const std::string& scale,
                       std::vector<TestTensor> others) const {
     ModuleRecord record;
@@ -93,14 +95,14 @@ TEST_F(ReaderLimits, DequantizeRefusesExpertsNamedLikeATensor) {
 TEST_F(ReaderLimits, DequantizeRefusesNamesThatNoFileCanHave) {
   WriteQuantized("__metadata__", false, Bits(1), {});
   ExpectRefused(Dequantize(DType::kF32), Code::kUnsupported, "\"__metadata__\"");
-  // Its parts lose ".weight" and "*.".
+  // The names of its parts lack ".weight" and "*.".
   WriteQuantized(std::string(1006, 'n') + ".experts.*.w.weight", true, Bits(1), {});
   ExpectRefused(Dequantize(DType::kF32), Code::kUnsupported,
                 "would have a name of 1025 bytes, at most 1024 are read");
 }
 
 TEST_F(ReaderLimits, DequantizeRefusesInfinities) {
-  // 127 times the scale: past fp16; past bf16, which rounds up; past fp32.
+  // 127 times the scale overflows fp16; bf16, which rounds up; fp32.
   const float above_bf16 = 3.401e38f / 127;
   struct Case {
     float scale;
@@ -144,7 +146,7 @@ TEST_F(ReaderLimits, AMatrixWhosePartsHadTooLongNamesIsKept) {
     ASSERT_TRUE(report.ok()) << report.status().message();
     const Result<Checkpoint> opened = Checkpoint::Open(directory_ / "out");
     ASSERT_TRUE(opened.ok()) << opened.status().message();
-    const size_t longest = length + 1;  // ".qweight" for ".weight".
+    const size_t longest = length + 1;  // ".qweight" replaces ".weight".
     const bool quantized = longest <= 1024;
     EXPECT_EQ(opened->modules().size(), quantized ? 1u : 0u);
     ASSERT_EQ(report->skipped.size(), quantized ? 0u : 1u);

@@ -1,4 +1,4 @@
-// --overwrite never removes the source, whatever names lead to it.
+// --overwrite never removes the source, under any path that leads to it.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -68,7 +68,7 @@ TEST_F(SourceKept, ReachedByALink) {
   ExpectKept("model", "link");
   ExpectKept("link", "second");
   ExpectKept("other.safetensors", "model");
-  // The file lies elsewhere; its name in the target is what would be lost.
+  // The file is elsewhere; its name in the target would be lost.
   MakeModel("third");
   fs::create_symlink("../model/model.safetensors", directory_ / "third/x.safetensors");
   ExpectKept("third/x.safetensors", "third");
@@ -108,7 +108,7 @@ TEST_F(SourceKept, WhenItIsALeftoverOfTheOutput) {
   const Status status = Quantize(leftover, "out");
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(ReadFile(directory_ / (leftover + "/model.safetensors")), image_);
-  // The next run for another source removes it as ever.
+  // The next run for another source removes it as usual.
   EXPECT_TRUE(Quantize("model", "out").ok());
   EXPECT_FALSE(fs::exists(directory_ / leftover));
 }
@@ -133,7 +133,7 @@ TEST_F(SourceKept, OfDequantize) {
 TEST_F(SourceKept, OtherOutputsAreReplaced) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(Quantize("model", "out").ok());
-    // Also within the source, where nothing of it is lost.
+    // Also inside the source, where none of its files is lost.
     EXPECT_TRUE(Quantize("model", "model/out").ok());
   }
   fs::create_symlink("circle", directory_ / "model/circle");

@@ -1,4 +1,4 @@
-// Files for tests of checkpoints: a temporary directory and safetensors images made by hand.
+// Files for checkpoint tests: a temporary directory and hand-made safetensors images.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 
 namespace marlin::testing {
 
-/// Where flushing to the medium costs nothing, for tests that do it a thousand times.
+/// A directory on which fsync is free, for tests that call it a thousand times.
 inline std::filesystem::path MemoryDirectory() {
   const std::filesystem::path memory = "/dev/shm";
   std::error_code error;
@@ -30,7 +30,7 @@ inline std::filesystem::path MemoryDirectory() {
              : std::filesystem::temp_directory_path();
 }
 
-/// A fresh directory, removed with everything in it at the end of the test.
+/// A fresh directory, removed with its content at the end of the test.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() : TemporaryDirectory(std::filesystem::temp_directory_path()) {}
@@ -71,7 +71,7 @@ inline std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-/// A file image around a header written by hand: length, header, data.
+/// Returns a file image around a hand-written header: length, header, data.
 inline std::string RawSafetensors(const std::string& header, const std::string& data) {
   std::string image;
   for (uint64_t i = 0, length = header.size(); i < 8; ++i, length >>= 8) {
@@ -87,7 +87,7 @@ struct TestTensor {
   std::string data;
 };
 
-/// A valid image, tensors in the order given.
+/// Returns a valid image with tensors in the given order.
 inline std::string BuildSafetensors(const std::vector<TestTensor>& tensors) {
   std::vector<SafetensorsEntry> entries;
   std::string data;
@@ -99,7 +99,7 @@ inline std::string BuildSafetensors(const std::vector<TestTensor>& tensors) {
   return BuildSafetensorsHeader(entries, {}) + data;
 }
 
-/// Normally distributed weights of a fixed seed, as the bytes of a bf16 tensor.
+/// Returns normally distributed weights from a fixed seed, as the bytes of a bf16 tensor.
 inline TestTensor RandomBf16(const std::string& name, Shape shape, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, 0.05f);

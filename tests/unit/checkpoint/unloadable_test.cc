@@ -1,5 +1,5 @@
-// Quantized directories whose checksums are right and whose content cannot be loaded: opening
-// refuses what their description shows, verification what their values show.
+// Quantized directories with correct checksums and unloadable content: opening refuses invalid
+// descriptions, verification invalid values.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +31,7 @@ std::string Bytes(const std::vector<float>& values) {
 
 class Unloadable : public ::testing::Test {
  protected:
-  // Writes what a hostile writer would: all checksums are right.
+  // Writes a hostile directory with correct checksums.
   void Write(const std::string& module_name, const WeightsSpec& spec, bool stacked,
              const std::function<void(std::map<std::string, TestTensor>*)>& edit = {}) {
     ModuleRecord record;
@@ -85,7 +85,7 @@ class Unloadable : public ::testing::Test {
     EXPECT_TRUE(Contains(opened.status().message(), part)) << opened.status().message();
   }
 
-  // The same error from loading and from verification.
+  // Loading and verification give the same error.
   void ExpectRefusedByVerification(const std::string& tensor, const std::string& part) {
     const auto opened = Checkpoint::Open(directory_.path());
     ASSERT_TRUE(opened.ok()) << opened.status().message();
@@ -110,7 +110,8 @@ TEST_F(Unloadable, WhatIsSoundIsAccepted) {
   }
 }
 
-// They have no bytes, so any number of them fits into a file: conversions would make a unit each.
+// They have no bytes, so any number of them fits into a file: conversions would make a task for
+// each.
 TEST_F(Unloadable, DimensionsThatNoByteBacks) {
   struct Case {
     int64_t experts, k, n;

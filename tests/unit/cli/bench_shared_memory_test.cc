@@ -1,4 +1,4 @@
-// Benchmarks of GPUs whose memory is the host's.
+// Benchmarks of GPUs with unified memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace marlin::cli {
 namespace {
 
 TEST(BenchSharedMemory, TimesProductsAndCandidates) {
-  // The simulator stands for a Mac's GPU; its times mean nothing.
+  // The simulator replaces a Mac's GPU; its times are meaningless.
   const Result<Device> device = Device::Open("metal-sim");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
   BenchCase bench;

@@ -14,8 +14,8 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A token is a byte, or a letter where it is no printable one; decoding writes U+FFFD for bytes
-/// that are no whole character.
+/// A token is a byte; tokens that are not printable decode to a letter, and bytes of incomplete
+/// characters to U+FFFD.
 class ByteCodec : public TextCodec {
  public:
   explicit ByteCodec(int64_t vocabulary = 256) : vocabulary_(vocabulary) {}
@@ -49,7 +49,7 @@ class ByteCodec : public TextCodec {
   int64_t vocabulary_;
 };
 
-/// A decoder that leaves out the first space of a text.
+/// A decoder that drops the first space of a text.
 class SpaceCodec final : public ByteCodec {
  public:
   Result<std::string> Decode(std::span<const int32_t> tokens) override {
@@ -91,7 +91,7 @@ TEST(TextStream, ShowsWhatIsNoCharacterAtTheEnd) {
                                    ""));
 }
 
-// Every token is decoded with what stands before it, the prompt included.
+// Every token is decoded with its preceding context, including the prompt.
 TEST(TextStream, KeepsTheSpacesBetweenWords) {
   SpaceCodec codec;
   EXPECT_THAT(Pieces(codec, "go", " on  a"),

@@ -17,7 +17,7 @@ std::vector<uint8_t> RandomCodes(int bits, int64_t count) {
   return codes;
 }
 
-/// Bit `bit` of column n, counted along the column's words.
+/// Returns bit `bit` of column n, counted along the column's words.
 unsigned ColumnBits(const std::vector<uint32_t>& words, int64_t n_count, int64_t n, int64_t bit,
                     int bits) {
   unsigned code = 0;

@@ -30,7 +30,7 @@ std::vector<uint8_t> RandomCodes(int64_t count) {
   return codes;
 }
 
-/// One pass per nibble of the code index shows which index stands at every position.
+/// One pass per nibble of the code index reveals the index at every position.
 TEST(MarlinW4, MatchesThePublishedTableOf32x32) {
   const auto rows = Golden("marlin_w4_32x32.json")["rows"];
   ASSERT_EQ(rows.size(), 32u);
@@ -63,7 +63,7 @@ TEST(MarlinW4, BlocksRunAlongNThenKAndPaddingIsCodeZero) {
   ASSERT_EQ(tiles.size(), 2u * 3u * 128u);
   ASSERT_TRUE(RepackToMarlinW4(k, n, Canonical(k, n, codes), tiles).ok());
   for (size_t i = 0; i < tiles.size(); ++i) {
-    // Code 1 of the lane's eight stands at nibble 4.
+    // Code 1 of the lane's eight is nibble 4.
     EXPECT_EQ(tiles[i], i == (1 * 3 + 2) * 128 + 8 * 4 ? 5u << 16 : 0u) << i;
   }
 }

@@ -1,4 +1,4 @@
-// One expert of a stack: views where they can be aligned, copies where they cannot.
+// One expert of a stack: views if they can be aligned, otherwise copies.
 #include "layout/slice_expert.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace marlin {
 namespace {
 
-// A stack of the same matrix shifted by a number for each expert.
+// A stack of one matrix shifted by an amount per expert.
 Result<QuantizedWeights> Stack(int64_t experts, int64_t k, int64_t n, const QuantizeOptions& how) {
   std::vector<float> dense(static_cast<size_t>(experts * k * n));
   for (size_t i = 0; i < dense.size(); ++i) {
@@ -36,7 +36,7 @@ TEST(SliceExpert, GivesTheSameWeightsWhateverTheAlignment) {
         how.group_size = 16;
         how.scale_type = scale;
         const Result<QuantizedWeights> stack = Stack(3, 48, n, how);
-        if (!stack.ok()) continue;  // Not every format has every scale type.
+        if (!stack.ok()) continue;  // Not every format supports every scale type.
         SCOPED_TRACE(std::string(FormatName(format)) + " n=" + std::to_string(n));
         const std::vector<float> all = Dense(*stack, {3, 48, n});
         for (int64_t e = 0; e < 3; ++e) {

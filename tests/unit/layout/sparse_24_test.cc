@@ -26,7 +26,7 @@ std::vector<uint8_t> Dense(Format format, const Sparse24& sparse) {
   return codes;
 }
 
-/// The nibble that must come out: sort by magnitude descending, stable, keep two.
+/// The expected nibble: sort by magnitude descending, stable, keep two.
 uint32_t ExpectedNibble(const std::vector<float>& magnitude) {
   std::vector<uint32_t> order = {0, 1, 2, 3};
   std::stable_sort(order.begin(), order.end(),
@@ -34,7 +34,7 @@ uint32_t ExpectedNibble(const std::vector<float>& magnitude) {
   return std::max(order[0], order[1]) << 2 | std::min(order[0], order[1]);
 }
 
-/// All 65,536 blocks of four codes, eight blocks a column.
+/// All 65,536 blocks of four codes, eight blocks per column.
 TEST(Sparse24, KeepsTheTwoLargestOfEveryPossibleBlock) {
   const int64_t k = 32;
   const int64_t n = 8192;

@@ -22,7 +22,7 @@ WeightsSpec SpecOf(Format format, int64_t k = 64, int64_t n = 3, int64_t group_s
   return spec;
 }
 
-/// Weights of zero bytes, which are valid in every format.
+/// All-zero weights, which are valid in every format.
 WeightsBuffer Zeroed(const WeightsSpec& spec) {
   auto buffer = AllocateWeights(spec);
   EXPECT_TRUE(buffer.ok()) << buffer.status().message();

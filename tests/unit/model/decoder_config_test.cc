@@ -26,7 +26,7 @@ std::vector<int64_t> Windows(const std::string& type, const std::string& more) {
   return config.ok() ? config->windows : std::vector<int64_t>();
 }
 
-// As the configuration classes of transformers fill layer_types in where it is absent.
+// The defaults that transformers' configuration classes give an absent layer_types.
 TEST(DecoderConfig, EachFamilyHasItsOwnSlidingLayers) {
   const std::string window = R"("sliding_window": 7, "use_sliding_window": true,
                                 "max_window_layers": 3)";
@@ -55,7 +55,7 @@ TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
   const auto read = [](const std::string& more) {
     return ReadDecoderConfig(Config("glm4_moe_lite", more), "");
   };
-  // The number of dense layers is left over from another way to say it.
+  // The number of dense layers is a leftover of the other way to specify them.
   const auto config = read(R"("first_k_dense_replace": 1,
                               "mlp_layer_types": ["dense", "dense", "sparse", "dense"])");
   ASSERT_TRUE(config.ok()) << config.status().message();

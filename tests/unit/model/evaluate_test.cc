@@ -49,7 +49,7 @@ TEST(Perplexity, OfTheSampleModelsIsTheReferences) {
   }
 }
 
-/// What the header says, window by window with one forward call each, in double precision.
+/// The header's definition, one forward call per window, in double precision.
 PerplexityResult Reference(const Model& model, std::span<const int32_t> tokens, int64_t window,
                            int64_t stride) {
   std::vector<double> nlls;
@@ -80,7 +80,7 @@ PerplexityResult Reference(const Model& model, std::span<const int32_t> tokens, 
   return result;
 }
 
-// Several windows a pass, overlapping ones, and one too long for a pass.
+// Several windows per forward pass, overlapping ones, and one too long for a pass.
 TEST(Perplexity, IsTheSumOverTheWindows) {
   const std::vector<int32_t> all = ValidationTokens();
   const Model model = Open(kSample);
@@ -138,7 +138,7 @@ TEST(CompareModels, AModelWithItself) {
   EXPECT_EQ(result->model.tokens, 512);
 }
 
-/// The logits of a window's tokens in double precision, as log probabilities.
+/// Returns the log probabilities of a window's tokens in double precision.
 std::vector<std::vector<double>> LogProbabilities(const Model& model,
                                                   std::span<const int32_t> tokens) {
   const auto rows = static_cast<int64_t>(tokens.size());

@@ -1,6 +1,5 @@
-// A small random model of every type that runs, plain and quantized: the tensors that are listed
-// for a config.json are those that loading asks for, and the spellings of different writers are one
-// model.
+// A small random model of every runnable type, plain and quantized: the tensors listed for a
+// config.json are those that loading needs, and the spellings of different writers give one model.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -104,7 +103,7 @@ class Families : public ::testing::Test {
       tensor.name = std::regex_replace(tensor.name, std::regex(from), to);
     }
   }
-  /// Experts one by one become the two stacks of transformers 5, [experts, out, in].
+  /// Fuses individual experts into the two stacks of transformers 5, [experts, out, in].
   void Fuse(const std::string& block) {
     std::map<std::string, TestTensor> of;
     std::vector<TestTensor> kept;
@@ -158,7 +157,7 @@ TEST_F(Families, WhatIsListedIsLoaded) {
     }
     EXPECT_LT(difference, 0.01 * size);
     EXPECT_GT(difference, 0);
-    // One tensor less, one more.
+    // One missing tensor, one extra tensor.
     for (size_t at = 0; at < tensors_.size(); at += 7) {
       const TestTensor tensor = tensors_[at];
       tensors_[at].name = "extra";

@@ -1,4 +1,4 @@
-// The sample models against what the reference implementation computed in fp32 (golden.json).
+// The sample models against the results of the reference implementation in fp32 (golden.json).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class Golden : public testing::TestWithParam<const char*> {
     model_ = *model;
   }
 
-  /// Logits [rows, vocab] of a call.
+  /// Returns the logits [rows, vocab] of a call.
   std::vector<float> Forward(std::span<const SequenceInput> inputs, int64_t rows) {
     std::vector<float> logits(static_cast<size_t>(rows * vocab()));
     const MutableTensorView view(logits.data(), DType::kF32, {rows, vocab()});
@@ -92,7 +92,7 @@ TEST_P(Golden, GreedyTokens) {
   EXPECT_EQ(generated->token_ids, greedy);
 }
 
-// Whatever way the tokens come in, the exact products give the same bits.
+// The exact GEMMs give the same bits however the tokens are split and batched.
 TEST_P(Golden, PiecesAndBatchesGiveTheSameLogits) {
   Sequence whole = *model_->NewSequence();
   const SequenceInput all{&whole, prompt_, true};

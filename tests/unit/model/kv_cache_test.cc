@@ -1,4 +1,5 @@
-// Pages: where they come from, which ones a window keeps, and how far back a sequence can go.
+// KV cache pages: their allocation, the ones that a window keeps, and how far a sequence can be
+// truncated.
 #include "model/kv_cache.h"
 
 #include <gmock/gmock.h>
@@ -46,7 +47,7 @@ TEST(PagePool, LayersWithOneWindowSharePages) {
 
 TEST(PagePool, PagesComeBackAndSlabsGo) {
   const Device device = *Device::Open("cpu", {.threads = 1});
-  // A page of 3 MiB is a slab of its own; of 48 KiB 21 are.
+  // A page of 3 MiB fills a slab; of 48 KiB 21 pages do.
   for (const int64_t heads : {64, 2}) {
     const auto pool = MakePool(device, Shape3({0, 0}, heads));
     const auto slabs = [&] {
@@ -83,12 +84,12 @@ TEST(KvCache, AWindowKeepsThePagesThatItReaches) {
     ASSERT_TRUE(cache.Reserve(length, length + 100).ok());
     cache.Grow(length + 100);
   }
-  // Position 900 sees from 601 on, in block 2.
+  // The window of position 900 starts at 601, in block 2.
   EXPECT_THAT(kept(0), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(kept(1), ElementsAre(2, 3));
   EXPECT_EQ(cache.ShortestLength(), 2 * 256 + 299);
 
-  // A call of several passes keeps the pages that it found until it succeeds.
+  // A call with several forward passes keeps its initial pages until it succeeds.
   ASSERT_TRUE(cache.Reserve(1000, 1512).ok());
   ASSERT_TRUE(cache.Reserve(1512, 2024).ok());
   EXPECT_THAT(kept(1), ElementsAre(2, 3, 4, 5, 6, 7));
@@ -111,7 +112,7 @@ TEST(KvCache, ATruncatableOneKeepsAll) {
   EXPECT_EQ(cache.ShortestLength(), 0);
 }
 
-/// A model whose last layers see 40 tokens.
+/// A model whose last layers have a window of 40 tokens.
 class Windows : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -120,7 +121,7 @@ class Windows : public ::testing::Test {
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *model;
   }
-  /// The logits after `count` of the tokens, beginning where the sequence ends.
+  /// Returns the logits after the next `count` tokens of the sequence.
   std::vector<float> Feed(Sequence* sequence, int64_t count) {
     std::vector<float> logits(128);
     const auto first = static_cast<size_t>(sequence->length());

@@ -1,5 +1,5 @@
-// Sequences, models, devices and weights that are gone, moved or of somebody else, and logits of
-// every stride: each call works or answers with an error.
+// Sequences, models, devices and weights that are destroyed, moved or of another owner, and logits
+// of every stride: each call succeeds or returns an error.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -52,7 +52,7 @@ class Logits : public testing::Test {
 
   static int64_t Vocab() { return model_->info().vocab_size; }
 
-  /// Runs the prompt into `memory`, whose view begins at `first`; the length afterwards is kept.
+  /// Runs the prompt into `memory`, whose view begins at `first`; stores the sequence's new length.
   Status Run(std::vector<float>* memory, int64_t first, std::initializer_list<int64_t> strides) {
     Sequence sequence = *model_->NewSequence();
     const SequenceInput input{&sequence, kPrompt, true};
@@ -63,7 +63,7 @@ class Logits : public testing::Test {
     return status;
   }
 
-  /// Every element of the view has its value and everything else is as it was.
+  /// Expects the right value in every element of the view and no change elsewhere.
   void ExpectStrided(int64_t row_stride, int64_t column_stride) {
     const auto reach =
         static_cast<size_t>((kRows - 1) * row_stride + (Vocab() - 1) * column_stride + 1);
@@ -92,7 +92,7 @@ TEST_F(Logits, AreWrittenWhereTheStridesSay) {
   ExpectStrided(Vocab() + 5, 1);
   ExpectStrided(2 * Vocab(), 2);
   ExpectStrided(2 * Vocab() + 3, 2);
-  ExpectStrided(1, kRows);  // Column after column.
+  ExpectStrided(1, kRows);  // Column-major.
   ExpectStrided(2, 2 * kRows + 1);
 }
 

@@ -69,7 +69,7 @@ class Prepared : public ::testing::Test {
     std::memcpy(&word, image_.data() + at, sizeof(word));
     return word;
   }
-  /// The file with another index, and everything else right.
+  /// Writes the file with a changed index, everything else being consistent.
   void EditIndex(const std::function<void(Json&)>& edit, uint64_t version = kPreparedVersion) {
     const auto begin = static_cast<size_t>(HeadWord(16));
     Json index = Json::parse(image_.substr(begin));
@@ -156,7 +156,7 @@ TEST_F(Prepared, OtherSizesAreRefused) {
   WriteFile(file_, image_ + "x");
   ExpectError(Code::kMalformedFile, "bytes, got " + std::to_string(image_.size() + 1));
   const std::string index = image_.substr(static_cast<size_t>(HeadWord(16)));
-  // A head that is right in itself and says that the index lies elsewhere.
+  // A consistent head with a wrong position of the index.
   for (const int64_t begin : {int64_t{0}, int64_t{64}, int64_t{4095}}) {
     const std::string head = BuildPreparedHead(1, begin, index);
     std::string file = head + std::string(static_cast<size_t>(4096), ' ');
@@ -218,7 +218,7 @@ TEST_F(Prepared, EveryFieldOfTheIndexIsChecked) {
       {[&](Json& i) { part(i, "bytes", uint64_t{1} << 62); }, Code::kMalformedFile, "reach past"},
       {[&](Json& i) { part(i, "bytes", UINT64_MAX); }, Code::kMalformedFile, "reach past"},
       {[&](Json& i) { part(i, "more", 1); }, Code::kMalformedFile, "unknown key"},
-      // Two wrong sizes whose sum is right.
+      // Two wrong sizes with the right sum.
       {[&](Json& i) {
          const auto of = [&](size_t p) -> Json& {
            return i["projections"][p]["parts"][0]["bytes"];
@@ -311,7 +311,7 @@ TEST_F(Prepared, OutputsAreNotReplacedUnasked) {
   EXPECT_FALSE(PrepareModel(kQwen, *device_, std::string("a\0b", 3), {}).ok());
 }
 
-/// Fails one call of the file system, counted over all.
+/// Fails one system call, counted over all calls.
 class FailingIo final : public Io {
  public:
   explicit FailingIo(int call) : left_(call) {}
@@ -349,7 +349,7 @@ TEST_F(Prepared, AFailedWriteLeavesWhatWasThere) {
         EXPECT_TRUE(status.ok()) << status.message();
         break;
       }
-      // The last two calls fail when the file has its name already.
+      // The last two calls fail after the file has got its name.
       const std::vector<std::string> there = directory_.Entries();
       EXPECT_LE(there.size(), 1u) << calls << ": " << status.message();
       if (!there.empty()) {

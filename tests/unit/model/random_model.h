@@ -10,8 +10,8 @@
 
 namespace marlin::testing {
 
-/// A qwen2 of three layers, of which the last two see a window (0: none do): norms, biases, grouped
-/// heads, and a head of its own.
+/// A qwen2 of three layers, the last two with a sliding window (0: without): norms, biases, GQA,
+/// and an untied head.
 inline void WriteQwen2(const std::string& path, int64_t window) {
   constexpr int64_t kHidden = 64;
   constexpr int64_t kKv = 32;
@@ -47,7 +47,7 @@ inline void WriteQwen2(const std::string& path, int64_t window) {
                         kHidden, kWidth, kVocab, window > 0, window > 0 ? window : 1));
 }
 
-/// Token ids that repeat in no simple way.
+/// Token ids without a simple repetition.
 inline std::vector<int32_t> TokensBelow(int32_t vocab, size_t count) {
   std::vector<int32_t> tokens(count);
   for (size_t i = 0; i < count; ++i) {

@@ -1,6 +1,5 @@
-// A stand-in for a GPU that runs whole models: the CPU's kernels behind memory that the host cannot
-// touch and calls that return before their work is done. A host that reads or writes the
-// device's memory ends with a signal.
+// A fake GPU that runs whole models: the CPU's kernels behind memory that the host cannot access
+// and with asynchronous calls. A host access to the device's memory ends the process with a signal.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@
 
 namespace marlin::testing {
 
-/// Device addresses are host addresses plus this, which no processor maps.
+/// Device addresses are host addresses plus this offset, which makes them unmapped.
 inline constexpr uintptr_t kFarAway = uintptr_t{1} << 60;
 
 template <typename T>
@@ -36,7 +35,7 @@ View Local(const View& view) {
   return local;
 }
 
-/// Work in the order of its calls, done when a caller waits. The first error stays.
+/// An in-order queue whose work runs when a caller waits. The first error is sticky.
 class RemoteQueue {
  public:
   Status Put(std::function<Status()> work) {
@@ -59,7 +58,7 @@ class RemoteQueue {
   Status error_;
 };
 
-/// The operations that a test takes away.
+/// The operations that a test disables.
 struct RemoteOptions {
   std::vector<DecoderOperation> lacking = {};
   bool fuses_experts = true;
@@ -161,7 +160,7 @@ class RemoteDecoder final : public DecoderBackend {
   }
 
   Status Put(std::function<Status()> work) const { return queue_.Put(std::move(work)); }
-  /// A call with local memory.
+  /// Runs a call with local memory.
   template <typename Call>
   Status Now(const Call& call) const {
     const DecoderBackend& decoder = *host_.impl().decoder();
@@ -171,7 +170,7 @@ class RemoteDecoder final : public DecoderBackend {
   }
   const Device& host() const { return host_; }
   const RemoteOptions& options() const { return options_; }
-  /// The same weights, prepared for the host.
+  /// Adds the same weights, prepared for the host.
   void AddTwin(const PreparedWeights::Storage* storage, PreparedWeights twin) {
     twins_[storage] = std::move(twin);
   }
@@ -205,7 +204,7 @@ class RemoteDecoder final : public DecoderBackend {
   mutable int fused_runs_ = 0;
 };
 
-/// Puts the CPU's plan into the queue.
+/// Enqueues the CPU's plan.
 class RemoteGemm final : public PlannedGemm {
  public:
   RemoteGemm(RemoteQueue& queue, std::shared_ptr<const PlannedGemm> plan)
@@ -270,7 +269,7 @@ class RemoteBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) + kFarAway);
   }
-  /// Waits for the device, as cudaFree does.
+  /// Waits for the device first, as cudaFree does.
   void Free(void* data) const override {
     (void)queue_.Finish();
     cpu_->Free(LocalAddress(data));
@@ -301,8 +300,8 @@ class RemoteBackend final : public Backend {
   mutable int uploads_ = 0;
 };
 
-/// The experts of a layer as one operation, from the step's description alone: the host that runs
-/// the model never sees which expert a token goes to.
+/// A layer's experts as one operation, from the step's description alone: the host that runs the
+/// model never learns how tokens are routed.
 class FusedExperts final : public FusedOperations {
  public:
   FusedExperts(const RemoteDecoder& decoder, const ExpertsStep& step, Accuracy accuracy)
@@ -393,7 +392,7 @@ inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
   return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy)};
 }
 
-/// A device of it, whose CPU has two threads.
+/// Returns a device of this backend, whose CPU has two threads.
 inline Device OpenRemote(RemoteOptions options = {}) {
   const Device host = *Device::Open("cpu", {.threads = 2});
   return Device(

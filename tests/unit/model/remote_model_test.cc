@@ -1,5 +1,5 @@
-// Models on a device whose memory the host cannot touch and whose calls return before their work is
-// done, as on a GPU; and the questions that a device is asked before anything is loaded.
+// Models on a device with inaccessible memory and asynchronous calls, like a GPU; and the device
+// queries that precede loading.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -27,7 +27,7 @@ Model OpenOn(const Device& device, const std::string& path) {
   return *std::move(model);
 }
 
-/// Two sequences together, in several calls: all logits, one after the other.
+/// Runs two sequences as a batch, in several calls; returns all logits, concatenated.
 std::vector<float> RunCalls(const Model& model) {
   const int64_t vocab = model.info().vocab_size;
   const std::vector<int32_t> tokens = testing::TokensBelow(static_cast<int32_t>(vocab), 900);
@@ -53,7 +53,7 @@ std::vector<float> RunCalls(const Model& model) {
   return all;
 }
 
-/// The tokens of a text that is drawn with every option.
+/// Returns the tokens of a text sampled with every option.
 std::vector<int32_t> Draw(const Model& model) {
   GenerateOptions options;
   options.max_tokens = 12;
@@ -92,12 +92,12 @@ TEST_P(RemoteModel, GivesTheBitsOfTheCpu) {
   const Model expected = OpenOn(*Device::Open("cpu", {.threads = 2}), path_);
   EXPECT_EQ(RunCalls(model), RunCalls(expected));
   EXPECT_EQ(Draw(model), Draw(expected));
-  // A fused run for every layer with experts.
+  // One fused run per layer with experts.
   const bool dense = std::string(GetParam()) == "qwen2";
   EXPECT_EQ(RemoteOf(remote).remote_decoder().fused_runs() > 0, !dense);
 }
 
-// A step is put on the stream as a whole; the host waits for the results alone.
+// A step is enqueued as a whole; the host waits only for the results.
 TEST_P(RemoteModel, WaitsOnlyForTheResults) {
   const Device remote = OpenRemote();
   const Model model = OpenOn(remote, path_);
@@ -135,7 +135,7 @@ TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
                   .ok());
 }
 
-// Ids that only the device knows are checked when it reads them, and the error stays.
+// Ids in device memory are checked when the device reads them, and the error is sticky.
 TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
   const Device remote = OpenRemote();
   const DeviceBuffer memory = *DeviceBuffer::Allocate(remote, 4096);
@@ -147,7 +147,7 @@ TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
   EXPECT_TRUE(LookUpRows(remote, table, ids, out).ok());
   EXPECT_EQ(remote.Synchronize().message(), "ids: expected 0..7, got 8 at 1");
   EXPECT_EQ(remote.Synchronize().message(), "ids: expected 0..7, got 8 at 1");
-  // Those of the host are checked before.
+  // Ids in host memory are checked first.
   const Device other = OpenRemote();
   EXPECT_EQ(LookUpRows(other, table, values, out).message(), "ids: expected 0..7, got 8 at 1");
   EXPECT_TRUE(other.Synchronize().ok());

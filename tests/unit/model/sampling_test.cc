@@ -1,4 +1,4 @@
-// Drawing tokens: which tokens remain, and how often each is drawn.
+// Sampling tokens: the remaining tokens, and the frequency of each.
 #include "marlin/sampling.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// One text's draws on the CPU.
+/// Samples one text's tokens on the CPU.
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, size_t vocab, const std::vector<int32_t>& prompt = {})
@@ -90,7 +90,7 @@ TEST(Sampler, FrequenciesAreTheSoftmax) {
 }
 
 TEST(Sampler, TopKAndTopPKeepTheMostLikely) {
-  // Probabilities 0.1, 0.4, 0.2, 0.3 times the sum.
+  // Probabilities 0.1, 0.4, 0.2, 0.3.
   const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F),
                                      std::log(0.3F)};
   const auto kept = [&](SamplingOptions options) {
@@ -106,11 +106,11 @@ TEST(Sampler, TopKAndTopPKeepTheMostLikely) {
   EXPECT_THAT(kept({.top_p = 0.39F}), ElementsAre(1));
   EXPECT_THAT(kept({.top_p = 0.41F}), ElementsAre(1, 3));
   EXPECT_THAT(kept({.top_p = 0.95F}), ElementsAre(0, 1, 2, 3));
-  // Of the three most likely ones, 4/9 and 3/9 are more than 0.7.
+  // Of the three most likely tokens, 4/9 and 3/9 exceed 0.7.
   EXPECT_THAT(kept({.top_k = 3, .top_p = 0.7F}), ElementsAre(1, 3));
 }
 
-// Nuclei beyond what is sorted at first, with equal logits: the lowest numbers stay.
+// Nuclei larger than the initially sorted part, with equal logits: the lowest ids are kept.
 TEST(Sampler, EqualsAreKeptByTheirNumbers) {
   const std::vector<float> logits(1000, 0.25F);
   const auto largest = [&](const SamplingOptions& options) {
@@ -150,13 +150,13 @@ TEST(Sampler, PenaltiesMoveTheChoiceAwayFromWhatWasSeen) {
   // 3 / 1.5 = 2 is below 2.5, and -1 * 1.5 is below -1.
   Sampler repeated({.repetition_penalty = 1.5F}, 4, {1, 3});
   EXPECT_EQ(*repeated.Draw(logits), 2);
-  EXPECT_EQ(*repeated.Draw(logits), 0);  // 2.5 / 1.5 is below 2, which is below none.
-  // A prompt costs nothing here; a token drawn costs once ...
+  EXPECT_EQ(*repeated.Draw(logits), 0);  // 2.5 / 1.5 is below 2, the logit of an unseen token.
+  // The presence penalty ignores the prompt and applies once per sampled token ...
   Sampler present({.presence_penalty = 0.75F}, 4, {1});
   EXPECT_EQ(*present.Draw(logits), 1);
   EXPECT_EQ(*present.Draw(logits), 2);
   EXPECT_EQ(*present.Draw(logits), 1);
-  // ... or as often as it was drawn: 3, 2.6, 2.2 and 2.5, 2.1.
+  // ... the frequency penalty applies per occurrence: 3, 2.6, 2.2 and 2.5, 2.1.
   Sampler frequent({.frequency_penalty = 0.4F}, 4);
   EXPECT_EQ(*frequent.Draw(logits), 1);
   EXPECT_EQ(*frequent.Draw(logits), 1);
@@ -165,7 +165,7 @@ TEST(Sampler, PenaltiesMoveTheChoiceAwayFromWhatWasSeen) {
   EXPECT_EQ(*frequent.Draw(logits), 2);
 }
 
-// Each row by its own state, on any number of threads.
+// Each row uses its own state, on any number of threads.
 TEST(Sampler, RowsAreTextsOfTheirOwn) {
   constexpr int64_t kRows = 7;
   constexpr int64_t kVocab = 50;

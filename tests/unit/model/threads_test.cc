@@ -1,6 +1,6 @@
 // One device, its prepared weights and one model used by several threads at once, and several
-// checkpoints written at once: the results are those of one caller at a time. Run under
-// ThreadSanitizer too (tools/sanitize.sh tsan).
+// checkpoints written at once: the results equal those of one caller at a time. Also run under
+// ThreadSanitizer (tools/sanitize.sh tsan).
 #include <gtest/gtest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ Device ThreeThreads() {
   return *Device::Open("cpu", options);
 }
 
-/// Feeds a prompt of the caller's own and then two sequences a call; all logits, one after another.
+/// Feeds the caller's own prompt and then two sequences per call; returns all logits, concatenated.
 std::vector<float> RunSequences(const Model& model, int caller) {
   const int64_t vocab = model.info().vocab_size;
   std::array<Sequence, 2> sequences = {*model.NewSequence(), *model.NewSequence()};

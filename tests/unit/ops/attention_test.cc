@@ -1,4 +1,4 @@
-// Attention against its double-precision meaning, on every level of this processor.
+// Attention against its double-precision reference, on every ISA level of this CPU.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct AttentionShape {
   int64_t tokens, length, heads, kv_heads, depth, width;
 };
 
-// Around the block of 32 keys, the segment of 256, tiles of 1, 2 and 4 rows, runs of 64 rows, and
-// heads that are no multiple of a vector.
+// Sizes around the block of 32 keys, the segment of 256, tiles of 1, 2 and 4 rows, tasks of 64
+// rows, and head sizes that are not a multiple of a vector.
 constexpr AttentionShape kShapes[] = {
     {1, 1, 1, 1, 16, 16},     {1, 2, 2, 1, 17, 15},     {1, 31, 4, 2, 32, 32},
     {1, 32, 4, 4, 64, 64},    {1, 33, 8, 2, 80, 80},    {1, 255, 6, 2, 96, 96},
@@ -30,7 +30,7 @@ constexpr AttentionShape kShapes[] = {
     {70, 600, 4, 2, 7, 3},    {66, 66, 2, 1, 256, 256}, {2, 9, 16, 1, 576, 512},
     {1, 40, 128, 1, 192, 128}};
 
-/// Queries, keys, values and a place for the result.
+/// Queries, keys, values and the output.
 struct Problem {
   Tensor q, k, v, out;
   std::vector<float> sinks;
@@ -70,7 +70,7 @@ Tensor Absolute(Tensor& from) {
   return to;
 }
 
-/// The largest scale * |q| . |k| over all keys, per row.
+/// Returns the largest scale * |q| . |k| over all keys, per row.
 std::vector<double> LargestSums(Problem& p) {
   const TensorView q = p.q.view();
   const TensorView k = p.k.view();
@@ -95,15 +95,15 @@ std::vector<double> LargestSums(Problem& p) {
   return largest;
 }
 
-/// Half a unit in the last place of a type, at least that of its subnormals.
+/// Half a ULP of a type, at least that of its subnormals.
 double RoundingOf(DType dtype, double value) {
   return std::max(Unit(dtype) / 2 * std::abs(value), dtype == DType::kF16 ? 0x1p-25 : 0x1p-149);
 }
 
-/// The error model of docs/kernels/cpu.md: a score is off by depth + 8 roundings of its absolute
-/// sum, a weight by twice that, a mixed feature by as many roundings as a segment has keys and as
-/// there are segments; two bf16 terms are off by 128 roundings more. Roundings do not all point the
-/// same way: a 32nd of it must do.
+/// The error model of docs/kernels/cpu.md: a score has depth + 8 roundings of its absolute sum, a
+/// weight twice as many, an output element as many as a segment has keys plus the number of
+/// segments; two bf16 terms add 128 roundings. Rounding errors partly cancel: 1/32 of the model
+/// must suffice.
 void ExpectInsideModel(Problem& p, bool two_terms, const std::string& what) {
   const std::vector<double> want = reference::Attention(p.input(), p.options);
   const std::vector<double> got = reference::Elements(p.out.view());
@@ -126,7 +126,7 @@ void ExpectInsideModel(Problem& p, bool two_terms, const std::string& what) {
   }
 }
 
-// 22 shapes x 9 pairs of types; layouts, windows, scales and sinks change from case to case.
+// 22 shapes x 9 pairs of types; layouts, windows, scales and sinks vary from case to case.
 TEST_P(OnEveryLevel, AttentionIsInsideItsErrorModel) {
   unsigned seed = 0;
   for (const AttentionShape& s : kShapes) {
@@ -135,7 +135,7 @@ TEST_P(OnEveryLevel, AttentionIsInsideItsErrorModel) {
         Problem p = MakeProblem(s, q_type, kv_type, ++seed);
         const AttentionInput input = p.input();
         ASSERT_TRUE(Attention(device(), {&input, 1}, p.options).ok());
-        // The host beside the simulator runs at its best level.
+        // Beside the simulator, the host runs at its best level.
         const std::string level = GetParam();
         const bool tiles = (level == "amx" || level == "metal_sim") && kv_type == DType::kBf16;
         ExpectInsideModel(p, tiles, "case " + std::to_string(seed));
@@ -147,7 +147,7 @@ TEST_P(OnEveryLevel, AttentionIsInsideItsErrorModel) {
   }
 }
 
-// Also where few threads cut the work otherwise than many.
+// Includes shapes whose partitioning depends on the number of threads.
 TEST_P(OnEveryLevel, AttentionGivesTheSameBitsOnAnyNumberOfThreads) {
   unsigned seed = 0;
   for (const AttentionShape& s : kShapes) {
@@ -164,7 +164,7 @@ TEST_P(OnEveryLevel, AttentionGivesTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-/// The `count` tokens of q from `first` on, with the keys that the last of them sees.
+/// Runs the `count` tokens of q from `first` on, with the keys visible to the last of them.
 std::vector<double> RunPart(const Device& device, Problem& p, int64_t first, int64_t count) {
   const auto cut = [](const TensorView& view, int64_t begin, int64_t length) {
     const auto* data = view.As<uint8_t>() + begin * view.stride(0) * DTypeBytes(view.dtype());
@@ -181,8 +181,8 @@ std::vector<double> RunPart(const Device& device, Problem& p, int64_t first, int
   return reference::Elements(out.view());
 }
 
-// Asked for batch invariance, a row depends neither on the rows beside it nor on how many come at
-// once, so that generating token by token gives the bits of reading a text at once.
+// With batch invariance, a row depends neither on its neighbours nor on the number of rows, so that
+// token-by-token decoding gives the bits of prefill.
 TEST_P(OnEveryLevel, AttentionRowsAreIndependent) {
   constexpr AttentionShape kLong[] = {{90, 2300, 8, 2, 64, 64}, {70, 1000, 3, 3, 40, 24}};
   for (const AttentionShape& s : kLong) {
@@ -236,7 +236,7 @@ TEST_P(OnEveryLevel, AttentionOverwritesItsQueries) {
   }
 }
 
-/// A key or a value of NaN, seen by positions 62 .. 65 with a window of 4.
+/// A key or a value of NaN, visible to positions 62 .. 65 with a window of 4.
 void ExpectNanReachesThoseWhoSeeIt(const Device& device, DType type, bool in_values) {
   constexpr int64_t kTokens = 12;
   constexpr int64_t kLength = 70;
@@ -256,7 +256,7 @@ void ExpectNanReachesThoseWhoSeeIt(const Device& device, DType type, bool in_val
   }
 }
 
-// What a row does not see must not reach it, not even as 0 * NaN.
+// Masked keys must not affect a row, not even as 0 * NaN.
 TEST_P(OnEveryLevel, AttentionKeepsNanToTheRowsThatSeeIt) {
   for (const DType type : kTypes) {
     ExpectNanReachesThoseWhoSeeIt(device(), type, false);
@@ -264,7 +264,7 @@ TEST_P(OnEveryLevel, AttentionKeepsNanToTheRowsThatSeeIt) {
   }
 }
 
-// An infinite value is left out of the tile products and added after them.
+// An infinite value is excluded from the tile MMAs and added after them.
 TEST_P(OnEveryLevel, AttentionOfInfiniteValues) {
   Problem p = MakeProblem({20, 300, 4, 2, 64, 48}, DType::kF32, DType::kBf16, 1);
   p.options = {};
@@ -277,7 +277,7 @@ TEST_P(OnEveryLevel, AttentionOfInfiniteValues) {
   const std::vector<double> got = reference::Elements(p.out.view());
   for (size_t i = 0; i < want.size(); ++i) {
     const auto position = static_cast<int64_t>(280 + i / (4 * 48));
-    const bool hidden = std::isnan(want[i]) && position < 290;  // 0 * Inf of the reference.
+    const bool hidden = std::isnan(want[i]) && position < 290;  // 0 * Inf in the reference.
     if (std::isfinite(want[i]) || hidden) {
       EXPECT_TRUE(std::isfinite(got[i])) << i;
     } else {
@@ -286,7 +286,7 @@ TEST_P(OnEveryLevel, AttentionOfInfiniteValues) {
   }
 }
 
-// Scores far apart, of -Inf, or all of them -Inf.
+// Scores that are far apart, partly -Inf, or all -Inf.
 TEST_P(OnEveryLevel, AttentionOfExtremeScores) {
   Problem p = MakeProblem({1, 600, 1, 1, 16, 16}, DType::kF32, DType::kF32, 1);
   p.options = {.scale = 1.0F};
@@ -312,7 +312,7 @@ TEST_P(OnEveryLevel, AttentionOfExtremeScores) {
   expect_reference();
   fill([&](int64_t) { return -infinity; });
   for (const double x : reference::Elements(p.out.view())) EXPECT_TRUE(std::isnan(x));
-  // A sink takes all the weight that there is.
+  // A sink takes the whole weight.
   const float sink = 0.0F;
   p.options.sinks = {&sink, DType::kF32, {1}};
   fill([&](int64_t) { return -infinity; });

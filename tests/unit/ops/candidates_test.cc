@@ -1,5 +1,4 @@
-// Every way to run a product, on the CPU's kernels, of which one says here that it can cut
-// problems.
+// The candidates for running a GEMM, with the CPU's kernels, one of which claims variants here.
 #include "ops/candidates.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +18,7 @@ namespace {
 constexpr KernelVariant kListed = {16, 1};
 constexpr KernelVariant kUnlisted = {32, 2};
 
-/// The CPU, whose every kernel runs in two variants and lists one of them.
+/// The CPU with two runnable variants per kernel, one of which is listed.
 class CuttingBackend final : public Backend {
  public:
   explicit CuttingBackend(std::unique_ptr<Backend> cpu) : cpu_(std::move(cpu)) {}
@@ -71,7 +70,8 @@ class CuttingBackend final : public Backend {
   std::unique_ptr<Backend> cpu_;
 };
 
-/// A device with a table of one kernel for 16 rows of 64 x 64; empty: with none.
+/// Returns a device whose tuning table has one kernel for m = 16 with a 64 x 64 matrix; empty: no
+/// table.
 Device DeviceWith(const std::string& kernel) {
   Tuning tuning;
   if (!kernel.empty()) {
@@ -101,7 +101,7 @@ std::vector<GemmCandidate> CandidatesOf(const Device& device) {
   return candidates.ok() ? *candidates : std::vector<GemmCandidate>();
 }
 
-/// The one candidate that is planned; fails where there is none or another.
+/// Returns the one planned candidate; fails if there is none or more than one.
 std::string PlannedOf(const std::vector<GemmCandidate>& candidates) {
   std::string name;
   for (const GemmCandidate& candidate : candidates) {

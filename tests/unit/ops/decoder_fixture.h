@@ -17,7 +17,7 @@
 
 namespace marlin {
 
-/// A tensor with its own memory; rows may lie apart.
+/// A tensor with its own memory; rows may be strided.
 class Tensor {
  public:
   Tensor(DType dtype, const Shape& shape, int64_t pad = 0) : dtype_(dtype), shape_(shape) {
@@ -26,10 +26,10 @@ class Tensor {
       strides_.insert(strides_.begin(), stride);
       stride = stride * shape[i] + (i == shape.rank() - 1 ? pad : 0);
     }
-    bytes_.assign(static_cast<size_t>(stride * DTypeBytes(dtype)) + 64, 0xff);  // NaN around.
+    bytes_.assign(static_cast<size_t>(stride * DTypeBytes(dtype)) + 64, 0xff);  // NaN padding.
   }
-  /// Rank 3 with the second dimension outermost in memory, as a cache that keeps a head's keys
-  /// together.
+  /// Rank 3 with the second dimension outermost in memory, like a cache with contiguous keys per
+  /// head.
   static Tensor ByHead(DType dtype, const Shape& shape) {
     Tensor tensor(dtype, shape);
     tensor.strides_ = {shape[2], shape[0] * shape[2], 1};
@@ -67,7 +67,7 @@ class Tensor {
   std::vector<uint8_t> bytes_;
 };
 
-/// One unit in the last place of a type, relative.
+/// One ULP of a type, relative.
 inline double Unit(DType dtype) {
   return dtype == DType::kF32 ? 0x1p-23 : (dtype == DType::kF16 ? 0x1p-10 : 0x1p-7);
 }
@@ -81,7 +81,7 @@ inline void ExpectNear(const TensorView& got, const std::vector<double>& want, d
   }
 }
 
-/// The CPU at a level, or "metal_sim": the simulator of Metal.
+/// Opens the CPU at a level, or "metal_sim": the Metal simulator.
 inline Result<Device> OpenNamed(const std::string& name, int threads) {
   if (name == "metal_sim") return Device::Open("metal-sim", {.threads = threads});
   EXPECT_EQ(setenv("MARLIN_CPU", name.c_str(), 1), 0);
@@ -92,7 +92,7 @@ inline Result<Device> OpenNamed(const std::string& name, int threads) {
 
 inline Device OpenWith(const char* name, int threads) { return *OpenNamed(name, threads); }
 
-/// A device at one level of this processor, with some threads, and one whose memory is the host's.
+/// A device at one level of this CPU, with several threads, and one with host memory.
 class OnEveryLevel : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

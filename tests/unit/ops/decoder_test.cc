@@ -1,4 +1,4 @@
-// The decoder operations against their double-precision meaning, on every level of this processor.
+// The decoder operations against their double-precision reference, on every ISA level of this CPU.
 #include "marlin/decoder.h"
 
 #include <gmock/gmock.h>
@@ -111,7 +111,7 @@ TEST_P(OnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {
   }
 }
 
-// Enough rows to be cut into tasks.
+// Enough rows to be split into tasks.
 TEST_P(OnEveryLevel, RowsGiveTheSameBitsOnAnyNumberOfThreads) {
   Tensor x(DType::kBf16, {300, 4, 96});
   Tensor weight(DType::kF32, {96});
@@ -189,7 +189,7 @@ TEST(Decoder, ErrorsNameTheArgument) {
               HasSubstr("inverse_frequencies: 5 pairs do not fit in a head of 8"));
 }
 
-// Columns of one matrix may be read and written side by side; anything else that overlaps may not.
+// Columns of one matrix may be read and written side by side; any other overlap is refused.
 TEST(Decoder, OutputsDoNotOverlapInputs) {
   const Device device = *Device::Open("cpu");
   std::vector<float> memory(200, 1.0F);

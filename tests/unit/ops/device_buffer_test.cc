@@ -1,4 +1,4 @@
-// Memory and synchronisation of devices: on the CPU, and on a GPU where there is one.
+// Device memory and synchronization: on the CPU, and on a GPU if there is one.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -119,7 +119,7 @@ TEST_P(DeviceBufferTest, RefusesSizesThatNoDeviceHas) {
   for (int64_t bytes : {int64_t{1} << 60, std::numeric_limits<int64_t>::max()}) {
     EXPECT_EQ(DeviceBuffer::Allocate(*device_, bytes).status().code(), Code::kOutOfMemory);
   }
-  // The refusal leaves the device as it was.
+  // The refusal leaves the device usable.
   EXPECT_TRUE(device_->Synchronize().ok());
   EXPECT_NE(Make(64).data(), nullptr);
 }

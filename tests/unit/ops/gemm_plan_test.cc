@@ -1,5 +1,5 @@
-// Plans that run: the bits of Gemm, operands that are not those that were planned for, lifetimes,
-// and no allocation on the way.
+// GEMM plans: the bits of Gemm, operands other than the planned ones, lifetimes, and no allocation
+// in Run.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace {
 
-/// Calls of operator new on any thread while it is set to count.
+/// Whether calls of operator new are counted, on any thread.
 std::atomic<bool> counting{false};
 std::atomic<int64_t> allocations{0};
 
@@ -50,7 +50,7 @@ constexpr int64_t kN = 96;
 constexpr int64_t kK = 160;
 constexpr int64_t kMostRows = 40;
 
-/// A Metal device that runs nothing: what reaches the driver has been planned and bound.
+/// A Metal device that runs nothing: launches that reach the driver have been planned and bound.
 class CountingDriver final : public metal::HostMemoryDriver {
  public:
   metal::DriverInfo Info() const override { return {"metal", "counts launches", {}}; }
@@ -216,7 +216,7 @@ TEST(GemmPlan, RefusesOtherOperandsThanItWasMadeFor) {
   EXPECT_EQ(ErrorOf(plan.Run(operands.A(3), operands.Out(3), arguments)),
             "workspace: expected at least " + std::to_string(plan.workspace_bytes()) +
                 " bytes, got " + std::to_string(plan.workspace_bytes() - 1));
-  // Rows that begin anywhere are a problem of their own.
+  // Unaligned rows need a plan of their own.
   const TensorView unaligned(operands.a.data() + 1, DType::kBf16, {3, kK});
   EXPECT_EQ(ErrorOf(plan.Run(unaligned, operands.Out(3))),
             "a: rows must begin at multiples of 16 bytes, which the plan is for");
@@ -263,7 +263,7 @@ TEST(GemmPlan, RunsOnThreadsAtOnce) {
   for (const std::vector<uint16_t>& out : outs) EXPECT_EQ(out, outs[0]);
 }
 
-/// Expects that runs after the first allocate nothing, as plans and as calls of Gemm.
+/// Expects that runs after the first allocate nothing, through plans and through Gemm.
 void ExpectNoAllocations(Operands& operands) {
   for (const int64_t m : {1, 3, 17, 40}) {
     for (const bool gated : {false, true}) {

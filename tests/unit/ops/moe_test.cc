@@ -32,7 +32,7 @@ Status Route(const std::vector<float>& logits, int64_t experts, const RouterOpti
                      {routed->weights.data(), DType::kF32, shape});
 }
 
-/// Every token of random logits against the reference.
+/// Checks every token of random logits against the reference.
 void ExpectMeaning(int64_t experts, const RouterOptions& options, std::mt19937& random) {
   constexpr int64_t kTokens = 50;
   std::normal_distribution<float> normal(0.0F, 2.0F);
@@ -125,8 +125,8 @@ TEST(RouteTokens, OutputsLieApart) {
               HasSubstr("ids: row stride 1 is smaller than the 2 columns"));
 }
 
-// By hand: DeepSeek-V3's choice. Groups {0, 1}, {2, 3}, {4, 5}; the best two are chosen by the sum
-// of biased sigmoids, the bias moves the choice and not the weight.
+// By hand: DeepSeek-V3's routing. Groups {0, 1}, {2, 3}, {4, 5}; the best two are selected by the
+// sum of biased sigmoids; the bias changes the top-k selection but not the weights.
 TEST(RouteTokens, GroupsAndBiasByHand) {
   const auto logit = [](float score) { return std::log(score / (1.0F - score)); };
   const std::vector<float> scores = {0.9F, 0.1F, 0.5F, 0.45F, 0.6F, 0.2F};
@@ -147,7 +147,7 @@ TEST(RouteTokens, GroupsAndBiasByHand) {
   EXPECT_NEAR(routed.weights[0], 0.9, 1e-6);
 }
 
-// A bias that takes the choice far below the best logit leaves the softmax of the chosen a number.
+// A bias that selects experts far below the best logit must not underflow their softmax.
 TEST(RouteTokens, SoftmaxOfChosenIsRelativeToTheChosen) {
   const std::vector<float> bias = {-4000, 0, 0, 0};
   Routed routed;

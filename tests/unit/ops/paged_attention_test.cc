@@ -1,5 +1,5 @@
-// A cache in pages: attention through it gives the bits of attention without it, on every level of
-// this processor, and memory that cannot be is refused.
+// Paged KV cache: attention with it gives the bits of attention without it, on every ISA level of
+// this CPU, and invalid memory is refused.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr int64_t kSequences = 3;
 struct CacheCase {
   DType type;
   int64_t heads, kv_heads, key_dim, value_dim, window;
-  int64_t unit = 1;  ///< Pages of so many times the device's positions.
+  int64_t unit = 1;  ///< Page size as a multiple of the device's positions.
   bool values_in_keys = false;
   bool sinks = false;
 };
@@ -36,7 +36,7 @@ constexpr CacheCase kCases[] = {
     {DType::kF32, 8, 1, 48, 32, 257, 1, true, true},
 };
 
-/// Three sequences of their own lengths in one cache, fed piece by piece, beside the same keys and
+/// Three sequences of different lengths in one paged cache, fed in parts, and the same keys and
 /// values in one tensor each.
 class Caches {
  public:
@@ -44,10 +44,10 @@ class Caches {
       : device_(device), case_(c), page_tokens_(c.unit * *CachePageTokens(device)) {
     const int64_t features = c.key_dim + (c.values_in_keys ? 0 : c.value_dim);
     part_ = c.kv_heads * page_tokens_ * features;
-    // Two layers in a page, and this one is the second; NaN everywhere.
+    // A page holds two layers, and this one is the second; NaN everywhere.
     for (auto& slab : memory_) slab.assign(static_cast<size_t>(kSlabPages * 2 * part_ * 4), 0xff);
     for (size_t i = 0; i < memory_.size(); ++i) slabs_[i] = i == 1 ? nullptr : memory_[i].data();
-    // Pages of slabs 2 and 0, the last one first.
+    // Pages of slabs 2 and 0 in reverse order.
     for (int32_t page = 0; page < 3 * kSlabPages; ++page) {
       if (page / kSlabPages != 1) free_.push_back(page);
     }
@@ -107,7 +107,7 @@ class Caches {
   static constexpr int64_t kSlabPages = 8;
   static constexpr int64_t kLength = 1200;
 
-  /// Writes the rows and tables of a call. Blocks that no row looks at lose their pages.
+  /// Writes the rows and tables of a call. Blocks that are not visible to any row lose their pages.
   void Describe(const std::array<int64_t, kSequences>& tokens) {
     positions_.clear();
     first_rows_ = {0};
@@ -140,7 +140,7 @@ class Caches {
             {view.stride(0), view.stride(1), 1}};
   }
 
-  /// The new tokens' keys and values go behind those that are there, rounded as the cache does.
+  /// Appends the new tokens' keys and values, rounded as in the cache.
   std::vector<AttentionInput> Inputs(const std::array<int64_t, kSequences>& tokens, Tensor& q,
                                      Tensor& k, Tensor& v, Tensor& out) {
     std::vector<AttentionInput> inputs;
@@ -172,7 +172,7 @@ class Caches {
             to.shape(),
             {to.stride(0), to.stride(1), 1}}});
       row += count;
-      // The second call of a piece, with the other accuracy, sees the same tokens.
+      // The second call of a part, with the other accuracy, sees the same tokens.
       if (!first_time) lengths_[s] += count;
     }
     return inputs;

@@ -1,5 +1,5 @@
-// Columns of several weights that are prepared in place equal a prepared joined copy of them: every
-// format, parts that meet inside a block, every second column, transposed codes.
+// Columns of several weights that are prepared in place equal a prepared concatenated copy: every
+// format, boundaries inside a block, every second column, transposed codes.
 #include "ops/prepare_columns.h"
 
 #include <gtest/gtest.h>
@@ -88,7 +88,7 @@ TEST_F(PrepareColumnsTest, IsPrepareOfTheJoined) {
   }
 }
 
-/// A matrix stored [n, k], at an odd address where asked.
+/// A matrix stored [n, k], optionally at an odd address.
 struct Stored {
   Stored(DType type, int64_t k, int64_t n, uint32_t seed, bool odd) : dtype(type) {
     values = Random(k * n, seed);

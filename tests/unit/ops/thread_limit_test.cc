@@ -1,4 +1,4 @@
-// Threads that the system does not start are an error, never the end of the process.
+// Threads that the system cannot start are an error and never abort the process.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 namespace marlin {
 namespace {
 
-// Sanitizers reserve terabytes of addresses, and only Linux counts them in /proc.
+// Sanitizers reserve terabytes of address space, and only Linux reports it in /proc.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 constexpr bool kCanLimit = true;
 #else
@@ -26,7 +26,7 @@ constexpr bool kCanLimit = false;
 #define SKIP_WITHOUT_LIMIT() \
   if (!kCanLimit) GTEST_SKIP() << "address space cannot be limited here"
 
-/// Lets this process map `mebibytes` more than it has.
+/// Allows this process to map `mebibytes` more than now.
 void LimitAddressSpace(int64_t mebibytes) {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -35,7 +35,7 @@ void LimitAddressSpace(int64_t mebibytes) {
   if (pages == 0 || setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(100);
 }
 
-/// Ends this process, 0 for the expected error; its text goes to stderr.
+/// Exits with 0 for the expected error, whose text goes to stderr.
 [[noreturn]] void Finish(const Status& status) {
   std::fprintf(stderr, "%s\n", status.message().c_str());
   std::_Exit(status.code() == Code::kOutOfMemory ? 0 : 1);
@@ -49,7 +49,7 @@ TEST(ThreadLimit, APoolThrowsWithBothNumbersAndEndsTheThreadsThatStarted) {
   SKIP_WITHOUT_LIMIT();
   const auto start = [] {
     LimitAddressSpace(kRoomForSomeThreads);
-    for (int round = 0; round < 3; ++round) {  // Each pool must give back the room of the last.
+    for (int round = 0; round < 3; ++round) {  // Each pool must release its stacks.
       try {
         ThreadPool pool(500);
         std::_Exit(2);

@@ -1,5 +1,4 @@
-// Products, weights and views that cannot be: each call answers with an error that names what is
-// wrong.
+// Invalid GEMMs, weights and views: each call returns an error that names the problem.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -60,7 +59,7 @@ TEST_F(WrongCalls, AnOutputApartFromWhatIsRead) {
   options = {};
   options.row_weight = TensorView(out_.data() + 2, DType::kF32, {3});
   EXPECT_EQ(ErrorOf(Multiply(Rows(3), Out(3), options)), "out: overlaps row_weight");
-  // The columns beside those that are read are nobody else's.
+  // Interleaved rows of a and out do not overlap.
   EXPECT_TRUE(
       Multiply(TensorView(x_.data(), DType::kF32, {3, kSize}, {2 * kSize, 1}),
                MutableTensorView(x_.data() + kSize, DType::kF32, {3, kSize}, {2 * kSize, 1}))

@@ -1,4 +1,4 @@
-// Plans that prepared weights remember.
+// The plan cache of prepared weights.
 #include <gtest/gtest.h>
 
 #include <atomic>

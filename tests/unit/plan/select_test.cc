@@ -1,4 +1,5 @@
-// Which kernel runs: a function of the problem, the device, the rows and the measurements.
+// Kernel selection: a function of the problem, the device properties, the rows and the tuning
+// table.
 #include "plan/select.h"
 
 #include <gmock/gmock.h>
@@ -48,12 +49,12 @@ GemmDesc Problem(int64_t m) {
   return desc;
 }
 
-/// Costs by which the first row that may run is chosen.
+/// Costs that select the first supported row.
 constexpr auto InOrder = [](const KernelDesc& kernel, const GemmDesc& /*desc*/) {
   return static_cast<double>(&kernel - kRows.data());
 };
 
-/// Chooses with a table of one kernel for 5 to 16 rows.
+/// Selects with a table of one kernel for 5 to 16 rows.
 Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
                             std::string_view forced = "") {
   TuningTable table;
@@ -118,17 +119,17 @@ TEST(SelectKernel, ATableChoosesAmongTheSelectable) {
   EXPECT_EQ(Chosen(Problem(8), "many@32x2"), "many@32x2");
   EXPECT_EQ(Chosen(Problem(16), "many"), "many");
   EXPECT_EQ(Chosen(Problem(16), "measured"), "measured");
-  EXPECT_EQ(Chosen(Problem(16), "exact"), "exact");  // Rounds less.
+  EXPECT_EQ(Chosen(Problem(16), "exact"), "exact");  // Has smaller rounding errors.
   EXPECT_TRUE(Choose(Problem(16), "exact")->measured);
   EXPECT_FALSE(Choose(Problem(17), "exact")->measured);
 }
 
 TEST(SelectKernel, AnEntryThatDoesNotFitDoesNotCount) {
   EXPECT_EQ(Chosen(Problem(16), "absent"), "many");
-  EXPECT_EQ(Chosen(Problem(16), "few"), "many");         // Does not support 16 rows.
-  EXPECT_EQ(Chosen(Problem(16), "many@32x5"), "many");   // Not so many splits here.
+  EXPECT_EQ(Chosen(Problem(16), "few"), "many");         // Does not support m = 16.
+  EXPECT_EQ(Chosen(Problem(16), "many@32x5"), "many");   // Exceeds the number of splits here.
   EXPECT_EQ(Chosen(Problem(16), "exact@32x1"), "many");  // Has no variants.
-  EXPECT_EQ(Chosen(Problem(16), "coarse"), "many");      // Another grade.
+  EXPECT_EQ(Chosen(Problem(16), "coarse"), "many");      // Another accuracy class.
 }
 
 TEST(SelectKernel, ATableNeverDecidesForEveryBatch) {
@@ -188,7 +189,7 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
   EXPECT_EQ(chosen(16, "marlin_gemm_w4a8_vnni"), "marlin_gemm_amx_bf16");
 }
 
-/// The kernel that a processor of a level takes for some rows.
+/// Returns the kernel that a CPU of a level selects for m rows.
 std::string ChosenOnCpu(Isa level, int64_t m, Accuracy accuracy = Accuracy::kDefault) {
   DeviceProperties device;
   device.level = level;
@@ -217,7 +218,7 @@ TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
   }
 }
 
-/// Every variant is listed once, can run, and is named as ParseKernelName reads it.
+/// Every variant is listed once, can run, and has the name that ParseKernelName reads.
 void CheckVariants(const KernelDesc& kernel, const GemmDesc& desc) {
   const cuda::DeviceShape device;
   const std::vector<KernelVariant> variants = cuda::VariantsOf(kernel, desc, device);
@@ -231,7 +232,7 @@ void CheckVariants(const KernelDesc& kernel, const GemmDesc& desc) {
   for (const KernelVariant wrong : {KernelVariant{33, 1}, {64, 9}, {256, 9}, {1 << 30, 1}}) {
     EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, wrong));
   }
-  // Splits of more blocks than run at once, of tiles too wide for clusters.
+  // Split-K with more CTAs than run concurrently, and tiles too large for clusters.
   if (desc.n > 128 * device.multiprocessors) {
     EXPECT_FALSE(cuda::CanRunAs(kernel, desc, device, {256, 2}));
   }

@@ -1,4 +1,4 @@
-// Tuning tables as text, and what is found in them.
+// Tuning tables as text, and look-ups in them.
 #include "plan/tuning_table.h"
 
 #include <gmock/gmock.h>
@@ -195,7 +195,7 @@ TEST(TuningTable, IsOfOneDeviceAndOneKindOfProblem) {
   other = Problem(1);
   other.format = Format::kU4;
   EXPECT_EQ(table.Find(other), nullptr);
-  // Groups count as the power of two that tiles see.
+  // Group sizes count as their largest power-of-two divisor.
   for (const auto& [group, found] :
        {std::pair<int64_t, bool>{256, true}, {4096, true}, {384, true}, {64, false}, {48, false}}) {
     other = Problem(1);
@@ -222,7 +222,7 @@ TEST(ReplaceTuning, KeepsWhatWasNotMeasuredAnew) {
       "fp4_e2m1 128 fp16 none bf16 bf16 plain 4096 4096 4 mine 5\n")[0];
   ReplaceTuning(section, sections);
   ASSERT_EQ(sections.size(), 3U);
-  EXPECT_EQ(sections[0].entries.size(), 1U);  // The gated one.
+  EXPECT_EQ(sections[0].entries.size(), 1U);  // The GLU entry.
   EXPECT_EQ(sections[1].device, "Another");
   EXPECT_EQ(sections[2].date, "2027-01-01");
   TuningSection gated = Parsed(kText)[0];

@@ -60,7 +60,8 @@ TEST(Dequantize, RoundsBiasSumsOnce) {
   static_cast<float*>(buffer.biases)[0] = 0.0f;
   ASSERT_TRUE(Dequantize(buffer.weights, view).ok());
   EXPECT_EQ(Bf16ToFloat(out[1]), 7.5f);
-  // The bias is far below the last bit of an fp32 or even a double sum, and still decides.
+  // The bias is far below the last bit of an fp32 or even a double sum, and still decides the
+  // rounding.
   static_cast<float*>(buffer.biases)[0] = 0x1p-60f;
   ASSERT_TRUE(Dequantize(buffer.weights, view).ok());
   EXPECT_EQ(Bf16ToFloat(out[1]), 7.53125f);
@@ -132,7 +133,7 @@ TEST(Rounding, OddRoundingSurvivesASecondRounding) {
   EXPECT_EQ(FloatToOdd(1.0 - 0x1p-40), 1.0f - 0x1p-24f);
   EXPECT_EQ(FloatToOdd(-1.0 - 0x1p-40), -1.0f - 0x1p-23f);
   EXPECT_EQ(FloatToOdd(0x1p-200), 0x1p-149f);
-  // Through odd fp32 to bf16: just above a tie goes up, which two roundings would lose.
+  // Through odd-rounded fp32 to bf16: just above a tie rounds up, which double rounding would lose.
   const double above_tie = 1.0 + 0x1p-8 + 0x1p-40;
   EXPECT_EQ(FloatToBf16(static_cast<float>(above_tie)), FloatToBf16(1.0f));
   EXPECT_EQ(Bf16Element::Round(above_tie), FloatToBf16(1.0f + 0x1p-7f));

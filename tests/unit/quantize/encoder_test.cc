@@ -37,7 +37,7 @@ TEST(Encoder, IsTheCodecForBuiltInTables) {
     if (!info.quantized) continue;
     const Encoder encoder(info.format, {});
     std::vector<float> x = Numbers(info.max_value * 1.3f);
-    // Midpoints, where the rule for ties decides, and their neighbours.
+    // Midpoints, which are rounded by the tie rule, and their neighbours.
     for (float a : FormatValues(info.format)) {
       for (float b : FormatValues(info.format)) x.push_back((a + b) / 2);
     }

@@ -47,7 +47,7 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
           std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())) == 0);
 }
 
-/// Quantizes, validates, decodes, and bounds the relative squared error.
+/// Quantizes, validates and decodes; bounds the relative squared error.
 void CheckClose(const Dense& dense, const QuantizeOptions& options) {
   const FormatInfo& info = GetFormatInfo(options.format);
   SCOPED_TRACE(std::string(info.name) + " " + std::string(ScaleTypeName(options.scale_type)) +
@@ -69,7 +69,7 @@ void CheckClose(const Dense& dense, const QuantizeOptions& options) {
 TEST(Quantize, EveryFormatScaleTypeGroupSizeAndMethodIsValidAndClose) {
   const Dense shapes[] = {Gaussian(300, 21), Gaussian(64, 16), Gaussian(17, 1)};
   const int64_t groups[] = {16, 32, 48, 128, 0};
-  // Every combination, counted in mixed radix: shape, method, group size, scale type, format.
+  // Every combination, enumerated in mixed radix: shape, method, group size, scale type, format.
   const size_t combinations = 3 * 2 * 5 * 5 * AllFormats().size();
   for (size_t i = 0; i < combinations; ++i) {
     QuantizeOptions options;
@@ -141,7 +141,7 @@ TEST(Quantize, NamesTheTensorAndPositionOfNonFiniteWeights) {
 
 TEST(Quantize, ScaleOverflowProposesAnotherTypeAndUnderflowIsCounted) {
   Dense dense = Gaussian(32, 3);
-  dense.data[16 * 3 + 1] = 6e5f;  // 1e5 is beyond fp16.
+  dense.data[16 * 3 + 1] = 6e5f;  // 1e5 overflows fp16.
   QuantizeOptions options;
   options.group_size = 16;
   options.tensor_name = "w";

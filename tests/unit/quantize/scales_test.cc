@@ -34,7 +34,7 @@ TEST(ScaleRule, E8M0FollowsOcpAndNeverCutsByMoreThanItsThird) {
   EXPECT_EQ(ScaleFor(Format::kFp4E2M1, ScaleType::kE8M0, 7.99f), 1.0f);
   EXPECT_EQ(ScaleFor(Format::kFp4E2M1, ScaleType::kE8M0, 8.0f), 2.0f);
   EXPECT_EQ(ScaleFor(Format::kFp8E4M3, ScaleType::kE8M0, 511.0f), 1.0f);
-  // Tables that end at a power of two round up.
+  // Tables whose maximum is a power of two round up.
   EXPECT_EQ(ScaleFor(Format::kNf4, ScaleType::kE8M0, 1.0f), 1.0f);
   EXPECT_EQ(ScaleFor(Format::kNf4, ScaleType::kE8M0, 1.01f), 2.0f);
   EXPECT_EQ(ScaleFor(Format::kFp4E2M1, ScaleType::kE8M0, 0.0f), 0x1p-127f);
@@ -64,7 +64,7 @@ TEST(ScaleRule, AffineZerosAreIntegersInsideTheTable) {
   EXPECT_EQ(choose(-2.4f, 12.6f).zero, 2.0f);
   EXPECT_EQ(choose(-2.6f, 12.4f).zero, 3.0f);
   EXPECT_EQ(choose(0.0f, 0.0f).scale.value, 0.0f);
-  // The range itself is beyond fp32, the scale is not.
+  // The range overflows fp32, the scale does not.
   EXPECT_FALSE(choose(-3e38f, 3e38f).scale.overflow);
   const Encoder int3(Format::kInt3, {});
   const GroupParameters p = ScaleRule(int3, true).Choose({5.0f, -2.0f, 5.0f}, f32);

@@ -37,7 +37,7 @@ int64_t EmbeddingCount(const ModelArchitecture& model) {
   return model.vocabulary_size * model.hidden_size;
 }
 
-// The published figures, to the digits in which they are published.
+// The published figures, to their published digits.
 TEST(Architecture, ParametersMatchPublishedCounts) {
   EXPECT_NEAR(Billions(ParameterCount(Describe("mixtral-8x7b").tensors)), 46.7, 0.05);
   EXPECT_NEAR(Billions(ActiveParameterCount(Describe("mixtral-8x7b"))), 12.9, 0.05);
@@ -131,7 +131,7 @@ TEST(Architecture, ConfigSwitchesChangeTheTensors) {
   };
   const int64_t base = count(Edited("tie_word_embeddings", false));
   EXPECT_EQ(base - count(Edited("tie_word_embeddings", true)), 151936 * 2048);
-  // One layer turns from 128 experts and a router into one MLP of the dense width.
+  // One layer changes from 128 experts and a router to one MLP of the dense width.
   EXPECT_EQ(base - count(Edited("mlp_only_layers", {5})),
             3 * 2048 * (128 * 768 - 6144) + 128 * 2048);
   EXPECT_EQ(count(Edited("attention_bias", true)) - base, 48 * (4096 + 512 + 512 + 2048));

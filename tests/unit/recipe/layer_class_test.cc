@@ -14,7 +14,7 @@ struct NameCase {
   const char* layer_class;
 };
 
-// Names as the model families' checkpoints on Hugging Face carry them.
+// Tensor names in the model families' checkpoints on Hugging Face.
 constexpr NameCase kNames[] = {
     // llama, mistral, qwen2, qwen3
     {"model.embed_tokens.weight", "embedding"},
@@ -75,7 +75,7 @@ constexpr NameCase kNames[] = {
     {"gpt_neox.layers.0.attention.query_key_value.weight", "attention_qkv"},
     {"gpt_neox.layers.0.attention.dense.weight", "attention_out"},
     {"gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "mlp_up"},
-    // wrapped decoders and what stands beside them
+    // wrapped decoders and their siblings
     {"model.language_model.layers.0.self_attn.q_proj.weight", "attention_qkv"},
     {"vision_tower.encoder.layers.0.self_attn.q_proj.weight", "other"},
     {"model.visual.blocks.0.mlp.up_proj.weight", "other"},

@@ -98,7 +98,7 @@ TEST(Recipe, LaterOverridesWin) {
   EXPECT_EQ(Chosen(recipe, kExpert), "s8/g32");
   EXPECT_EQ(Chosen(recipe, "model.layers.1.mlp.experts.4.up_proj.weight"), "nf3/g64");
   EXPECT_EQ(Chosen(recipe, kEmbedding), "s8/gK");
-  // A pattern that matches everything still leaves vectors and biases alone.
+  // A pattern that matches everything still excludes vectors and biases.
   ASSERT_TRUE(add(".*", true, "s4/g64").ok());
   EXPECT_EQ(recipe.Choose("model.norm.weight", {64}).ToString(), "keep");
   EXPECT_EQ(recipe.Choose("a.experts.gate_up_proj_bias", {8, 64}).ToString(), "keep");

@@ -78,7 +78,7 @@ TEST(Regex, FindsWhatTheStandardLibraryFinds) {
 std::string RandomPattern(SplitMix64* random, int depth) {
   static constexpr const char* kAtoms[] = {"a", "b", "c", ".", "[ab]", "[^a]", "\\w", "\\."};
   static constexpr const char* kRepeats[] = {"", "", "", "?", "{2}", "{1,2}", "*", "+", "*?"};
-  constexpr size_t kBounded = 6;  // Of these; the oracle needs exponential time for stars of stars.
+  constexpr size_t kBounded = 6;  // Excludes stars: nested ones take the oracle exponential time.
   std::string pattern;
   const uint64_t parts = 1 + random->Next() % 3;
   for (uint64_t i = 0; i < parts; ++i) {
@@ -164,7 +164,7 @@ TEST(Regex, RefusesWhatItCannotMatch) {
   }
 }
 
-// A matcher that backtracks would not end: the number of its ways doubles with every letter.
+// A backtracking matcher would not end: its paths double with every letter.
 TEST(Regex, TakesTimeInProportionToTheName) {
   const std::string name = Repeated("model.layers.0_", 68);
   for (const char* pattern : {"(.*)*!", "([a-z_.0-9]+)*!", "(a|a)*b", "((.*)*)*!", "(x+x+)+y"}) {

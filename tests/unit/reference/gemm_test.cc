@@ -1,4 +1,4 @@
-// The oracle is checked against numbers worked out by hand.
+// The oracle is checked against hand-computed numbers.
 #include "reference/gemm.h"
 
 #include <gtest/gtest.h>

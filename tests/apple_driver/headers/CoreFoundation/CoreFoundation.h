@@ -1,4 +1,4 @@
-// Of CoreFoundation what metal-cpp and the driver name; io_registry.cc stands in for it.
+// The part of CoreFoundation that metal-cpp and the driver use; implemented in io_registry.cc.
 #pragma once
 
 #include <cmath>

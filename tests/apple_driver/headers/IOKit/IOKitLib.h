@@ -1,4 +1,4 @@
-// Of IOKit what the driver names; io_registry.cc stands in for it.
+// The part of IOKit that the driver uses; implemented in io_registry.cc.
 #pragma once
 
 #include <CoreFoundation/CoreFoundation.h>

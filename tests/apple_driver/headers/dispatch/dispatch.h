@@ -1,4 +1,4 @@
-// Of libdispatch what metal-cpp and the driver name.
+// The part of libdispatch that metal-cpp and the driver use.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Of Objective-C's runtime what metal-cpp names; objective_c.cc stands in for it.
+// The part of Objective-C's runtime that metal-cpp uses; implemented in objective_c.cc.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A toy: sign and a power of two, or zero: 0 1 2 4 8 16 32 64 and negatives.
+// A toy format: zero, or a sign and a power of two: 0 1 2 4 8 16 32 64 and their negatives.
 #ifndef MARLIN_FORMATS_TOY_H_
 #define MARLIN_FORMATS_TOY_H_
 
@@ -19,7 +19,7 @@ struct Toy {
   MARLIN_CODEC marlin_code Encode(float x) {
     const float magnitude = x < 0.0f ? -x : x;
     marlin_code code = 0u;
-    // Past the midpoint of two neighbours, or at it when the upper one's code is even.
+    // Rounds up past the midpoint of two neighbours, or at it when the upper one's code is even.
     for (marlin_code upper = 1u; upper < 8u; ++upper) {
       const float midpoint = 0.5f * (Value(upper - 1u) + Value(upper));
       if (magnitude > midpoint || (magnitude == midpoint && (upper & 1u) == 0u)) code = upper;

@@ -1,4 +1,4 @@
-// A toy operation: a vector the other way round.
+// A toy operation: reverses a vector.
 #pragma once
 
 #include "marlin/device.h"
@@ -6,7 +6,7 @@
 
 namespace marlin {
 
-/// out = x from its end to its beginning; contiguous f32 of one length, apart.
+/// out = x reversed; contiguous f32 of equal length, not overlapping.
 Status ToyReverse(const Device& device, const TensorView& x, const MutableTensorView& out,
                   void* stream = nullptr);
 

@@ -1,5 +1,5 @@
-// The toy operation on the CPU, and on a device whose memory is the host's; a device without
-// operations says so.
+// The toy operation on the CPU and on a device with host memory; a device without decoder
+// operations returns an error.
 #include "ops/toy_reverse.h"
 
 #include <gtest/gtest.h>

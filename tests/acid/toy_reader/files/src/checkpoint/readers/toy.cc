@@ -1,5 +1,5 @@
-// quant_method "toy": X.weight is stored as X.weight_toy u8 [n, k / 2], s4 codes along k with the
-// even one in the low nibble, and X.weight_toy_scale f32 [n].
+// quant_method "toy": X.weight is stored as X.weight_toy u8 [n, k / 2], s4 codes along k with even
+// k in the low nibble, and X.weight_toy_scale f32 [n].
 #include <fmt/format.h>
 
 #include <cstring>
@@ -57,7 +57,7 @@ class ToyReader final : public ModuleReader {
     const std::vector<PartTensor> parts = Parts(record);
     const std::byte* bytes = store_.Data(parts[0].tensor);
     auto* words = static_cast<uint32_t*>(buffer.codes);
-    // Four bytes are eight codes, lowest first: a word of the canonical layout, transposed.
+    // Four bytes hold eight codes, lowest first: a word of the canonical layout, transposed.
     for (int64_t n = 0; n < spec.n; ++n) {
       for (int64_t w = 0; w < spec.k / 8; ++w) {
         std::memcpy(&words[w * spec.n + n], bytes + n * spec.k / 2 + 4 * w, 4);

@@ -1,4 +1,4 @@
-// Columns of ones, whatever the weights: proof that a kernel is one folder and one row.
+// A kernel that outputs ones for any weights: proof that a kernel is one folder and one row.
 #include "backends/cuda/plan/kernel_family.h"
 
 namespace marlin::cuda {
