@@ -1,8 +1,9 @@
-// 4-bit tile layouts: marlin_w4, and the original Marlin's and vLLM's that it descends from.
+// 4-bit tile layouts: marlin_w4, and the layouts of the original Marlin and of vLLM from which it
+// descends.
 //
-// All three hold a word per (16x16 tile, lane): the eight codes that lane t of 32 feeds to a tensor
-// core multiply with a 16x16 tile of B, rows 2 (t % 4) + {0, 1, 8, 9} of columns t / 4 + {0, 8},
-// interleaved 0 2 4 6 1 3 5 7. They differ in which four tiles a lane's four words come from.
+// All three hold one word per (16x16 tile, lane): the eight codes that lane t of a warp feeds to an
+// MMA with a 16x16 tile of B, rows 2 (t % 4) + {0, 1, 8, 9} of columns t / 4 + {0, 8}, interleaved
+// 0 2 4 6 1 3 5 7. They differ in which four tiles a lane's four words come from.
 #include <algorithm>
 #include <string>
 
@@ -20,13 +21,13 @@ constexpr int64_t kWordsPerLane = 4;
 constexpr int64_t kW4Block = 32;        ///< marlin_w4: 2 x 2 tiles.
 constexpr int64_t kOriginalBlock = 64;  ///< Original Marlin: 1 x 4 tiles.
 
-/// Place of a code inside its 16x16 tile.
+/// Position of a code in its 16x16 tile.
 struct Place {
   int64_t row;
   int64_t column;
 };
 
-/// Where nibble `nibble` of lane `lane`'s word comes from.
+/// Position of the code in nibble `nibble` of lane `lane`'s word.
 constexpr Place PlaceOf(int64_t lane, int nibble) {
   constexpr int kInterleave[8] = {0, 2, 4, 6, 1, 3, 5, 7};
   constexpr int kRows[4] = {0, 1, 8, 9};
@@ -34,7 +35,7 @@ constexpr Place PlaceOf(int64_t lane, int nibble) {
   return {2 * (lane % 4) + kRows[i % 4], lane / 4 + 8 * (i / 4)};
 }
 
-/// A canonical matrix of 4-bit codes; reads past its edges are code 0, writes there are dropped.
+/// A matrix of k-packed 4-bit words; reads past its edges give code 0, writes there are dropped.
 template <typename Word>
 class CanonicalCodes {
  public:
@@ -44,7 +45,7 @@ class CanonicalCodes {
     if (k >= k_ || n >= n_) return 0;
     return (words_[k / 8 * n_ + n] >> (4 * (k % 8))) & 15u;
   }
-  /// Precondition: the code at that place is 0.
+  /// Precondition: the code at that position is 0.
   void Put(int64_t k, int64_t n, uint32_t code) const {
     if (k < k_ && n < n_) words_[k / 8 * n_ + n] |= code << (4 * (k % 8));
   }
@@ -74,7 +75,7 @@ void ScatterWord(uint32_t word, int64_t tile_k, int64_t tile_n, int64_t lane,
 }
 
 Status CheckShape(int64_t k, int64_t n) {
-  // The bound keeps the padded product within int64.
+  // Bounds the product of the padded sizes within int64.
   constexpr int64_t kPadding = 2 * kOriginalBlock;
   const bool valid = k >= 0 && n >= 0 &&
                      ((Checked(k) + Checked(kPadding)) * (Checked(n) + Checked(kPadding))).valid();
@@ -150,7 +151,7 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
   MARLIN_RETURN_IF_ERROR(CheckCount("canonical", canonical.size(), k / 8 * n, k, n));
   std::fill(canonical.begin(), canonical.end(), 0u);
   const CanonicalCodes to(k, n, canonical.data());
-  // A row of words is a row of tiles; a lane's four words are four tiles side by side along n.
+  // A row of words is a row of tiles; a lane's four words are four adjacent tiles along n.
   const int64_t words_per_row = n * kTile / 8;
   for (size_t i = 0; i < words.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
@@ -164,8 +165,8 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
 
 Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                             std::span<uint32_t> canonical) {
-  // vLLM kept the order of 4-bit words (for 16-bit activations) and changed what is around them:
-  // zero points, act-order, more shapes.
+  // vLLM kept the order of 4-bit words (for 16-bit activations) and changed the rest: zero points,
+  // act-order, more shapes.
   return RepackFromOriginalMarlin(k, n, words, canonical);
 }
 

@@ -1,7 +1,7 @@
-// The canonical K-packed bit order, as loops over runs of columns that packers and kernels share.
+// The canonical k-packed bit order, as loops over runs of columns that packers and kernels share.
 //
 // 32 consecutive codes of a column fill kBits words; as one little-endian string of 32 * kBits
-// bits, code j lies at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
+// bits, code j is at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
 // kBits * j"; for 3 bits it is 32 codes in 3 words.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace marlin {
 
 inline constexpr int64_t kPackRun = 32;  ///< Codes after which every width is at a word boundary.
 
-/// Squeezes the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
+/// Packs the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
 template <int kBits>
 uint64_t SqueezeOctet(uint64_t bytes) {
   static_assert(kBits < 8);
@@ -83,9 +83,9 @@ void UnpackRun(const uint32_t* words, uint8_t* codes) {
   std::memcpy(codes, octets, sizeof(octets));
 }
 
-/// Codes of some columns, one byte each: column c at codes + c * stride, K running. Columns are
-/// padded to a multiple of kPackRun: the padding is read by PackColumns (and must be code 0) and
-/// written by UnpackColumns.
+/// Codes of several columns, one byte each: column c at codes + c * stride, k contiguous. Columns
+/// are padded to a multiple of kPackRun: PackColumns reads the padding (which must be code 0) and
+/// UnpackColumns writes it.
 struct CodeColumns {
   uint8_t* codes;
   int64_t stride;
