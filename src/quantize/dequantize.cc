@@ -37,7 +37,7 @@ float ReadScalar(const TensorView& view, int64_t index) {
   }
 }
 
-/// What turns a code of one group of one column into a weight.
+/// Maps a code of one group of one column to its weight.
 struct GroupMap {
   double scale = 1;
   double zero = 0;
