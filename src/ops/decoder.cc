@@ -37,13 +37,13 @@ Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
 
 namespace {
 
-/// A vector that must be there unless it has no elements.
+/// CheckVector, but required unless it has no elements.
 Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
   if (count > 0 && view.empty()) return Invalid(fmt::format("{}: null data", name));
   return CheckVector(name, view, count, f32_only);
 }
 
-/// A vector of ids or positions in the device's memory.
+/// Checks a vector of ids or positions in device memory.
 Status CheckIndexVector(const char* name, const TensorView& view, int64_t count) {
   if (view.dtype() != DType::kI32 && view.dtype() != DType::kI64) {
     return Invalid(fmt::format("{}: expected i32 or i64, got {}", name, DTypeName(view.dtype())));
@@ -55,7 +55,7 @@ Status CheckIndexVector(const char* name, const TensorView& view, int64_t count)
   return CheckData(name, view);
 }
 
-/// Ids or positions of the host where the device reads them, for one call.
+/// Uploads the host's ids or positions for one call, if the device reads its own memory.
 class DeviceIndices {
  public:
   explicit DeviceIndices(std::span<const int32_t> host)
@@ -74,7 +74,7 @@ class DeviceIndices {
 
  private:
   TensorView view_;
-  DeviceBuffer buffer_;  ///< Freed when the device is done with it.
+  DeviceBuffer buffer_;  ///< Freed once the device has used it.
 };
 
 Status CheckLookUp(const TensorView& ids, const MutableTensorView& out, int64_t columns) {

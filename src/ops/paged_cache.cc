@@ -11,7 +11,7 @@
 namespace marlin {
 namespace {
 
-/// Bytes of a slab; -1 where no memory holds so many.
+/// Bytes of a slab; -1 if they overflow.
 int64_t SlabBytes(const PagedCache& cache) {
   const Checked bytes =
       Checked(cache.slab_pages) * Checked(cache.page_stride) * Checked(DTypeBytes(cache.type));
@@ -58,7 +58,7 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
   return CheckNumbers("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
 }
 
-/// An output apart from all pages.
+/// Checks that an output overlaps none of the pages.
 Status CheckApartFromCache(const MutableTensorView& out, const PagedCache& cache) {
   const ByteRange written(out);
   const int64_t bytes = SlabBytes(cache);

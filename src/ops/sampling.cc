@@ -21,7 +21,7 @@ Status CheckVocab(int64_t vocab) {
   return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMaxVocab, vocab));
 }
 
-/// The states of `rows` texts.
+/// Checks the sampler states of `rows` sequences.
 Status CheckStates(const char* name, const MutableTensorView& states, const Shape& expected) {
   if (states.dtype() != DType::kU8 || !(states.shape() == expected)) {
     return Invalid(fmt::format("{}: expected u8 {}, got {} {}", name, expected.ToString(),
