@@ -1,4 +1,5 @@
-// What config.json says, read as the model families' reference implementations name their tensors.
+// Lists the tensors that a config.json implies, named as in the families' reference
+// implementations.
 #include "recipe/architecture.h"
 
 #include "base/checked.h"
@@ -129,7 +130,7 @@ Status CheckTotal(const std::vector<ModelTensor>& tensors) {
     for (int i = 0; i < tensor.shape.rank(); ++i) count = count * Checked(tensor.shape[i]);
     total = total + count;
   }
-  // Room for a factor that turns elements into bits.
+  // Headroom for converting elements to bits.
   if ((total * Checked(64)).valid()) return Status();
   return Status(Code::kMalformedFile, "config.json: the number of parameters overflows");
 }
