@@ -20,11 +20,11 @@ namespace {
 
 constexpr int64_t kShardBytes = int64_t{5} << 30;
 
-// A module to be written back, or a tensor to be copied.
+// One unit of output: a module to dequantize, or a tensor to copy.
 struct BackUnit {
   const ModuleRecord* record = nullptr;  // Null for a copy.
-  int64_t expert = 0;                    // Of stacked experts with a name each.
-  bool all_experts = false;              // A fused stack: one tensor of all experts.
+  int64_t expert = 0;                    // For stacked experts with separate names.
+  bool all_experts = false;              // A fused stack: one tensor for all experts.
   size_t tensor = 0;                     // The copied tensor, or the module's first.
   OutputTensor output;
 };
@@ -58,7 +58,7 @@ class Restorer {
   std::vector<BackUnit> units_;
   int64_t total_ = 0;
   int64_t done_ = 0;
-  const ModuleRecord* loaded_ = nullptr;  // Whose weights are in weights_.
+  const ModuleRecord* loaded_ = nullptr;  // The module whose weights are in weights_.
   QuantizedWeights weights_;
 };
 
@@ -147,7 +147,7 @@ Status Restorer::WriteExpert(TensorWriter* writer, size_t unit, int64_t expert) 
   return {};
 }
 
-// The error for a weight that the element type turns into infinity: quantizing refuses it, too.
+// The error for a weight that overflows the element type; quantizing rejects it, too.
 Status Restorer::Overflow(const QuantizedWeights& weights, const std::string& tensor,
                           int64_t expert, int64_t k, int64_t n) const {
   MARLIN_ASSIGN_OR_RETURN(
@@ -180,7 +180,7 @@ Status Restorer::Write(TensorWriter* writer, size_t unit) {
   return {};
 }
 
-// The configuration of the plain checkpoint: not quantized, and of the new element type.
+// The plain checkpoint's config.json: without quantization, with the new element type.
 std::string ConfigText(const Checkpoint::Impl& source, DType dtype) {
   Json config = source.config;
   RemoveQuantization(&config);
