@@ -33,7 +33,7 @@ Result<Activation> ReadActivation(ModelConfig& config) {
                             Printable(name)));
 }
 
-/// Whether a layer has a window when layer_types is absent. `limit` is max_window_layers.
+/// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers.
 bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
   switch (rule) {
     case WindowRule::kAllLayers:
@@ -48,7 +48,7 @@ bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
   return true;
 }
 
-/// Which layers see only the last keys: as layer_types says, else as the family always did.
+/// Reads which layers have a sliding window: from layer_types, else by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   const Family& family = *decoder->family;
   const int64_t layers = decoder->shape.layers;
@@ -102,7 +102,7 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
   }
 }
 
-/// One id or a list of them.
+/// Reads one id or a list of ids.
 std::vector<int32_t> EndTokens(ModelConfig& config) {
   std::vector<int32_t> ids;
   if (!config.Has("eos_token_id")) return ids;

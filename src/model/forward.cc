@@ -72,7 +72,7 @@ Status TakeValues(Pass* pass) {
   const int64_t rows = pass->rows();
   const auto take = [&](int64_t width) { return arena.Take(DType::kF32, {rows, width}); };
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
-  // The two halves of a layer share their memory.
+  // The two halves of a layer reuse the same memory.
   const Arena::Mark begin = arena.mark();
   const int64_t queries = shape.heads * config.key_dim();
   if (config.latent()) {
@@ -103,7 +103,7 @@ Status TakeValues(Pass* pass) {
 
 namespace {
 
-/// inner = the gate of x.
+/// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner) {
   const DecoderConfig& config = pass.decoder.config;

@@ -93,7 +93,7 @@ Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
   return {};
 }
 
-/// Takes the sequences of all inputs for one call. The length of a sequence counts as read here.
+/// Claims the sequences of all inputs for one call, before their lengths are read.
 Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
   std::vector<const Sequence*> seen;
   for (const SequenceInput& input : inputs) {
@@ -170,7 +170,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
   try {
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
     const Checkpoint& checkpoint = directory.checkpoint;
-    // The device is asked before a tensor is read.
+    // Checks the device before reading any tensor.
     MARLIN_RETURN_IF_ERROR(CheckDevice(device, directory.config));
     LoadOptions load;
     if (!options.prepared.empty()) {

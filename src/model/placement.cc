@@ -13,7 +13,7 @@ namespace {
 
 using enum DecoderOperation;
 
-/// The operations that an operation of a step is made of.
+/// The unfused operations that make up an operation of a step.
 std::vector<DecoderOperation> PiecesOf(StepKind kind) {
   switch (kind) {
     case StepKind::kEmbed:
@@ -60,7 +60,7 @@ Status CheckPieces(const Device& device, StepKind kind) {
   for (const DecoderOperation operation : PiecesOf(kind)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
-  // Tokens are sorted by expert where the host reads the choices.
+  // Sorting tokens by expert requires that the host reads the top-k selection.
   if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kHuge = 1e12;
 
-/// Where the parameters stand: in their own object since version 5 of transformers, before that
-/// beside the others and in rope_scaling.
+/// The RoPE parameters. transformers 5 stores them in rope_parameters; earlier versions in
+/// rope_scaling and at the top level.
 struct Parameters {
   ModelConfig scaling;
   std::string type;
@@ -37,7 +37,7 @@ Result<Parameters> ReadParameters(ModelConfig& config) {
   return p;
 }
 
-/// Llama 3.1: long waves are stretched, short ones kept, those between blended.
+/// Llama 3.1: scales low frequencies, keeps high ones and interpolates between.
 void StretchLikeLlama3(ModelConfig& scaling, double context, std::vector<double>* frequencies) {
   const double factor = scaling.RealOr("factor", 1, 1e6, 8);
   const double low = scaling.RealOr("low_freq_factor", 1e-3, 1e6, 1);
@@ -53,7 +53,7 @@ double YarnScale(double factor, double weight) {
   return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }
 
-/// YaRN: pairs that turn often are kept, those that turn seldom are stretched, with a ramp between.
+/// YaRN: keeps high frequencies, scales low ones, with a linear ramp between.
 void StretchLikeYarn(ModelConfig& scaling, double theta, double context, double factor,
                      std::vector<double>* frequencies) {
   const auto pairs = static_cast<double>(frequencies->size());
@@ -117,7 +117,7 @@ Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_pos
                               "linear, llama3, yarn",
                               Printable(p.type)));
   }
-  // DeepSeek scales the scores whatever the kind, as long as it is not the default.
+  // DeepSeek scales the scores for every rope_type but the default.
   const double scale_all = p.scaling.RealOr("mscale_all_dim", 0, 1e6, 0);
   if (p.type != "default" && scale_all != 0) {
     const double scale = YarnScale(p.scaling.RealOr("factor", 1e-3, 1e6, 1), scale_all);
