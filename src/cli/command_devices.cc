@@ -1,4 +1,4 @@
-// devices: what this machine can run, and why not.
+// devices: lists the devices of this machine, and why others are unavailable.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// metal-sim: runs a kernel of a Metal source on this machine's processor, and checks it.
+// metal-sim: runs a kernel of a Metal source on the host CPU and checks it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ using metal::simulator::Finding;
 using metal::simulator::MetalProgram;
 using metal::simulator::Report;
 
-/// A finding with the lines of the source that it is about.
+/// A finding with its source locations.
 struct PlacedFinding {
   const Finding* finding;
   std::string place;
@@ -49,8 +49,8 @@ std::vector<PlacedFinding> PlaceFindings(const MetalProgram& program, const Repo
   return placed;
 }
 
-/// While it lives, the process ends when a time is over, with the error that every command would
-/// print: a kernel's native code cannot be called back.
+/// Ends the process after a time limit, with the error that a command would print: native code of a
+/// kernel cannot be cancelled.
 class TimeLimit {
  public:
   TimeLimit(const Console& console, const std::string& file, int64_t seconds) {
@@ -75,7 +75,7 @@ class TimeLimit {
   TimeLimit& operator=(const TimeLimit&) = delete;
 
  private:
-  // Made before the signal may come: its handler may not allocate.
+  // Formatted in advance: the signal handler must not allocate.
   static inline std::string json_text;
   static inline std::string line_text;
   void (*previous_)(int) = nullptr;
@@ -130,7 +130,7 @@ class MetalSimCommand final : public Command {
     return Conclude(findings.size());
   }
 
-  /// Findings are malformed input.
+  /// Reports findings as malformed input.
   Status Conclude(size_t findings) const {
     if (findings == 0) return Status();
     return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, FindingsText(findings)));
@@ -170,7 +170,7 @@ class MetalSimCommand final : public Command {
     return console.json() ? console.PrintJson(document) : console.Print(table.ToString());
   }
 
-  /// The first run's outputs and counters are shown; findings of all runs, each once.
+  /// Prints outputs and counters of the first run, and the findings of all runs without duplicates.
   Status Simulate(Console& console, const MetalProgram& program, const metal_sim::Kernel& kernel) {
     const int64_t runs = runs_.value_or(3);
     Json document = {{"kernel", kernel.name}, {"runs", runs}, {"findings", Json::array()}};

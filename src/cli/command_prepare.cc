@@ -1,4 +1,4 @@
-// prepare: a model's weights as a device holds them, in a file that later starts map.
+// prepare: writes a model's prepared weights to a file that later starts map.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

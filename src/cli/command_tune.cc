@@ -1,4 +1,4 @@
-// tune: measures which kernel is the fastest for which product, and writes the table of it.
+// tune: measures the fastest kernel for each GEMM and writes the tuning table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kCpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128};
 constexpr int64_t kGpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 
-/// One matrix of weights, or a gate and its up projection side by side.
+/// One weight matrix, or gate and up projections fused.
 struct Matrix {
   int64_t n = 0;
   int64_t k = 0;
@@ -40,14 +40,14 @@ struct Matrix {
   friend auto operator<=>(const Matrix&, const Matrix&) = default;
 };
 
-/// The attention and the feed-forward layers of a model of 8 billion parameters.
+/// The attention and MLP matrices of a model of 8 billion parameters.
 const std::set<Matrix> kUsualMatrices = {
     {4096, 4096}, {4096, 14336}, {6144, 4096}, {28672, 4096, true}};
 
 struct Measured {
   BenchCase bench;
   std::vector<KernelTiming> timings;
-  const KernelTiming* fastest = nullptr;  ///< Of timings.
+  const KernelTiming* fastest = nullptr;  ///< Points into timings.
 };
 
 /// The matrices of a model's linear layers.
@@ -64,7 +64,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
     Matrix matrix{tensor.shape[rank - 2], tensor.shape[rank - 1], false};
     if (tensor.input_first) std::swap(matrix.n, matrix.k);
     matrices.insert(matrix);
-    // A gate is multiplied together with its up projection.
+    // Gate and up projections run as one fused GEMM.
     const bool gate = layer == LayerClass::kMlpGate ||
                       tensor.name.find("gate_proj") != std::string::npos ||
                       tensor.name.find(".w1.") != std::string::npos;
@@ -93,7 +93,7 @@ class TuneCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(products_.Read());
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
-    options.tuning_file = "";  // What it says may be wrong: that is why this runs.
+    options.tuning_file = "";  // Ignored: its entries are about to be remeasured.
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
     const bool many_rows = device.info().backend != "cpu";
@@ -112,7 +112,7 @@ class TuneCommand final : public Command {
   }
 
  private:
-  /// `many_rows`: of models as many as GPUs take.
+  /// `many_rows`: measure models at the batch sizes of GPUs.
   Status ListCases(bool many_rows) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
@@ -152,7 +152,7 @@ class TuneCommand final : public Command {
     return {};
   }
 
-  /// What the file holds already, which stays unless it is measured anew.
+  /// Reads the existing entries; those not measured again are kept.
   Status ReadOld() {
     if (output_.empty()) output_ = DefaultTuningFile();
     if (output_.empty()) {
@@ -196,7 +196,7 @@ class TuneCommand final : public Command {
     return {};
   }
 
-  /// Where there is one kernel for everything, a table says nothing.
+  /// A table is useless if every GEMM has a single kernel.
   Status CheckChoice(const DeviceInfo& info) const {
     for (const Measured& one : measured_) {
       const auto selectable =

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kDefaultWindow = 256;
 constexpr size_t kShownBytes = 40;
 
-/// Numbers between white space and commas, in brackets or not.
+/// Splits numbers at white space and commas, optionally in brackets.
 class TokenReader {
  public:
   TokenReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
@@ -50,7 +50,7 @@ class TokenReader {
   void SkipSeparators() {
     while (at_ < text_.size() && IsSeparator(text_[at_])) ++at_;
   }
-  /// Up to the next separator; a bracket is a word.
+  /// The text up to the next separator; a bracket is a word of its own.
   std::string_view Word() const {
     size_t end = at_ + 1;
     const auto ends = [](char c) { return IsSeparator(c) || c == '[' || c == ']'; };

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kDefaultGroupSize = 128;
 
-/// Splits "REGEX=CHOICE" at the last '=', since an expression may contain one and a choice may not.
+/// Splits "REGEX=CHOICE" at the last '=', since only the expression may contain one.
 Result<RecipeOverride> ParseOverride(const std::string& text) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) {
