@@ -32,7 +32,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   return dict;
 }
 
-/// How a directory is quantized, beside its recipe.
+/// The quantization of a directory, other than its recipe.
 struct DirectoryOptions {
   std::string method = "rtn";
   bool overwrite = false;

@@ -1,5 +1,5 @@
-// Products on Apple GPUs whose kernels another framework compiles and runs: what
-// metal_marlin._mlx_kernels gives to MLX.
+// GEMMs on Apple GPUs whose kernels another framework compiles and runs: the interface of
+// metal_marlin._mlx_kernels to the core.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -21,7 +21,7 @@
 namespace marlin::python {
 namespace {
 
-/// Weights for another framework.
+/// Weights for another framework's kernels.
 struct MetalStrips {
   std::shared_ptr<metal::PreparedStrips> strips;
 };
@@ -32,7 +32,7 @@ nb::capsule MetalProductOf(const MetalStrips& weights) {
                      [](void* held) noexcept { delete static_cast<Held*>(held); });
 }
 
-/// What MLX is to bind to a kernel's buffer.
+/// The operand that MLX binds to a kernel's buffer.
 const char* RoleOf(int buffer) {
   switch (buffer) {
     case MARLIN_BUFFER_CODES:
@@ -58,7 +58,7 @@ const char* RoleOf(int buffer) {
   }
 }
 
-/// uint8 [experts, bytes] of a part, or nothing where the format has no such part.
+/// uint8 [experts, bytes] of a part; absent if the format lacks the part.
 void AddPart(nb::dict* arrays, const char* name, nb::handle owner, metal::StripPart first,
              int64_t experts) {
   if (first.data == nullptr || first.bytes == 0) return;
@@ -66,7 +66,7 @@ void AddPart(nb::dict* arrays, const char* name, nb::handle owner, metal::StripP
   (*arrays)[name] = ToNumPy(view, owner);
 }
 
-/// Moves the memory to the arrays. The parts of all experts lie one behind the other.
+/// Transfers the memory to the arrays. The parts of all experts are contiguous.
 nb::dict TakeArrays(MetalStrips& self) {
   const nb::object owner = nb::cast(MetalStrips{self.strips});
   const metal::PreparedStrips& strips = *self.strips;
@@ -100,12 +100,12 @@ std::string OutputOf(const metal::ForeignKernel& kernel) {
   return {};
 }
 
-/// A product as Python describes it.
+/// A GEMM as described by Python.
 struct MetalCall {
   int64_t m = 1;
   std::string dtype = "float32";
   int64_t expert = 0;
-  std::string bias;  ///< Its type; empty: none.
+  std::string bias;  ///< Its element type; empty: none.
   std::string activation = "none";
   bool gated = false;
   bool batch_invariant = false;
@@ -128,7 +128,7 @@ std::vector<metal::ForeignKernel> PlanCall(const MetalStrips& weights, const Met
   return Take(metal::PlanForeign(*weights.strips, product, {call.cores, call.known_fragments}));
 }
 
-/// Lets a Python function run launches: run(kernel, input) -> the output, both as arrays.
+/// Runs launches through a Python function: run(kernel, input) -> the output, both arrays.
 class PythonDriver final : public metal::Driver {
  public:
   explicit PythonDriver(nb::callable run) : run_(std::move(run)) {}
@@ -170,7 +170,7 @@ class PythonDriver final : public metal::Driver {
   std::vector<double> memory_;
 };
 
-/// What the GPU does that no document promises.
+/// Checks GPU behavior that is not documented.
 nb::dict SelfTestOf(const nb::callable& run) {
   PythonDriver driver(run);
   const metal::SelfTest result = Take(metal::RunSelfTest(driver));

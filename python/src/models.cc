@@ -37,7 +37,7 @@ void Forward(const Model& model, Sequence& sequence, const Tokens& tokens, bool 
   Check(model.Forward({&input, 1}, logits));
 }
 
-/// marlin::GenerateOptions with a callback of Python's.
+/// marlin::GenerateOptions with a Python callback.
 struct TextOptions {
   int64_t max_tokens = 128;
   float temperature = 0;

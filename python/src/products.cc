@@ -1,4 +1,4 @@
-// Devices, prepared weights and products.
+// Devices, prepared weights and GEMMs.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -44,13 +44,13 @@ nb::dict DictOf(const DeviceInfo& info) {
   return dict;
 }
 
-/// Prepared weights and the device that they are for.
+/// Prepared weights and their device.
 struct ReadyWeights {
   PreparedWeights weights;
   OpenDevice device;
 };
 
-/// What _mlx runs.
+/// The GEMM that _mlx runs on the CPU.
 class ReadyProduct final : public CpuProduct {
  public:
   explicit ReadyProduct(ReadyWeights ready) : ready_(std::move(ready)) {}
@@ -79,7 +79,7 @@ nb::capsule CpuProductOf(const ReadyWeights& ready) {
                      [](void* held) noexcept { delete static_cast<Held*>(held); });
 }
 
-/// The epilogue and grade of a product, and how it is put on a stream.
+/// The epilogue, accuracy and stream of a GEMM.
 struct ProductOptions {
   nb::object bias = nb::none();
   nb::object row_weight = nb::none();
@@ -91,7 +91,7 @@ struct ProductOptions {
   int64_t expert = 0;
   std::string kernel;
   uintptr_t stream = 0;
-  /// Called with a number of bytes, returns an array of that many; None: the device's own memory.
+  /// Called with a byte count, returns an array of that size; None: the device allocates.
   nb::object allocate = nb::none();
 };
 
@@ -108,7 +108,7 @@ GemmOptions OptionsOf(const ProductOptions& product) {
   return options;
 }
 
-/// Users give x; the library calls it a.
+/// Users pass x; the library names it a.
 Status NamingX(const Status& status) {
   constexpr std::string_view kPrefix = "a: ";
   if (!std::string_view(status.message()).starts_with(kPrefix)) return status;
@@ -135,7 +135,7 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
     Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
     return;
   }
-  // The weights remember the plan of every problem, so that only the first call for one plans.
+  // The weights cache plans, so that only the first call for a problem plans.
   const Result<GemmPlan> plan = PlanGemm(on.device, from.view, ready.weights, to.view, options);
   Check(NamingX(plan.status()));
   GemmArguments arguments;

@@ -1,5 +1,5 @@
 // The extension module _mlx. Shares MLX's types through nanobind, so it must be built with the
-// nanobind interface of the MLX that it is built for.
+// nanobind version of the MLX that it is built for.
 #include <mlx/mlx.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -23,13 +23,13 @@ namespace {
 
 namespace mx = mlx::core;
 
-/// What a capsule of _core holds.
+/// The content of a capsule from _core.
 template <typename T>
 std::shared_ptr<const T> Held(const nb::capsule& capsule, const char* name) {
   return *static_cast<std::shared_ptr<const T>*>(capsule.data(name));
 }
 
-/// What Python sees.
+/// The weights class visible in Python.
 struct Weights {
   std::shared_ptr<const MlxWeights> weights;
 };
