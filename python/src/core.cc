@@ -186,7 +186,7 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
     place_ = {nb::device::cuda::value, index};
   } else if (device != "cpu") {
     throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("array: on {}, which no device here reads", device)));
+                             fmt::format("array: on {}, which no device can access", device)));
   }
 }
 

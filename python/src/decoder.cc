@@ -102,10 +102,10 @@ void BindDecoder(nb::module_& module) {
   module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
              "Whether a model type stores a matrix as [in, out], experts in front.");
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
-             "The arithmetic of a decoder as config.json says it, for a type that can be run.");
+             "The decoder's arithmetic as described by config.json, for a supported type.");
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),
              nb::arg("file"),
-             "Raises an error for a newer version, a wrong checksum and wrong keys of modules.");
+             "Raises an error for a newer version, a wrong checksum or wrong module keys.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
 }

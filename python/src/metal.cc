@@ -183,7 +183,7 @@ nb::dict SelfTestOf(const nb::callable& run) {
 void BindKernels(nb::module_& module) {
   using Kernel = metal::ForeignKernel;
   nb::class_<Kernel>(module, "MetalKernel",
-                     "One kernel of a product, as mlx.core.fast.metal_kernel takes it.")
+                     "One kernel of a GEMM, in the form of mlx.core.fast.metal_kernel.")
       .def_ro("name", &Kernel::name)
       .def_prop_ro("header", [](const Kernel& kernel) { return kernel.body.header; })
       .def_prop_ro("source", [](const Kernel& kernel) { return kernel.body.source; })
@@ -191,12 +191,12 @@ void BindKernels(nb::module_& module) {
           "template_arguments", [](const Kernel& kernel) { return kernel.body.template_arguments; },
           "Names and values, as source text.")
       .def_ro("distinctions", &Kernel::distinctions,
-              "Names and values of the constants that the header was made for.")
-      .def_prop_ro("inputs", &InputsOf, "Names, and what is bound to them.")
+              "Names and values of the constants built into the header.")
+      .def_prop_ro("inputs", &InputsOf, "Names and the operands bound to them.")
       .def_prop_ro("output", &OutputOf, "The name of the output.")
       .def_ro("output_bytes", &Kernel::output_bytes)
-      .def_ro("partial", &Kernel::partial, "The output is float32, for the kernel behind this one.")
-      .def_ro("cleared", &Kernel::cleared, "The output must hold zeros before.")
+      .def_ro("partial", &Kernel::partial, "The output is float32 partials for the next kernel.")
+      .def_ro("cleared", &Kernel::cleared, "The output must be cleared first.")
       .def_prop_ro("grid",
                    [](const Kernel& kernel) {
                      return std::make_tuple(kernel.grid[0], kernel.grid[1], kernel.grid[2]);
@@ -204,7 +204,7 @@ void BindKernels(nb::module_& module) {
       .def_prop_ro("threadgroup",
                    [](const Kernel& kernel) { return std::make_tuple(kernel.threads, 1, 1); })
       .def_prop_ro("parameters", &ParametersOf, "int32 [16]: kernels/parameters.h.");
-  nb::class_<MetalCall>(module, "MetalCall", "A product of contiguous rows.")
+  nb::class_<MetalCall>(module, "MetalCall", "A GEMM on contiguous rows.")
       .def(nb::init<>())
       .def_rw("m", &MetalCall::m)
       .def_rw("dtype", &MetalCall::dtype)
@@ -223,11 +223,10 @@ void BindKernels(nb::module_& module) {
 void BindMetal(nb::module_& module) {
   BindKernels(module);
   module.def("metal_self_test", &SelfTestOf, nb::arg("run"),
-             "Asks a GPU what kernels rely on, with the help of run(kernel, input), which returns "
-             "the output (float32). \"wrong\" says why no kernel may run; empty: they may.");
+             "Checks GPU behavior that kernels rely on, through run(kernel, input), which returns "
+             "the output (float32). \"wrong\" says why no kernel can run; empty: they can.");
   nb::class_<MetalStrips>(module, "MetalStrips",
-                          "Weights in the layout of the kernels of Apple GPUs, in this machine's "
-                          "memory.")
+                          "Weights in the layout of the kernels of Apple GPUs, in host memory.")
       .def(
           "__init__",
           [](MetalStrips* self, const QuantizedWeights& weights) {
@@ -240,11 +239,11 @@ void BindMetal(nb::module_& module) {
       .def_prop_ro("experts", [](const MetalStrips& w) { return w.strips->spec.experts; })
       .def_prop_ro("nbytes", [](const MetalStrips& w) { return w.strips->bytes; })
       .def("take_arrays", &TakeArrays,
-           "The parts by what kernels call them, uint8 [experts, bytes], once: they own the memory "
-           "from then on. Plans need none.")
-      .def("metal_product", &MetalProductOf, "What the extension module _mlx plans with.")
+           "The parts by operand name, uint8 [experts, bytes], once: they own the memory from then "
+           "on. Plans do not need it.")
+      .def("metal_product", &MetalProductOf, "A capsule for the extension module _mlx.")
       .def("plan", &PlanCall, nb::arg("call"),
-           "The kernels of a product whose m, n and k are not 0, one after the other.");
+           "The kernels of a GEMM whose m, n and k are not 0, in order.");
 }
 
 }  // namespace marlin::python

@@ -136,7 +136,7 @@ void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
 }  // namespace
 
 void BindWeights(nb::module_& module) {
-  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays that quantized weights consist of.")
+  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays of quantized weights.")
       .def(nb::init<>())
       .def_rw("format", &WeightsParts::format)
       .def_rw("k", &WeightsParts::k)
@@ -154,7 +154,7 @@ void BindWeights(nb::module_& module) {
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
                                "layout. Immutable; arrays are views of its memory.")
       .def_static("from_parts", &FromParts, nb::arg("parts"),
-                  "Copies and checks arrays of the shapes that the properties have.")
+                  "Copies and validates arrays with the shapes of the properties.")
       .def_prop_ro("format",
                    [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })
       .def_prop_ro("k", [](const QuantizedWeights& w) { return w.spec.k; })
