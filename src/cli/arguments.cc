@@ -96,7 +96,7 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   for (size_t i = 0; i < parsers.size(); ++i) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
-  return console.Finish(Status(Code::kInternal, "no command was chosen"));
+  return console.Finish(Status(Code::kInternal, "no command was given"));
 }
 
 }  // namespace

@@ -35,26 +35,26 @@ class BenchCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, model or load");
     arguments.Positionals("MODEL", &models_, "model, load: a plain or quantized directory");
-    arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
+    arguments.Option("--shape", &shapes_, "M,N,K", "May be repeated");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
-    arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
+    arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
-                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
+                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
-    arguments.Option("--against", &against_, "PEER",
-                     "The dense product in the same run: openblas; on a GPU cublas or torch");
+    arguments.Option("--against", &against_, "BASELINE",
+                     "Dense GEMM baseline of the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
     arguments.Option("--prompt-tokens", &prompt_tokens_, {.least = 1}, "N",
-                     "model: tokens to read; default 512, less where the context is smaller");
+                     "model: prompt tokens; default 512, less if the context is smaller");
     arguments.Option("--new-tokens", &new_tokens_, {.least = 1}, "N",
-                     "model: tokens to write; default 64");
+                     "model: tokens to generate; default 64");
     arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
-                     "model: sequences at once; default 1");
+                     "model: batch size in sequences; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
-                     "model, load: the weights as `prepare` wrote them");
-    arguments.Option("--commit", &commit_, "HASH", "Named in the record");
+                     "model, load: weights that `prepare` wrote");
+    arguments.Option("--commit", &commit_, "HASH", "Recorded with the results");
   }
 
   Status Run(Console& console) override {
@@ -77,7 +77,7 @@ class BenchCommand final : public Command {
     }
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
-      if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
+      if (!against_.empty()) return Status(Code::kUnsupported, "bench: no baselines on " + device_);
       MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
                               metal::GpuRoofline::Make(metal::DriverOf(backend)));
       MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
@@ -235,8 +235,8 @@ class BenchCommand final : public Command {
       // PyTorch's bf16 matmul is cuBLAS's.
       if (gpu ? peer != "cublas" && peer != "torch" : peer != "openblas") {
         return Status(Code::kInvalidArgument,
-                      fmt::format("--against: unknown peer '{}' on {}; known: {}", peer, device_,
-                                  gpu ? "cublas, torch" : "openblas"));
+                      fmt::format("--against: unknown baseline '{}' on {}; known: {}", peer,
+                                  device_, gpu ? "cublas, torch" : "openblas"));
       }
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());

@@ -193,7 +193,7 @@ class DemoCommand final : public Command {
   Status PrintTables(Console& console) const {
     return console.Print(fmt::format(
         "relative error of the weights, by layer class\n\n{}\n"
-        "product of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}\n{}",
+        "GEMM of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}\n{}",
         ErrorTable(), kWidth, kWidth, device_.model, device_.threads, ProductTable(),
         tokens_.empty() ? SizeTable() : ResultTable() + Sentences()));
   }
@@ -206,9 +206,8 @@ class DemoCommand final : public Command {
       table.AddRow({result.recipe, fmt::format("{:.3f}", result.report.bits_per_weight),
                     FormatBytes(result.report.bytes)});
     }
-    return fmt::format(
-        "{}: no validation_tokens.txt beside it, so that nothing was read or written\n\n{}", model_,
-        table.ToString());
+    return fmt::format("{}: has no validation_tokens.txt, so no model was run\n\n{}", model_,
+                       table.ToString());
   }
 
   std::string ResultTable() const {
@@ -227,9 +226,8 @@ class DemoCommand final : public Command {
                     fmt::format("{:.0f}", result.model.tokens_per_second)});
     }
     return fmt::format(
-        "{}; perplexity over {} tokens that the training never saw, +- {:.2f}; tokens/s of "
-        "writing, "
-        "the fastest of five texts\n\n{}\n",
+        "{}; perplexity over {} held-out tokens, +- {:.2f}; decoding tokens/s, the fastest of five "
+        "runs\n\n{}\n",
         model_, before_.perplexity.tokens, before_.perplexity.standard_error, table.ToString());
   }
 
@@ -238,7 +236,7 @@ class DemoCommand final : public Command {
       return "The generated sentences need a tokenizer: ./dev demo, or the Python package's "
              "command.\n";
     }
-    Table table({"recipe", "what it writes after the first words"}, 2);
+    Table table({"recipe", "continuation of the first words"}, 2);
     table.AddRow({"16 bits", before_.sentence});
     for (const RecipeResult& result : results_) {
       table.AddRow({result.recipe, result.model.sentence});

@@ -103,18 +103,18 @@ class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
-    arguments.Option("--prompt", &prompt_, "TEXT", "The text to go on from; shows text");
+    arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
-                     "Token ids instead; shows token ids; - is stdin");
+                     "Token ids instead; prints token ids; - is stdin");
     arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
     arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
                      "Default 0: the most likely token");
-    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Draw from the K most likely tokens");
+    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Sample from the K most likely tokens");
     arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
-                     "Draw from the most likely tokens that sum up to P");
+                     "Sample from the most likely tokens whose probabilities add up to P");
     arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
-    arguments.Option("--stop", &stops_, "TEXT", "End where this text appears; may be repeated");
-    arguments.Flag("--ignore-eos", &ignore_eos_, "Go on past the end token");
+    arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
+    arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
     run_.Declare(arguments);
   }
 

@@ -84,8 +84,8 @@ class TimeLimit {
 class MetalSimCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("FILE", &file_, "A Metal source, as Apple's compiler takes it");
-    arguments.Option("--kernel", &kernel_, "NAME", "Default: the only one of the file");
+    arguments.Positional("FILE", &file_, "A Metal source file");
+    arguments.Option("--kernel", &kernel_, "NAME", "Default: the file's only kernel");
     launch_.Declare(arguments);
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
     arguments.Flag("--type-check", &type_check_,
@@ -93,14 +93,14 @@ class MetalSimCommand final : public Command {
     arguments.Option("--runs", &runs_, {1, 10000}, "N",
                      "Runs with N schedules: the first in order, the others at random (default 3)");
     arguments.Option("--preemption", &preemption_, {.most = 1}, "P",
-                     "How likely a thread is interrupted at a memory access (default 0.01)");
+                     "Probability of preempting a thread at a memory access (default 0.01)");
     arguments.Option("--time-limit", &seconds_, {1, 86400}, "SECONDS",
                      "For compiling and all runs (default 600): a kernel may never end");
     arguments.Flag("--fast-math", &fast_math_, "Compiles as Metal does by default: reassociates");
     arguments.Option("--define", &defines_, "NAME=VALUE", "As on a compiler's command line");
-    arguments.Option("--include", &includes_, "FOLDER", "Where #include looks, too");
+    arguments.Option("--include", &includes_, "FOLDER", "Another #include directory");
     arguments.Option("--msl", &version_, {200, 999}, "VERSION",
-                     "Of the language: 310 is 3.1 (default)");
+                     "Metal language version: 310 is 3.1 (default)");
   }
 
   Status Run(Console& console) override {

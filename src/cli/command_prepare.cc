@@ -21,7 +21,7 @@ class PrepareCommand final : public Command {
                              "The file to write; it appears whole or not at all");
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
-    arguments.Flag("--overwrite", &overwrite_, "Replace FILE if `prepare` wrote it");
+    arguments.Flag("--overwrite", &overwrite_, "Replace FILE if it is a prepared-weight file");
   }
 
   Status Run(Console& console) override {

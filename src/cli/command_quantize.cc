@@ -65,8 +65,8 @@ class InterruptNotice {
  private:
   static void Handle(int) {
     constexpr char kText[] =
-        "\nmetal-marlin: interrupted; nothing was written under the output's name, and the same "
-        "command with --resume goes on\n";
+        "\nmetal-marlin: interrupted; the output is unchanged; run the same command with "
+        "--resume to continue\n";
     (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
     _exit(130);
   }
@@ -86,7 +86,7 @@ class QuantizeCommand final : public Command {
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
-    arguments.Flag("--resume", &resume_, "Go on where an interrupted run stopped");
+    arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     for (const char* name : {"--calibration", "--imatrix", "--target-bpw", "--sparsity"}) {
       arguments.Later(name, &later_);

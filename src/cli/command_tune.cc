@@ -78,15 +78,16 @@ class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
-    arguments.Option("--shape", &shapes_, "M,N,K", "A product; may be given several times");
+    arguments.Option("--shape", &shapes_, "M,N,K", "A GEMM; may be repeated");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
-    arguments.Flag("--gated", &gated_, "The products of --shape are gated: n holds gates and ups");
+    arguments.Flag("--gated", &gated_,
+                   "The GEMMs of --shape are gated: n counts gate and up columns");
     products_.Declare(arguments);
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("-o,--output", &output_, "FILE",
-                     "Default: where the library looks for it, in the user's folder");
-    arguments.Option("--commit", &commit_, "HASH", "Named in the table");
+                     "Default: the file that the library reads, in the user's config directory");
+    arguments.Option("--commit", &commit_, "HASH", "Recorded in the table");
   }
 
   Status Run(Console& console) override {
@@ -156,7 +157,8 @@ class TuneCommand final : public Command {
   Status ReadOld() {
     if (output_.empty()) output_ = DefaultTuningFile();
     if (output_.empty()) {
-      return Status(Code::kInvalidArgument, "-o: needed where neither HOME nor XDG_CONFIG_HOME is");
+      return Status(Code::kInvalidArgument,
+                    "-o: required if neither HOME nor XDG_CONFIG_HOME is set");
     }
     std::error_code error;
     if (!std::filesystem::exists(output_, error)) return {};
@@ -205,7 +207,7 @@ class TuneCommand final : public Command {
       if (selectable > 1) return {};
     }
     return Status(Code::kUnsupported,
-                  fmt::format("tune: {} ({}) has one kernel for each of these products, so there "
+                  fmt::format("tune: {} ({}) has one kernel for each of these GEMMs, so there "
                               "is nothing to choose",
                               info.name, info.model));
   }

@@ -229,16 +229,16 @@ std::string FormatMetalScalar(MetalScalar type, const uint8_t* bytes) {
 void MetalLaunchArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--grid", &grid_, "X,Y,Z", "Threadgroups (default 1)");
   arguments.Option("--grid-threads", &grid_threads_, "X,Y,Z",
-                   "Threads in all instead; threadgroups at the edges may be smaller");
-  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads of a threadgroup (default 32)");
+                   "Total threads instead; threadgroups at the edges may be smaller");
+  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads per threadgroup (default 32)");
   arguments.Option("--buffer", &buffer_texts_, "INDEX=TYPE:COUNT[:CONTENT]",
                    "Content: zeros, ones, iota, random, none; or INDEX=TYPE:@FILE");
   arguments.Option("--value", &value_texts_, "INDEX=TYPE:V,V", "Bytes of a constant argument");
   arguments.Option("--constant", &constant_texts_, "INDEX=TYPE:V", "A function constant");
   arguments.Option("--threadgroup-memory", &memory_texts_, "INDEX=BYTES",
-                   "Of a threadgroup argument");
+                   "Size of a threadgroup argument");
   arguments.Option("--output", &output_texts_, "INDEX=FILE", "Writes a buffer's bytes");
-  arguments.Option("--print", &print_texts_, "INDEX", "Shows the first numbers of a buffer");
+  arguments.Option("--print", &print_texts_, "INDEX", "Prints the first elements of a buffer");
 }
 
 Status MetalLaunchArguments::ReadSizes() {

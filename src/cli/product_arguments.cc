@@ -65,7 +65,7 @@ Status CheckCaseFits(const BenchCase& bench) {
 }
 
 void ProductArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
+  arguments.Option("--format", &formats_, "FORMAT", "May be repeated");
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale; default 128");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
