@@ -170,7 +170,7 @@ Status CheckpointOpener::CheckWeightMap(
                                    Printable(tensor.file)));
     }
     if (entry->second != tensor.file) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {} and lies in {}",
+      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
                                    Printable(tensor.name), Printable(entry->second),
                                    Printable(tensor.file)));
     }

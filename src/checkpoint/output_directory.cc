@@ -111,7 +111,8 @@ Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
     }
     is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors);
   }
-  if (!is_checkpoint) return InvalidTarget(target_, "exists and is no checkpoint to be replaced");
+  if (!is_checkpoint)
+    return InvalidTarget(target_, "exists and is not a checkpoint, so it is not replaced");
   return {};
 }
 

@@ -85,7 +85,7 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, si
   WeightsSpec expected = plan.record.module.spec;
   expected.experts = 1;
   if (!(weights.spec == expected)) {
-    return Status(Code::kInternal, "quantizing gave another kind of weights than planned");
+    return Status(Code::kInternal, "quantized weights differ from the plan");
   }
   const auto append = [&](size_t part, const TensorView& view) {
     return writer->Append(unit, part, view.data(), view.ByteCount());

@@ -31,7 +31,7 @@ std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   }
   if (tensor.name.find('*') != std::string::npos) return "its name contains '*'";
   if (rank == 3 && layer_class != LayerClass::kMoeExpert) {
-    return fmt::format("{} is no stack of experts", tensor.shape.ToString());
+    return fmt::format("{} is not a stack of experts", tensor.shape.ToString());
   }
   if (rank != 2 && rank != 3) return fmt::format("{} dimensions", rank);
   if (tensor.bytes == 0) return "empty";

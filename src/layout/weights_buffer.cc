@@ -26,7 +26,7 @@ Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
     return Invalid("zeros: format " + name + " has none");
   }
   // Both together are meaningless; an affine format may have either.
-  if (spec.has_zeros && spec.has_biases) return Invalid("zeros: cannot stand beside biases");
+  if (spec.has_zeros && spec.has_biases) return Invalid("zeros: cannot be combined with biases");
   if (info.zero_point == ZeroPoint::kRequired && !spec.has_zeros && !spec.has_biases) {
     return Invalid("zeros: format " + name + " needs zeros or biases");
   }

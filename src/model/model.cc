@@ -49,7 +49,7 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
   const Sequence::State* const state = input.sequence->state();
   if (state == nullptr) return invalid("a sequence that was moved from");
   if (!state->BelongsTo(model)) {
-    return invalid(state->model.expired() ? "a sequence of a model that is gone"
+    return invalid(state->model.expired() ? "a sequence of a destroyed model"
                                           : "a sequence of another model");
   }
   if (input.tokens.empty()) return invalid("no tokens");
@@ -121,7 +121,7 @@ Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> in
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].all_logits) continue;
     return Status(Code::kInvalidArgument,
-                  fmt::format("inputs[{}]: one token is drawn, not one after every token", i));
+                  fmt::format("inputs[{}]: all_logits cannot be combined with sampling", i));
   }
   if (tokens.size() != inputs.size()) {
     return Status(Code::kInvalidArgument, fmt::format("tokens: expected {} (inputs), got {}",

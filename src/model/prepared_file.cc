@@ -17,7 +17,7 @@
 namespace marlin {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "heads are written as they lie");
+static_assert(std::endian::native == std::endian::little, "the head is written as raw bytes");
 
 constexpr std::string_view kMagic = "MRLNPREP";
 constexpr int64_t kAlignment = 64;
@@ -187,7 +187,7 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
   const std::string where = fmt::format("{}: projection \"{}\"", Printable(path_), Printable(name));
   for (const Json& entry : *parts) {
     ObjectReader part_reader(entry, where);
-    if (!entry.is_object()) return part_reader.Fail("a part is no object");
+    if (!entry.is_object()) return part_reader.Fail("a part is not an object");
     PreparedPart part;
     MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader));
     MARLIN_ASSIGN_OR_RETURN(const Json* bytes, part_reader.Take("bytes"));

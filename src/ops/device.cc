@@ -47,7 +47,7 @@ Result<const DecoderBackend*> DecoderOf(const Device& device) {
   const DecoderBackend* decoder = device.impl().decoder();
   if (decoder != nullptr) return decoder;
   return Status(Code::kUnsupported,
-                device.info().name + ": has products only; open the model on \"cpu\"");
+                device.info().name + ": runs GEMMs only; open the model on \"cpu\"");
 }
 
 Status CheckHas(const Device& device, DecoderOperation operation) {

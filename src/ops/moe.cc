@@ -27,8 +27,8 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
   }
   const int64_t eligible = experts / options.groups * options.top_groups;
   if (options.top_k > eligible) {
-    return Invalid(fmt::format("top_k: {} experts of {} in the {} groups that are chosen",
-                               options.top_k, eligible, options.top_groups));
+    return Invalid(fmt::format("top_k: {} experts of the {} in {} selected groups", options.top_k,
+                               eligible, options.top_groups));
   }
   return CheckVector("choice_bias", options.choice_bias, experts, true);
 }

@@ -145,7 +145,7 @@ class Backend {
   /// Precondition: a valid spec. Errors: kMalformedFile for data of the wrong size, kOutOfMemory.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
       const PreparedImage& /*image*/) const {
-    return Status(Code::kUnsupported, Info().name + ": reads no images of prepared weights");
+    return Status(Code::kUnsupported, Info().name + ": cannot load images of prepared weights");
   }
   /// Estimated time of a kernel on a problem that it supports, in a backend-specific unit:
   /// selection only compares the kernels of one device. m, n, k > 0.
@@ -176,7 +176,8 @@ class Backend {
   virtual bool shares_memory() const { return false; }
   /// For devices that share memory: out[i, k] = W[k, ids[i]], rounded once; as in DecoderBackend.
   virtual Status LookUpRows(const LookUpWeightRowsCall& /*call*/, void* /*stream*/) const {
-    return Status(Code::kUnsupported, Info().name + ": looks up no rows of prepared weights");
+    return Status(Code::kUnsupported,
+                  Info().name + ": has no embedding lookup in prepared weights");
   }
 
   /// Memory for the kernels, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.

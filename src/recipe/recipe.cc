@@ -114,7 +114,7 @@ Status MixedPrecisionConfig::AddOverride(RecipeOverride entry) {
     Result<Regex> regex = Regex::Compile(entry.pattern);
     if (!regex.ok()) {
       return Status(regex.status().code(),
-                    fmt::format("override: '{}' is no regular expression: {}",
+                    fmt::format("override: '{}' is not a regular expression: {}",
                                 Printable(entry.pattern), regex.status().message()));
     }
     matcher->regex = *std::move(regex);

@@ -53,7 +53,7 @@ Result<MixedPrecisionConfig> FromPreset(const std::string& name) {
   if (name.starts_with(kUniform)) {
     return MixedPrecisionConfig::Uniform(std::string_view(name).substr(kUniform.size()));
   }
-  return Invalid(fmt::format("'{}' is no preset; presets: {}", Printable(name), kPresetNames));
+  return Invalid(fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
 }
 
 Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {

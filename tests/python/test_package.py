@@ -151,7 +151,7 @@ def test_arguments_of_the_core_are_checked() -> None:
         (lambda: run("text", out), "x: expected an array, got str"),
         (lambda: run(x, b"constant"), "out: expected a writable array, got bytes"),
         (lambda: view(strides=(1,)), "array: 2 dimensions but 1 strides"),
-        (lambda: view(device="mps"), "array: on mps, which no device here reads"),
+        (lambda: view(device="mps"), "array: on mps, which no device can access"),
     ]
     for call, message in wrong:
         with pytest.raises(mm.InvalidArgumentError, match=f"^{message}"):
