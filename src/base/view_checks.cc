@@ -143,8 +143,8 @@ bool SameElements(const TensorView& a, const TensorView& b) {
   return true;
 }
 
-Status CheckApart(const char* out_name, const TensorView& out, const char* name,
-                  const TensorView& view, bool or_same) {
+Status CheckNoOverlap(const char* out_name, const TensorView& out, const char* name,
+                      const TensorView& view, bool or_same) {
   if (!Overlap(out, view) || (or_same && SameElements(out, view))) return {};
   return Invalid(fmt::format("{}: overlaps {}{}", out_name, name,
                              or_same ? " without being the same tensor" : ""));

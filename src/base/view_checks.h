@@ -27,7 +27,7 @@ bool SameElements(const TensorView& a, const TensorView& b);
 
 /// Checks that an output shares no element with an input, or with `or_same` is the input itself.
 /// Precondition: CheckReadable of both.
-Status CheckApart(const char* out_name, const TensorView& out, const char* name,
-                  const TensorView& view, bool or_same);
+Status CheckNoOverlap(const char* out_name, const TensorView& out, const char* name,
+                      const TensorView& view, bool or_same);
 
 }  // namespace marlin

@@ -32,11 +32,11 @@ struct ByteRange {
   bool Meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };
 
-/// CheckApart of an output from index vectors; a byte-range test settles most calls.
-inline Status CheckApartFromNumbers(const char* out_name, const TensorView& out, const char* name,
-                                    const TensorView& numbers) {
+/// CheckNoOverlap of an output from index vectors; a byte-range test settles most calls.
+inline Status CheckNoOverlapWithIndices(const char* out_name, const TensorView& out,
+                                        const char* name, const TensorView& numbers) {
   if (!ByteRange(out).Meets(ByteRange(numbers))) return {};
-  return CheckApart(out_name, out, name, numbers, false);
+  return CheckNoOverlap(out_name, out, name, numbers, false);
 }
 
 /// Checks the window, and the sinks (one per head) if any.

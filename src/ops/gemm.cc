@@ -137,12 +137,12 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", arguments.bias, desc.n, false));
   MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", arguments.row_weight, desc.m, true));
   const ByteRange written = RangeOf(out);
-  if (Meet(written, RangeOf(a))) MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "a", a, false));
+  if (Meet(written, RangeOf(a))) MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
   if (Meet(written, RangeOf(arguments.bias))) {
-    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "bias", arguments.bias, false));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "bias", arguments.bias, false));
   }
   if (!Meet(written, RangeOf(arguments.row_weight))) return {};
-  return CheckApart("out", out, "row_weight", arguments.row_weight, false);
+  return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 
 /// Describes a call and checks its operands. Errors: those of Gemm.
@@ -233,8 +233,8 @@ Status CheckWorkspace(const GemmArguments& arguments, int64_t bytes, const Tenso
     return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
   }
   const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "the workspace", workspace, false));
-  return CheckApart("a", a, "the workspace", workspace, false);
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
+  return CheckNoOverlap("a", a, "the workspace", workspace, false);
 }
 
 GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const TensorView& a,

@@ -55,9 +55,9 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   const Shape shape{logits.dim(0), options.top_k};
   MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
   MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
-  MARLIN_RETURN_IF_ERROR(CheckApart("ids", ids, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "ids", ids, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("ids", ids, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
   return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, stream);
 }

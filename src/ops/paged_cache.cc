@@ -59,7 +59,7 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
 }
 
 /// Checks that an output overlaps none of the pages.
-Status CheckApartFromCache(const MutableTensorView& out, const PagedCache& cache) {
+Status CheckNoOverlapWithCache(const MutableTensorView& out, const PagedCache& cache) {
   const ByteRange written(out);
   const int64_t bytes = SlabBytes(cache);
   for (const void* const slab : cache.slabs) {
@@ -107,11 +107,11 @@ Status PagedAttention(const Device& device, const TensorView& queries, const Seq
   }
   MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
   MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, heads));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "queries", queries, true));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "positions", rows.positions));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "first_rows", rows.first_rows));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "block_tables", rows.block_tables));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromCache(out, cache));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "queries", queries, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "positions", rows.positions));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "first_rows", rows.first_rows));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "block_tables", rows.block_tables));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithCache(out, cache));
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
 }

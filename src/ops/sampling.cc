@@ -79,7 +79,7 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
   MARLIN_RETURN_IF_ERROR(CheckRank("prompt", prompt, 1));
   MARLIN_RETURN_IF_ERROR(CheckNumbers("prompt", prompt, {prompt.dim(0)}));
   MARLIN_RETURN_IF_ERROR(CheckStates("state", state, {bytes}));
-  MARLIN_RETURN_IF_ERROR(CheckApart("state", state, "prompt", prompt, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("state", state, "prompt", prompt, false));
   return RunOperation(device, ResetSamplerCall{options, vocab, prompt, state}, stream);
 }
 
@@ -94,9 +94,9 @@ Status SampleTokens(const Device& device, const TensorView& logits, const Mutabl
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
   MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {rows, bytes}));
   MARLIN_RETURN_IF_ERROR(CheckNumbers("tokens", tokens, {rows}));
-  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "states", states, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("states", states, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "states", states, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("states", states, "logits", logits, false));
   if (rows == 0) return {};
   return RunOperation(device, SampleTokensCall{logits, states, tokens}, stream);
 }

@@ -204,7 +204,7 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
       {"biases", weights.biases},
       {"global_scale", weights.global_scale}};
   for (const auto& [name, part] : parts) {
-    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, name, part, false));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
   if (out.ElementCount() == 0) return {};
   switch (out.dtype()) {
