@@ -17,7 +17,7 @@ Status CheckRank(const char* name, const TensorView& view, int rank) {
   return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
 }
 
-Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected) {
+Status CheckInt32(const char* name, const TensorView& view, const Shape& expected) {
   if (view.dtype() != DType::kI32 || !(view.shape() == expected)) {
     return Invalid(fmt::format("{}: expected i32 {}, got {} {}", name, expected.ToString(),
                                DTypeName(view.dtype()), view.shape().ToString()));

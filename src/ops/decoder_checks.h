@@ -13,7 +13,7 @@ namespace marlin {
 Status CheckRank(const char* name, const TensorView& view, int rank);
 
 /// Checks for contiguous i32 of a shape.
-Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected);
+Status CheckInt32(const char* name, const TensorView& view, const Shape& expected);
 
 /// The bytes from a view's first element to its last. Precondition: no stride is negative.
 struct ByteRange {
@@ -29,13 +29,13 @@ struct ByteRange {
     }
     end += static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()));
   }
-  bool Meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+  bool Overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };
 
 /// CheckNoOverlap of an output from index vectors; a byte-range test settles most calls.
 inline Status CheckNoOverlapWithIndices(const char* out_name, const TensorView& out,
                                         const char* name, const TensorView& numbers) {
-  if (!ByteRange(out).Meets(ByteRange(numbers))) return {};
+  if (!ByteRange(out).Overlaps(ByteRange(numbers))) return {};
   return CheckNoOverlap(out_name, out, name, numbers, false);
 }
 

@@ -126,7 +126,9 @@ ByteRange RangeOf(const TensorView& view) {
 }
 
 /// Whether two views may share a byte; settles most calls without looking at rows.
-bool Meet(const ByteRange& a, const ByteRange& b) { return a.begin < b.end && b.begin < a.end; }
+bool MayOverlap(const ByteRange& a, const ByteRange& b) {
+  return a.begin < b.end && b.begin < a.end;
+}
 
 /// Checks the operands of one run against the problem.
 Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTensorView& out,
@@ -137,11 +139,12 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", arguments.bias, desc.n, false));
   MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", arguments.row_weight, desc.m, true));
   const ByteRange written = RangeOf(out);
-  if (Meet(written, RangeOf(a))) MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
-  if (Meet(written, RangeOf(arguments.bias))) {
+  if (MayOverlap(written, RangeOf(a)))
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
+  if (MayOverlap(written, RangeOf(arguments.bias))) {
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "bias", arguments.bias, false));
   }
-  if (!Meet(written, RangeOf(arguments.row_weight))) return {};
+  if (!MayOverlap(written, RangeOf(arguments.row_weight))) return {};
   return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 

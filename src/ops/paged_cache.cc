@@ -53,9 +53,9 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
   MARLIN_RETURN_IF_ERROR(CheckRank("block_tables", rows.block_tables, 2));
   const int64_t sequences = rows.first_rows.dim(0) - 1;
   if (sequences < 0) return Invalid("first_rows: expected at least 1, got 0");
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("positions", rows.positions, {count}));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("first_rows", rows.first_rows, {sequences + 1}));
-  return CheckNumbers("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
+  MARLIN_RETURN_IF_ERROR(CheckInt32("positions", rows.positions, {count}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("first_rows", rows.first_rows, {sequences + 1}));
+  return CheckInt32("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
 }
 
 /// Checks that an output overlaps none of the pages.
@@ -63,7 +63,7 @@ Status CheckNoOverlapWithCache(const MutableTensorView& out, const PagedCache& c
   const ByteRange written(out);
   const int64_t bytes = SlabBytes(cache);
   for (const void* const slab : cache.slabs) {
-    if (slab == nullptr || !written.Meets(ByteRange({slab, DType::kU8, {bytes}}))) continue;
+    if (slab == nullptr || !written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}))) continue;
     return Invalid("out: overlaps the cache");
   }
   return {};

@@ -77,7 +77,7 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
   MARLIN_RETURN_IF_ERROR(CheckSampling(options));
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, vocab));
   MARLIN_RETURN_IF_ERROR(CheckRank("prompt", prompt, 1));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("prompt", prompt, {prompt.dim(0)}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("prompt", prompt, {prompt.dim(0)}));
   MARLIN_RETURN_IF_ERROR(CheckStates("state", state, {bytes}));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("state", state, "prompt", prompt, false));
   return RunOperation(device, ResetSamplerCall{options, vocab, prompt, state}, stream);
@@ -93,7 +93,7 @@ Status SampleTokens(const Device& device, const TensorView& logits, const Mutabl
   const int64_t rows = logits.dim(0);
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
   MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {rows, bytes}));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("tokens", tokens, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("tokens", tokens, {rows}));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "states", states, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("states", states, "logits", logits, false));
