@@ -228,7 +228,7 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
   const std::span<const StepOperation> all = program.step_->operations;
   for (size_t first = 0; first < all.size();) {
     MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
-    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckPieces(device, KindOf(all[first])));
+    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
     Part part = PartOf(all[first]);
     part.fused = std::move(run.operations);
     program.parts_.push_back(std::move(part));

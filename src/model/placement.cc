@@ -14,7 +14,7 @@ namespace {
 using enum DecoderOperation;
 
 /// The unfused operations that make up an operation of a step.
-std::vector<DecoderOperation> PiecesOf(StepKind kind) {
+std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
   switch (kind) {
     case StepKind::kEmbed:
       return {kLookUpRows, kLookUpWeightRows};
@@ -56,8 +56,8 @@ std::vector<StepKind> KindsOf(const DecoderConfig& config) {
 
 }  // namespace
 
-Status CheckPieces(const Device& device, StepKind kind) {
-  for (const DecoderOperation operation : PiecesOf(kind)) {
+Status CheckUnfused(const Device& device, StepKind kind) {
+  for (const DecoderOperation operation : UnfusedOperations(kind)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
   // Sorting tokens by expert requires that the host reads the top-k selection.
@@ -69,7 +69,7 @@ Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   for (const StepKind kind : KindsOf(config)) {
     if (decoder->Fuses(kind)) continue;
-    const Status has = CheckPieces(device, kind);
+    const Status has = CheckUnfused(device, kind);
     if (has.ok()) continue;
     return Status(has.code(),
                   fmt::format("{}, which {} needs", has.message(), config.family->model_type));

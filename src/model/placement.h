@@ -15,7 +15,7 @@ Status CheckDevice(const Device& device, const DecoderConfig& config);
 
 /// Checks that a device has the unfused operations of a step's operation. Errors: kUnsupported
 /// naming the device and the operation.
-Status CheckPieces(const Device& device, StepKind kind);
+Status CheckUnfused(const Device& device, StepKind kind);
 
 /// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);
