@@ -159,8 +159,8 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
         static_cast<float>(config.RealOr("swiglu_limit", 0, 1e6, family.gate_limit));
     decoder.gate_alpha = static_cast<float>(config.RealOr("swiglu_alpha", -1e6, 1e6, 1.702));
   }
-  const int64_t turned = decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim;
-  MARLIN_ASSIGN_OR_RETURN(decoder.rotary, ReadRotary(config, turned, decoder.max_positions));
+  const int64_t rotary_dim = decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim;
+  MARLIN_ASSIGN_OR_RETURN(decoder.rotary, ReadRotary(config, rotary_dim, decoder.max_positions));
   decoder.interleaved_rotary =
       family.interleaved_rotary || (decoder.latent() && config.Bool("rope_interleave", true));
   decoder.score_scale = 1.0F / std::sqrt(static_cast<float>(decoder.key_dim()));

@@ -62,7 +62,7 @@ std::vector<Window> Windows(int64_t tokens, const EvaluateOptions& options) {
 }
 
 /// A chunk of one window: tokens [first, first + count) of those that the window feeds.
-struct Piece {
+struct Chunk {
   size_t slot;  ///< The window's index among those run together.
   const Window* window;
   int64_t first;
@@ -72,7 +72,7 @@ struct Piece {
 /// One forward pass. Windows run together are fed in chunks, so that the logits in memory never
 /// exceed kLogitBytes, however long a window is.
 struct Step {
-  std::vector<Piece> pieces;
+  std::vector<Chunk> chunks;
   bool begins = false;       ///< All windows of the step start here.
   bool scored = false;       ///< Every token of the chunks predicts a scored target.
   int64_t windows_done = 0;  ///< Windows completed after this step.
@@ -85,11 +85,11 @@ void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t 
   Step context;
   for (size_t i = 0; i < together.size(); ++i) {
     if (together[i].scored > 0) {
-      context.pieces.push_back({i, &together[i], 0, together[i].scored});
+      context.chunks.push_back({i, &together[i], 0, together[i].scored});
     }
   }
   const size_t first_step = steps->size();
-  if (!context.pieces.empty()) steps->push_back(std::move(context));
+  if (!context.chunks.empty()) steps->push_back(std::move(context));
   const int64_t rows = std::max<int64_t>(max_rows / count, 1);
   for (int64_t done = 0;; done += rows) {
     Step step;
@@ -97,9 +97,9 @@ void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t 
     for (size_t i = 0; i < together.size(); ++i) {
       const int64_t first = together[i].scored + done;
       const int64_t left = together[i].count - first;
-      if (left > 0) step.pieces.push_back({i, &together[i], first, std::min(left, rows)});
+      if (left > 0) step.chunks.push_back({i, &together[i], first, std::min(left, rows)});
     }
-    if (step.pieces.empty()) break;
+    if (step.chunks.empty()) break;
     steps->push_back(std::move(step));
   }
   for (size_t i = first_step; i < steps->size(); ++i) (*steps)[i].windows_done = windows_before;
@@ -129,15 +129,15 @@ class StepRunner {
     if (step.begins) sequences_.clear();
     std::vector<SequenceInput> inputs;
     int64_t rows = 0;
-    for (const Piece& piece : step.pieces) {
-      while (sequences_.size() <= piece.slot) {
+    for (const Chunk& chunk : step.chunks) {
+      while (sequences_.size() <= chunk.slot) {
         MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
         sequences_.push_back(std::make_unique<Sequence>(std::move(sequence)));
       }
-      const auto first = static_cast<size_t>(piece.window->first + piece.first);
-      inputs.push_back({sequences_[piece.slot].get(),
-                        tokens_.subspan(first, static_cast<size_t>(piece.count)), step.scored});
-      rows += step.scored ? piece.count : 1;
+      const auto first = static_cast<size_t>(chunk.window->first + chunk.first);
+      inputs.push_back({sequences_[chunk.slot].get(),
+                        tokens_.subspan(first, static_cast<size_t>(chunk.count)), step.scored});
+      rows += step.scored ? chunk.count : 1;
     }
     const int64_t vocab = model_.info().vocab_size;
     logits_.resize(static_cast<size_t>(rows * vocab));
@@ -206,10 +206,10 @@ class NllSums {
 
 /// Calls score(row, position of the token, target) for every token of a chunk.
 template <typename Score>
-Status ScorePiece(const Piece& piece, std::span<const int32_t> tokens, int64_t first_row,
+Status ScoreChunk(const Chunk& chunk, std::span<const int32_t> tokens, int64_t first_row,
                   Score score) {
-  for (int64_t i = 0; i < piece.count; ++i) {
-    const int64_t position = piece.window->first + piece.first + i;
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    const int64_t position = chunk.window->first + chunk.first + i;
     MARLIN_RETURN_IF_ERROR(
         score(first_row + i, position, tokens[static_cast<size_t>(position + 1)]));
   }
@@ -224,10 +224,10 @@ Status ForTargets(const Model& model, std::span<const int32_t> tokens,
   for (const Step& step : PlanSteps(model, windows)) {
     MARLIN_RETURN_IF_ERROR(run(step));
     int64_t row = 0;
-    for (const Piece& piece : step.pieces) {
+    for (const Chunk& chunk : step.chunks) {
       if (!step.scored) break;
-      MARLIN_RETURN_IF_ERROR(ScorePiece(piece, tokens, row, score));
-      row += piece.count;
+      MARLIN_RETURN_IF_ERROR(ScoreChunk(chunk, tokens, row, score));
+      row += chunk.count;
     }
     if (options.progress) {
       options.progress(step.windows_done, static_cast<int64_t>(windows.size()));

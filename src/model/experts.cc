@@ -25,9 +25,9 @@ struct Assignment {
 /// Sorts ids [tokens, top_k] and their weights by expert.
 Result<Assignment> Sort(const Pass& pass, const TensorView& ids, const TensorView& weights,
                         int64_t experts) {
-  const auto choices = static_cast<size_t>(ids.ElementCount());
-  const std::span id_of(ids.As<int32_t>(), choices);
-  const Shape shape{static_cast<int64_t>(choices)};
+  const auto selections = static_cast<size_t>(ids.ElementCount());
+  const std::span id_of(ids.As<int32_t>(), selections);
+  const Shape shape{static_cast<int64_t>(selections)};
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView token, pass.arena.Take(DType::kI32, shape));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView slot_of, pass.arena.Take(DType::kI32, shape));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView weight, pass.arena.Take(DType::kF32, shape));
@@ -35,7 +35,7 @@ Result<Assignment> Sort(const Pass& pass, const TensorView& ids, const TensorVie
   for (const int32_t id : id_of) ++begin[static_cast<size_t>(id) + 1];
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int64_t> next(begin.begin(), begin.end() - 1);
-  for (size_t i = 0; i < choices; ++i) {
+  for (size_t i = 0; i < selections; ++i) {
     const int64_t slot = next[static_cast<size_t>(id_of[i])]++;
     token.As<int32_t>()[slot] = static_cast<int32_t>(i / static_cast<size_t>(ids.dim(1)));
     slot_of.As<int32_t>()[i] = static_cast<int32_t>(slot);
@@ -112,11 +112,11 @@ Status RunExperts(const Pass& pass, int64_t index) {
   // Scatter back to token order (the gathered inputs are no longer needed), then add selection by
   // selection, so that the sum's order does not depend on the expert ids.
   MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, results, sorted.slot_of, gathered));
-  for (int64_t choice = 0; choice < top_k; ++choice) {
-    const TensorView part(gathered.As<float>() + choice * hidden, DType::kF32, {x.dim(0), hidden},
-                          {top_k * hidden, 1});
-    MARLIN_RETURN_IF_ERROR(choice == 0 ? Convert(pass.device, part, out)
-                                       : AddTo(pass.device, part, out));
+  for (int64_t selection = 0; selection < top_k; ++selection) {
+    const TensorView part(gathered.As<float>() + selection * hidden, DType::kF32,
+                          {x.dim(0), hidden}, {top_k * hidden, 1});
+    MARLIN_RETURN_IF_ERROR(selection == 0 ? Convert(pass.device, part, out)
+                                          : AddTo(pass.device, part, out));
   }
   if (!layer.shared.down.empty()) MARLIN_RETURN_IF_ERROR(AddShared(pass, layer, x, out));
   return AddBlock(pass, pass.layer(index).mlp_out_norm, out);

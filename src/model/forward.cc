@@ -92,10 +92,10 @@ Status TakeValues(Pass* pass) {
     MARLIN_ASSIGN_OR_RETURN(values.inner, take(inner));
   }
   if (shape.experts > 0) {
-    const Shape choices{rows, config.router.top_k};
+    const Shape selected{rows, config.router.top_k};
     MARLIN_ASSIGN_OR_RETURN(values.normed, take(shape.hidden));
-    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, choices));
-    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, choices));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, selected));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, selected));
   }
   if (arena.mark() < attention_end) arena.Return(attention_end);
   return {};

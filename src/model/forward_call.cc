@@ -14,12 +14,12 @@ namespace {
 
 /// The tokens of a Forward call that share one pass.
 struct PassPlan {
-  struct Piece {
+  struct Chunk {
     size_t input;
     int64_t first;  ///< Index among the input's tokens.
     int64_t count;
   };
-  std::vector<Piece> pieces;
+  std::vector<Chunk> chunks;
   int64_t tokens = 0;
 };
 
@@ -30,7 +30,7 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
     for (int64_t first = 0; first < total;) {
       if (passes.back().tokens == kPassTokens) passes.emplace_back();
       const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
-      passes.back().pieces.push_back({i, first, count});
+      passes.back().chunks.push_back({i, first, count});
       passes.back().tokens += count;
       first += count;
     }
@@ -83,8 +83,8 @@ class ForwardCall {
     const ArenaScope scope(arena_);
     Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_};
     PassRows rows;
-    for (const PassPlan::Piece& piece : plan.pieces) {
-      MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
+    for (const PassPlan::Chunk& chunk : plan.chunks) {
+      MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
     MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
@@ -102,15 +102,15 @@ class ForwardCall {
     std::vector<const KvCache*> caches;
   };
 
-  Status AddPiece(const PassPlan::Piece& piece, PassRows* rows) const {
-    const SequenceInput& input = inputs_[piece.input];
+  Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) const {
+    const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
-    const int64_t position = cache.length() + piece.first;
-    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + piece.count));
+    const int64_t position = cache.length() + chunk.first;
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
     rows->caches.push_back(&cache);
     const auto total = static_cast<int64_t>(input.tokens.size());
-    for (int64_t i = 0; i < piece.count; ++i) {
-      const int64_t token = piece.first + i;
+    for (int64_t i = 0; i < chunk.count; ++i) {
+      const int64_t token = chunk.first + i;
       if (input.all_logits || token == total - 1) {
         rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
       }

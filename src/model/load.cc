@@ -50,19 +50,19 @@ class DecoderLoader {
   }
 
   /// Fuses linear layers that share an input.
-  Result<Projection> Linears(std::span<const LinearTensors> pieces) {
+  Result<Projection> Linears(std::span<const LinearTensors> layers) {
     std::vector<MatrixRequest> requests;
-    requests.reserve(pieces.size());
-    for (const LinearTensors& piece : pieces) {
+    requests.reserve(layers.size());
+    for (const LinearTensors& linear : layers) {
       // Experts with separate names may be stored in one stacked module.
-      requests.push_back({piece.weight(), piece.out, -1, shape_.experts});
+      requests.push_back({linear.weight(), linear.out, -1, shape_.experts});
     }
-    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, pieces.front().in));
-    if (!pieces.front().bias) return projection;
+    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, layers.front().in));
+    if (!layers.front().bias) return projection;
     std::vector<float> all;
-    for (const LinearTensors& piece : pieces) {
+    for (const LinearTensors& linear : layers) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
-                              source_.LoadVector(piece.bias_name(), piece.out));
+                              source_.LoadVector(linear.bias_name(), linear.out));
       all.insert(all.end(), values.begin(), values.end());
     }
     MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));

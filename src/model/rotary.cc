@@ -38,7 +38,7 @@ Result<Parameters> ReadParameters(ModelConfig& config) {
 }
 
 /// Llama 3.1: scales low frequencies, keeps high ones and interpolates between.
-void StretchLikeLlama3(ModelConfig& scaling, double context, std::vector<double>* frequencies) {
+void ScaleLikeLlama3(ModelConfig& scaling, double context, std::vector<double>* frequencies) {
   const double factor = scaling.RealOr("factor", 1, 1e6, 8);
   const double low = scaling.RealOr("low_freq_factor", 1e-3, 1e6, 1);
   const double high = scaling.RealOr("high_freq_factor", 1e-3, 1e6, 4);
@@ -54,8 +54,8 @@ double YarnScale(double factor, double weight) {
 }
 
 /// YaRN: keeps high frequencies, scales low ones, with a linear ramp between.
-void StretchLikeYarn(ModelConfig& scaling, double theta, double context, double factor,
-                     std::vector<double>* frequencies) {
+void ScaleLikeYarn(ModelConfig& scaling, double theta, double context, double factor,
+                   std::vector<double>* frequencies) {
   const auto pairs = static_cast<double>(frequencies->size());
   const auto pair_of = [&](double turns) {
     return 2 * pairs * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
@@ -89,17 +89,18 @@ void ApplyYarn(Parameters& p, double max_positions, std::vector<double>* frequen
                               : YarnScale(factor, 1);
   rotary->attention_factor =
       static_cast<float>(scaling.RealOr("attention_factor", 0, 1e6, inferred));
-  StretchLikeYarn(scaling, p.theta, context, factor, frequencies);
+  ScaleLikeYarn(scaling, p.theta, context, factor, frequencies);
 }
 
 }  // namespace
 
 Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_positions) {
   MARLIN_ASSIGN_OR_RETURN(Parameters p, ReadParameters(config));
-  const auto turned = static_cast<int64_t>(static_cast<double>(head_dim) * p.partial);
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * p.partial);
   std::vector<double> frequencies;
-  for (int64_t i = 0; i < turned; i += 2) {
-    frequencies.push_back(std::pow(p.theta, -static_cast<double>(i) / static_cast<double>(turned)));
+  for (int64_t i = 0; i < rotary_dim; i += 2) {
+    frequencies.push_back(
+        std::pow(p.theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
   }
   Rotary rotary;
   const auto context = static_cast<double>(max_positions);
@@ -108,7 +109,7 @@ Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_pos
     for (double& frequency : frequencies) frequency /= factor;
   } else if (p.type == "llama3") {
     const double original = p.scaling.RealOr("original_max_position_embeddings", 1, kHuge, context);
-    StretchLikeLlama3(p.scaling, original, &frequencies);
+    ScaleLikeLlama3(p.scaling, original, &frequencies);
   } else if (p.type == "yarn") {
     ApplyYarn(p, context, &frequencies, &rotary);
   } else if (p.type != "default") {
