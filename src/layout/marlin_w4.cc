@@ -37,9 +37,9 @@ constexpr Place PlaceOf(int64_t lane, int nibble) {
 
 /// A matrix of k-packed 4-bit words; reads past its edges give code 0, writes there are dropped.
 template <typename Word>
-class CanonicalCodes {
+class KPackedCodes {
  public:
-  CanonicalCodes(int64_t k, int64_t n, Word* words) : k_(k), n_(n), words_(words) {}
+  KPackedCodes(int64_t k, int64_t n, Word* words) : k_(k), n_(n), words_(words) {}
 
   uint32_t Get(int64_t k, int64_t n) const {
     if (k >= k_ || n >= n_) return 0;
@@ -56,7 +56,7 @@ class CanonicalCodes {
   Word* words_;
 };
 
-uint32_t GatherWord(const CanonicalCodes<const uint32_t>& from, int64_t tile_k, int64_t tile_n,
+uint32_t GatherWord(const KPackedCodes<const uint32_t>& from, int64_t tile_k, int64_t tile_n,
                     int64_t lane) {
   uint32_t word = 0;
   for (int nibble = 0; nibble < 8; ++nibble) {
@@ -67,7 +67,7 @@ uint32_t GatherWord(const CanonicalCodes<const uint32_t>& from, int64_t tile_k, 
 }
 
 void ScatterWord(uint32_t word, int64_t tile_k, int64_t tile_n, int64_t lane,
-                 const CanonicalCodes<uint32_t>& to) {
+                 const KPackedCodes<uint32_t>& to) {
   for (int nibble = 0; nibble < 8; ++nibble) {
     const Place place = PlaceOf(lane, nibble);
     to.Put(tile_k * kTile + place.row, tile_n * kTile + place.column, (word >> (4 * nibble)) & 15u);
@@ -122,7 +122,7 @@ int64_t MarlinW4WordCount(int64_t k, int64_t n) {
 Status RepackToMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> canonical,
                         std::span<uint32_t> tiles) {
   MARLIN_RETURN_IF_ERROR(CheckW4(k, n, canonical.size(), tiles.size()));
-  const CanonicalCodes from(k, n, canonical.data());
+  const KPackedCodes from(k, n, canonical.data());
   ForEachW4Word(k, n, [&](int64_t index, int64_t tile_k, int64_t tile_n, int64_t lane) {
     tiles[static_cast<size_t>(index)] = GatherWord(from, tile_k, tile_n, lane);
   });
@@ -133,7 +133,7 @@ Status RepackFromMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> tiles,
                           std::span<uint32_t> canonical) {
   MARLIN_RETURN_IF_ERROR(CheckW4(k, n, canonical.size(), tiles.size()));
   std::fill(canonical.begin(), canonical.end(), 0u);
-  const CanonicalCodes to(k, n, canonical.data());
+  const KPackedCodes to(k, n, canonical.data());
   ForEachW4Word(k, n, [&](int64_t index, int64_t tile_k, int64_t tile_n, int64_t lane) {
     ScatterWord(tiles[static_cast<size_t>(index)], tile_k, tile_n, lane, to);
   });
@@ -150,7 +150,7 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
   MARLIN_RETURN_IF_ERROR(CheckCount("words", words.size(), k / 8 * n, k, n));
   MARLIN_RETURN_IF_ERROR(CheckCount("canonical", canonical.size(), k / 8 * n, k, n));
   std::fill(canonical.begin(), canonical.end(), 0u);
-  const CanonicalCodes to(k, n, canonical.data());
+  const KPackedCodes to(k, n, canonical.data());
   // A row of words is a row of tiles; a lane's four words are four adjacent tiles along n.
   const int64_t words_per_row = n * kTile / 8;
   for (size_t i = 0; i < words.size(); ++i) {

@@ -15,9 +15,9 @@ int64_t FindNonFinite(const TensorView& view) {
   const int64_t count = view.ElementCount();
   const auto find = [count](auto is_bad) {
     // Without an early exit the inner loop vectorizes, and it almost never finds anything.
-    constexpr int64_t kStretch = 4096;
-    for (int64_t first = 0; first < count; first += kStretch) {
-      const int64_t end = std::min(first + kStretch, count);
+    constexpr int64_t kChunk = 4096;
+    for (int64_t first = 0; first < count; first += kChunk) {
+      const int64_t end = std::min(first + kChunk, count);
       unsigned bad = 0;
       for (int64_t i = first; i < end; ++i) bad |= static_cast<unsigned>(is_bad(i));
       for (int64_t i = first; bad != 0 && i < end; ++i) {
