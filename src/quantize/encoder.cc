@@ -12,7 +12,7 @@ namespace {
 
 /// Whether b is nearer to x than a, where a < b are adjacent values; a tie goes to the even code.
 /// Exact: near the midpoint both differences are exact in double.
-bool Above(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
+bool IsNearerToUpper(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
   const double down = static_cast<double>(x) - static_cast<double>(a);
   const double up = static_cast<double>(b) - static_cast<double>(x);
   if (up != down) return up < down;
@@ -22,8 +22,8 @@ bool Above(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
 /// Whether to use code a rather than b, of the same value.
 bool Preferred(uint8_t a, uint8_t b) { return a % 2 != b % 2 ? a % 2 == 0 : a < b; }
 
-/// Whether the values are consecutive integers.
-bool IsEven(std::span<const float> values) {
+/// Whether the values are consecutive integers, in order.
+bool IsConsecutive(std::span<const float> values) {
   for (size_t i = 1; i < values.size(); ++i) {
     if (values[i] != values[i - 1] + 1.0f) return false;
   }
@@ -119,7 +119,7 @@ void Encoder::Use() {
   }
   // Small uneven tables: trying all values is faster than the codec's bit arithmetic.
   if constexpr (Codec::kBits <= 4) {
-    if (!IsEven(values_)) squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
+    if (!IsConsecutive(values_)) squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
   }
 }
 
@@ -168,7 +168,7 @@ void Encoder::MakeThresholds() {
     while (std::nextafter(low, high) < high) {
       const float middle = static_cast<float>((static_cast<double>(low) + high) / 2);
       const float probe = middle <= low || middle >= high ? std::nextafter(low, high) : middle;
-      (Above(probe, a, b, code_a, code_b) ? high : low) = probe;
+      (IsNearerToUpper(probe, a, b, code_a, code_b) ? high : low) = probe;
     }
     thresholds_[r] = high;
   }
