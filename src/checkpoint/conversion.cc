@@ -192,15 +192,15 @@ Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit,
 }
 
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters) {
-  std::string facts = fmt::format("writer {}\n{}\n", kCheckpointVersion, parameters);
+  std::string inputs = fmt::format("writer {}\n{}\n", kCheckpointVersion, parameters);
   for (const CheckpointFile& file : source.files) {
     const std::string_view header =
         file.mapping->text().substr(0, static_cast<size_t>(file.data_begin));
-    facts += fmt::format("{} {} {} {:016x}\n", file.name, file.info.size, file.info.modified_ns,
-                         ChecksumOf(header));
+    inputs += fmt::format("{} {} {} {:016x}\n", file.name, file.info.size, file.info.modified_ns,
+                          ChecksumOf(header));
   }
-  facts += source.config_json;
-  return fmt::format("{:016x}", ChecksumOf(facts));
+  inputs += source.config_json;
+  return fmt::format("{:016x}", ChecksumOf(inputs));
 }
 
 Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& conversion) {
