@@ -39,14 +39,14 @@ class DecoderLoader {
 
  private:
   Result<DeviceVector> Vector(const VectorTensor& vector) {
-    return vector.there() ? Upload(vector.name, vector.count) : DeviceVector();
+    return vector.present() ? Upload(vector.name, vector.count) : DeviceVector();
   }
   Result<DeviceVector> Upload(const std::string& name, int64_t count) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear) {
-    return linear.there() ? Linears({&linear, 1}) : Projection();
+    return linear.present() ? Linears({&linear, 1}) : Projection();
   }
 
   /// Fuses linear layers that share an input.
@@ -153,7 +153,7 @@ class DecoderLoader {
       }
       layer->experts.push_back(std::move(mlp));
     }
-    if (tensors.shared.down.there()) {
+    if (tensors.shared.down.present()) {
       MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
     }
     MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));

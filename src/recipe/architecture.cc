@@ -56,10 +56,10 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.there()) Add(vector.name, {vector.count});
+    if (vector.present()) Add(vector.name, {vector.count});
   }
   void AddLinear(const LinearTensors& linear) {
-    if (!linear.there()) return;
+    if (!linear.present()) return;
     Add(linear.weight(), {linear.out, linear.in});
     if (linear.bias) Add(linear.bias_name(), {linear.out});
   }

@@ -35,7 +35,7 @@ struct LinearTensors {
   int64_t out = 0;
   bool bias = false;
 
-  bool there() const { return !name.empty(); }
+  bool present() const { return !name.empty(); }
   std::string weight() const { return name + ".weight"; }
   std::string bias_name() const { return name + ".bias"; }
 };
@@ -45,7 +45,7 @@ struct VectorTensor {
   std::string name;
   int64_t count = 0;
 
-  bool there() const { return !name.empty(); }
+  bool present() const { return !name.empty(); }
 };
 
 /// Grouped-query attention.
