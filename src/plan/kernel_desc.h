@@ -98,7 +98,7 @@ struct KernelDesc {
   int tile_k;
   ErrorModel error;
   /// A flat list of early returns with reasons.
-  Support (*supports)(const GemmDesc& desc, const DeviceProperties& facts);
+  Support (*supports)(const GemmDesc& desc, const DeviceProperties& device);
   Chosen chosen = Chosen::kByCost;
   /// Reads only weights prepared with PrepareOptions::marlin_w4.
   bool reads_marlin_w4 = false;
