@@ -20,7 +20,8 @@ enum class Layout : bool { kOneLine, kKept };
 /// per byte. Idempotent.
 std::string EscapeUnprintable(std::string_view text, Layout layout = Layout::kOneLine);
 
-/// EscapeUnprintable on one line, truncated between characters with "..." to at most `max_bytes`.
+/// EscapeUnprintable on one line. Longer texts are cut between characters, after at most
+/// `max_bytes`, and end in "...".
 std::string Printable(std::string_view text, size_t max_bytes = kMaxPrintedBytes);
 
 }  // namespace marlin

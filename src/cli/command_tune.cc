@@ -94,7 +94,7 @@ class TuneCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(products_.Read());
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
-    options.tuning_file = "";  // Ignored: its entries are about to be remeasured.
+    options.tuning_file = "";  // Ignored: its entries may be wrong, hence this run.
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
     const bool many_rows = device.info().backend != "cpu";

@@ -21,7 +21,7 @@ size_t Overlap(std::string_view text, std::string_view stop) {
 }  // namespace
 
 TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt) : codec_(codec) {
-  // As many tokens as a character may have bytes.
+  // As many tokens as the longest character has bytes.
   constexpr size_t kContext = 4;
   const auto context = prompt.last(std::min(prompt.size(), kContext));
   tokens_.assign(context.begin(), context.end());

@@ -141,7 +141,7 @@ void KvCache::Truncate(int64_t length) {
   length_ = length;
   if (length > 0) return;
   for (std::vector<int32_t>& blocks : blocks_) {
-    // Erase dropped blocks, so that later positions get new pages; no position refers to them.
+    // Erase dropped blocks, so that block 0 has a page again; no page holds a position any more.
     const auto dropped =
         std::find_if(blocks.begin(), blocks.end(), [](int32_t p) { return p >= 0; });
     blocks.erase(blocks.begin(), dropped);

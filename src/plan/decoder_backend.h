@@ -72,7 +72,7 @@ class DecoderBackend {
     return FusedRun();
   }
 
-/// Runs one operation, and the workspace that it needs; called only if Has(operation).
+/// The workspace of an operation, and the operation itself; called only if Has(operation).
 #define MARLIN_DECODER_OPERATION(Name, text, workspace)                                       \
   virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }              \
   virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const { \

@@ -163,7 +163,7 @@ struct StepDescription {
   std::vector<StepOperation> operations;
   int64_t hidden = 0;
   int64_t vocab = 0;
-  Accuracy accuracy = Accuracy::kDefault;  ///< Of the GEMMs; the router's are exact.
+  Accuracy accuracy = Accuracy::kDefault;  ///< GEMM accuracy; the router is exact.
   bool allow_bf16_activations = true;
 };
 
