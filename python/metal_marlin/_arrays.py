@@ -230,7 +230,7 @@ def call(function: Any, *arguments: Any) -> Any:
             raise
         given = ", ".join(f"{_shown(value)} ({type(value).__name__})" for value in arguments)
         raise InvalidArgumentError(
-            f"{function.__name__}: arguments of types that it does not take: {given}"
+            f"{function.__name__}: unsupported argument types: {given}"
         ) from None
 
 

@@ -26,7 +26,7 @@ def _loaded() -> tuple[Any, str]:
     try:
         built_for = _BUILT_FOR.read_text().strip()
     except OSError:
-        return None, "this package was built where no MLX was installed"
+        return None, "this package was built without MLX"
     if built_for != mx.__version__:
         return None, f"built for MLX {built_for}, and {mx.__version__} is installed"
     try:

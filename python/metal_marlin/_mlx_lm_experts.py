@@ -96,7 +96,7 @@ class ExpertBlocks:
             projections = {role: self._projection(owner, block, role) for role in _ROLES}
             if block:
                 part, expert = sorted(block)[0]
-                raise UnsupportedError(f"{owner}: {part} of expert {expert} has no place")
+                raise UnsupportedError(f"{owner}: unexpected {part} of expert {expert}")
             yield owner, projections
 
     def _projection(self, owner: str, block: dict[tuple[str, str], Any], role: str) -> Projection:
@@ -152,7 +152,7 @@ def _as_weights(one: Any) -> QuantizedWeights:
     if isinstance(one, QuantizedWeights):
         return one
     if one.dtype not in _FORMATS:
-        raise UnsupportedError(f"experts: a matrix of {one.dtype} beside quantized ones")
+        raise UnsupportedError(f"experts: an unquantized matrix of {one.dtype} among quantized ones")
     values = np.array(one.astype(mx.float32)).T
     return pack_weights(values, _FORMATS[one.dtype], 0)
 

@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     missing = name.startswith("_") or (name not in _known() and name not in _simulated())
     if missing and name in _OF_GPUS:
         raise UnsupportedError(
-            f"{name}: a kernel of GPUs, and no GPU is here that has it; here: {', '.join(names())}"
+            f"{name}: a GPU kernel that no device here has; available: {', '.join(names())}"
         )
     if missing:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return matmul(x, weights, bias, kernel=name, accuracy=accuracy, **options)
 
     run.__name__ = name
-    run.__doc__ = f"matmul(x, weights) by the kernel {name} alone."
+    run.__doc__ = f"matmul(x, weights) with the kernel {name}."
     return run
 
 

@@ -73,7 +73,7 @@ def backend() -> Backend:
     for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
         reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
         if not reason:
-            return Backend(name, "; ".join(against) or "the first choice")
+            return Backend(name, "; ".join(against) or "preferred")
         against.append(f"not {name}: {reason}")
     if asked not in ("", "copies"):
         raise UnsupportedError("; ".join(against))
@@ -86,7 +86,7 @@ def _no_extension() -> str:
 
 def _no_metal_kernel() -> str:
     if not _on_metal():
-        return "MLX's default device is no GPU with Metal"
+        return "MLX's default device is not a GPU with Metal"
     return str(self_test()["wrong"])
 
 
@@ -163,7 +163,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         stacked = isinstance(weights, QuantizedWeights)
         matrices: list[Any] = [weights] if isinstance(weights, QuantizedWeights) else [*weights]
         if len({(one.k, one.n) for one in matrices}) != 1:
-            raise InvalidArgumentError("weights: expected one shape of all experts")
+            raise InvalidArgumentError("weights: expected the same shape for all experts")
         self._stacked = stacked
         self._prepared = tuple(_prepare(one) for one in matrices)
         self.experts = matrices[0].experts if stacked else len(matrices)

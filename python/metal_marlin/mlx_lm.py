@@ -59,7 +59,7 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
         model = model_class(args_class.from_dict(config))
     except (ValueError, TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedError(f"mlx_lm cannot make a {kind}: {reason}") from error
+        raise UnsupportedError(f"mlx_lm cannot build a {kind}: {reason}") from error
     if decoder is not None:
         _check_function(kind, decoder)
         for layer, window in zip(model.model.layers, decoder["windows"], strict=True):

@@ -43,7 +43,7 @@ def _weights_of(handle: int) -> _core.PreparedWeights:
     weights = _weights.get(handle)
     if weights is None:
         raise InvalidArgumentError(
-            f"handle: {handle} is of no weights (any more); its module was moved, changed or freed"
+            f"handle: {handle} is not valid; its module was moved, changed or freed"
         )
     return weights
 
@@ -117,7 +117,7 @@ def register(
 ) -> int:
     """Prepares weights for a device; returns a handle that lives as long as `owner`."""
     if device.type not in _KERNELS_FOR:
-        raise UnsupportedError(f"weights: no kernels for {device}; there are for the CPU and CUDA")
+        raise UnsupportedError(f"weights: no kernels for {device}; supported: CPU and CUDA")
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             "weights: cannot be prepared while a graph is captured; call the module once before"
@@ -457,7 +457,7 @@ class MarlinMoE(RoutedExperts):
                     self.add_module(str(expert), nn.Module())
                 self.get_submodule(str(expert)).add_module(name, matrix)
         if len(set(counts)) != 1:
-            raise InvalidArgumentError(f"experts: expected one number of all, got {counts}")
+            raise InvalidArgumentError(f"experts: expected the same number in all projections, got {counts}")
         self.experts = counts[0]
 
     def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ class _Sizes:
             module, "has_gate", True
         )
         if not plain or odd or not (hasattr(module, "act_fn") or hasattr(module, "_apply_gate")):
-            raise UnsupportedError(f"{owner}: experts of a {type(module).__name__} are not known")
+            raise UnsupportedError(f"{owner}: experts of a {type(module).__name__} are not supported")
         self.transposed = bool(getattr(module, "is_transposed", False))
         self.concatenated = bool(getattr(module, "is_concatenated", True))
         self.biased = hasattr(module, "gate_up_proj_bias")
@@ -344,7 +344,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
         if not self._checked:
-            raise UnsupportedError("this version of transformers does not say which keys it missed")
+            raise UnsupportedError("this version of transformers does not report missing keys")
         stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
         for stack in stacks:
             stack.settle()

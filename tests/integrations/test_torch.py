@@ -123,7 +123,7 @@ def test_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [] and module.handle() == handle
     module.refresh()
     assert calls == ["cpu"] and len(mt._weights) == count
-    with pytest.raises(mm.InvalidArgumentError, match=f"handle: {handle} is of no weights"):
+    with pytest.raises(mm.InvalidArgumentError, match=f"handle: {handle} is not valid"):
         linear(x, None, handle, 0, 40)
     empty = MarlinLinear(96, 40, group_size=32).to("meta")
     with pytest.raises(mm.UnsupportedError, match="on the meta device"):
