@@ -152,7 +152,7 @@ def _as_weights(one: Any) -> QuantizedWeights:
     if isinstance(one, QuantizedWeights):
         return one
     if one.dtype not in _FORMATS:
-        raise UnsupportedError(f"experts: an unquantized matrix of {one.dtype} among quantized ones")
+        raise UnsupportedError(f"experts: {one.dtype} matrix among quantized ones")
     values = np.array(one.astype(mx.float32)).T
     return pack_weights(values, _FORMATS[one.dtype], 0)
 

@@ -457,7 +457,7 @@ class MarlinMoE(RoutedExperts):
                     self.add_module(str(expert), nn.Module())
                 self.get_submodule(str(expert)).add_module(name, matrix)
         if len(set(counts)) != 1:
-            raise InvalidArgumentError(f"experts: expected the same number in all projections, got {counts}")
+            raise InvalidArgumentError(f"experts: projections have different counts {counts}")
         self.experts = counts[0]
 
     def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ class _Sizes:
             module, "has_gate", True
         )
         if not plain or odd or not (hasattr(module, "act_fn") or hasattr(module, "_apply_gate")):
-            raise UnsupportedError(f"{owner}: experts of a {type(module).__name__} are not supported")
+            raise UnsupportedError(f"{owner}: {type(module).__name__} experts are not supported")
         self.transposed = bool(getattr(module, "is_transposed", False))
         self.concatenated = bool(getattr(module, "is_concatenated", True))
         self.biased = hasattr(module, "gate_up_proj_bias")
