@@ -110,8 +110,8 @@ class ExpertBlocks:
                     f"{owner}: {role}: expected [experts, out, in], got {[*whole.shape]}"
                 )
             stored = FUSED_EXPERT_PROJECTIONS[role == "down_proj"]
-            turned = is_stored_in_out(self._model_type, f"{owner}.{stored}")
-            return Projection(None, whole.swapaxes(1, 2) if turned else whole, bias)
+            transposed = is_stored_in_out(self._model_type, f"{owner}.{stored}")
+            return Projection(None, whole.swapaxes(1, 2) if transposed else whole, bias)
         count = sum(part == role for part, _ in block)
         single = [block.pop((role, str(expert)), None) for expert in range(count)]
         if count == 0 or any(one is None for one in single):

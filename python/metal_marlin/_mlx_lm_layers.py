@@ -19,8 +19,8 @@ class Rotary(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         if self._factor != 1.0:
-            turned, rest = mx.split(x, [self._dims], axis=-1)
-            x = mx.concatenate([turned * self._factor, rest], axis=-1)
+            rotated, rest = mx.split(x, [self._dims], axis=-1)
+            x = mx.concatenate([rotated * self._factor, rest], axis=-1)
         return mx.fast.rope(
             x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset,
             freqs=self._freqs,

@@ -29,8 +29,8 @@ def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dic
     for name in ("rope_theta", "partial_rotary_factor"):
         if name in rope:
             config.setdefault(name, rope[name])
-    stretched = rope.get("rope_type", "default") != "default"
-    config.setdefault("rope_scaling", rope if stretched else None)
+    scaled = rope.get("rope_type", "default") != "default"
+    config.setdefault("rope_scaling", rope if scaled else None)
     for name in ("num_experts", "n_routed_experts"):
         if "num_local_experts" in config:
             config.setdefault(name, config["num_local_experts"])

@@ -41,7 +41,7 @@ struct Matrix {
 };
 
 /// The attention and MLP matrices of a model of 8 billion parameters.
-const std::set<Matrix> kUsualMatrices = {
+const std::set<Matrix> kTypicalMatrices = {
     {4096, 4096}, {4096, 14336}, {6144, 4096}, {28672, 4096, true}};
 
 struct Measured {
@@ -97,8 +97,8 @@ class TuneCommand final : public Command {
     options.tuning_file = "";  // Ignored: its entries may be wrong, hence this run.
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
-    const bool many_rows = device.info().backend != "cpu";
-    MARLIN_RETURN_IF_ERROR(ListCases(many_rows));
+    const bool gpu_batches = device.info().backend != "cpu";
+    MARLIN_RETURN_IF_ERROR(ListCases(gpu_batches));
     MARLIN_RETURN_IF_ERROR(ReadOld());
     MARLIN_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(output_));
     MARLIN_RETURN_IF_ERROR(MeasureCases(console, device));
@@ -113,8 +113,8 @@ class TuneCommand final : public Command {
   }
 
  private:
-  /// `many_rows`: measure models at the batch sizes of GPUs.
-  Status ListCases(bool many_rows) {
+  /// `gpu_batches`: measure models at the batch sizes of GPUs.
+  Status ListCases(bool gpu_batches) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
     }
@@ -127,12 +127,12 @@ class TuneCommand final : public Command {
       shapes.emplace_back(shape, gated_);
     }
     if (shapes.empty()) {
-      std::set<Matrix> matrices = kUsualMatrices;
+      std::set<Matrix> matrices = kTypicalMatrices;
       if (!model_.empty()) {
         MARLIN_ASSIGN_OR_RETURN(matrices, MatricesOf(model_));
       }
       const std::span<const int64_t> rows =
-          many_rows ? std::span<const int64_t>(kGpuRows) : kCpuRows;
+          gpu_batches ? std::span<const int64_t>(kGpuRows) : kCpuRows;
       for (const Matrix& matrix : matrices) {
         for (const int64_t m : rows) {
           shapes.push_back({{m, matrix.n, matrix.k}, matrix.gated});
