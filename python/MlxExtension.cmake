@@ -1,5 +1,5 @@
-# MARLIN_MLX=AUTO builds the extension module _mlx where the Python that is built for has MLX (`pip
-# install --no-build-isolation`), and says why not where it has not; ON demands it.
+# MARLIN_MLX=AUTO builds the extension module _mlx if the target Python has MLX (`pip install
+# --no-build-isolation`), and says why not if it is missing; ON requires it.
 set(MARLIN_MLX AUTO CACHE STRING "Build the primitive of MLX: ON, OFF or AUTO (when MLX is installed)")
 set_property(CACHE MARLIN_MLX PROPERTY STRINGS AUTO ON OFF)
 set(MLX_FOUND OFF)
@@ -25,14 +25,14 @@ set(gpu product_no_gpu)
 if(MLX_BUILD_METAL)
   set(gpu product_gpu)
 endif()
-# MLX's types are those of its own nanobind domain.
+# MLX's types are in a nanobind domain of their own.
 nanobind_add_module(_mlx NB_STATIC NB_DOMAIN mlx src/mlx/module.cc src/mlx/product.cc
                     src/mlx/${gpu}.cc)
 target_link_libraries(_mlx PRIVATE mlx marlin_warnings)
 target_include_directories(_mlx PRIVATE src ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_include_directories(_mlx SYSTEM PRIVATE ${NB_DIR}/include ${MLX_INCLUDE_DIRS})
 set_target_properties(_mlx PROPERTIES CXX_VISIBILITY_PRESET hidden)
-# Read before the module is loaded: another version of MLX need not even crash with it.
+# Read before the module is loaded, because loading it into another version of MLX could crash.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt "${mlx_version}\n")
 install(TARGETS _mlx LIBRARY DESTINATION metal_marlin)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt DESTINATION metal_marlin)

@@ -1,8 +1,8 @@
 """Large language models with 2- to 8-bit weights.
 
-Arrays are NumPy, PyTorch, CuPy or MLX; results come back in the kind that went in. Importing this
-package imports none of these but NumPy; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm`
-do.
+Arrays may be NumPy, PyTorch, CuPy or MLX; results have the same kind as the inputs. Importing this
+package imports only NumPy of these; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm`
+import theirs.
 """
 
 from __future__ import annotations

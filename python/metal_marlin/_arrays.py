@@ -1,4 +1,4 @@
-"""Arrays of several frameworks, returned in the kind that came in, without importing any."""
+"""Converts arrays of several frameworks to and from the core, without importing any of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 
 def kind_of(array: Any) -> str:
-    """"numpy", "torch", "mlx" or "cupy"; whatever else numpy can read counts as numpy."""
+    """"numpy", "torch", "mlx" or "cupy"; any other array-like counts as numpy."""
     module = type(array).__module__.partition(".")[0]
     return module if module in ("torch", "mlx", "cupy") else "numpy"
 
 
 def device_name(array: Any) -> str:
-    """The device that an array is on, as Device takes it."""
+    """The device of an array, as a name for Device."""
     kind = kind_of(array)
     if kind == "torch" and array.device.type == "cuda":
         return f"cuda:{array.device.index}"
@@ -30,12 +30,12 @@ def device_name(array: Any) -> str:
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether calls with an array return before their work is done."""
+    """Whether calls with an array are asynchronous."""
     return device_name(array) != "cpu"
 
 
 def torch_view(tensor: Any) -> _core.ArrayView:
-    """A tensor as the core reads it, on any device; DLPack wants it on the current one."""
+    """The core's view of a tensor on any device; DLPack requires the current device."""
     return _core.ArrayView(
         tensor,
         tensor.data_ptr(),
@@ -48,16 +48,16 @@ def torch_view(tensor: Any) -> _core.ArrayView:
 
 
 def as_array(name: str, value: Any) -> Any:
-    """An array of its framework as it is; anything else as NumPy reads it.
+    """A framework's array unchanged; anything else converted by NumPy.
 
-    What has no element type of its own (lists, numbers) becomes float32. Raises
-    InvalidArgumentError for what is no array of numbers.
+    Values without an element type (lists, numbers) become float32. Raises InvalidArgumentError for
+    anything but an array of numbers.
     """
     if kind_of(value) != "numpy":
         return value
     try:
         array = np.asarray(value)
-    except Exception as error:  # Whatever an array-like raises.
+    except Exception as error:  # Array-likes may raise anything.
         text = " ".join(str(error).split())
         raise InvalidArgumentError(
             f"{name}: expected an array, got {type(value).__name__}: {text}"
@@ -72,11 +72,11 @@ def as_array(name: str, value: Any) -> Any:
 
 
 def as_matrix(array: Any, columns: int) -> Any:
-    """An array [..., columns] as rows that the core reads: a view where its strides allow."""
+    """An array [..., columns] as 2-D rows that the core can read: a view if its strides allow."""
     rows = array.reshape((math.prod(array.shape[:-1]), columns))
     kind = kind_of(array)
     if kind == "mlx":
-        return rows  # Exported row by row, whatever it is a view of.
+        return rows  # Exported as contiguous rows, even if it is a view.
     if kind == "torch":
         between, along = rows.stride()
         aligned = True
@@ -93,7 +93,7 @@ def as_matrix(array: Any, columns: int) -> Any:
 
 
 def as_vector(name: str, value: Any) -> Any:
-    """A vector, contiguous: a bias."""
+    """A contiguous vector, such as a bias."""
     vector = as_array(name, value)
     if vector.ndim != 1:
         raise InvalidArgumentError(f"{name}: expected a vector, got {list(vector.shape)}")
@@ -101,21 +101,21 @@ def as_vector(name: str, value: Any) -> Any:
 
 
 def to_core(array: Any) -> Any:
-    """Something that the core can read where it is, or a copy where the framework demands one."""
+    """An object that the core can read in place, or a copy if the framework requires one."""
     kind = kind_of(array)
     if kind == "torch":
         return torch_view(array.detach().resolve_neg())
     if kind == "mlx":
         import mlx.core as mx
 
-        # bfloat16 has no NumPy type; DLPack carries it.
+        # NumPy has no bfloat16; DLPack does.
         mx.eval(array)
         return array
     return array if kind == "cupy" else np.asarray(array)
 
 
 def to_host(array: Any) -> Any:
-    """An array in the host's memory that the core can read; a copy of what is on a GPU."""
+    """An array in host memory that the core can read; copied if it is on a GPU."""
     kind = kind_of(array)
     if kind == "torch":
         return array.detach().cpu()
@@ -123,7 +123,7 @@ def to_host(array: Any) -> Any:
 
 
 def stream_scope(like: Any, stream: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Makes a stream, given by its handle, the framework's current one; None leaves it."""
+    """Makes a stream, given by its handle, the framework's current one; None keeps the current."""
     if stream is None or not on_gpu(like):
         return contextlib.nullcontext()
     framework = sys.modules[kind_of(like)]
@@ -134,7 +134,7 @@ def stream_scope(like: Any, stream: int | None) -> contextlib.AbstractContextMan
 
 
 def current_stream(like: Any) -> int:
-    """The handle of the stream that the framework puts an array's work on; 0 for the host."""
+    """The handle of the framework's current stream for an array; 0 for the host."""
     if not on_gpu(like):
         return 0
     framework = sys.modules[kind_of(like)]
@@ -144,9 +144,9 @@ def current_stream(like: Any) -> int:
 
 
 def allocator(like: Any) -> Any:
-    """How the core gets memory beside an array from its framework; None: from the library.
+    """A function that allocates from an array's framework; None: the library allocates.
 
-    What a framework allocates belongs to its current stream, and to a graph that is captured.
+    The framework's memory belongs to its current stream, and to a graph being captured.
     """
     if kind_of(like) != "torch" or not on_gpu(like):
         return None
@@ -155,7 +155,7 @@ def allocator(like: Any) -> Any:
 
 
 def dtype_name(array: Any) -> str:
-    """"float32", "bfloat16", ...: the element type whatever the framework."""
+    """The name of the element type in any framework: "float32", "bfloat16", ..."""
     return str(array.dtype).rpartition(".")[2]
 
 
@@ -168,7 +168,7 @@ def check_float(name: str, array: Any) -> None:
 
 
 def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
-    """Makes an array of the kind and type of `like` and fills it through write(buffer)."""
+    """Allocates an array of the kind and type of `like` and fills it through write(buffer)."""
     kind = kind_of(like)
     if kind == "torch":
         torch = sys.modules["torch"]
@@ -182,7 +182,7 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
     if kind == "mlx":
         import mlx.core as mx
 
-        # MLX arrays cannot be written to; float32 is rounded once to what x was.
+        # MLX arrays are immutable: compute in float32, then round once to x's type.
         buffer = np.empty(shape, np.float32)
         write(buffer)
         return mx.array(buffer).astype(like.dtype)
@@ -192,7 +192,7 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
 
 
 def like_kind(like: Any, array: Any) -> Any:
-    """A NumPy array as the kind of `like`."""
+    """Converts a NumPy array to the kind of `like`."""
     kind = kind_of(like)
     if kind == "torch":
         torch = sys.modules["torch"]
@@ -222,7 +222,7 @@ def options(made: Any, **values: Any) -> Any:
 
 
 def call(function: Any, *arguments: Any) -> Any:
-    """Calls into the core; arguments of other types than it takes are one line, too."""
+    """Calls into the core; reports wrong argument types in one line, too."""
     try:
         return function(*arguments)
     except TypeError as error:
@@ -230,7 +230,7 @@ def call(function: Any, *arguments: Any) -> Any:
             raise
         given = ", ".join(f"{_shown(value)} ({type(value).__name__})" for value in arguments)
         raise InvalidArgumentError(
-            f"{function.__name__}: arguments of types that it does not take: {given}"
+            f"{function.__name__}: unsupported argument types: {given}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Products as a primitive of MLX: the extension module _mlx, where it was built and fits."""
+"""GEMM as an MLX primitive: the extension module _mlx, if it was built and matches MLX."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ._core import QuantizedWeights
 from ._mlx_kernels import check_input, self_test
 from .errors import InvalidArgumentError
 
-# Written when the module was built. MLX's C++ interface changes with every version, so nothing is
-# loaded before this is compared.
+# Written when the module was built. MLX's C++ interface changes with every version, so the version
+# is compared before anything is loaded.
 _BUILT_FOR = Path(__file__).with_name("_mlx_version.txt")
 
 
 @functools.cache
 def _loaded() -> tuple[Any, str]:
-    """The module, and why there is none."""
+    """The module, or the reason why it is unavailable."""
     try:
         built_for = _BUILT_FOR.read_text().strip()
     except OSError:
-        return None, "this package was built where no MLX was installed"
+        return None, "this package was built without MLX"
     if built_for != mx.__version__:
         return None, f"built for MLX {built_for}, and {mx.__version__} is installed"
     try:
         module = importlib.import_module("._mlx", __package__)
         weights = _core.quantize(np.zeros((16, 8), np.float32), "u4", 16)
-        # Two builds of nanobind may not know each other's arrays.
+        # Two builds of nanobind may not recognize each other's arrays.
         _cpu_weights(module, weights).matmul(mx.zeros((1, 16)))
     except (ImportError, TypeError) as error:
         return None, f"cannot be loaded: {str(error).splitlines()[0]}"
@@ -41,7 +41,7 @@ def _loaded() -> tuple[Any, str]:
 
 @functools.cache
 def why_not(device: str) -> str:
-    """Why products on MLX's "cpu" or "gpu" cannot be primitives; empty: they can."""
+    """Why the primitive is unavailable on MLX's "cpu" or "gpu"; empty if it is available."""
     module, reason = _loaded()
     if reason or device == "cpu":
         return reason
@@ -65,14 +65,14 @@ def _metal_weights(module: Any, weights: QuantizedWeights) -> Any:
         strips.k,
         strips.n,
         strips.experts,
-        # What a format does not have is bound to something that is not read.
+        # Parts that a format lacks are bound to an array that is never read.
         [parts.get(name, parts["codes"]) for name in names],
         self_test()["known_fragments"],
     )
 
 
 class ExtensionWeights:
-    """Weights that the primitive multiplies with, on the device that they were prepared for."""
+    """Weights of the primitive, prepared for one device."""
 
     def __init__(self, weights: QuantizedWeights, device: str) -> None:
         module, reason = _loaded()
@@ -84,7 +84,7 @@ class ExtensionWeights:
 
     @property
     def last_addresses(self) -> tuple[int, int]:
-        """Where the last product on the CPU read its rows and wrote its output."""
+        """Input and output addresses of the last GEMM on the CPU."""
         rows, out = self._weights.last_addresses
         return rows, out
 

@@ -1,8 +1,8 @@
-"""Products with MLX's custom kernels: mx.fast.metal_kernel, on GPUs with Metal.
+"""GEMM with MLX's custom kernels: mx.fast.metal_kernel, on GPUs with Metal.
 
-Kernels, their order, grids and parameters are the core's (MetalStrips.plan); here are arrays and
-calls alone. What depends on the shape of x is decided when a product is traced, so a function that
-is compiled with shapeless=True must not have one in it.
+The core plans kernels, their order, grids and parameters (MetalStrips.plan); this module only
+passes arrays and launches. Plans depend on the shape of x and are made while tracing, so functions
+compiled with shapeless=True cannot use this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._arrays import check_float, dtype_name, options
 from ._core import QuantizedWeights
 from .errors import InvalidArgumentError
 
-# MLX hands arrays of fewer elements to kernels in another address space.
+# MLX passes smaller arrays to kernels in the constant address space.
 _LEAST_ELEMENTS = 8
 _TYPES = {"float": mx.float32, "half": mx.float16, "bfloat": mx.bfloat16}
 
@@ -28,7 +28,7 @@ _made: dict[tuple[Any, ...], Callable[..., list[mx.array]]] = {}
 
 
 def _metal_kernel(plan: _core.MetalKernel) -> Callable[..., list[mx.array]]:
-    """MLX's kernel of a plan. MLX tells texts apart by name and template, so these do too."""
+    """MLX's kernel of a plan. MLX caches kernels by name and template, so this does too."""
     key = (plan.name, *plan.template_arguments, *plan.distinctions)
     if key not in _made:
         _made[key] = mx.fast.metal_kernel(
@@ -42,7 +42,7 @@ def _metal_kernel(plan: _core.MetalKernel) -> Callable[..., list[mx.array]]:
 
 
 class _Kernel:
-    """One kernel of a planned product."""
+    """One kernel of a GEMM plan."""
 
     def __init__(self, plan: _core.MetalKernel) -> None:
         self._run = _metal_kernel(plan)
@@ -59,7 +59,7 @@ class _Kernel:
 
     def __call__(self, arrays: dict[str, mx.array], dtype: mx.Dtype) -> mx.array:
         bound = {**arrays, "parameters": self._parameters}
-        # What a product does not have is bound to something that is not read.
+        # Operands that a GEMM lacks are bound to an array that is never read.
         inputs = [bound.get(role, bound["input"]) for role in self._roles]
         made = mx.float32 if self._partial else dtype
         shape = (self._output_bytes // made.size,)
@@ -69,7 +69,7 @@ class _Kernel:
 
 
 def check_input(x: mx.array, k: int) -> None:
-    """Raises InvalidArgumentError for what no product takes."""
+    """Raises InvalidArgumentError for inputs that no GEMM supports."""
     check_float("x", x)
     if x.ndim < 1 or x.shape[-1] != k:
         raise InvalidArgumentError(f"x: expected [..., {k}], got {list(x.shape)}")
@@ -81,21 +81,21 @@ def _at_least(array: mx.array) -> mx.array:
 
 
 def _row(stack: mx.array, expert: int) -> mx.array:
-    """What belongs to an expert, where it is: an index instead of a slice would copy it."""
+    """An expert's part as a view: indexing instead of slicing would copy it."""
     if stack.ndim == 1:
         return stack
-    row = min(expert, stack.shape[0] - 1)  # All experts share a table.
+    row = min(expert, stack.shape[0] - 1)  # All experts share one codebook.
     return stack[row : row + 1].reshape(-1)
 
 
 def run_plan(plan: _core.MetalKernel, x: mx.array) -> mx.array:
-    """One kernel that has one array of float32 beside its parameters."""
+    """Runs one kernel with a single float32 input besides its parameters."""
     return _Kernel(plan)({"input": x}, mx.float32)
 
 
 @functools.cache
 def self_test() -> dict[str, Any]:
-    """What MLX's GPU does that the kernels rely on: {"known_fragments", "wrong"}; asked once."""
+    """Undocumented GPU behavior that the kernels rely on: {"known_fragments", "wrong"}; cached."""
 
     def run(plan: _core.MetalKernel, data: np.ndarray) -> np.ndarray:
         return np.array(run_plan(plan, mx.array(data)))
@@ -104,12 +104,11 @@ def self_test() -> dict[str, Any]:
 
 
 class MetalWeights:
-    """Weights in the layout of Metal's kernels, as MLX's arrays; copied once, here."""
+    """Weights in the layout of Metal's kernels, as MLX arrays; copied once, on construction."""
 
     def __init__(self, weights: QuantizedWeights, **device: Any) -> None:
-        """`device` replaces what is assumed of the GPU, cores, and what it is asked:
-        known_fragments."""
-        # Asked now: nothing can be evaluated while a function is traced.
+        """`device` overrides the assumed GPU cores and the self-test's known_fragments."""
+        # Run the self-test now: nothing can be evaluated while a function is traced.
         if "known_fragments" not in device:
             device["known_fragments"] = self_test()["known_fragments"]
         self._device = device

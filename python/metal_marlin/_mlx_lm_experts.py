@@ -1,4 +1,4 @@
-"""The experts of a directory, whatever its layout, as the three projections that mlx_lm has."""
+"""Experts of a directory in any layout, converted to mlx_lm's three projections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .errors import MalformedFileError, UnsupportedError
 from .linear import pack_weights
 
 _ROLES = EXPERT_PROJECTIONS[0]
-# Every spelling of the same matrices.
+# All names of the same matrices.
 _ROLE_OF = {
     name: role
     for names in EXPERT_PROJECTIONS
@@ -38,7 +38,7 @@ _FORMATS = {mx.float32: "fp32", mx.bfloat16: "bf16", mx.float16: "fp16"}
 
 @dataclass
 class Projection:
-    """One matrix of each expert: quantized, or a plain array [experts, out, in]."""
+    """One projection of all experts: quantized, or a plain array [experts, out, in]."""
 
     weights: QuantizedWeights | list[QuantizedWeights] | None
     plain: mx.array | None
@@ -56,7 +56,7 @@ class Projection:
 
 
 class ExpertBlocks:
-    """Takes the experts out of a directory's modules and plain tensors."""
+    """Extracts the experts from a directory's modules and plain tensors."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class ExpertBlocks:
         interleaved: bool,
     ) -> None:
         self._model_type = model_type
-        # Columns of fused gate and up take turns; else all of gate's come first.
+        # Gate and up columns of fused tensors alternate; otherwise gate's come first.
         self._interleaved = interleaved
         self.other_modules: list[str] = []
-        # The content of each block by part and expert ("*": all of them).
+        # The content of each block by part and expert ("*": stacked).
         self._blocks: dict[str, dict[tuple[str, str], Any]] = {}
         for name in modules:
             match = _NAME.match(name)
@@ -91,12 +91,12 @@ class ExpertBlocks:
         block[part, match["expert"] or "*"] = content
 
     def take(self) -> Iterator[tuple[str, dict[str, Projection]]]:
-        """(owner, projections) of each block. Errors: MalformedFileError for missing matrices."""
+        """Yields (owner, projections) per block. Errors: MalformedFileError if one is missing."""
         for owner, block in self._blocks.items():
             projections = {role: self._projection(owner, block, role) for role in _ROLES}
             if block:
                 part, expert = sorted(block)[0]
-                raise UnsupportedError(f"{owner}: {part} of expert {expert} has no place")
+                raise UnsupportedError(f"{owner}: unexpected {part} of expert {expert}")
             yield owner, projections
 
     def _projection(self, owner: str, block: dict[tuple[str, str], Any], role: str) -> Projection:
@@ -110,8 +110,8 @@ class ExpertBlocks:
                     f"{owner}: {role}: expected [experts, out, in], got {[*whole.shape]}"
                 )
             stored = FUSED_EXPERT_PROJECTIONS[role == "down_proj"]
-            turned = is_stored_in_out(self._model_type, f"{owner}.{stored}")
-            return Projection(None, whole.swapaxes(1, 2) if turned else whole, bias)
+            transposed = is_stored_in_out(self._model_type, f"{owner}.{stored}")
+            return Projection(None, whole.swapaxes(1, 2) if transposed else whole, bias)
         count = sum(part == role for part, _ in block)
         single = [block.pop((role, str(expert)), None) for expert in range(count)]
         if count == 0 or any(one is None for one in single):
@@ -124,7 +124,7 @@ class ExpertBlocks:
         return Projection([_as_weights(one) for one in single], None, bias)
 
     def _half(self, block: dict[tuple[str, str], Any], role: str, end: str) -> Any:
-        """The tensor or module of a role for all experts, alone or as a half of gate_up_proj."""
+        """A role's tensor or module for all experts, its own or a half of gate_up_proj."""
         if (role + end, "*") in block:
             return block.pop((role + end, "*"))
         fused = ("gate_up_proj" + end, "*")
@@ -148,11 +148,11 @@ def _shape(one: Any) -> tuple[int, ...]:
 
 
 def _as_weights(one: Any) -> QuantizedWeights:
-    """A matrix beside quantized ones: itself, or a plain [out, in] with its values unchanged."""
+    """A matrix for use with quantized ones: itself, or a plain [out, in] with unchanged values."""
     if isinstance(one, QuantizedWeights):
         return one
     if one.dtype not in _FORMATS:
-        raise UnsupportedError(f"experts: a matrix of {one.dtype} beside quantized ones")
+        raise UnsupportedError(f"experts: {one.dtype} matrix among quantized ones")
     values = np.array(one.astype(mx.float32)).T
     return pack_weights(values, _FORMATS[one.dtype], 0)
 

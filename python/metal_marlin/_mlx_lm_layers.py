@@ -1,4 +1,4 @@
-"""Layers that stand in for mlx_lm's own where these compute something else than the runner."""
+"""Replacements for layers of mlx_lm that compute something else than the decoder runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 
 class Rotary(nn.Module):  # type: ignore[misc]
-    """The rotary embedding with the runner's frequencies, called as mlx_lm calls its own."""
+    """RoPE with the runner's frequencies; same interface as mlx_lm's."""
 
     def __init__(self, decoder: dict[str, Any]) -> None:
         super().__init__()
@@ -19,8 +19,8 @@ class Rotary(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         if self._factor != 1.0:
-            turned, rest = mx.split(x, [self._dims], axis=-1)
-            x = mx.concatenate([turned * self._factor, rest], axis=-1)
+            rotated, rest = mx.split(x, [self._dims], axis=-1)
+            x = mx.concatenate([rotated * self._factor, rest], axis=-1)
         return mx.fast.rope(
             x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset,
             freqs=self._freqs,
@@ -28,7 +28,7 @@ class Rotary(nn.Module):  # type: ignore[misc]
 
 
 class SlidingAttention(nn.Module):  # type: ignore[misc]
-    """An attention block of mlx_lm that sees the last keys only."""
+    """An attention block of mlx_lm with a sliding window."""
 
     def __init__(self, attention: nn.Module, window: int) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class SlidingAttention(nn.Module):  # type: ignore[misc]
 
 
 class GroupedGate(nn.Module):  # type: ignore[misc]
-    """The router with a correction of the choice. mlx_lm's own gives the experts of groups that are
-    left out a score of 0, which is better than a corrected score below it."""
+    """A router with a score-correction bias. mlx_lm's own gives experts outside of the top groups a
+    score of 0, which may exceed negative corrected scores."""
 
     def __init__(self, gate: nn.Module, decoder: dict[str, Any]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class GroupedGate(nn.Module):  # type: ignore[misc]
         self._normalizes = decoder["normalizes_choice"]
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        # A rounded score could change the choice.
+        # In float32: a rounded score could change the top-k selection.
         logits = x.astype(mx.float32) @ self.weight.astype(mx.float32).T
         chosen, weights = _choose(
             logits, self.e_score_correction_bias, self._top_k, self._groups, self._top_groups,
@@ -66,7 +66,7 @@ class GroupedGate(nn.Module):  # type: ignore[misc]
 def _choose(
     logits: mx.array, bias: mx.array, top_k: int, groups: int, top_groups: int, normalizes: bool
 ) -> tuple[mx.array, mx.array]:
-    """Experts [..., top_k] and their weights."""
+    """Selects experts [..., top_k] and their weights."""
     scores = mx.sigmoid(logits)
     choice = scores + bias
     dropped = groups - top_groups

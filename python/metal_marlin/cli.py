@@ -1,4 +1,4 @@
-"""The command metal-marlin, with the tokenizer that the C++ program lacks."""
+"""The metal-marlin command, with the tokenizer that the C++ program lacks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .text import TextCodec
 
 
 def main() -> int:
-    """Runs the command line of this process; returns its exit code."""
-    # The command ends on Ctrl-C as any program does; Python would only note it.
+    """Runs this process's command line; returns the exit code."""
+    # Let Ctrl-C end the command as it ends any program; Python would only set a flag.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # As the bytes that they were: a path need not be UTF-8.
+    # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
     # The command prints its errors itself, as one line.
     codec = functools.partial(TextCodec, quiet=True)

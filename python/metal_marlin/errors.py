@@ -1,4 +1,4 @@
-"""The exceptions of metal_marlin, one for each kind of error; messages are one line."""
+"""The exceptions of metal_marlin, one per kind of error; messages are one line."""
 
 
 class MarlinError(Exception):
@@ -6,19 +6,19 @@ class MarlinError(Exception):
 
 
 class InvalidArgumentError(MarlinError, ValueError):
-    """An argument that cannot be: the message names it and both numbers."""
+    """An invalid argument; the message names it and both values."""
 
 
 class UnsupportedError(MarlinError, NotImplementedError):
-    """Something that this build, device or format cannot do."""
+    """A feature that this build, device or format lacks."""
 
 
 class MalformedFileError(MarlinError, ValueError):
-    """A file whose content contradicts itself or its format."""
+    """A file that contradicts itself or its format."""
 
 
 class NonFiniteInputError(MarlinError, ValueError):
-    """NaN or infinity where numbers are needed."""
+    """NaN or infinity where finite numbers are required."""
 
 
 class FileError(MarlinError, OSError):

@@ -1,8 +1,8 @@
-"""One named kernel, no selection.
+"""Individual kernels by name, without selection.
 
 `names()` lists the kernels of a device; each is a function of this module:
-`kernels.marlin_gemm_avx512(x, weights)`, or on a GPU `kernels.marlin_gemm_fp4(x, weights)` with
-x and weights there. Asking for a kernel that no device here has raises UnsupportedError.
+`kernels.marlin_gemm_avx512(x, weights)`, or on a GPU `kernels.marlin_gemm_fp4(x, weights)` with x
+and weights there. A kernel that no device of this machine has raises UnsupportedError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_GPUS = (
 
 
 def names(device: Device | None = None) -> list[str]:
-    """The product kernels that a device, or the default one, can run."""
+    """The GEMM kernels of a device, or of the default one."""
     info = (device or default_device()).info
     return [k["name"] for k in info["kernels"] if k["available"]]
 
@@ -38,7 +38,7 @@ def _known() -> frozenset[str]:
 
 @functools.cache
 def _simulated() -> frozenset[str]:
-    """The kernels of Apple GPUs, where the simulator runs them."""
+    """The kernels of Apple GPUs, if the simulator can run them."""
     try:
         return frozenset(k["name"] for k in Device("metal-sim").info["kernels"])
     except UnsupportedError:
@@ -56,11 +56,11 @@ def dequant_u4(packed: Any, scales: Any, zeros: Any, group_size: int = 128) -> A
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    # Only asked for where no listed device has the kernel: opening the simulator looks for clang.
+    # Checked last, if no listed device has the kernel: opening the simulator searches for clang.
     missing = name.startswith("_") or (name not in _known() and name not in _simulated())
     if missing and name in _OF_GPUS:
         raise UnsupportedError(
-            f"{name}: a kernel of GPUs, and no GPU is here that has it; here: {', '.join(names())}"
+            f"{name}: a GPU kernel that no device here has; available: {', '.join(names())}"
         )
     if missing:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return matmul(x, weights, bias, kernel=name, accuracy=accuracy, **options)
 
     run.__name__ = name
-    run.__doc__ = f"matmul(x, weights) by the kernel {name} alone."
+    run.__doc__ = f"matmul(x, weights) with the kernel {name}."
     return run
 
 

@@ -1,4 +1,4 @@
-"""Packing weights and multiplying with them."""
+"""Packing weights and multiplying by them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _opened(name: str) -> Device:
 
 
 def open_device(name: str = "auto") -> Device:
-    """The one Device of a name in this process, so that calls share weights and threads."""
+    """The process-wide Device of a name, so that calls share weights and threads."""
     if name == "cuda":
-        name = Device(name).name  # The current one, which changes.
+        name = Device(name).name  # The current one, which may change.
     return _opened("auto" if name == "cpu" else name)
 
 
 def default_device() -> Device:
-    """The device that weights are prepared for unless told: all processors of this machine."""
+    """The device that weights are prepared for by default: all processors of this machine."""
     return open_device()
 
 
@@ -86,7 +86,7 @@ def pack_u4_weights(weight: Any, group_size: int = 128) -> tuple[Any, Any, Any]:
 def from_parts(
     packed: Any, scales: Any, group_size: int, zeros: Any, format: str, k: int | None
 ) -> QuantizedWeights:
-    """Quantized weights of packed arrays; K follows from the words unless given."""
+    """Builds quantized weights from packed arrays; K is inferred from the words unless given."""
     bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
     words, scales = as_array("packed", packed), as_array("scales", scales)
     for name, array in (("packed", words), ("scales", scales)):
@@ -96,7 +96,7 @@ def from_parts(
     if k is None:
         k = words.shape[0] * 32 // width if 32 % width == 0 else words.shape[0] // width * 32
         if group_size > 0:
-            # Unused codes of the last word are not weights.
+            # Padding codes of the last word are not weights.
             k = min(k, int(scales.shape[0]) * group_size)
     parts = options(
         _core.WeightsParts(),
@@ -120,13 +120,13 @@ def unpack_weights(
     format: str = "fp4_e2m1",
     k: int | None = None,
 ) -> Any:
-    """Packed words [.., N] back to float32 [K, N]. K follows from the words unless given."""
+    """Unpacks words [.., N] to float32 [K, N]. K is inferred from the words unless given."""
     weights = from_parts(packed, scales, group_size, zeros, format, k)
     return like_kind(packed, dequantize(weights))
 
 
 def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray:
-    """The weights as a NumPy array [K, N] or [experts, K, N] of float32 or float16."""
+    """Dequantizes to a NumPy array [K, N] or [experts, K, N] of float32 or float16."""
     shape = (weights.k, weights.n)
     out = np.empty(shape if weights.experts == 1 else (weights.experts, *shape), dtype)
     _core.dequantize(weights, out)
@@ -136,9 +136,9 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
 def prepare(
     weights: QuantizedWeights, device: Device | str | None = None, *, marlin_w4: bool = False
 ) -> PreparedWeights:
-    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", "metal-sim", ...), once, at load.
+    """Prepares weights for a device ("cpu", "cuda", "cuda:1", "metal-sim", ...), once, at load.
 
-    `marlin_w4` keeps 4-bit codes in the public layout of that name, for the kernel that reads it
+    `marlin_w4` keeps 4-bit codes in that public layout, for the kernel that reads it
     (kernels.marlin_gemm_w4, on a GPU).
     """
     if not isinstance(device, Device):
@@ -162,11 +162,11 @@ def matmul(
 ) -> Any:
     """x [..., K] times prepared weights: [..., N], or [..., N/2] when gated.
 
-    x and bias are on the weights' device. A GPU's work is put on `stream`, a handle (None: the
-    framework's current one), and the result is there when that stream comes to it.
-    float32, float16 or bfloat16 in and out; sums are float32. activation: "none", "silu",
-    "gelu_tanh", "relu"; accuracy: "default", "exact" (no rounding of weights or activations) or
-    "w4a8". A float32 x may be split in two bfloat16 terms, never rounded to one.
+    x and bias are on the weights' device. On a GPU, work is enqueued on `stream`, a handle (None:
+    the framework's current stream), and the result is valid in stream order. Inputs and outputs are
+    float32, float16 or bfloat16; accumulation is float32. activation: "none", "silu", "gelu_tanh",
+    "relu"; accuracy: "default", "exact" (no rounding of weights or activations) or "w4a8". A
+    float32 x may be split into two bfloat16 terms, never rounded to one.
     """
     x = as_array("x", x)
     check_float("x", x)
@@ -201,8 +201,7 @@ _prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Any]] = {}
 
 
 def remember(arrays: list[Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """What make() makes of packed arrays, made once while they live; changes in place are not
-    seen."""
+    """Caches make()'s result for packed arrays while they live; does not see changes in place."""
     key = (*(id(a) for a in arrays), *key)
     found = _prepared.get(key)
     if found is not None and all(ref() is a for ref, a in zip(found[0], arrays, strict=True)):
@@ -227,8 +226,8 @@ def quantized_linear(
 ) -> Any:
     """x [..., K] times packed weights (see pack_fp4_weights, pack_u4_weights): [..., N].
 
-    The packed arrays are rearranged at the first call for x's device and remembered while they
-    live: do not change them in place. `prepare` and `matmul` are the same in two steps.
+    The first call prepares the packed arrays for x's device and caches the result while they live:
+    do not change them in place. `prepare` and `matmul` are the same in two steps.
     """
     x = as_array("x", x)
     check_float("x", x)

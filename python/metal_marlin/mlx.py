@@ -1,10 +1,10 @@
-"""MLX: linear layers with quantized weights, made for the device that is MLX's default then.
+"""MLX: linear layers with quantized weights, made for MLX's default device at that time.
 
-Products take one of three paths; `backend()` says which and why:
+GEMMs take one of three paths; `backend()` says which and why:
 
-- "extension": a primitive of MLX in C++ (metal_marlin._mlx), built for the version of MLX that is
-  installed; on the CPU without copies, on Apple GPUs with MLX's own encoder;
-- "metal_kernel": mx.fast.metal_kernel, on Apple GPUs, without anything built;
+- "extension": an MLX primitive in C++ (metal_marlin._mlx), built for the installed version of
+  MLX; on the CPU without copies, on Apple GPUs with MLX's own encoder;
+- "metal_kernel": mx.fast.metal_kernel, on Apple GPUs, without an extension;
 - "copies": the CPU, with arrays copied in and out through NumPy.
 """
 
@@ -27,14 +27,14 @@ _PATHS = ("extension", "metal_kernel", "copies")
 
 
 class Backend(NamedTuple):
-    """How products run."""
+    """The path that GEMMs take."""
 
     name: str
     reason: str
 
 
 class _Weights(Protocol):
-    """Weights that one of the paths has prepared."""
+    """Weights prepared for one of the paths."""
 
     def matmul(
         self, x: mx.array, bias: mx.array | None = None, *, expert: int = 0
@@ -42,7 +42,7 @@ class _Weights(Protocol):
 
 
 class _CopiedWeights:
-    """Weights for the CPU; arrays are copied in and out of the product."""
+    """Weights for the CPU; inputs and outputs are copied."""
 
     def __init__(self, weights: QuantizedWeights) -> None:
         self._prepared = linear.prepare(weights)
@@ -52,7 +52,7 @@ class _CopiedWeights:
     ) -> mx.array:
         prepared = self._prepared
         check_input(x, prepared.k)
-        # bfloat16 has no NumPy type, and every bfloat16 is a float32.
+        # NumPy has no bfloat16, and float32 represents every bfloat16.
         rows = np.ascontiguousarray(x.astype(mx.float32)).reshape(-1, prepared.k)
         added = None if bias is None else np.array(bias.astype(mx.float32))
         y = linear.matmul(rows, prepared, added, expert=expert)
@@ -64,8 +64,8 @@ def _on_metal() -> bool:
 
 
 def backend() -> Backend:
-    """The path of layers that are made now, on MLX's default device, and what speaks against
-    better ones. MARLIN_MLX=extension, metal_kernel or copies asks for one."""
+    """The path of layers made now, on MLX's default device, and why better ones are unavailable.
+    MARLIN_MLX=extension, metal_kernel or copies forces one."""
     asked = os.environ.get("MARLIN_MLX", "")
     if asked not in ("", *_PATHS):
         raise InvalidArgumentError(f"MARLIN_MLX: expected one of {', '.join(_PATHS)}, got {asked}")
@@ -73,7 +73,7 @@ def backend() -> Backend:
     for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
         reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
         if not reason:
-            return Backend(name, "; ".join(against) or "the first choice")
+            return Backend(name, "; ".join(against) or "preferred")
         against.append(f"not {name}: {reason}")
     if asked not in ("", "copies"):
         raise UnsupportedError("; ".join(against))
@@ -86,7 +86,7 @@ def _no_extension() -> str:
 
 def _no_metal_kernel() -> str:
     if not _on_metal():
-        return "MLX's default device is no GPU with Metal"
+        return "MLX's default device is not a GPU with Metal"
     return str(self_test()["wrong"])
 
 
@@ -108,7 +108,7 @@ def quantized_linear(
 ) -> mx.array:
     """x [..., K] times packed weights: [..., N], in x's type; see metal_marlin.quantized_linear.
 
-    The packed arrays are rearranged at the first call and remembered while they live.
+    The first call prepares the packed arrays and caches the result while they live.
     """
     k = int(x.shape[-1])
     weights: _Weights = linear.remember(
@@ -148,11 +148,10 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
 
 
 class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
-    """The matrices of all experts, as mlx_lm's SwitchLinear: x and indices -> products.
+    """All experts' matrices, with the interface of mlx_lm's SwitchLinear: x and indices -> outputs.
 
-    `weights` are a stack, or one matrix for each expert where experts have formats of their own;
-    `bias` is [experts, out]. The indices are looked at on the host, so a function that is compiled
-    must not have one in it.
+    `weights` are a stack, or one matrix per expert if experts have different formats; `bias` is
+    [experts, out]. The host reads the indices, so compiled functions cannot use this module.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         stacked = isinstance(weights, QuantizedWeights)
         matrices: list[Any] = [weights] if isinstance(weights, QuantizedWeights) else [*weights]
         if len({(one.k, one.n) for one in matrices}) != 1:
-            raise InvalidArgumentError("weights: expected one shape of all experts")
+            raise InvalidArgumentError("weights: expected the same shape for all experts")
         self._stacked = stacked
         self._prepared = tuple(_prepare(one) for one in matrices)
         self.experts = matrices[0].experts if stacked else len(matrices)
@@ -189,7 +188,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         if chosen.size == 0:
             return mx.zeros((*shape[:-1], self.out_features), x.dtype)
         rows = mx.broadcast_to(x, shape).reshape(len(chosen), -1, self.in_features)
-        # Slots in the order of their experts, and back.
+        # Sort slots by expert, and scatter back.
         order = np.argsort(chosen, kind="stable")
         experts, first = np.unique(chosen[order], return_index=True)
         slots = np.split(order, first[1:])

@@ -1,8 +1,7 @@
 """mlx_lm: loads a quantized directory as a model that mlx_lm.generate accepts.
 
-mlx_lm's models read less of a config.json than the runner does. Rotary frequencies, sliding
-windows and gates are set to those that the runner reads; whatever else a model of mlx_lm computes
-differently is refused by name.
+mlx_lm's models read less of a config.json than the decoder runner does. RoPE frequencies, sliding
+windows and gates are replaced by the runner's; any other difference is rejected by name.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from .mlx import MarlinLinear, MarlinSwitchLinear
 
 
 def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
-    """config.json as version 5 of transformers writes it, with the names that came before."""
+    """config.json as transformers 5 writes it, plus the names of earlier versions."""
     config = {k: v for k, v in config.items() if k != "quantization_config"}
     rope = config.get("rope_parameters") or {}
     for name in ("rope_theta", "partial_rotary_factor"):
         if name in rope:
             config.setdefault(name, rope[name])
-    stretched = rope.get("rope_type", "default") != "default"
-    config.setdefault("rope_scaling", rope if stretched else None)
+    scaled = rope.get("rope_type", "default") != "default"
+    config.setdefault("rope_scaling", rope if scaled else None)
     for name in ("num_experts", "n_routed_experts"):
         if "num_local_experts" in config:
             config.setdefault(name, config["num_local_experts"])
     if decoder is None:
         return config
-    # These are set after the model was made, and some of their values would hinder making it.
+    # Replaced after the model is made; some of their values would prevent making it.
     config.update(rope_scaling=None, rope_parameters=None, layer_types=None, sliding_window=None)
     config.setdefault("rope_theta", 10000.0)
     config.setdefault("partial_rotary_factor", 1.0)
@@ -51,7 +50,7 @@ def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dic
 
 
 def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Module:
-    """mlx_lm's model with random weights. Errors: UnsupportedError for what it cannot compute."""
+    """mlx_lm's model with random weights. Errors: UnsupportedError for unsupported features."""
     from mlx_lm.utils import _get_classes
 
     kind = config["model_type"]
@@ -60,7 +59,7 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
         model = model_class(args_class.from_dict(config))
     except (ValueError, TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedError(f"mlx_lm cannot make a {kind}: {reason}") from error
+        raise UnsupportedError(f"mlx_lm cannot build a {kind}: {reason}") from error
     if decoder is not None:
         _check_function(kind, decoder)
         for layer, window in zip(model.model.layers, decoder["windows"], strict=True):
@@ -70,7 +69,7 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
 
 
 def _check_function(kind: str, decoder: dict[str, Any]) -> None:
-    """Refuses functions that are fixed in mlx_lm's models."""
+    """Rejects settings that mlx_lm's models hard-code differently."""
     if kind != "gpt_oss" and decoder["activation"] != "silu":
         raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
     if kind == "qwen2_moe" and decoder["normalizes_choice"]:
@@ -109,7 +108,7 @@ def _adapt_mlps(
 
 
 class _Loader:
-    """Puts the content of a directory into a model of mlx_lm."""
+    """Loads the content of a directory into an mlx_lm model."""
 
     def __init__(
         self, path: Path, checkpoint: Checkpoint, model: Any, decoder: dict[str, Any] | None
@@ -125,8 +124,8 @@ class _Loader:
         }
 
     def _is_ignored(self, name: str) -> bool:
-        """Layers that predict further tokens, frequencies that old writers stored, and the copy of
-        a tied table."""
+        """True for multi-token-prediction layers, RoPE frequencies stored by old writers, and a
+        stored copy of tied embeddings."""
         if name.endswith(".rotary_emb.inv_freq"):
             return True
         if self.decoder is None:
@@ -138,7 +137,7 @@ class _Loader:
         )
 
     def load(self) -> None:
-        """Loads everything. Errors: UnsupportedError for what the model lacks or has beyond."""
+        """Loads everything. Errors: UnsupportedError for missing or extra modules and tensors."""
         kind = getattr(self.model, "model_type", "")
         interleaved = self.decoder is not None and self.decoder["interleaved_experts"]
         blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, kind, interleaved)
@@ -153,10 +152,10 @@ class _Loader:
         table = self.tensors.get("model.embed_tokens.weight")
         tied = self.decoder is not None and self.decoder["tied"]
         if tied and table is not None and "lm_head" in self.model:
-            # Some models of mlx_lm have a head of their own, whatever config.json says.
+            # Some mlx_lm models always have a separate lm_head, regardless of config.json.
             self.tensors["lm_head.weight"] = table
         for name in self.tensors:
-            # mlx_lm's qwen3 has no biases, whatever attention_bias says.
+            # mlx_lm's qwen3 has no biases, regardless of attention_bias.
             layer = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
             if isinstance(layer, nn.Linear) and "bias" not in layer:
                 layer.bias = mx.zeros((layer.weight.shape[0],))
@@ -164,12 +163,12 @@ class _Loader:
         self.model.load_weights(list(self.tensors.items()), strict=False)
 
     def _path(self, name: str) -> str:
-        """The name of a tensor or module in mlx_lm's model."""
+        """The path of a tensor or module in mlx_lm's model."""
         layer = re.match(r"model\.layers\.\d+", name)
         if layer is None:
             return name
         rest, found = name[layer.end() :], self._find(layer[0])
-        # Mixtral's block has two names.
+        # Mixtral's block has two names in use.
         if found is not None and "block_sparse_moe" in found:
             rest = re.sub(r"^\.mlp\.", ".block_sparse_moe.", rest)
         if found is not None and isinstance(found.get("self_attn"), SlidingAttention):
@@ -177,13 +176,13 @@ class _Loader:
         return layer[0] + rest
 
     def _find(self, path: str) -> Any:
-        """The module of a path, or None."""
+        """The module at a path, or None."""
         found: Any = self.model
         for name in path.split("."):
             if isinstance(found, list):
                 found = found[int(name)] if name.isdigit() and int(name) < len(found) else None
             else:
-                # A module may keep its list of layers behind a property.
+                # A module may expose its list of layers through a property.
                 found = found.get(name) if isinstance(found, nn.Module) else None
             if found is None:
                 return None
@@ -218,14 +217,14 @@ class _Loader:
         self._replace(path, MarlinLinear(weights, self._bias(path, old)))
 
     def _place_latent(self, name: str, dense: mx.array) -> None:
-        """Splits kv_b_proj [heads * (key + value), rank] as mlx_lm's latent attention wants it:
-        dense, because decoding multiplies with the transposed half of the keys."""
+        """Splits kv_b_proj [heads * (key + value), rank] as mlx_lm's MLA expects. Dense, because
+        decoding multiplies by the transposed key half."""
         owner = name.removesuffix(".weight").removesuffix(".kv_b_proj")
         attention = self._find(owner)
         heads, key = attention.num_heads, attention.qk_nope_head_dim
         rows = heads * (key + attention.v_head_dim)
         _check_shape(name, tuple(dense.shape), (rows, attention.kv_lora_rank))
-        # In the type of the directory's own tensors.
+        # In the element type of the directory's own tensors.
         norm = self.tensors.get(f"{owner}.kv_a_layernorm.weight")
         if norm is None:
             raise _mismatch(f"no tensor for {owner}.kv_a_layernorm.weight")
@@ -235,9 +234,9 @@ class _Loader:
         self.tensors[f"{owner}.unembed_out.weight"] = mx.contiguous(both[:, key:])
 
     def _place_experts(self, owner: str, projections: dict[str, Any]) -> None:
-        """Puts gate_proj, up_proj and down_proj of all experts in place."""
+        """Places gate_proj, up_proj and down_proj of all experts."""
         path = self._path(owner)
-        # mlx_lm calls a stack of experts switch_mlp, in gpt_oss experts.
+        # mlx_lm names a stack of experts switch_mlp, but experts in gpt_oss.
         names = (path.removesuffix("experts") + "switch_mlp", path)
         block = next((name for name in names if self._find(f"{name}.gate_proj") is not None), None)
         if block is None:
@@ -255,7 +254,7 @@ class _Loader:
                 self._replace(f"{block}.{name}", made)
 
     def _check_complete(self) -> None:
-        """Every parameter of the model must come from the directory, and the other way round."""
+        """Checks that the model's parameters and the directory's tensors match exactly."""
         from mlx.utils import tree_flatten
 
         placed = {
@@ -289,8 +288,8 @@ def _check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> No
 def load(path: str | Path) -> tuple[nn.Module, Any]:
     """(model, tokenizer) of a quantized directory, for mlx_lm.generate and mlx_lm.stream_generate.
 
-    Architectures are those of mlx_lm. Errors: UnsupportedError for a type that mlx_lm lacks, for
-    what its model of a type does not compute, and for modules and tensors that do not match.
+    Supports the architectures of mlx_lm. Errors: UnsupportedError for a type that mlx_lm lacks, for
+    features that its model lacks, and for modules and tensors that do not match.
     """
     from mlx_lm.utils import load_tokenizer
 

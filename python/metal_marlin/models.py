@@ -96,8 +96,8 @@ class Model:
     ) -> dict[str, Any]:
         """Continues a prompt: {"token_ids", "text", "stop_reason", "tokens_per_second", ...}.
 
-        `text` is None for a prompt of token ids. `callback` gets every token and ends the text by
-        returning False.
+        `text` is None for a prompt of token ids. `callback` receives every token and stops
+        generation by returning False.
         """
         guarded = None
         if callback is not None:
@@ -138,8 +138,8 @@ def load(
     exact: bool = False,
     prepared: AnyPath | None = None,
 ) -> Model:
-    """Opens a model. exact keeps activations, keys and values in float32 throughout; prepared is a
-    file that `prepare_model` wrote for this directory, whose weights are mapped."""
+    """Opens a model. `exact` keeps activations, keys and values in float32; `prepared` is a file
+    that `prepare_model` wrote for this directory, whose weights are mapped."""
     return Model(path, device, exact, prepared)
 
 
@@ -150,8 +150,8 @@ def prepare_model(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes a model's weights as a device holds them into a file that `load(path,
-    prepared=output)` maps. Returns what `metal-marlin prepare --json` prints."""
+    """Writes a model's weights in the device's layout to a file, for `load(path, prepared=output)`
+    to map. Returns the JSON of `metal-marlin prepare --json`."""
     if isinstance(device, str):
         device = Device(device)
     return dict(call(_core.prepare_model, path, output, device or default_device(), overwrite))
@@ -169,11 +169,11 @@ def quantize_model(
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Quantizes a checkpoint into a directory that appears whole or not at all.
+    """Quantizes a checkpoint to a directory that appears complete or not at all.
 
-    `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file.
-    Returns what `metal-marlin quantize --json` prints. An exception of `progress` ends the call and
-    comes out of it as it is; nothing is left of the output then.
+    `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file. Returns
+    the JSON of `metal-marlin quantize --json`. An exception raised by `progress` aborts the call
+    and propagates; no output is left then.
     """
     if not isinstance(recipe, MixedPrecisionConfig):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)

@@ -1,9 +1,9 @@
 """PyTorch: an operator, and modules whose weights are quantized, on the CPU and on NVIDIA GPUs.
 
-The operator `metal_marlin::linear` takes weights by a handle, because they are rearranged for the
+The operator `metal_marlin::linear` refers to weights by handle, because they are prepared for the
 device once. It has a fake implementation (torch.compile) and a gradient for its input. On a GPU it
-puts its work on the current stream, waits for nothing, and takes all memory from PyTorch, so that
-graphs can be captured.
+enqueues on the current stream, never synchronizes, and takes all memory from PyTorch, so that CUDA
+graphs can capture it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALE_TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
-    # As files call them: what copies a tensor by value must not take their bytes for numbers.
+    # The types used in files: code that copies tensors by value must not convert their bytes.
     "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8),
     "e4m3": torch.float8_e4m3fn,
 }
@@ -43,13 +43,13 @@ def _weights_of(handle: int) -> _core.PreparedWeights:
     weights = _weights.get(handle)
     if weights is None:
         raise InvalidArgumentError(
-            f"handle: {handle} is of no weights (any more); its module was moved, changed or freed"
+            f"handle: {handle} is not valid; its module was moved, changed or freed"
         )
     return weights
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x as a matrix with contiguous columns, in place where its strides allow."""
+    """x as a 2-D matrix with contiguous columns; a view if its strides allow."""
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
     overlaps = rows.shape[0] > 1 and rows.stride(0) < rows.shape[1]
     return rows.contiguous() if overlaps or rows.stride(1) != 1 else rows
@@ -117,7 +117,7 @@ def register(
 ) -> int:
     """Prepares weights for a device; returns a handle that lives as long as `owner`."""
     if device.type not in _KERNELS_FOR:
-        raise UnsupportedError(f"weights: no kernels for {device}; there are for the CPU and CUDA")
+        raise UnsupportedError(f"weights: no kernels for {device}; supported: CPU and CUDA")
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             "weights: cannot be prepared while a graph is captured; call the module once before"
@@ -132,8 +132,8 @@ class MarlinStack(nn.Module):
     """Quantized matrices [experts, in, out], or one of them, as buffers of a state_dict.
 
     Buffers: qweight uint32 [words, out]; scales, zeros, qbias [groups, out]; global_scale
-    [experts]; codebook [2^bits]; with several experts, they come first. They stay in the host's
-    memory: a GPU has the prepared form only.
+    [experts]; codebook [2^bits]; with several experts, they come first. They stay in host
+    memory: a GPU only holds the prepared form.
     """
 
     _device = _HOST
@@ -177,7 +177,7 @@ class MarlinStack(nn.Module):
         self.register_buffer(name, torch.zeros(shape, dtype=dtype) if present else None)
 
     def quantized(self) -> _core.QuantizedWeights:
-        """The buffers as weights of the core, checked."""
+        """The buffers as validated weights of the core."""
 
         def array(tensor: torch.Tensor | None) -> Any:
             if tensor is None:
@@ -226,11 +226,11 @@ class MarlinStack(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where products run, and where x has to be."""
+        """The device of GEMMs and of x."""
         return self._device
 
     def refresh(self) -> None:
-        """Rearranges the weights anew; needed after changing buffers by hand."""
+        """Prepares the weights again; required after changing buffers by hand."""
         self._release()
         self.settle()
         self._handle = register(self, self.quantized(), self._device)
@@ -241,7 +241,7 @@ class MarlinStack(nn.Module):
         self._handle = None
 
     def settle(self) -> None:
-        """Takes buffers that a loader put on a GPU as a move there, and brings them back."""
+        """Adopts a GPU that a loader put buffers on, and moves the buffers back to the host."""
         found = self.qweight.device
         if found.type == "meta":
             raise UnsupportedError("weights: on the meta device; load a state_dict first")
@@ -262,7 +262,7 @@ class MarlinStack(nn.Module):
     ) -> None:
         scales, dtype = state_dict.get(f"{prefix}scales"), _SCALE_TYPES[self.scale_type]
         if scales is not None and scales.dtype == torch.uint8:
-            # States saved by earlier versions hold the bytes of 8-bit scales.
+            # Earlier versions saved 8-bit scales as uint8.
             state_dict[f"{prefix}scales"] = scales.view(dtype)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if not self.qweight.is_meta:
@@ -279,7 +279,7 @@ class MarlinStack(nn.Module):
         finally:
             if stay:
                 self._buffers.update(kept)
-        # Types mean what they are: .half() must not round scales or codes.
+        # Keep the element types: .half() must not round scales or codes.
         for name, buffer in kept.items():
             moved = self._buffers[name]
             if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
@@ -293,7 +293,7 @@ class MarlinStack(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        # Handles belong to a process, and PyTorch pickles neither uint32 nor 8-bit floats.
+        # Handles are per process, and PyTorch pickles neither uint32 nor 8-bit floats.
         buffers = {**self._buffers, "qweight": self.qweight.view(torch.int32)}
         if self.scales.itemsize == 1:
             buffers["scales"] = self.scales.view(torch.uint8)
@@ -306,7 +306,7 @@ class MarlinStack(nn.Module):
             self._buffers["scales"] = self.scales.view(_SCALE_TYPES[self.scale_type])
 
     def extra_repr(self) -> str:
-        """What is printed between the parentheses."""
+        """The text between the parentheses of repr()."""
         stack = f"{self.experts} x " if self.stacked else ""
         return f"{stack}{self.in_features} -> {self.out_features}, {self.format}/g{self.group_size}"
 
@@ -375,7 +375,7 @@ class MarlinLinear(MarlinStack):
 
 
 class KeptMatrix(nn.Module):
-    """The matrix [out, in] of one expert that a recipe did not quantize, between quantized ones."""
+    """An expert's matrix [out, in] that a recipe left unquantized among quantized ones."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -392,9 +392,9 @@ Projection = MarlinStack | Sequence[MarlinStack | KeptMatrix]
 
 
 class RoutedExperts(nn.Module):
-    """Runs experts on the tokens that a router sent to them; subclasses say how one expert runs.
+    """Runs experts on the tokens routed to them; subclasses implement a single expert.
 
-    Each expert's tokens are gathered and go through its matrices as one product.
+    Each expert's tokens are gathered and run through its matrices as one GEMM.
     """
 
     experts: int
@@ -411,7 +411,7 @@ class RoutedExperts(nn.Module):
         chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
         x = hidden_states[order // top_k]
         weights = top_k_weights.reshape(-1)[order, None]
-        # The one place that waits for a device: the host starts each expert's products.
+        # The only synchronization with the device: the host launches each expert's GEMMs.
         bounds = torch.arange(experts + 1, dtype=chosen.dtype, device=chosen.device)
         begins = torch.searchsorted(chosen, bounds).tolist()
         if begins[0] != 0 or begins[-1] != chosen.numel():
@@ -423,16 +423,16 @@ class RoutedExperts(nn.Module):
                 parts.append(self.run_expert(x[own], expert) * weights[own])
         if not parts:
             return torch.zeros_like(hidden_states)
-        # Back to the order of the tokens; sums of a fixed order give the same bits every time.
+        # Scatter back to token order; a fixed summation order gives the same bits every time.
         results = torch.cat(parts)[torch.argsort(order)]
         return results.unflatten(0, (-1, top_k)).sum(1).to(hidden_states.dtype)
 
 
 class MarlinMoE(RoutedExperts):
-    """The experts of a mixture: gate, up and down projections of all of them, quantized.
+    """The experts of a mixture-of-experts layer: quantized gate, up and down projections of all.
 
-    A projection is one stack, or one matrix for each expert where experts have formats of their
-    own; some of these may be kept. `names` are the projections' names in a state_dict.
+    A projection is one stack, or one matrix per expert if experts have different formats; some of
+    these may be unquantized. `names` are the projections' names in a state_dict.
     """
 
     def __init__(
@@ -457,7 +457,7 @@ class MarlinMoE(RoutedExperts):
                     self.add_module(str(expert), nn.Module())
                 self.get_submodule(str(expert)).add_module(name, matrix)
         if len(set(counts)) != 1:
-            raise InvalidArgumentError(f"experts: expected one number of all, got {counts}")
+            raise InvalidArgumentError(f"experts: projections have different counts {counts}")
         self.experts = counts[0]
 
     def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:

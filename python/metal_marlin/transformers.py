@@ -1,8 +1,8 @@
-"""transformers: importing this module lets AutoModelForCausalLM.from_pretrained load quantized
-directories of this project.
+"""transformers: importing this module lets AutoModelForCausalLM.from_pretrained load this project's
+quantized directories.
 
-Every weight of the directory must find its module, and every parameter of the model its weight: a
-model that does not match is an error, never a silently random layer.
+Every weight of the directory must match a module, and every parameter of the model a weight: a
+mismatch is an error, never a silently random layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .torch import KeptMatrix, MarlinLinear, MarlinMoE, MarlinStack, Projection,
 try:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, apply_renamings
-except ImportError:  # Before version 5, names in files were names in memory.
+except ImportError:  # Before version 5, names in files and in memory were the same.
     WeightRenaming = None
 
 _METHOD = "metal_marlin"
@@ -34,7 +34,7 @@ _EXPERT_NAME = re.compile(r"^(?P<owner>.*\.experts)\.(?:(?P<expert>\*|\d+)\.)?(?
 
 @register_quantization_config(_METHOD)
 class MetalMarlinConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """quantization_config of a quantized directory, kept as it is."""
+    """The quantization_config of a quantized directory, unchanged."""
 
     def __init__(self, **content: Any) -> None:
         self.content = {**content, "quant_method": _METHOD}
@@ -43,12 +43,12 @@ class MetalMarlinConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Takes all of config.json's object."""
+        """Takes the whole object from config.json."""
         config = cls(**config_dict)
         return (config, kwargs) if kwargs.pop("return_unused_kwargs", False) else config
 
     def to_dict(self) -> dict[str, Any]:
-        """What save_pretrained writes back."""
+        """The object that save_pretrained writes."""
         return dict(self.content)
 
 
@@ -70,7 +70,7 @@ def _check_shape(name: str, module: dict[str, Any], wanted: list[int]) -> None:
 
 @dataclass
 class _Block:
-    """The quantized modules of the experts of one layer, by projection."""
+    """The quantized modules of one layer's experts, by projection."""
 
     stacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     single: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Block:
 
 
 class _Sizes:
-    """Sizes and layout of the experts in transformers' module, which has two parameters of them."""
+    """Sizes and layout of transformers' expert module, from its two parameters."""
 
     def __init__(self, owner: str, module: nn.Module) -> None:
         gate_up, down = (_attribute(module, name) for name in FUSED_EXPERT_PROJECTIONS)
@@ -98,7 +98,7 @@ class _Sizes:
             module, "has_gate", True
         )
         if not plain or odd or not (hasattr(module, "act_fn") or hasattr(module, "_apply_gate")):
-            raise UnsupportedError(f"{owner}: experts of a {type(module).__name__} are not known")
+            raise UnsupportedError(f"{owner}: {type(module).__name__} experts are not supported")
         self.transposed = bool(getattr(module, "is_transposed", False))
         self.concatenated = bool(getattr(module, "is_concatenated", True))
         self.biased = hasattr(module, "gate_up_proj_bias")
@@ -108,7 +108,7 @@ class _Sizes:
 
 
 class _SplitExperts(MarlinMoE):
-    """Experts whose matrices files hold one by one."""
+    """Experts whose matrices are stored one by one."""
 
     def __init__(
         self, replaced: nn.Module, projections: list[Projection], names: tuple[str, str, str]
@@ -123,8 +123,8 @@ class _SplitExperts(MarlinMoE):
 
 
 class _FusedExperts(RoutedExperts):
-    """Experts whose gate and up projections files hold as one, with biases where the model has
-    them. A projection that was not quantized stays transformers' parameter."""
+    """Experts with fused gate and up projections, with biases if the model has them. An unquantized
+    projection stays transformers' parameter."""
 
     def __init__(self, replaced: nn.Module, sizes: _Sizes, stacks: dict[str, MarlinStack]) -> None:
         super().__init__()
@@ -153,9 +153,9 @@ class _FusedExperts(RoutedExperts):
 
 
 class _Gate:
-    """The gate function of transformers' module of experts, from its two products side by side.
+    """The gate function of transformers' expert module, applied to fused gate and up outputs.
 
-    It is no module, because the initialization of weights would look for the removed parameters.
+    It is not a module, because weight initialization would look for the removed parameters.
     """
 
     def __init__(self, replaced: nn.Module) -> None:
@@ -166,7 +166,7 @@ class _Gate:
         self._usual = getattr(own, "__name__", "_default_apply_gate") == "_default_apply_gate"
 
     def split(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """The same of two products that are not side by side."""
+        """The same for separate gate and up outputs."""
         inner: torch.Tensor
         if self._usual:
             inner = self._replaced.act_fn(gate) * up
@@ -184,9 +184,9 @@ class _Gate:
 
 @register_quantizer(_METHOD)
 class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Puts modules with quantized weights in place before a checkpoint is loaded."""
+    """Inserts modules with quantized weights before a checkpoint is loaded."""
 
-    requires_calibration = True  # There is nothing to do at load for a plain checkpoint.
+    requires_calibration = True  # Plain checkpoints cannot be quantized at load.
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         text = json.dumps(self.quantization_config.content)
@@ -219,7 +219,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             self._replace_experts(model, owner, block)
 
     def _is_prediction(self, model: nn.Module, name: str) -> bool:
-        """True for layers that predict further tokens, which transformers leaves out."""
+        """True for multi-token-prediction layers, which transformers does not load."""
         config = model.config.get_text_config()
         layer = re.search(r"\blayers\.(\d+)\.", name)
         extra = getattr(config, "num_nextn_predict_layers", None) or 0
@@ -281,7 +281,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def _projection(
         self, owner: str, name: str, block: _Block, sizes: _Sizes, down: bool
     ) -> Projection:
-        """One projection of all experts: a stack, or a matrix for each expert."""
+        """One projection of all experts: a stack, or one matrix per expert."""
         k, n = (sizes.width, sizes.hidden) if down else (sizes.hidden, sizes.width)
         if name in block.stacks:
             module = block.stacks[name]
@@ -305,15 +305,15 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         return matrices
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: nn.Module) -> Any:
-        """Leaves experts that were not quantized, between quantized ones, as files hold them."""
-        # A name of its own keeps such a matrix from being merged with others into one parameter.
+        """Keeps unquantized experts, among quantized ones, separate as in the files."""
+        # A name of its own prevents such a matrix from being merged with others into one parameter.
         return super().update_weight_conversions(weight_conversions, model) + [
             WeightRenaming(rf"{owner}.(\d+).{name}.weight", rf"{owner}.\1.{name}.kept")
             for owner, name in self._kept
         ]
 
     def _watch(self, model: Any) -> None:
-        """Makes keys that were not found, or have no place, an error instead of a warning."""
+        """Turns missing and unexpected keys into errors instead of warnings."""
         self._checked = False
         adjust = model._adjust_missing_and_unexpected_keys
 
@@ -327,7 +327,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             )
             self._checked = True
             for name, got, wanted in sorted(getattr(info, "mismatched_keys", ())):
-                # Or transformers' own report would raise in its place.
+                # Otherwise transformers' own report would raise instead.
                 info.mismatched_keys.clear()
                 raise MalformedFileError(f"{name}: expected {[*wanted]}, got {[*got]}")
             unexpected = [name for name in unexpected if not self._is_prediction(model, name)]
@@ -344,24 +344,24 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
         if not self._checked:
-            raise UnsupportedError("this version of transformers does not say which keys it missed")
+            raise UnsupportedError("this version of transformers does not report missing keys")
         stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
         for stack in stacks:
             stack.settle()
         if torch.cuda.is_initialized():
-            # The loader put the stored form on the GPU; the prepared one goes in its place.
+            # The loader put the stored form on the GPU; free it before preparing the weights there.
             torch.cuda.empty_cache()
         for stack in stacks:
             stack.refresh()
         return model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """save_pretrained writes what was loaded."""
+        """True: save_pretrained writes back what was loaded."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Weights are fixed; inputs have gradients."""
+        """False: weights are fixed; inputs have gradients."""
         return False
 
 
@@ -370,7 +370,7 @@ def _attribute(module: nn.Module, name: str) -> Any:
 
 
 def _is_list(model: nn.Module, path: str) -> bool:
-    """True for experts that are modules of their own, as before version 5."""
+    """True for experts that are separate modules, as before version 5."""
     try:
         return isinstance(model.get_submodule(path), nn.ModuleList)
     except AttributeError:

@@ -32,7 +32,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   return dict;
 }
 
-/// How a directory is quantized, beside its recipe.
+/// The quantization of a directory, other than its recipe.
 struct DirectoryOptions {
   std::string method = "rtn";
   bool overwrite = false;
@@ -118,7 +118,7 @@ void BindCheckpoints(nb::module_& module) {
           nb::arg("name").none())
       .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); })
       .def("to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); });
-  nb::class_<DirectoryOptions>(module, "DirectoryOptions", "How a directory is quantized.")
+  nb::class_<DirectoryOptions>(module, "DirectoryOptions", "Options of quantizing a directory.")
       .def(nb::init<>())
       .def_rw("method", &DirectoryOptions::method)
       .def_rw("overwrite", &DirectoryOptions::overwrite)

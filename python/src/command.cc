@@ -11,7 +11,7 @@
 namespace marlin::python {
 namespace {
 
-/// Calls into Python; its exceptions become one line.
+/// Calls into Python; turns exceptions into one line.
 template <typename Body>
 auto Guarded(Body body) -> Result<decltype(body())> {
   const nb::gil_scoped_acquire held;

@@ -54,7 +54,7 @@ View MakeView(const char* name, const Source& array) {
   return view;
 }
 
-/// Whether a device's kernels reach memory of a place.
+/// Whether a device's kernels can access memory of a place.
 bool Reaches(const Place& device, const Place& memory) {
   if (memory.type == nb::device::cuda_managed::value) return true;
   if (device.type == nb::device::cpu::value) {
@@ -103,7 +103,7 @@ nb::dlpack::dtype DlpackType(DType dtype) {
     case DType::kU32:
       return make(Code::UInt, 32);
     case DType::kBf16:
-      return make(Code::UInt, 16);  // NumPy has no bfloat16: the bits.
+      return make(Code::UInt, 16);  // NumPy has no bfloat16: export the bits.
     default:
       return make(Code::UInt, 8);
   }
@@ -186,7 +186,7 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
     place_ = {nb::device::cuda::value, index};
   } else if (device != "cpu") {
     throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("array: on {}, which no device here reads", device)));
+                             fmt::format("array: on {}, which no device can access", device)));
   }
 }
 
@@ -278,7 +278,7 @@ std::string TextOf(nb::handle object) {
 
 namespace {
 
-/// A message as one line: names of files and tensors may hold anything.
+/// A message as one line: names from files and tensors may contain anything.
 nb::object LineObject(std::string line) {
   const auto breaks = [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) == 0x7f;
@@ -305,7 +305,7 @@ void BindErrors(nb::module_& /*module*/) {
 
 NB_MODULE(_core, module) {
   namespace python = marlin::python;
-  // Frameworks keep modules alive past the interpreter; users should not read about it.
+  // Frameworks keep modules alive past the interpreter's end; do not warn users about it.
   nanobind::set_leak_warnings(false);
   module.doc() = "The C++ core of metal_marlin.";
   python::BindErrors(module);

@@ -1,4 +1,4 @@
-// What the parts of the extension share: arrays as views, errors as exceptions.
+// Shared by the parts of the extension: arrays as views, errors as exceptions.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,11 +21,11 @@ namespace marlin::python {
 
 namespace nb = nanobind;
 
-/// Any array in CPU memory that speaks DLPack or the buffer protocol.
+/// Any array in CPU memory that supports DLPack or the buffer protocol.
 using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using MutableArray = nb::ndarray<nb::device::cpu>;
 
-/// Where memory is, in DLPack's numbers.
+/// A memory location as DLPack's device type and index.
 struct Place {
   int type = nb::device::cpu::value;
   int index = 0;
@@ -33,7 +33,7 @@ struct Place {
   std::string ToString() const;
 };
 
-/// A device and where its memory is.
+/// A device and its memory location.
 struct OpenDevice {
   explicit OpenDevice(Device opened);
   Device device;
@@ -41,8 +41,8 @@ struct OpenDevice {
   Place place;
 };
 
-/// An array as its framework describes it, for frameworks whose DLPack calls cost more than a
-/// product or refuse what is not on the current device. Keeps its owner, and so its memory, alive.
+/// An array described by its framework, for frameworks whose DLPack export costs more than a GEMM
+/// or rejects arrays that are not on the current device. Keeps its owner, and so its memory, alive.
 class ArrayView {
  public:
   ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
@@ -57,7 +57,7 @@ class ArrayView {
   Place place_;
 };
 
-/// An argument of a product: the view, and what keeps an array's memory alive.
+/// An operand: its view, and the array that keeps the memory alive.
 template <typename View, typename Source>
 struct Operand {
   View view;
@@ -66,13 +66,13 @@ struct Operand {
 using Input = Operand<TensorView, nb::ndarray<nb::ro>>;
 using Output = Operand<MutableTensorView, nb::ndarray<>>;
 
-/// The view of an ArrayView, or of an array that speaks DLPack or the buffer protocol; `object`
-/// must outlive it. Throws StatusError for what is neither, for an element type that is none of
-/// ours, and for memory that is not the device's.
+/// The view of an ArrayView, or of an array that supports DLPack or the buffer protocol; `object`
+/// must outlive it. Throws StatusError for anything else, for an unsupported element type, and for
+/// memory that the device cannot access.
 Input InputOf(const char* name, nb::handle object, const OpenDevice& device);
 Output OutputOf(const char* name, nb::handle object, const OpenDevice& device);
 
-/// A Status on its way to the exception of its code.
+/// Carries a Status to the Python exception of its code.
 class StatusError : public std::runtime_error {
  public:
   explicit StatusError(const Status& status)
@@ -92,37 +92,36 @@ T Take(Result<T> result) {
   return *std::move(result);
 }
 
-/// Strides and all; throws StatusError for an element type that is none of ours.
+/// Keeps strides; throws StatusError for an unsupported element type.
 TensorView ViewOf(const char* name, const Array& array);
 MutableTensorView ViewOf(const char* name, const MutableArray& array);
 
-/// A read-only NumPy array of a view; `owner` keeps the memory alive.
+/// A read-only NumPy array over a view; `owner` keeps the memory alive.
 nb::object ToNumPy(const TensorView& view, nb::handle owner);
 
-/// "float32", "float16" or "bfloat16"; throws StatusError for other names, and for those of unknown
-/// activations.
+/// "float32", "float16" or "bfloat16"; both functions throw StatusError for unknown names.
 DType ParseFloatType(const char* what, const std::string& name);
 Activation ParseActivation(const std::string& name);
 
-/// A path as the system takes it: bytes of str (as os.fsencode), bytes or os.PathLike. Throws
+/// A path in the system's encoding: the bytes of str (as os.fsencode), bytes or os.PathLike. Throws
 /// StatusError naming the argument for anything else.
 std::string PathOf(const char* name, nb::handle object);
-/// A path as os.fsdecode gives it back.
+/// A path decoded like os.fsdecode.
 nb::str PathObject(const std::string& path);
-/// Text for people, whatever bytes it has: what is no UTF-8 becomes U+FFFD.
+/// Text for people from arbitrary bytes: invalid UTF-8 becomes U+FFFD.
 nb::str TextObject(std::string_view text);
-/// Text of Python as UTF-8; a lone surrogate becomes '?'.
+/// Python text as UTF-8; a lone surrogate becomes '?'.
 std::string TextOf(nb::handle object);
 
-/// An exception of a caller's callback on its way through the library, which knows none: Run lets
-/// the library see that the call has failed, Rethrow gives the exception back afterwards.
+/// Carries an exception of a Python callback through the library, which knows none: Run makes the
+/// library see a failed callback, Rethrow throws the original exception afterwards.
 class CallbackError {
  public:
   template <typename Body>
   void Run(Body body) {
     const nb::gil_scoped_acquire held;
     try {
-      // Ctrl-C, too, while the library runs.
+      // Also handle Ctrl-C while the library runs.
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       body();
     } catch (...) {

@@ -1,6 +1,6 @@
-// For frameworks that load directories with models of their own: the arithmetic of a decoder as
-// config.json says it, of which their models read less than the runner, the check of
-// quantization_config, and columns of weights, where they split fused matrices.
+// For frameworks that load directories with their own models, which read less of config.json than
+// the decoder runner: the decoder's arithmetic as config.json describes it, the check of
+// quantization_config, and column slices of weights, for splitting fused matrices.
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -94,18 +94,18 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
 }  // namespace
 
 void BindDecoder(nb::module_& module) {
-  // Names of gate, up and down projections: of experts one by one, as writers spell them, and of
-  // all experts in one tensor, which is named without ".weight".
+  // Names of gate, up and down projections: as the different writers name those of single experts,
+  // and those of stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
   module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
   module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
              "Whether a model type stores a matrix as [in, out], experts in front.");
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
-             "The arithmetic of a decoder as config.json says it, for a type that can be run.");
+             "The decoder's arithmetic as described by config.json, for a supported type.");
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),
              nb::arg("file"),
-             "Raises an error for a newer version, a wrong checksum and wrong keys of modules.");
+             "Raises an error for a newer version, a wrong checksum or wrong module keys.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
 }

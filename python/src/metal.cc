@@ -1,5 +1,5 @@
-// Products on Apple GPUs whose kernels another framework compiles and runs: what
-// metal_marlin._mlx_kernels gives to MLX.
+// GEMMs on Apple GPUs whose kernels another framework compiles and runs: the interface of
+// metal_marlin._mlx_kernels to the core.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -21,7 +21,7 @@
 namespace marlin::python {
 namespace {
 
-/// Weights for another framework.
+/// Weights for another framework's kernels.
 struct MetalStrips {
   std::shared_ptr<metal::PreparedStrips> strips;
 };
@@ -32,7 +32,7 @@ nb::capsule MetalProductOf(const MetalStrips& weights) {
                      [](void* held) noexcept { delete static_cast<Held*>(held); });
 }
 
-/// What MLX is to bind to a kernel's buffer.
+/// The operand that MLX binds to a kernel's buffer.
 const char* RoleOf(int buffer) {
   switch (buffer) {
     case MARLIN_BUFFER_CODES:
@@ -58,7 +58,7 @@ const char* RoleOf(int buffer) {
   }
 }
 
-/// uint8 [experts, bytes] of a part, or nothing where the format has no such part.
+/// uint8 [experts, bytes] of a part; absent if the format lacks the part.
 void AddPart(nb::dict* arrays, const char* name, nb::handle owner, metal::StripPart first,
              int64_t experts) {
   if (first.data == nullptr || first.bytes == 0) return;
@@ -66,7 +66,7 @@ void AddPart(nb::dict* arrays, const char* name, nb::handle owner, metal::StripP
   (*arrays)[name] = ToNumPy(view, owner);
 }
 
-/// Moves the memory to the arrays. The parts of all experts lie one behind the other.
+/// Transfers the memory to the arrays. The parts of all experts are contiguous.
 nb::dict TakeArrays(MetalStrips& self) {
   const nb::object owner = nb::cast(MetalStrips{self.strips});
   const metal::PreparedStrips& strips = *self.strips;
@@ -100,12 +100,12 @@ std::string OutputOf(const metal::ForeignKernel& kernel) {
   return {};
 }
 
-/// A product as Python describes it.
+/// A GEMM as described by Python.
 struct MetalCall {
   int64_t m = 1;
   std::string dtype = "float32";
   int64_t expert = 0;
-  std::string bias;  ///< Its type; empty: none.
+  std::string bias;  ///< Its element type; empty: none.
   std::string activation = "none";
   bool gated = false;
   bool batch_invariant = false;
@@ -128,7 +128,7 @@ std::vector<metal::ForeignKernel> PlanCall(const MetalStrips& weights, const Met
   return Take(metal::PlanForeign(*weights.strips, product, {call.cores, call.known_fragments}));
 }
 
-/// Lets a Python function run launches: run(kernel, input) -> the output, both as arrays.
+/// Runs launches through a Python function: run(kernel, input) -> the output, both arrays.
 class PythonDriver final : public metal::Driver {
  public:
   explicit PythonDriver(nb::callable run) : run_(std::move(run)) {}
@@ -170,7 +170,7 @@ class PythonDriver final : public metal::Driver {
   std::vector<double> memory_;
 };
 
-/// What the GPU does that no document promises.
+/// Checks GPU behavior that is not documented.
 nb::dict SelfTestOf(const nb::callable& run) {
   PythonDriver driver(run);
   const metal::SelfTest result = Take(metal::RunSelfTest(driver));
@@ -183,7 +183,7 @@ nb::dict SelfTestOf(const nb::callable& run) {
 void BindKernels(nb::module_& module) {
   using Kernel = metal::ForeignKernel;
   nb::class_<Kernel>(module, "MetalKernel",
-                     "One kernel of a product, as mlx.core.fast.metal_kernel takes it.")
+                     "One kernel of a GEMM, in the form of mlx.core.fast.metal_kernel.")
       .def_ro("name", &Kernel::name)
       .def_prop_ro("header", [](const Kernel& kernel) { return kernel.body.header; })
       .def_prop_ro("source", [](const Kernel& kernel) { return kernel.body.source; })
@@ -191,12 +191,12 @@ void BindKernels(nb::module_& module) {
           "template_arguments", [](const Kernel& kernel) { return kernel.body.template_arguments; },
           "Names and values, as source text.")
       .def_ro("distinctions", &Kernel::distinctions,
-              "Names and values of the constants that the header was made for.")
-      .def_prop_ro("inputs", &InputsOf, "Names, and what is bound to them.")
+              "Names and values of the constants built into the header.")
+      .def_prop_ro("inputs", &InputsOf, "Names and the operands bound to them.")
       .def_prop_ro("output", &OutputOf, "The name of the output.")
       .def_ro("output_bytes", &Kernel::output_bytes)
-      .def_ro("partial", &Kernel::partial, "The output is float32, for the kernel behind this one.")
-      .def_ro("cleared", &Kernel::cleared, "The output must hold zeros before.")
+      .def_ro("partial", &Kernel::partial, "The output is float32 partials for the next kernel.")
+      .def_ro("cleared", &Kernel::cleared, "The output must be cleared first.")
       .def_prop_ro("grid",
                    [](const Kernel& kernel) {
                      return std::make_tuple(kernel.grid[0], kernel.grid[1], kernel.grid[2]);
@@ -204,7 +204,7 @@ void BindKernels(nb::module_& module) {
       .def_prop_ro("threadgroup",
                    [](const Kernel& kernel) { return std::make_tuple(kernel.threads, 1, 1); })
       .def_prop_ro("parameters", &ParametersOf, "int32 [16]: kernels/parameters.h.");
-  nb::class_<MetalCall>(module, "MetalCall", "A product of contiguous rows.")
+  nb::class_<MetalCall>(module, "MetalCall", "A GEMM on contiguous rows.")
       .def(nb::init<>())
       .def_rw("m", &MetalCall::m)
       .def_rw("dtype", &MetalCall::dtype)
@@ -223,11 +223,10 @@ void BindKernels(nb::module_& module) {
 void BindMetal(nb::module_& module) {
   BindKernels(module);
   module.def("metal_self_test", &SelfTestOf, nb::arg("run"),
-             "Asks a GPU what kernels rely on, with the help of run(kernel, input), which returns "
-             "the output (float32). \"wrong\" says why no kernel may run; empty: they may.");
+             "Checks GPU behavior that kernels rely on, through run(kernel, input), which returns "
+             "the output (float32). \"wrong\" says why no kernel can run; empty: they can.");
   nb::class_<MetalStrips>(module, "MetalStrips",
-                          "Weights in the layout of the kernels of Apple GPUs, in this machine's "
-                          "memory.")
+                          "Weights in the layout of the kernels of Apple GPUs, in host memory.")
       .def(
           "__init__",
           [](MetalStrips* self, const QuantizedWeights& weights) {
@@ -240,11 +239,11 @@ void BindMetal(nb::module_& module) {
       .def_prop_ro("experts", [](const MetalStrips& w) { return w.strips->spec.experts; })
       .def_prop_ro("nbytes", [](const MetalStrips& w) { return w.strips->bytes; })
       .def("take_arrays", &TakeArrays,
-           "The parts by what kernels call them, uint8 [experts, bytes], once: they own the memory "
-           "from then on. Plans need none.")
-      .def("metal_product", &MetalProductOf, "What the extension module _mlx plans with.")
+           "The parts by operand name, uint8 [experts, bytes], once: they own the memory from then "
+           "on. Plans do not need it.")
+      .def("metal_product", &MetalProductOf, "A capsule for the extension module _mlx.")
       .def("plan", &PlanCall, nb::arg("call"),
-           "The kernels of a product whose m, n and k are not 0, one after the other.");
+           "The kernels of a GEMM whose m, n and k are not 0, in order.");
 }
 
 }  // namespace marlin::python

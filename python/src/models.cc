@@ -37,7 +37,7 @@ void Forward(const Model& model, Sequence& sequence, const Tokens& tokens, bool 
   Check(model.Forward({&input, 1}, logits));
 }
 
-/// marlin::GenerateOptions with a callback of Python's.
+/// marlin::GenerateOptions with a Python callback.
 struct TextOptions {
   int64_t max_tokens = 128;
   float temperature = 0;
@@ -94,12 +94,12 @@ nb::dict PerplexityDict(const PerplexityResult& result) {
 }  // namespace
 
 void BindModels(nb::module_& module) {
-  nb::class_<Sequence>(module, "Sequence", "The keys and values that one sequence left behind.")
+  nb::class_<Sequence>(module, "Sequence", "The KV cache of one sequence.")
       .def_prop_ro("length", &Sequence::length)
       .def(
           "truncate", [](Sequence& self, int64_t length) { Check(self.Truncate(length)); },
           nb::arg("length"));
-  nb::class_<TextOptions>(module, "TextOptions", "How a text is continued.")
+  nb::class_<TextOptions>(module, "TextOptions", "Generation options.")
       .def(nb::init<>())
       .def_rw("max_tokens", &TextOptions::max_tokens)
       .def_rw("temperature", &TextOptions::temperature)
@@ -125,7 +125,7 @@ void BindModels(nb::module_& module) {
       .def_prop_ro("info", &InfoOf)
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
-           nb::arg("out"), "Feeds tokens and writes float32 logits [rows, vocab].")
+           nb::arg("out"), "Runs tokens and writes float32 logits [rows, vocab].")
       .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"))
       .def(
           "perplexity",

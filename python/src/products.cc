@@ -1,4 +1,4 @@
-// Devices, prepared weights and products.
+// Devices, prepared weights and GEMMs.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -44,13 +44,13 @@ nb::dict DictOf(const DeviceInfo& info) {
   return dict;
 }
 
-/// Prepared weights and the device that they are for.
+/// Prepared weights and their device.
 struct ReadyWeights {
   PreparedWeights weights;
   OpenDevice device;
 };
 
-/// What _mlx runs.
+/// The GEMM that _mlx runs on the CPU.
 class ReadyProduct final : public CpuProduct {
  public:
   explicit ReadyProduct(ReadyWeights ready) : ready_(std::move(ready)) {}
@@ -72,14 +72,15 @@ class ReadyProduct final : public CpuProduct {
 
 nb::capsule CpuProductOf(const ReadyWeights& ready) {
   if (ready.device.place.type != nb::device::cpu::value) {
-    throw StatusError(Status(Code::kUnsupported, "weights: MLX's primitive wants them on the CPU"));
+    throw StatusError(
+        Status(Code::kUnsupported, "weights: MLX's primitive requires them on the CPU"));
   }
   using Held = std::shared_ptr<const CpuProduct>;
   return nb::capsule(new Held(std::make_shared<ReadyProduct>(ready)), kCpuCapsule,
                      [](void* held) noexcept { delete static_cast<Held*>(held); });
 }
 
-/// The epilogue and grade of a product, and how it is put on a stream.
+/// The epilogue, accuracy and stream of a GEMM.
 struct ProductOptions {
   nb::object bias = nb::none();
   nb::object row_weight = nb::none();
@@ -91,7 +92,7 @@ struct ProductOptions {
   int64_t expert = 0;
   std::string kernel;
   uintptr_t stream = 0;
-  /// Called with a number of bytes, returns an array of that many; None: the device's own memory.
+  /// Called with a byte count, returns an array of that size; None: the device allocates.
   nb::object allocate = nb::none();
 };
 
@@ -108,7 +109,7 @@ GemmOptions OptionsOf(const ProductOptions& product) {
   return options;
 }
 
-/// Users give x; the library calls it a.
+/// Users pass x; the library names it a.
 Status NamingX(const Status& status) {
   constexpr std::string_view kPrefix = "a: ";
   if (!std::string_view(status.message()).starts_with(kPrefix)) return status;
@@ -135,7 +136,7 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
     Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
     return;
   }
-  // The weights remember the plan of every problem, so that only the first call for one plans.
+  // The weights cache plans, so that only the first call for a problem plans.
   const Result<GemmPlan> plan = PlanGemm(on.device, from.view, ready.weights, to.view, options);
   Check(NamingX(plan.status()));
   GemmArguments arguments;
@@ -181,8 +182,8 @@ void BindDevices(nb::module_& module) {
             Check(self.device.Synchronize(reinterpret_cast<void*>(stream.value_or(0))));
           },
           nb::arg("stream") = nb::none(),
-          "Waits for the work on a stream (a handle; None: the default one) and raises what went "
-          "wrong in it. The CPU has nothing to wait for.")
+          "Waits for the work on a stream (a handle; None: the default one) and raises its "
+          "errors. A no-op on the CPU.")
       .def("__repr__", [](const OpenDevice& self) { return "Device('" + self.name + "')"; });
   module.def(
       "devices",
@@ -191,7 +192,7 @@ void BindDevices(nb::module_& module) {
         for (const DeviceInfo& info : ListDevices()) list.append(DictOf(info));
         return list;
       },
-      "What Device.info says of every device of this machine.");
+      "Device.info of every device of this machine.");
   nb::class_<ArrayView>(module, "ArrayView",
                         "An array by its address; keeps its owner alive. Strides count elements.")
       .def(nb::init<nb::object, uintptr_t, const std::string&, const std::vector<int64_t>&,
@@ -205,7 +206,7 @@ void BindDevices(nb::module_& module) {
 void BindProducts(nb::module_& module) {
   BindDevices(module);
   nb::class_<ReadyWeights>(module, "PreparedWeights",
-                           "Weights in the layout that one device's kernels read.")
+                           "Weights in the layout of one device's kernels.")
       .def_prop_ro("k", [](const ReadyWeights& w) { return w.weights.spec().k; })
       .def_prop_ro("n", [](const ReadyWeights& w) { return w.weights.spec().n; })
       .def_prop_ro("experts", [](const ReadyWeights& w) { return w.weights.spec().experts; })
@@ -214,7 +215,7 @@ void BindProducts(nb::module_& module) {
           [](const ReadyWeights& w) { return std::string(FormatName(w.weights.spec().format)); })
       .def_prop_ro("nbytes", [](const ReadyWeights& w) { return w.weights.bytes(); })
       .def_ro("device", &ReadyWeights::device)
-      .def("cpu_product", &CpuProductOf, "What the extension module _mlx multiplies with.");
+      .def("cpu_product", &CpuProductOf, "A capsule for the extension module _mlx.");
   module.def(
       "prepare",
       [](const QuantizedWeights& weights, const OpenDevice& on, bool marlin_w4) {
@@ -222,7 +223,8 @@ void BindProducts(nb::module_& module) {
         return ReadyWeights{Take(Prepare(weights, on.device, {marlin_w4})), on};
       },
       nb::arg("weights"), nb::arg("device"), nb::arg("marlin_w4") = false);
-  nb::class_<ProductOptions>(module, "ProductOptions", "The epilogue and grade of a product.")
+  nb::class_<ProductOptions>(module, "ProductOptions",
+                             "The epilogue, accuracy and stream of a GEMM.")
       .def(nb::init<>())
       .def_rw("bias", &ProductOptions::bias)
       .def_rw("row_weight", &ProductOptions::row_weight)
@@ -238,7 +240,7 @@ void BindProducts(nb::module_& module) {
   module.def("gemm", &RunGemm, nb::arg("device"), nb::arg("a"), nb::arg("weights"), nb::arg("out"),
              nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
-             "device. A GPU's work is put on options.stream.");
+             "device. A GPU enqueues its work on options.stream.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
              nb::arg("out"), nb::arg("expert") = 0, nb::arg("stream") = 0);
 }

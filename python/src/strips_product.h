@@ -1,4 +1,4 @@
-// Weights for Apple GPUs as _mlx takes them.
+// Weights for Apple GPUs in the form that _mlx uses.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Quantized weights and the functions that make and unmake them.
+// Quantized weights, packing and unpacking.
 #include "marlin/weights.h"
 
 #include <nanobind/stl/optional.h>
@@ -17,8 +17,8 @@ namespace {
 
 using OptionalArray = std::optional<Array>;
 
-/// Copies an array of the shape and width that `target` has; types of the same width are taken for
-/// each other's bits (uint8 for the 8-bit floats, uint16 for bfloat16).
+/// Copies an array with the shape and element size of `target`; types of equal size are
+/// reinterpreted (uint8 for the 8-bit floats, uint16 for bfloat16).
 void CopyPart(const char* name, const OptionalArray& array, const TensorView& target, void* to) {
   if (!array) {
     if (target.empty()) return;
@@ -26,7 +26,7 @@ void CopyPart(const char* name, const OptionalArray& array, const TensorView& ta
   }
   const TensorView view = ViewOf(name, *array);
   Shape shape = target.shape();
-  // A single matrix may come without the dimension of the experts.
+  // A single matrix may omit the expert dimension.
   if (view.rank() + 1 == shape.rank() && shape[0] == 1) {
     Shape inner;
     for (int i = 1; i < shape.rank(); ++i) inner.Append(shape[i]);
@@ -45,7 +45,7 @@ void CopyPart(const char* name, const OptionalArray& array, const TensorView& ta
   }
 }
 
-/// What QuantizedWeights.from_parts is made of.
+/// Arguments of QuantizedWeights.from_parts.
 struct WeightsParts {
   std::string format = "fp4_e2m1";
   int64_t k = 0;
@@ -93,8 +93,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   return std::move(buffer.weights);
 }
 
-/// An array of the weights, without the dimension of the experts when there is one matrix; None
-/// when the format has no such array.
+/// An array of the weights, without the expert dimension for a single matrix; None when the format
+/// has no such array.
 nb::object Part(nb::handle self, const TensorView QuantizedWeights::*part) {
   const auto& weights = nb::cast<const QuantizedWeights&>(self);
   TensorView view = weights.*part;
@@ -136,7 +136,7 @@ void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
 }  // namespace
 
 void BindWeights(nb::module_& module) {
-  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays that quantized weights consist of.")
+  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays of quantized weights.")
       .def(nb::init<>())
       .def_rw("format", &WeightsParts::format)
       .def_rw("k", &WeightsParts::k)
@@ -154,7 +154,7 @@ void BindWeights(nb::module_& module) {
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
                                "layout. Immutable; arrays are views of its memory.")
       .def_static("from_parts", &FromParts, nb::arg("parts"),
-                  "Copies and checks arrays of the shapes that the properties have.")
+                  "Copies and validates arrays with the shapes of the properties.")
       .def_prop_ro("format",
                    [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })
       .def_prop_ro("k", [](const QuantizedWeights& w) { return w.spec.k; })

@@ -33,7 +33,7 @@ Result<AlignedBuffer> AlignedBuffer::Allocate(int64_t bytes) {
   }
   buffer.size_ = bytes;
 #if defined(__linux__)
-  // Advice only: without huge pages everything works, slower.
+  // Only a hint: without huge pages everything still works, slower.
   if (huge) (void)madvise(buffer.data_.get(), static_cast<size_t>(rounded), MADV_HUGEPAGE);
 #endif
   return buffer;

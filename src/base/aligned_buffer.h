@@ -13,14 +13,14 @@ namespace marlin {
 inline constexpr int64_t kBufferAlignment = 64;
 
 /// A move-only block of uninitialised bytes. Blocks of 2 MiB and more are aligned to 2 MiB and
-/// ask for huge pages, which saves TLB misses on weights (5-cpu: 27 -> 32 GB/s with streams).
+/// ask for huge pages, which saves TLB misses on weights (27 -> 32 GB/s with streams).
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   /// Errors: kInvalidArgument for negative sizes, kOutOfMemory.
   static Result<AlignedBuffer> Allocate(int64_t bytes);
 
-  /// Gives the memory up, to be freed by FreeReleased.
+  /// Releases ownership; the memory is then freed with FreeReleased.
   std::byte* Release() {
     size_ = 0;
     return data_.release();

@@ -1,4 +1,4 @@
-// The row of a table that has a given name, as every parser of a user's word looks it up.
+// Lookup of a table's row by name, shared by every parser of user-supplied names.
 #pragma once
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// A vector that holds its elements in itself: lists of a few, made without allocating.
+// A vector with inline storage, for short lists built without allocation.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace marlin {
 
-/// Up to kCapacity default-constructible elements. Precondition of whatever adds: there is room.
+/// Up to kCapacity default-constructible elements. Precondition of insertions: there is room.
 template <typename T, size_t kCapacity>
 class FixedVector {
  public:

@@ -11,8 +11,8 @@
 namespace marlin {
 namespace {
 
-// Builds the document event by event. The library's own parser with a callback searches the parent
-// of every object that it closes, which takes time in the square of their number.
+// Builds the document event by event. nlohmann's own parser with a callback searches the parent of
+// every object that it closes, which is quadratic in the number of objects.
 class DocumentBuilder : public nlohmann::json_sax<Json> {
  public:
   DocumentBuilder(int64_t max_values, Json* root) : max_values_(max_values), root_(root) {}
@@ -52,8 +52,8 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // Puts a value where the text has it: the root, the member whose key was read last, or the end of
-  // the open array. Null after a failure.
+  // Inserts a value at the current position of the text: the root, the member whose key was read
+  // last, or the end of the open array. Null after a failure.
   template <typename T>
   Json* Place(T&& value) {
     if (++values_ > max_values_) {
@@ -76,7 +76,7 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
     if (open_.size() >= kMaxJsonDepth) {
       return Fail(fmt::format("JSON nests deeper than {} levels", kMaxJsonDepth));
     }
-    // The address stays valid while the value is open: its parent gets no other until then.
+    // The address stays valid while the value is open: its parent receives no other until then.
     Json* const value = Place(type);
     if (value != nullptr) open_.push_back(value);
     return value != nullptr;
@@ -91,7 +91,7 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   int64_t values_ = 0;
   Json* root_;
   Json* member_ = nullptr;
-  std::vector<Json*> open_;  // The objects and arrays around the next value, outermost first.
+  std::vector<Json*> open_;  // The open objects and arrays, outermost first.
   Status status_;
 };
 

@@ -1,5 +1,5 @@
-// The one reader of JSON texts. Time and memory are proportional to the text: its nesting, its size
-// and the number of its values are bounded, keys are unique, errors are values.
+// The library's only JSON parser. Time and memory are proportional to the text: nesting, size and
+// number of values are bounded, keys are unique, errors are values.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ namespace marlin {
 
 using Json = nlohmann::json;
 
-/// Deepest nesting that any JSON text may have. What walks a value, its destructor and dump()
-/// included, recurses no deeper.
+/// Deepest nesting accepted in any JSON text. It bounds the recursion of all code that walks a
+/// value, its destructor and dump() included.
 inline constexpr int kMaxJsonDepth = 16;
 
-/// How much one kind of file may hold. A value takes up to some 150 bytes of memory.
+/// Limits for one kind of file. A value takes up to about 150 bytes of memory.
 struct JsonLimits {
   int64_t bytes = 0;
   int64_t values = 0;
@@ -29,18 +29,18 @@ inline constexpr JsonLimits kGenerationJson{int64_t{1} << 20, int64_t{1} << 16};
 inline constexpr JsonLimits kRecipeJson{int64_t{1} << 20, int64_t{1} << 16};
 
 /// Parses one JSON object. `file` names the text in errors. Errors: kMalformedFile for broken JSON,
-/// text that is not UTF-8, another kind of value, duplicate keys, and what exceeds a limit;
+/// text that is not UTF-8, values other than an object, duplicate keys, and exceeded limits;
 /// kOutOfMemory.
 Result<Json> ParseJsonObject(std::string_view text, const std::string& file,
                              const JsonLimits& limits = kCheckpointJson);
 
-/// The text of a value; what is not UTF-8 becomes the replacement character. indent < 0: one line.
+/// Serializes a value; invalid UTF-8 becomes the replacement character. indent < 0: one line.
 std::string DumpJson(const Json& json, int indent = -1);
 
-/// A value in a message: its text where that is short, else its type.
+/// A value for a message: its text if that is short, else its type.
 std::string DescribeJson(const Json& json);
 
-/// The parser's own words about an error, without its prefix and fit for one line.
+/// The parser's error message without its prefix, made fit for one line.
 std::string JsonErrorText(const std::string& what);
 
 }  // namespace marlin

@@ -1,12 +1,12 @@
-// How much memory there is.
+// The memory available to this process.
 #pragma once
 
 #include <cstdint>
 
 namespace marlin {
 
-/// Bytes of memory that this process may have at most: the machine's, or the limit of its control
-/// group where that is smaller. INT64_MAX where the system does not say.
+/// Most memory that this process may use, in bytes: the machine's, or its cgroup limit where that
+/// is smaller. INT64_MAX if the system reports neither.
 int64_t MemoryBytes();
 
 }  // namespace marlin

@@ -1,4 +1,4 @@
-// Faults that can be switched on, to prove that the conformance program notices them.
+// Seeded faults that prove that the conformance program notices them.
 //
 // MARLIN_MUTATE(i, original, mutated) is `original` in every ordinary build. A build with
 // MARLIN_MUTANTS defined takes `mutated` when the environment variable MARLIN_MUTANT holds i; a

@@ -1,4 +1,4 @@
-// Text as a number: the whole of it, whatever the process's locale.
+// Strict number parsing: the whole text, independent of the process's locale.
 #pragma once
 
 #include <charconv>
@@ -11,8 +11,8 @@
 
 namespace marlin {
 
-/// Whether `text` is a number and nothing else; then it is in `*value`, which stays as it is if
-/// not. Integers out of range are none.
+/// Whether all of `text` is a number; `*value` is set only then. Integers out of range are not
+/// numbers.
 template <typename T>
 bool ParseNumber(std::string_view text, T* value) {
   T number{};
@@ -21,7 +21,7 @@ bool ParseNumber(std::string_view text, T* value) {
     const auto [stop, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc() || stop != end || text.empty()) return false;
   } else {
-    // libc++, which Macs have, reads integers alone in from_chars.
+    // libc++ (macOS) implements from_chars for integers only.
     std::istringstream stream{std::string(text)};
     stream.imbue(std::locale::classic());
     if (!(stream >> std::noskipws >> number) || stream.peek() != std::char_traits<char>::eof()) {

@@ -1,4 +1,4 @@
-// Paths that the system's calls would read otherwise than they are written.
+// Rejects paths that system calls would truncate.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace marlin {
 
-/// A path without a NUL: the system's calls end there and would work on another file. Errors:
-/// kInvalidArgument with the place.
+/// Checks that a path has no NUL: system calls would stop there and use another file. Errors:
+/// kInvalidArgument with its position.
 inline Status CheckPath(std::string_view path) {
   const size_t place = path.find('\0');
   if (place == std::string_view::npos) return {};

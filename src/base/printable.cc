@@ -14,8 +14,8 @@ struct CodePoint {
 
 uint8_t ByteAt(std::string_view text, size_t at) { return static_cast<uint8_t>(text[at]); }
 
-// The character that begins at `at`. Overlong forms, surrogates and what lies past U+10FFFF are
-// invalid, as are bytes that stand alone.
+// Decodes the character at `at`. Overlong forms, surrogates, code points above U+10FFFF and stray
+// continuation bytes are invalid.
 CodePoint Decode(std::string_view text, size_t at) {
   const uint8_t first = ByteAt(text, at);
   if (first < 0x80) return {first, 1, true};

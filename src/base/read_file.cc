@@ -26,12 +26,12 @@ Status SystemError(const std::string& name, const char* call, int error) {
                 std::string("cannot ") + call + ": " + std::generic_category().message(error));
 }
 
-// Reads to the end. `expected_bytes` is a hint: the file may change meanwhile, and those of /proc
-// have a size of 0 whatever they hold.
+// Reads to the end. `expected_bytes` is a hint: the file may change meanwhile, and files of /proc
+// report a size of 0.
 Result<std::string> ReadDescriptor(int fd, const std::string& name, int64_t expected_bytes,
                                    int64_t max_bytes) {
   std::string text;
-  // One byte more than expected, so that the read that finds the end needs no larger buffer.
+  // One byte more than expected, so that the read that hits end of file needs no larger buffer.
   int64_t room = std::min(std::max(expected_bytes, kFirstRead), max_bytes) + 1;
   int64_t used = 0;
   for (;;) {
@@ -69,8 +69,8 @@ Result<std::string> ReadOpen(int fd, const std::string& path, int64_t max_bytes)
 
 Result<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
   if (Status status = CheckPath(path); !status.ok()) return status;
-  // O_NONBLOCK: opening a pipe must not wait for a writer. O_NOCTTY: nor may a terminal become the
-  // process's own.
+  // O_NONBLOCK: opening a pipe must not wait for a writer. O_NOCTTY: opening a terminal must not
+  // make it the controlling terminal.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return Failed(path, std::generic_category().message(errno));
   try {

@@ -43,8 +43,8 @@ float SmallFloatToFloat(uint32_t bits) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 
-/// Rounds the magnitude of a finite fp32 to a float with the given fields, nearest even. The result
-/// is not limited: a value past the largest finite one carries into the exponent field.
+/// Rounds the magnitude of a finite fp32 to a float with the given fields, nearest even. Does not
+/// saturate: a value beyond the largest finite one carries into the exponent field.
 template <int kExponentBits, int kMantissaBits>
 uint32_t RoundMagnitude(uint32_t magnitude_bits) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -55,7 +55,7 @@ uint32_t RoundMagnitude(uint32_t magnitude_bits) {
     const uint32_t rounded = magnitude_bits + ((1u << (kShift - 1)) - 1u) + odd;
     return (rounded - (static_cast<uint32_t>(127 - kBias) << 23)) >> kShift;
   }
-  // Subnormal target: align so that the unit is the target's smallest step, then round.
+  // Subnormal target: shift so that one ulp is the target's smallest step, then round.
   const int exponent = static_cast<int>(magnitude_bits >> 23);
   const int shift = kShift + (127 - kBias + 1) - (exponent == 0 ? 1 : exponent);
   if (shift > 25) return 0;  // Less than half a step.

@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine and standard library for the same seed.
+// A random number generator that gives the same sequence on every machine and standard library.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class SplitMix64 {
     mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebU;
     return mixed ^ (mixed >> 31);
   }
-  /// In (0, 1), neither included.
+  /// Uniform in (0, 1), both ends excluded.
   double Uniform() { return (static_cast<double>(Next() >> 11) + 0.5) * 0x1p-53; }
 
  private:

@@ -14,7 +14,7 @@
 namespace marlin {
 namespace {
 
-// A parked worker costs 69 us to wake on the machine of docs/decisions/0003, a spinning one 0.3 us;
+// Waking a parked worker costs 69 us on the machine of docs/decisions/0003, a spinning one 0.3 us;
 // consecutive layers of a model follow each other within this time.
 constexpr auto kSpinTime = std::chrono::microseconds(100);
 
@@ -26,8 +26,8 @@ void Pause() {
 #endif
 }
 
-/// Spins until value differs from old, then blocks. Yields now and then, so that a busy foreign
-/// process on the same core is not starved by waiting.
+/// Spins until value differs from old, then blocks. Yields periodically, so that another process on
+/// the same core is not starved.
 void AwaitChange(const std::atomic<uint32_t>& value, uint32_t old) {
   const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
   while (std::chrono::steady_clock::now() < deadline) {
@@ -103,10 +103,11 @@ void ThreadPool::WorkerLoop(int worker) {
     AwaitChange(generation_, seen);
     seen = generation_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
-    // A worker that comes after the caller has closed the job stays out: Run waits for workers that
-    // are inside, never for one that the system has not let run yet. Reading task_ and count_ is
-    // ordered after their writes because job_ holds the caller's release store, or additions to it,
-    // which continue its release sequence; a worker late for one job may so enter the next one.
+    // A worker that arrives after the caller has closed the job stays out: Run waits for workers
+    // that have entered, never for one that the system has not scheduled yet. Reads of task_ and
+    // count_ are ordered after their writes because job_ holds the caller's release store, or
+    // additions to it, which continue its release sequence; a worker late for one job may therefore
+    // enter the next.
     uint32_t job = job_.load(std::memory_order_acquire);
     while ((job & kOpen) != 0 &&
            !job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel)) {

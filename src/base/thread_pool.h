@@ -14,9 +14,9 @@
 
 namespace marlin {
 
-/// Thrown where the system starts fewer threads than a pool was asked for: for want of address
-/// space, or at its limit of threads. It is an allocation failure, so that every function that
-/// turns those into Code::kOutOfMemory covers it; the message has both numbers.
+/// Thrown when the system starts fewer threads than requested, because address space or the thread
+/// limit ran out. It is an allocation failure, so every function that maps those to
+/// Code::kOutOfMemory covers it; the message has both numbers.
 class ThreadStartError : public std::bad_alloc {
  public:
   ThreadStartError(int started, int wanted, const std::string& reason);
@@ -26,20 +26,20 @@ class ThreadStartError : public std::bad_alloc {
   std::string message_;
 };
 
-/// Runs the tasks of one job at a time on its workers and the calling thread. Tasks are handed out
-/// by an atomic counter, so a preempted worker delays only the task it holds. Thread-safe: a call
-/// that finds the pool busy (another thread's job, or a task of its own) runs its tasks inline.
+/// Runs the tasks of one job at a time on its workers and the calling thread. An atomic counter
+/// distributes tasks, so a preempted worker delays only its current task. Thread-safe: a call that
+/// finds the pool busy (another thread's job, or a nested call) runs its tasks inline.
 class ThreadPool {
  public:
-  /// A task gets its number and the worker [0, worker_count()) that runs it; within one Run a
+  /// A task receives its index and the worker [0, worker_count()) that runs it; within one Run a
   /// worker runs one task at a time, so per-worker scratch needs no lock.
   using Task = FunctionRef<void(int64_t task, int worker)>;
   using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
-  /// threads <= 0: as many as this process may use. The calling thread is one of them. Throws
-  /// ThreadStartError, having ended the threads that did start.
+  /// threads <= 0: one per available processor. The calling thread counts as one. Throws
+  /// ThreadStartError after joining the threads that did start.
   explicit ThreadPool(int threads);
-  /// Runs on the caller's own pool, up to `threads` at a time; makes no threads.
+  /// Runs on the caller's own pool, up to `threads` at a time; starts no threads.
   ThreadPool(ParallelFor parallel_for, int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -48,11 +48,11 @@ class ThreadPool {
   int worker_count() const { return worker_count_; }
 
   /// Runs task(i, worker) for every i in [0, count) and returns when all are done. When a task
-  /// throws, no further tasks begin, and the first exception is thrown on once those that run are
+  /// throws, no further tasks start, and the first exception is rethrown once the running ones are
   /// done.
   void Run(int64_t count, Task task);
 
-  /// Processors that this process may run on.
+  /// Processors available to this process.
   static int AvailableProcessors();
 
  private:
@@ -64,7 +64,7 @@ class ThreadPool {
   ParallelFor parallel_for_;
   std::vector<std::thread> threads_;
 
-  /// Set in job_ while workers may still begin.
+  /// Set in job_ while workers may still enter.
   static constexpr uint32_t kOpen = 1u << 31;
 
   // One job at a time. generation_ announces it; job_ publishes task_ and count_ and counts the

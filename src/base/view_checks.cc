@@ -14,18 +14,18 @@ namespace {
 
 Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
-/// Bytes of a view: rows of `length` that begin at `begin` and every `step` bytes.
+/// Byte extent of a view: rows of `length` bytes, the first at `begin`, then every `step` bytes.
 struct ByteRows {
   int64_t begin;
-  int64_t end;  ///< Of the last row.
+  int64_t end;  ///< End of the last row.
   int64_t length;
-  int64_t step;  ///< 0: one row.
+  int64_t step;  ///< 0: a single row.
 };
 
 ByteRows BytesOf(const TensorView& view) {
   int outer = -1;
   int64_t length = 1;
-  int64_t first = 0;  ///< The lowest element, which is another than data() at negative strides.
+  int64_t first = 0;  ///< The lowest element, which is not data() with negative strides.
   const auto distance = [&view](int i) { return std::abs(view.stride(i)); };
   for (int i = 0; i < view.rank(); ++i) {
     if (view.dim(i) <= 1) continue;
@@ -47,7 +47,7 @@ ByteRows BytesOf(const TensorView& view) {
 
 namespace {
 
-/// CheckReadable, and with `aligned` CheckData; every operation calls it for each of its views.
+/// CheckReadable, or CheckData with `aligned`; every operation calls it for each of its views.
 Status CheckView(const char* name, const TensorView& view, bool aligned) {
   const int64_t bytes = DTypeBytes(view.dtype());
   bool none = false;
@@ -60,7 +60,7 @@ Status CheckView(const char* name, const TensorView& view, bool aligned) {
       return Invalid(fmt::format("{}: negative shape {}", name, view.shape().ToString()));
     }
     none = none || dim == 0;
-    // The lowest int64 has no magnitude; as a stride it overflows all the same.
+    // INT64_MIN has no absolute value; as a stride it overflows either way.
     const int64_t stride = std::abs(std::max(view.stride(i), -INT64_MAX));
     int64_t step = 0;
     overflow = __builtin_mul_overflow(dim - 1, stride, &step) || overflow;
@@ -91,7 +91,7 @@ Status CheckData(const char* name, const TensorView& view) { return CheckView(na
 Status CheckDistinctElements(const char* name, const TensorView& view, bool may_run_backwards) {
   if (view.ElementCount() == 0) return {};
   const auto distance = [&view](int i) { return std::abs(view.stride(i)); };
-  // Inserted in the order of their strides; there are too few for a sort to pay.
+  // Insertion sort by stride: there are too few dimensions for std::sort to pay.
   std::array<int, kMaxRank> order{};
   size_t count = 0;
   for (int axis = 0; axis < view.rank(); ++axis) {
@@ -127,7 +127,7 @@ bool Overlap(const TensorView& a, const TensorView& b) {
   if (x.end <= y.begin || y.end <= x.begin) return false;
   const int64_t step = std::max(x.step, y.step);
   if (step == 0 || std::min(x.step, y.step) % step != 0) return true;
-  // Rows of both repeat alike: the one that begins later, seen from a row of the other.
+  // Both repeat with the same period: compare the later start, modulo the period, with the other.
   const int64_t later = x.begin <= y.begin ? y.begin - x.begin : x.begin - y.begin;
   const int64_t first_length = x.begin <= y.begin ? x.length : y.length;
   const int64_t second_length = x.begin <= y.begin ? y.length : x.length;
@@ -143,8 +143,8 @@ bool SameElements(const TensorView& a, const TensorView& b) {
   return true;
 }
 
-Status CheckApart(const char* out_name, const TensorView& out, const char* name,
-                  const TensorView& view, bool or_same) {
+Status CheckNoOverlap(const char* out_name, const TensorView& out, const char* name,
+                      const TensorView& view, bool or_same) {
   if (!Overlap(out, view) || (or_same && SameElements(out, view))) return {};
   return Invalid(fmt::format("{}: overlaps {}{}", out_name, name,
                              or_same ? " without being the same tensor" : ""));

@@ -63,7 +63,7 @@ marlin_code Keep(const Status& status) {
   return static_cast<marlin_code>(status.code());
 }
 
-/// Runs what a C function does: no exception leaves it.
+/// Runs the body of a C function: no exception escapes it.
 template <typename Body>
 marlin_code Guarded(const Body& body) {
   try {
@@ -86,7 +86,7 @@ Status NotNull(const void* argument, const char* name) {
   return Status(Code::kInvalidArgument, std::string(name) + ": NULL");
 }
 
-/// Puts a new handle where the caller wants it.
+/// Stores a new handle through the caller's pointer.
 template <typename Handle, typename Value>
 Status Give(Result<Value> value, Handle** handle) {
   if (!value.ok()) return value.status();
@@ -94,8 +94,8 @@ Status Give(Result<Value> value, Handle** handle) {
   return {};
 }
 
-/// A struct of the caller, whose version of it may be shorter or longer; the rest keeps what it
-/// has.
+/// Reads a caller's struct, which may be an older (shorter) or newer (longer) version; missing
+/// fields keep their defaults.
 template <typename Struct>
 Status Read(const Struct* given, const char* name, Struct* known) {
   if (Status status = NotNull(given, name); !status.ok()) return status;
@@ -137,7 +137,7 @@ Result<MutableTensorView> ViewOf(const marlin_tensor* given, const char* name) {
 Result<GemmProblem> ProblemOf(const marlin_gemm_problem* given) {
   marlin_gemm_problem read = MARLIN_GEMM_PROBLEM_INIT;
   if (Status status = Read(given, "problem", &read); !status.ok()) return status;
-  // Numbers that no enumeration has are refused by PlanGemm.
+  // PlanGemm rejects values outside of the enums.
   const auto number = [](int32_t value) {
     return static_cast<uint8_t>(value < 0 || value > UINT8_MAX ? UINT8_MAX : value);
   };
@@ -186,7 +186,7 @@ using namespace marlin;  // NOLINT(google-build-using-namespace): the functions 
 const char* marlin_version(void) { return Version(); }
 const char* marlin_last_error(void) { return LastError().c_str(); }
 
-// Errors of a null argument, and the handle that is not made.
+// Returns the error of a null argument.
 #define MARLIN_NEED(argument)                                           \
   do {                                                                  \
     if (Status missing = NotNull(argument, #argument); !missing.ok()) { \
@@ -356,7 +356,7 @@ marlin_code marlin_plan_gemm(const marlin_device* device, const marlin_prepared*
 
 void marlin_plan_destroy(marlin_plan* plan) { delete plan; }
 
-// Both are literals of the kernel's row.
+// Both are string literals of the kernel's row.
 const char* marlin_plan_kernel(const marlin_plan* plan) {
   return plan == nullptr ? "" : plan->plan.kernel().data();
 }

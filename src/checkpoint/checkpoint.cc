@@ -17,12 +17,12 @@ Status UnknownName(const Checkpoint::Impl& impl, std::string_view what, const st
                 fmt::format("{}: no {} \"{}\"", Printable(impl.path), what, Printable(name)));
 }
 
-// An error of Validate, which names a part, as one of the part's tensor.
+// Rewrites an error of Validate, which names a part, to name the part's tensor.
 Status NameTensor(const Checkpoint::Impl& impl, const ModuleRecord& record, const Status& error) {
   // In the order of ModulePart.
   constexpr std::array<std::string_view, 6> kPartNames = {"codes",  "scales",       "zeros",
                                                           "biases", "global_scale", "codebook"};
-  // The spec was checked at opening: what Validate still finds is wrong with the content.
+  // The spec was checked at opening: any error that Validate still finds is in the content.
   const Code code = error.code() == Code::kOutOfMemory ? error.code() : Code::kMalformedFile;
   const std::string_view message = error.message();
   const std::string_view part_name = message.substr(0, message.find(": "));
@@ -40,7 +40,7 @@ Status NameTensor(const Checkpoint::Impl& impl, const ModuleRecord& record, cons
 
 Result<QuantizedWeights> LoadModule(const std::shared_ptr<const Checkpoint::Impl>& impl,
                                     const ModuleRecord& record) {
-  // Keeps the mappings for views into them.
+  // Keeps alive the mappings that the views point into.
   struct Owner {
     std::shared_ptr<const Checkpoint::Impl> checkpoint;
     std::shared_ptr<const void> copies;
@@ -113,7 +113,7 @@ Status Checkpoint::VerifyChecksums() const {
                               ChecksumText(actual), ChecksumText(*impl_->checksums[i])));
     }
   }
-  // A writer's checksums can be right for values that nothing loads.
+  // Checksums only prove that the bytes are the writer's: the values may still be invalid.
   for (const ModuleRecord& record : impl_->reader->modules()) {
     MARLIN_RETURN_IF_ERROR(Weights(record.module.name).status());
     for (const PartTensor& part : impl_->reader->Parts(record)) impl_->Release(part.tensor);

@@ -1,4 +1,4 @@
-// What a Checkpoint shares between its copies, for the rest of this folder.
+// The state that copies of a Checkpoint share; internal to this folder.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace marlin {
 struct Checkpoint::Impl : TensorStore {
   std::string quant_method;  ///< Empty: plain.
   std::unique_ptr<const ModuleReader> reader;
-  std::vector<QuantizedModule> modules;  ///< Those of the reader, as the public type.
+  std::vector<QuantizedModule> modules;  ///< The reader's modules, as the public type.
   std::unordered_map<std::string_view, size_t> module_index;
   std::vector<bool> is_part;  ///< Whether a tensor is a module's part.
 
@@ -28,12 +28,12 @@ struct Checkpoint::Impl : TensorStore {
 };
 
 struct CheckpointAccess {
-  /// Checkpoint::Open on a given file system.
+  /// Checkpoint::Open with a given Io.
   static Result<Checkpoint> Open(Io& io, const std::string& path);
   static const Checkpoint::Impl& Get(const Checkpoint& checkpoint) { return *checkpoint.impl_; }
 };
 
-/// The metadata key under which a tensor's checksum is stored in its own file.
+/// The metadata key of a tensor's checksum, in the tensor's own file.
 std::string ChecksumKey(std::string_view tensor_name);
 
 }  // namespace marlin

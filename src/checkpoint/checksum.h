@@ -1,4 +1,4 @@
-// The checksum of tensors on disk: XXH3 with 64 bits, as 16 hexadecimal digits.
+// The checksum of tensors on disk: 64-bit XXH3, as 16 hexadecimal digits.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace marlin {
 
-/// Hashes bytes as they pass by. Movable.
+/// Hashes a stream of bytes incrementally. Movable.
 class Checksum {
  public:
   Checksum();

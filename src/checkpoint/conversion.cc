@@ -57,7 +57,7 @@ Result<std::vector<std::string>> SideFiles(Io& io, const Checkpoint::Impl& sourc
   return side;
 }
 
-// Everything that the source consists of, by identity: other names of these files mean them, too.
+// All files and directories of the source, by identity, because links can give them other names.
 Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source) {
   std::map<FileIdentity, std::string> files;
   MARLIN_ASSIGN_OR_RETURN(const FileInfo whole, io.Stat(source.path));
@@ -71,8 +71,8 @@ Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint
   for (const std::string& name : names) {
     const std::string path = JoinPath(source.path, name);
     const Result<FileInfo> info = io.Stat(path);
-    if (!info.ok()) continue;  // A link in a circle, for instance: nothing that could be read.
-    // An earlier output may be a folder of the source's, and may be replaced.
+    if (!info.ok()) continue;  // Unreadable, for instance a cycle of links.
+    // An earlier output may be a subdirectory of the source, and may be replaced.
     if (info->kind == FileKind::kRegular) files.emplace(info->identity, path);
   }
   return files;
@@ -131,7 +131,7 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   return sum;
 }
 
-// A shard's header gives this name to something else than a tensor.
+// Shard headers use this name for their metadata.
 constexpr std::string_view kMetadataName = "__metadata__";
 
 Status CheckTensorName(const Checkpoint::Impl& source, const std::string& name) {
@@ -192,15 +192,15 @@ Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit,
 }
 
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters) {
-  std::string facts = fmt::format("writer {}\n{}\n", kCheckpointVersion, parameters);
+  std::string inputs = fmt::format("writer {}\n{}\n", kCheckpointVersion, parameters);
   for (const CheckpointFile& file : source.files) {
     const std::string_view header =
         file.mapping->text().substr(0, static_cast<size_t>(file.data_begin));
-    facts += fmt::format("{} {} {} {:016x}\n", file.name, file.info.size, file.info.modified_ns,
-                         ChecksumOf(header));
+    inputs += fmt::format("{} {} {} {:016x}\n", file.name, file.info.size, file.info.modified_ns,
+                          ChecksumOf(header));
   }
-  facts += source.config_json;
-  return fmt::format("{:016x}", ChecksumOf(facts));
+  inputs += source.config_json;
+  return fmt::format("{:016x}", ChecksumOf(inputs));
 }
 
 Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& conversion) {
@@ -220,7 +220,7 @@ Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& c
   const std::string config_path = JoinPath(target, kConfigName);
   MARLIN_RETURN_IF_ERROR(CheckFileSize(config_path, conversion.config_json));
   if (conversion.config_json.empty()) return {};
-  // The reader itself says whether it takes the rest.
+  // The remaining limits are those of the reader's own parser.
   MARLIN_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(conversion.config_json, config_path));
   const auto quantization = config.find("quantization_config");
   if (quantization == config.end()) return {};

@@ -1,4 +1,4 @@
-// What quantizing and dequantizing a checkpoint have in common: reading, writing, finishing.
+// The common part of quantizing and dequantizing a checkpoint: reading, writing, committing.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace marlin {
 
-/// A source tensor in memory, aligned for its type. Its pages are given back on destruction.
+/// A source tensor in memory, aligned for its type. Its pages are released on destruction.
 class LoadedTensor {
  public:
   static Result<LoadedTensor> Load(const Checkpoint::Impl& source, size_t tensor);
@@ -35,14 +35,14 @@ class LoadedTensor {
   int64_t bytes_ = 0;
 };
 
-/// Copies a source tensor into the first tensor of a unit, piece by piece.
+/// Copies a source tensor into the first tensor of a unit, in chunks.
 Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit, TensorWriter* writer);
 
-/// Sixteen hexadecimal digits for everything that decides the output: the source's files and
+/// Sixteen hexadecimal digits that identify all inputs of the output: the source's files and
 /// headers, its configuration, and `parameters`.
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters);
 
-/// One conversion of a checkpoint into a directory.
+/// One conversion of a checkpoint into an output directory.
 struct Conversion {
   std::string target;
   std::string fingerprint;
@@ -51,21 +51,21 @@ struct Conversion {
   int64_t shard_bytes = 0;
   std::string config_json;  ///< Written as config.json; empty: none.
 
-  /// Writes the data of one unit; returns a number that is summed over all units and survives an
-  /// interruption with the shard that it belongs to.
+  /// Writes the data of one unit. Returns a number that is summed over all units; it is stored in
+  /// the unit's shard, so that it survives an interruption.
   std::function<Result<int64_t>(TensorWriter* writer, size_t unit)> write_unit;
-  /// Called instead for the units of a shard that an interrupted run finished.
+  /// Called instead of write_unit for the units of a shard that an interrupted run finished.
   std::function<void(size_t unit)> skip_unit;
 };
 
-/// Refuses what Checkpoint::Open would not read again, by its own limits, before anything is
-/// written. Errors: kMalformedFile for two tensors of one name; kUnsupported, with both numbers,
-/// for names and files past a limit.
+/// Rejects, before anything is written, output that exceeds the limits of Checkpoint::Open. Errors:
+/// kMalformedFile for two tensors of one name; kUnsupported, with both numbers, for names and files
+/// beyond a limit.
 Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& conversion);
 
 /// Writes all shards, the index, the source's small files (tokenizer, licence, ...) and
-/// config.json, then gives the directory its name. Returns the sum of the units' numbers. After kIo
-/// or kOutOfMemory a resumable run keeps what is finished; any other error leaves nothing.
+/// config.json, then renames the directory into place. Returns the sum of the units' numbers. After
+/// kIo or kOutOfMemory a resumable run keeps the finished shards; any other error leaves nothing.
 /// Precondition: CheckReadable.
 Result<int64_t> RunConversion(Io& io, const Checkpoint::Impl& source, const Conversion& conversion);
 

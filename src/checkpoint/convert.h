@@ -1,4 +1,4 @@
-// The conversions of marlin/checkpoint.h on a given file system.
+// The conversions of marlin/checkpoint.h with a given Io.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
                                                       const std::string& output,
                                                       const QuantizeCheckpointOptions& options);
 
-/// shard_bytes: at most that much data a file, unless one tensor is larger.
+/// shard_bytes: most data bytes per file, unless one tensor is larger.
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,
                               const Progress& progress);

@@ -20,18 +20,18 @@ namespace {
 
 constexpr int64_t kShardBytes = int64_t{5} << 30;
 
-// A module to be written back, or a tensor to be copied.
-struct BackUnit {
+// One unit of output: a module to dequantize, or a tensor to copy.
+struct DequantizeUnit {
   const ModuleRecord* record = nullptr;  // Null for a copy.
-  int64_t expert = 0;                    // Of stacked experts with a name each.
-  bool all_experts = false;              // A fused stack: one tensor of all experts.
+  int64_t expert = 0;                    // For stacked experts with separate names.
+  bool all_experts = false;              // A fused stack: one tensor for all experts.
   size_t tensor = 0;                     // The copied tensor, or the module's first.
   OutputTensor output;
 };
 
-class Restorer {
+class CheckpointDequantizer {
  public:
-  Restorer(const Checkpoint& checkpoint, DType dtype, const Progress& progress)
+  CheckpointDequantizer(const Checkpoint& checkpoint, DType dtype, const Progress& progress)
       : checkpoint_(checkpoint),
         source_(CheckpointAccess::Get(checkpoint)),
         dtype_(dtype),
@@ -39,7 +39,7 @@ class Restorer {
     PlanUnits();
   }
 
-  const std::vector<BackUnit>& units() const { return units_; }
+  const std::vector<DequantizeUnit>& units() const { return units_; }
   Status Write(TensorWriter* writer, size_t unit);
 
  private:
@@ -55,21 +55,21 @@ class Restorer {
   const Checkpoint::Impl& source_;
   DType dtype_;
   const Progress& progress_;
-  std::vector<BackUnit> units_;
+  std::vector<DequantizeUnit> units_;
   int64_t total_ = 0;
   int64_t done_ = 0;
-  const ModuleRecord* loaded_ = nullptr;  // Whose weights are in weights_.
+  const ModuleRecord* loaded_ = nullptr;  // The module whose weights are in weights_.
   QuantizedWeights weights_;
 };
 
-void Restorer::PlanModule(const ModuleRecord& record) {
+void CheckpointDequantizer::PlanModule(const ModuleRecord& record) {
   const WeightsSpec& spec = record.module.spec;
   const std::string& name = record.module.name;
   const size_t wildcard = name.find(".*.");
   const bool out_in = record.layout == SourceLayout::kOutIn;
   const int64_t rows = out_in ? spec.n : spec.k;
   const int64_t columns = out_in ? spec.k : spec.n;
-  BackUnit unit;
+  DequantizeUnit unit;
   unit.record = &record;
   unit.tensor = source_.reader->Parts(record).front().tensor;
   unit.output.dtype = dtype_;
@@ -91,30 +91,31 @@ void Restorer::PlanModule(const ModuleRecord& record) {
   }
 }
 
-void Restorer::PlanUnits() {
+void CheckpointDequantizer::PlanUnits() {
   for (const ModuleRecord& record : source_.reader->modules()) PlanModule(record);
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     const TensorInfo& tensor = source_.tensors[i];
     if (source_.is_part[i]) continue;
-    BackUnit unit;
+    DequantizeUnit unit;
     unit.tensor = i;
     unit.output = {tensor.name, tensor.dtype, tensor.shape, tensor.bytes};
     units_.push_back(std::move(unit));
   }
-  std::stable_sort(units_.begin(), units_.end(), [this](const BackUnit& a, const BackUnit& b) {
-    const auto place = [this](const BackUnit& unit) {
-      return std::pair(source_.tensor_file[unit.tensor], source_.tensors[unit.tensor].offset);
-    };
-    return place(a) < place(b);
-  });
-  for (const BackUnit& unit : units_) total_ += unit.output.shape.ElementCount();
+  std::stable_sort(
+      units_.begin(), units_.end(), [this](const DequantizeUnit& a, const DequantizeUnit& b) {
+        const auto place = [this](const DequantizeUnit& unit) {
+          return std::pair(source_.tensor_file[unit.tensor], source_.tensors[unit.tensor].offset);
+        };
+        return place(a) < place(b);
+      });
+  for (const DequantizeUnit& unit : units_) total_ += unit.output.shape.ElementCount();
 }
 
-void Restorer::ReleasePages(const ModuleRecord& record) const {
+void CheckpointDequantizer::ReleasePages(const ModuleRecord& record) const {
   for (const PartTensor& part : source_.reader->Parts(record)) source_.Release(part.tensor);
 }
 
-Status Restorer::Load(const ModuleRecord& record) {
+Status CheckpointDequantizer::Load(const ModuleRecord& record) {
   if (loaded_ == &record) return {};
   if (loaded_ != nullptr) ReleasePages(*loaded_);
   loaded_ = nullptr;
@@ -123,7 +124,7 @@ Status Restorer::Load(const ModuleRecord& record) {
   return {};
 }
 
-Status Restorer::WriteExpert(TensorWriter* writer, size_t unit, int64_t expert) {
+Status CheckpointDequantizer::WriteExpert(TensorWriter* writer, size_t unit, int64_t expert) {
   const ModuleRecord& record = *units_[unit].record;
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, expert));
   const int64_t k = slice.spec.k;
@@ -147,9 +148,9 @@ Status Restorer::WriteExpert(TensorWriter* writer, size_t unit, int64_t expert) 
   return {};
 }
 
-// The error for a weight that the element type turns into infinity: quantizing refuses it, too.
-Status Restorer::Overflow(const QuantizedWeights& weights, const std::string& tensor,
-                          int64_t expert, int64_t k, int64_t n) const {
+// The error for a weight that overflows the element type; quantizing rejects it, too.
+Status CheckpointDequantizer::Overflow(const QuantizedWeights& weights, const std::string& tensor,
+                                       int64_t expert, int64_t k, int64_t n) const {
   MARLIN_ASSIGN_OR_RETURN(
       const AlignedBuffer dense,
       AlignedBuffer::Allocate(weights.spec.k * weights.spec.n * DTypeBytes(DType::kF32)));
@@ -164,8 +165,8 @@ Status Restorer::Overflow(const QuantizedWeights& weights, const std::string& te
                             DTypeName(dtype_), fits_bf16 ? "; use bf16" : ""));
 }
 
-Status Restorer::Write(TensorWriter* writer, size_t unit) {
-  const BackUnit& plan = units_[unit];
+Status CheckpointDequantizer::Write(TensorWriter* writer, size_t unit) {
+  const DequantizeUnit& plan = units_[unit];
   if (plan.record == nullptr) {
     MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.tensor, unit, writer));
     done_ += plan.output.shape.ElementCount();
@@ -180,7 +181,7 @@ Status Restorer::Write(TensorWriter* writer, size_t unit) {
   return {};
 }
 
-// The configuration of the plain checkpoint: not quantized, and of the new element type.
+// The plain checkpoint's config.json: without quantization, with the new element type.
 std::string ConfigText(const Checkpoint::Impl& source, DType dtype) {
   Json config = source.config;
   RemoveQuantization(&config);
@@ -205,18 +206,18 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
                   Printable(source_path) + ": is not a quantized directory of metal_marlin");
   }
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
-  Restorer restorer(checkpoint, dtype, progress);
+  CheckpointDequantizer dequantizer(checkpoint, dtype, progress);
   Conversion conversion;
   conversion.target = output;
   conversion.options.overwrite = overwrite;
-  for (const BackUnit& unit : restorer.units()) conversion.units.push_back({unit.output});
+  for (const DequantizeUnit& unit : dequantizer.units()) conversion.units.push_back({unit.output});
   conversion.shard_bytes = shard_bytes;
   conversion.config_json = ConfigText(source, dtype);
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   conversion.fingerprint =
       Fingerprint(source, fmt::format("dequantize {} {}", DTypeName(dtype), shard_bytes));
   conversion.write_unit = [&](TensorWriter* writer, size_t unit) -> Result<int64_t> {
-    MARLIN_RETURN_IF_ERROR(restorer.Write(writer, unit));
+    MARLIN_RETURN_IF_ERROR(dequantizer.Write(writer, unit));
     return 0;
   };
   return RunConversion(io, source, conversion).status();

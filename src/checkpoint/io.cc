@@ -84,7 +84,7 @@ FileInfo InfoOf(const struct stat& from) {
   return info;
 }
 
-// renameat2 and its flags, where the C library has them; -1 with errno ENOSYS elsewhere.
+// renameat2 with flags where the C library has it; elsewhere -1 with errno ENOSYS.
 int RenameWithFlags(const std::string& from, const std::string& to, bool exchange) {
 #if defined(__linux__) && defined(RENAME_EXCHANGE)
   return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
@@ -114,7 +114,7 @@ Mapping::~Mapping() {
 
 void Mapping::Release(int64_t offset, int64_t bytes) const {
   const int64_t page = sysconf(_SC_PAGESIZE);
-  // Whole pages inside the range only: its neighbours may be in use.
+  // Only whole pages inside the range: pages shared with its neighbours may be in use.
   const int64_t begin = RoundUp(offset, page);
   const int64_t end = (offset + bytes) / page * page;
   if (begin >= end) return;
@@ -240,7 +240,7 @@ Result<FileHandle> Io::LockDirectory(const std::string& path) {
     }
     return SystemError(IoCall::kLock, path, errno);
   }
-  // Between the two calls its holder may have renamed or removed it.
+  // Another process may have renamed or removed the directory between the two calls.
   MARLIN_ASSIGN_OR_RETURN(const FileInfo locked, StatOpen(handle));
   MARLIN_ASSIGN_OR_RETURN(const FileInfo named, StatLink(path));
   if (named.identity != locked.identity) return FileHandle();
@@ -249,7 +249,7 @@ Result<FileHandle> Io::LockDirectory(const std::string& path) {
 
 Result<FileHandle> Io::Create(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(Check(IoCall::kCreate, path));
-  // O_EXCL: an existing pipe would be waited for, an existing link written through.
+  // O_EXCL: opening an existing pipe would block, and an existing link would be written through.
   FileHandle file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666),
                   path);
   if (!file.open()) return SystemError(IoCall::kCreate, path, errno);
@@ -313,7 +313,7 @@ Status Io::Exchange(const std::string& a, const std::string& b) {
   if (error == 0 && RenameWithFlags(a, b, /*exchange=*/true) == 0) return {};
   if (error == 0) error = errno;
   if (!IsFlagUnsupported(error)) return SystemError(IoCall::kExchange, b, error);
-  // Three renames: between the first two `b` is missing, which no other call can avoid here.
+  // Three renames: between the first two `b` is missing, which is unavoidable without renameat2.
   const std::string aside = a + ".swap";
   MARLIN_RETURN_IF_ERROR(RenameOver(b, aside));
   if (const Status status = RenameOver(a, b); !status.ok()) {

@@ -1,4 +1,4 @@
-// The only door to the file system: every call can be made to fail by a test.
+// All file-system access goes through Io, so that tests can make any call fail.
 #pragma once
 
 #include <compare>
@@ -35,7 +35,7 @@ enum class IoCall : uint8_t {
   kRemove,
 };
 
-/// A regular file mapped read-only. Immutable; unmapped when the last owner lets go.
+/// A regular file mapped read-only. Immutable; unmapped when the last owner is destroyed.
 class Mapping {
  public:
   Mapping(const std::byte* data, int64_t size) : data_(data), size_(size) {}
@@ -48,8 +48,8 @@ class Mapping {
   std::string_view text() const {
     return {reinterpret_cast<const char*>(data_), static_cast<size_t>(size_)};
   }
-  /// Lets the kernel take back the pages of [offset, offset + bytes): they are read again when
-  /// touched. Keeps the resident size of a streaming pass small.
+  /// Lets the kernel drop the pages of [offset, offset + bytes); a later access reads them again.
+  /// Keeps the resident size of a streaming pass small.
   void Release(int64_t offset, int64_t bytes) const;
 
  private:
@@ -57,7 +57,7 @@ class Mapping {
   int64_t size_;
 };
 
-/// An open descriptor, closed when it goes out of scope.
+/// An open file descriptor, closed on destruction.
 class FileHandle {
  public:
   FileHandle() = default;
@@ -78,7 +78,7 @@ class FileHandle {
 
 enum class FileKind : uint8_t { kMissing, kRegular, kDirectory, kLink, kOther };
 
-/// Two names with equal identities are one file.
+/// Identifies a file independently of its name: equal identities mean the same file.
 struct FileIdentity {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -92,7 +92,7 @@ struct FileInfo {
   FileIdentity identity;
 };
 
-/// The file system. Errors are kIo naming the path and the system's reason, kOutOfMemory when the
+/// The file system. Errors: kIo naming the path and the system's reason, kOutOfMemory when the
 /// system had no memory for a call, kInvalidArgument for a path with a NUL. Thread-compatible.
 class Io {
  public:
@@ -103,13 +103,13 @@ class Io {
 
   /// Follows links; a missing file is no error.
   Result<FileInfo> Stat(const std::string& path);
-  /// As Stat, but describes a link itself.
+  /// Stat of a link itself.
   Result<FileInfo> StatLink(const std::string& path);
-  /// Describes an open file, whatever its path names by now.
+  /// Stat of an open file, whatever its path names by now.
   Result<FileInfo> StatOpen(const FileHandle& file);
-  /// The text of a link.
+  /// The target of a link.
   Result<std::string> ReadLink(const std::string& path);
-  /// The absolute path of something that exists, without links.
+  /// The absolute path of an existing file, with links resolved.
   Result<std::string> RealPath(const std::string& path);
   /// Errors: kIo, also for anything but a regular file.
   Result<std::shared_ptr<const Mapping>> Map(const std::string& path);
@@ -118,26 +118,26 @@ class Io {
   /// Names in a directory, sorted, without "." and "..".
   Result<std::vector<std::string>> List(const std::string& directory);
 
-  /// Something of that name that exists already is no error.
+  /// An existing entry of that name is not an error.
   Status MakeDirectory(const std::string& path);
-  /// Takes the advisory lock of a directory. The handle is empty when the path named no directory
-  /// or another one by the time the lock was held. Errors: kIo, also when another process holds it.
+  /// Takes the advisory lock of a directory. The handle is empty if the path named no directory, or
+  /// another one once the lock was held. Errors: kIo, also if another process holds the lock.
   Result<FileHandle> LockDirectory(const std::string& path);
-  /// Creates a file for writing; refuses what exists.
+  /// Creates a file for writing; fails if the name exists.
   Result<FileHandle> Create(const std::string& path);
   Status Write(const FileHandle& file, int64_t offset, const void* data, int64_t bytes);
-  /// Flushes to the medium, then closes. Returns what was written.
+  /// Flushes to disk, then closes. Returns the size and identity of the file.
   Result<FileInfo> SyncAndClose(FileHandle file);
   Status SyncDirectory(const std::string& path);
-  /// Renames; refuses to replace anything.
+  /// Renames without replacing anything.
   Status RenameNew(const std::string& from, const std::string& to);
-  /// Swaps two directories, in one step where the file system can.
+  /// Swaps two directories, atomically if the file system supports it.
   Status Exchange(const std::string& a, const std::string& b);
-  /// Removes a file or a directory with all that is in it; links are not followed.
+  /// Removes a file or a directory tree; links are not followed.
   Status RemoveTree(const std::string& path);
 
  protected:
-  /// The errno with which the call that follows shall fail; 0 lets it happen.
+  /// The errno to inject into the next call; 0 lets the call run.
   virtual int InjectedError(IoCall /*call*/, const std::string& /*path*/) { return 0; }
 
  private:
@@ -147,7 +147,7 @@ class Io {
   Result<FileInfo> StatImpl(const std::string& path, bool follow);
 };
 
-/// The file system as it is, for the public entries.
+/// The real file system, for the public entry points.
 class SystemIo final : public Io {};
 
 }  // namespace marlin

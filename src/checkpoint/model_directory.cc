@@ -14,7 +14,7 @@ bool IsBelow(std::string_view path, std::string_view directory) {
   return path.starts_with(directory) && path.substr(directory.size()).starts_with('/');
 }
 
-// "X/models--ORG--NAME/snapshots/REV/..." -> "X/models--ORG--NAME/blobs"; empty for others.
+// "X/models--ORG--NAME/snapshots/REV/..." -> "X/models--ORG--NAME/blobs"; else empty.
 std::string CacheBlobs(std::string_view directory) {
   constexpr std::string_view kModels = "/models--";
   constexpr std::string_view kSnapshots = "/snapshots/";

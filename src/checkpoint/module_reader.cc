@@ -38,8 +38,8 @@ constexpr Method kMethods[] = {
 #undef MARLIN_QUANT_METHOD
 };
 
-// Where writers say how weights are quantized, the most specific first. A place that names no
-// method of its own means that of the writer which invented it.
+// Where writers record the quantization method, most specific first. An entry without a
+// quant_method implies the method of the writer that introduced it.
 struct MethodPlace {
   std::string_view file;
   std::string_view key;      // Empty: the whole document.
@@ -68,7 +68,7 @@ Result<QuantMethod> NameMethod(std::shared_ptr<const Json> document, const Metho
   const auto name = config.find("quant_method");
   if (name == config.end()) {
     method.name = place.implied;
-    // Written by bitsandbytes before methods had names.
+    // bitsandbytes wrote these before quant_method existed.
     if (config.contains("load_in_4bit") || config.contains("load_in_8bit")) {
       method.name = "bitsandbytes";
     }
@@ -97,7 +97,7 @@ Status UnnamedMethod(const std::string& where) {
                 fmt::format("{}: names no \"quant_method\"; supported: {}", where, KnownMethods()));
 }
 
-/// The first place of a parsed config.json that says something.
+/// The first entry of a parsed config.json that names a method.
 Result<QuantMethod> FindInConfig(const Json& config, const std::string& path) {
   std::string unnamed;
   for (const MethodPlace& place : kPlaces) {
@@ -105,15 +105,15 @@ Result<QuantMethod> FindInConfig(const Json& config, const std::string& path) {
     const auto found = config.find(place.key);
     if (found == config.end() || found->is_null()) continue;
     const std::string where = fmt::format("{}: {}", Printable(path), place.key);
-    // It belongs to the store's config.
+    // Shares ownership with the store's config.
     std::shared_ptr<const Json> document(std::shared_ptr<const Json>(), &*found);
     MARLIN_ASSIGN_OR_RETURN(QuantMethod method, NameMethod(std::move(document), place, where));
     if (!method.name.empty()) return method;
-    // MLX repeats its own key under the usual one, without a name.
+    // MLX repeats its own entry as quantization_config, without a quant_method.
     if (unnamed.empty()) unnamed = where;
   }
   if (!unnamed.empty()) return UnnamedMethod(unnamed);
-  // Models of text and images describe their decoder apart.
+  // Multimodal models nest the config of their decoder.
   const auto text = config.find("text_config");
   if (text == config.end() || !text->is_object()) return QuantMethod();
   return FindInConfig(*text, path + ": text_config");
@@ -162,7 +162,7 @@ Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
 
 Result<std::unique_ptr<const ModuleReader>> OpenModules(TensorStore& store,
                                                         const QuantMethod& method) {
-  // A name that is there and empty is no plain checkpoint's.
+  // A plain checkpoint has no method at all; an empty name is an error.
   if (method.config == nullptr) return FindContainer(".safetensors")->open(store, method);
   if (method.name.empty()) return UnnamedMethod(method.where);
   for (const Method& known : kMethods) {

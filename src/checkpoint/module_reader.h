@@ -1,5 +1,5 @@
-// How the quantized modules of one kind of checkpoint are found and loaded. A reader is one file in
-// readers/ and one row of readers.def; nothing else knows of it.
+// The interface through which one quantization method's modules are found and loaded. A reader is
+// one file in readers/ and one row of readers.def; nothing else depends on it.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum class SourceLayout : uint8_t {
   kInOut,  ///< [in, out] as W itself: GPT-2's Conv1D, the fused experts of gpt-oss and Llama 4.
 };
 
-/// A module with its place in a plain checkpoint.
+/// A module and its names and layout in the plain checkpoint.
 struct ModuleRecord {
   QuantizedModule module;
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
@@ -34,29 +34,29 @@ struct ModuleRecord {
 /// The parts of a module.
 enum class ModulePart : uint8_t { kCodes, kScales, kZeros, kBiases, kGlobalScale, kCodebook };
 
-/// A tensor that a module is made from, and the part of the module that it holds (the main one,
-/// where it holds several).
+/// A tensor that a module is made from, and the part of the module that it holds (the main one, if
+/// several).
 struct PartTensor {
   ModulePart part = ModulePart::kCodes;
   size_t tensor = 0;  ///< Its number in the TensorStore.
 };
 
-/// The modules of one opened checkpoint. Immutable and thread-safe after it was opened.
+/// The modules of one opened checkpoint. Immutable and thread-safe once opened.
 class ModuleReader {
  public:
   virtual ~ModuleReader() = default;
 
   /// Every module, in name order.
   const std::vector<ModuleRecord>& modules() const { return modules_; }
-  /// The recipe that the modules were quantized with; empty where none is recorded.
+  /// The recipe that the modules were quantized with; empty if not recorded.
   const std::string& recipe_name() const { return recipe_name_; }
 
-  /// The tensors that a module is made from. Every tensor of the store that is no module's part is
-  /// a plain tensor.
+  /// The tensors that a module is made from. Tensors of the store that belong to no module are
+  /// plain.
   virtual std::vector<PartTensor> Parts(const ModuleRecord& record) const = 0;
 
-  /// The module in the canonical layout. Views may lie in the store's mappings, which the caller
-  /// keeps; copies belong to the result's owner. The values need not be validated. Errors:
+  /// The module in the canonical layout. Views may point into the store's mappings, which the
+  /// caller keeps alive; copies belong to the result's owner. Values may be unvalidated. Errors:
   /// kMalformedFile, kOutOfMemory.
   virtual Result<QuantizedWeights> Load(const ModuleRecord& record) const = 0;
 
@@ -65,44 +65,43 @@ class ModuleReader {
   std::string recipe_name_;
 };
 
-/// Where a checkpoint says how its weights are quantized.
+/// A checkpoint's quantization method and its configuration.
 struct QuantMethod {
   std::string name;   ///< "metal_marlin", "gptq", ...
-  std::string where;  ///< Names the place in messages: "DIR/config.json: quantization_config".
-  /// The object there; null: nothing says that the weights are quantized. It may be a part of the
-  /// store's config.
+  std::string where;  ///< Its origin for messages: "DIR/config.json: quantization_config".
+  /// The object found there, perhaps a part of the store's config; null: the checkpoint is plain.
   std::shared_ptr<const Json> config;
 };
 
-/// A reader is opened on a store whose tensors are there already, or, for a container other than
-/// safetensors, on one that holds the mapped file alone: the reader then adds the tensors and
-/// config.json's equivalent. The store outlives the reader and does not move.
+/// Opens a reader on a store whose tensors have been read. For a container other than safetensors
+/// the store holds only the mapped file: the reader then adds the tensors and the equivalent of
+/// config.json. The store outlives the reader and does not move.
 using OpenReader = Result<std::unique_ptr<const ModuleReader>>(TensorStore& store,
                                                                const QuantMethod& method);
 
-/// Files of one kind, by the end of their names and their first bytes.
+/// A file format, recognized by file-name suffix and magic bytes.
 struct Container {
   std::string_view suffix;
   std::string_view magic;
   OpenReader* open = nullptr;
 };
 
-/// Whether a file of a model's directory describes quantized weights in the place of config.json.
+/// Whether a file of a model's directory describes quantization in place of config.json.
 bool IsQuantizationFile(std::string_view name);
-/// Removes from a config.json all that says how weights are quantized.
+/// Removes all descriptions of quantization from a config.json.
 void RemoveQuantization(Json* config);
 
-/// The container that a file belongs to, null for files of no known kind.
+/// The container of a file, by its suffix; null if unknown.
 const Container* FindContainer(std::string_view file_name);
 
-/// Reads how a directory's weights are quantized: from config.json, or from the file of its own
-/// that some writers use. `names` are the directory's entries, sorted. Errors: kMalformedFile for
-/// a place that holds something else than it should; kUnsupported for one that names no method.
+/// Finds a directory's quantization method: in config.json, or in the separate file that some
+/// writers use. `names` are the directory's entries, sorted. Errors: kMalformedFile for an entry of
+/// the wrong type; kUnsupported for one that names no method.
 Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
                                     const std::vector<std::string>& names);
 
-/// Opens the reader of a method on safetensors, or the one of plain checkpoints for none. Errors:
-/// kUnsupported naming an unknown method and the known ones; those of the reader.
+/// Opens a method's reader on safetensors, or the reader of plain checkpoints if there is no
+/// method. Errors: kUnsupported naming an unknown method and the known ones; those of the reader.
 Result<std::unique_ptr<const ModuleReader>> OpenModules(TensorStore& store,
                                                         const QuantMethod& method);
 

@@ -23,7 +23,7 @@ std::string_view LayoutName(SourceLayout layout) {
 
 Json ModuleJson(const ModuleRecord& record) {
   const WeightsSpec& spec = record.module.spec;
-  // Unsigned, as the same numbers are when they have been parsed.
+  // Unsigned, as the JSON parser reads them back.
   Json shape = Json::array();
   if (record.stacked) shape.push_back(static_cast<uint64_t>(spec.experts));
   shape.push_back(static_cast<uint64_t>(spec.k));
@@ -57,7 +57,7 @@ Status ParseShape(ObjectReader& reader, ModuleRecord* record) {
   spec.experts = dims[0];
   spec.k = dims[1];
   spec.n = dims[2];
-  // Else there could be 2^31 experts, or rows, in no bytes at all.
+  // Otherwise a file of few bytes could declare 2^31 experts or rows.
   if (std::min({spec.experts, spec.k, spec.n}) < 1) {
     return reader.Fail(fmt::format("\"shape\": {} experts of [{}, {}] hold no weights",
                                    spec.experts, spec.k, spec.n));
@@ -142,7 +142,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   const std::string base = ModuleBaseName(record.module.name);
   std::vector<ModuleTensor> tensors;
   const auto add = [&](ModulePart part, std::string_view suffix, DType dtype, Shape shape) {
-    // Three dimensions from a file may overflow; no tensor has such a shape, so -1 never matches.
+    // Dimensions from a file may overflow; no tensor has such a shape, so -1 never matches.
     Checked bytes(DTypeBytes(dtype));
     for (int i = 0; i < shape.rank(); ++i) bytes = bytes * Checked(shape[i]);
     tensors.push_back({part, base + std::string(suffix), dtype, shape, bytes.Take().value_or(-1)});
@@ -237,7 +237,7 @@ Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::
     MARLIN_ASSIGN_OR_RETURN(ModuleRecord record, ParseModule(name, module, file));
     config.modules.push_back(std::move(record));
   }
-  // Most changes of a group size leave every tensor's shape as it was; only this notices them.
+  // Most edits of a group size leave all tensor shapes as they are; only the checksum detects them.
   const std::string actual = QuantizationConfigChecksum(json);
   if (actual != checksum) {
     return reader.Fail(fmt::format("the content has checksum {}, \"checksum\" says {}", actual,

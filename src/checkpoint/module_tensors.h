@@ -1,4 +1,4 @@
-// Which tensors a quantized module is stored as, and how config.json describes it.
+// The tensors that store a quantized module, and its description in config.json.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace marlin {
 
-/// Version of the quantized directory that this build writes, and the newest that it reads.
+/// Version of the quantized directory that this build writes, and the newest that it can read.
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr std::string_view kQuantMethod = "metal_marlin";
 
@@ -25,34 +25,33 @@ struct ModuleTensor {
   int64_t bytes = 0;
 };
 
-/// The common part of a module's tensor names: "a.b.weight" -> "a.b", and for stacked experts
+/// The prefix of a module's tensor names: "a.b.weight" -> "a.b", and for stacked experts
 /// "a.experts.*.b.weight" -> "a.experts.b".
 std::string ModuleBaseName(std::string_view module_name);
 
-/// The tensors that a module is stored as. Precondition: dimensions that passed ParseModules or
-/// came from a tensor in memory.
+/// The tensors that store a module. Precondition: dimensions from ParseModules or from a tensor in
+/// memory.
 std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 
-/// The view that holds a part; null for the codebook, which is no view.
+/// The view that holds a part; null for the codebook, which is not a view.
 const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
 
-/// What "quantization_config" says.
+/// The content of "quantization_config".
 // Json allocates when it is destroyed or moved from, says clang-tidy of the library's own code.
 // NOLINTNEXTLINE(bugprone-exception-escape)
 struct QuantizationConfig {
   std::string recipe_name;
-  Json recipe_document;  ///< What MixedPrecisionConfig::FromJson reads.
+  Json recipe_document;  ///< Input of MixedPrecisionConfig::FromJson.
   std::string method;
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
 
-/// The checksum of such a value: of its compact text without "checksum".
+/// Checksum of the compact text of a "quantization_config" without its "checksum".
 std::string QuantizationConfigChecksum(const Json& json);
-/// The value to store, checksum included.
+/// The JSON value to store, checksum included.
 Json BuildQuantizationConfig(const QuantizationConfig& config);
 
-/// Reads it back. `file` is named in errors. Errors: kMalformedFile; kUnsupported for a newer
-/// version.
+/// Parses it. `file` is named in errors. Errors: kMalformedFile; kUnsupported for a newer version.
 Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::string& file);
 
 }  // namespace marlin

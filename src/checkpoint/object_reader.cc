@@ -8,7 +8,7 @@
 namespace marlin {
 namespace {
 
-// Shapes with larger dimensions do not exist; below it no product of two can overflow.
+// Larger dimensions do not occur; below this bound no product of two overflows.
 constexpr int64_t kMaxDimension = (int64_t{1} << 31) - 1;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Takes the members of one JSON object by name and type; those that are left over are an error.
+// Takes the members of one JSON object by name and type; leftover members are an error.
 #pragma once
 
 #include <cstdint>

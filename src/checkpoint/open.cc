@@ -1,4 +1,4 @@
-// Checkpoint::Open: which files a path means, and whether they agree with each other.
+// Checkpoint::Open: finds the files of a path and checks that they agree with each other.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace marlin {
 
-// Builds an Impl step by step; a friend's nested access keeps Impl private to everybody else.
+// Builds an Impl step by step; a nested friend keeps Impl private to all other code.
 class CheckpointOpener {
  public:
   CheckpointOpener(Io& io, Checkpoint::Impl* impl) : io_(io), impl_(*impl) {}
@@ -79,7 +79,7 @@ const ForeignKind* FindForeignKind(std::string_view name) {
   return nullptr;
 }
 
-// What a file says about itself in its first bytes, for files with a misleading name.
+// Identifies foreign formats by their first bytes, for files with a misleading suffix.
 std::string_view SniffForeign(std::string_view text) {
   if (text.starts_with("GGUF")) return kForeignKinds[0].what;
   if (text.starts_with("PK\x03\x04") || text.starts_with("\x80\x02")) return kPickle;
@@ -170,7 +170,7 @@ Status CheckpointOpener::CheckWeightMap(
                                    Printable(tensor.file)));
     }
     if (entry->second != tensor.file) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {} and lies in {}",
+      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
                                    Printable(tensor.name), Printable(entry->second),
                                    Printable(tensor.file)));
     }

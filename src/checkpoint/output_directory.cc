@@ -19,10 +19,10 @@ std::string PartialPrefix(const std::string& name) {
 }
 
 constexpr std::string_view kSwapSuffix = ".swap";  // Io::Exchange's third name.
-// How often another process may replace the partial directory before it is locked.
+// How often another process may replace the partial directory before we lock it.
 constexpr int kLockAttempts = 16;
 
-// Whether a name is that of a partial directory: the prefix, then digits, then perhaps ".swap".
+// Whether a name is that of a partial directory: the prefix, a fingerprint, perhaps ".swap".
 bool IsPartialName(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return false;
   name.remove_prefix(prefix.size());
@@ -46,23 +46,23 @@ OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept = default;
 OutputDirectory::~OutputDirectory() {
   if (keep_ || !lock_.open()) return;
   const Result<bool> locked = IsLocked(partial_);
-  // Nothing can be done about an error here; the next run removes what stayed.
+  // Errors cannot be reported here; the next run removes the remains.
   if (locked.ok() && *locked) (void)io_->RemoveTree(partial_);
 }
 
-// Whether a path still names the directory that this run has locked.
+// Whether a path still names the directory that this run locked.
 Result<bool> OutputDirectory::IsLocked(const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo locked, io_->StatOpen(lock_));
   MARLIN_ASSIGN_OR_RETURN(const FileInfo named, io_->StatLink(path));
   return named.kind == FileKind::kDirectory && named.identity == locked.identity;
 }
 
-// Returns the source's name of a file that removing `path` would destroy, or "" for none.
+// The source's name of a file that removing `path` would destroy, or "" for none.
 Result<std::string> OutputDirectory::FindSource(const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_->StatLink(path));
   FileIdentity identity = info.identity;
   if (info.kind == FileKind::kLink) {
-    // The source may have been reached through this very link.
+    // The source may have been opened through this link.
     MARLIN_ASSIGN_OR_RETURN(const FileInfo linked, io_->Stat(path));
     identity = linked.identity;
   }
@@ -96,7 +96,7 @@ Status OutputDirectory::SetNames(const std::string& target, std::string_view fin
   return {};
 }
 
-// Replacing removes the old directory, so it must be nothing but a checkpoint.
+// Replacing removes the old directory, so it must contain only a checkpoint.
 Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
   if (info.kind != FileKind::kDirectory) {
     return InvalidTarget(target_, "exists and is not a directory, so it is not replaced");
@@ -111,7 +111,8 @@ Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
     }
     is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors);
   }
-  if (!is_checkpoint) return InvalidTarget(target_, "exists and is no checkpoint to be replaced");
+  if (!is_checkpoint)
+    return InvalidTarget(target_, "exists and is not a checkpoint, so it is not replaced");
   return {};
 }
 
@@ -127,8 +128,8 @@ Status OutputDirectory::CheckTarget() const {
   return CheckReplaceable(existing);
 }
 
-// Where two directories cannot be swapped in one step, a process killed between its renames leaves
-// no target, and what the target held under a third name.
+// Without an atomic swap, a process killed between its renames leaves no target, and the target's
+// content under a third name.
 Status OutputDirectory::RestoreSwapped() const {
   const std::string prefix = PartialPrefix(name_);
   MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io_->List(parent_));
@@ -170,7 +171,7 @@ Status OutputDirectory::RemoveStale() const {
     const std::string path = JoinPath(parent_, name);
     if (!IsPartialName(name, prefix) || path == partial_) continue;
     const Result<FileHandle> lock = io_->LockDirectory(path);
-    if (!lock.ok() || !lock->open()) continue;  // Another process is at work in it.
+    if (!lock.ok() || !lock->open()) continue;  // Another process is writing to it.
     MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(path));
     if (lost.empty()) MARLIN_RETURN_IF_ERROR(io_->RemoveTree(path));
   }
@@ -181,14 +182,14 @@ Status OutputDirectory::Prepare() {
   MARLIN_RETURN_IF_ERROR(RestoreSwapped());
   MARLIN_RETURN_IF_ERROR(CheckTarget());
   MARLIN_RETURN_IF_ERROR(LockPartial());
-  // The process that held the lock until now may have committed just before.
+  // The previous holder of the lock may have just committed.
   MARLIN_RETURN_IF_ERROR(CheckTarget());
   MARLIN_RETURN_IF_ERROR(RemoveStale());
   return options_.resume ? Status() : RemoveAllExcept({});
 }
 
-// Leaves nothing that a run made which then could not begin. What an earlier run left stays when it
-// is to be resumed, or belongs to another process.
+// Cleans up after a run that failed to begin. The remains of an earlier run stay if they are to be
+// resumed or belong to another process.
 void OutputDirectory::GiveUp() {
   const bool locked = lock_.open();
   if (!made_) return;
@@ -233,8 +234,8 @@ Status OutputDirectory::RemoveAllExcept(const std::vector<std::string>& names) {
   return {};
 }
 
-// The last look before the directory gets its name: a process that does not keep to the rules, or a
-// user, may have removed or replaced something.
+// The last check before the directory is renamed: a user, or a process that ignores the locks, may
+// have removed or replaced files.
 Status OutputDirectory::CheckWritten() const {
   MARLIN_ASSIGN_OR_RETURN(const bool locked, IsLocked(partial_));
   if (!locked) return Disturbed(partial_, "was replaced while it was written");
@@ -249,7 +250,7 @@ Status OutputDirectory::CheckWritten() const {
     MARLIN_ASSIGN_OR_RETURN(const FileInfo found, io_->StatLink(path));
     if (found.kind == FileKind::kMissing)
       return Disturbed(path, "was removed after it was written");
-    // Some network file systems number a file anew; its time stays.
+    // Some network file systems change inode numbers; the modification time stays.
     const bool same =
         found.identity == written.identity || found.modified_ns == written.modified_ns;
     if (found.kind != FileKind::kRegular || !same || found.size != written.size) {
@@ -267,11 +268,11 @@ Status OutputDirectory::Replace() {
   // Another process may have replaced the target since the first check.
   MARLIN_RETURN_IF_ERROR(CheckTarget());
   MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
-  // The partial name now holds what was replaced; from here on the new content is in place.
+  // The partial name now holds the old content, and the target the new.
   lock_ = std::move(old);
   MARLIN_ASSIGN_OR_RETURN(const bool expected, IsLocked(partial_));
   if (!expected) {
-    // Moved in by something that takes no locks: it goes back where it was.
+    // Moved in by a process that takes no locks: move it back.
     MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
     return Disturbed(target_, "was replaced while the output was put in its place");
   }

@@ -1,13 +1,13 @@
-// A directory that appears under its name whole or not at all.
+// Writes a directory that appears under its name complete or not at all.
 //
-// Everything is written into the sibling ".<name>.partial-<fingerprint>", which is renamed at the
+// Everything is written to the sibling ".<name>.partial-<fingerprint>", which is renamed at the
 // end; a killed process leaves at most that hidden directory, which the next run for the same
 // target resumes or removes.
 //
-// Several writers of one target: a directory under a hidden or the target's name is emptied,
-// renamed or removed only by the process that holds its lock and has found it under that name
-// after locking. A lock belongs to the directory itself, so it stays valid through a rename, and a
-// killed process loses it. Whoever does not get a lock touches nothing.
+// Several writers of one target: a process empties, renames or removes a directory under a hidden
+// or the target's name only while it holds the directory's lock and has found it under that name
+// after locking. A lock belongs to the directory itself, so it stays valid through a rename, and
+// the system releases it when a process is killed. A process without the lock changes nothing.
 #pragma once
 
 #include <map>
@@ -23,16 +23,15 @@ namespace marlin {
 class OutputDirectory {
  public:
   struct Options {
-    bool overwrite = false;  ///< An existing checkpoint under the name is replaced at the end.
-    bool resume = false;     ///< What an interrupted run left is kept for the caller to check.
-    /// Files that are never removed, with the paths that messages call them.
+    bool overwrite = false;  ///< Replaces an existing checkpoint of that name at the end.
+    bool resume = false;     ///< Keeps the files of an interrupted run for the caller to check.
+    /// Files that must never be removed, with their paths for messages.
     std::map<FileIdentity, std::string> source;
   };
 
-  /// Prepares the partial directory. `fingerprint` is 16 hexadecimal digits that stand for all
-  /// inputs of the run. Errors: kInvalidArgument for a target that exists, is no place for a
-  /// directory or holds a file of the source; kIo, also when another process writes the same
-  /// target.
+  /// Prepares the partial directory. `fingerprint` is 16 hexadecimal digits that identify all
+  /// inputs of the run. Errors: kInvalidArgument for a target that exists, cannot be a directory or
+  /// holds a file of the source; kIo, also when another process writes the same target.
   static Result<OutputDirectory> Begin(Io& io, const std::string& target,
                                        std::string_view fingerprint, const Options& options);
 
@@ -41,23 +40,23 @@ class OutputDirectory {
   /// Removes the partial directory unless it was committed or kept.
   ~OutputDirectory();
 
-  /// Where to write.
+  /// The directory to write to.
   const std::string& path() const { return partial_; }
 
   /// Writes a whole small file.
   Status WriteFile(const std::string& name, std::string_view content);
 
-  /// Says that a file of this name was written beside those of WriteFile.
+  /// Records that a file of this name was written other than through WriteFile.
   void AddWritten(const std::string& name, const FileInfo& file) { written_[name] = file; }
 
-  /// Removes what an earlier run left, except for regular files of these names.
+  /// Removes the files of an earlier run, except for regular files of these names.
   Status RemoveAllExcept(const std::vector<std::string>& names);
 
-  /// Leaves the partial directory for a later run to resume.
+  /// Leaves the partial directory in place for a later run to resume.
   void Keep() { keep_ = true; }
 
-  /// Flushes the directory, gives it its name and removes what it replaced. Errors: kIo, also when
-  /// it no longer holds exactly what was written.
+  /// Flushes the directory, renames it to the target and removes the replaced one. Errors: kIo,
+  /// also when it no longer holds exactly the files that were written.
   Status Commit();
 
  private:
@@ -81,9 +80,9 @@ class OutputDirectory {
   std::string name_;
   std::string target_;
   std::string partial_;
-  FileHandle lock_;  // Open while the directory under partial_ is this run's to change.
+  FileHandle lock_;  // Held while this run may change the directory at partial_.
   std::map<std::string, FileInfo> written_;
-  bool made_ = false;  // The partial directory may exist only because this run made it.
+  bool made_ = false;  // The partial directory may exist only because of this run.
   bool keep_ = false;
 };
 

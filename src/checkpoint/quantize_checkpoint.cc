@@ -15,7 +15,7 @@
 namespace marlin {
 namespace {
 
-// Quantizes the units of a plan one source matrix after the other.
+// Quantizes the units of a plan, one source matrix at a time.
 class UnitQuantizer {
  public:
   UnitQuantizer(ThreadPool& pool, const Checkpoint::Impl& source, const QuantizePlan& plan,
@@ -53,7 +53,7 @@ void UnitQuantizer::Skip(size_t unit) {
   Advance(parameters);
 }
 
-// Quantize names the tensor; the file is known only here.
+// Quantize names the tensor in its error; this adds the file.
 Status UnitQuantizer::InFile(size_t tensor, const Status& status) const {
   return status.WithContext(source_.is_directory
                                 ? Printable(JoinPath(source_.path, source_.tensors[tensor].file))
@@ -85,7 +85,7 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, si
   WeightsSpec expected = plan.record.module.spec;
   expected.experts = 1;
   if (!(weights.spec == expected)) {
-    return Status(Code::kInternal, "quantizing gave another kind of weights than planned");
+    return Status(Code::kInternal, "quantized weights differ from the plan");
   }
   const auto append = [&](size_t part, const TensorView& view) {
     return writer->Append(unit, part, view.data(), view.ByteCount());
@@ -94,7 +94,7 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, si
   for (const ModuleTensor& stored : ModuleTensors(plan.record)) {
     const size_t index = part++;
     if (stored.part == ModulePart::kCodebook) {
-      if (!last) continue;  // One table serves all experts.
+      if (!last) continue;  // All experts share one codebook.
       const std::span<const float> values = FormatValues(weights.spec.format);
       MARLIN_RETURN_IF_ERROR(
           writer->Append(unit, index, values.data(), static_cast<int64_t>(values.size_bytes())));
@@ -127,7 +127,7 @@ Status UnitQuantizer::WriteCast(TensorWriter* writer, size_t unit) {
   const PlanUnit& plan = plan_.units[unit];
   const size_t tensor = plan.sources.front();
   MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source_, tensor));
-  // Element by element: the roles of the dimensions do not matter, their order does.
+  // Element-wise, so the roles of the dimensions do not matter.
   const QuantizeOptions options =
       OptionsFor(plan.choice, options_.method, source_.tensors[tensor].name);
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
@@ -154,7 +154,7 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   for (const size_t tensor : plan.sources) {
     const Result<int64_t> groups = WriteTensor(writer, unit, tensor);
     if (!groups.ok()) {
-      // An error of writing names its own file.
+      // A write error names its own file.
       const Status& status = groups.status();
       return status.code() == Code::kIo ? status : InFile(tensor, status);
     }
@@ -163,7 +163,7 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   return zeroed;
 }
 
-// The source's config.json with the description of the quantized modules.
+// The source's config.json plus the description of the quantized modules.
 std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
                        const QuantizeCheckpointOptions& options, const Json& recipe) {
   QuantizationConfig quantization;

@@ -23,7 +23,7 @@ bool IsDenseFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
-// Why a tensor that the recipe wants quantized cannot be; empty when it can.
+// Why a tensor that the recipe quantizes cannot be quantized; empty if it can.
 std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   const int rank = tensor.shape.rank();
   if (!IsDenseFloat(tensor.dtype)) {
@@ -31,7 +31,7 @@ std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   }
   if (tensor.name.find('*') != std::string::npos) return "its name contains '*'";
   if (rank == 3 && layer_class != LayerClass::kMoeExpert) {
-    return fmt::format("{} is no stack of experts", tensor.shape.ToString());
+    return fmt::format("{} is not a stack of experts", tensor.shape.ToString());
   }
   if (rank != 2 && rank != 3) return fmt::format("{} dimensions", rank);
   if (tensor.bytes == 0) return "empty";
@@ -78,7 +78,7 @@ void Planner::AddCopy(size_t tensor) {
   plan_.units.push_back(std::move(unit));
 }
 
-// A matrix that the recipe quantizes and that cannot be.
+// A matrix that the recipe quantizes but that cannot be quantized.
 Status Planner::AddObstructed(size_t tensor, const std::string& obstacle) {
   const std::string& name = Info(tensor).name;
   if (options_.strict) {
@@ -121,7 +121,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   int64_t k = info.shape[rank - 1];
   int64_t n = info.shape[rank - 2];
   if (unit.record.layout == SourceLayout::kInOut) std::swap(k, n);
-  // Quantizing no columns costs nothing, checks the options and yields the spec.
+  // Quantizing zero columns is free, checks the options and yields the spec.
   QuantizeOptions quantize;
   quantize.format = first.choice.format;
   quantize.group_size = first.choice.group_size;
@@ -196,7 +196,7 @@ bool Planner::IsStack(const std::map<int64_t, Candidate>& experts) const {
 
 Status Planner::PlanStacks() {
   for (const auto& [common, experts] : experts_) {
-    // Readers look for every expert in the stack once there is one.
+    // A stack must hold every expert: readers look for all of them in it.
     const bool all = static_cast<int64_t>(experts.size()) == expert_counts_.at(common);
     if (all && IsStack(experts)) {
       std::vector<size_t> sources;
@@ -215,7 +215,7 @@ Result<QuantizePlan> Planner::Run() {
     MARLIN_RETURN_IF_ERROR(PlanTensor(i));
   }
   MARLIN_RETURN_IF_ERROR(PlanStacks());
-  // The order of the source's bytes reads every file once, front to back.
+  // In file order, so that every file is read once, front to back.
   const auto place = [this](const PlanUnit& unit) {
     const size_t tensor = unit.sources.front();
     return std::pair(source_.tensor_file[tensor], Info(tensor).offset);

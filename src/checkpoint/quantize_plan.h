@@ -1,4 +1,4 @@
-// What quantizing a checkpoint will write, decided from headers alone.
+// Plans the output of quantizing a checkpoint from headers alone.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace marlin {
 
-/// Source tensors that become one thing in the output.
+/// Source tensors that become one unit of output.
 struct PlanUnit {
   enum class Action : uint8_t {
     kCopy,      ///< One tensor, byte for byte.
@@ -21,7 +21,7 @@ struct PlanUnit {
     kQuantize,  ///< A matrix, a fused stack, or one matrix per expert.
   };
   Action action = Action::kCopy;
-  std::vector<size_t> sources;  ///< Tensors of the source; for stacked experts in expert order.
+  std::vector<size_t> sources;  ///< Source tensors; for stacked experts in expert order.
   FormatChoice choice;          ///< For kCast and kQuantize.
   ModuleRecord record;          ///< For kQuantize.
   OutputUnit outputs;           ///< For kQuantize the tensors of ModuleTensors, in that order.
@@ -35,14 +35,14 @@ struct QuantizePlan {
   std::vector<SkippedTensor> skipped;
 };
 
-/// Experts of one projection become one stack when they are numbered 0, 1, ... without gaps, all
-/// are quantized, and have the same shape and choice; otherwise each is stored under its own name.
-/// Errors: kInvalidArgument for options that no matrix can have; kUnsupported, with `strict`, for
-/// a matrix that the recipe quantizes and that cannot be.
+/// Experts of one projection are stacked when they are numbered 0, 1, ... without gaps, all are
+/// quantized, and have the same shape and choice; otherwise each is stored under its own name.
+/// Errors: kInvalidArgument for options that no matrix can have; kUnsupported, with `strict`, for a
+/// matrix that the recipe quantizes but that cannot be quantized.
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
                                   const QuantizeCheckpointOptions& options);
 
-/// How the source stores a weight of this name, from the architecture that config.json names.
+/// How the source stores a weight, given the architecture in config.json.
 SourceLayout SourceLayoutOf(const Json& config, std::string_view name);
 
 }  // namespace marlin

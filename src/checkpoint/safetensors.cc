@@ -20,7 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 16> kDTypeNames = {
     "BOOL", "U8",   "I8",  "F8_E4M3", "F8_E5M2", "F8_E8M0", "I16", "U16",
     "F16",  "BF16", "I32", "U32",     "F32",     "I64",     "U64", "F64"};
-// Element types of the format that this library has no use for.
+// Element types of the format that this library does not support.
 constexpr std::array<std::string_view, 6> kUnsupportedDTypes = {
     "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"};
 
@@ -33,8 +33,8 @@ std::optional<DType> FindDType(std::string_view name) {
   return static_cast<DType>(it - kDTypeNames.begin());
 }
 
-// Receives the header's JSON event by event, so that no document is built and everything outside
-// the schema stops the parse where it stands.
+// Receives the header's JSON as SAX events, so that no document is built and anything outside the
+// schema stops the parse at once.
 class HeaderHandler : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderHandler(SafetensorsHeader* header) : header_(header) {}
@@ -249,8 +249,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
       return FailTensor(fmt::format("data_offsets [{}, {}]: the end comes before the begin",
                                     offsets_[0], offsets_[1]));
     }
-    // Zeros are left out of the overflow check's product: ElementCount() of an accepted shape must
-    // not overflow on the way to its zero.
+    // Zero dimensions are excluded from the product, so that no prefix of an accepted shape's
+    // dimensions overflows in ElementCount().
     Checked bytes(DTypeBytes(entry_.dtype));
     bool zero = false;
     for (int i = 0; i < entry_.shape.rank(); ++i) {
@@ -286,7 +286,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   TensorInfo entry_;
 };
 
-// Every data byte belongs to exactly one tensor. Offsets still count from the start of the data.
+// Checks that every data byte belongs to exactly one tensor. Offsets still count from the data.
 Status CheckExtents(const std::vector<TensorInfo>& tensors, int64_t data_bytes) {
   std::vector<const TensorInfo*> order;
   order.reserve(tensors.size());

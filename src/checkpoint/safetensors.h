@@ -1,4 +1,4 @@
-// The header of a safetensors file, checked before anything believes it.
+// The header of a safetensors file, validated before use.
 //
 //   u64 little endian: header bytes H | H bytes of JSON, "{" first, spaces last | data
 #pragma once
@@ -26,9 +26,9 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;
 };
 
-/// Reads and checks a whole file image. `path` is named in errors, `file` becomes
+/// Parses and checks a whole file image. `path` is named in errors, `file` becomes
 /// TensorInfo::file. Errors: kMalformedFile, kUnsupported for a known element type that this
-/// library does not hold; each names the tensor and the numbers.
+/// library does not support; each names the tensor and the numbers.
 Result<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> image,
                                            const std::string& path, const std::string& file);
 
@@ -41,12 +41,12 @@ struct SafetensorsEntry {
   int64_t bytes = 0;
 };
 
-/// The bytes before the data: the length word and the JSON padded with spaces so that the data
+/// The bytes before the data: the length word, and the JSON padded with spaces so that the data
 /// begins at a multiple of 64.
 std::string BuildSafetensorsHeader(std::span<const SafetensorsEntry> entries,
                                    const std::map<std::string, std::string>& metadata);
 
-/// The name that safetensors has for an element type: "F32", "BF16", ...
+/// The safetensors name of an element type: "F32", "BF16", ...
 std::string_view SafetensorsDTypeName(DType dtype);
 
 }  // namespace marlin

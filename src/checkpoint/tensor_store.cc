@@ -30,7 +30,7 @@ Status SortTensors(TensorStore* store) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (i > 0 && tensors[i - 1].name == tensors[i].name) {
       return Status(Code::kMalformedFile,
-                    fmt::format("{}: tensor \"{}\" lies in both {} and {}", Printable(store->path),
+                    fmt::format("{}: tensor \"{}\" is in both {} and {}", Printable(store->path),
                                 Printable(tensors[i].name), Printable(tensors[i - 1].file),
                                 Printable(tensors[i].file)));
     }

@@ -1,4 +1,4 @@
-// The named tensors of a checkpoint's files: mapped, every extent checked.
+// The named tensors of a checkpoint's files: mapped, all extents checked.
 #pragma once
 
 #include <cstddef>
@@ -30,27 +30,27 @@ struct TensorStore {
   std::vector<CheckpointFile> files;               ///< In name order.
   std::vector<TensorInfo> tensors;                 ///< In name order.
   std::vector<uint32_t> tensor_file;               ///< The file of each tensor.
-  std::vector<std::optional<uint64_t>> checksums;  ///< The checksum of each tensor, when stored.
+  std::vector<std::optional<uint64_t>> checksums;  ///< The stored checksum of each tensor, if any.
   std::string config_json;
   Json config;  ///< config_json parsed; null when there is none.
 
-  /// The number of a tensor. A search in the sorted names: a hash table of the most tensors that a
-  /// file may have would take more memory than opening is allowed.
+  /// The index of a tensor. Binary search in the sorted names: for the maximum number of tensors a
+  /// hash table would exceed the memory that opening may use.
   std::optional<size_t> FindTensor(std::string_view name) const;
 
   const Mapping& MappingOf(size_t tensor) const { return *files[tensor_file[tensor]].mapping; }
-  /// The first byte of a tensor; it may be unaligned for its type.
+  /// The first byte of a tensor; may be unaligned for its type.
   const std::byte* Data(size_t tensor) const {
     return MappingOf(tensor).data() + tensors[tensor].offset;
   }
-  /// Lets the kernel take back a tensor's pages.
+  /// Lets the kernel drop a tensor's pages.
   void Release(size_t tensor) const {
     MappingOf(tensor).Release(tensors[tensor].offset, tensors[tensor].bytes);
   }
 };
 
-/// Puts the tensors that files gave in name order and finds the file of each. Errors:
-/// kMalformedFile for two of one name.
+/// Sorts the tensors of all files by name and records the file of each. Errors: kMalformedFile for
+/// duplicate names.
 Status SortTensors(TensorStore* store);
 
 }  // namespace marlin

@@ -17,18 +17,18 @@ constexpr std::string_view kNoteKey = "zeroed_groups";
 constexpr int64_t kDataAlignment = 64;
 
 // The largest power of two up to kDataAlignment that divides a size. Safetensors allows no holes,
-// so tensors are ordered by this, largest first: then each begins at a multiple of its own.
+// so tensors are sorted by this, largest first: then each is aligned to its own.
 int64_t SizeAlignment(int64_t bytes) {
   int64_t alignment = kDataAlignment;
   while (bytes % alignment != 0) alignment /= 2;
   return alignment;
 }
 
-// More than the length word, the metadata that is not a tensor's, and the padding take.
+// Upper bound of the length word, the metadata other than checksums, and the padding.
 constexpr int64_t kFixedHeaderBytes = 256;
 
-// At least what a tensor adds to the header: its name twice, once with its checksum, and an entry
-// of eight dimensions and two offsets with all their digits.
+// Upper bound of a tensor's share of the header: its name twice, once with its checksum, and an
+// entry of eight dimensions and two offsets with all their digits.
 int64_t MostHeaderBytes(const OutputTensor& tensor) {
   constexpr int64_t kMostEntry = 320;
   return 2 * static_cast<int64_t>(Json(tensor.name).dump().size()) + kMostEntry;
@@ -107,11 +107,11 @@ void TensorWriter::LayOut(const std::vector<OutputUnit>& units, Shard* shard) {
   }
 }
 
-// Every text in it has a fixed width, so the header's size is known before its content.
+// All strings in it have a fixed width, so the header's size is known before its content.
 std::string TensorWriter::Header(const Shard& shard, const std::vector<uint64_t>& digests,
                                  int64_t note) const {
   std::map<std::string, std::string> metadata;
-  metadata["format"] = "pt";  // What transformers wants to see.
+  metadata["format"] = "pt";  // Required by transformers.
   metadata[std::string(kNoteKey)] = fmt::format("{:020}", note);
   for (size_t i = 0; i < shard.entries.size(); ++i) {
     metadata[ChecksumKey(shard.entries[i].name)] = ChecksumText(digests[i]);

@@ -1,4 +1,4 @@
-// Writes the safetensors shards of a checkpoint whose tensors are known before their data.
+// Writes the safetensors shards of a checkpoint whose tensors are known in advance.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace marlin {
 
-/// One tensor to be written.
+/// One tensor to write.
 struct OutputTensor {
   std::string name;
   DType dtype = DType::kF32;
@@ -24,46 +24,45 @@ struct OutputTensor {
   int64_t bytes = 0;
 };
 
-/// Tensors that are written together and stay in one shard.
+/// Tensors that are written together, into the same shard.
 using OutputUnit = std::vector<OutputTensor>;
 
-/// Limits of one shard. A unit is never divided, however large it is.
+/// Limits of one shard. A unit is never split, however large it is.
 struct ShardLimits {
   int64_t data_bytes = 0;
-  int64_t header_bytes = kMaxHeaderBytes;  ///< Those of a reader.
+  int64_t header_bytes = kMaxHeaderBytes;  ///< The reader's limits.
   int64_t tensors = kMaxTensorCount;
 };
 
-/// Streams units into shards, one after the other. A shard's header is written last: until then
-/// the file is no safetensors file, so a shard that opens is a complete one.
+/// Streams units into shards, one after the other. A shard's header is written last: until then the
+/// file is not valid safetensors, so a shard that opens is complete.
 class TensorWriter {
  public:
-  /// Lays out the shards: consecutive units.
+  /// Assigns consecutive units to shards.
   TensorWriter(Io& io, const std::vector<OutputUnit>& units, const ShardLimits& limits);
 
-  /// Where to find and to write shards.
+  /// The directory of the shards, for reading and writing.
   void SetDirectory(std::string directory) { directory_ = std::move(directory); }
 
   size_t shard_count() const { return shards_.size(); }
   const std::string& shard_name(size_t shard) const { return shards_[shard].name; }
-  /// The file of a shard that was found finished or that has been completed.
+  /// The file of a finished shard, whether found or written.
   const FileInfo& shard_file(size_t shard) const { return shards_[shard].file; }
   size_t first_unit(size_t shard) const { return shards_[shard].first_unit; }
   size_t unit_count(size_t shard) const { return shards_[shard].unit_count; }
   int64_t total_bytes() const { return total_bytes_; }
 
-  /// Whether a complete shard with intact checksums is in the directory already; its note is
-  /// returned through `note`.
+  /// Whether a complete shard with intact checksums exists already; sets `note` to its note.
   bool FindFinished(size_t shard, int64_t* note);
 
-  /// Starts a shard in the place of anything of its name. Shards are written one at a time.
+  /// Starts a shard, replacing any file of its name. Shards are written one at a time.
   Status BeginShard(size_t shard);
-  /// Adds data to the end of a tensor of a unit of the current shard.
+  /// Appends data to a tensor of a unit of the current shard.
   Status Append(size_t unit, size_t tensor, const void* data, int64_t bytes);
-  /// Completes the current shard; `note` is a number for FindFinished to return, >= 0.
+  /// Completes the current shard; `note` is a number >= 0 that FindFinished returns later.
   Status EndShard(int64_t note);
 
-  /// The text of model.safetensors.index.json; empty when there is a single shard.
+  /// The text of model.safetensors.index.json; empty if there is a single shard.
   std::string IndexJson() const;
 
  private:
@@ -72,7 +71,7 @@ class TensorWriter {
     size_t first_unit = 0;
     size_t unit_count = 0;
     std::vector<SafetensorsEntry> entries;      // In file order.
-    std::vector<std::vector<size_t>> entry_of;  // By unit of the shard and tensor of the unit.
+    std::vector<std::vector<size_t>> entry_of;  // By unit of the shard, then tensor of the unit.
     int64_t bytes = 0;
     FileInfo file;
   };
@@ -87,7 +86,7 @@ class TensorWriter {
   std::vector<Shard> shards_;
   int64_t total_bytes_ = 0;
 
-  FileHandle file_;  // Of the current shard.
+  FileHandle file_;  // The current shard.
   size_t current_ = 0;
   int64_t data_begin_ = 0;
   std::vector<int64_t> written_;     // By entry.

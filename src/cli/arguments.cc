@@ -19,7 +19,7 @@
 namespace marlin::cli {
 namespace {
 
-/// `kind` is "a whole number" or "a number", named where the text is none.
+/// `kind` is "a whole number" or "a number", for text that is not a number at all.
 Status WrongNumber(const char* option, const char* kind, const std::string& range,
                    const std::string& text, bool is_number) {
   if (is_number) {
@@ -33,8 +33,8 @@ Status WrongNumber(const char* option, const char* kind, const std::string& rang
                             text.substr(0, kShownCharacters), whole ? "" : " and more"));
 }
 
-/// The numbers of an option are read here, not by the parser of the command line, which takes
-/// nothing for 0 and what is too large for the largest number.
+/// Numbers are parsed here rather than by CLI11, which reads an empty value as 0 and clamps values
+/// that are too large.
 template <typename T, typename Range>
 void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const Range& range,
                const char* type, const char* help) {
@@ -49,7 +49,7 @@ void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const 
       ->type_name(type);
 }
 
-/// A parse error is wrong use; asking for help is not an error.
+/// Reports a parse error as wrong usage; a request for help is not an error.
 int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console& console) {
   if (error.get_exit_code() == 0) {
     std::string text;
@@ -96,7 +96,7 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   for (size_t i = 0; i < parsers.size(); ++i) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
-  return console.Finish(Status(Code::kInternal, "no command was chosen"));
+  return console.Finish(Status(Code::kInternal, "no command was given"));
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ Result<int64_t> ParseOption(const char* option, const std::string& text, const W
 
 Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range) {
   double number = 0;
-  // Some libraries also read hexadecimal digits and names such as nan.
+  // Some standard libraries also parse hexadecimal digits and names such as nan.
   const bool is_number =
       text.find_first_not_of("0123456789+-.eE") == std::string::npos && ParseNumber(text, &number);
   const bool enough = range.without_least ? number > range.least : number >= range.least;
@@ -182,7 +182,7 @@ void ArgumentList::Later(const char* names, std::vector<std::string>* given) {
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   Console console;
   console.set_text_codecs(text_codecs);
-  // A command line that cannot be read is answered in the form that it asks for, too.
+  // If the arguments cannot be parsed, the error still takes the form that --json requests.
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);
   }

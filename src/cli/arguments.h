@@ -1,4 +1,4 @@
-// Declaring arguments without the parser's headers, which cost seconds in every file.
+// Declares arguments without the parser's headers, which add seconds to every compilation.
 #pragma once
 
 #include <cstdint>
@@ -16,58 +16,58 @@ class App;
 
 namespace marlin::cli {
 
-/// The whole numbers that an option takes, both ends included.
+/// The range of an integer option, both ends included.
 struct WholeRange {
   int64_t least = 0;
   int64_t most = INT64_MAX;
 };
 
-/// The numbers that an option takes: up to `most`, and `least` itself unless it is left out.
+/// The range of a real option: [least, most], or (least, most] if `least` is excluded.
 struct RealRange {
   double least = 0;
   double most = std::numeric_limits<double>::max();
   bool without_least = false;
 };
 
-/// Threads that a command starts.
+/// The number of threads that a command may start.
 inline constexpr WholeRange kThreadRange{1, 4096};
 
-/// Reads the whole text of an option as a number: decimal digits, with a point and an exponent
-/// where it need not be whole. Errors: kInvalidArgument naming the option, the range and the text.
+/// Parses the whole text of an option as a number: decimal digits, with a point and an exponent for
+/// real options. Errors: kInvalidArgument naming the option, the range and the text.
 Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range);
 Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range);
 
-/// The arguments of one command. Pointers must outlive parsing; what is not given stays unchanged.
+/// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
 class ArgumentList {
  public:
   explicit ArgumentList(CLI::App& app) : app_(app) {}
 
   void Positional(const char* name, std::string* value, const char* help);
-  /// Takes all the remaining positionals; may be empty.
+  /// Takes all remaining positionals; may be empty.
   void Positionals(const char* name, std::vector<std::string>* values, const char* help);
-  /// `names` is "-o,--output" or "--recipe"; `type` is what --help shows for the value.
+  /// `names` is "-o,--output" or "--recipe"; `type` is the value's name in --help.
   void Option(const char* names, std::string* value, const char* type, const char* help);
   void Option(const char* names, std::optional<std::string>* value, const char* type,
               const char* help);
-  /// A number outside of its range is wrong use.
+  /// A number outside of its range is wrong usage.
   void Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
               const char* type, const char* help);
   void Option(const char* names, std::optional<double>* value, const RealRange& range,
               const char* type, const char* help);
-  /// May be given several times.
+  /// May be repeated.
   void Option(const char* names, std::vector<std::string>* values, const char* type,
               const char* help);
   void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
   void Flag(const char* names, bool* value, const char* help);
-  /// Accepted, hidden from --help, and collected so that the command can answer it by name.
+  /// Accepted but hidden from --help, and collected so that the command can reject it by name.
   void Later(const char* names, std::vector<std::string>* given);
 
  private:
   CLI::App& app_;
 };
 
-/// Parses the command line, runs the command and returns the exit code of the process. The factory
-/// makes tokenizers for commands that take text; without one they take tokens.
+/// Parses the command line, runs the command and returns the process's exit code. The factory makes
+/// tokenizers for commands that take text; without one they take token ids.
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {});
 
 }  // namespace marlin::cli

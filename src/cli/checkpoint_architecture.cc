@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kMaxIndex = int64_t{1} << 16;
 
-/// The number N of "<before>N." in a name; -1 when there is none or it is absurd.
+/// The number N of "<before>N." in a name; -1 if there is none or it is absurd.
 int64_t IndexAfter(std::string_view name, std::string_view before) {
   const size_t at = name.find(before);
   if (at == std::string_view::npos || (at != 0 && name[at - 1] != '.')) return -1;

@@ -1,4 +1,4 @@
-// A model as the headers of its checkpoint show it, where config.json alone does not say enough.
+// A model's architecture from the headers of its checkpoint, for when config.json is not enough.
 #pragma once
 
 #include <string>
@@ -9,15 +9,16 @@
 
 namespace marlin::cli {
 
-/// Describes a plain checkpoint from the names and shapes of its tensors. Layers are told by
-/// "layers.N." or "h.N."; the experts of a token come from config.json. `kv_cache_elements` stays
-/// 0: names do not tell. Errors: kUnsupported for tensors that are not floating-point or for a
-/// quantized checkpoint, kMalformedFile for experts without a count per token.
+/// Describes a plain checkpoint from the names and shapes of its tensors. Layers are found by
+/// "layers.N." or "h.N."; the number of experts per token comes from config.json.
+/// `kv_cache_elements` stays 0: tensor names do not determine it. Errors: kUnsupported for tensors
+/// that are not floating-point or for a quantized checkpoint, kMalformedFile for experts without a
+/// count per token.
 Result<ModelArchitecture> DescribeCheckpoint(const Checkpoint& checkpoint);
 
-/// The same of a config.json, a directory, or a .safetensors file. The headers of a checkpoint
-/// answer where there is no config.json or its architecture is not known. Errors: those of
-/// DescribeModel and DescribeCheckpoint, kIo.
+/// Describes a config.json, a directory, or a .safetensors file. Falls back to the headers of a
+/// checkpoint without a config.json or with an unknown architecture. Errors: those of DescribeModel
+/// and DescribeCheckpoint, kIo.
 Result<ModelArchitecture> DescribeSource(const std::string& source);
 
 }  // namespace marlin::cli

@@ -1,4 +1,4 @@
-// What a command of metal-marlin is: it declares its arguments, then runs.
+// The interface of a metal-marlin command: it declares its arguments, then runs.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@ namespace marlin::cli {
 class Command {
  public:
   virtual ~Command() = default;
-  /// Binds options and positionals to members; called once, before Run. --json is declared for
-  /// every command already.
+  /// Binds options and positionals to members; called once, before Run. Every command has --json
+  /// without declaring it.
   virtual void Declare(ArgumentList& arguments) = 0;
-  /// Does the work. The error, if any, becomes one line on stderr and the exit code.
+  /// Runs the command. An error becomes one line on stderr and the exit code.
   virtual Status Run(Console& console) = 0;
 };
 
@@ -28,7 +28,7 @@ struct CommandEntry {
   std::unique_ptr<Command> (*make)();
 };
 
-/// All commands, in the order of --help; see commands.def.
+/// All commands, in the order of --help; defined in commands.def.
 std::span<const CommandEntry> AllCommands();
 
 }  // namespace marlin::cli

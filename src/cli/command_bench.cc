@@ -1,4 +1,4 @@
-// bench: how fast the kernels are, as a fraction of what this machine can do.
+// bench: measures the kernels, also as a fraction of this machine's peak.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,32 +35,32 @@ class BenchCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, model or load");
     arguments.Positionals("MODEL", &models_, "model, load: a plain or quantized directory");
-    arguments.Option("--shape", &shapes_, "M,N,K", "May be given several times");
+    arguments.Option("--shape", &shapes_, "M,N,K", "May be repeated");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
-    arguments.Option("--accuracy", &accuracy_, "GRADE", "default, exact or w4a8");
+    arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
-                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
+                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
-    arguments.Option("--against", &against_, "PEER",
-                     "The dense product in the same run: openblas; on a GPU cublas or torch");
+    arguments.Option("--against", &against_, "BASELINE",
+                     "Dense GEMM baseline of the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
     arguments.Option("--prompt-tokens", &prompt_tokens_, {.least = 1}, "N",
-                     "model: tokens to read; default 512, less where the context is smaller");
+                     "model: prompt tokens; default 512, less if the context is smaller");
     arguments.Option("--new-tokens", &new_tokens_, {.least = 1}, "N",
-                     "model: tokens to write; default 64");
+                     "model: tokens to generate; default 64");
     arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
-                     "model: sequences at once; default 1");
+                     "model: batch size in sequences; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
-                     "model, load: the weights as `prepare` wrote them");
-    arguments.Option("--commit", &commit_, "HASH", "Named in the record");
+                     "model, load: weights that `prepare` wrote");
+    arguments.Option("--commit", &commit_, "HASH", "Recorded with the results");
   }
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
     if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
-    // One pool for the device and the probes: two would spin against each other.
+    // Device and probes share one pool: the spinning workers of two would compete.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
     DeviceOptions options;
     options.threads = pool.worker_count();
@@ -77,7 +77,7 @@ class BenchCommand final : public Command {
     }
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
-      if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
+      if (!against_.empty()) return Status(Code::kUnsupported, "bench: no baselines on " + device_);
       MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
                               metal::GpuRoofline::Make(metal::DriverOf(backend)));
       MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
@@ -104,7 +104,7 @@ class BenchCommand final : public Command {
     return Report(console, document, bench.ToText());
   }
 
-  /// The op, its place for a model, and options that belong to other ops.
+  /// Checks the op, that a model op has a model, and options that belong to other ops.
   Status CheckOp() const {
     const auto refuse = [](std::string_view message) {
       return Status(Code::kInvalidArgument, message);
@@ -146,7 +146,7 @@ class BenchCommand final : public Command {
     return {};
   }
 
-  /// On the CPU, or a GPU whose memory is the host's.
+  /// Runs on the CPU, or on a GPU that shares the host's memory.
   Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe,
                            const std::optional<Model>& model) {
     MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
@@ -154,7 +154,7 @@ class BenchCommand final : public Command {
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
 
-  /// Opens the model before the machine is measured, so that its errors come at once.
+  /// Opens the model before the machine is measured, so that errors come early.
   Result<Model> OpenModel(const Device& device) {
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
     model_ = model.info();
@@ -193,7 +193,7 @@ class BenchCommand final : public Command {
     }
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
                             cuda::OpenGraphTimer(device_));
-    // Also without --against: its largest product is the ceiling of arithmetic.
+    // Loaded even without --against: its largest GEMM is the compute ceiling.
     const Result<CublasPeer> cublas = LoadCublas(device);
     if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
     GpuBench gpu(device, *timer, cublas.ok() ? &cublas->peer : nullptr);
@@ -214,7 +214,7 @@ class BenchCommand final : public Command {
     return Report(console, document, GpuText(info, ceilings, version, results));
   }
 
-  /// Calls run(case) for all formats and shapes, with that case's weights in prepared_.
+  /// Calls run(case) for all formats and shapes, with the case's weights in prepared_.
   Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
                      const std::function<Status(const BenchCase&)>& run) {
     for (const Format format : products_.formats()) {
@@ -232,11 +232,11 @@ class BenchCommand final : public Command {
   Status ReadArguments() {
     const bool gpu = device_.starts_with("cuda");
     for (const std::string& peer : against_) {
-      // PyTorch's bf16 product is cuBLAS's.
+      // PyTorch's bf16 matmul is cuBLAS's.
       if (gpu ? peer != "cublas" && peer != "torch" : peer != "openblas") {
         return Status(Code::kInvalidArgument,
-                      fmt::format("--against: unknown peer '{}' on {}; known: {}", peer, device_,
-                                  gpu ? "cublas, torch" : "openblas"));
+                      fmt::format("--against: unknown baseline '{}' on {}; known: {}", peer,
+                                  device_, gpu ? "cublas, torch" : "openblas"));
       }
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());
@@ -276,7 +276,7 @@ class BenchCommand final : public Command {
     return Status();
   }
 
-  /// Before the machine is measured, which takes seconds.
+  /// Checks sizes before the machine is measured, which takes seconds.
   Status CheckSizes() const {
     const int64_t bytes = device_.starts_with("cuda") ? kBeyondL2Bytes : kBeyondCacheBytes;
     const bool blas = std::find(against_.begin(), against_.end(), "openblas") != against_.end();
@@ -299,7 +299,7 @@ class BenchCommand final : public Command {
     return bench;
   }
 
-  /// Cases of the same weights share them.
+  /// Cases with the same weights share them.
   Status PrepareWeights(const Device& device, const WeightsSpec& spec) {
     if (prepared_.storage() != nullptr && prepared_.spec() == spec) return Status();
     prepared_ = PreparedWeights();
@@ -312,21 +312,21 @@ class BenchCommand final : public Command {
     return Status();
   }
 
-  /// The time that memory and arithmetic units need at least, over the time taken.
+  /// The roofline time, of memory or compute, over the measured time.
   double Fraction(const BenchResult& result) const {
     const double peak = result.accuracy == "bf16_compute" ? ceilings_.bf16 : ceilings_.fp32;
     const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
     return std::max(result.weight_bytes / ceilings_.read, compute) / result.timing.median;
   }
 
-  /// The same for a model: its weights read once, and the arithmetic of its products.
+  /// The same for a model phase: weights read once, and the arithmetic of its GEMMs.
   double Fraction(const ModelPhase& phase) const {
     const double peak = std::max(ceilings_.bf16, ceilings_.fp32);
     return std::max(phase.weight_bytes / ceilings_.read, phase.operations / peak) /
            phase.timing.median;
   }
 
-  /// Bandwidth against the plain read probe of the same run.
+  /// Bandwidth relative to the read probe of the same run.
   double ProbeFraction(const BenchResult& result) const {
     return result.weight_bytes / result.timing.median / result.probe_rate;
   }

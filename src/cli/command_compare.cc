@@ -1,4 +1,4 @@
-// compare: how far a quantized model is from its source on a text.
+// compare: measures how far a quantized model diverges from its source on a text.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

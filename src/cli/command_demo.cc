@@ -1,4 +1,4 @@
-// demo: the main job on the sample model: quantize, verify, run, multiply.
+// demo: quantizes, verifies, runs and multiplies with the sample model.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -23,12 +23,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kRecipes[] = {"default_moe", "aggressive_moe", "uniform:fp4_e2m1/g32"};
-// A layer's width in a model of 7-8 B parameters: the sample's own 128 x 128 would time overheads.
+// The layer width of a model of 7-8 B parameters: the sample's 128 x 128 would measure overheads.
 constexpr int64_t kWidth = 4096;
 constexpr int64_t kRowCounts[] = {1, 16, 256};
 constexpr FormatChoice kBf16Choice = {.keep = false, .format = Format::kBf16};
 
-/// A directory under the system's temporary one that goes with its contents.
+/// A directory in the system's temporary directory, removed on destruction.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() = default;
@@ -65,11 +65,11 @@ struct RecipeResult {
 };
 
 struct ProductRow {
-  std::string recipe;  ///< Empty for the product with bf16 weights.
+  std::string recipe;  ///< Empty for the GEMM with bf16 weights.
   FormatChoice choice;
   int64_t m = 0;
   ProductTiming timing;
-  double speedup = 1;  ///< Over the product with bf16 weights.
+  double speedup = 1;  ///< Over the GEMM with bf16 weights.
 };
 
 class DemoCommand final : public Command {
@@ -127,7 +127,7 @@ class DemoCommand final : public Command {
     return Status();
   }
 
-  /// Matrices in bf16, then in the experts' format of every recipe.
+  /// Matrices in bf16, then in each recipe's expert format.
   Result<std::vector<PreparedWeights>> PrepareProducts(const Device& device) const {
     std::vector<PreparedWeights> weights;
     FormatChoice choice = kBf16Choice;
@@ -193,12 +193,12 @@ class DemoCommand final : public Command {
   Status PrintTables(Console& console) const {
     return console.Print(fmt::format(
         "relative error of the weights, by layer class\n\n{}\n"
-        "product of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}\n{}",
+        "GEMM of m rows with a {} x {} matrix, weights from memory; {}, {} threads\n\n{}\n{}",
         ErrorTable(), kWidth, kWidth, device_.model, device_.threads, ProductTable(),
         tokens_.empty() ? SizeTable() : ResultTable() + Sentences()));
   }
 
-  /// What a model without tokens to read is answered with.
+  /// The output for a model without sample tokens.
   std::string SizeTable() const {
     Table table({"recipe", "bits/weight", "size"});
     table.AddRow({"16 bits", "16.000", FormatBytes(source_bytes_)});
@@ -206,9 +206,8 @@ class DemoCommand final : public Command {
       table.AddRow({result.recipe, fmt::format("{:.3f}", result.report.bits_per_weight),
                     FormatBytes(result.report.bytes)});
     }
-    return fmt::format(
-        "{}: no validation_tokens.txt beside it, so that nothing was read or written\n\n{}", model_,
-        table.ToString());
+    return fmt::format("{}: has no validation_tokens.txt, so no model was run\n\n{}", model_,
+                       table.ToString());
   }
 
   std::string ResultTable() const {
@@ -227,9 +226,8 @@ class DemoCommand final : public Command {
                     fmt::format("{:.0f}", result.model.tokens_per_second)});
     }
     return fmt::format(
-        "{}; perplexity over {} tokens that the training never saw, +- {:.2f}; tokens/s of "
-        "writing, "
-        "the fastest of five texts\n\n{}\n",
+        "{}; perplexity over {} held-out tokens, +- {:.2f}; decoding tokens/s, the fastest of five "
+        "runs\n\n{}\n",
         model_, before_.perplexity.tokens, before_.perplexity.standard_error, table.ToString());
   }
 
@@ -238,7 +236,7 @@ class DemoCommand final : public Command {
       return "The generated sentences need a tokenizer: ./dev demo, or the Python package's "
              "command.\n";
     }
-    Table table({"recipe", "what it writes after the first words"}, 2);
+    Table table({"recipe", "continuation of the first words"}, 2);
     table.AddRow({"16 bits", before_.sentence});
     for (const RecipeResult& result : results_) {
       table.AddRow({result.recipe, result.model.sentence});
@@ -246,7 +244,7 @@ class DemoCommand final : public Command {
     return table.ToString();
   }
 
-  /// Calls body for the classes that some recipe changed.
+  /// Calls body for each class that any recipe quantized.
   template <typename Body>
   void ForEachQuantizedClass(Body body) const {
     for (int i = 0; i < kLayerClassCount; ++i) {
@@ -291,7 +289,7 @@ class DemoCommand final : public Command {
 
   std::string model_ = "examples/tiny-qwen3-moe";
   TemporaryDirectory directory_;
-  std::vector<int32_t> tokens_;  ///< Of the text to evaluate on; empty: there is none.
+  std::vector<int32_t> tokens_;  ///< The text to evaluate on; empty: none.
   ModelResult before_;
   int64_t source_bytes_ = 0;
   DeviceInfo device_;

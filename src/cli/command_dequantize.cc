@@ -1,4 +1,4 @@
-// dequantize: a quantized directory back to a plain checkpoint.
+// dequantize: converts a quantized directory back to a plain checkpoint.
 #include <fmt/format.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// devices: what this machine can run, and why not.
+// devices: lists the devices of this machine, and why others are unavailable.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -42,10 +42,9 @@ std::string DeviceText(const DeviceInfo& device) {
     table.AddRow({kernel.name, kernel.op, runs, kernel.reason});
   }
   const std::string file = device.tuning_file.empty() ? "" : ", also from " + device.tuning_file;
-  return fmt::format(
-      "{} ({}): {}, {} threads\nfeatures:{}\nmeasured: the fastest kernel of {} products{}\n\n{}",
-      device.name, device.backend, device.model, device.threads, features, device.measured_products,
-      file, table.ToString());
+  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\ntuning table: {} GEMMs{}\n\n{}",
+                     device.name, device.backend, device.model, device.threads, features,
+                     device.measured_products, file, table.ToString());
 }
 
 class DevicesCommand final : public Command {

@@ -1,4 +1,4 @@
-// generate: continues a prompt, token by token.
+// generate: continues a prompt token by token.
 #include <fmt/format.h>
 
 #include <csignal>
@@ -15,7 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Set by Ctrl-C while text is generated: what there is, is kept. A second one ends the program.
+/// Set by Ctrl-C during generation, which then ends with its output kept. A second Ctrl-C kills the
+/// process.
 volatile std::sig_atomic_t interrupted = 0;
 
 class InterruptGuard {
@@ -35,15 +36,15 @@ class InterruptGuard {
   void (*before_)(int);
 };
 
-/// Why a text ended, where what is shown decided it.
+/// The stop reason, including those that only the command knows.
 std::string_view ReasonName(StopReason reason, bool at_stop_text) {
   if (reason != StopReason::kCallback) return StopReasonName(reason);
   if (at_stop_text) return "stop_text";
   return interrupted != 0 ? "interrupted" : "output_closed";
 }
 
-/// Shows tokens as they come: as text where the prompt was text, else as numbers. With --json it
-/// only collects.
+/// Prints tokens as they are generated: as text if the prompt was text, else as ids. With --json it
+/// only collects them.
 class Output {
  public:
   /// `codec` may be null.
@@ -53,7 +54,7 @@ class Output {
     if (codec != nullptr) stream_.emplace(*codec, prompt);
   }
 
-  /// False where the text shall end: at a stop, an error, Ctrl-C or when nobody reads on.
+  /// False when generation should end: at a stop text, an error, Ctrl-C or a closed output.
   bool Add(int32_t token) {
     status_ = Show(token);
     return status_.ok() && interrupted == 0 && !stop_.stopped() && !console_.reader_gone();
@@ -102,18 +103,18 @@ class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
-    arguments.Option("--prompt", &prompt_, "TEXT", "The text to go on from; shows text");
+    arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
-                     "Token ids instead; shows token ids; - is stdin");
+                     "Token ids instead; prints token ids; - is stdin");
     arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
     arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
                      "Default 0: the most likely token");
-    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Draw from the K most likely tokens");
+    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Sample from the K most likely tokens");
     arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
-                     "Draw from the most likely tokens that sum up to P");
+                     "Sample from the most likely tokens whose probabilities add up to P");
     arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
-    arguments.Option("--stop", &stops_, "TEXT", "End where this text appears; may be repeated");
-    arguments.Flag("--ignore-eos", &ignore_eos_, "Go on past the end token");
+    arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
+    arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
     run_.Declare(arguments);
   }
 

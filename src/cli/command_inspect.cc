@@ -1,4 +1,4 @@
-// inspect: what is in a checkpoint, quantized or not.
+// inspect: lists the content of a checkpoint, quantized or not.
 #include <fmt/format.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// metal-sim: runs a kernel of a Metal source on this machine's processor, and checks it.
+// metal-sim: runs a kernel of a Metal source on the host CPU and checks it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ using metal::simulator::Finding;
 using metal::simulator::MetalProgram;
 using metal::simulator::Report;
 
-/// A finding with the lines of the source that it is about.
+/// A finding with its source locations.
 struct PlacedFinding {
   const Finding* finding;
   std::string place;
@@ -49,8 +49,8 @@ std::vector<PlacedFinding> PlaceFindings(const MetalProgram& program, const Repo
   return placed;
 }
 
-/// While it lives, the process ends when a time is over, with the error that every command would
-/// print: a kernel's native code cannot be called back.
+/// Ends the process after a time limit, with the error that a command would print: native code of a
+/// kernel cannot be cancelled.
 class TimeLimit {
  public:
   TimeLimit(const Console& console, const std::string& file, int64_t seconds) {
@@ -75,7 +75,7 @@ class TimeLimit {
   TimeLimit& operator=(const TimeLimit&) = delete;
 
  private:
-  // Made before the signal may come: its handler may not allocate.
+  // Formatted in advance: the signal handler must not allocate.
   static inline std::string json_text;
   static inline std::string line_text;
   void (*previous_)(int) = nullptr;
@@ -84,8 +84,8 @@ class TimeLimit {
 class MetalSimCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("FILE", &file_, "A Metal source, as Apple's compiler takes it");
-    arguments.Option("--kernel", &kernel_, "NAME", "Default: the only one of the file");
+    arguments.Positional("FILE", &file_, "A Metal source file");
+    arguments.Option("--kernel", &kernel_, "NAME", "Default: the file's only kernel");
     launch_.Declare(arguments);
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
     arguments.Flag("--type-check", &type_check_,
@@ -93,14 +93,14 @@ class MetalSimCommand final : public Command {
     arguments.Option("--runs", &runs_, {1, 10000}, "N",
                      "Runs with N schedules: the first in order, the others at random (default 3)");
     arguments.Option("--preemption", &preemption_, {.most = 1}, "P",
-                     "How likely a thread is interrupted at a memory access (default 0.01)");
+                     "Probability of preempting a thread at a memory access (default 0.01)");
     arguments.Option("--time-limit", &seconds_, {1, 86400}, "SECONDS",
                      "For compiling and all runs (default 600): a kernel may never end");
     arguments.Flag("--fast-math", &fast_math_, "Compiles as Metal does by default: reassociates");
     arguments.Option("--define", &defines_, "NAME=VALUE", "As on a compiler's command line");
-    arguments.Option("--include", &includes_, "FOLDER", "Where #include looks, too");
+    arguments.Option("--include", &includes_, "FOLDER", "Another #include directory");
     arguments.Option("--msl", &version_, {200, 999}, "VERSION",
-                     "Of the language: 310 is 3.1 (default)");
+                     "Metal language version: 310 is 3.1 (default)");
   }
 
   Status Run(Console& console) override {
@@ -130,7 +130,7 @@ class MetalSimCommand final : public Command {
     return Conclude(findings.size());
   }
 
-  /// Findings are malformed input.
+  /// Reports findings as malformed input.
   Status Conclude(size_t findings) const {
     if (findings == 0) return Status();
     return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, FindingsText(findings)));
@@ -170,7 +170,7 @@ class MetalSimCommand final : public Command {
     return console.json() ? console.PrintJson(document) : console.Print(table.ToString());
   }
 
-  /// The first run's outputs and counters are shown; findings of all runs, each once.
+  /// Prints outputs and counters of the first run, and the findings of all runs without duplicates.
   Status Simulate(Console& console, const MetalProgram& program, const metal_sim::Kernel& kernel) {
     const int64_t runs = runs_.value_or(3);
     Json document = {{"kernel", kernel.name}, {"runs", runs}, {"findings", Json::array()}};

@@ -1,4 +1,4 @@
-// perplexity: how well a model predicts a text.
+// perplexity: measures how well a model predicts a text.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// plan: what a recipe makes of a model, from its config.json alone.
+// plan: predicts a recipe's effect on a model from its config.json alone.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// prepare: a model's weights as a device holds them, in a file that later starts map.
+// prepare: writes a model's prepared weights to a file that later starts map.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ class PrepareCommand final : public Command {
                              "The file to write; it appears whole or not at all");
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
-    arguments.Flag("--overwrite", &overwrite_, "Replace FILE if `prepare` wrote it");
+    arguments.Flag("--overwrite", &overwrite_, "Replace FILE if it is a prepared-weight file");
   }
 
   Status Run(Console& console) override {

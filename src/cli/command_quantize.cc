@@ -1,4 +1,4 @@
-// quantize: a plain checkpoint into a quantized directory.
+// quantize: converts a plain checkpoint to a quantized directory.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -53,8 +53,8 @@ Result<int64_t> ParseSize(const std::string& text) {
                 fmt::format("--shard-size: expected a size such as 5GB, got '{}'", text));
 }
 
-/// While it lives, an interrupt ends the process with a word on how to go on. The output is written
-/// under another name until it is complete, so there is nothing to clean up.
+/// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
+/// until it is complete, so there is nothing to clean up.
 class InterruptNotice {
  public:
   InterruptNotice() { previous_ = std::signal(SIGINT, &InterruptNotice::Handle); }
@@ -65,8 +65,8 @@ class InterruptNotice {
  private:
   static void Handle(int) {
     constexpr char kText[] =
-        "\nmetal-marlin: interrupted; nothing was written under the output's name, and the same "
-        "command with --resume goes on\n";
+        "\nmetal-marlin: interrupted; the output is unchanged; run the same command with "
+        "--resume to continue\n";
     (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
     _exit(130);
   }
@@ -86,7 +86,7 @@ class QuantizeCommand final : public Command {
     arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
-    arguments.Flag("--resume", &resume_, "Go on where an interrupted run stopped");
+    arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     for (const char* name : {"--calibration", "--imatrix", "--target-bpw", "--sparsity"}) {
       arguments.Later(name, &later_);
@@ -176,7 +176,7 @@ class QuantizeCommand final : public Command {
     return console.Print(text);
   }
 
-  /// One entry for each reason: routers of 48 layers are one fact, not 48.
+  /// Groups by reason: the routers of 48 layers are one line, not 48.
   static std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
     struct Group {
       const SkippedTensor* first = nullptr;

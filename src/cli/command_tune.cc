@@ -1,4 +1,4 @@
-// tune: measures which kernel is the fastest for which product, and writes the table of it.
+// tune: measures the fastest kernel for each GEMM and writes the tuning table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kCpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128};
 constexpr int64_t kGpuRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 
-/// One matrix of weights, or a gate and its up projection side by side.
+/// One weight matrix, or gate and up projections fused.
 struct Matrix {
   int64_t n = 0;
   int64_t k = 0;
@@ -40,14 +40,14 @@ struct Matrix {
   friend auto operator<=>(const Matrix&, const Matrix&) = default;
 };
 
-/// The attention and the feed-forward layers of a model of 8 billion parameters.
-const std::set<Matrix> kUsualMatrices = {
+/// The attention and MLP matrices of a model of 8 billion parameters.
+const std::set<Matrix> kTypicalMatrices = {
     {4096, 4096}, {4096, 14336}, {6144, 4096}, {28672, 4096, true}};
 
 struct Measured {
   BenchCase bench;
   std::vector<KernelTiming> timings;
-  const KernelTiming* fastest = nullptr;  ///< Of timings.
+  const KernelTiming* fastest = nullptr;  ///< Points into timings.
 };
 
 /// The matrices of a model's linear layers.
@@ -64,7 +64,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
     Matrix matrix{tensor.shape[rank - 2], tensor.shape[rank - 1], false};
     if (tensor.input_first) std::swap(matrix.n, matrix.k);
     matrices.insert(matrix);
-    // A gate is multiplied together with its up projection.
+    // Gate and up projections run as one fused GEMM.
     const bool gate = layer == LayerClass::kMlpGate ||
                       tensor.name.find("gate_proj") != std::string::npos ||
                       tensor.name.find(".w1.") != std::string::npos;
@@ -78,26 +78,27 @@ class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
-    arguments.Option("--shape", &shapes_, "M,N,K", "A product; may be given several times");
+    arguments.Option("--shape", &shapes_, "M,N,K", "A GEMM; may be repeated");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
-    arguments.Flag("--gated", &gated_, "The products of --shape are gated: n holds gates and ups");
+    arguments.Flag("--gated", &gated_,
+                   "The GEMMs of --shape are gated: n counts gate and up columns");
     products_.Declare(arguments);
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Option("-o,--output", &output_, "FILE",
-                     "Default: where the library looks for it, in the user's folder");
-    arguments.Option("--commit", &commit_, "HASH", "Named in the table");
+                     "Default: the file that the library reads, in the user's config directory");
+    arguments.Option("--commit", &commit_, "HASH", "Recorded in the table");
   }
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(products_.Read());
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
-    options.tuning_file = "";  // What it says may be wrong: that is why this runs.
+    options.tuning_file = "";  // Ignored: its entries may be wrong, hence this run.
     MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
-    const bool many_rows = device.info().backend != "cpu";
-    MARLIN_RETURN_IF_ERROR(ListCases(many_rows));
+    const bool gpu_batches = device.info().backend != "cpu";
+    MARLIN_RETURN_IF_ERROR(ListCases(gpu_batches));
     MARLIN_RETURN_IF_ERROR(ReadOld());
     MARLIN_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(output_));
     MARLIN_RETURN_IF_ERROR(MeasureCases(console, device));
@@ -112,8 +113,8 @@ class TuneCommand final : public Command {
   }
 
  private:
-  /// `many_rows`: of models as many as GPUs take.
-  Status ListCases(bool many_rows) {
+  /// `gpu_batches`: measure models at the batch sizes of GPUs.
+  Status ListCases(bool gpu_batches) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
     }
@@ -126,12 +127,12 @@ class TuneCommand final : public Command {
       shapes.emplace_back(shape, gated_);
     }
     if (shapes.empty()) {
-      std::set<Matrix> matrices = kUsualMatrices;
+      std::set<Matrix> matrices = kTypicalMatrices;
       if (!model_.empty()) {
         MARLIN_ASSIGN_OR_RETURN(matrices, MatricesOf(model_));
       }
       const std::span<const int64_t> rows =
-          many_rows ? std::span<const int64_t>(kGpuRows) : kCpuRows;
+          gpu_batches ? std::span<const int64_t>(kGpuRows) : kCpuRows;
       for (const Matrix& matrix : matrices) {
         for (const int64_t m : rows) {
           shapes.push_back({{m, matrix.n, matrix.k}, matrix.gated});
@@ -152,11 +153,12 @@ class TuneCommand final : public Command {
     return {};
   }
 
-  /// What the file holds already, which stays unless it is measured anew.
+  /// Reads the existing entries; those not measured again are kept.
   Status ReadOld() {
     if (output_.empty()) output_ = DefaultTuningFile();
     if (output_.empty()) {
-      return Status(Code::kInvalidArgument, "-o: needed where neither HOME nor XDG_CONFIG_HOME is");
+      return Status(Code::kInvalidArgument,
+                    "-o: required if neither HOME nor XDG_CONFIG_HOME is set");
     }
     std::error_code error;
     if (!std::filesystem::exists(output_, error)) return {};
@@ -196,7 +198,7 @@ class TuneCommand final : public Command {
     return {};
   }
 
-  /// Where there is one kernel for everything, a table says nothing.
+  /// A table is useless if every GEMM has a single kernel.
   Status CheckChoice(const DeviceInfo& info) const {
     for (const Measured& one : measured_) {
       const auto selectable =
@@ -205,7 +207,7 @@ class TuneCommand final : public Command {
       if (selectable > 1) return {};
     }
     return Status(Code::kUnsupported,
-                  fmt::format("tune: {} ({}) has one kernel for each of these products, so there "
+                  fmt::format("tune: {} ({}) has one kernel for each of these GEMMs, so there "
                               "is nothing to choose",
                               info.name, info.model));
   }

@@ -1,4 +1,4 @@
-// verify: checksums of a quantized checkpoint, and its distance from the source.
+// verify: checks the checksums of a quantized checkpoint, and its error against the source.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -126,7 +126,7 @@ class VerifyCommand final : public Command {
     return console.Print(text);
   }
 
-  /// What was kept bit for bit is counted, not listed.
+  /// Tensors kept bit for bit are counted, not listed.
   static std::string TensorTable(const Comparison& comparison) {
     Table table({"tensor", "format", "relative error", "SQNR dB", "max error"}, 2);
     int64_t exact = 0;

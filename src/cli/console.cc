@@ -19,7 +19,7 @@ namespace marlin::cli {
 namespace {
 
 std::string JsonText(const nlohmann::ordered_json& json) {
-  // A name from a file may be invalid UTF-8; the document must stay valid all the same.
+  // A name from a file may be invalid UTF-8; the document must still be valid.
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -48,7 +48,7 @@ int ExitCode(Code code) {
 }
 
 std::string ErrorName(Code code) {
-  if (code == Code::kIo) return "io";  // Its name has a stroke.
+  if (code == Code::kIo) return "io";  // Instead of "i/o".
   std::string name(CodeName(code));
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == ' ' || c == '-'; }, '_');
@@ -57,8 +57,8 @@ std::string ErrorName(Code code) {
 
 Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) {
   std::signal(SIGPIPE, SIG_IGN);
-  // A caller may have closed a standard stream; the next file opened would take its number, and
-  // messages would be written into it.
+  // A caller may have closed a standard stream; the next opened file would then get its descriptor,
+  // and messages would be written into it.
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) (void)!open("/dev/null", O_RDWR);
   }
@@ -89,7 +89,7 @@ Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_vi
   printed_document_ = true;
   constexpr size_t kChunk = size_t{1} << 16;
   const std::string text = JsonText(document) + "\n";
-  // Strings in JSON have no line feeds, so nothing else of the document looks like this.
+  // JSON strings contain no line feeds, so this text matches nothing else in the document.
   const std::string empty = fmt::format("\n  \"{}\": []", key);
   const size_t at = text.find(empty);
   if (rows == 0 || at == std::string::npos) return Write(text);
@@ -126,7 +126,7 @@ std::string Console::ErrorDocument(const Status& status) {
 
 int Console::Finish(const Status& status) {
   if (status.ok()) return 0;
-  // Where stdout takes nothing, the line on stderr says what happened.
+  // If stdout cannot be written, the line on stderr still reports the error.
   if (json_ && !printed_document_) (void)Write(ErrorDocument(status));
   std::fputs(ErrorLine(status).c_str(), stderr);
   return ExitCode(status.code());

@@ -16,7 +16,7 @@ constexpr int kTexts = 5;
 constexpr size_t kMinSentenceBytes = 40;
 constexpr size_t kMaxSentenceBytes = 150;
 
-/// The prompt and what follows it, up to the end of the sentence.
+/// The prompt and its continuation, up to the end of the sentence.
 Result<std::string> FirstSentence(TextCodec& codec, std::span<const int32_t> prompt,
                                   std::span<const int32_t> generated) {
   MARLIN_ASSIGN_OR_RETURN(const std::string before, codec.Decode(prompt));

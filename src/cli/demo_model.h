@@ -1,4 +1,4 @@
-// The part of the demo that runs models.
+// Runs the models of the demo.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,18 @@
 
 namespace marlin::cli {
 
-/// How a model reads and writes.
+/// Perplexity, speed and sample text of one model.
 struct ModelResult {
   PerplexityResult perplexity;
-  double tokens_per_second = 0;  ///< Of decoding, the fastest of five texts.
+  double tokens_per_second = 0;  ///< Decoding speed, the fastest of five runs.
   std::string sentence;          ///< Empty without a tokenizer.
 };
 
-/// The token ids that lie beside a sample model; empty where there are none. Errors: those of
-/// ReadTokens.
+/// The token ids next to a sample model; empty if there are none. Errors: those of ReadTokens.
 Result<std::vector<int32_t>> ReadSampleTokens(const std::string& model);
 
-/// Measures a model on tokens that it was not trained on, and lets it go on from their beginning.
-/// Errors: those of Model::Open, Perplexity, Generate and the tokenizer.
+/// Evaluates a model on held-out tokens, and lets it continue their beginning. Errors: those of
+/// Model::Open, Perplexity, Generate and the tokenizer.
 Result<ModelResult> RunDemoModel(const Console& console, const Device& device,
                                  const std::string& path, std::span<const int32_t> tokens);
 

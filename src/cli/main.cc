@@ -4,7 +4,7 @@
 #include "cli/arguments.h"
 
 int main(int argc, char** argv) {
-  // A file past the limit of `ulimit -f` is then an error of the call that writes it.
+  // Exceeding `ulimit -f` then becomes an error of the write call.
   std::signal(SIGXFSZ, SIG_IGN);
   return marlin::cli::RunCommandLine(argc, argv);
 }

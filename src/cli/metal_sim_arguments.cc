@@ -60,14 +60,14 @@ std::vector<uint8_t> EncodeFloating(MetalScalar type, float value) {
   return BytesOf(value);
 }
 
-/// A whole number that fits into `bytes` bytes, signed or not: little-endian.
+/// Encodes an integer that fits the type, signed or not: little-endian.
 std::vector<uint8_t> EncodeInteger(MetalScalar type, int64_t value) {
   std::vector<uint8_t> bytes = BytesOf(value);
   bytes.resize(static_cast<size_t>(MetalScalarBytes(type)));
   return bytes;
 }
 
-/// "INDEX=REST".
+/// Splits "INDEX=REST".
 Status SplitIndex(const char* option, const std::string& text, int* index, std::string* rest) {
   const size_t equals = text.find('=');
   constexpr int kMostIndices = 31;
@@ -92,7 +92,7 @@ std::vector<std::string> SplitAt(const std::string& text, char separator) {
   return parts;
 }
 
-/// "TYPE:V,V,..." as bytes one after the other.
+/// Encodes "TYPE:V,V,..." as consecutive bytes.
 Result<std::vector<uint8_t>> ParseValues(const char* option, const std::string& text) {
   const size_t colon = text.find(':');
   if (colon == std::string::npos) return Wrong(option, text, "TYPE:VALUE");
@@ -119,7 +119,7 @@ Result<metal::simulator::Size3> ParseSize(const char* option, const std::string&
   return size;
 }
 
-/// The numbers that a buffer holds at first.
+/// Sets a buffer's initial content.
 Status Fill(const std::string& content, MetalBuffer* buffer, int64_t count) {
   if (content == "none") buffer->initialised = false;
   std::mt19937 bits(1);
@@ -229,16 +229,16 @@ std::string FormatMetalScalar(MetalScalar type, const uint8_t* bytes) {
 void MetalLaunchArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--grid", &grid_, "X,Y,Z", "Threadgroups (default 1)");
   arguments.Option("--grid-threads", &grid_threads_, "X,Y,Z",
-                   "Threads in all instead; threadgroups at the edges may be smaller");
-  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads of a threadgroup (default 32)");
+                   "Total threads instead; threadgroups at the edges may be smaller");
+  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads per threadgroup (default 32)");
   arguments.Option("--buffer", &buffer_texts_, "INDEX=TYPE:COUNT[:CONTENT]",
                    "Content: zeros, ones, iota, random, none; or INDEX=TYPE:@FILE");
   arguments.Option("--value", &value_texts_, "INDEX=TYPE:V,V", "Bytes of a constant argument");
   arguments.Option("--constant", &constant_texts_, "INDEX=TYPE:V", "A function constant");
   arguments.Option("--threadgroup-memory", &memory_texts_, "INDEX=BYTES",
-                   "Of a threadgroup argument");
+                   "Size of a threadgroup argument");
   arguments.Option("--output", &output_texts_, "INDEX=FILE", "Writes a buffer's bytes");
-  arguments.Option("--print", &print_texts_, "INDEX", "Shows the first numbers of a buffer");
+  arguments.Option("--print", &print_texts_, "INDEX", "Prints the first elements of a buffer");
 }
 
 Status MetalLaunchArguments::ReadSizes() {

@@ -1,4 +1,4 @@
-// What metal-sim is told about a launch: sizes, buffers, values and constants, from text.
+// The launch arguments of metal-sim, parsed from text: sizes, buffers, values and constants.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace marlin::cli {
 
-/// A scalar type of Metal's.
+/// A scalar type of Metal.
 enum class MetalScalar : uint8_t {
   kFloat,
   kHalf,
@@ -33,7 +33,7 @@ enum class MetalScalar : uint8_t {
 /// Errors: kInvalidArgument, listing the names.
 Result<MetalScalar> ParseMetalScalar(std::string_view name);
 int64_t MetalScalarBytes(MetalScalar type);
-/// The bytes of a number. Errors: kInvalidArgument where the text is no number of the type.
+/// Encodes a number. Errors: kInvalidArgument for text that is not a number of the type.
 Result<std::vector<uint8_t>> EncodeMetalScalar(MetalScalar type, const std::string& text);
 std::string FormatMetalScalar(MetalScalar type, const uint8_t* bytes);
 
@@ -48,16 +48,16 @@ struct MetalBuffer {
 class MetalLaunchArguments {
  public:
   void Declare(ArgumentList& arguments);
-  /// Reads what was given. Errors: kInvalidArgument naming the option and its text, kIo.
+  /// Parses the options. Errors: kInvalidArgument naming the option and its text, kIo.
   Status Read();
 
-  /// With the buffers' memory bound, which the launch's results come back to.
+  /// The launch, bound to the buffers' memory, which receives its results.
   metal::simulator::Launch MakeLaunch();
   const std::map<int, MetalBuffer>& buffers() const { return buffers_; }
   const std::map<int, std::vector<uint8_t>>& constants() const { return constants_; }
   /// Errors: kIo.
   Status WriteOutputs() const;
-  /// The buffers of --print, in its order. Errors: kInvalidArgument.
+  /// The buffers of --print, in the given order. Errors: kInvalidArgument.
   Result<std::vector<int>> Printed() const;
 
  private:

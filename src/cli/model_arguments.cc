@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kDefaultWindow = 256;
 constexpr size_t kShownBytes = 40;
 
-/// Numbers between white space and commas, in brackets or not.
+/// Splits numbers at white space and commas, optionally in brackets.
 class TokenReader {
  public:
   TokenReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
@@ -50,7 +50,7 @@ class TokenReader {
   void SkipSeparators() {
     while (at_ < text_.size() && IsSeparator(text_[at_])) ++at_;
   }
-  /// Up to the next separator; a bracket is a word.
+  /// The text up to the next separator; a bracket is a word of its own.
   std::string_view Word() const {
     size_t end = at_ + 1;
     const auto ends = [](char c) { return IsSeparator(c) || c == '[' || c == ']'; };
@@ -76,9 +76,9 @@ class TokenReader {
 void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--device", &device_, "DEVICE", "cpu, auto or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
-  arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32 throughout");
+  arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Option("--prepared", &prepared_, "FILE",
-                   "MODEL's weights as `prepare` wrote them, mapped instead of prepared again");
+                   "MODEL's weights from `prepare`, mapped instead of prepared again");
 }
 
 Result<Device> RunArguments::OpenDevice() const {
@@ -142,11 +142,12 @@ Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
 
 void CorpusArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--text", &text_, "FILE", "The text; - is the standard input");
-  arguments.Option("--tokens", &tokens_, "FILE", "Token ids instead, between spaces or commas");
+  arguments.Option("--tokens", &tokens_, "FILE",
+                   "Token ids instead, separated by spaces or commas");
   arguments.Option("--window", &window_, {.least = 1}, "N",
-                   "Tokens that the model sees at once; default 256");
+                   "Tokens per evaluation window; default 256");
   arguments.Option("--stride", &stride_, WholeRange(), "N",
-                   "From one window to the next; default: the window");
+                   "Tokens between window starts; default: the window");
   arguments.Option("--max-windows", &max_windows_, WholeRange(), "N", "Default: all");
 }
 

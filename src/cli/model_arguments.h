@@ -1,4 +1,4 @@
-// The arguments of commands that run a model: the model, and tokens from a file or from text.
+// Arguments of commands that run a model: the model, and tokens from a file or from text.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ class RunArguments {
   void Declare(ArgumentList& arguments);
   /// Errors: kInvalidArgument naming the option, those of Device::Open.
   Result<Device> OpenDevice() const;
-  /// Models of one command share a device: two pools of threads would be in each other's way.
+  /// Models of one command share a device: the worker threads of two would compete.
   Result<Model> Open(const std::string& path, const Device& device) const;
-  /// A second model, which --prepared is not for.
+  /// Opens a second model, without --prepared.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
-  /// A model and a device of its own.
+  /// Opens a model on a device of its own.
   Result<Model> Open(const std::string& path) const;
 
  private:
@@ -37,32 +37,32 @@ class RunArguments {
   std::string prepared_;
 };
 
-/// Reads token ids: decimal numbers between white space or commas, or a JSON array of numbers. "-"
-/// is the standard input. Errors: kIo, kMalformedFile naming line, column and what stands there.
+/// Reads token ids: decimal numbers separated by white space or commas, or a JSON array of numbers.
+/// "-" is standard input. Errors: kIo, kMalformedFile naming line, column and offending text.
 Result<std::vector<int32_t>> ReadTokens(const std::string& path);
 
-/// Reads a text file, "-" for the standard input. Errors: kIo.
+/// Reads a text file, "-" for standard input. Errors: kIo.
 Result<std::string> ReadText(const std::string& path);
 
-/// The tokenizer that the console was given, for a model. `option` is the one that needs it.
-/// Errors: kUnsupported when there is none, kMalformedFile when its vocabulary is larger than the
+/// A model's tokenizer, from the console's factory. `option` is the option that needs it. Errors:
+/// kUnsupported if there is no factory, kMalformedFile when its vocabulary is larger than the
 /// model's.
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
                                              const std::string& directory, const Model& model);
 
-/// The token ids of a text. Errors: the tokenizer's, kMalformedFile for an id that the model's
-/// vocabulary does not have.
+/// The token ids of a text. Errors: the tokenizer's, kMalformedFile for an id outside of the
+/// model's vocabulary.
 Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
                                         const std::string& directory, const Model& model);
 
-/// Errors: kUnsupported when the console has no tokenizers. Commands ask before they load a model.
+/// Errors: kUnsupported if the console has no tokenizers. Commands check before loading a model.
 Status CheckHasCodec(const Console& console, std::string_view option);
 
 /// --text FILE or --tokens FILE, and the windows.
 class CorpusArguments {
  public:
   void Declare(ArgumentList& arguments);
-  /// Exactly one of --text and --tokens must be there, --text only where there is a tokenizer.
+  /// Checks for exactly one of --text and --tokens, --text only with a tokenizer.
   Status Check(const Console& console) const;
   Result<std::vector<int32_t>> Read(const Console& console, const std::string& directory,
                                     const Model& model) const;

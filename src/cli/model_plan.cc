@@ -11,7 +11,7 @@
 namespace marlin::cli {
 namespace {
 
-// What is kept is counted in 16 bits, as published checkpoints store it.
+// Unquantized tensors count as 16 bits, as published checkpoints store them.
 constexpr int64_t kKeptBytes = 2;
 
 struct SizedTensor {
@@ -53,7 +53,7 @@ class Sizer {
     MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec(matrix, options));
     sized.bytes = StoredBytes(spec);
     if (rank == 3 || !tensor.routed) return sized;
-    // Experts are stored stacked, and what a stack has once (a codebook) counts for the first.
+    // Experts are stored stacked; the first accounts for what a stack stores once (a codebook).
     int64_t& stacked = stacks_[StackName(tensor.name) + "|" + sized.choice.ToString()];
     if (stacked++ == 0) return sized;
     spec.experts = 2;
@@ -73,7 +73,7 @@ void Add(const SizedTensor& sized, PlanTotals* totals) {
   totals->bytes += sized.bytes;
 }
 
-/// The share of the routed experts' bytes that one token reads.
+/// The bytes of routed experts that one token reads.
 int64_t RoutedShare(const ModelArchitecture& model, int64_t bytes) {
   if (model.expert_count == 0) return bytes;
   const double share =
@@ -105,7 +105,7 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
         tensor.layer < 0 ? &plan.outside_layers : &plan.layers[static_cast<size_t>(tensor.layer)]);
     const bool embedding = tensor.layer_class == LayerClass::kEmbedding;
     if (embedding) plan.embedding_parameters += sized.parameters;
-    // One row of the embedding table is read, unless the table is the last matrix too.
+    // Decoding reads one row of the embedding table, unless lm_head is tied to it.
     if (embedding && !model.tied_embeddings) continue;
     (tensor.routed ? routed_bytes : plan.decode_bytes) += sized.bytes;
     (tensor.routed ? routed_bf16_bytes : plan.bf16_decode_bytes) += kKeptBytes * sized.parameters;

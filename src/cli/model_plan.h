@@ -1,4 +1,4 @@
-// What a recipe makes of a model: sizes and speed ceilings, without weights.
+// A recipe's effect on a model: sizes and speed ceilings, computed without weights.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace marlin::cli {
 
-/// Sums over some tensors.
+/// Totals over a set of tensors.
 struct PlanTotals {
   int64_t tensors = 0;
   int64_t parameters = 0;
@@ -27,15 +27,15 @@ struct ModelPlan {
   PlanTotals prediction;  ///< Multi-token-prediction layers, not part of total.
   std::array<PlanTotals, kLayerClassCount> classes;
   std::array<std::map<std::string, int64_t>, kLayerClassCount> choices;  ///< -> parameters
-  std::vector<PlanTotals> layers;                                        ///< Decoder layers.
-  PlanTotals outside_layers;      ///< Embeddings, the last norm, lm_head.
+  std::vector<PlanTotals> layers;                                        ///< Per decoder layer.
+  PlanTotals outside_layers;      ///< Embeddings, the final norm, lm_head.
   int64_t active_parameters = 0;  ///< Used by one token, the embedding table included.
   int64_t embedding_parameters = 0;
-  int64_t decode_bytes = 0;       ///< Read to produce one token at batch 1, without KV cache.
-  int64_t bf16_decode_bytes = 0;  ///< The same with every tensor in 16 bits.
+  int64_t decode_bytes = 0;       ///< Bytes read per token at batch 1, without KV cache.
+  int64_t bf16_decode_bytes = 0;  ///< decode_bytes with every tensor in 16 bits.
 };
 
-/// Errors: those of sizes that do not fit.
+/// Errors: those of sizes that overflow.
 Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model, const MixedPrecisionConfig& recipe);
 
 }  // namespace marlin::cli

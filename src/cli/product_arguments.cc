@@ -44,7 +44,7 @@ Status CheckCaseFits(const BenchCase& bench) {
   const auto [m, n, k] = bench.shape;
   const std::string name = fmt::format("--shape {},{},{}", m, n, k);
   if (const Status spec = CheckSpec(bench.spec); !spec.ok()) return spec.WithContext(name);
-  // No operand has more than 4 bytes an element, and peers take activations in two types.
+  // Operands have at most 4 bytes per element, and baselines take activations in two types.
   const Checked element(4);
   const Checked activations = Checked(2) * element * Checked(m) * Checked(k);
   const Checked output = element * Checked(m) * Checked(n);
@@ -65,7 +65,7 @@ Status CheckCaseFits(const BenchCase& bench) {
 }
 
 void ProductArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--format", &formats_, "FORMAT", "May be given several times");
+  arguments.Option("--format", &formats_, "FORMAT", "May be repeated");
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale; default 128");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");

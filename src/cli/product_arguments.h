@@ -1,4 +1,4 @@
-// The options that say which products to measure, shared by bench and tune.
+// The options that select GEMMs to measure, shared by bench and tune.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace marlin::cli {
 /// "M,N,K". Errors: kInvalidArgument.
 Result<GemmShape> ParseShape(const std::string& text);
 
-/// Bytes of a case's operands: the weights and their prepared form, activations and outputs.
-/// Errors: kInvalidArgument for a shape whose sizes cannot be counted, kOutOfMemory when they are
-/// more than this machine's memory; both name the shape and both numbers.
+/// Checks the bytes of a case's operands: the weights and their prepared form, activations and
+/// outputs. Errors: kInvalidArgument for a shape whose sizes overflow, kOutOfMemory when they
+/// exceed this machine's memory; both name the shape and both numbers.
 Status CheckCaseFits(const BenchCase& bench);
 
 /// --format, --group-size, --scale-dtype, --activations, --copies.
@@ -27,11 +27,11 @@ class ProductArguments {
   void Declare(ArgumentList& arguments);
   /// Errors: kInvalidArgument naming the option.
   Status Read();
-  /// The name of an option that was given and only products have; null: none was.
+  /// The name of a given option that only GEMM ops have; null if none was given.
   const char* Given() const;
 
   const std::vector<Format>& formats() const { return parsed_formats_; }
-  /// One product whose weights have at least `weight_bytes`, unless --copies says otherwise.
+  /// One GEMM whose weights have at least `weight_bytes`, unless --copies overrides it.
   /// Precondition: Read.
   BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const;
 

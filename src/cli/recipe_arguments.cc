@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kDefaultGroupSize = 128;
 
-/// Splits "REGEX=CHOICE" at the last '=', since an expression may contain one and a choice may not.
+/// Splits "REGEX=CHOICE" at the last '=', since only the expression may contain one.
 Result<RecipeOverride> ParseOverride(const std::string& text) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) {
@@ -38,7 +38,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
-                   "Another choice (or 'keep') for the tensors whose name matches; repeatable");
+                   "Another format (or 'keep') for matching tensor names; repeatable");
 }
 
 Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {

@@ -1,4 +1,4 @@
-// The options that choose a recipe, shared by quantize and plan.
+// The options that select a recipe, shared by quantize and plan.
 #pragma once
 
 #include <cstdint>

@@ -10,11 +10,11 @@
 namespace marlin::cli {
 namespace {
 
-/// value with two decimals and the largest of the units (powers of 1000) that it reaches.
+/// Formats value with two decimals and the largest unit (powers of 1000) that it reaches.
 std::string FormatScaled(int64_t value, const std::array<const char*, 5>& units) {
   double scaled = static_cast<double>(value);
   size_t unit = 0;
-  // 999,995 would print as "1000.00": the next unit starts where rounding reaches it.
+  // 999,995 would print as "1000.00": the next unit starts at the value that rounds to it.
   while (unit + 1 < units.size() && scaled >= (unit == 0 ? 1000.0 : 999.995)) {
     scaled /= 1000.0;
     ++unit;

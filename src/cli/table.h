@@ -1,4 +1,4 @@
-// Tables and quantities as people read them.
+// Formats tables and quantities for people.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,13 @@
 
 namespace marlin::cli {
 
-/// A table of text: the first `left_columns` columns are aligned to the left, the others to the
-/// right.
+/// A text table: the first `left_columns` columns are left-aligned, the others right-aligned.
 class Table {
  public:
   explicit Table(std::vector<std::string> header, size_t left_columns = 1);
-  /// Precondition: as many cells as the header has.
+  /// Precondition: as many cells as the header.
   void AddRow(std::vector<std::string> cells);
-  /// Lines that end in newlines; the header is underlined.
+  /// Lines ending in newlines; the header is underlined.
   std::string ToString() const;
 
  private:

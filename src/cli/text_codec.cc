@@ -8,10 +8,10 @@
 namespace marlin::cli {
 namespace {
 
-/// What decoders write where bytes are no character, or not yet one.
+/// U+FFFD, which decoders emit for invalid or incomplete bytes.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-/// The longest end of `text` that is the beginning of `stop` but not all of it.
+/// Length of the longest suffix of `text` that is a proper prefix of `stop`.
 size_t Overlap(std::string_view text, std::string_view stop) {
   size_t count = std::min(text.size(), stop.size() - 1);
   while (count > 0 && !text.ends_with(stop.substr(0, count))) --count;
@@ -21,7 +21,7 @@ size_t Overlap(std::string_view text, std::string_view stop) {
 }  // namespace
 
 TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt) : codec_(codec) {
-  // As many tokens as the longest character may have bytes.
+  // As many tokens as the longest character has bytes.
   constexpr size_t kContext = 4;
   const auto context = prompt.last(std::min(prompt.size(), kContext));
   tokens_.assign(context.begin(), context.end());
@@ -43,7 +43,7 @@ Result<std::string> TextStream::Take(bool finished) {
   context_ = shown_;
   shown_ = tokens_.size();
   size_t begin = std::min(before.size(), after.size());
-  // A decoder may rewrite what it gave for fewer tokens: never begin within a character.
+  // A decoder may rewrite its output for fewer tokens: never start within a character.
   const auto continues = [&](size_t i) {
     return i < after.size() && (static_cast<unsigned char>(after[i]) & 0xC0U) == 0x80U;
   };

@@ -1,5 +1,5 @@
-// Text to tokens and back. The command itself has no tokenizer; who embeds it (the Python package)
-// brings one.
+// Text to tokens and back. The command itself has no tokenizer; embedders (the Python package)
+// supply one.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,14 @@ class TextCodec {
 using TextCodecFactory =
     std::function<Result<std::unique_ptr<TextCodec>>(const std::string& directory)>;
 
-/// Turns tokens into text as they come, holding back what is not a whole character yet.
+/// Streams tokens as text, holding back incomplete characters.
 class TextStream {
  public:
-  /// Goes on after `prompt`, which is not shown.
+  /// Continues after `prompt`, which is not shown.
   TextStream(TextCodec& codec, std::span<const int32_t> prompt);
-  /// What a token adds to the text that can be shown. Errors: the codec's.
+  /// The text that a token adds, once it can be shown. Errors: the codec's.
   Result<std::string> Add(int32_t token);
-  /// What was held back.
+  /// The text held back.
   Result<std::string> Finish();
 
  private:
@@ -42,20 +42,20 @@ class TextStream {
 
   TextCodec& codec_;
   std::vector<int32_t> tokens_;
-  // Tokens are decoded together with those that were shown last, because some decoders treat the
-  // first token of a text in another way.
-  size_t context_ = 0;  ///< First token that is decoded.
-  size_t shown_ = 0;    ///< First token that was not shown.
+  // Tokens are decoded together with those shown last, because some decoders treat the first token
+  // of a text differently.
+  size_t context_ = 0;  ///< First token to decode.
+  size_t shown_ = 0;    ///< First token not yet shown.
 };
 
-/// Ends a text before the first of some strings, holding back what may become one of them.
+/// Cuts a text at the first stop string, holding back text that may become one.
 class StopText {
  public:
   /// Precondition: no empty strings.
   explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// Takes the next piece; returns what can be shown now.
+  /// Takes the next chunk; returns the text that can be shown now.
   std::string Add(std::string_view piece);
-  /// What was held back, when the text ends without a stop.
+  /// The text held back, when the text ends without a stop string.
   std::string Finish();
   bool stopped() const { return stopped_; }
 

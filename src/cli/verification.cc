@@ -21,7 +21,7 @@
 namespace marlin::cli {
 namespace {
 
-/// One element of a file's tensor, which need not be aligned.
+/// One element of a tensor in a file, which may be unaligned.
 float LoadElement(const std::byte* data, DType dtype, int64_t index) {
   if (dtype == DType::kF32) {
     float value = 0;
@@ -37,7 +37,7 @@ bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
-/// Compares rows of equal length; the sums do not depend on the number of threads.
+/// Compares rows of equal length; the sums are independent of the number of threads.
 template <typename LoadA, typename LoadB>
 ErrorSums CompareRows(ThreadPool& pool, int64_t rows, int64_t columns, LoadA expected,
                       LoadB actual) {
@@ -49,7 +49,7 @@ ErrorSums CompareRows(ThreadPool& pool, int64_t rows, int64_t columns, LoadA exp
       const double error = actual(i) - weight;
       sum.weight_squares += weight * weight;
       sum.error_squares += error * error;
-      // Written so that a NaN is kept.
+      // The comparison is written so that NaN is kept.
       if (!(std::abs(error) <= sum.max_error)) sum.max_error = std::abs(error);
     }
     sum.parameters = columns;
@@ -154,7 +154,7 @@ class Comparer {
       MARLIN_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes));
     }
     auto* dense = buffer_.As<float>();
-    // Into the source's own order, so that both are read along their rows.
+    // Dequantize in the source's order, so that both are read along rows.
     const MutableTensorView out =
         out_in ? MutableTensorView(dense, DType::kF32, {columns, rows}, {1, columns})
                : MutableTensorView(dense, DType::kF32, {rows, columns});
@@ -179,7 +179,7 @@ class Comparer {
     const DType type_a = expected.dtype();
     const DType type_b = actual.dtype();
     if (IsFloat(type_a) && IsFloat(type_b)) {
-      // Dimensions of a tensor without elements are not backed by bytes.
+      // Other dimensions of an empty tensor are unbounded, so do not loop over them.
       const bool one_row = tensor.shape.rank() == 0 || count == 0;
       const int64_t rows = one_row ? 1 : tensor.shape[0];
       result.errors = CompareRows(

@@ -1,4 +1,4 @@
-// How far a quantized checkpoint is from its source.
+// Measures the error of a quantized checkpoint against its source.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace marlin::cli {
 
-/// Sums over weights w and their errors e = w' - w, from which every figure follows.
+/// Sums over weights w and their errors e = w' - w, from which all metrics follow.
 struct ErrorSums {
   double weight_squares = 0;
   double error_squares = 0;
@@ -20,14 +20,14 @@ struct ErrorSums {
   int64_t parameters = 0;
 
   void Add(const ErrorSums& other);
-  /// Frobenius norm of the error over that of the weights; 0 when there is no error.
+  /// Frobenius norm of the error over that of the weights; 0 without errors.
   double RelativeError() const;
-  /// 10 log10(weights / errors) of squares; infinite when there is no error.
+  /// Signal to quantization noise: 10 log10(weights / errors) of squares; infinite without errors.
   double SqnrDb() const;
 };
 
 struct TensorComparison {
-  std::string name;  ///< As the source calls it; of a stack of experts "*" stands for the number.
+  std::string name;  ///< The source's name; "*" stands for the number of stacked experts.
   std::string format;
   LayerClass layer_class = LayerClass::kOther;
   ErrorSums errors;
@@ -37,13 +37,13 @@ struct Comparison {
   std::vector<TensorComparison> tensors;
   std::array<ErrorSums, kLayerClassCount> classes;
   ErrorSums total;
-  /// The tensor of the largest relative error; null for an empty checkpoint.
+  /// The tensor with the largest relative error; null for an empty checkpoint.
   const TensorComparison* Worst() const;
 };
 
 /// Compares every tensor of a quantized checkpoint with its source. Errors: kInvalidArgument when
-/// `quantized` is not quantized; kMalformedFile naming a tensor that only one of them has, or whose
-/// shapes differ, with both.
+/// `quantized` is not quantized; kMalformedFile naming a tensor that is missing in either or whose
+/// shapes differ, with both shapes.
 Result<Comparison> CompareCheckpoints(const Checkpoint& quantized, const Checkpoint& source,
                                       const Progress& progress = {});
 

@@ -1,4 +1,4 @@
-// Look-up and nearest-value search in an ascending table of values.
+// Lookup and nearest-value search in an ascending table of values.
 #ifndef MARLIN_FORMATS_CODEBOOK_H_
 #define MARLIN_FORMATS_CODEBOOK_H_
 
@@ -17,9 +17,9 @@ MARLIN_CODEC float marlin_codebook_value(MARLIN_TABLE_POINTER values, marlin_cod
   return values[code];
 }
 
-/// The code of the value nearest to x in an ascending table; a tie goes to the even code. The
-/// distances are compared, not a rounded midpoint: between neighbours of a table both differences
-/// are exact or err to the same side, so no double is needed.
+/// The code of the value nearest to x in an ascending table; a tie goes to the even code. Compares
+/// the distances rather than a rounded midpoint: between adjacent table values both differences are
+/// exact or err to the same side, so no double is needed.
 MARLIN_CODEC marlin_code marlin_codebook_encode(MARLIN_TABLE_POINTER values, int count, float x) {
   marlin_code below = 0u;
   for (int i = 1; i < count; ++i) {

@@ -1,4 +1,4 @@
-// A 4-bit codebook that files bring along; the built-in table is IQ4_NL.
+// A 4-bit codebook that the file supplies; the built-in table is IQ4_NL.
 #ifndef MARLIN_FORMATS_CODEBOOK4_H_
 #define MARLIN_FORMATS_CODEBOOK4_H_
 

@@ -1,4 +1,4 @@
-// What every codec header needs to compile as C++20, as CUDA and as Metal Shading Language.
+// Macros and helpers that let codec headers compile as C++20, CUDA and Metal Shading Language.
 #ifndef MARLIN_FORMATS_CODEC_H_
 #define MARLIN_FORMATS_CODEC_H_
 
@@ -14,7 +14,7 @@ static inline uint marlin_float_to_bits(float value) { return as_type<uint>(valu
 #include <stdint.h>
 #if defined(__CUDACC__)
 #define MARLIN_CODEC __host__ __device__ static inline
-// Device code cannot read a host table, nor the other way round: both exist.
+// Device code cannot read a host table, nor host code a device table: define both.
 #define MARLIN_TABLE(name, count, ...)                          \
   [[maybe_unused]] constexpr float name[count] = {__VA_ARGS__}; \
   [[maybe_unused]] static __device__ const float name##OnDevice[count] = {__VA_ARGS__}
@@ -53,15 +53,15 @@ MARLIN_CODEC uint32_t marlin_float_to_bits(float value) {
 namespace marlin {
 namespace formats {
 
-/// Nearest integer in [low, high], ties to even. NaN gives low. Free of branches, so that loops
-/// over it become vector code. Precondition: |low|, |high| < 2^22.
+/// Nearest integer in [low, high], ties to even. NaN gives low. Branch-free, so that loops over it
+/// vectorize. Precondition: |low|, |high| < 2^22.
 MARLIN_CODEC int marlin_round_to_int(float x, int low, int high) {
   const float floor_limit = static_cast<float>(low);
   const float ceil_limit = static_cast<float>(high);
-  // Written so that NaN fails the first comparison and becomes low.
+  // Ordered so that NaN fails the first comparison and becomes low.
   const float above = x > floor_limit ? x : floor_limit;
   const float limited = above < ceil_limit ? above : ceil_limit;
-  // At 1.5 * 2^23 the unit is 1: the sum rounds to an integer in its low mantissa bits.
+  // At 1.5 * 2^23 one ulp is 1: the sum rounds to an integer in its low mantissa bits.
   const marlin_code magic = 0x4b400000u;
   return static_cast<int>(marlin_float_to_bits(limited + marlin_bits_to_float(magic)) - magic);
 }

@@ -47,7 +47,7 @@ void UnpackColumnsOf(const uint32_t* words, int64_t word_stride, const CodeColum
   }
 }
 
-/// Sizes of one matrix of codes and of its words, or why they cannot be.
+/// Sizes of one code matrix and of its packed words.
 struct CodeSizes {
   int64_t codes;
   int64_t words;
@@ -118,7 +118,7 @@ Status PackCodes(Format format, int64_t k, int64_t n, std::span<const uint8_t> c
                  std::span<uint32_t> words) {
   const auto sizes = CheckSizes(format, k, n, codes.size(), words.size());
   if (!sizes.ok()) return sizes.status();
-  if (sizes->codes == 0) return {};  // However many columns have no rows.
+  if (sizes->codes == 0) return {};  // Without rows n is unbounded: skip the loop.
   const int bits = GetFormatInfo(format).bits;
   const unsigned limit = 1u << bits;
   const auto bad = std::find_if(codes.begin(), codes.end(), [=](uint8_t c) { return c >= limit; });
@@ -150,7 +150,7 @@ Status UnpackCodes(Format format, int64_t k, int64_t n, std::span<const uint32_t
                    std::span<uint8_t> codes) {
   const auto sizes = CheckSizes(format, k, n, codes.size(), words.size());
   if (!sizes.ok()) return sizes.status();
-  if (sizes->codes == 0) return {};  // However many columns have no rows.
+  if (sizes->codes == 0) return {};  // Without rows n is unbounded: skip the loop.
   std::array<uint8_t, kTileK * kTileN> tile;
   for (int64_t n0 = 0; n0 < n; n0 += kTileN) {
     const int64_t columns = std::min(kTileN, n - n0);

@@ -9,8 +9,8 @@
 namespace marlin {
 namespace {
 
-/// Copies columns of a matrix [k, n] whose k follow each other, k by k in turn for a few columns,
-/// so that neither side leaves the caches.
+/// Copies columns of a [k, n] matrix whose k is contiguous. Takes 32 columns at a time, k
+/// outermost, so that source and destination stay in cache.
 void CopyTransposed(const TensorView& source, const WeightColumns& part, int64_t to_stride,
                     uint8_t* to) {
   constexpr int64_t kColumns = 32;
@@ -27,7 +27,7 @@ void CopyTransposed(const TensorView& source, const WeightColumns& part, int64_t
   }
 }
 
-/// Copies one array, [experts, rows, n] in each part, whose rows the result has joined.
+/// Copies one array, [experts, rows, n] in each part, into the joined array's rows.
 void JoinArray(std::span<const WeightColumns> parts, const TensorView QuantizedWeights::*array,
                int64_t joined_n, void* to) {
   const TensorView& model = (*parts.front().weights).*array;

@@ -1,4 +1,4 @@
-// Matrices side by side: columns of several weights as one.
+// Concatenates weights along n.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace marlin {
 
-/// Columns first, first + step, ... of every expert of some weights.
+/// Columns first, first + step, ... of every expert of a set of weights.
 struct WeightColumns {
   const QuantizedWeights* weights;
   int64_t first = 0;
@@ -17,11 +17,11 @@ struct WeightColumns {
   int64_t count = 0;
 };
 
-/// True when weights differ in nothing but n and their contents: one format, grouping, scale type,
-/// global scale and codebook.
+/// True when weights differ only in n and their contents: same format, grouping, scale type, global
+/// scale and codebook.
 bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b);
 
-/// Copies the columns into new weights, part after part. Codes of unquantized formats may lie
+/// Copies the columns into new weights, part after part. Codes of unquantized formats may be
 /// transposed, [1, k, n] with strides {k * n, 1, k}, as linear layers are stored. Preconditions: at
 /// least one part, the parts can be joined, and their columns exist. Errors: kOutOfMemory.
 Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts);

@@ -1,4 +1,4 @@
-// Whether a value of an enumeration is one of it: callers may cast any number to one.
+// Checks that an enum value is a declared one: callers may cast any number.
 #pragma once
 
 #include <string>

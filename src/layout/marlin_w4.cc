@@ -1,8 +1,9 @@
-// 4-bit tile layouts: marlin_w4, and the original Marlin's and vLLM's that it descends from.
+// 4-bit tile layouts: marlin_w4, and the layouts of the original Marlin and of vLLM from which it
+// descends.
 //
-// All three hold a word per (16x16 tile, lane): the eight codes that lane t of 32 feeds to a tensor
-// core multiply with a 16x16 tile of B, rows 2 (t % 4) + {0, 1, 8, 9} of columns t / 4 + {0, 8},
-// interleaved 0 2 4 6 1 3 5 7. They differ in which four tiles a lane's four words come from.
+// All three hold one word per (16x16 tile, lane): the eight codes that lane t of a warp feeds to an
+// MMA with a 16x16 tile of B, rows 2 (t % 4) + {0, 1, 8, 9} of columns t / 4 + {0, 8}, interleaved
+// 0 2 4 6 1 3 5 7. They differ in which four tiles a lane's four words come from.
 #include <algorithm>
 #include <string>
 
@@ -20,13 +21,13 @@ constexpr int64_t kWordsPerLane = 4;
 constexpr int64_t kW4Block = 32;        ///< marlin_w4: 2 x 2 tiles.
 constexpr int64_t kOriginalBlock = 64;  ///< Original Marlin: 1 x 4 tiles.
 
-/// Place of a code inside its 16x16 tile.
+/// Position of a code in its 16x16 tile.
 struct Place {
   int64_t row;
   int64_t column;
 };
 
-/// Where nibble `nibble` of lane `lane`'s word comes from.
+/// Position of the code in nibble `nibble` of lane `lane`'s word.
 constexpr Place PlaceOf(int64_t lane, int nibble) {
   constexpr int kInterleave[8] = {0, 2, 4, 6, 1, 3, 5, 7};
   constexpr int kRows[4] = {0, 1, 8, 9};
@@ -34,17 +35,17 @@ constexpr Place PlaceOf(int64_t lane, int nibble) {
   return {2 * (lane % 4) + kRows[i % 4], lane / 4 + 8 * (i / 4)};
 }
 
-/// A canonical matrix of 4-bit codes; reads past its edges are code 0, writes there are dropped.
+/// A matrix of k-packed 4-bit words; reads past its edges give code 0, writes there are dropped.
 template <typename Word>
-class CanonicalCodes {
+class KPackedCodes {
  public:
-  CanonicalCodes(int64_t k, int64_t n, Word* words) : k_(k), n_(n), words_(words) {}
+  KPackedCodes(int64_t k, int64_t n, Word* words) : k_(k), n_(n), words_(words) {}
 
   uint32_t Get(int64_t k, int64_t n) const {
     if (k >= k_ || n >= n_) return 0;
     return (words_[k / 8 * n_ + n] >> (4 * (k % 8))) & 15u;
   }
-  /// Precondition: the code at that place is 0.
+  /// Precondition: the code at that position is 0.
   void Put(int64_t k, int64_t n, uint32_t code) const {
     if (k < k_ && n < n_) words_[k / 8 * n_ + n] |= code << (4 * (k % 8));
   }
@@ -55,7 +56,7 @@ class CanonicalCodes {
   Word* words_;
 };
 
-uint32_t GatherWord(const CanonicalCodes<const uint32_t>& from, int64_t tile_k, int64_t tile_n,
+uint32_t GatherWord(const KPackedCodes<const uint32_t>& from, int64_t tile_k, int64_t tile_n,
                     int64_t lane) {
   uint32_t word = 0;
   for (int nibble = 0; nibble < 8; ++nibble) {
@@ -66,7 +67,7 @@ uint32_t GatherWord(const CanonicalCodes<const uint32_t>& from, int64_t tile_k, 
 }
 
 void ScatterWord(uint32_t word, int64_t tile_k, int64_t tile_n, int64_t lane,
-                 const CanonicalCodes<uint32_t>& to) {
+                 const KPackedCodes<uint32_t>& to) {
   for (int nibble = 0; nibble < 8; ++nibble) {
     const Place place = PlaceOf(lane, nibble);
     to.Put(tile_k * kTile + place.row, tile_n * kTile + place.column, (word >> (4 * nibble)) & 15u);
@@ -74,7 +75,7 @@ void ScatterWord(uint32_t word, int64_t tile_k, int64_t tile_n, int64_t lane,
 }
 
 Status CheckShape(int64_t k, int64_t n) {
-  // The bound keeps the padded product within int64.
+  // Bounds the product of the padded sizes within int64.
   constexpr int64_t kPadding = 2 * kOriginalBlock;
   const bool valid = k >= 0 && n >= 0 &&
                      ((Checked(k) + Checked(kPadding)) * (Checked(n) + Checked(kPadding))).valid();
@@ -121,7 +122,7 @@ int64_t MarlinW4WordCount(int64_t k, int64_t n) {
 Status RepackToMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> canonical,
                         std::span<uint32_t> tiles) {
   MARLIN_RETURN_IF_ERROR(CheckW4(k, n, canonical.size(), tiles.size()));
-  const CanonicalCodes from(k, n, canonical.data());
+  const KPackedCodes from(k, n, canonical.data());
   ForEachW4Word(k, n, [&](int64_t index, int64_t tile_k, int64_t tile_n, int64_t lane) {
     tiles[static_cast<size_t>(index)] = GatherWord(from, tile_k, tile_n, lane);
   });
@@ -132,7 +133,7 @@ Status RepackFromMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> tiles,
                           std::span<uint32_t> canonical) {
   MARLIN_RETURN_IF_ERROR(CheckW4(k, n, canonical.size(), tiles.size()));
   std::fill(canonical.begin(), canonical.end(), 0u);
-  const CanonicalCodes to(k, n, canonical.data());
+  const KPackedCodes to(k, n, canonical.data());
   ForEachW4Word(k, n, [&](int64_t index, int64_t tile_k, int64_t tile_n, int64_t lane) {
     ScatterWord(tiles[static_cast<size_t>(index)], tile_k, tile_n, lane, to);
   });
@@ -149,8 +150,8 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
   MARLIN_RETURN_IF_ERROR(CheckCount("words", words.size(), k / 8 * n, k, n));
   MARLIN_RETURN_IF_ERROR(CheckCount("canonical", canonical.size(), k / 8 * n, k, n));
   std::fill(canonical.begin(), canonical.end(), 0u);
-  const CanonicalCodes to(k, n, canonical.data());
-  // A row of words is a row of tiles; a lane's four words are four tiles side by side along n.
+  const KPackedCodes to(k, n, canonical.data());
+  // A row of words is a row of tiles; a lane's four words are four adjacent tiles along n.
   const int64_t words_per_row = n * kTile / 8;
   for (size_t i = 0; i < words.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
@@ -164,8 +165,8 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
 
 Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                             std::span<uint32_t> canonical) {
-  // vLLM kept the order of 4-bit words (for 16-bit activations) and changed what is around them:
-  // zero points, act-order, more shapes.
+  // vLLM kept the order of 4-bit words (for 16-bit activations) and changed the rest: zero points,
+  // act-order, more shapes.
   return RepackFromOriginalMarlin(k, n, words, canonical);
 }
 

@@ -1,7 +1,7 @@
-// The canonical K-packed bit order, as loops over runs of columns that packers and kernels share.
+// The canonical k-packed bit order, as loops over runs of columns that packers and kernels share.
 //
 // 32 consecutive codes of a column fill kBits words; as one little-endian string of 32 * kBits
-// bits, code j lies at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
+// bits, code j is at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
 // kBits * j"; for 3 bits it is 32 codes in 3 words.
 #pragma once
 
@@ -12,9 +12,9 @@ namespace marlin {
 
 inline constexpr int64_t kPackRun = 32;  ///< Codes after which every width is at a word boundary.
 
-/// Squeezes the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
+/// Packs the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
 template <int kBits>
-uint64_t SqueezeOctet(uint64_t bytes) {
+uint64_t PackEightCodes(uint64_t bytes) {
   static_assert(kBits < 8);
   constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
   constexpr uint64_t kQuad = (uint64_t{1} << (4 * kBits)) - 1;
@@ -23,9 +23,9 @@ uint64_t SqueezeOctet(uint64_t bytes) {
   return (bytes | (bytes >> (32 - 4 * kBits))) & ((uint64_t{1} << (8 * kBits)) - 1);
 }
 
-/// The inverse of SqueezeOctet; bits above 8 * kBits are ignored.
+/// The inverse of PackEightCodes; bits above 8 * kBits are ignored.
 template <int kBits>
-uint64_t SpreadOctet(uint64_t packed) {
+uint64_t UnpackEightCodes(uint64_t packed) {
   static_assert(kBits < 8);
   constexpr uint64_t kCode = (uint64_t{1} << kBits) - 1;
   constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
@@ -42,20 +42,20 @@ void PackRun(const uint8_t* codes, uint32_t* words) {
     std::memcpy(words, codes, kPackRun);
     return;
   }
-  uint64_t octets[4];
-  std::memcpy(octets, codes, sizeof(octets));
+  uint64_t quarters[4];
+  std::memcpy(quarters, codes, sizeof(quarters));
   if constexpr (kBits < 8) {
-    for (uint64_t& octet : octets) octet = SqueezeOctet<kBits>(octet);
+    for (uint64_t& quarter : quarters) quarter = PackEightCodes<kBits>(quarter);
   }
   if constexpr (kBits == 4) {
-    for (int i = 0; i < 4; ++i) words[i] = static_cast<uint32_t>(octets[i]);
+    for (int i = 0; i < 4; ++i) words[i] = static_cast<uint32_t>(quarters[i]);
   } else if constexpr (kBits == 2) {
-    words[0] = static_cast<uint32_t>(octets[0] | (octets[1] << 16));
-    words[1] = static_cast<uint32_t>(octets[2] | (octets[3] << 16));
+    words[0] = static_cast<uint32_t>(quarters[0] | (quarters[1] << 16));
+    words[1] = static_cast<uint32_t>(quarters[2] | (quarters[3] << 16));
   } else if constexpr (kBits == 3) {
-    words[0] = static_cast<uint32_t>(octets[0] | (octets[1] << 24));
-    words[1] = static_cast<uint32_t>((octets[1] >> 8) | (octets[2] << 16));
-    words[2] = static_cast<uint32_t>((octets[2] >> 16) | (octets[3] << 8));
+    words[0] = static_cast<uint32_t>(quarters[0] | (quarters[1] << 24));
+    words[1] = static_cast<uint32_t>((quarters[1] >> 8) | (quarters[2] << 16));
+    words[2] = static_cast<uint32_t>((quarters[2] >> 16) | (quarters[3] << 8));
   }
 }
 
@@ -66,26 +66,26 @@ void UnpackRun(const uint32_t* words, uint8_t* codes) {
     std::memcpy(codes, words, kPackRun);
     return;
   }
-  uint64_t octets[4] = {};
+  uint64_t quarters[4] = {};
   if constexpr (kBits == 4) {
-    for (int i = 0; i < 4; ++i) octets[i] = words[i];
+    for (int i = 0; i < 4; ++i) quarters[i] = words[i];
   } else if constexpr (kBits == 2) {
-    for (int i = 0; i < 4; ++i) octets[i] = (words[i / 2] >> (16 * (i % 2))) & 0xffffu;
+    for (int i = 0; i < 4; ++i) quarters[i] = (words[i / 2] >> (16 * (i % 2))) & 0xffffu;
   } else if constexpr (kBits == 3) {
-    octets[0] = words[0] & 0xffffffu;
-    octets[1] = ((words[0] >> 24) | (words[1] << 8)) & 0xffffffu;
-    octets[2] = ((words[1] >> 16) | (words[2] << 16)) & 0xffffffu;
-    octets[3] = words[2] >> 8;
+    quarters[0] = words[0] & 0xffffffu;
+    quarters[1] = ((words[0] >> 24) | (words[1] << 8)) & 0xffffffu;
+    quarters[2] = ((words[1] >> 16) | (words[2] << 16)) & 0xffffffu;
+    quarters[3] = words[2] >> 8;
   }
   if constexpr (kBits < 8) {
-    for (uint64_t& octet : octets) octet = SpreadOctet<kBits>(octet);
+    for (uint64_t& quarter : quarters) quarter = UnpackEightCodes<kBits>(quarter);
   }
-  std::memcpy(codes, octets, sizeof(octets));
+  std::memcpy(codes, quarters, sizeof(quarters));
 }
 
-/// Codes of some columns, one byte each: column c at codes + c * stride, K running. Columns are
-/// padded to a multiple of kPackRun: the padding is read by PackColumns (and must be code 0) and
-/// written by UnpackColumns.
+/// Codes of several columns, one byte each: column c at codes + c * stride, k contiguous. Columns
+/// are padded to a multiple of kPackRun: PackColumns reads the padding (which must be code 0) and
+/// UnpackColumns writes it.
 struct CodeColumns {
   uint8_t* codes;
   int64_t stride;

@@ -27,7 +27,7 @@ Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expe
   auto owner = std::make_shared<Owner>();
   for (TensorView* part :
        {&slice.codes, &slice.scales, &slice.zeros, &slice.biases, &slice.global_scale}) {
-    if (part->rank() == 0) continue;  // The spec has none.
+    if (part->rank() == 0) continue;  // The spec lacks this part.
     Shape shape = part->shape();
     shape[0] = 1;
     const int64_t bytes = shape.ElementCount() * DTypeBytes(part->dtype());

@@ -1,4 +1,4 @@
-// One expert of a stack as weights of their own.
+// Extracts one expert of stacked weights.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace marlin {
 
-/// Views of the parts of one expert. A part that does not begin at a multiple of 4 bytes within the
-/// stack, which QuantizedWeights promises, is copied; the result's owner holds the copies and the
+/// Views of one expert's parts. A part that does not begin at a multiple of 4 bytes within the
+/// stack, which QuantizedWeights guarantees, is copied; the result's owner holds the copies and the
 /// stack's owner. Precondition: weights that Validate accepts, 0 <= expert < spec.experts. Errors:
 /// kOutOfMemory.
 Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expert);

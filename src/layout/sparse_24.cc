@@ -1,4 +1,4 @@
-// 2:4 sparsity: two of every four codes along K, and where they stood.
+// 2:4 sparsity: keeps two of every four codes along k, and their positions as metadata.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kBlock = 4;         ///< Codes of which two are kept.
-constexpr int64_t kGranule = 32;      ///< Multiple of k that whole metadata words cover.
-constexpr int64_t kCodesPerWord = 8;  ///< 4-bit codes of a dense or a values word.
+constexpr int64_t kBlock = 4;         ///< Codes per block, two of which are kept.
+constexpr int64_t kGranule = 32;      ///< k is padded to whole metadata words.
+constexpr int64_t kCodesPerWord = 8;  ///< 4-bit codes per word, dense or compressed.
 
 Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
@@ -61,13 +61,13 @@ std::optional<uint32_t> CodeOfZero(Format format) {
   return static_cast<uint32_t>(zero - values.begin());
 }
 
-/// The two positions of a block to keep, first < second.
+/// The two positions of a block that are kept, first < second.
 struct Kept {
   int first;
   int second;
 };
 
-/// The two largest weights of importance; of equals the lower index.
+/// The two most important weights; ties go to the lower index.
 Kept LargestTwo(const float (&importance)[kBlock]) {
   int best = 0;
   for (int i = 1; i < kBlock; ++i) best = importance[i] > importance[best] ? i : best;
@@ -80,7 +80,7 @@ Kept LargestTwo(const float (&importance)[kBlock]) {
 
 bool IsValidNibble(uint32_t nibble) { return (nibble & 3u) < (nibble >> 2); }
 
-/// Places of one 4-code block: bits 4 * i of a dense word, its values byte, its metadata nibble.
+/// Positions of a 4-code block: 16 bits of a dense word, its values byte, its metadata nibble.
 struct BlockPlace {
   int64_t dense_word;
   int64_t dense_shift;
@@ -127,13 +127,13 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
   }
   sparse.k = k;
   sparse.n = n;
-  if (n == 0) return sparse;  // However many rows there are: no memory says that they are few.
+  if (n == 0) return sparse;  // Without columns k is unbounded: skip the loop.
   const auto values = FormatValues(format);
   for (int64_t block = 0; block < padded / kBlock; ++block) {
     for (int64_t column = 0; column < n; ++column) {
       const BlockPlace place = PlaceOf(block, column, n);
       uint32_t codes[kBlock] = {};
-      // Positions past k lose against every real one.
+      // Positions past k lose to every real one.
       float importance[kBlock] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
       for (int64_t i = 0; i < std::min(kBlock, k - block * kBlock); ++i) {
         const uint32_t word = canonical[static_cast<size_t>(place.dense_word)];

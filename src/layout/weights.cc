@@ -11,7 +11,8 @@ int64_t GroupCount(const WeightsSpec& spec) {
 
 int64_t WordsAlongK(Format format, int64_t k) {
   const int bits = GetFormatInfo(format).bits;
-  // 32 codes fill `bits` words; a width that divides 32 need not start a new run of 32 codes.
+  // 32 codes fill `bits` words; widths that divide 32 end at the last word used, not after 32
+  // codes.
   return 32 % bits == 0 ? CeilDivide(k, 32 / bits) : bits * CeilDivide(k, 32);
 }
 

@@ -25,8 +25,8 @@ Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
   if (spec.has_zeros && info.zero_point == ZeroPoint::kNone) {
     return Invalid("zeros: format " + name + " has none");
   }
-  // Both at once have no meaning; an affine format may come with either form.
-  if (spec.has_zeros && spec.has_biases) return Invalid("zeros: cannot stand beside biases");
+  // Both together are meaningless; an affine format may have either.
+  if (spec.has_zeros && spec.has_biases) return Invalid("zeros: cannot be combined with biases");
   if (info.zero_point == ZeroPoint::kRequired && !spec.has_zeros && !spec.has_biases) {
     return Invalid("zeros: format " + name + " needs zeros or biases");
   }

@@ -1,4 +1,4 @@
-// The type and shape of every array that a WeightsSpec asks for.
+// The type and shape of every array that a WeightsSpec implies.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace marlin {
 
-/// Views without data; an array that the spec lacks has zero elements.
+/// Views without data; an array absent from the spec has zero elements.
 struct WeightsShapes {
   TensorView codes;
   TensorView scales;
@@ -20,9 +20,8 @@ struct WeightsShapes {
 /// Precondition: CheckSpec(spec).ok().
 WeightsShapes ShapesOf(const WeightsSpec& spec);
 
-/// Consecutive k, counted from a multiple of their number, that certainly share a scale: the
-/// largest power of two up to `most` that divides the group size; `most` where one group covers all
-/// of k.
+/// Length of the aligned runs of k that share a scale: the largest power of two up to `most` that
+/// divides the group size; `most` where one group covers all of k.
 constexpr int64_t SharedScaleRun(int64_t group_size, int64_t k, int64_t most) {
   if (group_size <= 0 || group_size >= k) return most;
   const int64_t divisor = group_size & -group_size;

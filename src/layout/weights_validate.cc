@@ -14,10 +14,10 @@ int64_t FindNonFinite(const TensorView& view) {
   constexpr uint32_t kF32Exponent = 0x7f800000u;
   const int64_t count = view.ElementCount();
   const auto find = [count](auto is_bad) {
-    // Without an early exit the inner loop becomes vector code, and nearly always finds nothing.
-    constexpr int64_t kStretch = 4096;
-    for (int64_t first = 0; first < count; first += kStretch) {
-      const int64_t end = std::min(first + kStretch, count);
+    // Without an early exit the inner loop vectorizes, and it almost never finds anything.
+    constexpr int64_t kChunk = 4096;
+    for (int64_t first = 0; first < count; first += kChunk) {
+      const int64_t end = std::min(first + kChunk, count);
       unsigned bad = 0;
       for (int64_t i = first; i < end; ++i) bad |= static_cast<unsigned>(is_bad(i));
       for (int64_t i = first; bad != 0 && i < end; ++i) {
@@ -69,7 +69,7 @@ Status CheckAbsent(const std::string& name, const TensorView& view) {
   return {Code::kInvalidArgument, name + ": present, but the spec has none"};
 }
 
-/// "[1, 2, 3]" of an element's index in C order.
+/// Formats the position of an element, given its index in C order: "[1, 2, 3]".
 std::string Position(const Shape& shape, int64_t index) {
   Shape position = shape;
   for (int i = shape.rank() - 1; i >= 0; --i) {
@@ -109,7 +109,7 @@ Status CheckCodebook(const QuantizedWeights& weights) {
   return {};
 }
 
-/// fp8 has codes that mean NaN or Inf; nothing else of 8 bits or less has.
+/// Checks fp8 codes for NaN and Inf; no other format of 8 bits or less can encode them.
 Status CheckCodes(const QuantizedWeights& weights) {
   const WeightsSpec& spec = weights.spec;
   const std::span<const float> values = FormatValues(spec.format);

@@ -5,7 +5,7 @@
 namespace marlin {
 namespace {
 
-/// Heads that lie in columns [first, first + heads * dim) of rows.
+/// The heads in columns [first, first + heads * dim) of rows.
 MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim) {
   return {
       rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
@@ -19,7 +19,7 @@ Status Rotate(const Pass& pass, const MutableTensorView& heads) {
                      pass.values.positions, heads);
 }
 
-/// Appends keys and values to the cache and attends.
+/// Appends keys and values to the KV cache, then attends.
 Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
               const MutableTensorView& keys, const MutableTensorView& values,
               const TensorView& sinks) {
@@ -37,7 +37,7 @@ Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
   return PagedAttention(pass.device, queries, rows, cache, out, options);
 }
 
-/// MLA: a head's key is its own part, then the part with RoPE that all heads share.
+/// MLA: a head's key is its own part without RoPE, then the RoPE part shared by all heads.
 Status RunLatentAttention(const Pass& pass, int64_t layer) {
   const StepValues& values = pass.values;
   const Dimensions& shape = pass.decoder.config.shape;
@@ -66,7 +66,7 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
                 part(values.expanded, shape.nope_dim, shape.v_dim, pair_width), {});
 }
 
-/// norm(x) of the norms inside of MLA, which take no epsilon from the config.
+/// norm(x) for the norms inside MLA, whose epsilon the config does not set.
 Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
   return RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x);
 }

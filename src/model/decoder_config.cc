@@ -33,7 +33,7 @@ Result<Activation> ReadActivation(ModelConfig& config) {
                             Printable(name)));
 }
 
-/// Whether a layer has a window when layer_types is absent. `limit` is max_window_layers.
+/// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers.
 bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
   switch (rule) {
     case WindowRule::kAllLayers:
@@ -48,7 +48,7 @@ bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
   return true;
 }
 
-/// Which layers see only the last keys: as layer_types says, else as the family always did.
+/// Reads which layers have a sliding window: from layer_types, else by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   const Family& family = *decoder->family;
   const int64_t layers = decoder->shape.layers;
@@ -102,7 +102,7 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
   }
 }
 
-/// One id or a list of them.
+/// Reads one id or a list of ids.
 std::vector<int32_t> EndTokens(ModelConfig& config) {
   std::vector<int32_t> ids;
   if (!config.Has("eos_token_id")) return ids;
@@ -159,8 +159,8 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
         static_cast<float>(config.RealOr("swiglu_limit", 0, 1e6, family.gate_limit));
     decoder.gate_alpha = static_cast<float>(config.RealOr("swiglu_alpha", -1e6, 1e6, 1.702));
   }
-  const int64_t turned = decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim;
-  MARLIN_ASSIGN_OR_RETURN(decoder.rotary, ReadRotary(config, turned, decoder.max_positions));
+  const int64_t rotary_dim = decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim;
+  MARLIN_ASSIGN_OR_RETURN(decoder.rotary, ReadRotary(config, rotary_dim, decoder.max_positions));
   decoder.interleaved_rotary =
       family.interleaved_rotary || (decoder.latent() && config.Bool("rope_interleave", true));
   decoder.score_scale = 1.0F / std::sqrt(static_cast<float>(decoder.key_dim()));

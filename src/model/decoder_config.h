@@ -1,4 +1,4 @@
-// Everything that a config.json says about a decoder's arithmetic.
+// The decoder's arithmetic as described by config.json.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace marlin {
 
-/// Of the norms inside latent attention, which take no number from the config.
+/// Epsilon of the norms inside MLA, which the config does not set.
 inline constexpr float kLatentEpsilon = 1e-6F;
 
 struct DecoderConfig {
@@ -23,26 +23,26 @@ struct DecoderConfig {
   int64_t max_positions = 0;
   float epsilon = 1e-6F;
   Activation activation = Activation::kSilu;
-  float gate_limit = 0.0F;  ///< gpt-oss' clamp; 0: none.
+  float gate_limit = 0.0F;  ///< The clamp of gpt-oss's GLU; 0: none.
   float gate_alpha = 1.702F;
   Rotary rotary;
   bool interleaved_rotary = false;
-  float score_scale = 0.0F;      ///< Of queries times keys.
-  std::vector<int64_t> windows;  ///< One a layer; 0: all keys.
+  float score_scale = 0.0F;      ///< Factor of query-key scores.
+  std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
   RouterOptions router;          ///< Without choice_bias.
   std::vector<int32_t> eos_token_ids;
 
   bool latent() const { return family->attention == AttentionKind::kLatent; }
-  /// Features of a query or key, and of a value.
+  /// Dimension of a query or key head, and of a value head.
   int64_t key_dim() const { return latent() ? shape.nope_dim + shape.rope_dim : shape.head_dim; }
   int64_t value_dim() const { return latent() ? shape.v_dim : shape.head_dim; }
-  /// Key heads in the cache.
+  /// KV heads in the cache.
   int64_t cache_heads() const { return latent() ? shape.heads : shape.kv_heads; }
 };
 
-/// Reads a config.json, and a generation_config.json (may be empty) for the end tokens.
-/// Errors: kUnsupported naming the model_type and the supported ones, or a feature; kMalformedFile
-/// naming the key.
+/// Reads a config.json, and a generation_config.json (may be empty) for the end tokens. Errors:
+/// kUnsupported naming the model_type and the supported ones, or a feature; kMalformedFile naming
+/// the key.
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
                                         std::string_view generation_json);
 

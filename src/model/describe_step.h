@@ -1,4 +1,4 @@
-// A loaded decoder as the list of fused operations that a backend is offered.
+// Describes a loaded decoder as the list of fused operations offered to a backend.
 #pragma once
 
 #include "model/kv_cache.h"

@@ -15,11 +15,11 @@
 namespace marlin {
 namespace {
 
-/// Logits of a model that are in memory at once, and tokens that share a pass.
+/// Most bytes of logits in memory at once, and most tokens per forward pass.
 constexpr int64_t kLogitBytes = int64_t{256} << 20;
 constexpr int64_t kTokensAtOnce = 512;
 
-/// One window: feeds tokens [first, first + count) and counts the targets from `scored` on.
+/// One window: feeds tokens [first, first + count) and scores the targets from `scored` on.
 struct Window {
   int64_t first;
   int64_t count;
@@ -61,35 +61,35 @@ std::vector<Window> Windows(int64_t tokens, const EvaluateOptions& options) {
   return windows;
 }
 
-/// New tokens of one window: of the tokens that it feeds, [first, first + count).
-struct Piece {
-  size_t slot;  ///< The window's place among those that run together.
+/// A chunk of one window: tokens [first, first + count) of those that the window feeds.
+struct Chunk {
+  size_t slot;  ///< The window's index among those run together.
   const Window* window;
   int64_t first;
   int64_t count;
 };
 
-/// One forward pass. Windows that run together are fed in pieces, so that no more logits are in
-/// memory than kLogitBytes, however long a window is.
+/// One forward pass. Windows run together are fed in chunks, so that the logits in memory never
+/// exceed kLogitBytes, however long a window is.
 struct Step {
-  std::vector<Piece> pieces;
-  bool begins = false;       ///< All windows of the step begin here.
-  bool scored = false;       ///< Every token of the pieces predicts a target that counts.
-  int64_t windows_done = 0;  ///< After it.
+  std::vector<Chunk> chunks;
+  bool begins = false;       ///< All windows of the step start here.
+  bool scored = false;       ///< Every token of the chunks predicts a scored target.
+  int64_t windows_done = 0;  ///< Windows completed after this step.
 };
 
-/// The passes of windows that run together.
+/// Adds the passes of windows that are run together.
 void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t max_rows,
               std::vector<Step>* steps) {
   const auto count = static_cast<int64_t>(together.size());
   Step context;
   for (size_t i = 0; i < together.size(); ++i) {
     if (together[i].scored > 0) {
-      context.pieces.push_back({i, &together[i], 0, together[i].scored});
+      context.chunks.push_back({i, &together[i], 0, together[i].scored});
     }
   }
   const size_t first_step = steps->size();
-  if (!context.pieces.empty()) steps->push_back(std::move(context));
+  if (!context.chunks.empty()) steps->push_back(std::move(context));
   const int64_t rows = std::max<int64_t>(max_rows / count, 1);
   for (int64_t done = 0;; done += rows) {
     Step step;
@@ -97,9 +97,9 @@ void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t 
     for (size_t i = 0; i < together.size(); ++i) {
       const int64_t first = together[i].scored + done;
       const int64_t left = together[i].count - first;
-      if (left > 0) step.pieces.push_back({i, &together[i], first, std::min(left, rows)});
+      if (left > 0) step.chunks.push_back({i, &together[i], first, std::min(left, rows)});
     }
-    if (step.pieces.empty()) break;
+    if (step.chunks.empty()) break;
     steps->push_back(std::move(step));
   }
   for (size_t i = first_step; i < steps->size(); ++i) (*steps)[i].windows_done = windows_before;
@@ -119,7 +119,7 @@ std::vector<Step> PlanSteps(const Model& model, std::span<const Window> windows)
   return steps;
 }
 
-/// Takes one model through the steps, in order.
+/// Runs one model through the steps, in order.
 class StepRunner {
  public:
   StepRunner(const Model& model, std::span<const int32_t> tokens)
@@ -129,22 +129,22 @@ class StepRunner {
     if (step.begins) sequences_.clear();
     std::vector<SequenceInput> inputs;
     int64_t rows = 0;
-    for (const Piece& piece : step.pieces) {
-      while (sequences_.size() <= piece.slot) {
+    for (const Chunk& chunk : step.chunks) {
+      while (sequences_.size() <= chunk.slot) {
         MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
         sequences_.push_back(std::make_unique<Sequence>(std::move(sequence)));
       }
-      const auto first = static_cast<size_t>(piece.window->first + piece.first);
-      inputs.push_back({sequences_[piece.slot].get(),
-                        tokens_.subspan(first, static_cast<size_t>(piece.count)), step.scored});
-      rows += step.scored ? piece.count : 1;
+      const auto first = static_cast<size_t>(chunk.window->first + chunk.first);
+      inputs.push_back({sequences_[chunk.slot].get(),
+                        tokens_.subspan(first, static_cast<size_t>(chunk.count)), step.scored});
+      rows += step.scored ? chunk.count : 1;
     }
     const int64_t vocab = model_.info().vocab_size;
     logits_.resize(static_cast<size_t>(rows * vocab));
     return model_.Forward(inputs, {logits_.data(), DType::kF32, {rows, vocab}});
   }
 
-  /// Logits of the last step's tokens, row after row.
+  /// Logits of the last step's tokens, row by row.
   std::span<const float> Row(int64_t row) const {
     const auto vocab = static_cast<size_t>(model_.info().vocab_size);
     return std::span(logits_).subspan(static_cast<size_t>(row) * vocab, vocab);
@@ -165,7 +165,7 @@ double LogSumExp(std::span<const float> x) {
   return largest + std::log(sum);
 }
 
-/// The same, where it is a number.
+/// LogSumExp, or an error if it is not finite.
 Result<double> CheckedLogSumExp(const Model& model, std::span<const float> logits,
                                 int64_t position) {
   const double sum = LogSumExp(logits);
@@ -178,7 +178,7 @@ double Nll(std::span<const float> logits, double log_sum, int32_t target) {
   return log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
 }
 
-/// Mean and spread of negative log likelihoods, or of differences of two, by Welford's recurrence.
+/// Mean and variance of negative log likelihoods, or of differences of two, by Welford's algorithm.
 class NllSums {
  public:
   void Add(double nll) {
@@ -204,19 +204,19 @@ class NllSums {
   int64_t count_ = 0;
 };
 
-/// Calls score(row, position of the token, target) for every token of a piece.
+/// Calls score(row, position of the token, target) for every token of a chunk.
 template <typename Score>
-Status ScorePiece(const Piece& piece, std::span<const int32_t> tokens, int64_t first_row,
+Status ScoreChunk(const Chunk& chunk, std::span<const int32_t> tokens, int64_t first_row,
                   Score score) {
-  for (int64_t i = 0; i < piece.count; ++i) {
-    const int64_t position = piece.window->first + piece.first + i;
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    const int64_t position = chunk.window->first + chunk.first + i;
     MARLIN_RETURN_IF_ERROR(
         score(first_row + i, position, tokens[static_cast<size_t>(position + 1)]));
   }
   return {};
 }
 
-/// For each step calls run(step), then scores its pieces.
+/// For each step calls run(step), then scores its chunks.
 template <typename RunStep, typename Score>
 Status ForTargets(const Model& model, std::span<const int32_t> tokens,
                   std::span<const Window> windows, const EvaluateOptions& options, RunStep run,
@@ -224,10 +224,10 @@ Status ForTargets(const Model& model, std::span<const int32_t> tokens,
   for (const Step& step : PlanSteps(model, windows)) {
     MARLIN_RETURN_IF_ERROR(run(step));
     int64_t row = 0;
-    for (const Piece& piece : step.pieces) {
+    for (const Chunk& chunk : step.chunks) {
       if (!step.scored) break;
-      MARLIN_RETURN_IF_ERROR(ScorePiece(piece, tokens, row, score));
-      row += piece.count;
+      MARLIN_RETURN_IF_ERROR(ScoreChunk(chunk, tokens, row, score));
+      row += chunk.count;
     }
     if (options.progress) {
       options.progress(step.windows_done, static_cast<int64_t>(windows.size()));
@@ -246,7 +246,7 @@ Status CheckTargets(const Model& model, std::span<const int32_t> tokens) {
   return {};
 }
 
-/// What two models say at the same positions.
+/// Divergence between two models' predictions at the same positions.
 struct Divergences {
   std::vector<double> kl;
   int64_t same_top = 0;

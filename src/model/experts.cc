@@ -1,5 +1,5 @@
-// How experts run: the tokens of each expert are gathered, go through its MLP as one product, and
-// come back weighted. The only place that knows; expert operations will replace what is here.
+// Mixture of experts: gathers the tokens of each expert, runs its MLP as one GEMM per projection,
+// and scatters the weighted results. Isolated here until grouped expert operations replace it.
 #include <numeric>
 #include <span>
 #include <utility>
@@ -13,21 +13,21 @@
 namespace marlin {
 namespace {
 
-/// The choices of some tokens, sorted by expert. A slot is a choice's place in that order. All of
-/// it lies in the device's memory, which is the host's.
+/// The top-k selections of some tokens, sorted by expert. A slot is a selection's index in that
+/// order. All of it is in device memory, which the host shares.
 struct Assignment {
   TensorView token;            ///< i32 [slots]: the row of x.
-  TensorView slot_of;          ///< i32 [choices], token major: the slot.
+  TensorView slot_of;          ///< i32 [selections], token major: the slot.
   TensorView weight;           ///< f32 [slots].
-  std::vector<int64_t> begin;  ///< The first slot of each expert; one more at the end.
+  std::vector<int64_t> begin;  ///< The first slot of each expert, plus an end.
 };
 
-/// Sorts ids [tokens, top_k] and their weights.
+/// Sorts ids [tokens, top_k] and their weights by expert.
 Result<Assignment> Sort(const Pass& pass, const TensorView& ids, const TensorView& weights,
                         int64_t experts) {
-  const auto choices = static_cast<size_t>(ids.ElementCount());
-  const std::span id_of(ids.As<int32_t>(), choices);
-  const Shape shape{static_cast<int64_t>(choices)};
+  const auto selections = static_cast<size_t>(ids.ElementCount());
+  const std::span id_of(ids.As<int32_t>(), selections);
+  const Shape shape{static_cast<int64_t>(selections)};
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView token, pass.arena.Take(DType::kI32, shape));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView slot_of, pass.arena.Take(DType::kI32, shape));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView weight, pass.arena.Take(DType::kF32, shape));
@@ -35,7 +35,7 @@ Result<Assignment> Sort(const Pass& pass, const TensorView& ids, const TensorVie
   for (const int32_t id : id_of) ++begin[static_cast<size_t>(id) + 1];
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int64_t> next(begin.begin(), begin.end() - 1);
-  for (size_t i = 0; i < choices; ++i) {
+  for (size_t i = 0; i < selections; ++i) {
     const int64_t slot = next[static_cast<size_t>(id_of[i])]++;
     token.As<int32_t>()[slot] = static_cast<int32_t>(i / static_cast<size_t>(ids.dim(1)));
     slot_of.As<int32_t>()[i] = static_cast<int32_t>(slot);
@@ -51,7 +51,7 @@ MutableTensorView Rows(const MutableTensorView& view, int64_t first, int64_t cou
           {view.stride(0), 1}};
 }
 
-/// out += the shared expert, gated by a sigmoid where there is a gate.
+/// out += the shared expert, times its sigmoid gate if it has one.
 Status AddShared(const Pass& pass, const ExpertsLayer& layer, const TensorView& x,
                  const MutableTensorView& out) {
   const int64_t rows = x.dim(0);
@@ -78,7 +78,7 @@ Status RunRoute(const Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
-  // A rounded score could change the choice.
+  // Exact: a rounded score could change the top-k selection.
   MARLIN_RETURN_IF_ERROR(
       Apply(pass.device, layer.experts.router, values.normed, {Accuracy::kExact, false}, logits));
   RouterOptions options = pass.decoder.config.router;
@@ -109,14 +109,14 @@ Status RunExperts(const Pass& pass, int64_t index) {
     MARLIN_RETURN_IF_ERROR(RunMlp(pass, layer.experts[expert], Rows(gathered, first, count),
                                   Rows(results, first, count), weight));
   }
-  // Back to the order of the tokens (the gathered inputs are done with), then added up choice by
-  // choice, which does not depend on the experts' numbers.
+  // Scatter back to token order (the gathered inputs are no longer needed), then add selection by
+  // selection, so that the sum's order does not depend on the expert ids.
   MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, results, sorted.slot_of, gathered));
-  for (int64_t choice = 0; choice < top_k; ++choice) {
-    const TensorView part(gathered.As<float>() + choice * hidden, DType::kF32, {x.dim(0), hidden},
-                          {top_k * hidden, 1});
-    MARLIN_RETURN_IF_ERROR(choice == 0 ? Convert(pass.device, part, out)
-                                       : AddTo(pass.device, part, out));
+  for (int64_t selection = 0; selection < top_k; ++selection) {
+    const TensorView part(gathered.As<float>() + selection * hidden, DType::kF32,
+                          {x.dim(0), hidden}, {top_k * hidden, 1});
+    MARLIN_RETURN_IF_ERROR(selection == 0 ? Convert(pass.device, part, out)
+                                          : AddTo(pass.device, part, out));
   }
   if (!layer.shared.down.empty()) MARLIN_RETURN_IF_ERROR(AddShared(pass, layer, x, out));
   return AddBlock(pass, pass.layer(index).mlp_out_norm, out);

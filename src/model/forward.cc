@@ -72,7 +72,7 @@ Status TakeValues(Pass* pass) {
   const int64_t rows = pass->rows();
   const auto take = [&](int64_t width) { return arena.Take(DType::kF32, {rows, width}); };
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
-  // The two halves of a layer share their memory.
+  // The two halves of a layer reuse the same memory.
   const Arena::Mark begin = arena.mark();
   const int64_t queries = shape.heads * config.key_dim();
   if (config.latent()) {
@@ -92,10 +92,10 @@ Status TakeValues(Pass* pass) {
     MARLIN_ASSIGN_OR_RETURN(values.inner, take(inner));
   }
   if (shape.experts > 0) {
-    const Shape choices{rows, config.router.top_k};
+    const Shape selected{rows, config.router.top_k};
     MARLIN_ASSIGN_OR_RETURN(values.normed, take(shape.hidden));
-    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, choices));
-    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, choices));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, selected));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, selected));
   }
   if (arena.mark() < attention_end) arena.Return(attention_end);
   return {};
@@ -103,7 +103,7 @@ Status TakeValues(Pass* pass) {
 
 namespace {
 
-/// inner = the gate of x.
+/// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner) {
   const DecoderConfig& config = pass.decoder.config;
@@ -228,7 +228,7 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
   const std::span<const StepOperation> all = program.step_->operations;
   for (size_t first = 0; first < all.size();) {
     MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
-    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckPieces(device, KindOf(all[first])));
+    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
     Part part = PartOf(all[first]);
     part.fused = std::move(run.operations);
     program.parts_.push_back(std::move(part));

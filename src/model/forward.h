@@ -1,4 +1,4 @@
-// One pass of some tokens through the layers.
+// One forward pass of some tokens through the layers.
 #pragma once
 
 #include <compare>
@@ -17,18 +17,17 @@
 
 namespace marlin {
 
-/// Memory of the device for the activations of one pass, handed out front to back and reused by the
-/// next.
+/// Device memory for the activations of one pass, allocated linearly and reused by the next.
 class Arena {
  public:
   explicit Arena(const Device& device) : device_(device) {}
-  /// A view of new memory, contiguous. Errors: kOutOfMemory.
+  /// Allocates a contiguous view. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
-  /// New memory that holds numbers of the host, [values.size()]. Waits for the copy.
+  /// Allocates a copy of host values, [values.size()]. Waits for the copy.
   Result<TensorView> Upload(std::span<const int32_t> values);
-  /// Copies a contiguous view of this arena's memory to the host, and waits for it.
+  /// Copies a contiguous view of this arena to the host, and waits for the copy.
   Status Download(const TensorView& view, void* host) const;
-  /// Everything handed out since a mark may be handed out again.
+  /// A position to which the arena can be rewound.
   struct Mark {
     size_t block = 0;
     int64_t used = 0;
@@ -38,7 +37,7 @@ class Arena {
   void Return(const Mark& mark) { at_ = mark; }
 
  private:
-  /// Moves on to a block with room for so many bytes, which begin at at_.used. Returns its number.
+  /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
   Result<size_t> Reserve(int64_t bytes);
 
   Device device_;
@@ -46,7 +45,7 @@ class Arena {
   Mark at_;
 };
 
-/// Gives back at the end of a scope what was taken from an arena within.
+/// Frees at the end of a scope what the scope allocated from an arena.
 class ArenaScope {
  public:
   explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
@@ -74,12 +73,12 @@ struct Pass {
   }
 };
 
-/// Takes the memory of everything that flows between the operations of a pass, but for the logits
-/// and the tokens, from its arena. Errors: kOutOfMemory.
+/// Allocates from the pass's arena all values that flow between its operations, except the logits
+/// and the sampled tokens. Errors: kOutOfMemory.
 Status TakeValues(Pass* pass);
 
-/// One operation of a layer, piece by piece. The pieces read the layers and not the description of
-/// the step: while weights stream through the caches, every line of memory besides them costs time.
+/// Runs one operation of a layer, unfused. The unfused code reads the layers rather than the step's
+/// description: while weights stream through the caches, every additional cache line costs time.
 Status RunProject(const Pass& pass, int64_t layer);
 Status RunLatentProject(const Pass& pass, int64_t layer);
 Status RunAttention(const Pass& pass, int64_t layer);
@@ -89,27 +88,27 @@ Status RunExperts(const Pass& pass, int64_t layer);
 /// out = norm(x); out may be x.
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out);
-/// out = mlp(x), rows weighted where row_weight (f32 [rows of x]) is there.
+/// out = mlp(x), rows scaled by row_weight (f32 [rows of x]) if given.
 Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
               const MutableTensorView& out, const TensorView& row_weight = {});
-/// hidden += norm(block), where there is a norm; writes block.
+/// hidden += norm(block), or block without a norm; overwrites block.
 Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block);
 
-/// A step, and those runs of its operations that the device takes in its own form.
+/// A step, with the runs of operations that the device has fused.
 class StepProgram {
  public:
   StepProgram() = default;
   /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
-  /// device and an operation that it neither takes nor has the pieces of.
+  /// device and an operation that it neither fuses nor has unfused.
   static Result<StepProgram> Make(const Device& device, StepDescription step);
 
   Status Run(const Pass& pass) const;
 
  private:
-  /// One operation, or a fused run of some.
+  /// One operation, or one fused run.
   struct Part {
     StepKind kind;
-    bool from_inner;  ///< Of ProjectAddStep.
+    bool from_inner;  ///< For ProjectAddStep.
     int64_t layer;
     std::unique_ptr<const FusedOperations> fused;
   };

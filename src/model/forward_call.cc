@@ -12,14 +12,14 @@
 namespace marlin {
 namespace {
 
-/// A part of the tokens of a Forward call that runs at once.
+/// The tokens of a Forward call that share one pass.
 struct PassPlan {
-  struct Piece {
+  struct Chunk {
     size_t input;
-    int64_t first;  ///< Token of the input.
+    int64_t first;  ///< Index among the input's tokens.
     int64_t count;
   };
-  std::vector<Piece> pieces;
+  std::vector<Chunk> chunks;
   int64_t tokens = 0;
 };
 
@@ -30,7 +30,7 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
     for (int64_t first = 0; first < total;) {
       if (passes.back().tokens == kPassTokens) passes.emplace_back();
       const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
-      passes.back().pieces.push_back({i, first, count});
+      passes.back().chunks.push_back({i, first, count});
       passes.back().tokens += count;
       first += count;
     }
@@ -38,13 +38,13 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
   return passes;
 }
 
-/// Whether products can write a matrix as it lies: contiguous columns, rows behind each other.
+/// Whether kernels can write to a matrix in place: contiguous columns, rows that do not overlap.
 bool HasRows(const MutableTensorView& view) {
   const bool columns = view.dim(1) <= 1 || view.stride(1) == 1;
   return columns && (view.dim(0) <= 1 || view.stride(0) >= view.dim(1));
 }
 
-/// Copies f32 rows without gaps to the rows of a matrix of any strides, from `first` on.
+/// Copies contiguous f32 rows to the rows of a matrix of any strides, from `first` on.
 void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_t first) {
   for (int64_t row = 0; row < from.dim(0); ++row) {
     const float* const source = from.As<float>() + row * from.dim(1);
@@ -53,7 +53,7 @@ void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_
   }
 }
 
-/// One Forward call: passes over its tokens, one after the other.
+/// One Forward call: passes over its tokens, in sequence.
 class ForwardCall {
  public:
   ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
@@ -62,7 +62,7 @@ class ForwardCall {
 
   Status Run() {
     const Status status = RunPasses();
-    // Nothing may write logits or read activations any more, whether all went well or not.
+    // Even after an error, no work may still write logits or read activations.
     const Status finished = model_.device.Synchronize();
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
@@ -83,8 +83,8 @@ class ForwardCall {
     const ArenaScope scope(arena_);
     Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_};
     PassRows rows;
-    for (const PassPlan::Piece& piece : plan.pieces) {
-      MARLIN_RETURN_IF_ERROR(AddPiece(piece, &rows));
+    for (const PassPlan::Chunk& chunk : plan.chunks) {
+      MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
     MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
@@ -93,24 +93,24 @@ class ForwardCall {
     return FetchResults(pass.values);
   }
 
-  /// The numbers that a pass uploads about its rows.
+  /// Row metadata that a pass uploads.
   struct PassRows {
     std::vector<int32_t> ids;
     std::vector<int32_t> positions;
     std::vector<int32_t> first_rows = {0};
-    std::vector<int32_t> wanted;  ///< Rows whose logits are written.
+    std::vector<int32_t> wanted;  ///< Rows whose logits are wanted.
     std::vector<const KvCache*> caches;
   };
 
-  Status AddPiece(const PassPlan::Piece& piece, PassRows* rows) const {
-    const SequenceInput& input = inputs_[piece.input];
+  Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) const {
+    const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
-    const int64_t position = cache.length() + piece.first;
-    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + piece.count));
+    const int64_t position = cache.length() + chunk.first;
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
     rows->caches.push_back(&cache);
     const auto total = static_cast<int64_t>(input.tokens.size());
-    for (int64_t i = 0; i < piece.count; ++i) {
-      const int64_t token = piece.first + i;
+    for (int64_t i = 0; i < chunk.count; ++i) {
+      const int64_t token = chunk.first + i;
       if (input.all_logits || token == total - 1) {
         rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
       }
@@ -121,7 +121,7 @@ class ForwardCall {
     return {};
   }
 
-  /// Everything that depends on the tokens goes to the device in one copy.
+  /// Uploads everything that depends on the tokens in one copy.
   Status Upload(const PassRows& rows, StepValues* values) const {
     std::vector<int32_t> numbers;
     numbers.reserve(4 * rows.ids.size() + 64);
@@ -159,7 +159,7 @@ class ForwardCall {
     return {};
   }
 
-  /// The pages of all sequences in one group, as many for each as the longest has.
+  /// The block tables of all sequences in one group, padded to the longest.
   static std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) {
     size_t most = 0;
     for (const KvCache* const cache : rows.caches) {
@@ -181,7 +181,7 @@ class ForwardCall {
     return {first, matrix.dtype(), {rows, matrix.dim(1)}, {matrix.stride(0), 1}};
   }
 
-  /// Takes memory for the results of a pass.
+  /// Allocates the results of a pass.
   Status TakeResults(StepValues* values) {
     const int64_t rows = values->wanted.dim(0);
     if (rows == 0) return {};
@@ -222,8 +222,8 @@ class ForwardCall {
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
   const Wanted& wanted_;
-  int64_t next_row_ = 0;   ///< Of those that the call asks for.
-  bool in_place_ = false;  ///< The device writes the logits to where the caller wants them.
+  int64_t next_row_ = 0;   ///< Index among the wanted rows of the call.
+  bool in_place_ = false;  ///< The device writes logits directly to the caller's memory.
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One call of a model: its tokens in passes of bounded size, and the results.
+// One call of a model: runs its tokens in passes of bounded size and returns the results.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace marlin {
 
-/// The results of a call: logits in the host's memory, or sampled tokens.
+/// The requested results of a call: logits in host memory, or sampled tokens.
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
-  MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in the device's memory, or empty.
-  std::span<int32_t> tokens;   ///< One an input, where there are samplers.
+  MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in device memory, or empty.
+  std::span<int32_t> tokens;   ///< One per input, if there are samplers.
 };
 
-/// Feeds checked inputs, whose sequences the caller has claimed. Errors: those of the operations;
-/// the sequences are unchanged then.
+/// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;
+/// the sequences are then unchanged.
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
                   const Wanted& wanted);
 

@@ -41,7 +41,7 @@ Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
   return {};
 }
 
-/// The state of one text, in the device's memory.
+/// The sampler state of one sequence, in device memory.
 Result<DeviceBuffer> MakeSampler(const Model& model, std::span<const int32_t> prompt,
                                  const SamplingOptions& options) {
   const int64_t vocab = model.info().vocab_size;
@@ -76,7 +76,7 @@ Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
   while (true) {
     const SequenceInput input{&sequence, next, false};
     MARLIN_RETURN_IF_ERROR(model.ForwardAndSample({&input, 1}, states, {&token, 1}));
-    // Up to the last token that counts: the step that draws a stop token is no part of the rate.
+    // Up to the last counted token: the step that samples a stop token is not part of the rate.
     const double seconds = SecondsSince(start);
     if (sequence.length() == static_cast<int64_t>(prompt.size())) {
       generated.prefill_seconds = seconds;

@@ -8,9 +8,9 @@
 namespace marlin {
 namespace {
 
-/// Bytes that a slab of small pages has, so that they do not cost an allocation each.
+/// Size of a slab of small pages, so that each page does not cost an allocation.
 constexpr int64_t kSlabBytes = int64_t{1} << 20;
-/// Every layer's part of a page begins at a multiple of so many elements.
+/// Every layer's part of a page is aligned to so many elements.
 constexpr int64_t kPartAlignment = 32;
 
 }  // namespace
@@ -25,7 +25,7 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
   layout.value_dim = shape.value_dim;
   const Checked part = Checked(shape.heads) * Checked(layout.page_tokens) *
                        (Checked(shape.key_dim) + Checked(shape.value_dim));
-  // A size that overflows fits no memory, so that the first allocation reports it.
+  // An overflowing size exceeds any memory, so that the first allocation reports it.
   pool->part_elements_ = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
   for (const int64_t window : shape.windows) {
     size_t group = 0;
@@ -51,7 +51,7 @@ Status PagePool::AddSlab(Group* group) const {
   size_t slab = 0;
   while (slab < group->slabs.size() && group->slabs[slab].memory.bytes() > 0) ++slab;
   if (slab == group->slabs.size()) group->slabs.emplace_back();
-  // Pages that come back need no memory, for they do when sequences are destroyed.
+  // Reserve now: returning pages must not allocate, because destructors return them.
   group->free.reserve(group->slabs.size() * static_cast<size_t>(group->slab_pages));
   group->slabs[slab].memory = std::move(memory);
   ++group->unused_slabs;
@@ -87,7 +87,7 @@ void PagePool::Return(size_t index, int32_t page) {
   group.free.push_back(page);
   const auto at = static_cast<size_t>(page / group.slab_pages);
   if (--group.slabs[at].used > 0) return;
-  // One unused slab stays for the next sequence.
+  // Keep one unused slab for the next sequence.
   if (++group.unused_slabs > 1) FreeSlab(&group, at);
 }
 
@@ -141,7 +141,7 @@ void KvCache::Truncate(int64_t length) {
   length_ = length;
   if (length > 0) return;
   for (std::vector<int32_t>& blocks : blocks_) {
-    // Blocks that were dropped get new pages; no position is left to lie in them.
+    // Erase dropped blocks, so that block 0 has a page again; no page holds a position any more.
     const auto dropped =
         std::find_if(blocks.begin(), blocks.end(), [](int32_t p) { return p >= 0; });
     blocks.erase(blocks.begin(), dropped);

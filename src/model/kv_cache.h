@@ -1,4 +1,4 @@
-// The keys and values of sequences, in pages of a device's memory.
+// The KV cache of sequences, in pages of device memory.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,21 @@
 
 namespace marlin {
 
-/// The numbers that a cache's memory follows from.
+/// The sizes that determine a cache's memory.
 struct CacheShape {
-  std::vector<int64_t> windows;  ///< One a layer; 0: every key is seen.
+  std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
   int64_t heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   DType type = DType::kF32;
 };
 
-/// The pages of all sequences of a model. Layers with the same window form a group, whose pages
-/// hold the same positions of all of them. Thread-safe; outlives the model where sequences do.
+/// The pages of all sequences of a model. Layers with the same window form a KV cache group, whose
+/// pages hold the same positions for all its layers. Thread-safe; sequences may keep it alive
+/// longer than the model.
 class PagePool {
  public:
-  /// Errors: kUnsupported by a device without caches.
+  /// Errors: kUnsupported for a device without KV caches.
   static Result<std::shared_ptr<PagePool>> Make(const Device& device, const CacheShape& shape);
 
   int64_t page_tokens() const { return layout_.page_tokens; }
@@ -37,19 +38,19 @@ class PagePool {
   size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
   int64_t WindowOf(size_t group) const { return groups_[group].window; }
 
-  /// A page of a group. Errors: kOutOfMemory.
+  /// Allocates a page of a group. Errors: kOutOfMemory.
   Result<int32_t> Take(size_t group);
   void Return(size_t group, int32_t page);
 
-  /// The addresses of a group's slabs. Those of pages that were taken before stay as they are.
+  /// The addresses of a group's slabs. The slabs of pages already taken never move.
   std::vector<void*> Slabs(size_t group) const;
   /// A layer's part of its group's pages; `slabs` must outlive the result.
   PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const;
 
  private:
   struct Slab {
-    DeviceBuffer memory;  ///< No bytes: none.
-    int64_t used = 0;     ///< Pages.
+    DeviceBuffer memory;  ///< No bytes: not allocated.
+    int64_t used = 0;     ///< Pages in use.
   };
   struct Group {
     int64_t window = 0;
@@ -57,11 +58,11 @@ class PagePool {
     int64_t slab_pages = 1;
     std::vector<Slab> slabs;
     std::vector<int32_t> free;  ///< Pages.
-    int64_t unused_slabs = 0;   ///< With memory, but without a page in use.
+    int64_t unused_slabs = 0;   ///< Allocated, but without a page in use.
   };
   struct Place {
     size_t group;
-    int64_t index;  ///< Among the layers of the group.
+    int64_t index;  ///< Index among the layers of the group.
   };
 
   explicit PagePool(const Device& device) : device_(device) {}
@@ -69,9 +70,9 @@ class PagePool {
   void FreeSlab(Group* group, size_t slab) const;
 
   Device device_;
-  PagedCache layout_;          ///< Of any layer, without its place.
-  int64_t part_elements_ = 0;  ///< Of one layer in a page.
-  std::vector<Place> places_;  ///< Of each layer.
+  PagedCache layout_;          ///< Any layer's, without its slabs and offset.
+  int64_t part_elements_ = 0;  ///< One layer's share of a page.
+  std::vector<Place> places_;  ///< One per layer.
   mutable std::mutex mutex_;
   std::vector<Group> groups_;
 };
@@ -79,26 +80,26 @@ class PagePool {
 /// The pages of one sequence.
 class KvCache {
  public:
-  /// With `truncatable`, all positions keep their pages; else those that no window reaches any more
-  /// lose them.
+  /// With `truncatable`, all positions keep their pages; otherwise positions that every window has
+  /// passed lose theirs.
   KvCache(std::shared_ptr<PagePool> pool, bool truncatable);
   ~KvCache();
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
   int64_t length() const { return length_; }
-  /// After [length(), length) were fed.
+  /// Advances the length after [length(), length) were fed.
   void Grow(int64_t length) { length_ = length; }
-  /// The shortest length that Truncate can take, besides 0.
+  /// The shortest length other than 0 that Truncate accepts.
   int64_t ShortestLength() const;
   /// Precondition: length is 0, or in [ShortestLength(), length()].
   void Truncate(int64_t length);
 
-  /// Makes room for the positions [position, end), at or after length(). Earlier positions stay
-  /// as they are until Grow, so that a call that fails can be repeated. Errors: kOutOfMemory.
+  /// Allocates pages for the positions [position, end), at or after length(). Earlier positions
+  /// stay intact until Grow, so that a failed call can be retried. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end);
 
-  /// The page of each block of a group, or -1.
+  /// The page of each block of a group, or -1: the sequence's block table.
   const std::vector<int32_t>& Blocks(size_t group) const { return blocks_[group]; }
 
  private:
@@ -108,15 +109,15 @@ class KvCache {
   std::shared_ptr<PagePool> pool_;
   bool truncatable_;
   int64_t length_ = 0;
-  std::vector<std::vector<int32_t>> blocks_;  ///< One table a group.
+  std::vector<std::vector<int32_t>> blocks_;  ///< One block table per group.
 };
 
 struct Sequence::State {
   State(std::weak_ptr<const Model::Impl> owner, std::shared_ptr<PagePool> pool, bool truncatable)
       : model(std::move(owner)), cache(std::move(pool), truncatable) {}
 
-  /// Whether it was made by this model. A new model never takes the place of a destroyed one: the
-  /// weak pointer keeps the control block that both are told apart by.
+  /// Whether this model made the sequence. The weak pointer keeps the control block alive, so that
+  /// a new model cannot be mistaken for a destroyed one.
   bool BelongsTo(const std::shared_ptr<const Model::Impl>& other) const {
     return !model.owner_before(other) && !other.owner_before(model);
   }
@@ -126,8 +127,8 @@ struct Sequence::State {
   std::atomic_flag in_use;  ///< Set while a call reads or changes the cache.
 };
 
-/// Takes sequences for one call, so that a second call that meets one is refused and does not tear
-/// the cache that the first one writes.
+/// Claims sequences for one call, so that a concurrent call on the same sequence is rejected
+/// instead of corrupting its cache.
 class SequenceClaim {
  public:
   SequenceClaim() = default;
@@ -136,7 +137,7 @@ class SequenceClaim {
   ~SequenceClaim() {
     for (Sequence::State* state : taken_) state->in_use.clear(std::memory_order_release);
   }
-  /// False when another call has it.
+  /// False if another call has claimed it.
   bool Take(Sequence::State& state) {
     taken_.reserve(taken_.size() + 1);
     if (state.in_use.test_and_set(std::memory_order_acquire)) return false;

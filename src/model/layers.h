@@ -13,37 +13,37 @@
 
 namespace marlin {
 
-/// Grouped-query attention.
+/// Grouped-query attention (GQA).
 struct AttentionLayer {
-  Projection qkv;  ///< Queries, keys, values side by side.
+  Projection qkv;  ///< Queries, keys, values fused.
   Projection out;
   DeviceVector q_norm;  ///< [head_dim] each, or empty.
   DeviceVector k_norm;
   DeviceVector sinks;  ///< [heads], or empty.
 };
 
-/// DeepSeek's attention with keys and values behind a low-rank bottleneck.
+/// Multi-head latent attention (MLA) of DeepSeek: low-rank keys and values.
 struct LatentAttentionLayer {
-  Projection q;    ///< From the hidden state; empty when the two below are there.
-  Projection q_a;  ///< To the low rank.
+  Projection q;    ///< From the hidden state; empty if q_a and q_b replace it.
+  Projection q_a;  ///< Down-projection to the low rank.
   DeviceVector q_a_norm;
   Projection q_b;
-  Projection kv_a;  ///< To the low rank, and the turned part of all keys.
+  Projection kv_a;  ///< Down-projection, and the RoPE part of all keys.
   DeviceVector kv_a_norm;
-  Projection kv_b;  ///< Per head: unturned key, value.
+  Projection kv_b;  ///< Per head: the key without RoPE, the value.
   Projection out;
 };
 
 struct MlpLayer {
-  Projection gate_up;  ///< Gate and up side by side.
+  Projection gate_up;  ///< Gate and up fused.
   Projection down;
 };
 
 struct ExpertsLayer {
   Projection router;
-  DeviceVector choice_bias;  ///< [experts], or empty.
+  DeviceVector choice_bias;  ///< Score-correction bias [experts], or empty.
   std::vector<MlpLayer> experts;
-  MlpLayer shared;         ///< Empty where there is none.
+  MlpLayer shared;         ///< Empty if there is none.
   Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
 };
 
@@ -51,23 +51,23 @@ struct DecoderLayer {
   DeviceVector input_norm;
   AttentionLayer attention;
   LatentAttentionLayer latent;
-  DeviceVector attention_out_norm;  ///< glm4, else empty.
+  DeviceVector attention_out_norm;  ///< glm4; else empty.
   DeviceVector mlp_norm;
-  MlpLayer mlp;  ///< One of the two.
+  MlpLayer mlp;  ///< Either mlp or experts.
   ExpertsLayer experts;
-  DeviceVector mlp_out_norm;  ///< glm4, else empty.
+  DeviceVector mlp_out_norm;  ///< glm4; else empty.
 };
 
 struct Decoder {
   DecoderConfig config;
-  Checkpoint checkpoint;            ///< Keeps the mapping of the embedding table.
-  TensorView embedding;             ///< [vocab, hidden]; empty when it is quantized.
-  DeviceBuffer embedding_memory;    ///< The table, where the device does not read the mapping.
-  Projection embedding_projection;  ///< The table as weights, when quantized or tied.
-  Projection head;                  ///< Empty when tied.
+  Checkpoint checkpoint;            ///< Keeps the embedding table mapped.
+  TensorView embedding;             ///< [vocab, hidden]; empty if it is quantized.
+  DeviceBuffer embedding_memory;    ///< A copy, if the device cannot read the mapping.
+  Projection embedding_projection;  ///< The table as weights, if quantized or tied.
+  Projection head;                  ///< Empty if tied.
   std::vector<DecoderLayer> layers;
   DeviceVector norm;
-  DeviceVector inverse_frequencies;  ///< Of the rotary embedding.
+  DeviceVector inverse_frequencies;  ///< RoPE frequencies.
   int64_t parameters = 0;
   int64_t bytes = 0;
 
@@ -76,12 +76,12 @@ struct Decoder {
 
 /// How the projections of a decoder are loaded.
 struct LoadOptions {
-  std::shared_ptr<const PreparedFile> prepared;  ///< Maps them from here, where it is given;
-  PreparedFileWriter* write = nullptr;           ///< or writes them here and keeps none.
-  Progress progress;                             ///< In layers.
+  std::shared_ptr<const PreparedFile> prepared;  ///< Source of mapped projections, if given.
+  PreparedFileWriter* write = nullptr;  ///< Destination of projections, which are then not kept.
+  Progress progress;                    ///< Counts layers.
 };
 
-/// Fills a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,
+/// Loads a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,
 /// kOutOfMemory.
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options = {});

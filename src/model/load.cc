@@ -1,4 +1,4 @@
-// Which tensor fills which part of a decoder.
+// Loads the tensors of a checkpoint into the parts of a decoder.
 #include <span>
 #include <utility>
 
@@ -39,30 +39,30 @@ class DecoderLoader {
 
  private:
   Result<DeviceVector> Vector(const VectorTensor& vector) {
-    return vector.there() ? Upload(vector.name, vector.count) : DeviceVector();
+    return vector.present() ? Upload(vector.name, vector.count) : DeviceVector();
   }
   Result<DeviceVector> Upload(const std::string& name, int64_t count) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear) {
-    return linear.there() ? Linears({&linear, 1}) : Projection();
+    return linear.present() ? Linears({&linear, 1}) : Projection();
   }
 
-  /// Linear layers of one input side by side.
-  Result<Projection> Linears(std::span<const LinearTensors> pieces) {
+  /// Fuses linear layers that share an input.
+  Result<Projection> Linears(std::span<const LinearTensors> layers) {
     std::vector<MatrixRequest> requests;
-    requests.reserve(pieces.size());
-    for (const LinearTensors& piece : pieces) {
-      // Experts that are named one by one may lie in a module of all.
-      requests.push_back({piece.weight(), piece.out, -1, shape_.experts});
+    requests.reserve(layers.size());
+    for (const LinearTensors& linear : layers) {
+      // Experts with separate names may be stored in one stacked module.
+      requests.push_back({linear.weight(), linear.out, -1, shape_.experts});
     }
-    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, pieces.front().in));
-    if (!pieces.front().bias) return projection;
+    MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, layers.front().in));
+    if (!layers.front().bias) return projection;
     std::vector<float> all;
-    for (const LinearTensors& piece : pieces) {
+    for (const LinearTensors& linear : layers) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
-                              source_.LoadVector(piece.bias_name(), piece.out));
+                              source_.LoadVector(linear.bias_name(), linear.out));
       all.insert(all.end(), values.begin(), values.end());
     }
     MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));
@@ -75,7 +75,7 @@ class DecoderLoader {
     if (source_.checkpoint().Find(name) != nullptr) {
       MARLIN_ASSIGN_OR_RETURN(decoder->embedding,
                               source_.LoadInPlace(name, {shape_.vocabulary, shape_.hidden}));
-      // Some writers align nothing; then the table is copied.
+      // Some writers do not align tensors; the table is then loaded as a copy.
       const auto address = reinterpret_cast<uintptr_t>(decoder->embedding.data());
       const auto size = static_cast<uintptr_t>(DTypeBytes(decoder->embedding.dtype()));
       if (address % size != 0) decoder->embedding = TensorView();
@@ -85,7 +85,7 @@ class DecoderLoader {
     }
     const std::string head_name(kHeadTensor);
     if (shape_.tied) {
-      // Some writers store the copy as well.
+      // Some writers store a tied head as well.
       source_.Ignore(head_name);
       return {};
     }
@@ -153,14 +153,14 @@ class DecoderLoader {
       }
       layer->experts.push_back(std::move(mlp));
     }
-    if (tensors.shared.down.there()) {
+    if (tensors.shared.down.present()) {
       MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
     }
     MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));
     return {};
   }
 
-  /// One expert's matrix and bias. Interleaved: of gate and up by turns, which are put apart.
+  /// One expert's matrix and bias from a stack. Interleaved gate and up columns are separated.
   Result<Projection> FromStack(const ExpertStack& stack, int64_t expert, bool interleaved) {
     const MatrixRequest request{stack.name, stack.out, expert, shape_.experts, interleaved};
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load({&request, 1}, stack.in));
@@ -178,7 +178,7 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Layers that predict further tokens, and frequencies that old writers stored.
+  /// Multi-token-prediction layers, and RoPE frequencies stored by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
       if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsPrediction(tensor.name)) {

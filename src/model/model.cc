@@ -49,7 +49,7 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
   const Sequence::State* const state = input.sequence->state();
   if (state == nullptr) return invalid("a sequence that was moved from");
   if (!state->BelongsTo(model)) {
-    return invalid(state->model.expired() ? "a sequence of a model that is gone"
+    return invalid(state->model.expired() ? "a sequence of a destroyed model"
                                           : "a sequence of another model");
   }
   if (input.tokens.empty()) return invalid("no tokens");
@@ -93,7 +93,7 @@ Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
   return {};
 }
 
-/// Takes the sequences of all inputs for one call. The length of a sequence counts as read here.
+/// Claims the sequences of all inputs for one call, before their lengths are read.
 Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
   std::vector<const Sequence*> seen;
   for (const SequenceInput& input : inputs) {
@@ -121,7 +121,7 @@ Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> in
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].all_logits) continue;
     return Status(Code::kInvalidArgument,
-                  fmt::format("inputs[{}]: one token is drawn, not one after every token", i));
+                  fmt::format("inputs[{}]: all_logits cannot be combined with sampling", i));
   }
   if (tokens.size() != inputs.size()) {
     return Status(Code::kInvalidArgument, fmt::format("tokens: expected {} (inputs), got {}",
@@ -170,7 +170,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
   try {
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
     const Checkpoint& checkpoint = directory.checkpoint;
-    // The device is asked before a tensor is read.
+    // Checks the device before reading any tensor.
     MARLIN_RETURN_IF_ERROR(CheckDevice(device, directory.config));
     LoadOptions load;
     if (!options.prepared.empty()) {

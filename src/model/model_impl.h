@@ -1,4 +1,4 @@
-// What a Model handle points at.
+// The object behind a Model handle.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace marlin {
 
-/// Tokens of one pass, at most: bounds the memory of activations.
+/// Most tokens of one pass; bounds the memory of activations.
 inline constexpr int64_t kPassTokens = 512;
 
 struct Model::Impl {
@@ -27,12 +27,12 @@ struct Model::Impl {
   ProductOptions products;
   std::shared_ptr<PagePool> pool;
   StepProgram program;
-  bool writes_host = true;  ///< The device's memory is the host's: it writes logits in place.
+  bool writes_host = true;  ///< Device and host share memory: the device writes logits in place.
   mutable std::mutex mutex;
-  mutable std::vector<Arena> arenas;  ///< Spare ones.
+  mutable std::vector<Arena> arenas;  ///< Idle arenas.
 };
 
-/// Errors: kInvalidArgument naming a model that was moved from.
+/// Errors: kInvalidArgument for a moved-from model.
 inline Status CheckModel(const char* name, const Model& model) {
   if (model.valid()) return {};
   return Status(Code::kInvalidArgument, std::string(name) + ": was moved from");

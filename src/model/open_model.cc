@@ -17,7 +17,7 @@
 namespace marlin {
 namespace {
 
-/// The text of generation_config.json, empty when there is none.
+/// The text of generation_config.json, empty if it does not exist.
 Result<std::string> ReadGenerationConfig(const std::string& directory) {
   const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
   std::error_code ignored;
@@ -50,7 +50,7 @@ Status CheckIsModel(const std::string& path) {
 
 Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
-  // A container other than safetensors holds its config.
+  // Containers other than safetensors embed their config.
   const Container* const container = FindContainer(path);
   const bool whole = container != nullptr && !container->magic.empty();
   if (!whole) MARLIN_RETURN_IF_ERROR(CheckIsModel(path));

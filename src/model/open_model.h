@@ -1,4 +1,4 @@
-// A model's directory before any weight is loaded, and the files of prepared weights that fit it.
+// Opens a model's directory without loading weights, and prepared-weight files that match it.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ struct ModelDirectory {
   DecoderConfig config;
 };
 
-/// Errors: those of Model::Open that concern no device.
+/// Errors: those of Model::Open that do not depend on a device.
 Result<ModelDirectory> OpenModelDirectory(const std::string& path);
 
-/// The identity of a model that a file of its prepared weights records.
+/// The identity of a model, as recorded in its prepared-weight files.
 std::string PreparedSource(const Checkpoint& checkpoint);
 
-/// Opens a file of prepared weights for a model and a device. Errors: those of PreparedFile::Open;
-/// kInvalidArgument for another model's or another device's weights.
+/// Opens a prepared-weight file for a model and a device. Errors: those of PreparedFile::Open;
+/// kInvalidArgument for weights of another model or device.
 Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file,
                                                          const Checkpoint& checkpoint,
                                                          const Device& device);

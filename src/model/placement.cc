@@ -13,8 +13,8 @@ namespace {
 
 using enum DecoderOperation;
 
-/// The operations that an operation of a step is made of.
-std::vector<DecoderOperation> PiecesOf(StepKind kind) {
+/// The unfused operations that make up an operation of a step.
+std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
   switch (kind) {
     case StepKind::kEmbed:
       return {kLookUpRows, kLookUpWeightRows};
@@ -56,11 +56,11 @@ std::vector<StepKind> KindsOf(const DecoderConfig& config) {
 
 }  // namespace
 
-Status CheckPieces(const Device& device, StepKind kind) {
-  for (const DecoderOperation operation : PiecesOf(kind)) {
+Status CheckUnfused(const Device& device, StepKind kind) {
+  for (const DecoderOperation operation : UnfusedOperations(kind)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
-  // Tokens are sorted by expert where the host reads the choices.
+  // Sorting tokens by expert requires that the host reads the top-k selection.
   if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }
@@ -69,7 +69,7 @@ Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
   for (const StepKind kind : KindsOf(config)) {
     if (decoder->Fuses(kind)) continue;
-    const Status has = CheckPieces(device, kind);
+    const Status has = CheckUnfused(device, kind);
     if (has.ok()) continue;
     return Status(has.code(),
                   fmt::format("{}, which {} needs", has.message(), config.family->model_type));

@@ -1,4 +1,4 @@
-// Whether a device can run a model, and the tables that it keeps beside the weights.
+// Checks whether a device can run a model, and uploads tables other than weights.
 #pragma once
 
 #include "marlin/device.h"
@@ -9,19 +9,19 @@
 
 namespace marlin {
 
-/// Asks before anything is loaded. Errors: kUnsupported naming the device, and the first operation
-/// that a model of this config needs and the device lacks.
+/// Checks the device before anything is loaded. Errors: kUnsupported naming the device, and the
+/// first operation that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
-/// Whether a device has the pieces of an operation of a step. Errors: kUnsupported naming the
-/// device and the operation.
-Status CheckPieces(const Device& device, StepKind kind);
+/// Checks that a device has the unfused operations of a step's operation. Errors: kUnsupported
+/// naming the device and the operation.
+Status CheckUnfused(const Device& device, StepKind kind);
 
-/// Whether the device's memory is the host's. Precondition: CheckDevice.
+/// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);
 
-/// Moves the rotary table to the device, and the embedding table where the device does not read the
-/// mapping of the checkpoint. Errors: kOutOfMemory, kDeviceLost.
+/// Uploads the RoPE frequencies, and the embedding table if the device cannot read the checkpoint's
+/// mapping. Errors: kOutOfMemory, kDeviceLost.
 Status UploadTables(const Device& device, Decoder* decoder);
 
 }  // namespace marlin

@@ -17,11 +17,11 @@
 namespace marlin {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "heads are written as they lie");
+static_assert(std::endian::native == std::endian::little, "the head is written as raw bytes");
 
 constexpr std::string_view kMagic = "MRLNPREP";
 constexpr int64_t kAlignment = 64;
-// Most names of projections join those of three tensors.
+// A projection's name joins at most three tensor names.
 constexpr int64_t kMaxProjectionBytes = 8192;
 
 struct Head {
@@ -32,7 +32,7 @@ struct Head {
   uint64_t file_bytes = 0;
   uint64_t index_checksum = 0;
   uint64_t reserved = 0;
-  uint64_t head_checksum = 0;  ///< Over all of the above.
+  uint64_t head_checksum = 0;  ///< Covers all fields above.
 };
 static_assert(sizeof(Head) == 64);
 
@@ -187,7 +187,7 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
   const std::string where = fmt::format("{}: projection \"{}\"", Printable(path_), Printable(name));
   for (const Json& entry : *parts) {
     ObjectReader part_reader(entry, where);
-    if (!entry.is_object()) return part_reader.Fail("a part is no object");
+    if (!entry.is_object()) return part_reader.Fail("a part is not an object");
     PreparedPart part;
     MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader));
     MARLIN_ASSIGN_OR_RETURN(const Json* bytes, part_reader.Take("bytes"));
@@ -196,7 +196,7 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
     }
     MARLIN_ASSIGN_OR_RETURN(part.checksum, ParseDigits(part_reader, "checksum"));
     MARLIN_RETURN_IF_ERROR(part_reader.CheckAllTaken());
-    // Parts follow each other, so that their extents cannot overlap.
+    // Parts are contiguous, so that their extents cannot overlap.
     const Checked size = Checked::FromUnsigned(bytes->get<uint64_t>());
     const auto end = (Checked(*offset) + size + Checked(kAlignment - 1)).Take();
     if (!end || *end / kAlignment * kAlignment > index_begin) {
@@ -264,7 +264,7 @@ Result<std::unique_ptr<PreparedFileWriter>> PreparedFileWriter::Begin(Io& io,
     return WithPath(path, Code::kInvalidArgument, "is not the name of a file");
   }
   MARLIN_RETURN_IF_ERROR(writer->CheckTarget(overwrite));
-  // The number keeps two processes apart; a killed process of the same number may have left a file.
+  // The pid keeps processes apart; a killed process with the same pid may have left a file.
   writer->partial_ = JoinPath(writer->directory_, fmt::format(".{}.partial-{}", name, getpid()));
   MARLIN_RETURN_IF_ERROR(io.RemoveTree(writer->partial_));
   MARLIN_ASSIGN_OR_RETURN(writer->file_, io.Create(writer->partial_));
@@ -310,13 +310,13 @@ Status PreparedFileWriter::Finish(const std::string& layout, const std::string& 
   const std::string head = BuildPreparedHead(kPreparedVersion, offset_, index);
   MARLIN_RETURN_IF_ERROR(
       io_.Write(file_, offset_, index.data(), static_cast<int64_t>(index.size())));
-  // The head comes last: without it the file is none.
+  // The head is written last: without it the file is invalid.
   MARLIN_RETURN_IF_ERROR(io_.Write(file_, 0, head.data(), static_cast<int64_t>(head.size())));
   offset_ += static_cast<int64_t>(index.size());
   MARLIN_RETURN_IF_ERROR(io_.SyncAndClose(std::move(file_)).status());
   MARLIN_RETURN_IF_ERROR(replaces_ ? io_.Exchange(partial_, path_)
                                    : io_.RenameNew(partial_, path_));
-  // After an exchange the old file has the hidden name.
+  // After an exchange the hidden name holds the old file.
   if (replaces_) MARLIN_RETURN_IF_ERROR(io_.RemoveTree(partial_));
   created_ = false;
   return io_.SyncDirectory(directory_);

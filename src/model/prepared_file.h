@@ -1,5 +1,5 @@
-// A file of weights as a device holds them: docs/formats/prepared.md. Weights that a loader
-// prepared once are mapped the next time, without reading, checking or copying one.
+// Prepared-weight files in a device's layout: docs/formats/prepared.md. Weights that a loader
+// prepared once are mapped the next time, without being read, checked or copied.
 #pragma once
 
 #include <cstddef>
@@ -19,43 +19,44 @@
 namespace marlin {
 
 inline constexpr uint64_t kPreparedVersion = 1;
-/// Where the weights begin.
+/// File offset of the first weights.
 inline constexpr int64_t kPreparedDataBegin = 4096;
 
-/// The first bytes of a file of this version whose index begins at `index_begin` and ends it.
+/// The first bytes of a file of this version whose index occupies the end of the file, from
+/// `index_begin`.
 std::string BuildPreparedHead(uint64_t version, int64_t index_begin, std::string_view index);
 
-/// True when the file begins as one of prepared weights.
+/// True when the file begins like a prepared-weight file.
 bool IsPreparedFile(Io& io, const std::string& path);
 
-/// Some columns of a projection, prepared as one matrix.
+/// A column range of a projection, prepared as one matrix.
 struct PreparedPart {
   WeightsSpec spec;
-  int64_t offset = 0;  ///< In the file; a multiple of 64.
+  int64_t offset = 0;  ///< File offset; a multiple of 64.
   int64_t bytes = 0;
   uint64_t checksum = 0;
 };
 
-/// An opened file: mapped; head, index and every extent checked, the weights' bytes not read.
+/// An opened file: mapped; head, index and all extents checked, the weights' bytes not read.
 class PreparedFile {
  public:
   /// Errors: kIo, kMalformedFile, kUnsupported for another version; each names the file.
   static Result<std::shared_ptr<const PreparedFile>> Open(Io& io, const std::string& path);
 
   const std::string& path() const { return path_; }
-  /// Backend::ImageLayout of the device that the weights are for.
+  /// Backend::ImageLayout of the target device.
   const std::string& layout() const { return layout_; }
-  /// Stands for the model's files, as Fingerprint of checkpoint/conversion.h.
+  /// Identifies the model's files, as Fingerprint of checkpoint/conversion.h.
   const std::string& source() const { return source_; }
-  /// Every part, in the order of the file.
+  /// All parts, in file order.
   const std::vector<PreparedPart>& parts() const { return parts_; }
 
-  /// The parts of a projection. Errors: kMalformedFile naming one that is not there.
+  /// The parts of a projection. Errors: kMalformedFile naming a missing projection.
   Result<std::span<const PreparedPart>> Find(const std::string& name) const;
   std::span<const std::byte> Data(const PreparedPart& part) const {
     return {mapping_->data() + part.offset, static_cast<size_t>(part.bytes)};
   }
-  /// Compares every part with its checksum. Errors: kMalformedFile naming the projection.
+  /// Verifies the checksum of every part. Errors: kMalformedFile naming the projection.
   Status VerifyChecksums() const;
 
  private:
@@ -75,22 +76,22 @@ class PreparedFile {
   std::map<std::string, Range, std::less<>> projections_;
 };
 
-/// Writes such a file under a hidden name beside it, which it gets at the end.
+/// Writes such a file under a hidden name in the target's directory, and renames it at the end.
 class PreparedFileWriter {
  public:
-  /// Errors: kInvalidArgument for a path that is taken, unless `overwrite` is given and a prepared
-  /// file is there; kIo.
+  /// Errors: kInvalidArgument for an existing path, unless `overwrite` is set and it is a prepared
+  /// file; kIo.
   static Result<std::unique_ptr<PreparedFileWriter>> Begin(Io& io, const std::string& path,
                                                            bool overwrite);
   PreparedFileWriter(const PreparedFileWriter&) = delete;
   PreparedFileWriter& operator=(const PreparedFileWriter&) = delete;
-  /// Removes the hidden file unless it was finished.
+  /// Removes the hidden file unless Finish succeeded.
   ~PreparedFileWriter();
 
-  /// Begins a projection; its parts follow.
+  /// Starts a projection; AddPart calls for its parts follow.
   Status AddProjection(const std::string& name);
   Status AddPart(const WeightsSpec& spec, std::span<const std::byte> data);
-  /// Writes index and head, flushes, and gives the file its name.
+  /// Writes index and head, flushes, and renames the file into place.
   Status Finish(const std::string& layout, const std::string& source);
 
   int64_t bytes() const { return offset_; }

@@ -1,4 +1,4 @@
-// A linear layer: weights side by side along n, and a bias.
+// A linear layer: weights concatenated along n, and a bias.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace marlin {
 
-/// f32 numbers in a device's memory: a norm, the sinks of a layer, a table.
+/// f32 values in device memory: a norm, attention sinks, a table.
 class DeviceVector {
  public:
   DeviceVector() = default;
@@ -31,11 +31,11 @@ class DeviceVector {
   int64_t count_ = 0;
 };
 
-/// Matrices that could not be joined (a recipe gave them different formats) stay apart and write
-/// their columns one after the other.
+/// Matrices that cannot be joined (a recipe gave them different formats) stay separate parts, and
+/// each writes its own columns.
 struct Projection {
   std::vector<PreparedWeights> parts;
-  DeviceBuffer bias;  ///< f32 [out], or of no bytes.
+  DeviceBuffer bias;  ///< f32 [out], or no bytes.
   int64_t in = 0;
   int64_t out = 0;
 
@@ -43,22 +43,22 @@ struct Projection {
   bool has_bias() const { return bias.bytes() > 0; }
 };
 
-/// Gives a projection its bias, [out]. Errors: kOutOfMemory.
+/// Sets a projection's bias, [out]. Errors: kOutOfMemory.
 Status SetBias(const Device& device, std::span<const float> bias, Projection* projection);
 
-/// How a model's products are asked for.
+/// Options of a model's GEMMs.
 struct ProductOptions {
   Accuracy accuracy = Accuracy::kDefault;
   bool allow_bf16_activations = true;
 };
 
-/// out[m, projection.out] = x times the projection plus its bias, rows weighted where row_weight
-/// (f32 [m]) is there.
+/// out[m, projection.out] = x times the projection plus its bias, rows scaled by row_weight (f32
+/// [m]) if given.
 Status Apply(const Device& device, const Projection& projection, const TensorView& x,
              const ProductOptions& options, const MutableTensorView& out,
              const TensorView& row_weight = {});
 
-/// out[m, out / 2] = activation(x times the first half of the columns) * (x times the second).
+/// GLU: out[m, out / 2] = activation(x times the first half of the columns) * (x times the second).
 /// Precondition: one part, no bias.
 Status ApplyGated(const Device& device, const Projection& projection, const TensorView& x,
                   Activation activation, const ProductOptions& options,

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kHuge = 1e12;
 
-/// Where the parameters stand: in their own object since version 5 of transformers, before that
-/// beside the others and in rope_scaling.
+/// The RoPE parameters. transformers 5 stores them in rope_parameters; earlier versions in
+/// rope_scaling and at the top level.
 struct Parameters {
   ModelConfig scaling;
   std::string type;
@@ -37,8 +37,8 @@ Result<Parameters> ReadParameters(ModelConfig& config) {
   return p;
 }
 
-/// Llama 3.1: long waves are stretched, short ones kept, those between blended.
-void StretchLikeLlama3(ModelConfig& scaling, double context, std::vector<double>* frequencies) {
+/// Llama 3.1: scales low frequencies, keeps high ones and interpolates between.
+void ScaleLikeLlama3(ModelConfig& scaling, double context, std::vector<double>* frequencies) {
   const double factor = scaling.RealOr("factor", 1, 1e6, 8);
   const double low = scaling.RealOr("low_freq_factor", 1e-3, 1e6, 1);
   const double high = scaling.RealOr("high_freq_factor", 1e-3, 1e6, 4);
@@ -53,9 +53,9 @@ double YarnScale(double factor, double weight) {
   return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }
 
-/// YaRN: pairs that turn often are kept, those that turn seldom are stretched, with a ramp between.
-void StretchLikeYarn(ModelConfig& scaling, double theta, double context, double factor,
-                     std::vector<double>* frequencies) {
+/// YaRN: keeps high frequencies, scales low ones, with a linear ramp between.
+void ScaleLikeYarn(ModelConfig& scaling, double theta, double context, double factor,
+                   std::vector<double>* frequencies) {
   const auto pairs = static_cast<double>(frequencies->size());
   const auto pair_of = [&](double turns) {
     return 2 * pairs * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
@@ -89,17 +89,18 @@ void ApplyYarn(Parameters& p, double max_positions, std::vector<double>* frequen
                               : YarnScale(factor, 1);
   rotary->attention_factor =
       static_cast<float>(scaling.RealOr("attention_factor", 0, 1e6, inferred));
-  StretchLikeYarn(scaling, p.theta, context, factor, frequencies);
+  ScaleLikeYarn(scaling, p.theta, context, factor, frequencies);
 }
 
 }  // namespace
 
 Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_positions) {
   MARLIN_ASSIGN_OR_RETURN(Parameters p, ReadParameters(config));
-  const auto turned = static_cast<int64_t>(static_cast<double>(head_dim) * p.partial);
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * p.partial);
   std::vector<double> frequencies;
-  for (int64_t i = 0; i < turned; i += 2) {
-    frequencies.push_back(std::pow(p.theta, -static_cast<double>(i) / static_cast<double>(turned)));
+  for (int64_t i = 0; i < rotary_dim; i += 2) {
+    frequencies.push_back(
+        std::pow(p.theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
   }
   Rotary rotary;
   const auto context = static_cast<double>(max_positions);
@@ -108,7 +109,7 @@ Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_pos
     for (double& frequency : frequencies) frequency /= factor;
   } else if (p.type == "llama3") {
     const double original = p.scaling.RealOr("original_max_position_embeddings", 1, kHuge, context);
-    StretchLikeLlama3(p.scaling, original, &frequencies);
+    ScaleLikeLlama3(p.scaling, original, &frequencies);
   } else if (p.type == "yarn") {
     ApplyYarn(p, context, &frequencies, &rotary);
   } else if (p.type != "default") {
@@ -117,7 +118,7 @@ Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_pos
                               "linear, llama3, yarn",
                               Printable(p.type)));
   }
-  // DeepSeek scales the scores whatever the kind, as long as it is not the default.
+  // DeepSeek scales the scores for every rope_type but the default.
   const double scale_all = p.scaling.RealOr("mscale_all_dim", 0, 1e6, 0);
   if (p.type != "default" && scale_all != 0) {
     const double scale = YarnScale(p.scaling.RealOr("factor", 1e-3, 1e6, 1), scale_all);

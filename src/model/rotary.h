@@ -1,4 +1,4 @@
-// Frequencies of the rotary embedding: the plain ones and their extensions to longer contexts.
+// RoPE frequencies: plain, and extended to longer contexts.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 namespace marlin {
 
 struct Rotary {
-  std::vector<float> inverse_frequencies;  ///< One a pair.
+  std::vector<float> inverse_frequencies;  ///< One per rotated pair.
   float attention_factor = 1.0F;
-  /// DeepSeek's correction of the attention's scale, already squared.
+  /// DeepSeek's correction of the attention scale, already squared.
   float score_factor = 1.0F;
 };
 
-/// Reads rope_parameters, or rope_theta and rope_scaling, for heads of `head_dim` of which the
-/// config may turn a part. Kinds: default, linear, llama3, yarn. Errors: kUnsupported naming
-/// another kind, kMalformedFile naming the key.
+/// Reads rope_parameters, or rope_theta and rope_scaling, for heads of `head_dim`, of which the
+/// config may rotate only a part. Types: default, linear, llama3, yarn. Errors: kUnsupported naming
+/// another type, kMalformedFile naming the key.
 Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_positions);
 
 }  // namespace marlin

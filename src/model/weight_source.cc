@@ -24,7 +24,7 @@ bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
-/// One number of a tensor at any address.
+/// One element of a tensor at any address.
 float ElementAt(const TensorView& view, int64_t index) {
   const auto* from = view.As<uint8_t>() + index * DTypeBytes(view.dtype());
   if (view.dtype() == DType::kF32) {
@@ -37,7 +37,7 @@ float ElementAt(const TensorView& view, int64_t index) {
   return view.dtype() == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
 }
 
-/// The name of a projection in a file of prepared weights.
+/// The name of a projection in a prepared-weight file.
 std::string NameOf(std::span<const MatrixRequest> matrices) {
   std::string name;
   for (const MatrixRequest& matrix : matrices) {
@@ -174,7 +174,7 @@ Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, 
   MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
   const int64_t matrix_bytes = in * request.out * DTypeBytes(all.dtype());
   const auto* data = all.As<uint8_t>() + std::max<int64_t>(matrix.expert, 0) * matrix_bytes;
-  // As it lies: [in, out] is the canonical layout, [out, in] its transpose.
+  // Used in place: [in, out] is the canonical layout, [out, in] its transpose.
   QuantizedWeights weights;
   weights.spec = matrix.spec;
   const Shape shape{1, in, request.out};

@@ -1,4 +1,4 @@
-// The tensors of a checkpoint as projections and vectors, prepared for a device.
+// Loads the tensors of a checkpoint as projections and vectors, prepared for a device.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,26 @@ namespace marlin {
 
 /// One matrix of a projection.
 struct MatrixRequest {
-  std::string name;  ///< Of its tensor: "model.layers.0.mlp.up_proj.weight".
+  std::string name;  ///< The tensor's: "model.layers.0.mlp.up_proj.weight".
   int64_t out = 0;
-  /// Which expert of a tensor that holds `experts` of them; -1: the tensor is one matrix.
+  /// Index of the expert in a tensor that stacks `experts` of them; -1: the tensor is one matrix.
   int64_t expert = -1;
   int64_t experts = 1;
-  bool interleaved = false;  ///< Take the even columns first, then the odd ones.
+  bool interleaved = false;  ///< Reorder columns: even ones first, then odd ones.
 };
 
 class WeightSource {
  public:
-  /// Checkpoint and device must outlive this. Projections come from `prepared` where it is there,
-  /// else they go to `write` where that is there, and are not kept.
+  /// Checkpoint and device must outlive this. Projections are loaded from `prepared` if given;
+  /// otherwise they are written to `write` if given, and not kept.
   WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type,
                std::shared_ptr<const PreparedFile> prepared = nullptr,
                PreparedFileWriter* write = nullptr);
 
-  /// True when a weight of this name is there, plain or quantized.
+  /// True when a weight of this name exists, plain or quantized.
   bool Has(const std::string& name) const;
 
-  /// Matrices [in, out...] side by side, joined into one where their formats allow. Errors:
+  /// Matrices [in, out...] concatenated along n, joined into one if their formats allow. Errors:
   /// kMalformedFile naming a tensor that is missing or has another shape.
   Result<Projection> Load(std::span<const MatrixRequest> matrices, int64_t in);
 
@@ -46,12 +46,12 @@ class WeightSource {
   Result<std::vector<float>> LoadVector(const std::string& name, int64_t count, int64_t row = 0,
                                         int64_t rows = 0);
 
-  /// A plain tensor of this shape where it lies.
+  /// A plain tensor of this shape, in place.
   Result<TensorView> LoadInPlace(const std::string& name, const Shape& shape);
 
-  /// Says that a tensor is there for others.
+  /// Marks a tensor as used although this model does not need it.
   void Ignore(const std::string& name) { used_.insert(name); }
-  /// Errors: kMalformedFile naming a tensor that nothing asked for.
+  /// Errors: kMalformedFile naming a tensor that was never requested.
   Status CheckAllUsed() const;
 
   int64_t parameters() const { return parameters_; }
@@ -59,10 +59,10 @@ class WeightSource {
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
-  /// The place and spec of a requested matrix.
+  /// The location and spec of a requested matrix.
   struct Matrix {
     const QuantizedModule* module = nullptr;  ///< Null: a plain tensor.
-    int64_t expert = -1;                      ///< In a module or tensor of several.
+    int64_t expert = -1;                      ///< Index in a stacked module or tensor.
     bool in_out = false;                      ///< A plain tensor [in, out].
     WeightsSpec spec;
   };
@@ -74,7 +74,7 @@ class WeightSource {
   Result<Projection> LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in);
   Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
   const QuantizedModule* FindModule(const std::string& name) const;
-  /// The error that names the first number of plain matrices that is NaN or Inf.
+  /// The error that names the first NaN or Inf of plain matrices.
   static Status NonFinite(std::span<const QuantizedWeights> matrices,
                           std::span<const MatrixRequest> requests);
   Status AddPart(std::span<const QuantizedWeights> matrices,
@@ -86,7 +86,7 @@ class WeightSource {
   std::shared_ptr<const PreparedFile> prepared_;
   PreparedFileWriter* write_ = nullptr;
   std::map<std::string, const QuantizedModule*, std::less<>> modules_;
-  std::map<std::string, QuantizedWeights> loaded_;  ///< Modules of several experts.
+  std::map<std::string, QuantizedWeights> loaded_;  ///< Stacked modules.
   std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.
   int64_t parameters_ = 0;
   int64_t bytes_ = 0;

@@ -1,4 +1,4 @@
-// Every way to run one product: what bench compares and tune chooses from.
+// Lists every way to run one GEMM, for bench to compare and tune to choose from.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 namespace marlin {
 
 struct GemmCandidate {
-  std::string name;  ///< What GemmOptions::kernel takes: "marlin_gemm_wgmma@128x2".
+  std::string name;  ///< A value of GemmOptions::kernel: "marlin_gemm_wgmma@128x2".
   std::string accuracy;
   int64_t workspace_bytes = 0;
-  bool planned = false;     ///< What runs when no kernel is named.
-  bool selectable = false;  ///< What rules choose, or may be replaced with by a table (MayReplace).
+  bool planned = false;     ///< Runs when no kernel is named.
+  bool selectable = false;  ///< Estimated, or eligible for a tuning table (MayReplace).
 };
 
-/// Every kernel that supports the product, in every variant; `options.kernel` does not count.
-/// Errors: those of PlanGemm.
+/// Every kernel that supports the GEMM, in every variant; ignores `options.kernel`. Errors: those
+/// of PlanGemm.
 Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const TensorView& a,
                                                   const PreparedWeights& weights,
                                                   const MutableTensorView& out,

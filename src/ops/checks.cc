@@ -11,7 +11,7 @@
 namespace marlin {
 namespace {
 
-/// Runs along the last dimension must not overlap, in whatever order the others nest.
+/// Checks that rows (along the last dimension) do not overlap, however the other dimensions nest.
 Status CheckStrides(const char* name, const TensorView& view) {
   const int last = view.rank() - 1;
   if (last < 0) return {};
@@ -19,7 +19,7 @@ Status CheckStrides(const char* name, const TensorView& view) {
     return Invalid(
         fmt::format("{}: columns must be contiguous, got stride {}", name, view.stride(last)));
   }
-  // The other dimensions by ascending stride.
+  // The outer dimensions by ascending stride.
   FixedVector<int, kMaxRank> outer;
   for (int i = 0; i < last; ++i) {
     if (view.dim(i) <= 1) continue;

@@ -1,4 +1,4 @@
-// Checks of arguments that several operations share. Each error names the argument and both sides.
+// Argument checks shared by several operations. Each error names the argument and both values.
 #pragma once
 
 #include <string>
@@ -20,23 +20,23 @@ bool IsActivationType(DType dtype);
 
 Status CheckActivationType(const char* name, DType type);
 
-/// An activation argument of this shape: its type, data, alignment, and rows (all dimensions but
-/// the last) that do not overlap, the last dimension contiguous.
+/// Checks an activation argument against a shape: its type, data, alignment, and that rows (all
+/// dimensions but the last) do not overlap; the last dimension must be contiguous.
 Status CheckActivations(const char* name, const TensorView& view, const Shape& expected);
 
-/// What CheckActivations asks of data, alignment and strides, whatever the type and shape.
+/// The checks of CheckActivations on data, alignment and strides, for any type and shape.
 Status CheckMemory(const char* name, const TensorView& view);
 
-/// A contiguous, aligned vector of `count`, or nothing.
+/// Checks for a contiguous, aligned vector of `count`, or an empty view.
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
 
-/// An activation that is one of the enumeration's.
+/// Checks that an activation is a declared enumerator.
 Status CheckKnown(Activation activation);
 
-/// Weights that were prepared for this device.
+/// Checks that weights were prepared for this device.
 Status CheckWeights(const Device& device, const PreparedWeights& weights);
 
-/// A matrix of stacked weights.
+/// Checks the index of an expert.
 Status CheckExpert(const WeightsSpec& spec, int64_t expert);
 
 }  // namespace marlin

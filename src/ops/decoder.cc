@@ -17,7 +17,7 @@ Status CheckRank(const char* name, const TensorView& view, int rank) {
   return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
 }
 
-Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected) {
+Status CheckInt32(const char* name, const TensorView& view, const Shape& expected) {
   if (view.dtype() != DType::kI32 || !(view.shape() == expected)) {
     return Invalid(fmt::format("{}: expected i32 {}, got {} {}", name, expected.ToString(),
                                DTypeName(view.dtype()), view.shape().ToString()));
@@ -37,13 +37,13 @@ Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
 
 namespace {
 
-/// A vector that must be there unless it has no elements.
+/// CheckVector, but required unless it has no elements.
 Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
   if (count > 0 && view.empty()) return Invalid(fmt::format("{}: null data", name));
   return CheckVector(name, view, count, f32_only);
 }
 
-/// A vector of ids or positions in the device's memory.
+/// Checks a vector of ids or positions in device memory.
 Status CheckIndexVector(const char* name, const TensorView& view, int64_t count) {
   if (view.dtype() != DType::kI32 && view.dtype() != DType::kI64) {
     return Invalid(fmt::format("{}: expected i32 or i64, got {}", name, DTypeName(view.dtype())));
@@ -55,7 +55,7 @@ Status CheckIndexVector(const char* name, const TensorView& view, int64_t count)
   return CheckData(name, view);
 }
 
-/// Ids or positions of the host where the device reads them, for one call.
+/// Uploads the host's ids or positions for one call, if the device reads its own memory.
 class DeviceIndices {
  public:
   explicit DeviceIndices(std::span<const int32_t> host)
@@ -74,7 +74,7 @@ class DeviceIndices {
 
  private:
   TensorView view_;
-  DeviceBuffer buffer_;  ///< Freed when the device is done with it.
+  DeviceBuffer buffer_;  ///< Freed once the device has used it.
 };
 
 Status CheckLookUp(const TensorView& ids, const MutableTensorView& out, int64_t columns) {
@@ -82,7 +82,7 @@ Status CheckLookUp(const TensorView& ids, const MutableTensorView& out, int64_t 
   MARLIN_RETURN_IF_ERROR(CheckIndexVector("ids", ids, ids.dim(0)));
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {ids.dim(0), columns}));
-  return CheckApartFromNumbers("out", out, "ids", ids);
+  return CheckNoOverlapWithIndices("out", out, "ids", ids);
 }
 
 Status CheckTable(const Device& device, const PreparedWeights& table) {
@@ -116,9 +116,9 @@ Status CheckAttentionInput(const AttentionInput& input, const AttentionOptions& 
         fmt::format("queries: {} heads are not a multiple of the {} of keys", heads, kv_heads));
   }
   if (input.queries.dim(2) == 0) return Invalid("queries: head_dim is 0");
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "queries", input.queries, true));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "keys", input.keys, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", input.out, "values", input.values, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", input.out, "queries", input.queries, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", input.out, "keys", input.keys, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", input.out, "values", input.values, false));
   return CheckAttentionOptions(options, heads);
 }
 
@@ -129,7 +129,7 @@ Status LookUpRows(const Device& device, const TensorView& table, const TensorVie
   MARLIN_RETURN_IF_ERROR(CheckRank("table", table, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("table", table, table.shape()));
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.dim(1)));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "table", table, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "table", table, false));
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, LookUpRowsCall{table, ids, out}, stream);
 }
@@ -165,7 +165,7 @@ Status Convert(const Device& device, const TensorView& x, const MutableTensorVie
   }
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, true));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ConvertCall{x, out}, stream);
 }
@@ -178,8 +178,8 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckRequiredVector("weight", weight, x.dim(x.rank() - 1), false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, true));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "weight", weight, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "weight", weight, false));
   if (!(epsilon >= 0.0F))
     return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
   if (x.ElementCount() == 0) return {};
@@ -191,7 +191,7 @@ Status AddTo(const Device& device, const TensorView& y, const MutableTensorView&
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("y", y, x.shape()));
-  MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "y", y, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "y", y, true));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, AddToCall{y, x, scale}, stream);
 }
@@ -208,9 +208,9 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const Te
     return Invalid(fmt::format("inverse_frequencies: {} pairs do not fit in a head of {}",
                                frequencies.dim(0), x.dim(2)));
   }
-  MARLIN_RETURN_IF_ERROR(CheckApart("x", x, "inverse_frequencies", frequencies, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "inverse_frequencies", frequencies, false));
   MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("x", x, "positions", positions));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("x", x, "positions", positions));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ApplyRotaryCall{rotary, positions, x}, stream);
 }
@@ -238,8 +238,8 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, out.shape()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("up", up, out.shape()));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "gate", gate, true));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "up", up, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "gate", gate, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "up", up, true));
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.activation));
   if (!(options.limit >= 0.0F)) {
     return Invalid(fmt::format("limit: expected 0 or more, got {}", options.limit));

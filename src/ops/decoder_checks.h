@@ -1,4 +1,4 @@
-// Checks of arguments that the decoder operations share.
+// Argument checks shared by the decoder operations.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace marlin {
 
 Status CheckRank(const char* name, const TensorView& view, int rank);
 
-/// Contiguous i32 of this shape.
-Status CheckNumbers(const char* name, const TensorView& view, const Shape& expected);
+/// Checks for contiguous i32 of a shape.
+Status CheckInt32(const char* name, const TensorView& view, const Shape& expected);
 
 /// The bytes from a view's first element to its last. Precondition: no stride is negative.
 struct ByteRange {
@@ -29,18 +29,17 @@ struct ByteRange {
     }
     end += static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()));
   }
-  bool Meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+  bool Overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };
 
-/// CheckApart, most often without a look at the rows: of an output and numbers that it must not
-/// write.
-inline Status CheckApartFromNumbers(const char* out_name, const TensorView& out, const char* name,
-                                    const TensorView& numbers) {
-  if (!ByteRange(out).Meets(ByteRange(numbers))) return {};
-  return CheckApart(out_name, out, name, numbers, false);
+/// CheckNoOverlap of an output from index vectors; a byte-range test settles most calls.
+inline Status CheckNoOverlapWithIndices(const char* out_name, const TensorView& out,
+                                        const char* name, const TensorView& numbers) {
+  if (!ByteRange(out).Overlaps(ByteRange(numbers))) return {};
+  return CheckNoOverlap(out_name, out, name, numbers, false);
 }
 
-/// The window, and sinks for so many heads where there are any.
+/// Checks the window, and the sinks (one per head) if any.
 Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads);
 
 }  // namespace marlin

@@ -32,7 +32,7 @@ Result<Workspace> Device::Impl::TakeWorkspace(void* stream, int64_t bytes) {
   }
   if (found.data != nullptr && found.bytes >= bytes) return found;
   if (found.data != nullptr) backend_->Free(found.data);
-  // Never none, so that a later, larger call finds one to replace.
+  // Never 0 bytes, so that a later, larger call finds a workspace to replace.
   const int64_t size = std::max<int64_t>(bytes, kBufferAlignment);
   MARLIN_ASSIGN_OR_RETURN(void* data, backend_->Allocate(size));
   return Workspace{data, size, stream};
@@ -47,7 +47,7 @@ Result<const DecoderBackend*> DecoderOf(const Device& device) {
   const DecoderBackend* decoder = device.impl().decoder();
   if (decoder != nullptr) return decoder;
   return Status(Code::kUnsupported,
-                device.info().name + ": has products only; open the model on \"cpu\"");
+                device.info().name + ": runs GEMMs only; open the model on \"cpu\"");
 }
 
 Status CheckHas(const Device& device, DecoderOperation operation) {

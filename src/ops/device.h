@@ -1,4 +1,4 @@
-// What a Device handle points at: a backend and its spare workspaces.
+// The object behind a Device handle: a backend and its cached workspaces.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@
 
 namespace marlin {
 
-/// Scratch memory of a device. Where calls return before their work is done it belongs to the
-/// stream of that work, and the next call on the stream may have it at once.
+/// Scratch memory of a device. If calls return before their work is done, it belongs to that work's
+/// stream, and the next call on the same stream may reuse it at once.
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;
@@ -28,7 +28,7 @@ class Device::Impl {
  public:
   explicit Impl(std::unique_ptr<Backend> backend, Tuning tuning = {})
       : backend_(std::move(backend)), tuning_(std::move(tuning)) {}
-  /// Of a device that shares the host's memory: the host runs the operations beside the products.
+  /// For a device that shares the host's memory: the host runs the operations other than GEMMs.
   void AddHost(std::unique_ptr<Backend> host) {
     host_decoder_ = std::make_unique<HostDecoder>(std::move(host), *backend_);
   }
@@ -36,14 +36,14 @@ class Device::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   Backend& backend() const { return *backend_; }
-  /// Null: there are products only.
+  /// Null: GEMMs only.
   const DecoderBackend* decoder() const {
     return host_decoder_ != nullptr ? host_decoder_.get() : backend_->decoder();
   }
   const TuningTable& tuning() const { return tuning_.table; }
   const std::string& tuning_file() const { return tuning_.file; }
 
-  /// Takes a workspace of at least `bytes` from the spare ones, allocating only when none is large
+  /// Takes a workspace of at least `bytes` from the cache, allocating only when none is large
   /// enough; one per concurrent call. Errors: kOutOfMemory, kDeviceLost.
   Result<Workspace> TakeWorkspace(void* stream, int64_t bytes);
   void ReturnWorkspace(const Workspace& workspace);
@@ -56,10 +56,10 @@ class Device::Impl {
   std::vector<Workspace> spare_;
 };
 
-/// The device's operations beside the products. Errors: kUnsupported where it has none.
+/// The device's decoder operations. Errors: kUnsupported if it has none.
 Result<const DecoderBackend*> DecoderOf(const Device& device);
 
-/// Whether an operation is among them. Errors: kUnsupported naming device and operation.
+/// Checks that the device has an operation. Errors: kUnsupported naming device and operation.
 Status CheckHas(const Device& device, DecoderOperation operation);
 
 /// Runs a validated call in a workspace of the device.

@@ -26,7 +26,7 @@ struct GemmPlan::State {
 
 namespace {
 
-/// Refuses numbers that no enumeration has, before anything depends on them.
+/// Rejects values that are no enumerators, before anything depends on them.
 Status CheckChoices(const GemmProblem& problem, const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(problem.activation));
   if (problem.accuracy > Accuracy::kW4A8) {
@@ -72,14 +72,14 @@ GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
   return desc;
 }
 
-/// Whether every row begins at a multiple of 16 bytes, as copy engines want it.
+/// Whether every row begins at a multiple of 16 bytes, as async copies require.
 bool RowsAreAligned(const TensorView& a) {
   constexpr int64_t kAlignment = 16;
   const int64_t row = (a.dim(0) > 1 ? a.stride(0) : 0) * DTypeBytes(a.dtype());
   return reinterpret_cast<uintptr_t>(a.data()) % kAlignment == 0 && row % kAlignment == 0;
 }
 
-/// The problem of a call. Views that are no matrices are refused when the operands are checked.
+/// The problem of a call. Views of a rank other than 2 are rejected with the operands.
 GemmProblem ProblemOf(const TensorView& a, const MutableTensorView& out,
                       const GemmOptions& options) {
   GemmProblem problem;
@@ -113,7 +113,7 @@ struct ByteRange {
   uintptr_t end;
 };
 
-/// Expects a view that CheckActivations or CheckVector has accepted: no stride is negative.
+/// Precondition: a view that CheckActivations or CheckVector has accepted, so no negative stride.
 ByteRange RangeOf(const TensorView& view) {
   const auto begin = reinterpret_cast<uintptr_t>(view.data());
   if (view.empty()) return {begin, begin};
@@ -125,8 +125,10 @@ ByteRange RangeOf(const TensorView& view) {
   return {begin, begin + static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()))};
 }
 
-/// Whether two views may share a byte: most calls are done here, without a look at their rows.
-bool Meet(const ByteRange& a, const ByteRange& b) { return a.begin < b.end && b.begin < a.end; }
+/// Whether two views may share a byte; settles most calls without looking at rows.
+bool MayOverlap(const ByteRange& a, const ByteRange& b) {
+  return a.begin < b.end && b.begin < a.end;
+}
 
 /// Checks the operands of one run against the problem.
 Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTensorView& out,
@@ -137,15 +139,16 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", arguments.bias, desc.n, false));
   MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", arguments.row_weight, desc.m, true));
   const ByteRange written = RangeOf(out);
-  if (Meet(written, RangeOf(a))) MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "a", a, false));
-  if (Meet(written, RangeOf(arguments.bias))) {
-    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "bias", arguments.bias, false));
+  if (MayOverlap(written, RangeOf(a)))
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
+  if (MayOverlap(written, RangeOf(arguments.bias))) {
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "bias", arguments.bias, false));
   }
-  if (!Meet(written, RangeOf(arguments.row_weight))) return {};
-  return CheckApart("out", out, "row_weight", arguments.row_weight, false);
+  if (!MayOverlap(written, RangeOf(arguments.row_weight))) return {};
+  return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 
-/// The problem of a call, checked with its operands. Errors: those of Gemm.
+/// Describes a call and checks its operands. Errors: those of Gemm.
 Result<GemmDesc> DescribeCall(const Device& device, const TensorView& a,
                               const PreparedWeights& weights, const MutableTensorView& out,
                               const GemmOptions& options) {
@@ -164,7 +167,7 @@ Status CheckSameType(const char* name, DType planned, DType given) {
                              DTypeName(planned), DTypeName(given)));
 }
 
-/// Checks operands that the problem was not taken from.
+/// Checks operands against a problem that was not derived from them.
 Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const TensorView& a,
                        const MutableTensorView& out, int64_t expert) {
   MARLIN_RETURN_IF_ERROR(CheckExpert(spec, expert));
@@ -176,7 +179,7 @@ Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const Tens
   return {};
 }
 
-/// Nothing to compute: m or n is 0.
+/// The plan of an empty problem: m or n is 0.
 class EmptyGemm final : public PlannedGemm {
  public:
   explicit EmptyGemm(const KernelDesc& kernel) : PlannedGemm(kernel, {}, 0) {}
@@ -206,7 +209,7 @@ Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const Gemm
   return device.impl().backend().Plan(kernel, desc, variant, *weights.storage());
 }
 
-/// The plan of a problem: the weights' own where they have been asked for it before.
+/// The plan of a problem, from the weights' cache if it is there.
 Result<std::shared_ptr<const PlannedGemm>> FindPlan(const Device& device, const GemmDesc& desc,
                                                     const PreparedWeights& weights,
                                                     std::string_view forced) {
@@ -233,8 +236,8 @@ Status CheckWorkspace(const GemmArguments& arguments, int64_t bytes, const Tenso
     return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
   }
   const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "the workspace", workspace, false));
-  return CheckApart("a", a, "the workspace", workspace, false);
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
+  return CheckNoOverlap("a", a, "the workspace", workspace, false);
 }
 
 GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const TensorView& a,
@@ -255,7 +258,7 @@ GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const Te
   return call;
 }
 
-/// Runs a plan on operands that have been checked.
+/// Runs a plan on checked operands.
 Status RunPlan(const Device& device, const PlannedGemm& planned, GemmCall& call,
                const TensorView& a, const MutableTensorView& out, const GemmArguments& arguments) {
   if (call.desc.m == 0 || call.desc.n == 0) return {};
@@ -344,7 +347,7 @@ Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const Te
     if (!CheckSupport(kernel, desc, backend.Properties()).ok()) continue;
     std::vector<KernelVariant> variants = backend.Variants(kernel, desc);
     if (variants.empty()) variants.emplace_back();
-    // A table may name one that is not worth trying now.
+    // A tuning table may name a tiling that Variants no longer lists.
     const bool is_planned = &planned->kernel() == &kernel;
     if (is_planned &&
         std::find(variants.begin(), variants.end(), planned->variant()) == variants.end()) {

@@ -1,4 +1,4 @@
-// The operations beside the products, for devices whose memory is the host's: the CPU runs them.
+// The decoder operations other than GEMMs, run by the CPU for devices that share its memory.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace marlin {
 
 class HostDecoder final : public DecoderBackend {
  public:
-  /// `host` has a decoder, `device` shares its memory and looks up rows of its own weights.
+  /// `host` has a decoder; `device` shares its memory and looks up embeddings in its own weights.
   HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
       : host_(std::move(host)), device_(device) {}
 
@@ -36,7 +36,7 @@ class HostDecoder final : public DecoderBackend {
 #undef MARLIN_DECODER_OPERATION
 
  private:
-  /// The host's operation, once the device has written its inputs.
+  /// Runs the host's operation after the device has written its inputs.
   template <typename Call>
   Status RunOnHost(const Call& call, const OperationContext& context) const {
     if constexpr (std::is_same_v<Call, LookUpWeightRowsCall>) {

@@ -27,8 +27,8 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
   }
   const int64_t eligible = experts / options.groups * options.top_groups;
   if (options.top_k > eligible) {
-    return Invalid(fmt::format("top_k: {} experts of {} in the {} groups that are chosen",
-                               options.top_k, eligible, options.top_groups));
+    return Invalid(fmt::format("top_k: {} experts of the {} in {} selected groups", options.top_k,
+                               eligible, options.top_groups));
   }
   return CheckVector("choice_bias", options.choice_bias, experts, true);
 }
@@ -55,9 +55,9 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   const Shape shape{logits.dim(0), options.top_k};
   MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
   MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
-  MARLIN_RETURN_IF_ERROR(CheckApart("ids", ids, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("weights", weights, "ids", ids, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("ids", ids, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
   return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, stream);
 }

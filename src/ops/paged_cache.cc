@@ -11,7 +11,7 @@
 namespace marlin {
 namespace {
 
-/// Bytes of a slab; -1 where no memory holds so many.
+/// Bytes of a slab; -1 if they overflow.
 int64_t SlabBytes(const PagedCache& cache) {
   const Checked bytes =
       Checked(cache.slab_pages) * Checked(cache.page_stride) * Checked(DTypeBytes(cache.type));
@@ -53,17 +53,17 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
   MARLIN_RETURN_IF_ERROR(CheckRank("block_tables", rows.block_tables, 2));
   const int64_t sequences = rows.first_rows.dim(0) - 1;
   if (sequences < 0) return Invalid("first_rows: expected at least 1, got 0");
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("positions", rows.positions, {count}));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("first_rows", rows.first_rows, {sequences + 1}));
-  return CheckNumbers("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
+  MARLIN_RETURN_IF_ERROR(CheckInt32("positions", rows.positions, {count}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("first_rows", rows.first_rows, {sequences + 1}));
+  return CheckInt32("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
 }
 
-/// An output apart from all pages.
-Status CheckApartFromCache(const MutableTensorView& out, const PagedCache& cache) {
+/// Checks that an output overlaps none of the pages.
+Status CheckNoOverlapWithCache(const MutableTensorView& out, const PagedCache& cache) {
   const ByteRange written(out);
   const int64_t bytes = SlabBytes(cache);
   for (const void* const slab : cache.slabs) {
-    if (slab == nullptr || !written.Meets(ByteRange({slab, DType::kU8, {bytes}}))) continue;
+    if (slab == nullptr || !written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}))) continue;
     return Invalid("out: overlaps the cache");
   }
   return {};
@@ -107,11 +107,11 @@ Status PagedAttention(const Device& device, const TensorView& queries, const Seq
   }
   MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
   MARLIN_RETURN_IF_ERROR(CheckAttentionOptions(options, heads));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "queries", queries, true));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "positions", rows.positions));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "first_rows", rows.first_rows));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromNumbers("out", out, "block_tables", rows.block_tables));
-  MARLIN_RETURN_IF_ERROR(CheckApartFromCache(out, cache));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "queries", queries, true));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "positions", rows.positions));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "first_rows", rows.first_rows));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "block_tables", rows.block_tables));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithCache(out, cache));
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
 }

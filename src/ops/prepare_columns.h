@@ -1,5 +1,5 @@
-// Prepare for the loader of models: columns side by side, straight from where they lie; and weights
-// that were prepared before.
+// Prepare for the model loader: concatenated columns, read in place, and weights that were prepared
+// before.
 #pragma once
 
 #include <span>
@@ -13,18 +13,18 @@
 
 namespace marlin {
 
-/// Weights side by side as one matrix on a device, in one copy where the device can. Codes of
-/// unquantized formats may lie transposed (join_columns.h). Precondition: the columns can be
-/// joined; all but the values of unquantized formats is validated. Errors: kNonFiniteInput for such
-/// a value that is NaN or Inf, kUnsupported, kOutOfMemory.
+/// Prepares concatenated columns as one matrix, in one copy if the device can. Codes of unquantized
+/// formats may be transposed (join_columns.h). Precondition: the columns can be joined; everything
+/// but the values of unquantized formats has been validated. Errors: kNonFiniteInput for such a
+/// value that is NaN or Inf, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
 
-/// The layout of a device's images (plan/backend.h). Errors: kUnsupported where it has none.
+/// The layout of a device's images (plan/backend.h). Errors: kUnsupported if it has none.
 Result<std::string> ImageLayout(const Device& device);
-/// The bytes of prepared weights, which the image keeps. Precondition: weights of this device.
+/// The image of prepared weights; it keeps them alive. Precondition: weights of this device.
 Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device);
-/// Prepared weights that lie in an image. Errors: kMalformedFile for data of another size.
+/// Prepared weights backed by an image. Errors: kMalformedFile for data of the wrong size.
 Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device);
 
 }  // namespace marlin

@@ -21,7 +21,7 @@ Status CheckVocab(int64_t vocab) {
   return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMaxVocab, vocab));
 }
 
-/// The states of `rows` texts.
+/// Checks the sampler states of `rows` sequences.
 Status CheckStates(const char* name, const MutableTensorView& states, const Shape& expected) {
   if (states.dtype() != DType::kU8 || !(states.shape() == expected)) {
     return Invalid(fmt::format("{}: expected u8 {}, got {} {}", name, expected.ToString(),
@@ -77,9 +77,9 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
   MARLIN_RETURN_IF_ERROR(CheckSampling(options));
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, vocab));
   MARLIN_RETURN_IF_ERROR(CheckRank("prompt", prompt, 1));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("prompt", prompt, {prompt.dim(0)}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("prompt", prompt, {prompt.dim(0)}));
   MARLIN_RETURN_IF_ERROR(CheckStates("state", state, {bytes}));
-  MARLIN_RETURN_IF_ERROR(CheckApart("state", state, "prompt", prompt, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("state", state, "prompt", prompt, false));
   return RunOperation(device, ResetSamplerCall{options, vocab, prompt, state}, stream);
 }
 
@@ -93,10 +93,10 @@ Status SampleTokens(const Device& device, const TensorView& logits, const Mutabl
   const int64_t rows = logits.dim(0);
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
   MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {rows, bytes}));
-  MARLIN_RETURN_IF_ERROR(CheckNumbers("tokens", tokens, {rows}));
-  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("tokens", tokens, "states", states, false));
-  MARLIN_RETURN_IF_ERROR(CheckApart("states", states, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("tokens", tokens, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "logits", logits, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "states", states, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("states", states, "logits", logits, false));
   if (rows == 0) return {};
   return RunOperation(device, SampleTokensCall{logits, states, tokens}, stream);
 }

@@ -1,4 +1,4 @@
-// The range of every sampling option.
+// Range checks of the sampling options.
 #pragma once
 
 #include "marlin/sampling.h"

@@ -1,4 +1,4 @@
-// Prepared weights: made, described, written out again.
+// Prepared weights: preparation, metadata, images.
 #include "marlin/weights.h"
 
 #include <fmt/format.h>
@@ -41,14 +41,14 @@ namespace {
 
 using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
 
-/// The weights' storage as a pointer that keeps it.
+/// A shared pointer to the weights' storage.
 SharedStorage StorageOf(const PreparedWeights& weights) {
   auto kept = std::make_shared<const PreparedWeights>(weights);
   return {kept, kept->storage()};
 }
 
-/// The storage, which holds the device, too: weights are told by their backend's address, and no
-/// other device may come to have it while they live.
+/// The storage with the device as a co-owner: weights are matched by their backend's address, which
+/// no other device may reuse while they live.
 SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
   struct Kept {
     std::shared_ptr<Device::Impl> device;

@@ -1,4 +1,4 @@
-// The interface of a backend to the operations: prepared weights, plans, memory.
+// The backend interface that the operations use: prepared weights, plans, memory.
 #pragma once
 
 #include <cstddef>
@@ -24,19 +24,19 @@ struct LookUpWeightRowsCall;
 
 class PlannedGemm;
 
-/// The plans of one set of prepared weights, by problem and forced kernel: a layer runs the same
-/// few problems again and again. Thread-safe; a hit allocates nothing.
+/// Cache of the plans of one set of prepared weights, keyed by problem and forced kernel: a layer
+/// runs the same few problems over and over. Thread-safe; a hit allocates nothing.
 class PlanCache {
  public:
-  /// The least recently added plan makes room for one more.
+  /// When full, the oldest entry is replaced.
   static constexpr size_t kCapacity = 64;
 
   PlanCache() = default;
-  /// Plans are for one set of weights: those of a copy are empty.
+  /// A copy starts empty: plans belong to one set of weights.
   PlanCache(const PlanCache& /*other*/) {}
   PlanCache& operator=(const PlanCache&) = delete;
 
-  /// Null where there is none yet. `forced` is GemmOptions::kernel.
+  /// Null on a miss. `forced` is GemmOptions::kernel.
   std::shared_ptr<const PlannedGemm> Find(const GemmDesc& desc, std::string_view forced) const;
   void Add(const GemmDesc& desc, std::string_view forced, std::shared_ptr<const PlannedGemm> plan);
 
@@ -54,7 +54,7 @@ class PlanCache {
 /// Base of every backend's prepared weights.
 struct PreparedWeights::Storage {
   WeightsSpec spec;
-  const void* backend = nullptr;  ///< The Backend that made it; ops compare it.
+  const void* backend = nullptr;  ///< The Backend that made them; ops compare it.
   int64_t bytes = 0;
   WeightTraits traits;
   mutable PlanCache plans;
@@ -68,8 +68,8 @@ struct PreparedImage {
   std::shared_ptr<const void> owner;  ///< Keeps data.
 };
 
-/// The operands of the epilogue, which works on fp32 sums: bias, activation, gate, row weight,
-/// cast. GemmDesc says which activation and whether gated.
+/// Epilogue operands; the epilogue works on fp32 sums: bias, activation, gating, row weight, cast.
+/// GemmDesc has the activation and whether the GEMM is gated.
 struct Epilogue {
   const void* bias = nullptr;  ///< [n], or null.
   DType bias_type = DType::kF32;
@@ -91,8 +91,8 @@ struct GemmCall {
   bool overlap_previous = false;  ///< GemmOptions::overlap_previous.
 };
 
-/// One backend's plan of one GEMM: the kernel, its tiling, its workspace. Immutable, used from any
-/// thread; lives as long as the backend at most.
+/// One backend's plan of one GEMM: the kernel, its tiling, its workspace. Immutable and usable from
+/// any thread; must not outlive the backend.
 class PlannedGemm {
  public:
   PlannedGemm(const KernelDesc& kernel, const KernelVariant& variant, int64_t workspace_bytes)
@@ -102,12 +102,12 @@ class PlannedGemm {
   PlannedGemm& operator=(const PlannedGemm&) = delete;
 
   const KernelDesc& kernel() const { return kernel_; }
-  /// The tiling, where the kernel has several.
+  /// The tiling, for kernels with several.
   const KernelVariant& variant() const { return variant_; }
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
-  /// Runs the problem that was planned: call.desc is the planned one, m and n are not 0. Allocates
-  /// nothing on success, takes no lock, and returns when the work is on the stream.
+  /// Runs the planned problem: call.desc is the planned one, m and n are not 0. Allocates nothing
+  /// on success, takes no lock, and returns once the work is enqueued on the stream.
   virtual Status Run(const GemmCall& call) const = 0;
 
  private:
@@ -121,74 +121,75 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual DeviceInfo Info() const = 0;
-  /// Info().model, which is what tuning tables know a device by, without the rest.
+  /// Info().model without the rest; the key of tuning tables.
   virtual std::string Model() const { return Info().model; }
   virtual DeviceProperties Properties() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
-  /// Columns of weights that can be joined (layout/join_columns.h) as one matrix. Codes of
-  /// unquantized formats may lie transposed and are validated here; all else has been. The default
-  /// joins a copy and prepares that. Errors: kNonFiniteInput for numbers that are NaN or Inf, those
-  /// of Prepare.
+  /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of
+  /// unquantized formats may be transposed and are validated here; everything else has been
+  /// validated. The default joins a copy and prepares that. Errors: kNonFiniteInput for values that
+  /// are NaN or Inf, and those of Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
-  /// Names the layout of PreparedImage::data, with a number that changes with it; empty: this
-  /// backend's weights have no image.
+  /// Names the layout of PreparedImage::data, with a version number; empty: this backend's prepared
+  /// weights have no image.
   virtual std::string_view ImageLayout() const { return {}; }
-  /// The image of weights that this backend prepared. The owner is theirs.
+  /// The image of weights that this backend prepared; its owner is the weights.
   virtual Result<PreparedImage> ImageOf(
       const std::shared_ptr<const PreparedWeights::Storage>& /*weights*/) const {
     return Status(Code::kUnsupported, Info().name + ": its prepared weights have no image");
   }
-  /// Weights that lie in an image of this layout. Its values may be any. Precondition: a spec that
-  /// weights can have. Errors: kMalformedFile for data of another size, kOutOfMemory.
+  /// Prepared weights backed by an image of this layout, whose values may be arbitrary.
+  /// Precondition: a valid spec. Errors: kMalformedFile for data of the wrong size, kOutOfMemory.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
       const PreparedImage& /*image*/) const {
-    return Status(Code::kUnsupported, Info().name + ": reads no images of prepared weights");
+    return Status(Code::kUnsupported, Info().name + ": cannot load images of prepared weights");
   }
-  /// The time that a kernel is expected to take for a problem which it supports, in a unit of the
-  /// backend's own: selection compares a device's kernels with each other. m, n, k > 0.
+  /// Estimated time of a kernel on a problem that it supports, in a backend-specific unit:
+  /// selection only compares the kernels of one device. m, n, k > 0.
   virtual double Cost(const KernelDesc& kernel, const GemmDesc& desc) const = 0;
-  /// The tilings in which a kernel can run a problem that it supports, first the one that it takes
-  /// when that is left to it. None: there is one way to run it.
+  /// The tilings in which a kernel can run a problem that it supports, its default first. Empty:
+  /// the kernel has a single tiling.
   virtual std::vector<KernelVariant> Variants(const KernelDesc& /*kernel*/,
                                               const GemmDesc& /*desc*/) const {
     return {};
   }
-  /// Whether a tiling can run a problem that the kernel supports.
+  /// Whether a kernel can run a problem that it supports in a given tiling.
   virtual bool CanRunAs(const KernelDesc& /*kernel*/, const GemmDesc& /*desc*/,
                         const KernelVariant& /*variant*/) const {
     return false;
   }
-  /// The measurements that the library brings, as tuning_table.h reads them; empty: none.
+  /// The tuning table shipped with the library, in the format of tuning_table.h; empty: none.
   virtual std::string_view ShippedTuning() const { return {}; }
-  /// Plans a problem whose m and n are not 0 for a kernel that supports it. The plan runs on these
-  /// weights alone. Errors: kDeviceLost, and those of a library that the kernel needs.
+  /// Plans a problem whose m and n are not 0 for a kernel that supports it. The plan is only valid
+  /// for these weights. Errors: kDeviceLost, and those of a library that the kernel needs.
   virtual Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& weights) const = 0;
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out, void* stream) const = 0;
-  /// The operations beside the products; lives as long as the backend. Null: not there.
+  /// The decoder operations other than GEMMs; lives as long as the backend. Null: unsupported.
   virtual const DecoderBackend* decoder() const = 0;
-  /// Whether the device's memory is the host's, so that the host may do what decoder() would.
+  /// Whether device and host share memory, so that the host can stand in for decoder().
   virtual bool shares_memory() const { return false; }
-  /// Of a device that shares memory: out[i, k] = W[k, ids[i]], rounded once; DecoderBackend's.
+  /// For devices that share memory: out[i, k] = W[k, ids[i]], rounded once; as in DecoderBackend.
   virtual Status LookUpRows(const LookUpWeightRowsCall& /*call*/, void* /*stream*/) const {
-    return Status(Code::kUnsupported, Info().name + ": looks up no rows of prepared weights");
+    return Status(Code::kUnsupported,
+                  Info().name + ": has no embedding lookup in prepared weights");
   }
 
-  /// Memory that the kernels use, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.
+  /// Memory for the kernels, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.
   virtual Result<void*> Allocate(int64_t bytes) const = 0;
   virtual void Free(void* data) const = 0;
-  /// Copy and wait. Errors: kDeviceLost.
+  /// Synchronous copies. Errors: kDeviceLost.
   virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
   virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
   /// Errors: kDeviceLost.
   virtual Status Synchronize(void* stream) const = 0;
-  /// Whether a workspace may serve a call while another stream's work still uses it: false where
-  /// calls return before their work is done.
+  /// Whether calls return only when their work is done. If not, a workspace must not be reused
+  /// while another stream's work still uses it.
   virtual bool calls_block() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// A backend's operations beside the products: those of decoder_operations.def.
+// A backend's decoder operations other than GEMMs: those of decoder_operations.def.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class DecoderOperation : uint8_t {
 #undef MARLIN_DECODER_OPERATION
 };
 
-/// "RMS norm".
+/// The operation's name in messages: "RMS norm".
 constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
   switch (operation) {
 #define MARLIN_DECODER_OPERATION(Name, text, workspace) \
@@ -32,7 +32,7 @@ constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
   return "unknown";
 }
 
-/// The operation that a call is for: kOperationOf<RmsNormCall>.
+/// The operation of a call type: kOperationOf<RmsNormCall>.
 template <typename Call>
 inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
 #define MARLIN_DECODER_OPERATION(Name, text, workspace) \
@@ -41,19 +41,19 @@ inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
 #include "plan/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 
-/// Where and when one call runs.
+/// The stream and the workspace of one call.
 struct OperationContext {
   void* stream = nullptr;     ///< As GemmOptions::stream.
   void* workspace = nullptr;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
 };
 
-/// One device's operations. Thread-safe; const calls have no visible state. A call puts its work on
-/// the stream, and neither waits for it nor reads the device's memory on the host, unless that is
-/// where the work runs.
+/// One device's operations. Thread-safe; const calls have no visible state. A call enqueues its
+/// work on the stream; it neither waits for it nor reads device memory on the host, unless the
+/// device is the host.
 class DecoderBackend {
  public:
   virtual ~DecoderBackend() = default;
-  /// Whether the device's memory is the host's, so that the host may fill and read it.
+  /// Whether device and host share memory, so that the host may fill and read it.
   virtual bool reads_host_memory() const = 0;
   virtual bool Has(DecoderOperation operation) const = 0;
   /// The result of CachePageTokens.
@@ -61,17 +61,18 @@ class DecoderBackend {
   /// The result of SamplerStateBytes.
   virtual int64_t sampler_state_bytes(int64_t vocab) const = 0;
 
-  /// Whether Fuse takes every operation of a kind, so that a model needs none of its pieces.
+  /// Whether Fuse takes every operation of a kind, so that a model never needs its unfused
+  /// operations.
   virtual bool Fuses(StepKind /*kind*/) const { return false; }
-  /// Takes a run of operations from the front of `operations`, a part of the step's, in the
-  /// device's own form. The step outlives it. Called once for each operation that no run has, at
-  /// load.
+  /// Fuses a run of operations from the front of `operations`, a tail of the step's, into the
+  /// device's own implementation. The step outlives the result. Called at load, once for each
+  /// operation that no earlier run covers.
   virtual Result<FusedRun> Fuse(const StepDescription& /*step*/,
                                 std::span<const StepOperation> /*operations*/) const {
     return FusedRun();
   }
 
-/// An operation, and the scratch memory of a call; called where Has says so.
+/// The workspace of an operation, and the operation itself; called only if Has(operation).
 #define MARLIN_DECODER_OPERATION(Name, text, workspace)                                       \
   virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }              \
   virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const { \

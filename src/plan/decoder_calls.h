@@ -1,9 +1,9 @@
-// The arguments of the operations that decoder_operations.def lists. They come validated as far as
-// the host can tell: types, shapes, contiguous last dimensions, outputs apart from inputs, and no
-// empty view where elements are needed. All memory is the device's. Values in it (ids, positions)
-// are checked by the backend: at once where the device's memory is the host's, else by an error
-// that Synchronize reports. References and spans last as long as the call: work that runs later
-// keeps copies.
+// The arguments of the operations that decoder_operations.def lists. They have been validated as
+// far as the host can: types, shapes, contiguous last dimensions, outputs that do not overlap
+// inputs, and no empty view where elements are needed. All memory is the device's. The backend
+// checks values in it (ids, positions): at once if device and host share memory, else by an error
+// that Synchronize reports. References and spans are valid during the call only: work that runs
+// later keeps copies.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct LookUpRowsCall {
   MutableTensorView out;
 };
 
-/// The same of prepared weights [k = columns of out, n = rows of the table].
+/// The same for prepared weights [k = columns of out, n = rows of the table].
 struct LookUpWeightRowsCall {
   const PreparedWeights::Storage& table;
   TensorView ids;
@@ -72,7 +72,7 @@ struct AttentionCall {
 
 struct AppendToCacheCall {
   TensorView keys;
-  TensorView values;  ///< Empty where the cache has them in the keys.
+  TensorView values;  ///< Empty if the cache stores the values as part of the keys.
   const SequenceRows& rows;
   const PagedCache& cache;
 };

@@ -1,10 +1,10 @@
-// A decoder's step as a list of fused operations: the way of some rows of new tokens through a
-// model, described once, when it is loaded. A backend may take any run of consecutive operations in
-// its own form (DecoderBackend::Fuse); the model runs the others piece by piece, by the operations
-// of decoder_operations.def and products.
+// A decoder step as a list of fused operations: how rows of new tokens pass through a model,
+// described once, at load. A backend may implement any run of consecutive operations itself
+// (DecoderBackend::Fuse); the model runs the others unfused, as operations of
+// decoder_operations.def and GEMMs.
 //
-// Nothing here depends on a token: that is in StepValues, whose views are of the device's memory.
-// Per layer, either of each:
+// Nothing here depends on a token: that is in StepValues, whose views are in device memory. Each
+// layer is one alternative of each line:
 //
 //   ProjectStep | LatentProjectStep, AttentionStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
@@ -25,7 +25,7 @@
 
 namespace marlin {
 
-/// x times weights side by side along n, plus a bias f32 [out] (or empty).
+/// x times weights concatenated along n, plus a bias f32 [out] (or empty).
 struct StepLinear {
   std::span<const PreparedWeights> parts;
   TensorView bias;
@@ -33,13 +33,13 @@ struct StepLinear {
   int64_t out = 0;
 };
 
-/// An RMS norm; an empty weight is none.
+/// An RMS norm; without a weight there is none.
 struct StepNorm {
   TensorView weight;
   float epsilon = 0.0F;
 };
 
-/// hidden = the rows of a table, or of prepared weights where there is none.
+/// hidden = the embeddings of ids, from a table, or from prepared weights if there is no table.
 struct EmbedStep {
   TensorView table;
   const PreparedWeights* weights = nullptr;
@@ -53,13 +53,13 @@ struct ProjectStep {
   StepLinear linear;
 };
 
-/// MLA: projected = queries [rows, heads * key_dim], by q or by q_b(q_norm(q_a)); latent = kv_a,
-/// its first features normed; expanded = kv_b of those, per head the key without RoPE and the
-/// value.
+/// MLA: projected = queries [rows, heads * key_dim], from q or from q_b(q_norm(q_a)); latent =
+/// kv_a, its first features normalized; expanded = kv_b of those, per head the key without RoPE and
+/// the value.
 struct LatentProjectStep {
   int64_t layer = 0;
   StepNorm norm;
-  StepLinear q;  ///< No parts: the two below are there.
+  StepLinear q;  ///< Without parts q_a, q_norm and q_b replace it.
   StepLinear q_a;
   StepNorm q_norm;
   StepLinear q_b;
@@ -68,21 +68,21 @@ struct LatentProjectStep {
   StepLinear kv_b;
 };
 
-/// mixed [rows, heads * value_dim] = attention; RoPE first, and norms of queries and keys before
-/// it; appends to the cache.
+/// mixed [rows, heads * value_dim] = attention, after norms of queries and keys and RoPE; appends
+/// to the cache.
 struct AttentionStep {
   int64_t layer = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
-  int64_t rope_dim = 0;  ///< MLA: the last features of a key, which all heads share; else 0.
+  int64_t rope_dim = 0;  ///< MLA: the trailing key features, shared by all heads; else 0.
   StepNorm q_norm;
   StepNorm k_norm;
   RotaryEmbedding rotary;
   AttentionOptions options;
-  size_t cache_group = 0;  ///< Which of StepValues::pages.
-  PagedCache cache;        ///< Without its slabs, which are in those.
+  size_t cache_group = 0;  ///< Index into StepValues::pages.
+  PagedCache cache;        ///< Without slabs; StepPages has them.
 };
 
 /// hidden += out_norm(linear(from)).
@@ -93,8 +93,8 @@ struct ProjectAddStep {
   StepNorm out_norm;
 };
 
-/// inner [rows, gate_up.out / 2] = gate(norm(hidden) times the first half of the columns, times the
-/// second).
+/// inner [rows, gate_up.out / 2] = GLU of norm(hidden) times gate_up, whose first half of the
+/// columns is the gate and whose second half is up.
 struct GateUpStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -102,7 +102,7 @@ struct GateUpStep {
   GateOptions gate;
 };
 
-/// normed = norm(hidden); expert_ids and expert_weights [rows, top_k] = the router's choice.
+/// normed = norm(hidden); expert_ids and expert_weights [rows, top_k] = top-k selection.
 struct RouteStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -115,24 +115,24 @@ struct StepMlp {
   StepLinear down;
 };
 
-/// hidden += out_norm(the sum of the chosen experts of normed by their weights, in the order of the
-/// choice, then the shared one, by the sigmoid of shared_gate).
+/// hidden += out_norm(sum of the selected experts of normed, weighted, in selection order, then the
+/// shared expert times the sigmoid of shared_gate).
 struct ExpertsStep {
   int64_t layer = 0;
   std::vector<StepMlp> experts;
-  StepMlp shared;          ///< No parts: none.
-  StepLinear shared_gate;  ///< No parts: 1.
+  StepMlp shared;          ///< No parts: no shared expert.
+  StepLinear shared_gate;  ///< No parts: a factor of 1.
   GateOptions gate;
   StepNorm out_norm;
 };
 
-/// logits [wanted, vocab] = linear(norm(hidden[wanted])); nothing where no row is wanted.
+/// logits [wanted, vocab] = linear(norm(hidden[wanted])); a no-op if no row is wanted.
 struct HeadStep {
   StepNorm norm;
   StepLinear linear;
 };
 
-/// tokens [wanted] = a draw from the logits; nothing where StepValues has no samplers.
+/// tokens [wanted] = sampled from the logits; a no-op if StepValues has no samplers.
 struct SampleStep {};
 
 using StepOperation =
@@ -158,28 +158,28 @@ inline StepKind KindOf(const StepOperation& operation) {
   return static_cast<StepKind>(operation.index());
 }
 
-/// A model's step.
+/// One decoder step of a model.
 struct StepDescription {
   std::vector<StepOperation> operations;
   int64_t hidden = 0;
   int64_t vocab = 0;
-  Accuracy accuracy = Accuracy::kDefault;  ///< Of products; the router's are exact.
+  Accuracy accuracy = Accuracy::kDefault;  ///< GEMM accuracy; the router is exact.
   bool allow_bf16_activations = true;
 };
 
-/// The pages of the sequences of a step, for the layers of one cache group.
+/// The KV-cache pages of a step's sequences, for the layers of one cache group.
 struct StepPages {
   std::vector<void*> slabs;
   TensorView block_tables;  ///< As in SequenceRows.
 };
 
-/// The inputs and results of a step, and the values that flow between its operations, f32 rows
-/// without gaps. A view that only operations inside of a fused run would use may be left alone.
+/// The inputs and results of a step, and the values that flow between its operations, contiguous
+/// f32 rows. Views used only inside a fused run may stay unwritten.
 struct StepValues {
   TensorView ids;         ///< i32 [rows].
   TensorView positions;   ///< As in SequenceRows.
   TensorView first_rows;  ///< As in SequenceRows.
-  TensorView wanted;      ///< i32: the rows whose logits are asked for.
+  TensorView wanted;      ///< i32: the rows whose logits are wanted.
   std::vector<StepPages> pages;
   MutableTensorView hidden;
   MutableTensorView projected;
@@ -197,17 +197,17 @@ struct StepValues {
   int64_t rows() const { return positions.dim(0); }
 };
 
-/// A run of a step's operations in a device's own form.
+/// A run of a step's operations as the device implements it.
 class FusedOperations {
  public:
   virtual ~FusedOperations() = default;
-  /// Puts the run on the stream. Thread-safe. The addresses in `values` change from call to call: a
-  /// captured run copies the few numbers that it reads to memory of its own. Errors of values come
-  /// from Synchronize.
+  /// Enqueues the run on the stream. Thread-safe. The addresses in `values` change from call to
+  /// call: a captured run copies the few values that it reads to memory of its own. Synchronize
+  /// reports errors of values.
   virtual Status Run(const StepValues& values, void* stream) const = 0;
 };
 
-/// The first `count` operations of those that were offered; none: 0.
+/// The first `count` of the offered operations; 0: none.
 struct FusedRun {
   size_t count = 0;
   std::unique_ptr<const FusedOperations> operations;

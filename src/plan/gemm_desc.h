@@ -1,4 +1,4 @@
-// The GEMM to plan: everything that selection and plans may depend on, and nothing else.
+// The GEMM problem: everything that selection and plans may depend on, and nothing else.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace marlin {
 /// Properties of prepared weights that decide which kernels can read them. The backend that
 /// prepared the weights fills them in; GemmDesc copies them whole.
 struct WeightTraits {
-  bool tiled = false;      ///< Arranged for the matrix units; else only slow kernels read it.
-  bool marlin_w4 = false;  ///< In the public layout of that name (PrepareOptions).
+  bool tiled = false;      ///< In the matrix units' tile layout; else only slow kernels read it.
+  bool marlin_w4 = false;  ///< In that public layout (PrepareOptions).
   bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
   bool fits_fp8 = false;   ///< The tiles' codes (minus their zeros) are e4m3 numbers.
 

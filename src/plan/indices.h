@@ -1,4 +1,4 @@
-// Vectors of row numbers and positions in memory that the host can read.
+// Vectors of row indices and positions in host-readable memory.
 #pragma once
 
 #include <cstdint>

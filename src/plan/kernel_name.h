@@ -1,5 +1,4 @@
-// What names a kernel and the way it cuts a problem: "marlin_gemm_wgmma" or
-// "marlin_gemm_wgmma@128x2".
+// Names of kernels, perhaps with a tiling: "marlin_gemm_wgmma" or "marlin_gemm_wgmma@128x2".
 #pragma once
 
 #include <string>
@@ -11,14 +10,14 @@
 namespace marlin {
 
 struct KernelName {
-  std::string_view kernel;  ///< Of the parsed text.
+  std::string_view kernel;  ///< A part of the parsed text.
   KernelVariant variant;
 };
 
 /// Errors: kInvalidArgument for anything but NAME or NAME@WIDTHxSPLITS with numbers from 1 up.
 Result<KernelName> ParseKernelName(std::string_view text);
 
-/// The name with its variant, unless that is left to the kernel.
+/// The name with its variant, unless the variant is left to the kernel.
 std::string ToString(std::string_view kernel, const KernelVariant& variant);
 
 }  // namespace marlin

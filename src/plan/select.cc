@@ -82,7 +82,7 @@ std::string KernelChoice::ToString() const { return marlin::ToString(kernel->nam
 
 namespace {
 
-/// A kernel that was asked for by name.
+/// Selects a kernel forced by name.
 Result<KernelChoice> SelectForced(const GemmDesc& desc, const Candidates& candidates,
                                   std::string_view forced) {
   MARLIN_ASSIGN_OR_RETURN(const KernelName name, ParseKernelName(forced));
@@ -116,13 +116,13 @@ Status RefuseWithReasons(const GemmDesc& desc, const Candidates& candidates) {
 }
 
 Result<KernelChoice> SelectByCost(const GemmDesc& desc, const Candidates& candidates) {
-  // Estimates are for problems that have something to compute; of the others any kernel will do.
+  // Cost estimates need a nonempty problem; an empty one can run on any kernel.
   GemmDesc filled = desc;
   for (int64_t* const size : {&filled.m, &filled.n, &filled.k}) *size = std::max<int64_t>(*size, 1);
   const KernelDesc* best = nullptr;
   double least = 0;
   for (const KernelDesc& kernel : candidates.kernels) {
-    // Kernels that are chosen by measurement are not even asked: answering may load a library.
+    // Kernels not selected by cost are not asked for support: answering may load a library.
     if (kernel.chosen != Chosen::kByCost) continue;
     if (!CheckSupport(kernel, desc, candidates.device).ok()) continue;
     const double cost = candidates.cost(kernel, filled);

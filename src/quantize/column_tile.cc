@@ -8,7 +8,7 @@
 namespace marlin {
 namespace {
 
-/// Reads a T from any address: elements of files and of other programs' arrays need not be aligned.
+/// Reads a T from any address: elements of files and of foreign arrays may be unaligned.
 template <typename T>
 T LoadFrom(const std::byte* place) {
   T value;
@@ -28,8 +28,8 @@ struct Bf16Reader {
 
 struct F16Reader {
   static constexpr int64_t kBytes = 2;
-  /// HalfToFloat without branches, so that a loop over it becomes vector code: the fields move to
-  /// fp32's places and a multiplication by 2^112 mends the exponent, of subnormals too.
+  /// HalfToFloat without branches, so that a loop over it vectorizes: the fields move to their fp32
+  /// positions and a multiplication by 2^112 corrects the exponent, of subnormals too.
   static float Read(const std::byte* place) {
     const auto bits = LoadFrom<uint16_t>(place);
     const uint32_t magnitude = bits & 0x7fffu;

@@ -1,4 +1,4 @@
-// Reading a tile of columns of a strided matrix as fp32, and writing one back.
+// Loads a tile of columns of a strided matrix as fp32, and stores one.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace marlin {
 
-/// Columns that one task handles at a time: a row of packed words is then one cache line.
+/// Columns per task: a row of packed words is then one cache line.
 inline constexpr int64_t kTileColumns = 16;
 
 /// One matrix [k, n] inside a view [k, n] or [experts, k, n].
 struct MatrixView {
   const void* data;
   DType dtype;
-  int64_t k_stride;  ///< In elements, as the other one.
+  int64_t k_stride;  ///< In elements, like n_stride.
   int64_t n_stride;
 };
 

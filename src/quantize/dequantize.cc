@@ -37,7 +37,7 @@ float ReadScalar(const TensorView& view, int64_t index) {
   }
 }
 
-/// What turns a code of one group of one column into a weight.
+/// Maps a code of one group of one column to its weight.
 struct GroupMap {
   double scale = 1;
   double zero = 0;
@@ -204,7 +204,7 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
       {"biases", weights.biases},
       {"global_scale", weights.global_scale}};
   for (const auto& [name, part] : parts) {
-    MARLIN_RETURN_IF_ERROR(CheckApart("out", out, name, part, false));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
   if (out.ElementCount() == 0) return {};
   switch (out.dtype()) {

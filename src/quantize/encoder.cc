@@ -10,29 +10,28 @@
 namespace marlin {
 namespace {
 
-/// Whether b's value is the nearer one to x, where a and b are neighbours in value and a's is the
-/// smaller; a tie goes to the even code. Exact: near the middle both differences are exact in
-/// double.
-bool Above(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
+/// Whether b is nearer to x than a, where a < b are adjacent values; a tie goes to the even code.
+/// Exact: near the midpoint both differences are exact in double.
+bool IsNearerToUpper(float x, float a, float b, uint8_t code_a, uint8_t code_b) {
   const double down = static_cast<double>(x) - static_cast<double>(a);
   const double up = static_cast<double>(b) - static_cast<double>(x);
   if (up != down) return up < down;
   return code_b % 2 == 0 && code_a % 2 != 0;
 }
 
-/// Whether code a is to be used rather than b of the same value.
+/// Whether to use code a rather than b, of the same value.
 bool Preferred(uint8_t a, uint8_t b) { return a % 2 != b % 2 ? a % 2 == 0 : a < b; }
 
-/// Whether the values are consecutive integers.
-bool IsEven(std::span<const float> values) {
+/// Whether the values are consecutive integers, in order.
+bool IsConsecutive(std::span<const float> values) {
   for (size_t i = 1; i < values.size(); ++i) {
     if (values[i] != values[i - 1] + 1.0f) return false;
   }
   return true;
 }
 
-/// Adds error(i) for i in [0, count) in fp32 over kLanes interleaved sums, so that the loop becomes
-/// vector code and the result does not depend on the vectors' width.
+/// Adds error(i) for i in [0, count) in fp32 over kLanes interleaved sums, so that the loop
+/// vectorizes and the result does not depend on the vector width.
 template <typename Error>
 double SumInLanes(int64_t count, Error error) {
   constexpr int64_t kLanes = 16;
@@ -118,9 +117,9 @@ void Encoder::Use() {
     encode_ = &Encoder::EncodeWithCodec<Codec>;
     squared_error_ = &Encoder::ErrorWithCodec<Codec>;
   }
-  // Small uneven tables: trying all values is faster than a codec's field arithmetic.
+  // Small uneven tables: trying all values is faster than the codec's bit arithmetic.
   if constexpr (Codec::kBits <= 4) {
-    if (!IsEven(values_)) squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
+    if (!IsConsecutive(values_)) squared_error_ = &Encoder::ErrorWithTable<Codec::kBits>;
   }
 }
 
@@ -169,11 +168,11 @@ void Encoder::MakeThresholds() {
     while (std::nextafter(low, high) < high) {
       const float middle = static_cast<float>((static_cast<double>(low) + high) / 2);
       const float probe = middle <= low || middle >= high ? std::nextafter(low, high) : middle;
-      (Above(probe, a, b, code_a, code_b) ? high : low) = probe;
+      (IsNearerToUpper(probe, a, b, code_a, code_b) ? high : low) = probe;
     }
     thresholds_[r] = high;
   }
-  // Of codes with equal values (0 and -0 of some fp4 tables) the first even one stands for all.
+  // Among codes of equal value (0 and -0 of some fp4 tables) the first even one is used.
   for (size_t r = 0; r < count; ++r) {
     for (size_t s = 0; s < count; ++s) {
       const bool equal = values_[rank_to_code_[r]] == values_[rank_to_code_[s]];

@@ -21,8 +21,8 @@ class Encoder {
     encode_(*this, w, count, scale, zero, codes);
   }
 
-  /// Sum of the squared errors that Encode and decoding would leave, to about fp32's precision: for
-  /// comparing candidates. The same on every machine. Precondition: as Encode.
+  /// Sum of the squared errors of encoding and decoding, to about fp32's precision, for comparing
+  /// candidates. The same on every machine. Precondition: as Encode.
   double SquaredError(const float* w, int64_t count, float scale, float zero) const {
     return squared_error_(*this, w, count, scale, zero);
   }
@@ -64,8 +64,8 @@ class Encoder {
   float min_value_ = 0;
   float max_value_ = 0;
   uint8_t zero_code_ = 0;
-  // Code tables of codebook formats: rank_to_code_[r] is the code of the r-th smallest value, and
-  // the nearest value of x has the rank that counts the thresholds <= x.
+  // Tables of codebook formats: rank_to_code_[r] is the code of the r-th smallest value; the
+  // nearest value's rank is the number of thresholds <= x.
   std::array<uint8_t, 16> rank_to_code_{};
   std::array<float, 15> thresholds_{};
 };

@@ -6,7 +6,7 @@
 namespace marlin {
 namespace {
 
-/// An integer that orders as the float does, so that extremes vectorise without NaN rules.
+/// An integer with the float's ordering, so that min and max vectorize without NaN rules.
 int32_t OrderKey(float x) {
   const auto bits = std::bit_cast<int32_t>(x);
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -19,7 +19,7 @@ class Best {
   Best(const GroupContext& context, const float* w, int64_t count)
       : context_(context), w_(w), count_(count) {}
 
-  /// Tries round-to-nearest's choice for a range; true when it becomes the best.
+  /// Tries round-to-nearest's parameters for a range; true when they become the best.
   bool Try(const GroupRange& range) {
     const GroupParameters candidate = context_.rule.Choose(range, context_.coder);
     if (candidate.scale.overflow || candidate.scale.value == 0.0f) return false;
@@ -51,7 +51,7 @@ GroupRange Scaled(const GroupRange& range, float low, float high) {
   return {range.amax * high, range.low * low, range.high * high};
 }
 
-/// Tries the range times `center` + each offset; returns the best factor so far.
+/// Tries the range scaled by `center` + each offset; returns the best factor so far.
 template <size_t kCount>
 float TryFactors(const GroupRange& range, float center, const float (&offsets)[kCount],
                  float best_factor, Best& best) {

@@ -1,4 +1,4 @@
-// One group of weights: its extremes, and the choice of its scale and zero point.
+// Range, scale and zero point of one group of weights.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace marlin {
 /// Bits of the largest |w|; at or above those of infinity when any weight is NaN or Inf.
 uint32_t MaxMagnitudeBits(const float* w, int64_t count);
 
-/// Extremes of finite weights; low and high only when `affine`.
+/// Range of finite weights; low and high only when `affine`.
 GroupRange RangeOf(const float* w, int64_t count, bool affine);
 
-/// What every group of a matrix shares.
+/// Parameters shared by all groups of a matrix.
 struct GroupContext {
   const Encoder& encoder;
   ScaleRule rule;
@@ -23,12 +23,12 @@ struct GroupContext {
   bool affine;
 };
 
-/// Starting from round-to-nearest's parameters, searches those with the smallest squared error.
+/// Searches for the parameters with the smallest squared error, starting from round-to-nearest's.
 ///
-/// Grid: round-to-nearest's choice for the group's range times r, r in {1, 1.06, 0.94, 0.88, ...,
-/// 0.46}; then r +- 0.02 and +- 0.04 around the best; for affine formats then each end of the range
-/// alone times 1.1, 0.9 and 0.8. E8M0 tries the exponents 0, -1 and +1. Above 1 because a coarser
-/// scale can hit an uneven table better. Of equal errors the first candidate wins.
+/// Grid: round-to-nearest's parameters for the group's range times r, r in {1, 1.06, 0.94, 0.88,
+/// ..., 0.46}; then r +- 0.02 and +- 0.04 around the best; for affine formats then each end of the
+/// range alone times 1.1, 0.9 and 0.8. E8M0 tries the exponents 0, -1 and +1. r goes above 1
+/// because a coarser scale can fit an uneven table better. Ties keep the first candidate.
 GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, const float* w,
                           int64_t count);
 

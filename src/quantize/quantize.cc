@@ -36,8 +36,8 @@ std::string At(const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n) {
   return text + std::to_string(k) + ", " + std::to_string(n) + "]";
 }
 
-/// One call of Quantize below its checks: the matrix goes in tiles of columns, each tile in chunks
-/// of k that hold whole groups and whole runs of packed codes.
+/// One Quantize call after its checks: the matrix is processed in tiles of columns, each tile in
+/// chunks of k that hold whole groups and whole runs of packed codes.
 class Quantizer {
  public:
   Quantizer(ThreadPool& pool, const TensorView& dense, const QuantizeOptions& options,
@@ -113,7 +113,7 @@ Status Quantizer::ForEachTile(TileFunction body, std::vector<TileResult>& result
     const Scratch own{scratch.As<float>(at), scratch.As<uint8_t>(at + 4 * tile_bytes)};
     body(task / tiles_, task % tiles_, own, results[static_cast<size_t>(task)]);
   });
-  // The first tile's error, whichever thread met one first.
+  // The first tile's error, whichever thread found one first.
   for (const TileResult& result : results) MARLIN_RETURN_IF_ERROR(result.status);
   return {};
 }
@@ -339,7 +339,7 @@ Status CheckDense(const std::string& name, const TensorView& dense) {
 }
 
 Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> body) {
-  // A thread costs about as much to make as this many weights to convert.
+  // Starting a thread costs about as much as converting this many weights.
   constexpr int64_t kWeightsPerThread = 1 << 16;
   const int64_t wanted = std::max<int64_t>(weight_count / kWeightsPerThread, 1);
   try {
@@ -363,7 +363,7 @@ Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   buffer.weights.codebook = options.codebook;
   if (spec.experts == 0 || spec.k == 0 || spec.n == 0) {
-    // Tiles of no weights could be more than memory holds.
+    // The number of empty tiles is not bounded by memory: do not loop over them.
     if (buffer.global_scale != nullptr) std::fill_n(buffer.global_scale, spec.experts, 0.0f);
     return std::move(buffer.weights);
   }

@@ -1,4 +1,4 @@
-// Quantize on a given thread pool.
+// Quantization on a given thread pool.
 #pragma once
 
 #include "base/thread_pool.h"
@@ -14,8 +14,8 @@ Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
 /// Errors: kInvalidArgument beginning with `name`.
 Status CheckDense(const std::string& name, const TensorView& dense);
 
-/// Conversion of a dense matrix to the unquantized formats bf16 and fp16, each number rounded once.
-/// Errors: kNonFiniteInput, kUnsupported for a number beyond fp16's range, kOutOfMemory.
+/// Converts a dense matrix to the unquantized formats bf16 and fp16, rounding each element once.
+/// Errors: kNonFiniteInput, kUnsupported for a value beyond fp16's range, kOutOfMemory.
 Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& dense,
                                          const WeightsSpec& spec, const std::string& tensor_name);
 
@@ -23,8 +23,8 @@ Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& den
 Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
                        int64_t expert, int64_t k, int64_t n);
 
-/// Runs body on a pool of this process's processors, as many as `weight_count` weights deserve,
-/// and turns what threads or allocations throw into a Status.
+/// Runs body on a pool of up to all available processors, scaled to `weight_count`, and turns
+/// exceptions of threads and allocations into a Status.
 Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> body);
 
 }  // namespace marlin

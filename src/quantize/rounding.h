@@ -1,4 +1,4 @@
-// One rounding from an exact number to f32, bf16 or f16.
+// Single rounding from an exact value to f32, bf16 or f16.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 namespace marlin {
 
 /// a + b rounded to odd: inexact sums get an odd last bit, so that a later rounding to any narrower
-/// type gives what one rounding of the exact sum would.
+/// type equals a single rounding of the exact sum.
 inline double AddToOdd(double a, double b) {
   const double sum = a + b;
   const double b_part = sum - a;
@@ -30,7 +30,7 @@ inline float FloatToOdd(double x) {
   return std::bit_cast<float>(too_large ? bits - 1 : bits + 1);
 }
 
-/// Element types of outputs, with the rounding of an exact double to each.
+/// Output element types, with the rounding of an exact double to each.
 struct F32Element {
   using Stored = float;
   static Stored Round(double exact) { return static_cast<float>(exact); }

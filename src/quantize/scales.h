@@ -1,4 +1,4 @@
-// Scales and zero points: their choice from a group's extremes and their rounding to stored types.
+// Scales and zero points: chosen from a group's range, rounded to their stored types.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace marlin {
 
-/// A scale as it is stored, and what it means.
+/// A stored scale and its value.
 struct StoredScale {
   uint32_t bits = 0;      ///< In the stored type.
   float value = 0;        ///< Effective: times the global scale where there is one.
@@ -48,15 +48,14 @@ struct GroupRange {
 ///   symmetric  scale = amax / levels, levels = the format's largest value (7 for s4, so that both
 ///              signs reach the extreme and quantizing twice changes nothing; max |v| for tables)
 ///   affine     scale = (high - low) / (max - min), zero = round(min - low / scale) in [min, max]
-///   E8M0       symmetric: 2^(floor(log2 amax) - floor(log2 levels)), the OCP MX rule; formats
-///   whose
-///              largest value is itself a power of two (nf4, int2) would saturate by up to a factor
-///              2 under it and take 2^ceil(log2(amax / levels))
+///   E8M0       symmetric: 2^(floor(log2 amax) - floor(log2 levels)), the OCP MX rule; under it,
+///              formats whose largest value is itself a power of two (nf4, int2) would saturate
+///              by up to a factor 2, so they take 2^ceil(log2(amax / levels))
 class ScaleRule {
  public:
   ScaleRule(const Encoder& encoder, bool affine);
 
-  /// What is divided into levels: amax or high - low. Infinite only when high - low overflows.
+  /// The span that levels() divides: amax or high - low. Infinite only when high - low overflows.
   double Span(const GroupRange& range) const {
     return affine_ ? static_cast<double>(range.high) - static_cast<double>(range.low)
                    : static_cast<double>(range.amax);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kRows = 512;
 
-/// A number as its format stores it, and whether it still is one.
+/// How a format stores a value, and whether the stored value is finite.
 struct StoredBf16 {
   using Type = uint16_t;
   static Type Round(float value) { return FloatToBf16(value); }
@@ -35,7 +35,7 @@ struct StoredFp32 {
   static bool IsFinite(Type value) { return std::isfinite(value); }
 };
 
-/// The error for a number that the format turns into infinity or that already was none.
+/// The error for a value that was not finite, or that the format turns into infinity.
 Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name, float value,
                         int64_t expert, int64_t k, int64_t n) {
   if (!std::isfinite(value)) return NonFiniteWeight(tensor_name, value, spec, expert, k, n);
@@ -46,7 +46,7 @@ Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name,
                       spec.format == Format::kFp16 ? "use bf16" : "use a quantized format")};
 }
 
-/// Copies a rectangle whose numbers lie in `tile`, column after column.
+/// Stores a rectangle from `tile`, which is column-major.
 template <typename Stored>
 Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_t expert,
                  const TileRange& range, const float* tile, typename Stored::Type* to) {

@@ -1,4 +1,5 @@
-// What config.json says, read as the model families' reference implementations name their tensors.
+// Lists the tensors that a config.json implies, named as in the families' reference
+// implementations.
 #include "recipe/architecture.h"
 
 #include "base/checked.h"
@@ -55,10 +56,10 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.there()) Add(vector.name, {vector.count});
+    if (vector.present()) Add(vector.name, {vector.count});
   }
   void AddLinear(const LinearTensors& linear) {
-    if (!linear.there()) return;
+    if (!linear.present()) return;
     Add(linear.weight(), {linear.out, linear.in});
     if (linear.bias) Add(linear.bias_name(), {linear.out});
   }
@@ -129,7 +130,7 @@ Status CheckTotal(const std::vector<ModelTensor>& tensors) {
     for (int i = 0; i < tensor.shape.rank(); ++i) count = count * Checked(tensor.shape[i]);
     total = total + count;
   }
-  // Room for a factor that turns elements into bits.
+  // Headroom for converting elements to bits.
   if ((total * Checked(64)).valid()) return Status();
   return Status(Code::kMalformedFile, "config.json: the number of parameters overflows");
 }

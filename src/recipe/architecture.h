@@ -1,4 +1,4 @@
-// The tensors of a decoder as its config.json implies them, without any weights.
+// The tensors of a decoder as implied by its config.json, without any weights.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ModelTensor {
   std::string name;
   Shape shape;
   LayerClass layer_class = LayerClass::kOther;
-  int64_t layer = -1;        ///< Decoder layer; -1 for embeddings, the last norm and lm_head.
+  int64_t layer = -1;        ///< Decoder layer; -1 for embeddings, the final norm and lm_head.
   bool routed = false;       ///< One routed expert, or a stack of them: used by some tokens only.
   bool input_first = false;  ///< Matrices are stored [in, out] instead of [out, in].
 };
@@ -30,22 +30,23 @@ struct ModelArchitecture {
   int64_t vocabulary_size = 0;
   int64_t expert_count = 0;  ///< 0 for a dense model.
   int64_t experts_per_token = 0;
-  bool tied_embeddings = false;   ///< lm_head is the embedding table.
+  bool tied_embeddings = false;   ///< lm_head shares the embedding table.
   int64_t kv_cache_elements = 0;  ///< Per token, all layers.
   std::vector<ModelTensor> tensors;
-  /// Multi-token-prediction layers that come with some checkpoints (glm4_moe, deepseek_v3): not
-  /// used for ordinary decoding and not part of published parameter counts.
+  /// Multi-token-prediction layers of some checkpoints (glm4_moe, deepseek_v3): unused in ordinary
+  /// decoding and not part of published parameter counts.
   std::vector<ModelTensor> prediction_tensors;
 };
 
-/// Describes a model. Errors: kMalformedFile for text that is no JSON object, kUnsupported naming
-/// an unknown model_type and the known ones, kMalformedFile naming a missing or absurd value.
+/// Describes a model. Errors: kMalformedFile for text that is not a JSON object, kUnsupported
+/// naming an unknown model_type and the known ones, kMalformedFile naming a missing or absurd
+/// value.
 Result<ModelArchitecture> DescribeModel(std::string_view config_json);
 
-/// Elements of all the tensors; they are known not to overflow.
+/// Elements of all the tensors; DescribeModel has checked that they do not overflow.
 int64_t ParameterCount(const std::vector<ModelTensor>& tensors);
 
-/// Parameters that one token uses: everything but the routed experts it does not visit.
+/// Parameters used by one token: all but the routed experts that it is not sent to.
 int64_t ActiveParameterCount(const ModelArchitecture& model);
 
 }  // namespace marlin

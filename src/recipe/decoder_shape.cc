@@ -158,8 +158,8 @@ void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
-/// glm4_moe_lite may say of each layer whether it has experts; then the number of dense ones before
-/// them says nothing.
+/// glm4_moe_lite may list for each layer whether it has experts; the list then overrides the number
+/// of leading dense layers.
 void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
   const std::vector<std::string> kinds = config.StringsOrEmpty("mlp_layer_types");
   if (kinds.empty()) return;

@@ -1,4 +1,4 @@
-// The numbers of a decoder's config.json: what its family fixes, and what its dimensions are.
+// The numbers of a decoder's config.json: constants of its family, and its dimensions.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
 enum class AttentionKind : uint8_t { kSplit, kFused, kLatent };
 enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
 enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
-/// How a router's scores become the weights of the experts that it chose.
+/// How router logits become the weights of the selected experts.
 enum class RouterRule : uint8_t {
-  kSoftmax,            ///< Divided by the sum of the chosen ones where norm_topk_prob says so.
-  kSoftmaxNormalized,  ///< Always divided by that sum.
-  kSoftmaxOfChosen,    ///< Over the chosen ones' logits.
-  kSigmoid,            ///< With a score-correction bias, in groups.
+  kSoftmax,            ///< Normalized over the selected experts if norm_topk_prob.
+  kSoftmaxNormalized,  ///< Always normalized over the selected experts.
+  kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
+  kSigmoid,            ///< With a score-correction bias and expert groups.
 };
 /// Which layers have a sliding window when layer_types is absent.
 enum class WindowRule : uint8_t {
@@ -37,7 +37,7 @@ enum class WindowRule : uint8_t {
   kFromLimit,       ///< Layers from max_window_layers on.
 };
 
-/// Names under which a block of experts is found.
+/// Names of the module that holds a layer's experts.
 inline constexpr std::string_view kExpertBlocks[] = {"mlp", "block_sparse_moe"};
 
 /// How experts are named and stored.
@@ -46,16 +46,16 @@ struct ExpertStyle {
   std::string_view router = "gate";
   bool router_bias = false;
   bool stacked = false;      ///< All experts in one tensor, gate and up fused.
-  bool interleaved = false;  ///< Stacked gate and up take turns; else gate's columns come first.
+  bool interleaved = false;  ///< Stacked gate and up columns alternate; else gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
-  bool short_names = false;  ///< w1, w3, w2 in the place of gate_proj, up_proj, down_proj.
+  bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };
 
-/// What is fixed for a model_type.
+/// Constants of a model_type.
 struct Family {
   std::string_view model_type;
-  bool runs = true;  ///< The decoder runner computes it.
+  bool runs = true;  ///< The decoder runner supports it.
   AttentionKind attention = AttentionKind::kSplit;
   BiasRule qkv_bias = BiasRule::kNone;
   bool o_bias = false;  ///< The output projection follows qkv_bias.
@@ -64,20 +64,20 @@ struct Family {
   bool interleaved_rotary = false;
   bool mlp_bias = false;  ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
-  bool sandwich_norms = false;           ///< Norms after attention and MLP too.
+  bool sandwich_norms = false;           ///< Norms also after attention and MLP.
   const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
   WindowRule windows = WindowRule::kAllLayers;
-  bool asks_for_windows = false;  ///< use_sliding_window must be true.
+  bool asks_for_windows = false;  ///< Windows only if use_sliding_window is true.
   bool reads_layer_types = true;  ///< layer_types says which layers have a window.
   int64_t default_head_dim = 0;   ///< 0: hidden_size / num_attention_heads.
   int64_t default_positions = 2048;
-  double gate_limit = 0;  ///< The clamp of the gate unless swiglu_limit says another; 0: none.
+  double gate_limit = 0;  ///< Default of swiglu_limit, the clamp of the GLU; 0: none.
 };
 
-/// Everything that the tensors' shapes depend on.
+/// All numbers that determine the tensors' shapes.
 struct Dimensions {
   int64_t hidden = 0;
   int64_t layers = 0;
@@ -94,7 +94,7 @@ struct Dimensions {
   int64_t sparse_step = 1;
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
-  // Latent attention; q_rank 0 means one q_proj.
+  // MLA; q_rank 0 means a single q_proj.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
   int64_t nope_dim = 0;
@@ -106,9 +106,9 @@ struct Dimensions {
   bool tied = false;
 };
 
-/// Every family, by model_type in no order.
+/// Every family, keyed by model_type, unordered.
 std::span<const Family> AllFamilies();
-/// Finds what is fixed for a model_type. Errors: kUnsupported naming the known ones.
+/// Finds the family of a model_type. Errors: kUnsupported naming the known ones.
 Result<const Family*> FindFamily(const std::string& model_type);
 
 /// Reads and checks the dimensions. Errors: kMalformedFile naming the key.

@@ -143,7 +143,7 @@ ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
                             FunctionRef<bool(const std::string&)> has) {
   ExpertStyle style = family.experts == nullptr ? ExpertStyle() : *family.experts;
   const std::string prefix = LayerPrefix(layer);
-  // Writers of Mixtral rename its block, its matrices, both, or store all experts in one tensor.
+  // Checkpoints of Mixtral rename the block, the matrices or both, or stack all experts.
   for (const std::string_view block : kExpertBlocks) {
     if (has(fmt::format("{}{}.{}.weight", prefix, block, style.router))) style.block = block;
   }

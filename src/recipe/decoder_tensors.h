@@ -1,5 +1,5 @@
-// The tensors of decoders as Hugging Face names them: the one place that knows these names.
-// Listing a model (architecture.h) and loading one (model/load.cc) both walk these descriptions.
+// The tensor names of decoders on Hugging Face, defined only here. Listing a model (architecture.h)
+// and loading one (model/load.cc) both walk these descriptions.
 #pragma once
 
 #include <array>
@@ -20,37 +20,37 @@ inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
-/// Names of an expert's gate, up and down projections, in files that hold experts one by one.
+/// Names of an expert's gate, up and down projections, in files that store experts one by one.
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of all experts' matrices in one tensor, gate and up fused.
+/// Names of the stacked matrices of all experts, gate and up fused.
 inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
-/// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. One without a
-/// name is not there.
+/// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
+/// unnamed.
 struct LinearTensors {
   std::string name;
   int64_t in = 0;
   int64_t out = 0;
   bool bias = false;
 
-  bool there() const { return !name.empty(); }
+  bool present() const { return !name.empty(); }
   std::string weight() const { return name + ".weight"; }
   std::string bias_name() const { return name + ".bias"; }
 };
 
-/// A norm's weights, or another vector, by its whole name. One without a name is not there.
+/// A norm's weights, or another vector, by its full name. Absent if unnamed.
 struct VectorTensor {
   std::string name;
   int64_t count = 0;
 
-  bool there() const { return !name.empty(); }
+  bool present() const { return !name.empty(); }
 };
 
 /// Grouped-query attention.
 struct AttentionTensors {
-  std::vector<LinearTensors> qkv;  ///< Queries, keys, values; or one that holds all three.
+  std::vector<LinearTensors> qkv;  ///< Queries, keys and values, or one fused layer.
   LinearTensors out;
   VectorTensor q_norm;
   VectorTensor k_norm;
@@ -59,7 +59,7 @@ struct AttentionTensors {
 
 /// Multi-head latent attention (MLA).
 struct LatentAttentionTensors {
-  LinearTensors q;  ///< Or the three below.
+  LinearTensors q;  ///< Or q_a, q_a_norm and q_b.
   LinearTensors q_a;
   VectorTensor q_a_norm;
   LinearTensors q_b;
@@ -70,12 +70,12 @@ struct LatentAttentionTensors {
 };
 
 struct MlpTensors {
-  std::vector<LinearTensors> gate_up;  ///< Gate and up; or one that holds both.
+  std::vector<LinearTensors> gate_up;  ///< Gate and up, or one fused layer.
   LinearTensors down;
 };
 
-/// One tensor of all experts' matrices, without ".weight": [experts, in, out] where IsStoredInOut
-/// says so, else [experts, out, in]; and one of their biases [experts, out], or none.
+/// A stacked tensor of all experts' matrices, without ".weight": [experts, in, out] if
+/// IsStoredInOut, else [experts, out, in]; and its biases [experts, out], if any.
 struct ExpertStack {
   std::string name;
   int64_t in = 0;
@@ -83,7 +83,7 @@ struct ExpertStack {
   std::string bias_name;
 };
 
-/// The experts of a layer: `each` or the two stacks.
+/// The experts of a layer: either `each` or the two stacks.
 struct ExpertsTensors {
   LinearTensors router;
   VectorTensor correction_bias;
@@ -96,21 +96,21 @@ struct ExpertsTensors {
 
 struct LayerTensors {
   VectorTensor input_norm;
-  AttentionTensors attention;     ///< Or:
-  LatentAttentionTensors latent;  ///< those of AttentionKind::kLatent.
+  AttentionTensors attention;     ///< Unless AttentionKind::kLatent.
+  LatentAttentionTensors latent;  ///< For AttentionKind::kLatent.
   VectorTensor mlp_norm;
   VectorTensor attention_out_norm;
   VectorTensor mlp_out_norm;
-  MlpTensors mlp;  ///< Or, where IsSparse:
+  MlpTensors mlp;  ///< Unless IsSparse.
   ExpertsTensors experts;
 };
 
-/// A layer's tensors, experts in the given style.
+/// A layer's tensors, with experts in the given style.
 LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, int64_t layer,
                            const ExpertStyle& style);
 
-/// The style in which a checkpoint holds the experts of a layer: the family's, or another of those
-/// that writers use for it. `has` says whether a weight of a name is there.
+/// The style in which a checkpoint stores the experts of a layer: the family's, or another in use
+/// for it. `has` tells whether a weight of that name exists.
 ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
                             FunctionRef<bool(const std::string&)> has);
 

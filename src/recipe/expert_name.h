@@ -8,14 +8,14 @@
 
 namespace marlin {
 
-/// "a.experts.7.b.weight" as the name that all experts share, "a.experts.*.b.weight", and 7.
+/// "a.experts.7.b.weight" as the name shared by all experts, "a.experts.*.b.weight", and 7.
 struct ExpertName {
   std::string common;
   int64_t expert = 0;
 };
 
-/// Nothing where no expert is named. Numbers have at most 6 digits and no leading zero, so that the
-/// number gives the name back.
+/// Nothing if the name has no expert. Numbers have at most 6 digits and no leading zero, so that
+/// the name can be rebuilt from the number.
 std::optional<ExpertName> ParseExpertName(std::string_view name);
 
 }  // namespace marlin

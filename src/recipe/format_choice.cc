@@ -23,7 +23,8 @@ Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, group_size);
   if (error != std::errc() || stop != end) {
-    return Invalid(text, fmt::format("'{}' is no group size; expected gN or gK", Printable(part)));
+    return Invalid(text,
+                   fmt::format("'{}' is not a group size; expected gN or gK", Printable(part)));
   }
   if (group_size == 0) {
     return Invalid(text, "group size 0; write gK for one group along all of K");

@@ -7,7 +7,7 @@ namespace marlin {
 bool GlobMatch(std::string_view pattern, std::string_view text) {
   size_t p = 0;
   size_t t = 0;
-  // Where to return to when a literal run fails: only the last star needs another try.
+  // Where to resume when a literal run fails: only the last star needs another try.
   size_t star = std::string_view::npos;
   size_t resume = 0;
   while (t < text.size()) {

@@ -19,11 +19,11 @@ struct ClassRule {
   LayerClass layer_class;
 };
 
-// The first match decides, so what contains something else comes before it: experts before the
-// projections inside them, norms before the blocks that they are named after. A name is matched
-// with a dot put in front, so that "*.wte.*" finds "wte.weight" too.
+// The first match wins, so nested names come first: experts before the projections inside them,
+// norms before the blocks that they are named after. Names are matched with a leading dot, so that
+// "*.wte.*" also matches "wte.weight".
 constexpr ClassRule kRules[] = {
-    // Encoders of images and sound beside the decoder have names of their own for everything.
+    // Vision and audio encoders beside the decoder name all their modules differently.
     {"*.visual.*", LayerClass::kOther},
     {"*.vision_*", LayerClass::kOther},
     {"*.audio_*", LayerClass::kOther},
@@ -34,7 +34,7 @@ constexpr ClassRule kRules[] = {
     {"*.norm?.*", LayerClass::kNorm},
     {"*.layernorm*", LayerClass::kNorm},
     {"*.ln_*", LayerClass::kNorm},
-    // qwen2_moe's gate of the shared expert decides like a router.
+    // qwen2_moe's gate of the shared expert acts as a router.
     {"*.shared_expert_gate.*", LayerClass::kMoeRouter},
     {"*.shared_expert.*", LayerClass::kMoeSharedExpert},
     {"*.shared_experts.*", LayerClass::kMoeSharedExpert},
@@ -90,7 +90,7 @@ constexpr ClassRule kRules[] = {
     {"*.dense_4h_to_h.*", LayerClass::kMlpDown},
 };
 
-// Stacks of experts in one tensor carry no ".weight": qwen3_moe and gpt_oss since transformers 5.
+// Expert stacks in one tensor have no ".weight" suffix: qwen3_moe and gpt_oss since transformers 5.
 constexpr std::string_view kExpertStacks[] = {
     "gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3",
 };

@@ -130,7 +130,7 @@ ModelConfig ModelConfig::Nested(std::string_view key) {
   if (!Has(key)) return nested;
   const auto entry = json_->find(std::string(key));
   if (entry->is_object()) {
-    // Shares the document that the object is a part of.
+    // Shares ownership of the enclosing document.
     nested.json_ = std::shared_ptr<const Json>(json_, &*entry);
   } else {
     FailType(key, "an object", *entry);

@@ -1,4 +1,4 @@
-// Reading numbers out of a hostile config.json.
+// Reads numbers from an untrusted config.json.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace marlin {
 
-/// The values of a config.json. The first error sticks: later reads return 1 or false, so that a
-/// description reads straight on and asks for status() once.
+/// The values of a config.json. The first error sticks and later reads return 1 or false, so that a
+/// caller reads all values and checks status() once.
 class ModelConfig {
  public:
   /// `file` names the text in errors.
@@ -22,7 +22,7 @@ class ModelConfig {
                                    const JsonLimits& limits = kCheckpointJson);
 
   const Status& status() const { return status_; }
-  /// True when the key is there and not null.
+  /// True when the key is present and not null.
   bool Has(std::string_view key) const;
   bool IsList(std::string_view key) const;
   std::string String(std::string_view key);
@@ -32,17 +32,16 @@ class ModelConfig {
   int64_t SizeOr(std::string_view key, int64_t max, int64_t fallback);
   /// A number in [0, max].
   int64_t CountOr(std::string_view key, int64_t max, int64_t fallback);
-  /// The first of several names for one thing.
+  /// The first of several synonyms of a key.
   int64_t SizeOfAny(std::span<const std::string_view> keys, int64_t max);
   /// A finite number in [min, max].
   double RealOr(std::string_view key, double min, double max, double fallback);
   std::string StringOr(std::string_view key, std::string_view fallback);
   std::vector<int64_t> IntegersOrEmpty(std::string_view key);
   std::vector<std::string> StringsOrEmpty(std::string_view key);
-  /// The object under a key, empty when there is none. Its errors are its own: ask for its
-  /// status().
+  /// The object under a key, empty if absent. It keeps its own errors: check its status().
   ModelConfig Nested(std::string_view key);
-  /// Records an error about a value unless there is one already.
+  /// Records an error about a value unless one is recorded already.
   void Fail(std::string_view key, const std::string& reason);
 
  private:

@@ -1,4 +1,4 @@
-// Presets and the choice for one tensor.
+// Presets and the format choice of one tensor.
 #include "marlin/recipe.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace marlin {
 
 struct MixedPrecisionConfig::Matcher {
   std::string glob;
-  std::optional<Regex> regex;  // Instead of the glob.
+  std::optional<Regex> regex;  // Replaces the glob.
 
   bool Matches(std::string_view name) const {
     return regex ? regex->Search(name) : GlobMatch(glob, name);
@@ -35,8 +35,8 @@ constexpr LayerClass kDenseClasses[] = {
     LayerClass::kMoeExpert,
 };
 
-// What every token passes through (attention, shared experts, dense layers) is a small part of a
-// mixture-of-experts model and gets the finer groups; the many routed experts get the coarser.
+// Tensors that every token uses (attention, shared experts, dense layers) are a small part of a
+// mixture-of-experts model and get the finer groups; the many routed experts get the coarser ones.
 constexpr PresetRow kDefaultMoe[] = {
     {LayerClass::kAttentionQkv, Format::kFp4E2M1, 64},
     {LayerClass::kAttentionOut, Format::kFp4E2M1, 64},
@@ -114,7 +114,7 @@ Status MixedPrecisionConfig::AddOverride(RecipeOverride entry) {
     Result<Regex> regex = Regex::Compile(entry.pattern);
     if (!regex.ok()) {
       return Status(regex.status().code(),
-                    fmt::format("override: '{}' is no regular expression: {}",
+                    fmt::format("override: '{}' is not a regular expression: {}",
                                 Printable(entry.pattern), regex.status().message()));
     }
     matcher->regex = *std::move(regex);

@@ -1,5 +1,5 @@
-// Recipes as JSON documents, and the names that commands take. The schema is documented in
-// docs/howto/recipes.md: {"name", "base", "classes": {CLASS: CHOICE}, "overrides": [...]}.
+// Recipes as JSON documents, and the recipe names of the command line. docs/howto/recipes.md
+// documents the schema: {"name", "base", "classes": {CLASS: CHOICE}, "overrides": [...]}.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ Status Invalid(const std::string& reason) {
 
 Result<Json> ParseDocument(std::string_view text) {
   Result<Json> document = ParseJsonObject(text, "malformed JSON", kRecipeJson);
-  // A recipe is the user's own: what is wrong with it is wrong use.
+  // Recipes are user input: a malformed one is an invalid argument.
   if (!document.ok() && document.status().code() == Code::kMalformedFile) {
     return Invalid(document.status().message());
   }
@@ -53,7 +53,7 @@ Result<MixedPrecisionConfig> FromPreset(const std::string& name) {
   if (name.starts_with(kUniform)) {
     return MixedPrecisionConfig::Uniform(std::string_view(name).substr(kUniform.size()));
   }
-  return Invalid(fmt::format("'{}' is no preset; presets: {}", Printable(name), kPresetNames));
+  return Invalid(fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
 }
 
 Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
@@ -151,7 +151,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromNameOrFile(const std::str
 }
 
 std::string MixedPrecisionConfig::ToJson() const {
-  // In the order in which people write a recipe.
+  // In the order in which people write recipes.
   using OrderedJson = nlohmann::ordered_json;
   OrderedJson document;
   document["name"] = name_;

@@ -1,5 +1,5 @@
-// Thompson's construction: a pattern becomes a program whose possible positions are all followed at
-// once. Nothing backtracks, so no pattern and no name takes more than their sizes' product.
+// Thompson's construction: a pattern becomes an NFA program whose possible states are all simulated
+// at once. Without backtracking, time is bounded by the product of the sizes of pattern and text.
 #include "recipe/regex.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace {
 using Op = Regex::Op;
 using Instruction = Regex::Instruction;
 using ByteSet = Regex::ByteSet;
-// Jumps are relative, so that a part can be copied anywhere.
+// Jumps are relative, so that a fragment can be copied anywhere.
 using Program = std::vector<Instruction>;
 
 constexpr int kNoLimit = -1;
@@ -165,7 +165,7 @@ class Compiler {
     return program;
   }
 
-  /// {n}, {n,} or {n,m} after its brace.
+  /// Parses {n}, {n,} or {n,m} after the brace.
   std::optional<std::pair<int, int>> Counts() {
     const std::optional<int> least = Number();
     std::optional<int> most = least;
@@ -207,7 +207,7 @@ class Compiler {
       counts = Counts();
     }
     if (!counts) return atom;
-    // Whether more or fewer are tried first decides nothing here.
+    // Lazy quantifiers match the same texts: only the order of attempts differs.
     if (!AtEnd()) Take("?");
     return Repeat(atom, counts->first, counts->second);
   }
@@ -241,7 +241,7 @@ class Compiler {
     }
     const uint32_t c = CharacterEscape();
     if (c < 0x80 || !wide_) return OfByte(static_cast<int>(c));
-    // Names are UTF-8.
+    // Encodes as UTF-8, as tensor names are.
     Program bytes;
     if (c < 0x800) {
       Append(OfByte(static_cast<int>(0xc0 | c >> 6)), &bytes);
@@ -253,7 +253,7 @@ class Compiler {
     return bytes;
   }
 
-  /// \d, \w, \s and their complements, after the backslash.
+  /// Parses \d, \w, \s and their complements, after the backslash.
   std::optional<ByteSet> SetEscape() {
     const char c = Peek();
     bool (*contains)(int) = nullptr;
@@ -266,7 +266,7 @@ class Compiler {
     return IsUpper(c) ? ~set : set;
   }
 
-  /// One character after its backslash; wide_ says whether it was written as \uHHHH.
+  /// Parses one character after its backslash; wide_ says whether it was written as \uHHHH.
   uint32_t CharacterEscape() {
     wide_ = false;
     const char c = pattern_[at_++];
@@ -294,7 +294,7 @@ class Compiler {
     return value;
   }
 
-  /// A class after its bracket.
+  /// Parses a character class after its bracket.
   ByteSet Class() {
     const bool negated = !AtEnd() && Take("^");
     ByteSet set;
@@ -359,8 +359,8 @@ class Compiler {
   Status status_;
 };
 
-/// The instructions that read a byte next, or the end: without jumps, each once, in no order that
-/// matters.
+/// The set of active instructions that consume a byte: no jumps, no duplicates, in no particular
+/// order.
 class Positions {
  public:
   Positions(const Program& program, std::string_view text)
@@ -373,7 +373,7 @@ class Positions {
     reading_.clear();
   }
 
-  /// Goes from an instruction along all ways that read nothing. True when one is the match.
+  /// Adds an instruction, following transitions that consume no byte. True on reaching the match.
   bool Follow(size_t start, size_t at) {
     ways_.assign(1, start);
     while (!ways_.empty()) {
@@ -408,7 +408,7 @@ class Positions {
   std::string_view text_;
   std::vector<size_t> reading_;
   std::vector<size_t> ways_;
-  std::vector<size_t> seen_;  // The round in which an instruction was reached last.
+  std::vector<size_t> seen_;  // The round in which each instruction was last reached.
   size_t round_ = 1;
 };
 

@@ -18,7 +18,7 @@ double At(const TensorView& view, int64_t i, int64_t j, int64_t k) {
 
 double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
-/// Indices of `values` from the largest on, equals in their order.
+/// Indices of `values` in descending order; ties keep their order.
 std::vector<int32_t> Ranked(const std::vector<double>& values) {
   std::vector<int32_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -37,7 +37,7 @@ std::vector<double> Softmax(const std::vector<double>& x) {
   return e;
 }
 
-/// Leaves -Inf to the experts of all but the best groups.
+/// Sets the scores of all experts outside the top groups to -Inf.
 void KeepBestGroups(const RouterOptions& options, std::vector<double>* choice) {
   const auto groups = static_cast<size_t>(options.groups);
   const size_t size = choice->size() / groups;

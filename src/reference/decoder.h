@@ -1,4 +1,4 @@
-// The double-precision meaning of the decoder operations, term by term.
+// Double-precision reference of the decoder operations, term by term.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace marlin::reference {
 /// The elements of a view in C order.
 std::vector<double> Elements(const TensorView& view);
 
-/// [rows, columns] in C order, as x and out of RmsNorm.
+/// [rows, columns] in C order; x and out as for RmsNorm.
 std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, double epsilon);
 
 /// [tokens, heads, head_dim] in C order.

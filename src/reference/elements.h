@@ -1,4 +1,4 @@
-// Reading and rounding single elements of the floating-point types, in double precision.
+// Loads and rounds single elements of the floating-point types, in double precision.
 #pragma once
 
 #include <cmath>

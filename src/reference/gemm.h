@@ -1,4 +1,4 @@
-// The product and its epilogue in double precision, with the sums that error bounds are made of.
+// GEMM and its epilogue in double precision, with the sums from which error bounds are built.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ Product Multiply(const TensorView& a, const DenseWeights& weights);
 /// none, SiLU x / (1 + e^-x), GELU by tanh, ReLU; NaN stays NaN.
 double Activate(Activation activation, double x);
 
-/// What follows the sums; views as in GemmOptions.
+/// The epilogue's operands; views as in GemmOptions.
 struct Epilogue {
   TensorView bias;
   Activation activation = Activation::kNone;
@@ -34,7 +34,7 @@ struct Epilogue {
   TensorView row_weight;
 };
 
-/// The finished output, [m, n] or [m, n / 2] when gated, not yet rounded to an output type.
+/// The final output, [m, n] or [m, n / 2] when gated, before rounding to an output type.
 std::vector<double> Finish(const Product& product, const Epilogue& epilogue);
 
 }  // namespace marlin::reference

@@ -53,7 +53,7 @@ class Bench(CommandTestCase):
         for op in ("gemm", "dequantize"):
             self.refuse(USAGE, "bench", op, "--device", "cuda", says=("cuda: ",))
         self.refuse(USAGE, "bench", "gemm", "--device", "cuda", "--against", "openblas",
-                    says=("unknown peer 'openblas' on cuda; known: cublas, torch",))
+                    says=("unknown baseline 'openblas' on cuda; known: cublas, torch",))
 
     def test_gpu(self) -> None:
         devices = self.document("devices")["devices"]
@@ -88,7 +88,7 @@ class Bench(CommandTestCase):
                 (("model", QWEN, "--batch", "0"), "--batch: expected 1..4096, got 0"),
                 (("model", QWEN, "--threads", "0"), "--threads: expected 1..4096, got 0"),
                 (("gemm", "--shape", "1,2"), "--shape: expected M,N,K"),
-                (("gemm", "--against", "mkl"), "unknown peer 'mkl'"),
+                (("gemm", "--against", "mkl"), "unknown baseline 'mkl'"),
                 (("gemm", "--format", "fp5"), "fp5"),
         ):
             self.refuse(USAGE, "bench", *arguments, says=(says,))

@@ -141,7 +141,7 @@ class Tune(CommandTestCase):
     def test_nothing_to_choose(self) -> None:
         with mock.patch.dict(os.environ, {"MARLIN_CPU": "scalar"}):
             self.refuse(USAGE, "tune", *SMALL, "--shape", "1,64,64", "-o", self.file,
-                        says=("one kernel for each of these products",))
+                        says=("one kernel for each of these GEMMs",))
         self.assertFalse(self.file.exists())
         self.assertEqual(os.listdir(self.file.parent), [])
 

@@ -85,7 +85,7 @@ def load_mlx(path: Path) -> Any:
     mx.set_default_device(mx.cpu)
     kind = json.loads((path / "config.json").read_text())["model_type"]
     if importlib.util.find_spec(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}") is None:
-        with pytest.raises(mm.UnsupportedError, match=f"mlx_lm cannot make a {kind}"):
+        with pytest.raises(mm.UnsupportedError, match=f"mlx_lm cannot build a {kind}"):
             load_model(path)
         pytest.skip(f"the installed mlx_lm has no {kind}")
     model, _ = load_model(path)
@@ -534,7 +534,7 @@ def test_types_and_functions_that_mlx_lm_lacks(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path / "source")
     mm.quantize_model(tmp_path / "source", tmp_path / "q", recipe(MIXTURE))
     with_config(tmp_path / "q", model_type="nonesuch")
-    with pytest.raises(mm.UnsupportedError, match="mlx_lm cannot make a nonesuch: .*not supported"):
+    with pytest.raises(mm.UnsupportedError, match="mlx_lm cannot build a nonesuch: .*supported"):
         load_model(tmp_path / "q")
     with_config(tmp_path / "q", model_type=None)
     with pytest.raises(mm.MalformedFileError, match="model_type: expected a string"):

@@ -80,7 +80,7 @@ def test_backend_says_what_runs(path: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     assert backend().name == path
     monkeypatch.delenv("MARLIN_MLX")
-    assert backend() == ("extension", "the first choice")
+    assert backend() == ("extension", "preferred")
     monkeypatch.setenv("MARLIN_MLX", "metal_kernel")
     with pytest.raises(mm.UnsupportedError, match="no GPU with Metal"):
         backend()
@@ -91,7 +91,7 @@ def test_backend_says_what_runs(path: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     "written, reason",
-    [("0.1.2\n", "built for MLX 0.1.2, and"), (None, "built where no MLX was installed")],
+    [("0.1.2\n", "built for MLX 0.1.2, and"), (None, "built without MLX")],
 )
 def test_another_version_of_mlx_is_not_loaded(
     written: str | None, reason: str, tmp_path: Path

@@ -1,5 +1,5 @@
 // The extension module _mlx. Shares MLX's types through nanobind, so it must be built with the
-// nanobind interface of the MLX that it is built for.
+// nanobind version of the MLX that it is built for.
 #include <mlx/mlx.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -23,13 +23,13 @@ namespace {
 
 namespace mx = mlx::core;
 
-/// What a capsule of _core holds.
+/// The content of a capsule from _core.
 template <typename T>
 std::shared_ptr<const T> Held(const nb::capsule& capsule, const char* name) {
   return *static_cast<std::shared_ptr<const T>*>(capsule.data(name));
 }
 
-/// What Python sees.
+/// The weights class visible in Python.
 struct Weights {
   std::shared_ptr<const MlxWeights> weights;
 };
@@ -64,7 +64,7 @@ Weights OnMetal(const nb::capsule& product, int64_t k, int64_t n, int64_t expert
 NB_MODULE(_mlx, module) {
   using marlin::python::Weights;
   nb::module_::import_("mlx.core");
-  module.doc() = "Products with quantized weights as primitives of MLX.";
+  module.doc() = "GEMMs with quantized weights as MLX primitives.";
   module.attr("has_metal") = marlin::python::kHasMetal;
   nb::class_<Weights>(module, "Weights")
       .def_static("on_cpu", &marlin::python::OnCpu, nb::arg("product"), nb::arg("k"), nb::arg("n"),
@@ -84,5 +84,5 @@ NB_MODULE(_mlx, module) {
             return std::make_pair(reinterpret_cast<uintptr_t>(self.weights->last_rows.load()),
                                   reinterpret_cast<uintptr_t>(self.weights->last_out.load()));
           },
-          "Where the last product on the CPU read its rows and wrote its output.");
+          "Input and output addresses of the last GEMM on the CPU.");
 }

@@ -82,7 +82,7 @@ void Product::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
   if (has_bias_) call.bias = inputs.back().data<void>();
   weights_->last_rows = call.rows;
   weights_->last_out = call.out;
-  // MLX keeps inputs and outputs until the stream has come past the task.
+  // MLX keeps inputs and outputs alive until the stream has passed the task.
   auto& encoder = mx::cpu::get_command_encoder(stream());
   for (const mx::array& input : inputs) encoder.set_input_array(input);
   encoder.set_output_array(out);
@@ -93,7 +93,7 @@ void Product::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
 }
 
 bool Product::is_equivalent(const mx::Primitive& other) const {
-  const auto& product = static_cast<const Product&>(other);  // MLX compares types before.
+  const auto& product = static_cast<const Product&>(other);  // MLX has compared types.
   return weights_ == product.weights_ && options_ == product.options_ &&
          has_bias_ == product.has_bias_;
 }
@@ -107,7 +107,7 @@ mx::array Multiply(const std::shared_ptr<const MlxWeights>& weights, const mx::a
   Check(*weights, x, bias, options);
   const bool on_cpu = weights->cpu != nullptr;
   const mx::Stream stream = mx::default_stream(on_cpu ? mx::Device::cpu : mx::Device::gpu);
-  // Nothing is copied that is contiguous already.
+  // No copy of arrays that are already contiguous.
   std::vector<mx::array> inputs = {mx::contiguous(x, false, stream)};
   for (const mx::array& part : weights->parts) {
     const auto row = static_cast<mx::ShapeElem>(part.shape(0) > 1 ? options.expert : 0);

@@ -1,4 +1,4 @@
-// A product with quantized weights as a primitive of MLX.
+// GEMM with quantized weights as an MLX primitive.
 #pragma once
 
 #include <mlx/array.h>
@@ -16,31 +16,31 @@
 
 namespace marlin::python {
 
-/// Prepared weights of one device.
+/// Weights prepared for one device.
 struct MlxWeights {
   int64_t k = 0;
   int64_t n = 0;
   int64_t experts = 1;
-  std::shared_ptr<const CpuProduct> cpu;  ///< Or null: then Metal's.
+  std::shared_ptr<const CpuProduct> cpu;  ///< Null: Metal.
   std::shared_ptr<const MetalProduct> metal;
   metal::DeviceShape shape;
-  /// Metal's: codes, scales, extras, table, uint8 [experts, bytes] each; what a format lacks is its
-  /// codes again.
+  /// Metal: codes, scales, extras, table, uint8 [experts, bytes] each; parts that the format lacks
+  /// repeat the codes.
   std::vector<mlx::core::array> parts;
-  /// Where the last product on the CPU read its rows and wrote its output, for tests.
+  /// Input and output addresses of the last GEMM on the CPU, for tests.
   mutable std::atomic<const void*> last_rows{nullptr};
   mutable std::atomic<const void*> last_out{nullptr};
 };
 
-/// What a product is asked beside its arrays.
+/// Arguments of a GEMM other than arrays.
 struct MlxOptions {
   int64_t expert = 0;
   std::string kernel;  ///< ProductCall::kernel.
   friend bool operator==(const MlxOptions&, const MlxOptions&) = default;
 };
 
-/// Inputs: rows [..., k]; on Metal an expert's codes, scales, extras and table; perhaps a bias [n].
-/// All are contiguous.
+/// Inputs: rows [..., k]; on Metal an expert's codes, scales, extras and table; optionally a bias
+/// [n]. All are contiguous.
 class Product final : public mlx::core::UnaryPrimitive {
  public:
   Product(mlx::core::Stream stream, std::shared_ptr<const MlxWeights> weights, MlxOptions options,
@@ -51,7 +51,7 @@ class Product final : public mlx::core::UnaryPrimitive {
         has_bias_(has_bias) {}
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
-  /// Run on stand-ins for MLX's encoder and the GPU alone (tests/mlx_primitive): no Mac was there.
+  /// Tested only on stand-ins for MLX's encoder and the GPU (tests/mlx_primitive), never on a Mac.
   void eval_gpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override;
 
   const char* name() const override { return "MarlinProduct"; }
@@ -59,7 +59,7 @@ class Product final : public mlx::core::UnaryPrimitive {
   std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
 
  private:
-  /// The call but for addresses.
+  /// The call without addresses.
   ProductCall Describe(const std::vector<mlx::core::array>& inputs) const;
 
   std::shared_ptr<const MlxWeights> weights_;
@@ -67,7 +67,7 @@ class Product final : public mlx::core::UnaryPrimitive {
   bool has_bias_;
 };
 
-/// Whether eval_gpu does anything in this build.
+/// Whether this build implements eval_gpu.
 extern const bool kHasMetal;
 
 /// x [..., k] times the weights: [..., n], on their device. Throws std::invalid_argument.

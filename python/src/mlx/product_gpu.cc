@@ -1,6 +1,6 @@
-// The primitive on Apple GPUs: the kernels of the Metal backend on MLX's own encoder, which tracks
-// lifetimes and hazards. Compiles against MLX's Metal headers; run on stand-ins for MLX's encoder
-// and the GPU alone (tests/mlx_primitive): no Mac was there.
+// The primitive on Apple GPUs: the Metal backend's kernels on MLX's own encoder, which tracks
+// lifetimes and hazards. Compiles against MLX's Metal headers; tested only on stand-ins for MLX's
+// encoder and the GPU (tests/mlx_primitive), never on a Mac.
 #include <mlx/allocator.h>
 #include <mlx/backend/metal/device.h>
 
@@ -14,12 +14,12 @@ namespace {
 
 namespace mx = mlx::core;
 
-/// Which of the primitive's inputs a kernel's buffer is.
+/// Index of a kernel's buffer among the primitive's inputs.
 constexpr int kRows = 0;
 constexpr int kParts = 1;  ///< Codes, scales, extras, table, in the order of their buffers.
 static_assert(MARLIN_BUFFER_CODES == 0 && MARLIN_BUFFER_TABLE == 3);
 
-/// A pipeline of MLX's for one launch: a library a file, a specialisation a set of constants.
+/// MLX's pipeline of a launch: one library per file, one specialization per set of constants.
 MTL::ComputePipelineState* PipelineOf(mx::metal::Device& device, const MetalProduct& product,
                                       const metal::KernelLaunch& launch) {
   const std::string file(launch.source);
@@ -45,14 +45,14 @@ void Product::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
   if (out.size() == 0) return;
   ProductCall call = Describe(inputs);
-  if (has_bias_) call.bias = &call;  // That there is one; MLX has the address.
+  if (has_bias_) call.bias = &call;  // Only marks that there is one; MLX has the address.
   std::vector<metal::KernelLaunch> launches;
   const std::string error = weights_->metal->Plan(call, weights_->shape, &launches);
   if (!error.empty()) throw std::runtime_error(error);
 
   mx::metal::Device& device = mx::metal::device(stream().device);
   mx::metal::CommandEncoder& encoder = mx::metal::get_command_encoder(stream());
-  // Partial sums are the only memory beside inputs and output.
+  // Split-K partials are the only memory besides inputs and output.
   std::optional<mx::array> partials;
   const auto bind = [&](const metal::KernelBuffer& buffer, bool partial) {
     switch (buffer.index) {

@@ -1,4 +1,4 @@
-// The primitive where MLX has no Metal.
+// The primitive for an MLX without Metal.
 #include <stdexcept>
 
 #include "mlx/product.h"

@@ -1,5 +1,5 @@
-// What _core hands to _mlx: weights that multiply, behind classes that need none of the library's
-// symbols. _mlx is built apart because MLX's C++ interface is that of one version.
+// The interface between _core and _mlx: weights behind virtual classes that need no symbols of the
+// library. _mlx is built separately because MLX's C++ ABI changes with every version.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +12,39 @@
 
 namespace marlin::python {
 
-/// A product of contiguous rows in memory that the device reaches.
+/// A GEMM on contiguous rows in memory that the device can access.
 struct ProductCall {
   int64_t m = 0;
-  DType type = DType::kF32;  ///< Of rows and output.
+  DType type = DType::kF32;  ///< Type of rows and output.
   const void* rows = nullptr;
   void* out = nullptr;
-  const void* bias = nullptr;  ///< Or null.
+  const void* bias = nullptr;  ///< May be null.
   DType bias_type = DType::kF32;
   int64_t expert = 0;
-  std::string kernel;  ///< Empty: the selection. Metal's alone.
+  std::string kernel;  ///< Forced kernel, Metal only; empty: selected.
 };
 
-/// Weights on the CPU.
+/// Weights for the CPU.
 class CpuProduct {
  public:
   virtual ~CpuProduct() = default;
-  /// Computes, on the calling thread and the device's own. Returns what went wrong, or nothing.
+  /// Computes on the calling thread and the device's threads. Returns an error message, or "".
   virtual std::string Run(const ProductCall& call) const = 0;
 };
 
-/// Weights for Apple GPUs, whose memory is somebody else's.
+/// Weights for Apple GPUs, in memory that the caller owns.
 class MetalProduct {
  public:
   virtual ~MetalProduct() = default;
-  /// The launches of a product whose m, n and k are not 0, one after the other; addresses are null,
-  /// but for a bias, and the buffers' sizes are right. Returns what went wrong, or nothing.
+  /// The launches of a GEMM whose m, n and k are not 0, in order. Addresses are null, except that
+  /// of a bias; buffer sizes are set. Returns an error message, or "".
   virtual std::string Plan(const ProductCall& call, const metal::DeviceShape& device,
                            std::vector<metal::KernelLaunch>* launches) const = 0;
-  /// A file of kernels as one text (kernel_text.h).
+  /// The source text of a kernel file (kernel_text.h).
   virtual std::string Text(const std::string& file) const = 0;
 };
 
-/// The names of the capsules that hold a std::shared_ptr<const ...> of those.
+/// Names of the capsules that hold a std::shared_ptr<const ...> of these classes.
 inline constexpr char kCpuCapsule[] = "metal_marlin.CpuProduct.1";
 inline constexpr char kMetalCapsule[] = "metal_marlin.MetalProduct.1";
 

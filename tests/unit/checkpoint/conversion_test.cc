@@ -401,7 +401,7 @@ TEST_F(Conversion, AnExistingOutputIsKept) {
   WriteFile(output_ + "/precious", "x");
   ExpectError(Code::kInvalidArgument, "exists already");
   options_.overwrite = true;
-  ExpectError(Code::kInvalidArgument, "exists and is no checkpoint to be replaced");
+  ExpectError(Code::kInvalidArgument, "exists and is not a checkpoint, so it is not replaced");
   WriteFile(output_ + "/config.json", "{}");
   fs::create_directory(output_ + "/folder");
   ExpectError(Code::kInvalidArgument, "holds the directory folder");

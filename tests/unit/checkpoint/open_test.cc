@@ -77,7 +77,7 @@ TEST(Open, SameTensorInTwoFiles) {
   WriteFile(directory / "one.safetensors", BuildSafetensors({kA}));
   WriteFile(directory / "two.safetensors", BuildSafetensors({kA, kB}));
   ExpectError(directory.path(), Code::kMalformedFile,
-              "tensor \"a\" lies in both one.safetensors and two.safetensors");
+              "tensor \"a\" is in both one.safetensors and two.safetensors");
 }
 
 TEST(Open, PathsThatAreNoCheckpoint) {
@@ -143,7 +143,7 @@ TEST_F(Indexed, TensorNotListed) {
 
 TEST_F(Indexed, TensorInAnotherShard) {
   Index(R"({"weight_map": {"a": "s2.safetensors", "b": "s1.safetensors"}})");
-  Expect(Code::kMalformedFile, "tensor \"a\" is listed in s2.safetensors and lies in s1");
+  Expect(Code::kMalformedFile, "tensor \"a\" is listed in s2.safetensors but is in s1");
 }
 
 TEST_F(Indexed, ShardMissing) {

@@ -173,7 +173,7 @@ TEST(CheckSpec, NamesTheField) {
   spec.has_biases = true;
   EXPECT_TRUE(CheckSpec(spec).ok());
   spec.has_zeros = true;
-  EXPECT_EQ(message(spec), "zeros: cannot stand beside biases");
+  EXPECT_EQ(message(spec), "zeros: cannot be combined with biases");
   spec = SpecOf(Format::kFp4E2M1);
   spec.scale_type = ScaleType::kE4M3;
   EXPECT_EQ(message(spec), "global_scale: scales of type e4m3 need one");

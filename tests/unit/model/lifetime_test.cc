@@ -140,7 +140,7 @@ TEST(Lifetime, ASequenceOfADestroyedModelIsRefusedWhateverComesToItsPlace) {
     ASSERT_TRUE(Feed(*first, &sequence).ok());
     first.reset();
     const Model second = OpenModel();
-    EXPECT_EQ(ErrorOf(Feed(second, &sequence)), "inputs[0]: a sequence of a model that is gone");
+    EXPECT_EQ(ErrorOf(Feed(second, &sequence)), "inputs[0]: a sequence of a destroyed model");
     EXPECT_EQ(sequence.length(), kRows);
     EXPECT_TRUE(sequence.Truncate(1).ok());
   }

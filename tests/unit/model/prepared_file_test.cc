@@ -195,7 +195,7 @@ TEST_F(Prepared, EveryFieldOfTheIndexIsChecked) {
        Code::kMalformedFile, "two projections"},
       {[](Json& i) { i["projections"][0]["parts"] = Json::array(); }, Code::kMalformedFile,
        "\"parts\": expected an array of parts"},
-      {[](Json& i) { i["projections"][0]["parts"][0] = 1; }, Code::kMalformedFile, "no object"},
+      {[](Json& i) { i["projections"][0]["parts"][0] = 1; }, Code::kMalformedFile, "not an object"},
       {[](Json& i) { i["projections"].erase(i["projections"].size() - 1); }, Code::kMalformedFile,
        "the parts end at"},
       {[&](Json& i) { part(i, "format", "fp5"); }, Code::kMalformedFile, "fp5"},

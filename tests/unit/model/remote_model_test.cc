@@ -127,7 +127,7 @@ TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
             "remote: lacks the operation \"attention with a paged KV cache\", which qwen3_moe "
             "needs");
   EXPECT_EQ(refusal({.products_only = true}, "examples/tiny-qwen3-moe"),
-            "remote: has products only; open the model on \"cpu\"");
+            "remote: runs GEMMs only; open the model on \"cpu\"");
   EXPECT_EQ(refusal({.fuses_experts = false}, "examples/tiny-qwen3-moe"),
             "remote: lacks the operation \"experts\", which qwen3_moe needs");
   EXPECT_TRUE(Model::Open(SampleModel("examples/tiny-qwen3-moe"),

@@ -19,8 +19,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Support Always(const GemmDesc& /*desc*/, const DeviceProperties& /*facts*/) { return {}; }
-Support FewRows(const GemmDesc& desc, const DeviceProperties& /*facts*/) {
+Support Always(const GemmDesc& /*desc*/, const DeviceProperties& /*device*/) { return {}; }
+Support FewRows(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   return desc.m <= 8 ? Support{} : Support{"takes up to {0} rows", 8};
 }
 

@@ -12,7 +12,7 @@ Status ToyReverse(const Device& device, const TensorView& x, const MutableTensor
   if (x.rank() != 1) return Invalid("x: expected rank 1");
   MARLIN_RETURN_IF_ERROR(CheckVector("x", x, x.dim(0), true));
   MARLIN_RETURN_IF_ERROR(CheckVector("out", out, x.dim(0), true));
-  MARLIN_RETURN_IF_ERROR(CheckApart("out", out, "x", x, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, false));
   return RunOperation(device, ToyReverseCall{x, out}, stream);
 }
 
