@@ -16,7 +16,7 @@ MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.D
 
 
 def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
-    """How many times faster than a peer of the same run."""
+    """The speedup over a baseline measured in the same run."""
     for entry in row.get("peers", []):
         if entry["name"] == peer and key in entry:
             return f"{entry[key]:.2f}x"
@@ -24,7 +24,7 @@ def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
 
 
 def shared_memory_ceilings(roof: dict[str, Any]) -> str:
-    """What a CPU, or a GPU that shares its memory, does at most."""
+    """The roofline of a CPU, or of a GPU with unified memory."""
     if "call_us" in roof:
         return (
             f"read {roof['read_gbps']:.1f} GB/s; fp32 matrices "
@@ -32,20 +32,20 @@ def shared_memory_ceilings(roof: dict[str, Any]) -> str:
             f"{roof['call_us']:.2f} us"
         )
     return (
-        f"read {roof['read_gbps']:.1f} GB/s in one stream a thread, "
-        f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
-        f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
+        f"read {roof['read_gbps']:.1f} GB/s with one stream per thread, "
+        f"{roof['read_streams_gbps']:.1f} with four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
+        f"GFLOP/s; AMX bf16 {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
         f"fork and join {roof['fork_join_us']:.2f} us"
     )
 
 
 def shared_memory_table(run: dict[str, Any]) -> list[str]:
-    """One run of a CPU, or a GPU that shares its memory, as Markdown lines, without its command."""
+    """One run of a CPU, or of a GPU with unified memory, as Markdown lines, without its command."""
     lines = [
         f"Ceilings of this run: {shared_memory_ceilings(run['roofline'])}.",
         "",
-        "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of the roofline "
-        "| of plain reading | against OpenBLAS fp32 |",
+        "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of roofline "
+        "| of streaming read | speedup over OpenBLAS fp32 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run["results"]:
@@ -89,7 +89,7 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     """One run of a GPU as Markdown lines, without its command."""
     roof = run["roofline"]
     ceilings = (
-        f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by bulk copies, "
+        f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by TMA bulk copies, "
         f"{roof['read_loads_gbps']:.0f} by loads; an empty kernel {roof['empty_kernel_us']:.2f} us"
     )
     if "cublas_version" in roof:
@@ -98,8 +98,8 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     return [
         f"{ceilings}.",
         "",
-        "| format | m, n, k | kernel | floor us | us alone | of the floor | us in a chain "
-        "| of the floor | cuBLAS bf16 us | against it, alone | in a chain |",
+        "| format | m, n, k | kernel | floor us | isolated us | of floor | back-to-back us "
+        "| of floor | cuBLAS bf16 us | speedup, isolated | back-to-back |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *(gpu_row(row) for row in run["results"]),
         *(line for text in run["warnings"] for line in ("", f"Not the best plan: {text}.")),
@@ -114,7 +114,7 @@ def table(run: dict[str, Any]) -> list[str]:
 
 
 def pictures(record: Path) -> list[str]:
-    """What bench/plot.py has drawn of a record."""
+    """The figures that bench/plot.py has drawn for a record."""
     drawn = sorted((ROOT / "docs" / "images").glob(f"{record.stem}-*.svg"))
     return [line for path in drawn for line in (f"![{path.stem}](images/{path.name})", "")]
 
@@ -135,7 +135,7 @@ def tables(path: Path) -> str:
 
 
 def fill(text: str) -> str:
-    """The page with what its records say between the marks."""
+    """The page with the tables of its records between the marks."""
     return MARK.sub(lambda m: m[1] + tables(ROOT / m[2]) + m[3], text)
 
 
