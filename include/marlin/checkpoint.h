@@ -44,6 +44,7 @@ class Checkpoint {
   /// quantization method (the message lists the supported ones).
   static Result<Checkpoint> Open(const std::string& path);
 
+  /// The path that was opened.
   const std::string& path() const;
   /// Every stored tensor, in name order (for a quantized one: X.qweight, X.scales, ...).
   const std::vector<TensorInfo>& tensors() const;
@@ -87,6 +88,7 @@ class Checkpoint {
 /// Called with (done, total) parameters; may be empty.
 using Progress = std::function<void(int64_t done, int64_t total)>;
 
+/// Options of QuantizeCheckpoint.
 struct QuantizeCheckpointOptions {
   MixedPrecisionConfig recipe;
   QuantizeMethod method = QuantizeMethod::kRtn;

@@ -79,6 +79,7 @@ struct AttentionInput {
   MutableTensorView out;  ///< [tokens, heads, value_dim].
 };
 
+/// Options of Attention and PagedAttention.
 struct AttentionOptions {
   float scale = 0.0F;     ///< Multiplies q.k; 0 means 1 / sqrt(head_dim).
   int64_t window = 0;     ///< Sliding window, the query's own position included; 0: none.

@@ -23,6 +23,7 @@ struct KernelInfo {
   bool only_by_name = false;  ///< Never selected; runs only when GemmOptions::kernel names it.
 };
 
+/// Properties of a device.
 struct DeviceInfo {
   std::string name;     ///< Argument of Device::Open: "cpu".
   std::string backend;  ///< "cpu", "cuda", "metal".
@@ -38,6 +39,7 @@ struct DeviceInfo {
 /// have returned. Pass one to run on an existing thread pool.
 using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
+/// Options of Device::Open.
 struct DeviceOptions {
   int threads = 0;                ///< CPU threads; 0 means all that this process may use.
   ParallelFor parallel_for = {};  ///< If set, the device starts no threads and calls this instead.
@@ -62,6 +64,7 @@ class Device {
   /// the system cannot start all requested threads: a device never runs with fewer than it reports.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
+  /// The device's properties and kernels.
   DeviceInfo info() const;
 
   /// Waits for all work on the stream (null: the device's default stream) and returns its status;
@@ -69,6 +72,7 @@ class Device {
   /// on the device fails; kInvalidArgument and kNonFiniteInput for ids, positions and logits that
   /// an operation found invalid.
   Status Synchronize(void* stream = nullptr) const;
+  /// For the library's own use, like shared() and the constructor.
   Impl& impl() const { return *impl_; }
   const std::shared_ptr<Impl>& shared() const { return impl_; }
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

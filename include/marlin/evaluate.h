@@ -22,6 +22,7 @@ struct EvaluateOptions {
   std::function<void(int64_t done, int64_t total)> progress = {};  ///< In windows.
 };
 
+/// The perplexity of a model on a text.
 struct PerplexityResult {
   double perplexity = 0;
   double nll = 0;             ///< Mean negative log likelihood, nats per token.

@@ -40,6 +40,7 @@ std::span<const FormatInfo> AllFormats();
 /// quantized form; every function rejects it.
 const FormatInfo& GetFormatInfo(Format format);
 
+/// The name of a format, "fp4_e2m1".
 inline std::string_view FormatName(Format format) { return GetFormatInfo(format).name; }
 
 /// Finds a format by its exact name. Errors: kInvalidArgument listing the known names.

@@ -15,8 +15,10 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
+/// The activation function of an epilogue; kGeluTanh is GELU with the tanh approximation.
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kRelu };
 
+/// Reproducibility guarantees.
 enum class Determinism : uint8_t {
   kDefault,         ///< Same build, device, plan and inputs: same bits.
   kBatchInvariant,  ///< Also, a row's result depends neither on m nor on the other rows.
@@ -29,6 +31,7 @@ enum class Accuracy : uint8_t {
   kW4A8,     ///< Opt-in: activations quantized to int8 per 32 k (CPU) or e4m3 per row (CUDA).
 };
 
+/// Options of Gemm, Gemv and PlanGemm.
 struct GemmOptions {
   TensorView bias = {};  ///< [n], f32, bf16 or f16, contiguous; added before the activation.
   Activation activation = Activation::kNone;

@@ -14,6 +14,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
+/// Options of Generate.
 struct GenerateOptions {
   int64_t max_tokens = 128;
   SamplingOptions sampling = {};
@@ -23,6 +24,7 @@ struct GenerateOptions {
   bool ignore_eos = false;  ///< Ignore stop tokens.
 };
 
+/// Why generation ended.
 enum class StopReason : uint8_t { kMaxTokens, kStopToken, kContextFull, kCallback };
 /// "max_tokens", "stop_token", "context_full", "stopped".
 std::string_view StopReasonName(StopReason reason);

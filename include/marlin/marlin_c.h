@@ -175,6 +175,7 @@ MARLIN_C_API marlin_code marlin_checkpoint_weights(const marlin_checkpoint* chec
 MARLIN_C_API marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
                                          marlin_weights** weights);
 MARLIN_C_API void marlin_weights_destroy(marlin_weights* weights);
+/* The shape of the weights, and their size in bytes. */
 MARLIN_C_API int64_t marlin_weights_k(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_n(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_experts(const marlin_weights* weights);
@@ -184,6 +185,7 @@ MARLIN_C_API int64_t marlin_weights_bytes(const marlin_weights* weights);
 MARLIN_C_API marlin_code marlin_prepare(const marlin_weights* weights, const marlin_device* device,
                                         marlin_prepared** prepared);
 MARLIN_C_API void marlin_prepared_destroy(marlin_prepared* prepared);
+/* Bytes held on the device. */
 MARLIN_C_API int64_t marlin_prepared_bytes(const marlin_prepared* prepared);
 /* Dequantizes the weights of one expert to out [k, n], each rounded once. */
 MARLIN_C_API marlin_code marlin_prepared_dequantize(const marlin_prepared* prepared,

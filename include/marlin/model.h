@@ -28,6 +28,7 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
 };
 
+/// Options of Model::Open.
 struct ModelOptions {
   /// Lets GEMMs round activations to bf16 where a bf16 matrix unit is faster; accumulation stays
   /// fp32. False keeps activations in fp32 throughout.
@@ -37,6 +38,7 @@ struct ModelOptions {
   std::string prepared = {};
 };
 
+/// Options of Model::NewSequence.
 struct SequenceOptions {
   /// False: layers with a sliding window keep only the keys and values inside their window, and
   /// Truncate accepts only lengths whose windows are still cached.

@@ -19,6 +19,7 @@ struct PrepareModelReport {
   double seconds = 0;
 };
 
+/// Options of PrepareModel.
 struct PrepareModelOptions {
   bool overwrite = false;  ///< Replace an existing file, if PrepareModel wrote it.
   Progress progress = {};  ///< Called with (done, total) layers.

@@ -22,6 +22,7 @@ std::string_view QuantizeMethodName(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name);
 
+/// Options of Quantize.
 struct QuantizeOptions {
   Format format = Format::kFp4E2M1;
   int64_t group_size = 128;  ///< Weights along K per scale; 0 or anything >= k: one group.

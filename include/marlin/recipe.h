@@ -74,6 +74,7 @@ struct RecipeOverride {
 /// uniform:FORMAT/gN; or a JSON file, see docs/howto/recipes.md.
 class MixedPrecisionConfig {
  public:
+  /// The presets; docs/howto/recipes.md has their tables.
   static MixedPrecisionConfig DefaultDense();
   static MixedPrecisionConfig DefaultMoe();
   static MixedPrecisionConfig AggressiveMoe();
@@ -89,6 +90,7 @@ class MixedPrecisionConfig {
 
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
+  /// Sets the choice of a class.
   void Set(LayerClass layer_class, FormatChoice choice) { classes_[layer_class] = choice; }
   const std::map<LayerClass, FormatChoice>& classes() const { return classes_; }
   /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty

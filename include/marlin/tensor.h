@@ -39,6 +39,7 @@ int64_t DTypeBytes(DType dtype);
 /// "unknown" for an invalid enumerator.
 std::string_view DTypeName(DType dtype);
 
+/// The largest rank of a tensor.
 inline constexpr int kMaxRank = 8;
 
 /// a * b, or INT64_MAX on overflow: no memory is that large. Precondition: neither is negative.
@@ -133,6 +134,7 @@ class BasicTensorView {
     const int64_t count = ElementCount();
     return count < 0 ? count : SaturatingProduct(count, DTypeBytes(dtype_));
   }
+  /// True if the view has no memory; says nothing about the number of elements.
   bool empty() const { return data_ == nullptr; }
 
   /// True when the elements lie in C order without gaps.

@@ -87,12 +87,14 @@ class PreparedWeights {
   const WeightsSpec& spec() const;
   /// Bytes held on the device.
   int64_t bytes() const;
+  /// For the library's own use.
   const Storage* storage() const { return storage_.get(); }
 
  private:
   std::shared_ptr<const Storage> storage_;
 };
 
+/// Options of Prepare.
 struct PrepareOptions {
   /// Keeps 4-bit codes in PackedLayout::kMarlinW4 instead of the device's preferred layout, for the
   /// kernel that reads that layout directly, "marlin_gemm_w4" (CUDA).
