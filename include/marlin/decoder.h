@@ -84,15 +84,16 @@ struct AttentionOptions {
   float scale = 0.0F;     ///< Multiplies q.k; 0 means 1 / sqrt(head_dim).
   int64_t window = 0;     ///< Sliding window, the query's own position included; 0: none.
   TensorView sinks = {};  ///< Attention sinks, f32 [heads]: extra softmax logits without a value.
-  /// kDefault uses a bf16 matrix unit for bf16 keys and values and more than four tokens per call,
-  /// with queries and softmax weights split into two bf16 terms; otherwise fp32.
+  /// kDefault uses a bf16 matrix unit for bf16 keys and values of sequences with more than four
+  /// tokens in the call, with queries and softmax weights split into two bf16 terms; otherwise
+  /// fp32.
   Accuracy accuracy = Accuracy::kDefault;
-  /// kBatchInvariant: a row's bits do not depend on the number of tokens per call. Computes in
+  /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
   Determinism determinism = Determinism::kDefault;
 };
 
-/// Causal softmax attention with grouped-query heads (GQA): query head h reads KV head h / (heads /
+/// Causal softmax attention, also grouped-query (GQA): query head h reads KV head h / (heads /
 /// kv_heads). Sequences are independent and run as one parallel loop. A masked key never affects
 /// the result, not even as NaN. out may alias queries.
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,

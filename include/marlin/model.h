@@ -55,7 +55,7 @@ class Sequence {
   Sequence& operator=(Sequence&&) noexcept;
   ~Sequence();
 
-  /// The number of cached tokens; 0 for a moved-from sequence.
+  /// The number of tokens fed so far; 0 for a moved-from sequence.
   int64_t length() const;
   /// Drops all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
   /// sequence that was moved from or is in use by another thread, and for a length whose windows a

@@ -40,9 +40,9 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
 /// Samples one token per row of logits f32 [rows, vocab] into tokens i32 [rows], and advances the
 /// row's state, u8 [rows, SamplerStateBytes]. All views are device memory, so that a step can read
 /// the token that the previous step sampled. Errors: kNonFiniteInput naming the token whose logit
-/// is NaN or +infinity (-infinity excludes a token; all of them is an error), kInvalidArgument for
-/// a state that ResetSampler did not write; from Synchronize unless device memory is host memory.
-/// Tokens and states of such rows are undefined.
+/// is NaN or +infinity (-infinity excludes a token), or a row of only -infinity; kInvalidArgument
+/// for a state that ResetSampler did not write; from Synchronize unless device memory is host
+/// memory. Tokens and states of such rows are undefined.
 Status SampleTokens(const Device& device, const TensorView& logits, const MutableTensorView& states,
                     const MutableTensorView& tokens, void* stream = nullptr);
 
