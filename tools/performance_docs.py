@@ -16,7 +16,7 @@ MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.D
 
 
 def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
-    """The speedup over a baseline measured in the same run."""
+    """Returns the speedup over a baseline of the same run."""
     for entry in row.get("peers", []):
         if entry["name"] == peer and key in entry:
             return f"{entry[key]:.2f}x"
@@ -24,7 +24,7 @@ def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
 
 
 def shared_memory_ceilings(roof: dict[str, Any]) -> str:
-    """The roofline of a CPU, or of a GPU with unified memory."""
+    """Formats the peak rates of a CPU, or of a GPU with unified memory."""
     if "call_us" in roof:
         return (
             f"read {roof['read_gbps']:.1f} GB/s; fp32 matrices "
@@ -32,20 +32,20 @@ def shared_memory_ceilings(roof: dict[str, Any]) -> str:
             f"{roof['call_us']:.2f} us"
         )
     return (
-        f"read {roof['read_gbps']:.1f} GB/s with one stream per thread, "
-        f"{roof['read_streams_gbps']:.1f} with four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
-        f"GFLOP/s; AMX bf16 {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
+        f"read {roof['read_gbps']:.1f} GB/s in one stream per thread, "
+        f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
+        f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
         f"fork and join {roof['fork_join_us']:.2f} us"
     )
 
 
 def shared_memory_table(run: dict[str, Any]) -> list[str]:
-    """One run of a CPU, or of a GPU with unified memory, as Markdown lines, without its command."""
+    """Formats one run on a CPU or a GPU with unified memory as Markdown, without its command."""
     lines = [
         f"Ceilings of this run: {shared_memory_ceilings(run['roofline'])}.",
         "",
-        "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of roofline "
-        "| of streaming read | speedup over OpenBLAS fp32 |",
+        "| format | m, n, k | kernel | ms (10 to 90 %) | GB/s | GFLOP/s | of the roofline "
+        "| of plain reading | speedup over OpenBLAS fp32 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run["results"]:
@@ -66,7 +66,7 @@ def microseconds(timing: dict[str, Any]) -> str:
 
 
 def gpu_row(row: dict[str, Any]) -> str:
-    """One kernel on one problem."""
+    """Formats one kernel on one problem."""
     chain = row.get("chain")
     dense = [entry for entry in row.get("peers", []) if entry["name"] == "cublas_bf16"]
     cells = [
@@ -86,7 +86,7 @@ def gpu_row(row: dict[str, Any]) -> str:
 
 
 def gpu_table(run: dict[str, Any]) -> list[str]:
-    """One run of a GPU as Markdown lines, without its command."""
+    """Formats one run on a GPU as Markdown, without its command."""
     roof = run["roofline"]
     ceilings = (
         f"Ceilings of this run: read {roof['read_bulk_gbps']:.0f} GB/s by TMA bulk copies, "
@@ -98,8 +98,8 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     return [
         f"{ceilings}.",
         "",
-        "| format | m, n, k | kernel | floor us | isolated us | of floor | back-to-back us "
-        "| of floor | cuBLAS bf16 us | speedup, isolated | back-to-back |",
+        "| format | m, n, k | kernel | floor us | us isolated | of the floor | us back-to-back "
+        "| of the floor | cuBLAS bf16 us | speedup over it, isolated | back-to-back |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *(gpu_row(row) for row in run["results"]),
         *(line for text in run["warnings"] for line in ("", f"Not the best plan: {text}.")),
@@ -107,20 +107,20 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
 
 
 def table(run: dict[str, Any]) -> list[str]:
-    """One run as Markdown lines."""
+    """Formats one run as Markdown."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
     lines = gpu_table(run) if "read_bulk_gbps" in run["roofline"] else shared_memory_table(run)
     return [f"`bench {' '.join(run['arguments'])}`{level}", "", *lines]
 
 
 def pictures(record: Path) -> list[str]:
-    """The figures that bench/plot.py has drawn for a record."""
+    """Returns links to bench/plot.py's figures of a record."""
     drawn = sorted((ROOT / "docs" / "images").glob(f"{record.stem}-*.svg"))
     return [line for path in drawn for line in (f"![{path.stem}](images/{path.name})", "")]
 
 
 def tables(path: Path) -> str:
-    """All runs of a record, if it has been made."""
+    """Formats all runs of a record, if it exists."""
     if not path.exists():
         return "Not measured yet.\n"
     runs = json.loads(path.read_text())["runs"]
@@ -135,7 +135,7 @@ def tables(path: Path) -> str:
 
 
 def fill(text: str) -> str:
-    """The page with the tables of its records between the marks."""
+    """Returns the page with the tables of its records between the marks."""
     return MARK.sub(lambda m: m[1] + tables(ROOT / m[2]) + m[3], text)
 
 

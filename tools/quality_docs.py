@@ -18,13 +18,13 @@ MARK = re.compile(r"(<!-- begin quality -->\n).*?(<!-- end quality -->)", re.DOT
 
 
 def change(row: dict[str, Any]) -> str:
-    """The relative change of perplexity, with the standard error of the difference."""
+    """Formats the perplexity relative to the source, with the standard error of the difference."""
     cost, error = 100 * (row["perplexity_ratio"] - 1), 100 * row["perplexity_ratio_error"]
     return f"{cost:+.2f} ± {error:.2f} %"
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Both tables of every model."""
+    """Returns both tables of every model."""
     lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
     for name, model in record["models"].items():
         rows = model["rows"]
