@@ -44,7 +44,7 @@ struct GemmOptions {
   /// bf16 terms.
   bool allow_bf16_activations = false;
   int64_t expert = 0;  ///< Index of the matrix in stacked weights.
-  /// Forces a kernel by name, "marlin_gemm_wgmma", or by name and tile config,
+  /// Forces a kernel by name, "marlin_gemm_wgmma", or by name and tiling,
   /// "marlin_gemm_wgmma@128x2" (tile_m x split-K factor); empty: the cheapest kernel is selected.
   std::string kernel = {};
   /// Device scratch memory of at least GemmPlan::workspace_bytes(), for this call alone until its
@@ -90,7 +90,7 @@ struct GemmArguments {
   bool overlap_previous = false;
 };
 
-/// A planned GEMM that can be run any number of times: kernel, tile config and workspace size are
+/// A planned GEMM that can be run any number of times: kernel, tiling and workspace size are
 /// fixed. Immutable; copies are cheap and share the plan; any thread may run it at any time. It
 /// keeps the weights and the device alive. A default-constructed plan is empty: its Run fails.
 class GemmPlan {
@@ -101,7 +101,7 @@ class GemmPlan {
 
   /// The kernel's name in the kernel table, "marlin_gemm_wgmma"; empty for an empty plan.
   std::string_view kernel() const;
-  /// The tile config, "128x2", of kernels that have several; otherwise empty.
+  /// The tiling, "128x2", of kernels that have several; otherwise empty.
   std::string variant() const;
   /// The accuracy class: "exact", "bf16_compute" or "w4a8"; empty for an empty plan.
   std::string_view accuracy() const;
