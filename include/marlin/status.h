@@ -14,7 +14,7 @@ namespace marlin {
 enum class Code : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,  ///< An invalid argument: a shape, a name, an option.
-  kUnsupported = 2,      ///< Valid, but not implemented; the message says why.
+  kUnsupported = 2,      ///< Valid, but no implementation exists; the message says why.
   kMalformedFile = 3,    ///< A file's content violates its format.
   kNonFiniteInput = 4,   ///< NaN or Inf where only finite numbers are meaningful.
   kOutOfMemory = 5,
