@@ -31,8 +31,8 @@ def tables(record: dict[str, Any]) -> str:
         lines += [
             f"`{name}`, {rows[0]['tokens']} tokens",
             "",
-            "| recipe | scales | bits per weight | perplexity | against bf16 | KL mean | KL 99 % "
-            "| same first choice |",
+            "| recipe | method | bits per weight | perplexity | vs. bf16 | KL mean | KL p99 "
+            "| top-1 agreement |",
             "|---|---|---|---|---|---|---|---|",
             f"| bf16 | | 16 | {rows[0]['reference']:.3f} | | | | |",
         ]
@@ -42,7 +42,7 @@ def tables(record: dict[str, Any]) -> str:
             f"| {row['kl_mean']:.4f} | {row['kl_p99']:.3f} | {100 * row['top1_agreement']:.1f} % |"
             for row in rows
         ]
-        lines += ["", "| `default_moe` (rtn), this class alone | format | cost |", "|---|---|---|"]
+        lines += ["", "| `default_moe` (rtn), only this class | format | cost |", "|---|---|---|"]
         lines += [f"| {row['recipe']} | {row['choice']} | {change(row)} |"
                   for row in model["classes"]]
         lines.append("")

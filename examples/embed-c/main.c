@@ -14,7 +14,7 @@ static int Fail(const char* what) {
   return 1;
 }
 
-/* Quantizes a layer [in, out], prepares it for the CPU and multiplies a row with it. */
+/* Quantizes a layer [in, out], prepares it for the CPU and runs a GEMM with m = 1. */
 static int Run(marlin_device** device, marlin_weights** weights, marlin_prepared** prepared,
                marlin_plan** plan) {
   marlin_tensor dense = MARLIN_TENSOR_INIT;

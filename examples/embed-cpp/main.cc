@@ -5,7 +5,7 @@
 #include <vector>
 
 int main() {
-  // A linear layer as PyTorch keeps it: [out, in].
+  // A linear layer in PyTorch's layout: [out, in].
   constexpr int64_t kOut = 256;
   constexpr int64_t kIn = 512;
   std::vector<float> layer(kOut * kIn);
@@ -14,14 +14,14 @@ int main() {
   std::vector<float> bias(kOut, 0.5f);
   std::vector<float> output(kOut);
 
-  // Quantize [in, out] = the transpose, a view without a copy.
+  // Quantize expects [in, out]: pass a transposed view, without a copy.
   const marlin::TensorView dense(layer.data(), marlin::DType::kF32, {kOut, kIn});
   auto weights =
       marlin::Quantize(dense.Transposed(), {.format = marlin::Format::kFp4E2M1, .group_size = 64});
   auto device = marlin::Device::Open("cpu");
   if (!weights.ok() || !device.ok()) return 1;
 
-  // Rearrange once, at load; then multiply as often as needed.
+  // Prepare once, at load; then run GEMMs as often as needed.
   auto ready = marlin::Prepare(*weights, *device);
   if (!ready.ok()) return 1;
   marlin::GemmOptions options;

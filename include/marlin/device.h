@@ -1,4 +1,4 @@
-// Devices: where prepared weights live and products run.
+// Devices: they hold prepared weights and run GEMMs and decoder operations.
 #pragma once
 
 #include <cstdint>
@@ -19,55 +19,60 @@ struct KernelInfo {
   std::string name;
   std::string op;
   bool available = false;
-  std::string reason;         ///< Why it is not available; empty when it is.
-  bool only_by_name = false;  ///< Runs where GemmOptions::kernel names it, never chosen otherwise.
+  std::string reason;         ///< Why it is not available; empty otherwise.
+  bool only_by_name = false;  ///< Never selected; runs only when GemmOptions::kernel names it.
 };
 
+/// Properties of a device.
 struct DeviceInfo {
-  std::string name;     ///< What Device::Open takes: "cpu".
+  std::string name;     ///< Argument of Device::Open: "cpu".
   std::string backend;  ///< "cpu", "cuda", "metal".
   std::string model;    ///< Processor name.
   std::vector<std::string> features;
   int threads = 1;
   std::vector<KernelInfo> kernels;
-  int64_t measured_products = 0;  ///< In the device's tuning table; rules choose for all others.
-  std::string tuning_file;        ///< The user's part of it; empty: there is none.
+  int64_t measured_products = 0;  ///< Entries of the tuning table; costs decide the rest.
+  std::string tuning_file;        ///< The user's tuning file; empty if none is loaded.
 };
 
-/// Calls body(i) for i in [0, count), in any order and on any threads, and returns when all are
-/// done. Hand one in to run on an existing thread pool.
+/// Calls body(i) for i in [0, count), in any order and on any threads, and returns when all calls
+/// have returned. Pass one to run on an existing thread pool.
 using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
+/// Options of Device::Open.
 struct DeviceOptions {
   int threads = 0;                ///< CPU threads; 0 means all that this process may use.
-  ParallelFor parallel_for = {};  ///< When set, no threads are made and this is called instead.
-  /// What `metal-marlin tune` wrote: which kernel is the fastest for which product. Not set: the
-  /// file that METAL_MARLIN_TUNING names, else metal-marlin/tuning.txt in the user's folder for
-  /// configurations, where it is there. Empty, as is an empty variable: none.
+  ParallelFor parallel_for = {};  ///< If set, the device starts no threads and calls this instead.
+  /// A file written by `metal-marlin tune`: the fastest measured kernel for each GEMM shape. Unset:
+  /// the file named by METAL_MARLIN_TUNING, else metal-marlin/tuning.txt in XDG_CONFIG_HOME or
+  /// ~/.config if it exists. An empty string, or an empty variable, means none.
   std::optional<std::string> tuning_file = {};
 };
 
 /// A handle to a device; copies share it. Every const call is thread-safe. Moving copies, so that a
-/// Device is never empty. What was made for a device keeps it open: prepared weights, buffers and
-/// models may outlive every handle.
+/// Device is never empty. Prepared weights, buffers and models keep their device open and may
+/// outlive every handle.
 class Device {
  public:
-  class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
+  class [[gnu::visibility("hidden")]] Impl;  // Hidden: members would be exported with Device.
 
-  /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (the GPU of a
-  /// Mac), "metal-sim" (a simulator of it) or "auto" (the CPU). On the CPU the environment variable
-  /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces a level. Errors: kInvalidArgument for an unknown
-  /// name, kUnsupported for a level that this processor lacks and for a device that is not there,
-  /// kIo and kMalformedFile for a tuning file that cannot be read, kOutOfMemory when the system
-  /// starts fewer than the threads asked for: a device never runs with fewer than it says.
+  /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (an Apple
+  /// GPU), "metal-sim" (its simulator) or "auto" (the CPU). On the CPU the environment variable
+  /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces an instruction set. Errors: kInvalidArgument for
+  /// an unknown name; kUnsupported for an instruction set that the processor lacks and for a device
+  /// that is not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when
+  /// the system cannot start all requested threads: a device never runs with fewer than it reports.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
+  /// The device's properties and kernels.
   DeviceInfo info() const;
 
-  /// Waits for everything that was started on the stream (null: the device's default one) and says
-  /// whether it worked; at once on the CPU. Errors: kDeviceLost when a kernel failed, after which
-  /// every call on the device fails.
+  /// Waits for all work on the stream (null: the device's default stream) and returns its status;
+  /// returns at once on the CPU. Errors: kDeviceLost when a kernel failed, after which every call
+  /// on the device fails; kInvalidArgument and kNonFiniteInput for ids, positions and logits that
+  /// an operation found invalid.
   Status Synchronize(void* stream = nullptr) const;
+  /// For the library's own use, like shared() and the constructor.
   Impl& impl() const { return *impl_; }
   const std::shared_ptr<Impl>& shared() const { return impl_; }
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -79,22 +84,22 @@ class Device {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Memory that a device's kernels read and write, for programs that do not want to deal with the
-/// device's own interface. Move-only; frees on destruction, which on a GPU waits for the device.
+/// Device memory, for programs that do not use the device's native API. Move-only; the destructor
+/// frees the memory, and on a GPU waits for the device first.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  /// Uninitialised bytes, aligned to 64 or more. Errors: kInvalidArgument for a negative size,
-  /// kOutOfMemory.
+  /// Allocates uninitialized memory aligned to at least 64 bytes. Errors: kInvalidArgument for a
+  /// negative size, kOutOfMemory.
   static Result<DeviceBuffer> Allocate(const Device& device, int64_t bytes);
 
-  /// In the device's address space; what TensorView takes.
+  /// The address in the device's address space, as TensorView expects it.
   void* data() const { return data_.get(); }
-  /// 0 of a buffer that was moved from.
+  /// The size in bytes; 0 for a moved-from buffer.
   int64_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
 
-  /// Copies [offset, offset + bytes) from or to the host and waits. Errors: kInvalidArgument for a
-  /// range outside of the buffer or null host memory, kDeviceLost.
+  /// Copies [offset, offset + bytes) of the buffer from or to host memory, synchronously. Errors:
+  /// kInvalidArgument for a range outside of the buffer or null host memory, kDeviceLost.
   Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
   Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
 
@@ -107,7 +112,7 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-/// Every device of this machine.
+/// Every device of this machine that opens; the simulator is not listed.
 std::vector<DeviceInfo> ListDevices();
 
 }  // namespace marlin

@@ -1,4 +1,4 @@
-// C = epilogue(A x dequant(W)): the product with quantized weights.
+// GEMM with quantized weights: C = epilogue(A x dequant(W)).
 #pragma once
 
 #include <cstdint>
@@ -15,50 +15,55 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
+/// The activation function of an epilogue; kGeluTanh is GELU with the tanh approximation.
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kRelu };
 
+/// Reproducibility guarantees.
 enum class Determinism : uint8_t {
   kDefault,         ///< Same build, device, plan and inputs: same bits.
-  kBatchInvariant,  ///< Also: a row's result depends neither on m nor on the other rows.
+  kBatchInvariant,  ///< Also, a row's result depends neither on m nor on the other rows.
 };
 
-/// How far a product may round on the way. Accumulation is fp32 in all of them.
+/// The precision of weights and activations inside a GEMM. Accumulation is always fp32.
 enum class Accuracy : uint8_t {
-  kDefault,  ///< exact for few rows, bf16_compute where a bf16 matrix unit makes it faster.
+  kDefault,  ///< exact at small m; bf16_compute where a bf16 matrix unit is faster.
   kExact,    ///< fp32 weights times fp32 activations.
   kW4A8,     ///< Opt-in: activations quantized to int8 per 32 k (CPU) or e4m3 per row (CUDA).
 };
 
+/// Options of Gemm, Gemv and PlanGemm.
 struct GemmOptions {
   TensorView bias = {};  ///< [n], f32, bf16 or f16, contiguous; added before the activation.
   Activation activation = Activation::kNone;
-  /// W is [gate | up] side by side: out[m, n/2] = act(A x gate) * (A x up). n must be even.
+  /// GLU: W is [gate | up] concatenated along n, out[m, n/2] = act(A x gate) * (A x up); n is even.
   bool gated = false;
-  TensorView row_weight = {};  ///< f32 [m]; multiplies each finished row (a router's weight).
+  TensorView row_weight = {};  ///< f32 [m]; scales each output row last (router weights).
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
-  /// Lets bf16 kernels round fp16 and fp32 activations to bf16 instead of splitting them in two.
+  /// Lets bf16 kernels round fp16 and fp32 activations to bf16 instead of splitting each into two
+  /// bf16 terms.
   bool allow_bf16_activations = false;
-  int64_t expert = 0;  ///< Which matrix of stacked weights.
-  /// Forces one kernel by name, "marlin_gemm_wgmma", or with its tiling,
-  /// "marlin_gemm_wgmma@128x2" (tile_m x split-K factor); empty lets the plan choose.
+  int64_t expert = 0;  ///< Index of the matrix in stacked weights.
+  /// Forces a kernel by name, "marlin_gemm_wgmma", or by name and tiling,
+  /// "marlin_gemm_wgmma@128x2" (tile_m x split-K factor); empty: the cheapest kernel is selected.
   std::string kernel = {};
-  /// Scratch memory that nothing else uses until the work is done, at least the bytes of the plan;
-  /// null: the device's own, grown on demand.
+  /// Device scratch memory of at least GemmPlan::workspace_bytes(), for this call alone until its
+  /// work is done; null: the device's own workspace, which grows on demand.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  /// The stream that the work is put on (a cudaStream_t, an MTL::CommandQueue*; null: the device's
-  /// default). The call returns before the work is done, and errors of the work itself come from
-  /// Device::Synchronize. Ignored by the CPU.
+  /// The stream to enqueue on (a cudaStream_t, an MTL::CommandQueue*; null: the device's default
+  /// stream). The call returns before the work is done, and Device::Synchronize reports
+  /// asynchronous errors. Ignored by the CPU.
   void* stream = nullptr;
-  /// Lets the kernel start, and load its weights, before earlier work on the stream has finished;
-  /// it still waits for that work before it reads anything else or writes. For chains of products:
-  /// a layer's weights arrive while the layer before computes. Nothing earlier on the stream may
-  /// write the weights. The bits of the result are the same either way. Ignored by the CPU.
+  /// Programmatic dependent launch (PDL): the kernel may start and load weights before earlier work
+  /// on the stream has finished; it waits for that work before it reads anything else or writes.
+  /// For back-to-back GEMMs, so that a layer's weights load while the previous layer computes.
+  /// Earlier work on the stream must not write the weights. Results are bitwise the same. Ignored
+  /// by the CPU.
   bool overlap_previous = false;
 };
 
-/// A GEMM without its operands: everything that a plan depends on beside the weights.
+/// A GEMM without its operands: everything that a plan depends on besides the weights.
 struct GemmProblem {
   int64_t m = 0;  ///< Rows of A.
   DType a_type = DType::kBf16;
@@ -68,13 +73,13 @@ struct GemmProblem {
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
   bool allow_bf16_activations = false;
-  /// Every row of A begins at a multiple of 16 bytes. Such plans refuse other operands; plans for
-  /// unaligned rows take all.
+  /// Every row of A is 16-byte aligned. Such a plan rejects unaligned operands; a plan for
+  /// unaligned rows accepts both.
   bool aligned = true;
   std::string kernel = {};  ///< As GemmOptions::kernel.
 };
 
-/// What one run of a plan is given beside A and out; the fields are those of GemmOptions.
+/// Arguments of one run besides A and out; the fields are those of GemmOptions.
 struct GemmArguments {
   TensorView bias = {};
   TensorView row_weight = {};
@@ -85,32 +90,31 @@ struct GemmArguments {
   bool overlap_previous = false;
 };
 
-/// A planned GEMM that can be run any number of times: the kernel, its tiling and its workspace are
-/// decided. Immutable; copies are cheap and share the plan; any thread may run it at any time. It
-/// keeps the weights and the device. One that was made by its default constructor holds nothing.
+/// A planned GEMM that can be run any number of times: kernel, tiling and workspace size are
+/// fixed. Immutable; copies are cheap and share the plan; any thread may run it at any time. It
+/// keeps the weights and the device alive. A default-constructed plan is empty: its Run fails.
 class GemmPlan {
  public:
   struct State;
   GemmPlan() = default;
   explicit GemmPlan(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
-  /// The row of the kernel table, "marlin_gemm_wgmma"; empty of an empty plan.
+  /// The kernel's name in the kernel table, "marlin_gemm_wgmma"; empty for an empty plan.
   std::string_view kernel() const;
-  /// The tiling, "128x2", of kernels that have several; else empty.
+  /// The tiling, "128x2", of kernels that have several; otherwise empty.
   std::string variant() const;
-  /// "exact", "bf16_compute" or "w4a8"; empty of an empty plan.
+  /// The accuracy class: "exact", "bf16_compute" or "w4a8"; empty for an empty plan.
   std::string_view accuracy() const;
-  /// The bytes that GemmArguments::workspace must have at least, in the device's memory, aligned to
-  /// 64.
+  /// Minimum size of GemmArguments::workspace, which is 64-byte aligned device memory.
   int64_t workspace_bytes() const;
   /// "marlin_gemm_wgmma@128x2 (bf16_compute), workspace 0 bytes"
   std::string ToString() const;
 
   /// Computes out[m, n] = epilogue(A[m, k] x W[k, n]) as Gemm does, bit for bit. With a workspace,
-  /// or where none is needed, a run that succeeds allocates no memory, takes no lock and formats no
-  /// string on the calling thread: a test counts the allocations of the process for the CPU, of the
-  /// calls that reach the driver for Metal, and of the host for CUDA. Errors: kInvalidArgument for
-  /// operands that are not those that were planned for.
+  /// or if none is needed, a successful run allocates no memory, takes no lock and formats no
+  /// string on the calling thread: a test counts allocations, process-wide for the CPU, of calls
+  /// into the driver for Metal and on the host for CUDA. Errors: kInvalidArgument for operands that
+  /// do not match the problem.
   Status Run(const TensorView& a, const MutableTensorView& out,
              const GemmArguments& arguments = {}) const;
 
@@ -119,8 +123,8 @@ class GemmPlan {
 };
 
 /// Plans a GEMM: a pure function of the problem, the weights, the device and its tuning table.
-/// Errors: kInvalidArgument for a problem that is none, kUnsupported with the reason of every
-/// kernel.
+/// Errors: kInvalidArgument for an invalid problem, kUnsupported with every kernel's reason for
+/// declining.
 Result<GemmPlan> PlanGemm(const Device& device, const GemmProblem& problem,
                           const PreparedWeights& weights);
 
@@ -128,21 +132,22 @@ Result<GemmPlan> PlanGemm(const Device& device, const GemmProblem& problem,
 Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                           const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Computes out[m, n] = epilogue(A[m, k] x W[k, n]). All memory is the device's own. A and out are
-/// f32, bf16 or f16, rows at any stride that keeps them apart, columns contiguous; sums are fp32.
-/// m, n, k may be 0. out overlaps neither a, bias, row_weight nor the workspace: kernels write it
-/// while they still read. The weights remember their plans, so that only the first call for a
-/// problem plans; later ones allocate nothing when a workspace is given. Errors: kInvalidArgument
-/// with both shapes or the names of what overlaps, kUnsupported with the reason.
+/// Computes out[m, n] = epilogue(A[m, k] x W[k, n]) with fp32 accumulation. All operands are device
+/// memory. A and out are f32, bf16 or f16 with contiguous columns and any row stride for which rows
+/// do not overlap; m, n, k may be 0. out must not overlap a, bias, row_weight or the workspace:
+/// kernels write it while they still read. The weights cache their plans, so only the first call
+/// for a problem plans; later ones allocate nothing when given a workspace. Errors:
+/// kInvalidArgument with both shapes or the names of the overlapping operands, kUnsupported with
+/// the reason.
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Gemm of one row: a is [k] and out is [n].
+/// Gemm with m = 1: a is [k] and out is [n].
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
-/// Writes the weights as out [k, n] (f32, bf16, f16; any strides that are not negative and give
-/// every element a place of its own), each rounded once; on `stream` as Gemm.
+/// Dequantizes the weights to out [k, n] (f32, bf16 or f16; any non-negative strides for which
+/// elements do not overlap), each rounded once; asynchronous on `stream`, as Gemm.
 Status Dequantize(const Device& device, const PreparedWeights& weights,
                   const MutableTensorView& out, int64_t expert = 0, void* stream = nullptr);
 

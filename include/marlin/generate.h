@@ -1,4 +1,4 @@
-// Continuing a text: sampling one token after another.
+// Text generation: autoregressive decoding with sampling.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,34 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
+/// Options of Generate.
 struct GenerateOptions {
   int64_t max_tokens = 128;
   SamplingOptions sampling = {};
-  /// Ends the text when drawn; the token is not part of the result. Empty: the model's own.
+  /// Tokens that end generation; the stop token is not part of the result. Empty: the model's
+  /// eos_token_ids.
   std::vector<int32_t> stop_token_ids;
-  bool ignore_eos = false;  ///< Goes on past stop tokens.
+  bool ignore_eos = false;  ///< Ignore stop tokens.
 };
 
+/// Why generation ended.
 enum class StopReason : uint8_t { kMaxTokens, kStopToken, kContextFull, kCallback };
 /// "max_tokens", "stop_token", "context_full", "stopped".
 std::string_view StopReasonName(StopReason reason);
 
+/// The result of Generate.
 struct Generated {
-  std::vector<int32_t> token_ids;
+  std::vector<int32_t> token_ids;  ///< The new tokens, without the prompt.
   StopReason stop_reason = StopReason::kMaxTokens;
   double prefill_seconds = 0;
-  double decode_seconds = 0;  ///< Of all tokens after the first.
+  double decode_seconds = 0;  ///< Time for all tokens after the first.
 };
 
-/// Called with each token as it is drawn; returning false ends the text. May be empty.
+/// Called with each token as it is sampled; returning false ends generation. May be empty.
 using TokenCallback = std::function<bool(int32_t token)>;
 
-/// Continues a prompt of at least one token. Errors: kInvalidArgument naming the option out of
-/// range, a prompt that does not fit in the context, a token id out of range.
+/// Generates a continuation of a prompt of at least one token. Errors: kInvalidArgument for an
+/// option out of range, a prompt that exceeds the context or a token id out of range.
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 

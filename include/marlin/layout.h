@@ -1,4 +1,4 @@
-// Conversions between arrangements of packed words, and the packing of single codes.
+// Packing of codes, and conversions between packed layouts.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// Packs codes [k, n] (one byte each, C order) into canonical words [WordsAlongK, n].
+/// Packs codes [k, n] (one byte each, C order) into k-packed words [WordsAlongK, n].
 /// Errors: kInvalidArgument for wrong sizes or a code that does not fit.
 Status PackCodes(Format format, int64_t k, int64_t n, std::span<const uint8_t> codes,
                  std::span<uint32_t> words);
@@ -21,26 +21,26 @@ Status PackCodes(Format format, int64_t k, int64_t n, std::span<const uint8_t> c
 Status UnpackCodes(Format format, int64_t k, int64_t n, std::span<const uint32_t> words,
                    std::span<uint8_t> codes);
 
-/// uint32 words of a 4-bit matrix in the marlin_w4 layout: K and N padded to multiples of 32;
-/// INT64_MAX for sizes that are negative or too large to count.
+/// Size in uint32 words of a 4-bit matrix in the marlin_w4 layout, K and N padded to multiples of
+/// 32; INT64_MAX for negative sizes and on overflow.
 int64_t MarlinW4WordCount(int64_t k, int64_t n);
 
-/// Canonical 4-bit words [ceil(k/8), n] -> marlin_w4 [K/32][N/32][32 lanes][4 words], padded with
-/// code 0, and back. Errors: kInvalidArgument for wrong sizes.
+/// Converts k-packed 4-bit words [ceil(k/8), n] to marlin_w4 [K/32][N/32][32 lanes][4 words],
+/// padded with code 0, and back. Errors: kInvalidArgument for wrong sizes.
 Status RepackToMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> canonical,
                         std::span<uint32_t> tiles);
 Status RepackFromMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> tiles,
                           std::span<uint32_t> canonical);
 
-/// From the layouts of the original Marlin (IST-DASLab) and of vLLM's gptq_marlin for 4 bits, both
-/// int32 [k/16, n*2], to canonical words. Errors: kInvalidArgument unless k % 16 == 0 and
-/// n % 64 == 0 (the layouts' own granule).
+/// Converts the layouts of the original Marlin (IST-DASLab) and of vLLM's 4-bit gptq_marlin, both
+/// int32 [k/16, n*2], to k-packed words. Errors: kInvalidArgument unless k % 16 == 0 and n % 64 ==
+/// 0 (the granularity of both layouts).
 Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                                 std::span<uint32_t> canonical);
 Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                             std::span<uint32_t> canonical);
 
-/// The 2:4 sparse form of a 4-bit matrix: K padded to a multiple of 32.
+/// A 4-bit matrix with 2:4 sparsity; K is padded to a multiple of 32 (Kp).
 struct Sparse24 {
   int64_t k = 0;  ///< Unpadded.
   int64_t n = 0;
@@ -48,14 +48,14 @@ struct Sparse24 {
   std::vector<uint32_t> metadata;  ///< [Kp/32, n]: 8 nibbles a word, nibble = pos1 << 2 | pos0.
 };
 
-/// Keeps the two codes of largest decoded magnitude in every block of four along K (ties to the
-/// lower index; with `saliency` [k, n] f32, the two of largest saliency).
-/// Errors: kInvalidArgument for wrong sizes or a format that is not 4-bit.
+/// Prunes to 2:4: keeps the two codes of largest decoded magnitude, or of largest `saliency` [k, n]
+/// if given, in every block of four along K; ties go to the lower index. Errors: kInvalidArgument
+/// for wrong sizes or a format that is not 4-bit.
 Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
                               std::span<const uint32_t> canonical,
                               std::span<const float> saliency = {});
 
-/// Writes canonical words with the pruned positions as the code of value 0.
+/// Writes k-packed words; pruned positions get the code of value 0.
 /// Errors: kMalformedFile naming the first invalid nibble (valid: 4, 8, 9, 12, 13, 14),
 /// kUnsupported for a format without a code of value 0.
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);

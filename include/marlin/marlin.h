@@ -1,4 +1,4 @@
-// Everything of the public API:
+// The whole public C++ API:
 //
 //   auto device  = marlin::Device::Open("cpu");
 //   auto weights = marlin::Quantize(dense_kn, {.format = marlin::Format::kFp4E2M1});

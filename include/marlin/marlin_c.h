@@ -1,4 +1,4 @@
-/* The library for C and whatever calls C: devices, weights, plans.
+/* The C API, for C and for foreign-function interfaces: devices, weights, plans.
  *
  *   marlin_device* device; marlin_weights* weights; marlin_prepared* prepared; marlin_plan* plan;
  *   marlin_device_open("cpu", 0, &device);
@@ -7,15 +7,15 @@
  *   marlin_plan_gemm(device, prepared, &problem, &plan);
  *   marlin_plan_run(plan, &a, &out, NULL);
  *
- * Every function that can fail returns a marlin_code; marlin_last_error() says why in one line.
- * Handles are made by the functions that take a pointer to a handle, which is set to NULL where
- * they fail, and are freed by their destroy function, which accepts NULL. A handle keeps whatever
- * it needs: they may be destroyed in any order. Handles may be used from any thread; destroying one
- * while another thread uses it is an error that is not found.
+ * Every function that can fail returns a marlin_code; marlin_last_error() returns a one-line
+ * message. Handles are created by the functions that take a pointer to a handle, which they set to
+ * NULL on failure, and are freed by their destroy function, which accepts NULL. A handle keeps the
+ * objects it depends on alive, so handles may be destroyed in any order. They may be used from any
+ * thread; destroying one while another thread uses it is undefined behavior.
  *
- * Structs are initialised with the macro of their name, which sets the size that they have for the
- * caller: later versions of the library add fields at their end, and read those that the caller
- * knows. The names of functions, fields and constants never change their meaning. */
+ * Initialize structs with their _INIT macro, which sets `size` to the size that the caller was
+ * compiled with: later versions of the library append fields, and read only those within `size`.
+ * The names of functions, fields and constants never change their meaning. */
 #ifndef MARLIN_MARLIN_C_H_
 #define MARLIN_MARLIN_C_H_
 
@@ -78,7 +78,7 @@ typedef enum marlin_determinism {
 
 enum { MARLIN_MAX_RANK = 8 };
 
-/* A view of memory that the caller owns: rank dimensions with strides that count elements. */
+/* A view of memory that the caller owns; strides are in elements. */
 typedef struct marlin_tensor {
   size_t size;
   void* data;
@@ -96,14 +96,14 @@ typedef struct marlin_tensor {
 typedef struct marlin_gemm_problem {
   size_t size;
   int64_t m;      /* Rows of A. */
-  int32_t a_type; /* A marlin_dtype, as out_type. */
+  int32_t a_type; /* A marlin_dtype, like out_type. */
   int32_t out_type;
   int32_t activation;             /* A marlin_activation. */
   int32_t accuracy;               /* A marlin_accuracy. */
   int32_t determinism;            /* A marlin_determinism. */
-  int32_t gated;                  /* W is [gate | up]: out[m, n / 2] = act(A gate) * (A up). */
+  int32_t gated;                  /* GLU, W is [gate | up]: out = act(A gate) * (A up). */
   int32_t allow_bf16_activations; /* Lets kernels round fp16 and fp32 activations to bf16. */
-  int32_t unaligned;              /* Rows of A begin anywhere, not at multiples of 16 bytes. */
+  int32_t unaligned;              /* Rows of A need not be 16-byte aligned. */
   const char* kernel;             /* Forces a kernel by name; NULL: the plan chooses. */
 } marlin_gemm_problem;
 #define MARLIN_GEMM_PROBLEM_INIT                                                      \
@@ -112,16 +112,16 @@ typedef struct marlin_gemm_problem {
         MARLIN_ACCURACY_DEFAULT, MARLIN_DETERMINISM_DEFAULT, 0, 0, 0, NULL            \
   }
 
-/* What one run is given beside A and out: marlin::GemmArguments. */
+/* Arguments of one run besides A and out: marlin::GemmArguments. */
 typedef struct marlin_gemm_arguments {
   size_t size;
   const marlin_tensor* bias;       /* [n], or NULL. */
   const marlin_tensor* row_weight; /* f32 [m], or NULL. */
-  int64_t expert;                  /* Which matrix of stacked weights. */
-  void* workspace;                 /* Device memory aligned to 64, or NULL: the device's own. */
+  int64_t expert;                  /* Index of the matrix in stacked weights. */
+  void* workspace;                 /* 64-byte aligned device memory; NULL: the device's own. */
   int64_t workspace_bytes;
-  void* stream; /* A cudaStream_t, an MTL::CommandQueue*; NULL: the default. */
-  int32_t overlap_previous;
+  void* stream;             /* A cudaStream_t, an MTL::CommandQueue*; NULL: the default. */
+  int32_t overlap_previous; /* PDL: marlin::GemmOptions::overlap_previous. */
 } marlin_gemm_arguments;
 #define MARLIN_GEMM_ARGUMENTS_INIT \
   { sizeof(marlin_gemm_arguments), NULL, NULL, 0, NULL, 0, NULL, 0 }
@@ -133,26 +133,26 @@ typedef struct marlin_weights marlin_weights;
 typedef struct marlin_prepared marlin_prepared;
 typedef struct marlin_plan marlin_plan;
 
-/* The version of the library that runs, "0.1.0". */
+/* The version of the loaded library, "0.1.0". */
 MARLIN_C_API const char* marlin_version(void);
-/* The message of the last function that failed on this thread, until the next one fails; "" where
- * none has. */
+/* The message of the last failure on this thread, "" if none; valid until the next failure on this
+ * thread. */
 MARLIN_C_API const char* marlin_last_error(void);
 
 /* Opens "cpu", "cuda", "cuda:0", "metal", "metal-sim" or "auto"; threads: 0 means all. */
 MARLIN_C_API marlin_code marlin_device_open(const char* name, int32_t threads,
                                             marlin_device** device);
 MARLIN_C_API void marlin_device_destroy(marlin_device* device);
-/* Waits for the work on a stream, and says whether it failed. */
+/* Waits for the work on a stream (NULL: the default stream) and returns its status. */
 MARLIN_C_API marlin_code marlin_device_synchronize(const marlin_device* device, void* stream);
-/* Memory that the device's kernels read and write, aligned to 64 or more; on the CPU they read and
- * write any memory. */
+/* Allocates device memory aligned to at least 64 bytes; kernels of the CPU also accept any host
+ * memory. */
 MARLIN_C_API marlin_code marlin_buffer_allocate(const marlin_device* device, int64_t bytes,
                                                 marlin_buffer** buffer);
 MARLIN_C_API void marlin_buffer_destroy(marlin_buffer* buffer);
-/* In the device's address space; what marlin_tensor.data takes. */
+/* The address in the device's address space, for marlin_tensor.data. */
 MARLIN_C_API void* marlin_buffer_data(const marlin_buffer* buffer);
-/* Copy [offset, offset + bytes) of the buffer from or to the host, and wait. */
+/* Copies [offset, offset + bytes) of the buffer from or to host memory, synchronously. */
 MARLIN_C_API marlin_code marlin_buffer_copy_from(const marlin_buffer* buffer, const void* host,
                                                  int64_t bytes, int64_t offset);
 MARLIN_C_API marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void* host,
@@ -161,31 +161,33 @@ MARLIN_C_API marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void
 /* Opens a safetensors file or a directory of them, plain or quantized. */
 MARLIN_C_API marlin_code marlin_checkpoint_open(const char* path, marlin_checkpoint** checkpoint);
 MARLIN_C_API void marlin_checkpoint_destroy(marlin_checkpoint* checkpoint);
-/* How many quantized modules there are, and the name of one; NULL for a number out of range. Names
- * live as long as the checkpoint. */
+/* The number of quantized modules, and the name of one; NULL for an index out of range. Names are
+ * valid as long as the checkpoint. */
 MARLIN_C_API int64_t marlin_checkpoint_module_count(const marlin_checkpoint* checkpoint);
 MARLIN_C_API const char* marlin_checkpoint_module_name(const marlin_checkpoint* checkpoint,
                                                        int64_t number);
-/* Loads a quantized module. */
+/* Loads a quantized module by its name. */
 MARLIN_C_API marlin_code marlin_checkpoint_weights(const marlin_checkpoint* checkpoint,
                                                    const char* module, marlin_weights** weights);
 
-/* Quantizes a matrix [k, n], or experts [e, k, n], of f32, bf16 or f16 in the host's memory. format
- * is that of recipes: "fp4_e2m1/g128", "u4/g64", "nf4/g32". */
+/* Quantizes an f32, bf16 or f16 matrix [k, n], or experts [e, k, n], in host memory. `format` is a
+ * recipe choice: "fp4_e2m1/g128", "u4/g64", "nf4/g32". */
 MARLIN_C_API marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
                                          marlin_weights** weights);
 MARLIN_C_API void marlin_weights_destroy(marlin_weights* weights);
+/* The shape of the weights, and their size in bytes. */
 MARLIN_C_API int64_t marlin_weights_k(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_n(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_experts(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_bytes(const marlin_weights* weights);
 
-/* Rearranges weights for a device, once, at load; the weights may be destroyed afterwards. */
+/* Converts weights to the device's layout, once, at load; the source may be destroyed after. */
 MARLIN_C_API marlin_code marlin_prepare(const marlin_weights* weights, const marlin_device* device,
                                         marlin_prepared** prepared);
 MARLIN_C_API void marlin_prepared_destroy(marlin_prepared* prepared);
+/* Bytes held on the device. */
 MARLIN_C_API int64_t marlin_prepared_bytes(const marlin_prepared* prepared);
-/* Writes the weights of one expert as out [k, n], each rounded once. */
+/* Dequantizes the weights of one expert to out [k, n], each rounded once. */
 MARLIN_C_API marlin_code marlin_prepared_dequantize(const marlin_prepared* prepared,
                                                     const marlin_device* device,
                                                     const marlin_tensor* out, int64_t expert,
@@ -196,12 +198,12 @@ MARLIN_C_API marlin_code marlin_plan_gemm(const marlin_device* device,
                                           const marlin_prepared* prepared,
                                           const marlin_gemm_problem* problem, marlin_plan** plan);
 MARLIN_C_API void marlin_plan_destroy(marlin_plan* plan);
-/* Live as long as the plan. */
+/* The kernel's name and the accuracy class; the strings are valid as long as the plan. */
 MARLIN_C_API const char* marlin_plan_kernel(const marlin_plan* plan);
 MARLIN_C_API const char* marlin_plan_accuracy(const marlin_plan* plan);
 MARLIN_C_API int64_t marlin_plan_workspace_bytes(const marlin_plan* plan);
-/* Computes out[m, n] = epilogue(A[m, k] x W[k, n]); all memory is the device's. With a workspace it
- * allocates nothing. arguments may be NULL. */
+/* Computes out[m, n] = epilogue(A[m, k] x W[k, n]) on device memory. With a workspace of
+ * marlin_plan_workspace_bytes it allocates nothing. `arguments` may be NULL. */
 MARLIN_C_API marlin_code marlin_plan_run(const marlin_plan* plan, const marlin_tensor* a,
                                          const marlin_tensor* out,
                                          const marlin_gemm_arguments* arguments);

@@ -1,4 +1,4 @@
-// Decoder-only language models: loading a checkpoint, and running it.
+// Decoder-only language models: loading checkpoints and running forward passes.
 #pragma once
 
 #include <cstdint>
@@ -14,38 +14,40 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// What a loaded model is.
+/// Properties of a loaded model.
 struct ModelInfo {
   std::string model_type;  ///< "qwen3_moe", as config.json says.
-  std::string recipe;      ///< Empty for a plain checkpoint.
+  std::string recipe;      ///< Empty for an unquantized checkpoint.
   int64_t layers = 0;
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;  ///< Of the weights as prepared for the device.
+  int64_t bytes = 0;  ///< Size of the prepared weights on the device.
   double bits_per_weight = 0;
   std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
 };
 
+/// Options of Model::Open.
 struct ModelOptions {
-  /// Lets products round activations to bf16 where a bf16 matrix unit is faster; sums stay fp32.
-  /// False computes with fp32 activations throughout.
+  /// Lets GEMMs round activations to bf16 where a bf16 matrix unit is faster; accumulation stays
+  /// fp32. False keeps activations in fp32 throughout.
   bool allow_bf16_activations = true;
-  /// A file that PrepareModel (prepared.h) wrote for this model and kind of device: its weights are
-  /// mapped instead of prepared again. Empty: none.
+  /// A file written by PrepareModel (prepared.h) for this model and kind of device: its weights are
+  /// memory-mapped instead of prepared again. Empty: none.
   std::string prepared = {};
 };
 
+/// Options of Model::NewSequence.
 struct SequenceOptions {
-  /// False: layers with a sliding window keep only the keys and values that their window reaches,
-  /// and Truncate takes only lengths whose windows are there.
+  /// False: layers with a sliding window keep only the keys and values inside their window, and
+  /// Truncate accepts only lengths whose windows are still cached.
   bool truncatable = true;
 };
 
-/// The keys and values that one sequence has left behind. Movable; belongs to one model, which it
-/// may outlive: Model::Forward answers a sequence of another or of a destroyed model with an error.
-/// Not for several threads at once: a call that meets another one's sequence is refused.
+/// The KV cache of one sequence. Movable; belongs to one model, which it may outlive:
+/// Model::Forward rejects a sequence of another or of a destroyed model. Not thread-safe:
+/// concurrent use of one sequence is detected and rejected.
 class Sequence {
  public:
   struct State;
@@ -53,13 +55,13 @@ class Sequence {
   Sequence& operator=(Sequence&&) noexcept;
   ~Sequence();
 
-  /// Tokens fed so far; 0 of a sequence that was moved from.
+  /// The number of tokens fed so far; 0 for a moved-from sequence.
   int64_t length() const;
-  /// Forgets all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
-  /// sequence that was moved from or that a call on another thread is feeding, and for a length
-  /// whose windows a sequence that is not truncatable has lost; 0 is always possible.
+  /// Drops all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
+  /// sequence that was moved from or is in use by another thread, and for a length whose windows a
+  /// sequence that is not truncatable no longer caches; 0 is always valid.
   Status Truncate(int64_t length);
-  /// Null after the sequence was moved from.
+  /// Null for a moved-from sequence.
   State* state() const { return state_.get(); }
   explicit Sequence(std::unique_ptr<State> state);
 
@@ -71,43 +73,42 @@ class Sequence {
 struct SequenceInput {
   Sequence* sequence = nullptr;
   std::span<const int32_t> tokens;  ///< At least one.
-  bool all_logits = false;          ///< Logits after every token, not only after the last.
+  bool all_logits = false;          ///< Return logits after every token, not only the last.
 };
 
-/// A loaded model. Copies share the weights; const calls are thread-safe (one Sequence is not). It
-/// keeps its device open. A model that was moved from holds no weights: its info is empty, and
-/// every call answers with kInvalidArgument.
+/// A loaded model. Copies share the weights; const calls are thread-safe (a Sequence is not). It
+/// keeps its device open. A moved-from model holds no weights: its info is empty, and every call
+/// returns kInvalidArgument.
 class Model {
  public:
-  /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
-  /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
-  /// that the directory is an adapter or newer than this program; before any tensor is read,
-  /// kUnsupported naming the operation that the model needs and the device lacks; for
-  /// options.prepared those of prepared.h.
+  /// Loads an unquantized or quantized Hugging Face directory for a device. Errors: kIo;
+  /// kMalformedFile naming tensor and shapes; kUnsupported for a model_type (the message lists the
+  /// supported ones), an adapter or a directory of a newer version, and, before any tensor is read,
+  /// for an operation that the device lacks; those of prepared.h for options.prepared.
   static Result<Model> Open(const std::string& path, const Device& device,
                             const ModelOptions& options = {});
 
   const ModelInfo& info() const;
   const Device& device() const;
 
-  /// An empty sequence; its memory grows with its length up to info().max_positions.
+  /// Creates an empty sequence; its cache grows with its length up to info().max_positions.
   Result<Sequence> NewSequence(const SequenceOptions& options = {}) const;
 
-  /// Feeds the tokens of all inputs at once and writes logits, f32 [rows, vocab_size]: one row an
-  /// input, or one a token where all_logits. The logits are in the host's memory and may have any
-  /// strides that are not negative and give every element a place of its own. A sequence may appear
-  /// once, and belongs to this model. Errors: kInvalidArgument for a token id out of range or a
-  /// sequence that would pass max_positions; the sequences are unchanged then.
+  /// Runs one batched forward pass over the tokens of all inputs and writes logits, f32 [rows,
+  /// vocab_size]: one row per input, or per token where all_logits is set. The logits are host
+  /// memory with any non-negative strides for which elements do not overlap. Every sequence belongs
+  /// to this model and may appear once. Errors: kInvalidArgument for a token id out of range or a
+  /// sequence that would exceed max_positions; the sequences are then unchanged.
   Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
 
-  /// Forward that draws one token for every input from the logits after its last token, on the
-  /// device: samplers are states that ResetSampler wrote, u8 [inputs.size(), SamplerStateBytes] in
-  /// the device's memory, and tokens has one an input. Errors: also those of SampleTokens.
+  /// Forward, then samples one token per input on the device, from the logits after its last token.
+  /// samplers are states written by ResetSampler, u8 [inputs.size(), SamplerStateBytes] in device
+  /// memory; tokens is host memory with one element per input. Errors: also those of SampleTokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
 
   struct Impl;
-  /// False after the model was moved from.
+  /// False for a moved-from model.
   bool valid() const { return impl_ != nullptr; }
   /// Precondition: valid().
   const Impl& impl() const { return *impl_; }
@@ -119,7 +120,7 @@ class Model {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// The model types that Model::Open runs, in alphabetical order.
+/// The model types that Model::Open supports, in alphabetical order.
 std::vector<std::string> SupportedModelTypes();
 
 }  // namespace marlin

@@ -1,4 +1,4 @@
-// Files of weights as a device holds them, so that the next start of a model maps them.
+// Files of prepared weights, which a later Model::Open memory-maps instead of preparing again.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,35 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// Facts about a file that PrepareModel wrote.
+/// The result of PrepareModel.
 struct PrepareModelReport {
   std::string output;
-  std::string layout;  ///< The weights' layout: "cpu_panels/1" on every CPU.
+  std::string layout;  ///< Weight layout and its version: "cpu_panels/1" on every CPU.
   int64_t bytes = 0;   ///< The file's size.
   double seconds = 0;
 };
 
+/// Options of PrepareModel.
 struct PrepareModelOptions {
-  bool overwrite = false;  ///< Replaces a file that PrepareModel wrote.
+  bool overwrite = false;  ///< Replace an existing file, if PrepareModel wrote it.
   Progress progress = {};  ///< Called with (done, total) layers.
 };
 
-/// Prepares the weights of a model's directory for a device, one after the other, and writes them
-/// into a file that appears whole or not at all. ModelOptions::prepared names it when the model is
-/// opened: the directory, which must be there unchanged, still gives everything else. Errors: those
-/// of Model::Open; kUnsupported for a device whose weights cannot be written; kInvalidArgument for
-/// an output that exists; kIo.
+/// Prepares the weights of a model directory for a device, one after the other, and writes them
+/// atomically to a file, which ModelOptions::prepared names when the model is opened. Everything
+/// but the weights is still read from the directory, which must be unchanged. Errors: those of
+/// Model::Open; kUnsupported for a device whose weights cannot be written; kInvalidArgument for an
+/// existing output; kIo.
 Result<PrepareModelReport> PrepareModel(const std::string& path, const Device& device,
                                         const std::string& output,
                                         const PrepareModelOptions& options = {});
 
-/// Compares all weights of such a file with their checksums, which opening a model does not.
+/// Verifies the checksums of all weights in a file of prepared weights; Model::Open does not.
 /// Errors: kIo, kUnsupported for another version, kMalformedFile naming the projection that
 /// differs.
 Status VerifyPreparedModel(const std::string& file);
 
-/// True for a regular file that begins as PrepareModel's do.
+/// True for a regular file that begins with the magic number of prepared weights.
 bool IsPreparedModel(const std::string& file);
 
 }  // namespace marlin

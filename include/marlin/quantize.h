@@ -1,4 +1,4 @@
-// From floating-point matrices to quantized ones and back, on the CPU.
+// Quantization and dequantization of matrices on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,46 @@ namespace marlin {
 /// How scales and zero points are chosen.
 enum class QuantizeMethod : uint8_t {
   kRtn,  ///< From the group's extremes; every weight rounds to the nearest code.
-  kMse,  ///< Shrinks the range over a grid and keeps what minimises the group's squared error.
+  kMse,  ///< Grid search over the clipping range, minimizing the group's squared error.
 };
+/// "rtn", "mse".
 std::string_view QuantizeMethodName(QuantizeMethod method);
+/// Finds a method by name. Errors: kInvalidArgument listing the known names.
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name);
 
+/// Options of Quantize.
 struct QuantizeOptions {
   Format format = Format::kFp4E2M1;
   int64_t group_size = 128;  ///< Weights along K per scale; 0 or anything >= k: one group.
   ScaleType scale_type = ScaleType::kF16;
   QuantizeMethod method = QuantizeMethod::kRtn;
-  bool symmetric = false;            ///< For formats with optional zeros: leave them out.
-  std::vector<float> codebook = {};  ///< [2^bits] replacing the built-in table of codebook formats.
-  std::string tensor_name = {};      ///< Named in errors.
+  bool symmetric = false;            ///< For formats with optional zeros: no zeros.
+  std::vector<float> codebook = {};  ///< [2^bits], replaces the built-in table of codebook formats.
+  std::string tensor_name = {};      ///< For error messages.
 };
 
-/// What Quantize makes of a matrix of this shape, [k, n] or [experts, k, n], without its data:
-/// sizes follow by StoredBytes. Errors: kInvalidArgument.
+/// The spec that Quantize gives a matrix of this shape, [k, n] or [experts, k, n]; StoredBytes
+/// gives its size. Errors: kInvalidArgument.
 Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& options);
 
-/// What happened to a matrix on the way.
+/// Statistics of one Quantize call.
 struct QuantizeReport {
-  int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero, and their weights too.
+  int64_t zeroed_groups = 0;  ///< Groups whose scale, and so every weight, became zero.
 };
 
-/// Quantizes a matrix [k, n], or experts [e, k, n], of f32, bf16 or f16 with any strides, negative
-/// ones and 0 included, at any address: elements need not be aligned. A PyTorch
-/// Linear.weight [out, in] is passed as `.Transposed()`. Runs on all threads; the result does not
-/// depend on their number. Errors: kInvalidArgument, kNonFiniteInput naming the tensor and the
-/// position, kUnsupported when a scale overflows its type (proposing another).
+/// Quantizes an f32, bf16 or f16 matrix [k, n], or experts [e, k, n], in host memory. Strides may
+/// be negative or 0, and elements unaligned. Pass a PyTorch Linear.weight [out, in] as
+/// `.Transposed()`. Runs on all threads; the result does not depend on their number. `report`, if
+/// not null, receives statistics. Errors: kInvalidArgument; kNonFiniteInput naming the tensor and
+/// the position; kUnsupported when a scale overflows its type (the message proposes another type);
+/// kOutOfMemory.
 Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,
                                   QuantizeReport* report = nullptr);
 
-/// Writes scale * (value - zero) (+ bias) of every weight, rounded once to out's type (f32, bf16,
-/// f16), as [k, n] or [experts, k, n] with any strides that give every element a place of its own,
-/// negative ones included. out does not overlap the weights. The host form of the device op in
-/// gemm.h.
+/// Dequantizes on the host: writes scale * (value - zero) (+ bias) of every weight, rounded once to
+/// out's type (f32, bf16 or f16), to out [k, n] or [experts, k, n] in host memory. Strides may be
+/// negative, but elements must not overlap each other or the weights. gemm.h has the device
+/// version.
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out);
 
 }  // namespace marlin

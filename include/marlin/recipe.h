@@ -15,7 +15,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// The part that a tensor plays in a decoder.
+/// The role of a tensor in a decoder.
 enum class LayerClass : uint8_t {
   kEmbedding,
   kLmHead,
@@ -36,72 +36,73 @@ std::string_view LayerClassName(LayerClass layer_class);
 /// Finds a class by name. Errors: kInvalidArgument listing the known names.
 Result<LayerClass> ParseLayerClass(std::string_view name);
 
-/// Derives the class from a Hugging Face tensor name; what is unknown is kOther.
+/// Derives the class from a Hugging Face tensor name; kOther for an unknown name.
 LayerClass ClassifyTensor(std::string_view name);
 
-/// True when a tensor is a weight matrix by its name and shape: rank 2 and called "*.weight", or a
-/// rank-3 stack of experts. Biases, vectors, empty tensors and the scales of other formats are not.
+/// True if name and shape are those of a weight matrix: rank 2 and "*.weight", or a rank-3 stack of
+/// experts. False for biases, vectors, empty tensors and scales of already quantized formats.
 bool IsWeightMatrix(std::string_view name, const Shape& shape);
 
-/// How one tensor is stored: a quantized format with its parameters, rounded to bf16, fp16 or fp32,
-/// or kept as it is.
+/// How one tensor is stored: quantized, rounded to bf16, fp16 or fp32, or copied unchanged.
 struct FormatChoice {
-  bool keep = true;  ///< Copied unchanged; the other fields mean nothing then.
+  bool keep = true;  ///< Copy unchanged; the other fields are ignored.
   Format format = Format::kFp4E2M1;
   int64_t group_size = 128;  ///< Weights along K per scale; 0: one group for all of K.
   ScaleType scale_type = ScaleType::kF16;
   bool symmetric = false;
-  /// "keep" or "fp4_e2m1/g128", with "/e8m0" and "/sym" appended where they differ from default.
+  /// "keep" or "fp4_e2m1/g128", with "/e8m0" and "/sym" appended if not the default.
   std::string ToString() const;
-  /// True when the weights get codes and scales.
+  /// True if the weights become codes and scales.
   bool quantized() const { return !keep && GetFormatInfo(format).quantized; }
 
   friend bool operator==(const FormatChoice&, const FormatChoice&) = default;
 };
 /// Parses "FORMAT/gN[/SCALE_TYPE][/sym]" (N: a multiple of 16, or K for one group), "bf16", "fp16",
-/// "fp32" or "keep". Errors: kInvalidArgument naming the part.
+/// "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
 Result<FormatChoice> ParseFormatChoice(std::string_view text);
-/// Checks a group size given by a user. Errors: kInvalidArgument unless it is 0 or a multiple
-/// of 16.
+/// Validates a group size. Errors: kInvalidArgument unless it is 0 or a positive multiple of 16.
 Status CheckGroupSize(int64_t group_size);
 
-/// A choice for all tensors whose name matches a pattern; later ones win.
+/// A choice for all tensors whose name matches a pattern; the last matching override wins.
 struct RecipeOverride {
   std::string pattern;
-  bool is_regex = false;  ///< Regular expression (found anywhere in the name), else a glob.
+  bool is_regex = false;  ///< Regular expression, unanchored; otherwise a glob on the whole name.
   FormatChoice choice;
 };
 
-/// Which format every tensor gets. Presets: default_dense, default_moe, aggressive_moe and
+/// A recipe: the format of every tensor. Presets: default_dense, default_moe, aggressive_moe and
 /// uniform:FORMAT/gN; or a JSON file, see docs/howto/recipes.md.
 class MixedPrecisionConfig {
  public:
+  /// The presets; docs/howto/recipes.md has their tables.
   static MixedPrecisionConfig DefaultDense();
   static MixedPrecisionConfig DefaultMoe();
   static MixedPrecisionConfig AggressiveMoe();
-  /// Every attention, MLP and expert matrix in one choice, e.g. "fp4_e2m1/g32".
+  /// One choice for every attention, MLP and expert matrix, e.g. "fp4_e2m1/g32".
   static Result<MixedPrecisionConfig> Uniform(std::string_view choice);
-  /// Errors: kInvalidArgument naming the unknown or wrong key, class or format.
+  /// Parses a recipe document. Errors: kInvalidArgument naming the unknown or invalid key, class or
+  /// format.
   static Result<MixedPrecisionConfig> FromJson(std::string_view text);
-  /// Errors: kIo, and those of FromJson with the path in front.
+  /// Reads a recipe file. Errors: kIo, and those of FromJson prefixed with the path.
   static Result<MixedPrecisionConfig> FromFile(const std::string& path);
-  /// A preset's name, "uniform:...", or the path of a JSON file.
+  /// Accepts a preset's name, "uniform:...", or the path of a JSON file. Errors: those of FromFile.
   static Result<MixedPrecisionConfig> FromNameOrFile(const std::string& name);
 
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
+  /// Sets the choice of a class.
   void Set(LayerClass layer_class, FormatChoice choice) { classes_[layer_class] = choice; }
   const std::map<LayerClass, FormatChoice>& classes() const { return classes_; }
-  /// Adds an override that wins over those before it. Errors: kInvalidArgument for an empty pattern
-  /// or a malformed regular expression.
+  /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty
+  /// pattern or a malformed regular expression.
   Status AddOverride(RecipeOverride entry);
   const std::vector<RecipeOverride>& overrides() const { return overrides_; }
 
-  /// The choice for a tensor: the last matching override, else that of its class. What is not
-  /// IsWeightMatrix and classes without an entry are kept.
+  /// The choice for a tensor: the last matching override, else that of its class. Tensors for which
+  /// IsWeightMatrix is false, and classes without an entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 
-  /// The recipe as a JSON document that FromJson reads back.
+  /// The recipe as a JSON document that FromJson parses.
   std::string ToJson() const;
 
  private:
@@ -110,7 +111,7 @@ class MixedPrecisionConfig {
   std::string name_;
   std::map<LayerClass, FormatChoice> classes_;
   std::vector<RecipeOverride> overrides_;
-  std::vector<std::shared_ptr<const Matcher>> matchers_;  ///< One for each override.
+  std::vector<std::shared_ptr<const Matcher>> matchers_;  ///< One per override.
 };
 
 }  // namespace marlin

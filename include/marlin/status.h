@@ -10,17 +10,17 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// What kind of error a Status holds. The numbers are stable.
+/// Error codes. The numbers are stable.
 enum class Code : uint8_t {
   kOk = 0,
-  kInvalidArgument = 1,  ///< The caller passed something wrong: a shape, a name, an option.
-  kUnsupported = 2,      ///< Well-formed, but no implementation exists; the message says why.
-  kMalformedFile = 3,    ///< A file's content breaks its format.
-  kNonFiniteInput = 4,   ///< NaN or Inf where only finite numbers have a meaning.
+  kInvalidArgument = 1,  ///< An invalid argument: a shape, a name, an option.
+  kUnsupported = 2,      ///< Valid, but no implementation exists; the message says why.
+  kMalformedFile = 3,    ///< A file's content violates its format.
+  kNonFiniteInput = 4,   ///< NaN or Inf where only finite numbers are meaningful.
   kOutOfMemory = 5,
   kIo = 6,          ///< The operating system refused to open, read, write or rename.
   kDeviceLost = 7,  ///< The device failed; every later call on it returns the same.
-  kInternal = 8,    ///< A broken invariant of this library: a bug.
+  kInternal = 8,    ///< A violated invariant of this library: a bug.
 };
 
 /// Returns the name of a code, e.g. "malformed file".
@@ -30,16 +30,16 @@ std::string_view CodeName(Code code);
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  /// Keeps the message fit to be shown, whatever it quotes: one line of valid UTF-8 of at most 4
-  /// KiB (cut with "..."). Control characters, marks of writing direction and bytes that are not
-  /// UTF-8 become \xNN.
+  /// Sanitizes the message, which may quote untrusted text: one line of valid UTF-8, truncated to 4
+  /// KiB with "...". Control characters, bidirectional formatting characters and invalid UTF-8
+  /// bytes become \xNN.
   Status(Code code, std::string_view message);
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  /// Returns the same error with "context: " put before its message; success stays success.
+  /// Returns the same error with its message prefixed by "context: "; success is unchanged.
   Status WithContext(std::string_view context) const {
     if (ok()) return *this;
     std::string message(context);
@@ -53,16 +53,17 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-/// Writes the error to stderr and ends the process: a program took the value of a Result that has
-/// none. It never returns, but is not declared so: g++ 12 then warns of moved strings.
+/// Prints the error to stderr and terminates the process, because the value of a Result without one
+/// was accessed. Not declared [[noreturn]], although it never returns: g++ 12 would warn about
+/// moved-from strings.
 void EndWithoutValue(const Status& status);
 
-/// A value of type T or the Status that says why there is none.
+/// A value of type T, or the error that explains its absence.
 template <typename T>
 class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
-  /// A Status that is ok says nothing about the missing value and becomes kInternal.
+  /// An ok Status does not explain the missing value and becomes kInternal.
   Result(Status status)  // NOLINT(google-explicit-constructor)
       : state_(status.ok()
                    ? Status(Code::kInternal, "a result without a value and without an error")
@@ -72,7 +73,7 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return ok(); }
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
 
-  /// Access to the value. Precondition: ok(); otherwise the process ends with the error on stderr.
+  /// The value. Precondition: ok(); otherwise the process terminates with the error on stderr.
   T& operator*() & { return *Value(); }
   const T& operator*() const& { return *Value(); }
   T&& operator*() && { return std::move(*Value()); }

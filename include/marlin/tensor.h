@@ -1,4 +1,4 @@
-// Views of memory that somebody else owns: element type, shape and strides over a pointer.
+// Non-owning tensor views: element type, shape and strides over a pointer.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// Element type of a tensor, as safetensors knows them (multi-byte types are little endian).
+/// Element type of a tensor, those of safetensors (multi-byte types are little endian).
 enum class DType : uint8_t {
   kBool,
   kU8,
@@ -32,17 +32,17 @@ enum class DType : uint8_t {
   kF64,
 };
 
-/// Returns the size of one element in bytes; 0 for a value that is no DType.
+/// Returns the size of one element in bytes; 0 for an invalid enumerator.
 int64_t DTypeBytes(DType dtype);
 
 /// Returns the lower-case name used in files and commands: "f32", "bf16", "f16", "u32", ...;
-/// "unknown" for a value that is no DType.
+/// "unknown" for an invalid enumerator.
 std::string_view DTypeName(DType dtype);
 
+/// The largest rank of a tensor.
 inline constexpr int kMaxRank = 8;
 
-/// a * b, or INT64_MAX where that overflows, which no memory holds. Precondition: neither is
-/// negative.
+/// a * b, or INT64_MAX on overflow: no memory is that large. Precondition: neither is negative.
 constexpr int64_t SaturatingProduct(int64_t a, int64_t b) {
   int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
@@ -55,8 +55,8 @@ class Shape {
   Shape(std::initializer_list<int64_t> dims) {
     for (int64_t dim : dims) Append(dim);
   }
-  /// Adds a last dimension. A shape that gets more than kMaxRank dimensions keeps kMaxRank of them,
-  /// all -1: no function takes such a shape.
+  /// Appends a last dimension. Exceeding kMaxRank turns the shape into kMaxRank dimensions of -1,
+  /// which every function rejects.
   void Append(int64_t dim) {
     if (rank_ < kMaxRank) {
       dims_[static_cast<size_t>(rank_++)] = dim;
@@ -69,8 +69,8 @@ class Shape {
   int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
   int64_t& operator[](int i) { return dims_[static_cast<size_t>(i)]; }
 
-  /// Product of the dimensions: -1 when one of them is negative, 0 when one of them is 0, and
-  /// INT64_MAX where the product overflows.
+  /// Product of the dimensions: -1 if one of them is negative, 0 if one of them is 0, INT64_MAX on
+  /// overflow.
   int64_t ElementCount() const {
     int64_t count = 1;
     bool none = false;
@@ -99,8 +99,8 @@ class Shape {
   int rank_ = 0;
 };
 
-/// A strided view of memory owned by somebody else. Strides count elements, not bytes, and may be
-/// anything for a read-only view; the default is C order (last dimension contiguous).
+/// A non-owning strided view of memory. Strides are in elements, not bytes, and arbitrary for a
+/// read-only view; the default is C order (last dimension contiguous).
 template <typename Pointer>
 class BasicTensorView {
  public:
@@ -113,7 +113,7 @@ class BasicTensorView {
       stride = shape[i] < 0 ? -1 : SaturatingProduct(stride < 0 ? 0 : stride, shape[i]);
     }
   }
-  /// Strides past kMaxRank are dropped.
+  /// Strides beyond kMaxRank are ignored.
   BasicTensorView(Pointer data, DType dtype, Shape shape, std::initializer_list<int64_t> strides)
       : data_(data), dtype_(dtype), shape_(shape) {
     size_t i = 0;
@@ -129,11 +129,12 @@ class BasicTensorView {
   int64_t dim(int i) const { return shape_[i]; }
   int64_t stride(int i) const { return strides_[static_cast<size_t>(i)]; }
   int64_t ElementCount() const { return shape_.ElementCount(); }
-  /// Bytes of the elements, without gaps between strides; as ElementCount where there is no number.
+  /// Bytes of the elements, without gaps between strides; -1 and INT64_MAX as for ElementCount.
   int64_t ByteCount() const {
     const int64_t count = ElementCount();
     return count < 0 ? count : SaturatingProduct(count, DTypeBytes(dtype_));
   }
+  /// True if the view has no memory; says nothing about the number of elements.
   bool empty() const { return data_ == nullptr; }
 
   /// True when the elements lie in C order without gaps.
@@ -146,7 +147,7 @@ class BasicTensorView {
     return true;
   }
 
-  /// A view of the same matrix with rows and columns exchanged. Precondition: rank 2.
+  /// A transposed view of the same matrix. Precondition: rank 2.
   BasicTensorView Transposed() const {
     return BasicTensorView(data_, dtype_, {dim(1), dim(0)}, {stride(1), stride(0)});
   }
@@ -161,7 +162,7 @@ class BasicTensorView {
     }
   }
 
-  /// A mutable view reads as a const one.
+  /// A mutable view converts to a const one.
   operator BasicTensorView<const void*>() const {  // NOLINT(google-explicit-constructor)
     BasicTensorView<const void*> view(data_, dtype_, shape_);
     for (int i = 0; i < rank(); ++i) view.set_stride(i, stride(i));

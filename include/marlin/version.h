@@ -1,5 +1,5 @@
-/* The version of these headers, for the preprocessor: C and C++. CMake and the Python package take
- * theirs from here. */
+/* The version of these headers, for the C and C++ preprocessor. CMake and the Python package read
+ * their version from this file. */
 #ifndef MARLIN_VERSION_H_
 #define MARLIN_VERSION_H_
 
@@ -16,7 +16,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// The version of the library that runs, "0.1.0"; that of the headers is MARLIN_VERSION.
+/// The version of the loaded library, "0.1.0"; MARLIN_VERSION is that of the headers.
 const char* Version();
 
 }  // namespace marlin

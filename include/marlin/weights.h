@@ -1,4 +1,4 @@
-// Quantized weight matrices in the canonical layout, and their device-specific form.
+// Quantized weight matrices in the canonical (k-packed) layout, and in a device's layout.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace marlin {
 
 class Device;
 
-/// How packed words are arranged. The layout travels with the words: nothing takes words alone.
+/// The layout of packed words. No function takes words without their layout.
 enum class PackedLayout : uint8_t {
-  kKPacked,   ///< Canonical: codes run along K inside a word, words of one K slice along N.
+  kKPacked,   ///< Canonical: a word packs consecutive k of one column; [WordsAlongK, n], C order.
   kMarlinW4,  ///< 4-bit tiles [K/32][N/32][32 lanes][4 words], see docs/formats/marlin_w4.md.
 };
 
-/// What a quantized matrix W [k, n] (or experts of them) is, without its data.
+/// The description of a quantized matrix W [k, n], or a stack of them, without its data.
 struct WeightsSpec {
   Format format = Format::kFp4E2M1;
-  int64_t experts = 1;     ///< Matrices stacked in front; 1 for a plain matrix.
-  int64_t k = 0;           ///< Input features: the dimension that is summed over.
+  int64_t experts = 1;     ///< Number of stacked matrices; 1 for a plain matrix.
+  int64_t k = 0;           ///< Input features: the reduction dimension.
   int64_t n = 0;           ///< Output features.
   int64_t group_size = 0;  ///< Consecutive k that share a scale; >= 1; the last group may be short.
   ScaleType scale_type = ScaleType::kF16;
@@ -36,49 +36,48 @@ struct WeightsSpec {
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
 
-/// Number of groups along K: ceil(k / group_size), 1 when group_size is not positive; 0 when k is
-/// 0.
+/// Number of groups along K: ceil(k / group_size), 1 if group_size is not positive; 0 if k is 0.
 int64_t GroupCount(const WeightsSpec& spec);
 
-/// uint32 words along K of one column: ceil(k * bits / 32), for 3 bits 3 * ceil(k / 32).
+/// uint32 words of one column: ceil(k * bits / 32), for 3 bits 3 * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
 
 /// Bytes of codes, scales, zeros, biases, global scale and codebook of all experts; INT64_MAX for
-/// sizes that are negative or too large to count.
+/// negative sizes and on overflow.
 int64_t StoredBytes(const WeightsSpec& spec);
 
-/// Stored bits per weight, scales and the rest included.
+/// 8 * StoredBytes / number of weights; 0 for an empty matrix.
 double BitsPerWeight(const WeightsSpec& spec);
 
-/// A quantized matrix (or a stack of expert matrices) in the canonical layout. The views are
-/// contiguous and 4-byte aligned; `owner` keeps them alive, so copies are cheap and share data.
+/// A quantized matrix, or a stack of expert matrices, in the canonical layout and host memory. The
+/// views are contiguous and 4-byte aligned; `owner` keeps them alive, so copies are cheap and share
+/// data.
 struct QuantizedWeights {
   WeightsSpec spec;
-  TensorView codes;         ///< u32 [experts, WordsAlongK, n]; UnquantizedDType [experts, k, n].
+  TensorView codes;         ///< u32 [experts, WordsAlongK, n]; unquantized: [experts, k, n].
   TensorView scales;        ///< ScaleDType [experts, groups, n]; empty for unquantized formats.
   TensorView zeros;         ///< f16 [experts, groups, n] when spec.has_zeros.
   TensorView biases;        ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
   TensorView global_scale;  ///< f32 [experts] when spec.has_global_scale.
-  std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty means the built-in one.
+  std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty: the built-in table.
   std::shared_ptr<const void> owner;
 };
 
-/// Checks that the views have the types and shapes that the spec asks for, that scales, zeros,
-/// biases and codebook are finite and that no code means NaN. Errors: kInvalidArgument with both
-/// shapes, kMalformedFile for non-finite content with its position.
+/// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
+/// codebook are finite, and that no code decodes to NaN or infinity. Errors: kInvalidArgument with
+/// both shapes, kMalformedFile with the position of non-finite content.
 Status Validate(const QuantizedWeights& weights);
 
-/// The element type that an unquantized format is stored in: bf16, f16 or f32.
+/// The element type of an unquantized format: bf16, f16 or f32.
 /// Precondition: !GetFormatInfo(format).quantized.
 DType UnquantizedDType(Format format);
 
 /// The element type of biases for a scale type: the scale's own, f16 for the 8-bit ones.
 DType BiasDType(ScaleType type);
 
-/// What Prepare makes: the weights in the layout that one device's kernels read. Immutable; copies
-/// share the data and keep the device open; thread-safe. One that was made by its default
-/// constructor or moved from holds nothing: its spec is empty, and every operation answers with
-/// kInvalidArgument.
+/// Weights in the layout of one device's kernels, made by Prepare. Immutable; copies share the data
+/// and keep the device open; thread-safe. Default-constructed or moved-from weights are empty:
+/// their spec is empty, and every operation on them returns kInvalidArgument.
 class PreparedWeights {
  public:
   struct Storage;
@@ -88,20 +87,22 @@ class PreparedWeights {
   const WeightsSpec& spec() const;
   /// Bytes held on the device.
   int64_t bytes() const;
+  /// For the library's own use.
   const Storage* storage() const { return storage_.get(); }
 
  private:
   std::shared_ptr<const Storage> storage_;
 };
 
+/// Options of Prepare.
 struct PrepareOptions {
-  /// Keeps 4-bit codes on the device as PackedLayout::kMarlinW4, in place of the layout that its
-  /// kernels like best: for the kernel that reads them as they lie, "marlin_gemm_w4" (CUDA).
+  /// Keeps 4-bit codes in PackedLayout::kMarlinW4 instead of the device's preferred layout, for the
+  /// kernel that reads that layout directly, "marlin_gemm_w4" (CUDA).
   bool marlin_w4 = false;
 };
 
-/// Rearranges weights for a device, once, at load. The source may be freed afterwards.
-/// Errors: those of Validate, kUnsupported, kOutOfMemory.
+/// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
+/// afterwards. Errors: those of Validate, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});
 

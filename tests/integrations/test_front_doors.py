@@ -190,7 +190,7 @@ def case_types() -> dict[str, str]:
 def test_every_supported_type_has_a_case_and_a_row() -> None:
     assert {*case_types().values()} == {*mm.supported_model_types()}
     page = (ROOT / "docs" / "howto" / "run-a-model.md").read_text()
-    section = page.split("## Types and front doors")[1].split("\n## ")[0]
+    section = page.split("## Model types and front ends")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
     assert [*rows] == mm.supported_model_types()
     for kind, row in rows.items():
