@@ -138,7 +138,7 @@ def _growth(rules: Any) -> float:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Sends what is written to the descriptor of the standard error nowhere."""
+    """Discards everything written to the file descriptor of stderr."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:

@@ -22,7 +22,7 @@ constexpr std::string_view kAnyVersion = "metal-marlin tuning ";
 constexpr std::array<std::string_view, 3> kOffsetNames = {"none", "zeros", "biases"};
 constexpr int64_t kMostGroup = 128;
 
-/// Text of a file, fit for a one-line message.
+/// Quotes text of a file for a one-line message: bounded, printable ASCII.
 std::string Quoted(std::string_view text) {
   constexpr size_t kMost = 60;
   std::string quoted(text.substr(0, kMost));
@@ -78,7 +78,7 @@ class Parser {
   }
 
  private:
-  /// The next line that says something.
+  /// The next line that is neither blank nor a comment.
   bool NextLine(std::string_view* line) {
     *line = {};
     while (!text_.empty() && line->empty()) {
@@ -198,7 +198,7 @@ class Parser {
   bool version_1_ = false;
   int64_t number_ = 0;
   std::vector<TuningSection> sections_;
-  std::set<std::pair<TuningKey, int64_t>> seen_;  ///< Of the last section.
+  std::set<std::pair<TuningKey, int64_t>> seen_;  ///< Keys and m of the last section.
 };
 
 std::string FormatEntry(const TuningEntry& entry) {

@@ -1,4 +1,4 @@
-// Which kernel was the fastest where it was measured. Text in, answers out: no files, no clock.
+// Tuning tables: the fastest measured kernel of each GEMM. Parses and looks up; reads no files.
 //
 //   metal-marlin tuning 2
 //   device NVIDIA H200
@@ -9,10 +9,9 @@
 // Version 1 had no scales, offsets and output; its entries are read as those of fp16 scales, zeros
 // where the format requires them, and an output of the activations' type.
 //
-// A product of m rows takes the entry of the same matrix with the fewest rows that is measured for
-// m rows or more, but for fewer than 2 m; where there is none, rules choose (select.h). So entries
-// for powers of two answer for every m, each for the tiles that it needs, and none reaches beyond
-// its measurement: a tile that holds more rows holds fewer too.
+// A GEMM with m rows uses the entry of its key with the smallest measured m' in m <= m' < 2 m; if
+// there is none, the cost model selects (select.h). So entries for powers of two cover every m, and
+// no entry is extrapolated: tiles that hold m' rows hold m as well.
 #pragma once
 
 #include <compare>
@@ -29,7 +28,7 @@
 
 namespace marlin {
 
-/// What products have in common that a table holds one list of measurements for.
+/// The properties of a GEMM, apart from m, that identify one list of measurements.
 struct TuningKey {
   enum class Offsets { kNone, kZeros, kBiases };
 
@@ -58,10 +57,10 @@ struct TuningEntry {
   int64_t nanoseconds = 0;
 };
 
-/// What one run of `metal-marlin tune` measured.
+/// The measurements of one run of `metal-marlin tune`.
 struct TuningSection {
   std::string device;  ///< DeviceInfo::model.
-  std::string date;    ///< Without blanks, as is `commit`.
+  std::string date;    ///< Has no blanks, nor has `commit`.
   std::string commit;
   std::vector<TuningEntry> entries;
 };
@@ -70,19 +69,19 @@ struct TuningSection {
 /// and for a problem that a section has twice. Names of kernels and devices may be anything.
 Result<std::vector<TuningSection>> ParseTuning(std::string_view text, std::string_view file);
 
-/// The text that ParseTuning reads as the same.
+/// The inverse of ParseTuning.
 std::string FormatTuning(std::span<const TuningSection> sections);
 
-/// Adds a section and removes what sections of the same device have for the same matrices.
+/// Adds a section and removes the entries for the same keys from other sections of its device.
 void ReplaceTuning(TuningSection section, std::vector<TuningSection>& sections);
 
 /// The measurements of one device. Immutable once filled.
 class TuningTable {
  public:
-  /// Adds the sections of a device; what they have for a matrix replaces what there was for it.
+  /// Adds the sections of a device; their entries replace all earlier entries of the same key.
   void Add(std::span<const TuningSection> sections, std::string_view device);
 
-  /// The entry for a problem by the rule above; null where rules choose.
+  /// The entry for a problem by the rule above; null if there is none.
   const TuningEntry* Find(const GemmDesc& desc) const;
 
   int64_t size() const;

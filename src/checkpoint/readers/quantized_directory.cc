@@ -1,4 +1,4 @@
-// The directories that this project writes: docs/formats/checkpoint.md.
+// Quantized directories as this project writes them: docs/formats/checkpoint.md.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -97,7 +97,7 @@ class QuantizedDirectoryReader final : public ModuleReader {
   }
 
  private:
-  // Every tensor of every module is there with its type and shape, and belongs to no other.
+  // Every tensor of every module exists with its type and shape, and belongs to that module only.
   Status CheckModules() const {
     std::unordered_map<std::string, std::string_view> owners;
     for (const ModuleRecord& record : modules_) {
