@@ -93,6 +93,12 @@ KernelBuffer OutputOf(const GemmCall& call) {
           ExtentBytes(call.desc.m, columns, call.c_stride, call.desc.c_type), true, false};
 }
 
+// Activate in kernels/epilogue.h switches on these numbers.
+static_assert(static_cast<int>(Activation::kNone) == 0);
+static_assert(static_cast<int>(Activation::kSilu) == 1);
+static_assert(static_cast<int>(Activation::kGeluTanh) == 2);
+static_assert(static_cast<int>(Activation::kRelu) == 3);
+
 /// Constants and buffers of the finishing steps; what is not there is the codes again.
 void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
   const auto& weights = static_cast<const PreparedStrips&>(*call.weights);
