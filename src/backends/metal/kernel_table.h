@@ -10,11 +10,11 @@ namespace marlin::metal {
 
 std::span<const KernelDesc> MetalKernels();
 
-/// Backend::Cost: no Apple GPU has been measured, so the estimate is the row's place in
+/// Backend::Cost: no Apple GPU has been measured, so the estimate is the row's index in
 /// kernels.def.
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
 
-/// The properties of a device that selection asks for.
+/// The device properties that selection uses.
 DeviceProperties PropertiesOf(const DeviceShape& device);
 
 }  // namespace marlin::metal
