@@ -333,8 +333,7 @@ void MixSome(const Segment& s, int64_t first, int64_t count, int64_t queries, fl
   }
 }
 
-/// Adds the non-finite values, which PackValues zeroed, to the rows that see them and only to
-/// those.
+/// Adds the non-finite values, which PackValues zeroed, to exactly the rows that see them.
 void AddInfinite(const Segment& s, const Lanes& lanes, int64_t first_row) {
   for (int64_t key = 0; key < s.values.count; ++key) {
     for (int64_t f = 0; f < s.rows.width; ++f) {

@@ -201,8 +201,7 @@ class Worker {
       FindRanges(key, count);
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         const AttentionRows rows = RowsOf(head - heads.begin, state_of(head));
-        // Prefetch target: the keys of the next head, or after the last head, the next keys of the
-        // first.
+        // Prefetch the keys of the next head; at the last head, the next keys of the first.
         const bool last = head + 1 == heads.end;
         const int64_t next_head = last ? heads.begin : head + 1;
         const int64_t next_key = last ? key + count : key;

@@ -81,8 +81,7 @@ struct DecoderKernels {
   void (*score)(const AttentionRows& rows, const KeyRows& keys, float scale,
                 const Upcoming& upcoming);
   /// Softmax step: turns scores into weights e^(score - largest), 0 outside of a row's range;
-  /// updates largest and sums, and writes the rescaling factor of earlier sums to factors. NaN
-  /// propagates.
+  /// updates largest and sums; writes the rescaling factors of earlier sums. NaN propagates.
   void (*weigh)(const AttentionRows& rows);
   /// out[q] = out[q] * factors[q] + sum of weights[q][j] * values[j] over the keys that q sees.
   void (*mix)(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming);

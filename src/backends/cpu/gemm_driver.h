@@ -73,8 +73,7 @@ struct FinishedSums {
   int64_t stride;
 };
 
-/// Runs the epilogue on accumulators whose row 0, column 0 is output row first_m, column
-/// columns.first.
+/// Runs the epilogue on accumulators that begin at output row first_m, column columns.first.
 void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
                ColumnRange columns, int64_t first_m, int64_t rows, const FinishedSums& sums);
 

@@ -97,8 +97,7 @@ ByteCodes ByteCodesOf(const PanelView& weights) {
 void QuantizeRow(float* x, int64_t padded_k) {
   auto* out = reinterpret_cast<uint8_t*>(x);
   for (int64_t first = 0; first < padded_k; first += kSliceK) {
-    // In place: a block is half as large as its activations, so no unread activation is
-    // overwritten.
+    // A block is half as large as its activations, so no unread activation is overwritten.
     const Int8Block block = QuantizeBlock(x + first);
     std::memcpy(out, &block, sizeof(block));
     out += sizeof(block);

@@ -372,8 +372,7 @@ void MultiplyStrips(const StripJob& job) {
     const int64_t chunks = left < at.panel_chunks() ? left : at.panel_chunks();
     decoder.Decode(job.blocks + 2 * at.strip(), chunk, chunks);
     float* sums = job.sums + at.strip() * x.m_tiles * 512;
-    // If k is the inner loop, the accumulators stay in the tile registers over all panels of a
-    // strip.
+    // If k is the inner loop, accumulators stay in the tile registers for a whole strip.
     const SumsPlan plan{chunk == 0, chunk != 0 && !at.k_fastest(),
                         chunk + chunks == w.chunks || !at.k_fastest()};
     for (int64_t m = 0; m < x.m_tiles; m += 2) {

@@ -15,8 +15,7 @@ const uint8_t* ExpertData(const TensorView& view, int64_t expert) {
 /// Whether k is contiguous, as in [out_features, in_features] linear layers.
 bool IsTransposed(const TensorView& codes) { return codes.stride(1) == 1 && codes.dim(2) > 1; }
 
-/// Packs a chunk of unquantized weights with contiguous k: a copy, since k is contiguous in panels
-/// too.
+/// Packs a chunk of unquantized weights with contiguous k: a copy, because panels have that too.
 void CopyTransposed(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, int bits,
                     uint8_t* out) {
   const int64_t size = bits / 8;

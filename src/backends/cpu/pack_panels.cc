@@ -1,6 +1,5 @@
 // Transposes a chunk four columns (16-bit elements: eight) at a time in 16-byte vectors, which
-// every processor has: source rows hold the same k of adjacent columns, panel rows the 128 k of one
-// column.
+// every processor has: source rows hold one k of adjacent columns, panel rows 128 k of a column.
 #include "backends/cpu/pack_panels.h"
 
 #include <algorithm>

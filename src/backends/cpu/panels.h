@@ -16,9 +16,8 @@
 //    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
 //    32   128                vectors 8r .. 8r + 7: the even k of a slice of 32, then its odd k
 //
-// k is padded to a multiple of 128 and n to a multiple of 16 with code 0 and scale 0. Scales, zero
-// points and biases are [block][group][16] in their stored types, with groups padded to the padded
-// k.
+// k is padded to a multiple of 128 and n to a multiple of 16, with code 0 and scale 0. Scales, zero
+// points and biases are [block][group][16] in their stored types; groups cover the padded k.
 #pragma once
 
 #include <cstdint>

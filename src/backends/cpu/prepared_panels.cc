@@ -13,8 +13,7 @@
 namespace marlin::cpu {
 namespace {
 
-/// Blocks packed together, chunk by chunk: their columns share cache lines and pages of source
-/// rows.
+/// Blocks packed together, chunk by chunk: their columns share cache lines and pages of the source.
 constexpr int64_t kTaskBlocks = 4;
 constexpr int64_t kTableBytes = 256 * sizeof(float);
 

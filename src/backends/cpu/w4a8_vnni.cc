@@ -13,9 +13,8 @@ namespace {
 constexpr int kTileRows = 8;
 constexpr int32_t kWideOffset = 128;
 
-/// Permutation that separates two slices: byte 4 i + c of the low half is k = 2 i + {0, 16, 1,
-/// 17}[c] of the first slice, taken from even bytes; the high half is the second slice, from odd
-/// bytes.
+/// Permutation that separates two slices. Low half: byte 4 i + c is k = 2 i + {0, 16, 1, 17}[c] of
+/// the first slice, from even bytes. High half: the same of the second slice, from odd bytes.
 alignas(64) constexpr uint8_t kSplitSlices[64] = {
     0,  32, 2,  34, 4,  36, 6,  38, 8,  40, 10, 42, 12, 44, 14, 46, 16, 48, 18, 50, 20, 52,
     22, 54, 24, 56, 26, 58, 28, 60, 30, 62, 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43,

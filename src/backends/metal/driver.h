@@ -25,8 +25,7 @@ struct KernelBuffer {
   bool cleared = true;   ///< false: uninitialised; must be written before it is read.
 };
 
-/// Values of the function constants, indexed by MARLIN_CONSTANT_...; sources ignore those that they
-/// do not declare.
+/// Function constants by MARLIN_CONSTANT_...; those that a source does not declare are ignored.
 using FunctionConstants = std::array<int32_t, MARLIN_CONSTANT_COUNT>;
 
 /// One dispatch of a kernel.

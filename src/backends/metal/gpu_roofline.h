@@ -16,8 +16,7 @@ class GpuRoofline {
   static constexpr int64_t kReadBytes = int64_t{512} << 20;
   /// Launches per measurement, so that the wait for the last one is negligible.
   static constexpr int kReadPasses = 4;
-  /// Multiply-accumulates per accumulator fragment of a simdgroup in MatrixFlops; takes
-  /// milliseconds.
+  /// Multiply-accumulates per accumulator fragment in MatrixFlops; takes milliseconds.
   static constexpr int kMatrixSteps = 2048;
 
   /// The driver must outlive this. `read_bytes` is rounded down to whole threadgroups, at least
@@ -46,8 +45,8 @@ class GpuRoofline {
       : driver_(&driver), read_bytes_(read_bytes), matrix_steps_(matrix_steps) {}
   KernelLaunch ReadLaunch(int64_t threadgroups) const;
   KernelLaunch MatrixLaunch() const;
-  /// Mean seconds per launch over `calls` launches, from the start of the first to the end of the
-  /// last.
+  /// Mean seconds per launch over `calls` launches, from the first one's start to the last one's
+  /// end.
   Result<double> Seconds(const KernelLaunch& launch, int calls) const;
 
   Driver* driver_;

@@ -113,8 +113,7 @@ Status Malformed(std::string_view what) {
   return Status(Code::kInternal, fmt::format("kernel: cannot read '{}'", what));
 }
 
-/// Declares a parameter of the kernel as a local variable, initialised from the generated
-/// signature.
+/// Declares a kernel parameter as a local variable, initialised from the generated signature.
 Status AddParameter(std::string_view parameter, KernelBody* body) {
   const auto attribute = Between(parameter, "[[", "]]");
   if (!attribute) return Malformed(parameter);

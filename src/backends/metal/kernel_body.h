@@ -1,5 +1,4 @@
-// Kernel bodies for frameworks that generate the kernel signature themselves, such as MLX's
-// metal_kernel.
+// Kernel bodies for frameworks that generate the signature themselves, as MLX's metal_kernel does.
 #pragma once
 
 #include <string>
@@ -23,8 +22,7 @@ struct KernelArgument {
 using TemplateArgument = std::pair<std::string, std::string>;
 
 struct KernelBody {
-  /// The files that the kernel's file includes, specialised for one combination of function
-  /// constants.
+  /// The files that the kernel's file includes, specialised for the function constants.
   std::string header;
   /// The statements of the kernel. Thread positions (thread_position_in_grid and the like) are
   /// variables of the generated signature, named as their attributes and of their widest types; so

@@ -34,8 +34,7 @@ Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& device) {
 }
 
 Support SupportsGemvWide(const GemmDesc& desc, const DeviceProperties& device) {
-  // Above 16 rows it reads the weights again for every 16 rows; only batch invariance is worth
-  // that.
+  // Above 16 rows it rereads the weights for every 16 rows; only batch invariance is worth that.
   if (desc.m > kGemvRows && desc.determinism != Determinism::kBatchInvariant) {
     return {"takes up to 16 rows"};
   }

@@ -10,8 +10,7 @@ namespace marlin::metal {
 
 std::span<const KernelDesc> MetalKernels();
 
-/// Backend::Cost: no Apple GPU has been measured, so the estimate is the row's index in
-/// kernels.def.
+/// Backend::Cost: the row's index in kernels.def, because no Apple GPU has been measured.
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
 
 /// The device properties that selection uses.

@@ -19,8 +19,7 @@ struct StripPart {
 
 class PreparedStrips : public PreparedWeights::Storage {
  public:
-  /// Repacks validated weights into memory of `driver`, which the result keeps alive. Errors:
-  /// kOutOfMemory.
+  /// Packs validated weights into memory of `driver`, which it keeps alive. Errors: kOutOfMemory.
   static Result<std::shared_ptr<PreparedStrips>> Make(const QuantizedWeights& weights,
                                                       const Backend* backend,
                                                       const std::shared_ptr<Driver>& driver,

@@ -49,8 +49,7 @@ kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expe
   return parameters;
 }
 
-/// Binds the weights. Arrays that a format does not have are bound to the codes; kernels do not
-/// read them.
+/// Binds the weights. Arrays that a format does not have are bound to the codes, and not read.
 void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* launch) {
   const StripPart codes = weights.codes(expert);
   const auto bind = [&](int index, const StripPart& part) {

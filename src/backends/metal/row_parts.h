@@ -9,8 +9,7 @@
 
 namespace marlin::metal {
 
-/// About one second on the slowest GPU with simdgroup_matrix (M1: 2.6 TFLOP/s by its
-/// specification).
+/// About one second on the slowest GPU with simdgroup_matrix (M1: 2.6 TFLOP/s as specified).
 inline constexpr int64_t kMostOperationsOfPart = int64_t{1} << 41;
 
 /// Rows per part: m, or a multiple of 64. m and n are not 0.

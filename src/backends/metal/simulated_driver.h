@@ -1,5 +1,4 @@
-// The driver that runs kernels in the simulator, with all its checks, thousands of times slower
-// than a GPU.
+// The driver that runs kernels in the simulator, checked, thousands of times slower than a GPU.
 #pragma once
 
 #include <memory>

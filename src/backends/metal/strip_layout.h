@@ -22,7 +22,7 @@ constexpr int WordOffset(int bits, int lane, int word) {
 /// is 16 bits above the first. For 3-bit codes: the lower two bits; HighBitOf places the third.
 struct PairPlace {
   int word;
-  int bit;  ///< Of the pair's first code.
+  int bit;  ///< Bit of the pair's first code.
 };
 constexpr PairPlace PlaceOf(int bits, int s, int j) {
   if (bits < 4) return {s / 2, 8 * (s % 2) + 2 * j};

@@ -1,5 +1,4 @@
-// Kernels compiled for this GPU: one library per source file, one pipeline per specialised
-// function.
+// Kernels compiled for this GPU: a library per source file, a pipeline per specialised function.
 #pragma once
 
 #include <map>

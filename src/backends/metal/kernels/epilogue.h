@@ -55,8 +55,7 @@ static inline void StoreFinished(Output output, int row, int column, float value
 /// GLU: whether the same threads accumulate gate and up, and so apply the epilogue directly.
 static inline bool Paired() { return gated && !partial; }
 
-/// GLU epilogue of the accumulators `gate` and `up`: stores one output if it lies inside [m, n /
-/// 2].
+/// GLU epilogue of the accumulators `gate` and `up`. Drops outputs outside of [m, n / 2].
 static inline void StoreGated(Output output, int row, int column, float gate, float up,
                               Parameters p) {
   const int columns = p.n / 2;
@@ -65,7 +64,7 @@ static inline void StoreGated(Output output, int row, int column, float gate, fl
   StoreFinished(output, row, column, value, p);
 }
 
-/// Stores the accumulator of (row, column) if it lies inside [m, n]: through the epilogue, or raw
+/// Stores the accumulator of (row, column) if that is inside [m, n]: through the epilogue, or raw
 /// into the split-K partials of `split`.
 static inline void StoreSum(Output output, int split, int row, int column, float sum,
                             Parameters p) {

@@ -77,8 +77,7 @@ class LaneRuntime {
     runtime.lanes_[runtime.current_].done = true;
   }
 
-  /// Runs rounds: every lane runs until it waits or ends; then the waiting lanes are at the
-  /// barrier.
+  /// Runs in rounds: every lane runs until it waits or ends; then the waiting lanes synchronise.
   void Schedule() {
     for (bool ran = true; ran;) {
       ran = false;

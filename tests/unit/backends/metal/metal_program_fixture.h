@@ -1,5 +1,4 @@
-// Fixture for tests that write, compile and run Metal sources. Skipped if there is no recent enough
-// clang.
+// Fixture for tests that write, compile and run Metal sources. Skipped without a recent clang.
 #pragma once
 
 #include <gmock/gmock.h>

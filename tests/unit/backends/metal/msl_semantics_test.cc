@@ -336,8 +336,7 @@ std::vector<uint32_t> Encoded(const std::string& type, const std::vector<float>&
   return words;
 }
 
-// 6.7, simdgroup matrices. ggml and MLX rely on mixed operand types; the specification shows a
-// single type.
+// 6.7, simdgroup matrices. ggml and MLX mix operand types; the specification shows a single type.
 TEST_F(MslSemanticsTest, MatricesOfAllTypesAreLoadedTransposedAndAtOrigins) {
   ASSERT_NO_FATAL_FAILURE(Compile(kMatrices));
   std::vector<float> a(256);

@@ -1,5 +1,4 @@
-// Races are found under every schedule, between the right sites, and only between unordered
-// accesses.
+// Races are found under every schedule, at the right sites, and only between unordered accesses.
 #include "simulator_fixture.h"
 
 namespace marlin::metal::simulator {
