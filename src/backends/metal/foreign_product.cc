@@ -19,7 +19,7 @@ class HostMemory final : public HostMemoryDriver {
   DriverInfo Info() const override { return {"memory", "memory", {}}; }
   DeviceShape Shape() const override { return {}; }
   Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
-    return Status(Code::kUnsupported, "weights for other frameworks: nothing here runs kernels");
+    return Status(Code::kUnsupported, "weights for other frameworks: this driver runs no kernels");
   }
 };
 

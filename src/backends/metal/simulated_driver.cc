@@ -49,7 +49,7 @@ class Programs {
     std::error_code error;
     std::string pattern = (fs::temp_directory_path(error) / "marlin-metal-XXXXXX").string();
     if (error || mkdtemp(pattern.data()) == nullptr) {
-      return Status(Code::kIo, pattern + ": cannot be made");
+      return Status(Code::kIo, pattern + ": cannot be created");
     }
     root_ = folder_ = pattern;
     options_.include_folders = {pattern};

@@ -55,7 +55,7 @@ Status CallerMemory::MapPiece(MTL::Device* device, Piece* piece) {
       NS::TransferPtr(device->newBuffer(piece->offset + bytes, MTL::ResourceStorageModeShared));
   if (piece->buffer.get() == nullptr) {
     return Status(Code::kOutOfMemory,
-                  fmt::format("metal: cannot allocate a copy of {} bytes of the caller's", bytes));
+                  fmt::format("metal: cannot allocate a copy of {} bytes of caller memory", bytes));
   }
   auto* const copy = static_cast<std::byte*>(piece->buffer->contents()) + piece->offset;
   std::memcpy(copy, data, bytes);

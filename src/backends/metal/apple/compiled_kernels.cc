@@ -110,7 +110,7 @@ Result<MTL::ComputePipelineState*> CompiledKernels::PipelineOf(const KernelLaunc
   if (launch.threads > pipeline->maxTotalThreadsPerThreadgroup()) {
     return Status(
         Code::kUnsupported,
-        fmt::format("metal: {}: {} threads of a threadgroup, this GPU takes {}", launch.function,
+        fmt::format("metal: {}: {} threads per threadgroup, this GPU takes {}", launch.function,
                     launch.threads, pipeline->maxTotalThreadsPerThreadgroup()));
   }
   return pipeline;

@@ -32,7 +32,7 @@ Result<void*> DeviceMemory::Allocate(int64_t bytes) {
   const auto largest = static_cast<int64_t>(device_->maxBufferLength());
   if (bytes > largest) {
     return Status(Code::kOutOfMemory,
-                  fmt::format("metal: {} bytes at once, this GPU takes {}", bytes, largest));
+                  fmt::format("metal: a buffer of {} bytes, this GPU takes {}", bytes, largest));
   }
   const AutoreleaseScope scope;
   const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
