@@ -19,7 +19,8 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // Two steps, because 2^n alone leaves the range for the largest and the subnormal results.
+  // Two factors, because 2^n alone would overflow or underflow for the largest and the subnormal
+  // results.
   const int32_t whole = static_cast<int32_t>(n);
   const int32_t half = whole >> 1;
   const auto power = [](int32_t exponent) {

@@ -45,8 +45,7 @@ class GpuRoofline {
       : driver_(&driver), read_bytes_(read_bytes), matrix_steps_(matrix_steps) {}
   KernelLaunch ReadLaunch(int64_t threadgroups) const;
   KernelLaunch MatrixLaunch() const;
-  /// Mean seconds per launch over `calls` launches, from the first one's start to the last one's
-  /// end.
+  /// Mean seconds per launch over `calls` launches, from the first start to the last end.
   Result<double> Seconds(const KernelLaunch& launch, int calls) const;
 
   Driver* driver_;
