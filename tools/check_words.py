@@ -28,6 +28,7 @@ TERMS: dict[str, dict[str, str]] = {
     "large-M GEMM": {
         "kernel for many rows": "(?:kernels?|products?) (?:for|of|with) (?:many|more) rows",
     },
+    "WGMMA kernel": {"warpgroup kernel": "warpgroup kernels?"},
     "n8 tile": {"octet": "octets?", "eights": "eights"},
     "split-K partial": {
         "parts that meet": "(?:parts|splits|blocks that divide k) (?:that )?me(?:e|)t",
@@ -55,6 +56,7 @@ TERMS: dict[str, dict[str, str]] = {
         "dense peer": "dense peers?",
         "against the peer": "against (?:the|a) peer|as a peer",
     },
+    "back-to-back": {"alone or in a chain": "alone,? (?:or|and|nor) in a chain"},
     "cost": {
         "reckon": "reckon(?:s|ed|ing)?",
         "PassesOver": "PassesOver",
@@ -64,11 +66,11 @@ TERMS: dict[str, dict[str, str]] = {
 }
 
 # Sentences in which code is a person, and what to write instead.
-_CODE_VERB = ("reads?|writes?|wrote|stores?|waits?|uses?|clears?|holds?|answers|(?:has )?released?"
+_CODE_VERB = ("ran|runs|reads?|writes?|wrote|stores?|waits?|clears?|(?:has )?released?"
               "|who could still come")
 PHRASES: dict[str, tuple[str, str]] = {
     "whoever": ("whoever", "the thread, the block or the caller that does it"),
-    "nobody": (f"nobody(?:'s| else|(?: else)? (?:{_CODE_VERB}))|(?:for|to|by) nobody",
+    "nobody": (f"nobody(?: else)?(?:'s| (?:{_CODE_VERB}))|(?:for|to|by) nobody",
                "no thread, no kernel, nothing"),
     "who": ("who", '"which", or the thread or the code that does it'),
 }
@@ -77,12 +79,14 @@ _PEOPLE_WHO = ("(?:people|persons?|attackers?|users?|readers?|callers?|writers?|
                "|engineers?|maintainers?|contributors?|those"
                "|(?:some|any|every)(?:one|body)(?: else's)?),? who")
 
-# Comments do not begin with these; with "What" where they are about a file, a declaration or a
-# field, which a noun names. In functions and tests it may begin a sentence.
+# Comments do not begin with "Of", but for sentences ("Of the two, one waits"), nor with "What"
+# where they are about a file, a declaration or a field, which a noun names.
 BEGINNINGS: dict[str, tuple[str, str]] = {
     "Of": ("Of ", 'the noun: "Size of a barrier", "Weight row: ..."'),
     "What": ("What (?![^.]*[?])", 'the noun: "Launch parameters"'),
 }
+
+_SENTENCE_OF = re.compile(r"Of (?:the|these|those) [^.:;]*,\s")
 
 _CPP = re.compile(
     r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<tag>[^(\s"]*)\(.*?\)(?P=tag)"'
@@ -109,6 +113,7 @@ class Comment(NamedTuple):
     column: int
     text: str
     defines: bool = False  # About a file, a declaration or a field.
+    apart: bool = False  # On lines of its own.
 
 
 def _blank(pattern: re.Pattern[str], text: str) -> str:
@@ -136,7 +141,7 @@ def _comments(token: re.Pattern[str], text: str) -> Iterator[Comment]:
             yield comment
         first = match.group(0).lstrip()[:3]
         defines = first in ("///", '"""', "/**") or (line == 1 and first.startswith("//"))
-        comment = Comment(line, len(before), own, defines)
+        comment = Comment(line, len(before), own, defines, not before.strip())
     if comment is not None:
         yield comment
 
@@ -182,9 +187,10 @@ class Words:
     def _check_comment(self, comment: Comment) -> list[tuple[int, str, str]]:
         begin = comment.text.lstrip()
         line = comment.text[: len(comment.text) - len(begin)].count("\n") + 1
+        sentence = comment.apart and not comment.defines and _SENTENCE_OF.match(begin)
+        excused = {"Of": sentence, "What": not comment.defines}
         return [(line, name, write) for pattern, name, write in self.beginnings
-                if pattern.match(begin) and (comment.defines or name == "Of")
-                ] + self._check_prose(comment.text)
+                if pattern.match(begin) and not excused[name]] + self._check_prose(comment.text)
 
     def _check_prose(self, text: str) -> list[tuple[int, str, str]]:
         if not self.any_rule.search(text):
@@ -215,6 +221,7 @@ MUST_FIND: dict[str, tuple[str, str]] = {
     "few-rows kernel": ("a.h", "// The few-row kernel."),
     "kernel for few rows": ("a.h", "/// Shared memory of the kernel\n/// for few rows."),
     "kernel for many rows": ("a.md", "Products of more rows wait."),
+    "warpgroup kernel": ("a.cuh", "// Slower than the warpgroup kernels."),
     "octet": ("a.cuh", "int o;  ///< The octet."),
     "eights": ("a.cc", "/* In eights. */"),
     "parts that meet": ("a.py", "# The parts meet."),
@@ -237,6 +244,7 @@ MUST_FIND: dict[str, tuple[str, str]] = {
     "canonical words": ("a.h.in", "/// From canonical words."),
     "dense peer": ("a.py", 'def f():\n    """The dense peer."""'),
     "against the peer": ("a.md", "Measure against the\npeer."),
+    "alone or in a chain": ("a.cc", "// Launched alone or in a chain."),
     "reckon": ("a.cc", "// It is reckoned."),
     "PassesOver": ("a.cc", "// PassesOver decides."),
     "WgmmaTakesLess": ("a.cc", "// WgmmaTakesLess decides."),
@@ -261,6 +269,8 @@ MUST_PASS: list[tuple[str, str]] = [
     ("a.sh", "echo ${x#octet}\n"),
     ("a.json", "whoever"),
     ("a.cc", "// A size that nobody can allocate."),
+    ("a.md", "On a machine that nobody else uses."),
+    ("a.cc", "  x();\n  // Of the three most likely tokens, two exceed it."),
 ]
 
 
