@@ -11,17 +11,17 @@
 #include "backends/metal/metal_backend.h"
 #include "base/macros.h"
 #include "base/read_file.h"
-#include "cli/bench_document.h"
-#include "cli/bench_gemm.h"
-#include "cli/bench_gpu.h"
-#include "cli/bench_gpu_report.h"
-#include "cli/bench_load.h"
-#include "cli/bench_model.h"
+#include "base/text_table.h"
+#include "bench/baseline_cublas.h"
+#include "bench/document.h"
+#include "bench/gemm.h"
+#include "bench/gpu.h"
+#include "bench/gpu_report.h"
+#include "bench/load.h"
+#include "bench/model.h"
+#include "bench/timed_device.h"
 #include "cli/command.h"
-#include "cli/peer_cublas.h"
 #include "cli/product_arguments.h"
-#include "cli/table.h"
-#include "cli/timed_device.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
 
@@ -50,7 +50,7 @@ class BenchCommand final : public Command {
                      "model: tokens to read; default 512, less where the context is smaller");
     arguments.Option("--new-tokens", &new_tokens_, {.least = 1}, "N",
                      "model: tokens to write; default 64");
-    arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
+    arguments.Option("--batch", &batch_, {1, bench::kMaxBatch}, "N",
                      "model: sequences at once; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
                      "model, load: the weights as `prepare` wrote them");
@@ -67,7 +67,7 @@ class BenchCommand final : public Command {
     options.parallel_for = [&pool](int64_t count, const std::function<void(int64_t)>& body) {
       pool.Run(count, [&body](int64_t i, int) { body(i); });
     };
-    MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, bench::OpenTimedDevice(device_, options));
     const DeviceInfo info = device.info();
     if (op_ == "load") return RunLoad(console, device);
     if (info.backend == "cuda") return RunOnGpu(console, device);
@@ -80,13 +80,13 @@ class BenchCommand final : public Command {
       if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
       MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
                               metal::GpuRoofline::Make(metal::DriverOf(backend)));
-      MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
-      return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
+      MARLIN_ASSIGN_OR_RETURN(ceilings_, bench::MeasureCeilings(roofline));
+      return RunOnSharedMemory(console, device, bench::ProbeOf(roofline), model);
     }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(backend.Properties().level, pool));
-    ceilings_ = MeasureCeilings(roofline);
-    return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
+    ceilings_ = bench::MeasureCeilings(roofline);
+    return RunOnSharedMemory(console, device, bench::ProbeOf(roofline), model);
   }
 
  private:
@@ -98,8 +98,9 @@ class BenchCommand final : public Command {
   bool OfModels() const { return op_ == "model" || op_ == "load"; }
 
   Status RunLoad(Console& console, const Device& device) const {
-    MARLIN_ASSIGN_OR_RETURN(const LoadBench bench, BenchLoad(models_.front(), device, model_open_));
-    Json document = DocumentHead(device.info(), commit_);
+    MARLIN_ASSIGN_OR_RETURN(const bench::LoadBench bench,
+                            bench::BenchLoad(models_.front(), device, model_open_));
+    Json document = bench::DocumentHead(device.info(), commit_);
     document["results"] = Json::array({bench.ToJson()});
     return Report(console, document, bench.ToText());
   }
@@ -147,7 +148,7 @@ class BenchCommand final : public Command {
   }
 
   /// On the CPU, or a GPU whose memory is the host's.
-  Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe,
+  Status RunOnSharedMemory(Console& console, const Device& device, const bench::ReadProbe& probe,
                            const std::optional<Model>& model) {
     MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     const DeviceInfo info = device.info();
@@ -158,33 +159,35 @@ class BenchCommand final : public Command {
   Result<Model> OpenModel(const Device& device) {
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
     model_ = model.info();
-    ModelBenchOptions& options = model_options_;
+    bench::ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
         prompt_tokens_.value_or(std::min(options.prompt_tokens, model_.max_positions / 2));
     options.new_tokens = new_tokens_.value_or(
         std::min(options.new_tokens, model_.max_positions - options.prompt_tokens));
     options.batch = batch_.value_or(options.batch);
-    MARLIN_RETURN_IF_ERROR(CheckModelBench(model_, options));
+    MARLIN_RETURN_IF_ERROR(bench::CheckModelBench(model_, options));
     return model;
   }
 
   Status RunModel(const Model& model) {
-    MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, model_options_));
+    MARLIN_ASSIGN_OR_RETURN(phases_, bench::BenchModel(model, model_options_));
     return {};
   }
 
-  Status RunCases(Console& console, const Device& device, const ReadProbe& probe) {
-    std::optional<OpenBlas> blas;
+  Status RunCases(Console& console, const Device& device, const bench::ReadProbe& probe) {
+    std::optional<bench::OpenBlas> blas;
     if (!against_.empty()) {
-      MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
+      MARLIN_ASSIGN_OR_RETURN(blas, bench::OpenBlas::Load(device.info().threads));
     }
-    return ForEachCase(console, device, kBeyondCacheBytes, [&](const BenchCase& bench) -> Status {
-      MARLIN_ASSIGN_OR_RETURN(BenchResult result,
-                              RunBench(device, prepared_, bench, probe, blas ? &*blas : nullptr));
-      result.prepare_rate = prepare_rate_;
-      results_.push_back(std::move(result));
-      return Status();
-    });
+    return ForEachCase(
+        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(
+              bench::BenchResult result,
+              bench::RunBench(device, prepared_, bench, probe, blas ? &*blas : nullptr));
+          result.prepare_rate = prepare_rate_;
+          results_.push_back(std::move(result));
+          return Status();
+        });
   }
 
   Status RunOnGpu(Console& console, const Device& device) {
@@ -194,14 +197,14 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
                             cuda::OpenGraphTimer(device_));
     // Also without --against: its largest product is the ceiling of arithmetic.
-    const Result<CublasPeer> cublas = LoadCublas(device);
+    const Result<bench::CublasBaseline> cublas = bench::LoadCublas(device);
     if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
-    GpuBench gpu(device, *timer, cublas.ok() ? &cublas->peer : nullptr);
-    MARLIN_ASSIGN_OR_RETURN(const GpuCeilings ceilings, gpu.MeasureCeilings());
-    std::vector<GpuBenchResult> results;
-    MARLIN_RETURN_IF_ERROR(
-        ForEachCase(console, device, kBeyondL2Bytes, [&](const BenchCase& bench) -> Status {
-          MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result,
+    bench::GpuBench gpu(device, *timer, cublas.ok() ? &cublas->baseline : nullptr);
+    MARLIN_ASSIGN_OR_RETURN(const bench::GpuCeilings ceilings, gpu.MeasureCeilings());
+    std::vector<bench::GpuBenchResult> results;
+    MARLIN_RETURN_IF_ERROR(ForEachCase(
+        console, device, bench::kBeyondL2Bytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(bench::GpuBenchResult result,
                                   gpu.Run(prepared_, bench, !against_.empty()));
           result.prepare_rate = prepare_rate_;
           results.push_back(std::move(result));
@@ -209,19 +212,19 @@ class BenchCommand final : public Command {
         }));
     const DeviceInfo info = device.info();
     const std::string version = cublas.ok() ? cublas->version : "";
-    Json document = DocumentHead(info, commit_);
-    document.update(GpuDocument(ceilings, version, results));
-    return Report(console, document, GpuText(info, ceilings, version, results));
+    Json document = bench::DocumentHead(info, commit_);
+    document.update(bench::GpuDocument(ceilings, version, results));
+    return Report(console, document, bench::GpuText(info, ceilings, version, results));
   }
 
   /// Calls run(case) for all formats and shapes, with that case's weights in prepared_.
   Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
-                     const std::function<Status(const BenchCase&)>& run) {
+                     const std::function<Status(const bench::BenchCase&)>& run) {
     for (const Format format : products_.formats()) {
-      for (const GemmShape& shape : parsed_shapes_) {
+      for (const bench::GemmShape& shape : parsed_shapes_) {
         console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
                                     shape.n, shape.k));
-        const BenchCase bench = MakeCase(format, shape, weight_bytes);
+        const bench::BenchCase bench = MakeCase(format, shape, weight_bytes);
         MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
         MARLIN_RETURN_IF_ERROR(run(bench));
       }
@@ -231,12 +234,12 @@ class BenchCommand final : public Command {
 
   Status ReadArguments() {
     const bool gpu = device_.starts_with("cuda");
-    for (const std::string& peer : against_) {
+    for (const std::string& baseline : against_) {
       // PyTorch's bf16 product is cuBLAS's.
-      if (gpu ? peer != "cublas" && peer != "torch" : peer != "openblas") {
+      if (gpu ? baseline != "cublas" && baseline != "torch" : baseline != "openblas") {
         return Status(Code::kInvalidArgument,
-                      fmt::format("--against: unknown peer '{}' on {}; known: {}", peer, device_,
-                                  gpu ? "cublas, torch" : "openblas"));
+                      fmt::format("--against: unknown peer '{}' on {}; known: {}", baseline,
+                                  device_, gpu ? "cublas, torch" : "openblas"));
       }
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());
@@ -270,7 +273,7 @@ class BenchCommand final : public Command {
       shapes_ = {"1,4096,4096", "4,4096,4096", "16,4096,4096", "64,4096,4096", "512,4096,4096"};
     }
     for (const std::string& text : shapes_) {
-      MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
+      MARLIN_ASSIGN_OR_RETURN(const bench::GemmShape shape, ParseShape(text));
       parsed_shapes_.push_back(shape);
     }
     return Status();
@@ -278,19 +281,21 @@ class BenchCommand final : public Command {
 
   /// Before the machine is measured, which takes seconds.
   Status CheckSizes() const {
-    const int64_t bytes = device_.starts_with("cuda") ? kBeyondL2Bytes : kBeyondCacheBytes;
+    const int64_t bytes =
+        device_.starts_with("cuda") ? bench::kBeyondL2Bytes : bench::kBeyondCacheBytes;
     const bool blas = std::find(against_.begin(), against_.end(), "openblas") != against_.end();
-    for (const GemmShape& shape : parsed_shapes_) {
+    for (const bench::GemmShape& shape : parsed_shapes_) {
       for (const Format format : products_.formats()) {
         MARLIN_RETURN_IF_ERROR(CheckCaseFits(MakeCase(format, shape, bytes)));
       }
-      if (blas) MARLIN_RETURN_IF_ERROR(OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
+      if (blas) MARLIN_RETURN_IF_ERROR(bench::OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
     }
     return Status();
   }
 
-  BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const {
-    BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
+  bench::BenchCase MakeCase(Format format, const bench::GemmShape& shape,
+                            int64_t weight_bytes) const {
+    bench::BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
     bench.op = op_;
     bench.options.kernel = kernel_;
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
@@ -303,8 +308,8 @@ class BenchCommand final : public Command {
   Status PrepareWeights(const Device& device, const WeightsSpec& spec) {
     if (prepared_.storage() != nullptr && prepared_.spec() == spec) return Status();
     prepared_ = PreparedWeights();
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
-    const Stopwatch stopwatch;
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(spec));
+    const bench::Stopwatch stopwatch;
     MARLIN_ASSIGN_OR_RETURN(prepared_,
                             Prepare(weights, device, {.marlin_w4 = kernel_ == "marlin_gemm_w4"}));
     MARLIN_RETURN_IF_ERROR(device.Synchronize());
@@ -313,29 +318,30 @@ class BenchCommand final : public Command {
   }
 
   /// The time that memory and arithmetic units need at least, over the time taken.
-  double Fraction(const BenchResult& result) const {
+  double Fraction(const bench::BenchResult& result) const {
     const double peak = result.accuracy == "bf16_compute" ? ceilings_.bf16 : ceilings_.fp32;
     const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
     return std::max(result.weight_bytes / ceilings_.read, compute) / result.timing.median;
   }
 
   /// The same for a model: its weights read once, and the arithmetic of its products.
-  double Fraction(const ModelPhase& phase) const {
+  double Fraction(const bench::ModelPhase& phase) const {
     const double peak = std::max(ceilings_.bf16, ceilings_.fp32);
     return std::max(phase.weight_bytes / ceilings_.read, phase.operations / peak) /
            phase.timing.median;
   }
 
   /// Bandwidth against the plain read probe of the same run.
-  double ProbeFraction(const BenchResult& result) const {
+  double ProbeFraction(const bench::BenchResult& result) const {
     return result.weight_bytes / result.timing.median / result.probe_rate;
   }
 
   Json Document(const DeviceInfo& info) const {
-    Json document = DocumentHead(info, commit_);
+    Json document = bench::DocumentHead(info, commit_);
     for (const auto& [name, value] : ceilings_.figures) document["roofline"][name] = value;
     document["results"] = Json::array();
-    for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
+    for (const bench::BenchResult& result : results_)
+      document["results"].push_back(ResultJson(result));
     if (op_ != "model") return document;
     document["model"] = {{"path", models_.front()},
                          {"model_type", model_.model_type},
@@ -346,13 +352,13 @@ class BenchCommand final : public Command {
                          {"prompt_tokens", model_options_.prompt_tokens},
                          {"new_tokens", model_options_.new_tokens},
                          {"batch", model_options_.batch}};
-    for (const ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
+    for (const bench::ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
     return document;
   }
 
-  Json PhaseJson(const ModelPhase& phase) const {
+  Json PhaseJson(const bench::ModelPhase& phase) const {
     Json row = {{"op", "model"}, {"phase", phase.name}, {"tokens", phase.tokens}};
-    row.update(TimingJson(phase.timing));
+    row.update(bench::TimingJson(phase.timing));
     row["tokens_per_second"] = phase.TokensPerSecond();
     row["gbps"] = phase.weight_bytes / phase.timing.median * 1e-9;
     row["tflops"] = phase.operations / phase.timing.median * 1e-12;
@@ -362,8 +368,8 @@ class BenchCommand final : public Command {
     return row;
   }
 
-  Json ResultJson(const BenchResult& result) const {
-    const GemmShape& shape = result.bench.shape;
+  Json ResultJson(const bench::BenchResult& result) const {
+    const bench::GemmShape& shape = result.bench.shape;
     Json row = {{"op", op_},
                 {"kernel", result.kernel},
                 {"accuracy", result.accuracy},
@@ -374,16 +380,16 @@ class BenchCommand final : public Command {
                 {"m", shape.m},
                 {"n", shape.n},
                 {"k", shape.k}};
-    row.update(TimingJson(result.timing));
+    row.update(bench::TimingJson(result.timing));
     row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
     row["tflops"] = result.operations / result.timing.median * 1e-12;
     row["roofline_fraction"] = Fraction(result);
     row["read_probe_fraction"] = ProbeFraction(result);
     row["prepare_gbps"] = result.prepare_rate * 1e-9;
-    for (const PeerTiming& peer : result.peers) {
-      Json entry = {{"name", peer.name}};
-      entry.update(TimingJson(peer.timing));
-      entry["speedup"] = peer.timing.median / result.timing.median;
+    for (const bench::BaselineTiming& baseline : result.baselines) {
+      Json entry = {{"name", baseline.name}};
+      entry.update(bench::TimingJson(baseline.timing));
+      entry["speedup"] = baseline.timing.median / result.timing.median;
       row["peers"].push_back(std::move(entry));
     }
     return row;
@@ -392,7 +398,7 @@ class BenchCommand final : public Command {
   std::string ModelText() const {
     Table table({"phase", "tokens", "ms", "10 to 90 %", "tokens/s", "GB/s", "GFLOP/s", "roofline",
                  "products alone"});
-    for (const ModelPhase& phase : phases_) {
+    for (const bench::ModelPhase& phase : phases_) {
       table.AddRow({phase.name, std::to_string(phase.tokens),
                     fmt::format("{:.3f}", 1e3 * phase.timing.median),
                     fmt::format("{:.3f} to {:.3f}", 1e3 * phase.timing.p10, 1e3 * phase.timing.p90),
@@ -418,9 +424,10 @@ class BenchCommand final : public Command {
   std::string Text() const {
     std::vector<std::string> header = {"format", "m",    "n",       "k",        "kernel",
                                        "ms",     "GB/s", "GFLOP/s", "roofline", "probe"};
-    for (const PeerTiming& peer : results_.front().peers) header.push_back("vs " + peer.name);
+    for (const bench::BaselineTiming& baseline : results_.front().baselines)
+      header.push_back("vs " + baseline.name);
     Table table(header);
-    for (const BenchResult& r : results_) {
+    for (const bench::BenchResult& r : results_) {
       std::vector<std::string> cells = {
           std::string(FormatName(r.bench.spec.format)),
           std::to_string(r.bench.shape.m),
@@ -432,8 +439,8 @@ class BenchCommand final : public Command {
           fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
           fmt::format("{:.0f} %", 100 * Fraction(r)),
           fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
-      for (const PeerTiming& peer : r.peers) {
-        cells.push_back(fmt::format("{:.2f}x", peer.timing.median / r.timing.median));
+      for (const bench::BaselineTiming& baseline : r.baselines) {
+        cells.push_back(fmt::format("{:.2f}x", baseline.timing.median / r.timing.median));
       }
       table.AddRow(std::move(cells));
     }
@@ -464,15 +471,15 @@ class BenchCommand final : public Command {
   std::optional<int64_t> new_tokens_;
   std::optional<int64_t> batch_;
 
-  std::vector<GemmShape> parsed_shapes_;
+  std::vector<bench::GemmShape> parsed_shapes_;
   PreparedWeights prepared_;
   double prepare_rate_ = 0;  ///< Bytes per second.
-  MachineCeilings ceilings_;
-  std::vector<BenchResult> results_;
+  bench::MachineCeilings ceilings_;
+  std::vector<bench::BenchResult> results_;
   ModelInfo model_;
   ModelOptions model_open_;
-  ModelBenchOptions model_options_;
-  std::vector<ModelPhase> phases_;
+  bench::ModelBenchOptions model_options_;
+  std::vector<bench::ModelPhase> phases_;
 };
 
 }  // namespace

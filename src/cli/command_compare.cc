@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "marlin/evaluate.h"
 
 namespace marlin::cli {

@@ -16,9 +16,9 @@
 #include "backends/metal/simulator/metal_program.h"
 #include "backends/metal/simulator/type_check.h"
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/metal_sim_arguments.h"
-#include "cli/table.h"
 
 namespace marlin::cli {
 namespace {

@@ -9,11 +9,11 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
-#include "cli/table.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::cli {

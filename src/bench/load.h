@@ -1,0 +1,32 @@
+// How fast a model is loaded: from its files, which the page cache holds after the first time, to
+// weights that are prepared for a device.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/timer.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+#include "marlin/status.h"
+
+namespace marlin::bench {
+
+struct LoadBench {
+  std::string path;
+  ModelInfo model;
+  int64_t file_bytes = 0;  ///< Stored tensors.
+  Timing timing;
+
+  double BytesPerSecond() const { return static_cast<double>(file_bytes) / timing.median; }
+  /// One row of "results".
+  nlohmann::ordered_json ToJson() const;
+  std::string ToText() const;
+};
+
+/// Opens a model again and again; each time the one before is gone. Errors: those of Model::Open.
+Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
+                            const ModelOptions& options);
+
+}  // namespace marlin::bench
