@@ -12,7 +12,7 @@ class OpenBlas {
  public:
   /// Loads libopenblas and sets its number of threads. Errors: kUnsupported when it is not there.
   static Result<OpenBlas> Load(int threads);
-  /// Errors: kUnsupported for a size that the library's interface, of 32-bit sizes, does not take.
+  /// Errors: kUnsupported for a size beyond the 32-bit sizes of the library's interface.
   static Status CheckSizes(int64_t m, int64_t n, int64_t k);
 
   /// c[m, n] = a[m, k] x b[n, k]^T in fp32.

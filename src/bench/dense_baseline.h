@@ -1,4 +1,4 @@
-// Dense products to compare with on a GPU.
+// The dense GEMM that GPU figures are compared with.
 #pragma once
 
 #include <cstdint>

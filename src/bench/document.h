@@ -1,4 +1,4 @@
-// What the documents of all benchmarks begin with and share.
+// JSON parts that the documents of all benchmarks share.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 
 namespace marlin::bench {
 
-/// The date of now, "2026-11-21", in UTC.
+/// Today's date in UTC, "2026-11-21".
 std::string Today();
 
 /// {"device", "date"} and, unless it is empty, {"commit"}.

@@ -62,7 +62,7 @@ void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
 }
 
 /// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the
-/// unquantized ones, whose subnormals would be timed at a microcode assist each.
+/// unquantized ones, because each subnormal operand costs a microcode assist.
 void MakeOrdinary(Format format, void* codes, int64_t bytes) {
   if (GetFormatInfo(format).bits == 8) {
     for (int64_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(codes)[i] &= 0xbb;
@@ -173,7 +173,7 @@ ReadProbe ProbeOf(cpu::Roofline& roofline) {
   return {[&roofline] { roofline.ReadSeconds(1); }, static_cast<double>(cpu::Roofline::kPassBytes)};
 }
 ReadProbe ProbeOf(metal::GpuRoofline& roofline) {
-  // Errors are the products' too, which tell them.
+  // Errors are ignored: the GEMMs timed in turn with this report them.
   return {[&roofline] { (void)roofline.ReadSeconds(); },
           static_cast<double>(metal::GpuRoofline::kReadPasses * roofline.read_bytes())};
 }
@@ -254,7 +254,7 @@ Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weight
     MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
   }
   MARLIN_RETURN_IF_ERROR(device.Synchronize());
-  // Errors cannot change between runs: the call above has been through every check.
+  // Errors are ignored: the call above has passed every check.
   const int64_t calls = CallsOfRun(device);
   std::vector<std::function<void(int64_t)>> bodies;
   bodies.emplace_back([&](int64_t i) {

@@ -1,4 +1,4 @@
-// The measurements behind `bench gemm` and `bench dequantize`.
+// Timing of one GEMM or dequantization on the CPU, or on a GPU whose memory is the host's.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct GemmShape {
   int64_t k = 4096;
 };
 
-/// What is measured: one shape with one kind of weights.
+/// One benchmark case: a shape and a kind of weights.
 struct BenchCase {
   std::string op = "gemm";  ///< Or "dequantize".
   GemmShape shape;
@@ -53,9 +53,9 @@ struct BenchResult {
 /// A device's ceilings, each the median of several measurements.
 struct MachineCeilings {
   double read = 0;  ///< Bytes per second.
-  double fp32 = 0;  ///< FLOP/s of what computes in fp32.
-  double bf16 = 0;  ///< FLOP/s of bf16 tiles; 0: there are none.
-  /// All that was measured, as the document names it, and the same for people.
+  double fp32 = 0;  ///< FLOP/s of fp32 arithmetic.
+  double bf16 = 0;  ///< FLOP/s of bf16 tiles (AMX); 0 without them.
+  /// Every measured figure under its key in the document, and the same as text.
   std::vector<std::pair<const char*, double>> figures;
   std::string text;
 };
@@ -63,7 +63,7 @@ MachineCeilings MeasureCeilings(cpu::Roofline& roofline);
 /// Errors: of the device.
 Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline);
 
-/// Reads memory that no cache holds, in turn with what is measured.
+/// Reads memory beyond the caches, in turn with the measured kernel.
 struct ReadProbe {
   std::function<void()> read;
   double bytes = 0;
@@ -71,10 +71,10 @@ struct ReadProbe {
 ReadProbe ProbeOf(cpu::Roofline& roofline);
 ReadProbe ProbeOf(metal::GpuRoofline& roofline);
 
-/// What exceeds a processor's caches.
+/// A size beyond the caches of a processor.
 inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
 
-/// Copies of a matrix that together have at least `bytes`, but at most 1024 of them.
+/// The number of copies of a matrix that together have at least `bytes`; at most 1024.
 int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one);
 
 /// Runs one case on a device whose memory is the host's. `blas` may be null. Errors: those of

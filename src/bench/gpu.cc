@@ -17,35 +17,35 @@
 namespace marlin::bench {
 namespace {
 
-/// One replay is at least this long, so that its first and last launch hardly count.
+/// The least duration of a replay, so that its first and last launch hardly count.
 constexpr double kReplaySeconds = 1.5e-3;
 
 struct Rounds {
   int least = 11;
   int most = 41;
-  double seconds = 0.25;  ///< Of measured time; enough once the least rounds are done.
+  double seconds = 0.25;  ///< Measured time that is enough once the least rounds are done.
 
   bool Enough(int done, double measured) const {
-    // Slow products vary little, and are not worth minutes of a device.
+    // Slow GEMMs vary little and are not worth minutes of device time.
     constexpr int kLeastOfSlow = 5;
     const int needed = measured > 8 * seconds ? kLeastOfSlow : least;
     return done >= most || (done >= needed && measured > seconds);
   }
 };
 
-/// Copies of `bytes` that lie beyond the second-level cache.
+/// Copies of `bytes` that together exceed the L2 cache.
 int64_t CopiesBeyondL2(double bytes) {
   return std::max<int64_t>(1, std::llround(std::ceil(kBeyondL2Bytes / std::max(bytes, 1.0))));
 }
 
-/// Launches of one replay: every copy equally often, and long enough.
+/// Launches of one replay: every copy equally often, kReplaySeconds at least.
 int LaunchCount(int64_t copies, double floor_seconds) {
   const double pass = static_cast<double>(copies) * floor_seconds;
   const double passes = std::clamp(std::ceil(kReplaySeconds / pass), 1.0, 2000.0);
   return static_cast<int>(copies * std::llround(passes));
 }
 
-/// Normal numbers; a permuted tile is as good as new ones.
+/// Normally distributed numbers; a permuted tile stands for fresh draws.
 template <typename T, typename Convert>
 std::vector<T> RandomPattern(int64_t count, Convert convert) {
   constexpr int64_t kTile = 4096;
@@ -76,7 +76,7 @@ Status FillRandom(const DeviceBuffer& buffer, Convert convert) {
 
 Status GrowTo(const Device& device, DeviceBuffer& buffer, int64_t bytes) {
   if (buffer.data() != nullptr && buffer.bytes() >= bytes) return Status();
-  buffer = DeviceBuffer();  // Else both would be there for a moment.
+  buffer = DeviceBuffer();  // Freed first: both at once may not fit.
   MARLIN_ASSIGN_OR_RETURN(buffer, DeviceBuffer::Allocate(device, bytes));
   return Status();
 }
@@ -91,14 +91,14 @@ double ProductOperations(const GemmShape& shape) {
 
 }  // namespace
 
-/// Captured launches and what their replays took.
+/// Captured launches and the seconds of their replays.
 struct GpuBench::Sequence {
   std::unique_ptr<cuda::CapturedLaunches> launches;
   std::vector<double> seconds;
 
   Timing Summary() const { return SummarizeSeconds(seconds); }
 
-  /// Replays all in turn: one round to warm up, then until there are enough.
+  /// Replays all in turn: one warm-up round, then until there are enough.
   static Status TakeTurns(std::vector<Sequence>& sequences, const Rounds& rounds) {
     double total = 0;
     for (int round = 0; !rounds.Enough(round - 1, total); ++round) {
@@ -187,7 +187,7 @@ Result<GpuCeilings> GpuBench::MeasureCeilings(int64_t read_bytes, int64_t size) 
   const GemmShape shape{size, size, size};
   std::vector<Sequence> products;
   MARLIN_RETURN_IF_ERROR(AddBaseline(shape, products));
-  // Long enough for the card to reach the power that products of its own will meet.
+  // Long enough for the device to reach its sustained power limit.
   MARLIN_RETURN_IF_ERROR(Sequence::TakeTurns(products, {.most = 400, .seconds = 1.0}));
   ceilings_.tensor = ProductOperations(shape) / products[0].Summary().median;
   return ceilings_;
@@ -276,7 +276,7 @@ Status GpuBench::TimeHopeless(const PreparedWeights& weights, GpuBenchResult& re
 
 Result<double> GpuBench::HostSeconds(const PreparedWeights& weights, const BenchCase& bench,
                                      const std::string& kernel) const {
-  // Few enough that the device's queue of launches never makes the host wait.
+  // Few enough that the launch queue never fills and blocks the host.
   constexpr int kCallsAtOnce = 32;
   constexpr int kRounds = 16;
   GemmOptions options = bench.options;
@@ -293,7 +293,7 @@ Result<double> GpuBench::HostSeconds(const PreparedWeights& weights, const Bench
       const auto begin = std::chrono::steady_clock::now();
       MARLIN_RETURN_IF_ERROR(Gemm(device_, a, weights, c, options));
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-      // The first round plans and loads code.
+      // The first round plans and loads kernels.
       if (round > 0) seconds.push_back(taken.count());
     }
   }
@@ -328,7 +328,7 @@ Status GpuBench::AddDequantize(const PreparedWeights& weights, GpuBenchResult& r
   const BenchCase& bench = result.bench;
   const GemmShape& shape = bench.shape;
   const int64_t matrix_bytes = RoundUp(shape.k * shape.n * DTypeBytes(bench.activation_type), 256);
-  // Outputs rotate too: one that stays in the cache would cost no bandwidth.
+  // Outputs rotate too: an output that stays in the L2 cache would cost no bandwidth.
   const int64_t out_count = CopiesBeyondL2(static_cast<double>(matrix_bytes));
   MARLIN_RETURN_IF_ERROR(GrowTo(device_, c_, out_count * matrix_bytes));
   const int64_t copies = weights.spec().experts;
@@ -384,7 +384,7 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
   if (dequantize) {
     MARLIN_RETURN_IF_ERROR(AddDequantize(weights, result, sequences));
   } else {
-    // Both write c_, at the same size: what a graph points to does not move.
+    // Both write c_ at the same size, so that captured pointers stay valid.
     if (with_baseline) MARLIN_RETURN_IF_ERROR(AddBaseline(bench.shape, sequences));
     MARLIN_RETURN_IF_ERROR(AddKernels(weights, result, sequences));
   }
@@ -396,7 +396,7 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
     timing.alone = (next++)->Summary();
     if (dequantize) continue;
     timing.chain = (next++)->Summary();
-    constexpr double kWorthKnowing = 1e-3;  // Of longer GEMMs nobody asks.
+    constexpr double kWorthKnowing = 1e-3;  // Host time is hidden behind longer GEMMs.
     if (!timing.planned || timing.alone.median > kWorthKnowing) continue;
     MARLIN_ASSIGN_OR_RETURN(timing.host_seconds, HostSeconds(weights, bench, timing.kernel));
   }

@@ -1,4 +1,4 @@
-// The measurements behind `bench gemm` and `bench dequantize` on a GPU.
+// Timing of GEMMs and dequantization on a CUDA device.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace marlin::bench {
 
-/// What a launch costs before its first byte arrives and after its last, on an H200: the floor of a
+/// Launch overhead on an H200 before the first byte arrives and after the last: the floor of a
 /// kernel that reads cold memory is this plus its bytes over the bandwidth.
 inline constexpr double kColdLaunchSeconds = 1.9e-6;
 
-/// Weights that together are several times the second-level cache of 50 to 60 MB.
+/// Total weight bytes several times larger than an L2 cache of 50 to 60 MB.
 inline constexpr int64_t kBeyondL2Bytes = 330'000'000;
 
 /// The device's ceilings, each the median of several measurements.
@@ -28,8 +28,8 @@ struct GpuCeilings {
   double empty = 0;       ///< Seconds of an empty kernel among others in a graph.
   double tensor = 0;  ///< bf16 FLOP/s of the dense baseline at 8192^3, sustained; 0 without one.
 
-  /// The seconds that a launch takes at least: kColdLaunchSeconds and its bytes at full bandwidth,
-  /// or its arithmetic at the full rate, whichever is more.
+  /// The roofline of one launch: kColdLaunchSeconds and its bytes at full bandwidth, or its
+  /// arithmetic at the full rate, whichever takes longer.
   double FloorSeconds(double bytes, double operations) const;
 };
 
@@ -37,10 +37,10 @@ struct GpuCeilings {
 struct KernelTiming {
   std::string kernel;  ///< With its variant: "marlin_gemm_wgmma@128x2".
   std::string accuracy;
-  bool planned = false;         ///< What the plan chooses when no kernel is named.
+  bool planned = false;         ///< The plan chooses it when no kernel is named.
   bool selectable = false;      ///< GemmCandidate::selectable.
-  Timing alone;                 ///< Each launch after the end of the one before.
-  std::optional<Timing> chain;  ///< With GemmOptions::overlap_previous; not for dequantize.
+  Timing alone;                 ///< Isolated: each launch starts after the previous one ends.
+  std::optional<Timing> chain;  ///< Back-to-back, with PDL (overlap_previous); GEMMs only.
   /// The time of a call of Gemm on the host, the launch of the kernel included; for planned
   /// kernels of less than a millisecond.
   std::optional<double> host_seconds;
@@ -55,12 +55,12 @@ struct GpuBenchResult {
   double floor_seconds = 0;
   double prepare_rate = 0;  ///< Bytes of prepared weights per second, from the host's memory.
 
-  /// Kernels that are over 3 % faster than the planned one, and round no more: one line each.
+  /// One line for each kernel that is over 3 % faster than the planned one and rounds no more.
   std::vector<std::string> Warnings() const;
 };
 
 /// Measures on one device. Everything is timed as graphs of launches that rotate through weights
-/// beyond the caches; what is compared takes turns, so that all see the same heat.
+/// beyond the caches; compared kernels take turns, so that all run at the same temperature.
 class GpuBench {
  public:
   /// `baseline` may be null. Both must outlive this.
@@ -71,14 +71,14 @@ class GpuBench {
   /// m, n and k. Errors: kOutOfMemory, kDeviceLost.
   Result<GpuCeilings> MeasureCeilings(int64_t read_bytes = int64_t{1} << 30, int64_t size = 8192);
 
-  /// One case; `bench.options.kernel` may be "all": every kernel that may be chosen
-  /// for it, in every variant. Of those, what takes over four times as long as another is timed
-  /// once and alone. With `compare` the baseline runs too. Errors: those of PlanGemm, Gemm and
+  /// Times one case; `bench.options.kernel` may be "all": every selectable kernel in every
+  /// variant. A candidate that takes over four times as long as another is timed once and
+  /// isolated. With `compare` the baseline runs too. Errors: those of PlanGemm, Gemm and
   /// Dequantize; kOutOfMemory, kDeviceLost.
   Result<GpuBenchResult> Run(const PreparedWeights& weights, const BenchCase& bench, bool compare);
 
  private:
-  /// Memory that grows on demand and is filled with normal numbers when it does.
+  /// Memory that grows on demand and is then filled with normally distributed numbers.
   struct RandomBuffer {
     DeviceBuffer buffer;
     DType type = DType::kF32;
@@ -93,9 +93,9 @@ class GpuBench {
   /// The kernels to measure, and a workspace for all of them.
   Result<std::vector<KernelTiming>> ListKernels(const PreparedWeights& weights,
                                                 const BenchCase& bench);
-  /// Times each once and keeps that for those which are not worth more.
+  /// Times each candidate once; a slow one keeps this single measurement.
   Status TimeHopeless(const PreparedWeights& weights, GpuBenchResult& result) const;
-  /// The median of calls that find their plan made.
+  /// The median host time of calls that find their plan in the cache.
   Result<double> HostSeconds(const PreparedWeights& weights, const BenchCase& bench,
                              const std::string& kernel) const;
   Status AddKernels(const PreparedWeights& weights, GpuBenchResult& result,
@@ -104,7 +104,7 @@ class GpuBench {
                        std::vector<Sequence>& sequences);
   Status AddBaseline(const GemmShape& shape, std::vector<Sequence>& sequences);
 
-  /// The operands of a case; in memory of this object.
+  /// The operands of a case, in memory of this object.
   TensorView Activations(const BenchCase& bench) const;
   MutableTensorView Output(const BenchCase& bench) const;
 

@@ -50,7 +50,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
   return row;
 }
 
-/// All kernels of one problem, in short: a record of every variant would be too long otherwise.
+/// All kernels of one problem with few figures each: a full row per variant makes records too long.
 Json CandidatesJson(const GpuBenchResult& result) {
   Json candidates = Json::array();
   for (const KernelTiming& timing : result.kernels) {

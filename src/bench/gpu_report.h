@@ -1,4 +1,4 @@
-// What `bench` says about a GPU, to people and to programs.
+// The report of a GPU benchmark as JSON and as text.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,9 +10,9 @@
 
 namespace marlin::bench {
 
-/// {"roofline", "results", "warnings"}: one result per problem; where several kernels were timed it
-/// is that of the planned one, with all of them in short as "candidates". `cublas_version` is empty
-/// where cuBLAS is not installed.
+/// {"roofline", "results", "warnings"}: one result per problem; where several kernels were timed,
+/// the result of the planned one, which lists all of them as "candidates". `cublas_version` is
+/// empty where cuBLAS is not installed.
 nlohmann::ordered_json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
                                    std::span<const GpuBenchResult> results);
 

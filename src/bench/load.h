@@ -1,5 +1,5 @@
-// How fast a model is loaded: from its files, which the page cache holds after the first time, to
-// weights that are prepared for a device.
+// Load time of a model: from its files, which the page cache holds after the first time, to weights
+// that are prepared for a device.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace marlin::bench {
 struct LoadBench {
   std::string path;
   ModelInfo model;
-  int64_t file_bytes = 0;  ///< Stored tensors.
+  int64_t file_bytes = 0;  ///< Bytes of the stored tensors.
   Timing timing;
 
   double BytesPerSecond() const { return static_cast<double>(file_bytes) / timing.median; }
@@ -25,7 +25,8 @@ struct LoadBench {
   std::string ToText() const;
 };
 
-/// Opens a model again and again; each time the one before is gone. Errors: those of Model::Open.
+/// Opens a model repeatedly; each time the previous one has been destroyed. Errors: those of
+/// Model::Open.
 Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
                             const ModelOptions& options);
 

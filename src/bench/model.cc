@@ -11,13 +11,13 @@
 namespace marlin::bench {
 namespace {
 
-/// The products of a forward call without anything else.
+/// The GEMMs of a forward call without anything else.
 class Products {
  public:
   explicit Products(const Model& model) : model_(model), impl_(model.impl()) {}
 
-  /// `rows` tokens through all layers in passes as long as the model's, and `head_rows` of them
-  /// through the head. Every call begins with other experts.
+  /// Runs `rows` tokens through all layers in passes as long as the model's, and `head_rows` of
+  /// them through the head. Every call begins with other experts.
   Status Run(int64_t rows, int64_t head_rows) {
     weight_bytes_ = 0;
     operations_ = 0;
@@ -29,7 +29,7 @@ class Products {
     return model_.device().Synchronize();
   }
 
-  /// Of the last call; weights count in every pass that reads them.
+  /// Figures of the last call; weights count in every pass that reads them.
   double weight_bytes() const { return weight_bytes_; }
   double operations() const { return operations_; }
 
@@ -85,7 +85,7 @@ class Products {
     TensorView x;
     MutableTensorView out;
   };
-  /// What a product reads and writes; also counts it.
+  /// The operands of a GEMM; adds its bytes and operations to the counts.
   Result<Pair> Operands(const Projection& projection, int64_t rows) {
     for (const PreparedWeights& part : projection.parts) {
       weight_bytes_ += static_cast<double>(part.bytes());
@@ -98,7 +98,7 @@ class Products {
                 {out_.data(), DType::kF32, {rows, projection.out}}};
   }
 
-  /// Makes room for `count` floats, of ordinary value.
+  /// Makes room for `count` floats and fills it with 0.5, far from subnormal numbers.
   Status Grow(DeviceBuffer* buffer, int64_t count) const {
     const int64_t bytes = count * int64_t{sizeof(float)};
     if (buffer->bytes() >= bytes) return {};
@@ -116,7 +116,7 @@ class Products {
   double operations_ = 0;
 };
 
-/// Runs both phases in turn with the products of the same shapes.
+/// Runs both phases in turn with GEMMs of the same shapes.
 class ModelBench {
  public:
   ModelBench(const Model& model, const ModelBenchOptions& options)
@@ -178,7 +178,7 @@ class ModelBench {
         inputs, {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}});
   }
 
-  /// Ids all over the vocabulary: experts change from token to token.
+  /// Strides through the vocabulary, so that experts change from token to token.
   int32_t NextToken() {
     next_token_ = (next_token_ + 7919) % model_.info().vocab_size;
     return static_cast<int32_t>(next_token_);

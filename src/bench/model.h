@@ -1,4 +1,4 @@
-// How fast a model reads a prompt and writes, beside the time of its products alone.
+// Prefill and decode speed of a model, beside the time of its GEMMs alone.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr int64_t kMaxBatch = 4096;
 struct ModelBenchOptions {
   int64_t prompt_tokens = 512;
   int64_t new_tokens = 64;
-  int64_t batch = 1;  ///< Sequences that are read and written together.
+  int64_t batch = 1;  ///< Sequences per Forward call.
 };
 
 /// Prefill or decoding, per Forward call.
@@ -24,11 +24,11 @@ struct ModelPhase {
   const char* name = "";
   int64_t tokens = 0;  ///< All sequences together.
   Timing timing;
-  /// The model's products of the same shapes and nothing else, measured in turn with the above:
-  /// what `bench gemm` predicts. Experts share the tokens evenly.
+  /// The model's GEMMs of the same shapes and nothing else, measured in turn with the above: the
+  /// time that `bench gemm` predicts. Experts share the tokens evenly.
   Timing products;
-  double weight_bytes = 0;  ///< As prepared, read once.
-  double operations = 0;    ///< Of the products.
+  double weight_bytes = 0;  ///< Prepared weights, read once.
+  double operations = 0;    ///< FLOP of the GEMMs.
 
   double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
   double ProductsFraction() const { return products.median / timing.median; }

@@ -1,4 +1,4 @@
-// How long products take on this machine, several kinds of weights side by side.
+// GEMM times on this machine for several kinds of weights side by side.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct ProductTiming {
   std::string kernel;
 };
 
-/// Random matrices [k, n] in the format of `choice`, so many that using them in turn reads them
-/// from memory, as in a model larger than the caches. Errors: those of Prepare.
+/// Random matrices [k, n] in the format of `choice`, more than the caches hold, so that using them
+/// in turn reads them from memory as a large model does. Errors: those of Prepare.
 Result<PreparedWeights> PrepareRandomWeights(const Device& device, const FormatChoice& choice,
                                              int64_t n, int64_t k);
 
 /// Times C[m, n] = A[m, k] x W[k, n] with bf16 A and C for each of the weights, all of one shape,
-/// in turn, so that other load on the machine meets all alike. Errors: those of Gemm.
+/// in turn, so that other load on the machine affects all equally. Errors: those of Gemm.
 Result<std::vector<ProductTiming>> TimeProducts(const Device& device,
                                                 std::span<const PreparedWeights> weights,
                                                 int64_t m);

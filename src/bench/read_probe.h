@@ -1,4 +1,4 @@
-// This machine's memory bandwidth, measured.
+// Measured memory bandwidth of this machine.
 #pragma once
 
 #include "marlin/status.h"

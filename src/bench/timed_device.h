@@ -1,4 +1,4 @@
-// Devices whose speed means something.
+// Opening devices for measurement.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ inline Result<Device> OpenTimedDevice(const std::string& name, const DeviceOptio
   return Device::Open(name, options);
 }
 
-/// Calls of a run: where they return before their work is done, many share the wait for the device.
+/// Calls per timed run. Where calls return before their work is done, many calls share one wait.
 inline int64_t CallsOfRun(const Device& device) {
   constexpr int64_t kCalls = 32;
   return device.impl().backend().calls_block() ? 1 : kCalls;

@@ -1,4 +1,4 @@
-// Timing on a shared machine: repetitions in which somebody else ran are told apart.
+// Timing on a shared machine: repetitions disturbed by other processes are told apart.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ struct Timing {
   int64_t undisturbed = 0;
 };
 
-/// One call's share of runs of `calls` calls.
+/// Divides the timing of runs of `calls` calls by `calls`.
 Timing PerCall(Timing timing, int64_t calls);
 
-/// Of runs that were all undisturbed. Precondition: at least one.
+/// The summary of runs that were all undisturbed. Precondition: at least one.
 Timing SummarizeSeconds(std::vector<double> seconds);
 
 struct TimingOptions {
@@ -44,7 +44,7 @@ struct TimingOptions {
 Timing Measure(const std::function<void(int64_t)>& body, const TimingOptions& options = {});
 
 /// The same for several bodies in turn, one run of each per round, so that a change in the
-/// machine's speed meets all of them alike.
+/// machine's speed affects all of them equally.
 std::vector<Timing> MeasureTogether(const std::vector<std::function<void(int64_t)>>& bodies,
                                     const TimingOptions& options = {});
 

@@ -112,7 +112,7 @@ const KernelTiming* FastestOf(std::span<const KernelTiming> timings) {
   const KernelTiming* best = nullptr;
   const KernelTiming* planned = nullptr;
   for (const KernelTiming& timing : timings) {
-    // What was only timed once has no chain to compare.
+    // A candidate that was timed only once has no back-to-back time to compare.
     if (!timing.selectable || (!timing.chain && std::isfinite(chain))) continue;
     if (best == nullptr || loss(timing) < loss(*best)) best = &timing;
     if (timing.planned) planned = &timing;
@@ -148,7 +148,7 @@ Result<WholeFile> WholeFile::Create(const std::string& path) {
   if (fs::is_directory(path, error)) return CannotWrite(path, "is a directory");
   WholeFile file(path, path + ".partial-" + std::to_string(getpid()));
   const bool taken = static_cast<bool>(std::ofstream(file.partial_));
-  // Not kept until the end: a process that is killed while it measures would leave it.
+  // Removed at once: a process killed while it measures must not leave it behind.
   fs::remove(file.partial_, error);
   if (!taken) return CannotWrite(path, "its folder takes no files");
   return file;

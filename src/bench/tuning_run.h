@@ -1,4 +1,4 @@
-// The measurements behind `tune`: every candidate of one product, and which is the fastest.
+// Timing of all candidates of one GEMM, and selection of the fastest: the core of `tune`.
 #pragma once
 
 #include <span>
@@ -11,26 +11,28 @@
 
 namespace marlin::bench {
 
-/// Times the candidates of a product on a device whose memory is the host's, in turn; those that
-/// take over four times as long as another only once. Where calls return before their work is done
-/// a run is 32 of them and the wait for the last. Errors: those of ListCandidates and Gemm.
+/// Times the candidates of a GEMM on a device whose memory is the host's, in turn; a candidate that
+/// takes over four times as long as another is timed only once. Where calls return before their
+/// work is done, a run is 32 calls and the wait for the last. Errors: those of ListCandidates and
+/// Gemm.
 Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
                                                  const PreparedWeights& weights,
                                                  const BenchCase& bench);
 
-/// Of the selectable ones, that which loses the least against the best, alone or in a chain,
-/// wherever it loses more; among those within 1 % of each other, the planned one. Null when none is
-/// selectable.
+/// The selectable candidate with the least loss against the best time, where its loss is the larger
+/// of the isolated and the back-to-back one; the planned candidate when it is within 1 % of that.
+/// Null when none is selectable.
 const KernelTiming* FastestOf(std::span<const KernelTiming> timings);
 
-/// A table's entry for what was measured. Precondition: the name is one of ListCandidates.
+/// The tuning table entry of a measurement. Precondition: the name is one of ListCandidates.
 TuningEntry EntryOf(const BenchCase& bench, const KernelTiming& timing);
 
-/// A file that appears whole or not at all: written beside its place, renamed at the end, removed
-/// when it is dropped before.
+/// A file that is replaced atomically: written beside its final path, renamed by Finish, and
+/// removed by the destructor otherwise.
 class WholeFile {
  public:
-  /// Makes the folder and the file beside `path`, so that work is not done in vain. Errors: kIo.
+  /// Makes the folder and the file beside `path`, so that errors come before the measurements.
+  /// Errors: kIo.
   static Result<WholeFile> Create(const std::string& path);
   WholeFile(WholeFile&& other) noexcept;
   WholeFile& operator=(WholeFile&&) = delete;

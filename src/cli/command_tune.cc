@@ -1,4 +1,4 @@
-// tune: measures which kernel is the fastest for which product, and writes the table of it.
+// tune: measures the fastest kernel of each GEMM and writes the tuning table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ const std::set<Matrix> kUsualMatrices = {
 struct Measured {
   bench::BenchCase bench;
   std::vector<bench::KernelTiming> timings;
-  const bench::KernelTiming* fastest = nullptr;  ///< Of timings.
+  const bench::KernelTiming* fastest = nullptr;  ///< Points into timings.
 };
 
 /// The matrices of a model's linear layers.
@@ -93,7 +93,7 @@ class TuneCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(products_.Read());
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
-    options.tuning_file = "";  // What it says may be wrong: that is why this runs.
+    options.tuning_file = "";  // Measured without the table that this command replaces.
     MARLIN_ASSIGN_OR_RETURN(const Device device, bench::OpenTimedDevice(device_, options));
     gpu_ = device.info().backend == "cuda";
     const bool many_rows = device.info().backend != "cpu";
@@ -113,7 +113,7 @@ class TuneCommand final : public Command {
   }
 
  private:
-  /// `many_rows`: of models as many as GPUs take.
+  /// `many_rows`: models are measured for the row counts of GPUs.
   Status ListCases(bool many_rows) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
@@ -153,7 +153,7 @@ class TuneCommand final : public Command {
     return {};
   }
 
-  /// What the file holds already, which stays unless it is measured anew.
+  /// Reads the entries that the file holds already; they stay unless they are measured anew.
   Status ReadOld() {
     if (output_.empty()) output_ = DefaultTuningFile();
     if (output_.empty()) {

@@ -51,9 +51,9 @@ class FakeTimer final : public cuda::GraphTimer {
     return Status();
   }
 
-  std::vector<int> counts;      ///< Of each capture.
+  std::vector<int> counts;      ///< Launches of each capture.
   std::vector<size_t> replays;  ///< Captures, in the order of their replays.
-  std::vector<double> seconds;  ///< What a launch of each capture takes; empty: 1 ms.
+  std::vector<double> seconds;  ///< Seconds per launch of each capture; empty: 1 ms.
 };
 
 struct BaselineCalls {
