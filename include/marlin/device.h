@@ -55,7 +55,9 @@ class Device {
   class [[gnu::visibility("hidden")]] Impl;  // Else its members would be exported with Device.
 
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (the GPU of a
-  /// Mac), "metal-sim" (a simulator of it) or "auto" (the CPU). On the CPU the environment variable
+  /// Mac), "metal-sim" (a simulator of it) or "auto". "auto" opens a CUDA device where this build
+  /// has CUDA and a supported GPU is visible, else the CPU; Model::Open goes on to the CPU when
+  /// that GPU cannot run the model. On the CPU the environment variable
   /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces a level. Errors: kInvalidArgument for an unknown
   /// name, kUnsupported for a level that this processor lacks and for a device that is not there,
   /// kIo and kMalformedFile for a tuning file that cannot be read, kOutOfMemory when the system
@@ -78,6 +80,13 @@ class Device {
  private:
   std::shared_ptr<Impl> impl_;
 };
+
+/// The device that a program takes where its user names none: METAL_MARLIN_DEVICE, else "auto".
+/// Errors: kInvalidArgument naming the variable for a name that Device::Open does not know.
+Result<std::string> DefaultDeviceName();
+
+/// One line for people: "cpu (AMD EPYC 9B14, 2 threads)", "cuda:0 (NVIDIA H200)".
+std::string DescribeDevice(const DeviceInfo& info);
 
 /// Memory that a device's kernels read and write, for programs that do not want to deal with the
 /// device's own interface. Move-only; frees on destruction, which on a GPU waits for the device.

@@ -79,7 +79,9 @@ struct SequenceInput {
 /// every call answers with kInvalidArgument.
 class Model {
  public:
-  /// Loads a plain or quantized Hugging Face directory for a device. Errors: kIo, kMalformedFile
+  /// Loads a plain or quantized Hugging Face directory for a device. Of a device that was opened as
+  /// "auto" and cannot run the model, the next one is taken, the CPU in the end: device() says
+  /// which, and buffers for the model's calls belong there. Errors: kIo, kMalformedFile
   /// naming tensor and shapes, kUnsupported naming the model_type and the supported ones, or saying
   /// that the directory is an adapter or newer than this program; before any tensor is read,
   /// kUnsupported naming the operation that the model needs and the device lacks; for

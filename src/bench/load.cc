@@ -17,6 +17,7 @@ Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
   bench.path = path;
   {
     MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device, options));
+    bench.device = model.device().info();
     bench.model = model.info();
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
     for (const TensorInfo& tensor : checkpoint.tensors()) bench.file_bytes += tensor.bytes;

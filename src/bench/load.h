@@ -15,6 +15,7 @@ namespace marlin::bench {
 
 struct LoadBench {
   std::string path;
+  DeviceInfo device;  ///< The device that the model is loaded for.
   ModelInfo model;
   int64_t file_bytes = 0;  ///< Bytes of the stored tensors.
   Timing timing;

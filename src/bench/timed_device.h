@@ -1,4 +1,4 @@
-// Opening devices for measurement.
+// Properties of devices that matter to measurements.
 #pragma once
 
 #include <string>
@@ -8,15 +8,13 @@
 
 namespace marlin::bench {
 
-/// Opens a device that is to be measured. Errors: those of Device::Open, kUnsupported for the
-/// simulator of Metal.
-inline Result<Device> OpenTimedDevice(const std::string& name, const DeviceOptions& options) {
-  if (name == "metal-sim") {
-    return Status(Code::kUnsupported,
-                  "metal-sim: a simulator has no speed; `metal-marlin metal-sim` counts bytes and "
-                  "operations of a kernel");
-  }
-  return Device::Open(name, options);
+/// Whether times of the device of this name mean anything. Errors: kUnsupported for the simulator
+/// of Metal.
+inline Status CheckTimed(const std::string& name) {
+  if (name != "metal-sim") return {};
+  return Status(Code::kUnsupported,
+                "metal-sim: a simulator has no speed; `metal-marlin metal-sim` counts bytes and "
+                "operations of a kernel");
 }
 
 /// Calls per timed run. Where calls return before their work is done, many calls share one wait.

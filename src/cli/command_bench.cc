@@ -21,6 +21,7 @@
 #include "bench/model.h"
 #include "bench/timed_device.h"
 #include "cli/command.h"
+#include "cli/device_argument.h"
 #include "cli/product_arguments.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
@@ -42,7 +43,7 @@ class BenchCommand final : public Command {
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every choice");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
+    device_argument_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "PEER",
                      "The dense product in the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
@@ -59,7 +60,8 @@ class BenchCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
-    if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
+    MARLIN_ASSIGN_OR_RETURN(device_, device_argument_.Name());
+    MARLIN_RETURN_IF_ERROR(bench::CheckTimed(device_));
     // One pool for the device and the probes: two would spin against each other.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
     DeviceOptions options;
@@ -67,14 +69,16 @@ class BenchCommand final : public Command {
     options.parallel_for = [&pool](int64_t count, const std::function<void(int64_t)>& body) {
       pool.Run(count, [&body](int64_t i, int) { body(i); });
     };
-    MARLIN_ASSIGN_OR_RETURN(const Device device, bench::OpenTimedDevice(device_, options));
-    const DeviceInfo info = device.info();
+    MARLIN_ASSIGN_OR_RETURN(Device device, OpenDevice(options));
     if (op_ == "load") return RunLoad(console, device);
-    if (info.backend == "cuda") return RunOnGpu(console, device);
     std::optional<Model> model;
     if (op_ == "model") {
       MARLIN_ASSIGN_OR_RETURN(model, OpenModel(device));
+      device = model->device();
+      device_argument_.SayTaken(console, device.info());
     }
+    const DeviceInfo info = device.info();
+    if (info.backend == "cuda") return RunOnGpu(console, device);
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
       if (!against_.empty()) return Status(Code::kUnsupported, "bench: no peers on " + device_);
@@ -90,6 +94,18 @@ class BenchCommand final : public Command {
   }
 
  private:
+  /// Opens the device and reads the options of GEMMs, which depend on it. They are read before a
+  /// named device is opened, so that their errors come first.
+  Result<Device> OpenDevice(const DeviceOptions& options) {
+    std::optional<Device> device;
+    if (device_ == "auto") {
+      MARLIN_ASSIGN_OR_RETURN(device, device_argument_.Open(options));
+      device_ = device->info().name;
+    }
+    if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
+    return device ? Result<Device>(*device) : device_argument_.Open(options);
+  }
+
   Status Report(Console& console, const Json& document, const std::string& text) const {
     if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
     return console.json() ? console.PrintJson(document) : console.Print(text);
@@ -100,7 +116,8 @@ class BenchCommand final : public Command {
   Status RunLoad(Console& console, const Device& device) const {
     MARLIN_ASSIGN_OR_RETURN(const bench::LoadBench bench,
                             bench::BenchLoad(models_.front(), device, model_open_));
-    Json document = bench::DocumentHead(device.info(), commit_);
+    device_argument_.SayTaken(console, bench.device);
+    Json document = bench::DocumentHead(bench.device, commit_);
     document["results"] = Json::array({bench.ToJson()});
     return Report(console, document, bench.ToText());
   }
@@ -462,7 +479,8 @@ class BenchCommand final : public Command {
   std::string accuracy_ = "default";
   std::string kernel_;
   std::optional<int64_t> threads_;
-  std::string device_ = "auto";
+  DeviceArgument device_argument_;
+  std::string device_;  ///< The name as given; of "auto" the device that was opened.
   std::vector<std::string> against_;
   std::string record_;
   std::string commit_;

@@ -42,7 +42,7 @@ class PlanCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
-    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
   }
 
   Status Run(Console& console) override {

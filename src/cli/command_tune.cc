@@ -20,6 +20,7 @@
 #include "bench/tuning_run.h"
 #include "cli/checkpoint_architecture.h"
 #include "cli/command.h"
+#include "cli/device_argument.h"
 #include "cli/product_arguments.h"
 #include "cli/progress_bar.h"
 #include "ops/tuning_file.h"
@@ -77,7 +78,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
 class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
+    device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--shape", &shapes_, "M,N,K", "A product; may be given several times");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
@@ -94,7 +95,9 @@ class TuneCommand final : public Command {
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
     options.tuning_file = "";  // Measured without the table that this command replaces.
-    MARLIN_ASSIGN_OR_RETURN(const Device device, bench::OpenTimedDevice(device_, options));
+    MARLIN_ASSIGN_OR_RETURN(const std::string name, device_.Name());
+    MARLIN_RETURN_IF_ERROR(bench::CheckTimed(name));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, device_.Open(options));
     gpu_ = device.info().backend == "cuda";
     const bool many_rows = device.info().backend != "cpu";
     MARLIN_RETURN_IF_ERROR(ListCases(many_rows));
@@ -170,7 +173,7 @@ class TuneCommand final : public Command {
     std::unique_ptr<cuda::GraphTimer> timer;
     std::optional<bench::GpuBench> gpu;
     if (gpu_) {
-      MARLIN_ASSIGN_OR_RETURN(timer, cuda::OpenGraphTimer(device_));
+      MARLIN_ASSIGN_OR_RETURN(timer, cuda::OpenGraphTimer(device.info().name));
       gpu.emplace(device, *timer, nullptr);
       MARLIN_RETURN_IF_ERROR(gpu->MeasureCeilings().status());
     }
@@ -268,7 +271,7 @@ class TuneCommand final : public Command {
     return table.ToString() + "\nwritten to " + output_ + "\n";
   }
 
-  std::string device_ = "auto";
+  DeviceArgument device_;
   std::vector<std::string> shapes_;
   std::string model_;
   bool gated_ = false;

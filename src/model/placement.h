@@ -13,6 +13,10 @@ namespace marlin {
 /// that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
+/// The device itself, or of one that was opened as "auto" the first in order that can run a model
+/// of this config. Errors: those of CheckDevice for the last one asked, those of Device::Open.
+Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
+
 /// Whether a device has the pieces of an operation of a step. Errors: kUnsupported naming the
 /// device and the operation.
 Status CheckPieces(const Device& device, StepKind kind);

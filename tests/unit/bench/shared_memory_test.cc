@@ -71,8 +71,9 @@ TEST(BenchSharedMemory, TimesModels) {
 }
 
 TEST(BenchSharedMemory, ASimulatorIsNotMeasured) {
-  EXPECT_EQ(OpenTimedDevice("metal-sim", {}).status().code(), Code::kUnsupported);
-  const Result<Device> cpu = OpenTimedDevice("cpu", {});
+  EXPECT_EQ(CheckTimed("metal-sim").code(), Code::kUnsupported);
+  EXPECT_TRUE(CheckTimed("cpu").ok());
+  const Result<Device> cpu = Device::Open("cpu");
   ASSERT_TRUE(cpu.ok());
   EXPECT_EQ(CallsOfRun(*cpu), 1);
 }
