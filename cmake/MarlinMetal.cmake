@@ -1,7 +1,7 @@
 # MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels where Boost.Context is found, and says why
 # not where it is not; ON demands it. Boost is linked statically: a wheel or a command that is
 # copied must not miss it.
-include(MarlinMetalShim)
+include(${PROJECT_SOURCE_DIR}/metal_sim/cmake/EmbedFiles.cmake)
 set(MARLIN_METAL_SIM AUTO CACHE STRING
     "Build the simulator of Metal kernels: ON, OFF or AUTO (when Boost.Context is found)")
 set_property(CACHE MARLIN_METAL_SIM PROPERTY STRINGS AUTO ON OFF)

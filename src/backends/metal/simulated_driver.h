@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "backends/metal/driver.h"
-#include "backends/metal/simulator/launch.h"
+#include "metal_sim/launch.h"
 
 namespace marlin::metal {
 
 /// What a launch did.
 struct SimulatedLaunch {
   std::string function;
-  simulator::Counters counters;
+  metal_sim::Counters counters;
 };
 
 /// Environment: MARLIN_METAL_SIM_SEED draws the order of threads, with MARLIN_METAL_SIM_PREEMPTION
