@@ -1,5 +1,5 @@
 // The smallest simulator that the shim can run on: up to 32 lanes of one simdgroup as fibers, in
-// turn, without a check; it records what it is told. For tests of the shim alone.
+// turn, without a check; it records the calls. For tests of the shim alone.
 #pragma once
 
 #include <ucontext.h>
@@ -45,10 +45,10 @@ class LaneRuntime {
     return runtime;
   }
 
-  // What the last launch told.
+  // The record of the last launch.
   std::vector<RecordedAccess> accesses;
   std::vector<std::string> events;  ///< Barriers, fences, collectives: one per lane.
-  std::vector<const void*> sites;   ///< Of the events.
+  std::vector<const void*> sites;   ///< The sites of the events.
   uint64_t multiply_adds = 0;
 
  private:

@@ -49,7 +49,7 @@ class MetalProgramTest : public ::testing::Test {
     EXPECT_THAT(Findings(options), ::testing::IsEmpty());
   }
 
-  /// What the check of types says of the source.
+  /// The findings of the type check.
   std::vector<std::string> Findings(const CompileOptions& options = {}) {
     auto findings = TypeCheck(path_, options);
     EXPECT_TRUE(findings.ok()) << findings.status().message();

@@ -1,4 +1,4 @@
-// What the rewriter collects from Metal source, what it leaves, where it puts it, what it refuses.
+// The rewriter: entries that it collects from Metal source, text and places that it keeps, errors.
 #include "metal_sim/msl_rewriter.h"
 
 #include <fmt/format.h>
@@ -137,7 +137,8 @@ TEST(MslRewriter, AnEmptySourceIsAnEmptyModule) {
   EXPECT_THAT(Rewrite("kernel void f() {}").text, HasSubstr("kArguments_0[1] = {};"));
 }
 
-/// "word file:line" of the identifiers that start with "at", without what the rewriter appends.
+/// "word file:line" of the identifiers that start with "at", without the text that the rewriter
+/// appends.
 std::set<std::string> Places(const std::string& text) {
   const Result<std::vector<Token>> tokens = LexMetal(text);
   EXPECT_TRUE(tokens.ok()) << tokens.status().message();
@@ -265,7 +266,7 @@ TEST(MslRewriter, OverloadsByAddressSpaceBecomeOne) {
                  "int f(int x) { return 3; }\nint g(device int* x);"),
             "int f(device int* x) { return 1; }\n \n \n"
             "int f(int x) { return 3; }\nint g(device int* x);");
-  // Members, by the object's; what stands behind `const` is another function.
+  // Members, by the address space of the object; with `const` it is another function.
   EXPECT_EQ(Body("struct S { int x; S(int a) thread : x(a) {} S(int a) device : x{a} {}\n"
                  "operator int() const thread { return x; } operator int() const constant;\n"
                  "int get() thread; int get() const device; bool operator()(int) threadgroup; };"),
@@ -380,7 +381,7 @@ TEST(MslRewriter, LeavesThreadgroupPointersAlone) {
   EXPECT_EQ(Body(text), text);
 }
 
-/// What the declaration of a function constant becomes.
+/// The rewritten declaration of a function constant.
 std::string Declared(const std::string& type, const std::string& name, const std::string& index) {
   return "extern constant " + type + " " + name + " METAL_SIM_SYMBOL(constant, " + index +
          ") ; extern constant bool " + name + "__defined METAL_SIM_SYMBOL(defined, " + index + ");";
@@ -549,7 +550,7 @@ TEST(MslRewriter, RefusesConstants) {
         "3: 'b' hides a constant that is computed from function constants; give it another name"}});
 }
 
-/// Whether a message names a line, ":12: ". What is in front of it may be any text.
+/// Whether a message names a line, ":12: ". Any text may precede it.
 bool HasPlace(const std::string& message) {
   for (size_t i = message.find(": "); i != std::string::npos; i = message.find(": ", i + 1)) {
     if (i > 0 && message[i - 1] >= '0' && message[i - 1] <= '9') return true;

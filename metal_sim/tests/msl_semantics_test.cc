@@ -1,4 +1,4 @@
-// What expressions, types and functions of Metal yield, from their text to their results. Where it
+// Expressions, types and functions of Metal, from their text to their results. Where it
 // is said by the Metal Shading Language Specification, a test names the part; the rest is how
 // public kernels use the language.
 #include <gmock/gmock.h>
@@ -130,7 +130,7 @@ constant bool forward = true;
   EXPECT_THAT(First(7, out), ElementsAre(4, 2, 9, 7, 4, 1, 1));
 }
 
-// bfloat becomes an integer or a float without a cast, and converts what converts to a number.
+// bfloat becomes an integer or a float without a cast, and takes classes that convert to a number.
 TEST_F(MslSemanticsTest, BfloatsConvert) {
   const auto out = RunWords("struct Yes { operator bool() const { return true; } };\n" + Kernel(R"(
   bfloat b = 2.5bf; uint u = b; bool t = b; float f = 1; f += b; int n = 4; n *= b;
@@ -139,7 +139,7 @@ TEST_F(MslSemanticsTest, BfloatsConvert) {
   EXPECT_THAT(First(6, out), ElementsAre(2, 1, 7, 10, 1, 2));
 }
 
-// What kernels log goes to the standard error stream.
+// Logs of kernels go to the standard error stream.
 TEST_F(MslSemanticsTest, KernelsLog) {
   testing::internal::CaptureStderr();
   RunWords("#include <metal_logging>\n" +
@@ -148,7 +148,7 @@ TEST_F(MslSemanticsTest, KernelsLog) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("n 7, 1.5\n"));
 }
 
-// What MLX adds for bfloat calls Apple's built-in functions.
+// MLX's functions for bfloat call Apple's built-in functions.
 TEST_F(MslSemanticsTest, HasTheBuiltInsThatMlxCalls) {
   const auto out = RunWords(R"(
 #include <metal_stdlib>
@@ -336,7 +336,7 @@ std::vector<uint32_t> Encoded(const std::string& type, const std::vector<float>&
   return words;
 }
 
-// 6.7, simdgroup matrices. That operands of different types mix is what ggml and MLX rely on; the
+// 6.7, simdgroup matrices. ggml and MLX rely on operands of different types; the
 // specification shows one type.
 TEST_F(MslSemanticsTest, MatricesOfAllTypesAreLoadedTransposedAndAtOrigins) {
   ASSERT_NO_FATAL_FAILURE(Compile(kMatrices));

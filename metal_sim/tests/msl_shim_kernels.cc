@@ -1,5 +1,5 @@
 // Kernels that msl_shim_test.cc compiles with the shim, as a rewriter would leave them: every one
-// takes `out`, `in` and the lane. What they must yield stands in the test.
+// takes `out`, `in` and the lane. The test holds the expected results.
 namespace metal_sim_program {
 
 using namespace metal;

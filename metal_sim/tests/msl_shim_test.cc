@@ -86,7 +86,7 @@ const Module* MslShimTest::module_ = nullptr;
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 
-/// What a half operation yields: the exact result rounded once (doubles hold it).
+/// The result of a half operation: the exact one rounded once (doubles hold it).
 uint16_t Half(double value) { return FloatToHalf(static_cast<float>(value)); }
 
 TEST_F(MslShimTest, HalfRoundsAfterEveryOperation) {

@@ -1,5 +1,5 @@
 // Shadow memory that keeps one cell for bytes accessed together, against one that is only ever
-// asked byte by byte; and what is left of one launch in the next, which uses the same memory.
+// asked byte by byte; and the reuse of the memory of one launch by the next.
 #include <gtest/gtest.h>
 
 #include <algorithm>

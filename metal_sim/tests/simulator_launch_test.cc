@@ -1,4 +1,4 @@
-// Launches as a whole: positions, edges, seeds, counters, bindings, and what Simulate refuses.
+// Launches as a whole: positions, edges, seeds, counters, bindings, and the errors of Simulate.
 #include <algorithm>
 
 #include "simulator_fixture.h"

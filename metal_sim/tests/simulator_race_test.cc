@@ -283,7 +283,7 @@ class MessageTest : public RaceTest {
 TEST_F(MessageTest, ReleaseAndAcquireOrder) {
   const Report report = Pass(kRelease, kAcquire, false);
   EXPECT_FALSE(HasRace(report, kFill, kUse)) << Text(report);
-  // What is written after the release is not released.
+  // Writes after the release are not released.
   EXPECT_TRUE(HasRace(report, 5, 6)) << Text(report);
 }
 

@@ -1,4 +1,4 @@
-// The check of address spaces: what Metal refuses is reported at its line, what it takes passes.
+// The check of address spaces: code that Metal refuses is reported at its line, valid code passes.
 // The rules are those of the Metal Shading Language Specification, chapter 4 (address spaces).
 #include "metal_sim/type_check.h"
 

@@ -1,5 +1,5 @@
-// Judges one memory access of one thread: whose memory it is, whether it is in bounds, and what the
-// race detector says; counts it and reports it. Must not know how threads are scheduled.
+// Checks one memory access of one thread: finds the memory it belongs to, checks its bounds, runs
+// the race detector, counts and reports it. Must not know how threads are scheduled.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct MemoryAccess {
   const void* site = nullptr;
 };
 
-/// What the checker works on. A Simulation uses it and leaves it to the next one.
+/// The memory of a launch. A Simulation uses it and leaves it to the next one.
 struct CheckedMemory {
   DeviceMemory device;
   ThreadgroupMemory threadgroups;
   FiberStacks stacks;
-  LastEpochs epochs;  ///< Of the launches before.
+  LastEpochs epochs;  ///< The last epochs of earlier launches.
 };
 
 class AccessChecker {
@@ -45,7 +45,7 @@ class AccessChecker {
     if (!memory_.device.Contains(access.address)) return CheckNoDevice(thread, access);
     DeviceBuffer& buffer = memory_.device.NearestTo(access.address);
     const size_t offset = access.address - buffer.begin();  // Huge where it is below the buffer.
-    // Most accesses are reads of what nobody writes: there is nothing to do but to count.
+    // Most accesses read buffers that are never written: they only count.
     const bool decided =
         buffer.shadow == nullptr && !access.writes && buffer.Holds(offset, access.bytes);
     if (!decided) return CheckDevice(thread, access);
@@ -53,8 +53,8 @@ class AccessChecker {
     return true;
   }
 
-  /// As Check, for code that runs on behalf of several lanes: their stacks are nobody else's, so
-  /// what is neither a buffer nor threadgroup memory passes.
+  /// As Check, for code that runs on behalf of several lanes. It may use their stacks, so memory
+  /// that is neither a buffer nor threadgroup memory passes.
   bool CheckShared(const Thread& thread, const MemoryAccess& access);
 
   /// "thread 5 of threadgroup (0,0,0)"

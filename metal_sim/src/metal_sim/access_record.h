@@ -1,4 +1,5 @@
-// Who accessed memory and when, in terms of barriers rather than time. Must not know addresses.
+// The thread and the epoch of a memory access; epochs count barriers, not time. Must not know
+// addresses.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +56,8 @@ inline const void* SiteNear(uint32_t low, const void* other) {
   return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-/// The last epochs that a piece of shadow memory has seen. Epoch 0 is nobody's: zeros have it.
+/// The last epochs that a piece of shadow memory has seen. Epoch 0 belongs to no launch: zeroed
+/// memory has it.
 struct LastEpochs {
   uint32_t of_device = 0;
   uint32_t of_threadgroup = 0;

@@ -36,7 +36,7 @@ class Pipe {
   std::array<int, 2> ends_ = {-1, -1};
 };
 
-/// Reads what is there; false at the end.
+/// Reads the bytes that are available; false at the end.
 bool ReadSome(int from, std::string* to) {
   std::array<char, 65536> buffer;
   const ssize_t count = read(from, buffer.data(), buffer.size());

@@ -1,4 +1,4 @@
-// Runs a program and collects what it prints: how compilers are called.
+// Runs a program and collects its output: how compilers are called.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // The flags of the compiler (clang++ 19) that turns a rewritten Metal source into a library of
-// kernels. Owns them and nothing else; who runs the compiler adds, with its own paths:
+// kernels. Owns them and nothing else; the caller of the compiler adds, with its own paths:
 //
 //   -D__METAL_VERSION__=310 -I SRC -include metal_sim/shim/msl.h IN -o OUT
 //
@@ -14,7 +14,7 @@ namespace metal_sim {
 inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-std=c++20",
     "-O2",
-    // Of version 5's numbers of files addr2line (binutils 2.40) takes the wrong one.
+    // addr2line (binutils 2.40) misreads the file numbers of version 5.
     "-gdwarf-4",
     "-fPIC",
     "-shared",
@@ -37,12 +37,12 @@ inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-ffp-contract=off",
     "-Xclang",
     "-ffloat16-excess-precision=none",
-    // What C++ leaves undefined and a GPU does not: overflow wraps, conversions of floats to
-    // integers saturate (NaN to 0), memory is not typed.
+    // Defined on a GPU but not in C++: overflow wraps, conversions of floats to integers saturate
+    // (NaN to 0), memory is not typed.
     "-fwrapv",
     "-fno-strict-float-cast-overflow",
     "-fno-strict-aliasing",
-    // A loop without an end is one; C++ lets compilers drop it with what follows.
+    // A loop without an end is one; C++ lets compilers drop it with the code behind it.
     "-fno-finite-loops",
     "-fsigned-char",
     // A variable read before it is written holds 0xAA bytes: wrong results, the same every time.
@@ -54,7 +54,7 @@ inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-fdeclspec",
     "-nostdlib++",
     "-lm",
-    // What neither the shim nor the C library defines is not Metal.
+    // A symbol that neither the shim nor the C library defines is not Metal.
     "-Wl,-z,defs",
     "-Wno-user-defined-literals",
     "-Wno-reserved-user-defined-literal",

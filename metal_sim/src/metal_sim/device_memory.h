@@ -1,5 +1,5 @@
 // The simulator's copies of the bound buffers, laid out so that an access beside one is noticed
-// and harmless. Must not know who accesses them.
+// and harmless. Must not know the threads that access them.
 //
 // Address space is cut into equal slots, one per buffer, so that a shift finds an address's buffer:
 //
@@ -18,7 +18,7 @@
 
 namespace metal_sim {
 
-/// What a buffer is made of; `data` is only read here.
+/// The content of a buffer; `data` is only read here.
 struct BufferContent {
   int index = 0;
   std::string name;
@@ -82,7 +82,7 @@ struct DeviceBuffer {
   BufferCounters Counted() const;
 };
 
-/// Serves one launch after the other: what was mapped for one is kept for the next.
+/// Serves one launch after the other: memory mapped for one is kept for the next.
 class DeviceMemory {
  public:
   /// Copies the contents of a launch; the last one's are forgotten. `check`: writable buffers get
@@ -116,7 +116,7 @@ class DeviceMemory {
 
   MappedMemory memory_;
   int slot_shift_ = 0;
-  size_t used_bytes_ = 0;  ///< Of the slots that hold buffers.
+  size_t used_bytes_ = 0;  ///< Size of the slots that hold buffers.
   std::vector<Slot> slots_;
   std::vector<DeviceBuffer> buffers_;
 };

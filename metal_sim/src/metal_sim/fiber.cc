@@ -3,7 +3,7 @@
 namespace metal_sim {
 namespace {
 
-/// Enough for kernels built without optimisation; only what is touched takes memory.
+/// Enough for kernels built without optimisation; only touched pages take memory.
 constexpr size_t kStackBytes = size_t{256} << 10;
 
 }  // namespace
@@ -49,7 +49,7 @@ void Fiber::Start(std::byte* bottom, size_t bytes, void (*entry)()) {
   bytes_ = bytes;
   context_ = boost::context::detail::make_fcontext(bottom + bytes, bytes, Switch::Enter);
 #if defined(METAL_SIM_FIBERS_UNDER_ASAN)
-  // What an earlier fiber left on the stack must not be held against this one.
+  // Poison left on the stack by an earlier fiber is not an error of this one.
   __asan_unpoison_memory_region(bottom, bytes);
 #endif
 #if defined(METAL_SIM_FIBERS_UNDER_TSAN)

@@ -1,5 +1,5 @@
 // Fibers: the threads of a kernel, as stacks that one thread of the operating system switches
-// between. Must not know what runs on them or in which order.
+// between. Must not know their code or their schedule.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>
@@ -66,7 +66,7 @@ class Fiber {
   void Start(std::byte* bottom, size_t bytes, void (*entry)());
   /// Runs the fiber until it gives way or ends. Returns whether it has ended.
   bool Resume();
-  /// Called on the fiber: goes back to who resumed it.
+  /// Called on the fiber: returns to the caller of Resume.
   void GiveWay();
 
  private:
@@ -76,7 +76,7 @@ class Fiber {
   void* context_ = nullptr;  ///< Where to go on; while the fiber runs, where it was resumed.
   bool ended_ = false;
 
-  // Of use only in builds with a sanitizer, which must be told of every switch.
+  // Used only in builds with a sanitizer, which must be told of every switch.
   [[maybe_unused]] void* sanitizer_fiber_ = nullptr;
   [[maybe_unused]] void* sanitizer_caller_ = nullptr;
   [[maybe_unused]] const void* caller_bottom_ = nullptr;

@@ -1,5 +1,5 @@
-// Collects findings: one entry per kind and pair of sites, with a count. Must not know what a
-// thread or a buffer is; who reports writes the text.
+// Collects findings: one entry per kind and pair of sites, with a count. Must not know
+// threads or buffers; the reporting code writes the text.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What a launch of a Metal kernel on the host is given and what it reports. Owns the types and the
-// entry of the runtime; must not know how kernels are compiled or how a site becomes a line.
+// The input and the report of a kernel launch on the host. Owns the types and the entry of the
+// runtime; must not know how kernels are compiled or how a site becomes a line.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct Size3 {
   uint32_t x = 1, y = 1, z = 1;
 };
 
-/// A device buffer. The kernel works on a copy; what it wrote is copied back into `data` when the
-/// launch ends, unless the buffer is read-only.
+/// A device buffer. The kernel works on a copy, which is copied back into `data` when the launch
+/// ends, unless the buffer is read-only.
 struct BufferBinding {
   void* data = nullptr;  ///< The caller's, for the whole of Simulate.
   int64_t bytes = 0;
@@ -75,16 +75,16 @@ enum class FindingKind : uint8_t {
 /// Returns a few words for people, e.g. "out of bounds".
 const char* FindingKindName(FindingKind kind);
 
-/// What the simulator objects to. Findings of one kind at the same sites are one with a count.
+/// An error of the kernel. Findings of one kind at the same sites are one with a count.
 struct Finding {
   FindingKind kind;
   std::string text;  ///< One line: what, where in which buffer or variable, which threads.
   uint64_t count = 1;
   const void* site = nullptr;        ///< Address in the kernel's code, or null.
-  const void* other_site = nullptr;  ///< Of the earlier access, the other barrier, or null.
+  const void* other_site = nullptr;  ///< The earlier access, the other barrier, or null.
 };
 
-/// Of one device buffer or value, over all threads.
+/// Traffic of one device buffer or value, over all threads.
 struct BufferCounters {
   std::string name;
   int64_t bytes_read = 0;
@@ -104,7 +104,7 @@ struct Counters {
   int64_t simdgroup_barriers = 0;    ///< Once per simdgroup that passes one.
   int64_t simdgroup_operations = 0;  ///< Collectives, once per simdgroup.
   int64_t matrix_operations = 0;
-  int64_t multiply_adds = 0;  ///< Of matrix operations.
+  int64_t multiply_adds = 0;  ///< Done by matrix operations.
   int64_t atomics = 0;
   int64_t threads = 0;
   int64_t threadgroups = 0;
@@ -117,7 +117,7 @@ struct Report {
 };
 
 /// Runs one dispatch of `kernel`, whose module is attached to SimulatorRuntime(), on the calling
-/// thread. Launches on several threads do not disturb each other. What kernels do wrong is a
+/// thread. Launches on several threads do not disturb each other. An error of the kernel is a
 /// finding; the launch goes on where it can and ends early where it cannot (an address that the
 /// simulator does not know, a deadlock). An endless loop without memory accesses is not noticed.
 /// Errors: kInvalidArgument (an argument without a binding, sizes of zero, more than 1024 threads

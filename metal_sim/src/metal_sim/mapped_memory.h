@@ -1,5 +1,5 @@
 // Address space from the operating system: reserved as a whole, usable in part, zero at first and
-// backed by memory only where it is touched. Must not know what is kept in it.
+// backed by memory only where it is touched. Must not know its content.
 #pragma once
 
 #include <cstddef>

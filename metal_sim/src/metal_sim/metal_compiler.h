@@ -1,5 +1,5 @@
 // Clang as it is run on Metal sources: found, given a folder with the shim, and used to preprocess.
-// Must not know what is made of the result.
+// Must not know how the result is used.
 #pragma once
 
 #include <filesystem>
@@ -49,7 +49,7 @@ class MetalCompiler {
 
   /// Defines the version of the language.
   static std::string VersionFlag(const CompileOptions& options);
-  /// What the compiler complains about first.
+  /// The first error message of the compiler.
   static std::string FirstError(const std::string& messages);
 
  private:

@@ -23,7 +23,7 @@ std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
 #if defined(__x86_64__)
   // Conversions of half as one instruction each, with the results of the functions they are else.
-  // What has AVX2 has them; not every compiler knows how to ask for F16C itself.
+  // Every processor with AVX2 has them; not every compiler can test for F16C itself.
   if (__builtin_cpu_supports("avx2") != 0) arguments.emplace_back("-mf16c");
 #endif
   if (options.fast_math) {
@@ -35,8 +35,8 @@ std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
   return arguments;
 }
 
-/// Blanks the pragmas that unroll loops: what keeps arrays in a GPU's registers only makes more
-/// code to instrument here.
+/// Blanks the pragmas that unroll loops: they keep arrays in a GPU's registers, but here only make
+/// more code to instrument.
 std::string WithoutUnrolling(std::string text) {
   constexpr std::string_view kPragma = "#pragma clang loop unroll";
   for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at)) {
@@ -46,7 +46,7 @@ std::string WithoutUnrolling(std::string text) {
 }
 
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
-/// for the shim's own files, the rewriter's table, and what is unknown.
+/// for the shim's own files, the rewriter's table, and unknown places.
 std::string PlaceOf(std::string_view line, const std::string& shim) {
   const bool ours = line.starts_with(shim) || line.find("metal_sim_module:") != line.npos;
   if (ours || line.starts_with("??")) return {};

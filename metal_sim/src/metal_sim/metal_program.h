@@ -40,7 +40,7 @@ class MetalProgram {
   /// "file.metal:12" for every address of code, with callers where code was inlined:
   /// "file.metal:12 < file.metal:40"; empty where nothing is known.
   std::vector<std::string> Locate(const std::vector<const void*>& sites) const;
-  /// What of this process's memory belongs to the program.
+  /// The memory of this process that belongs to the program.
   const std::vector<std::pair<const void*, const void*>>& ranges() const { return ranges_; }
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kNone = MslSource::kNone;
 
-/// Whether the parentheses at `open` hold what a constructor gives to a member or base.
+/// Whether the parentheses at `open` hold the initializer of a member or base.
 bool Initialize(const MslSource& source, size_t open) {
   if (source.Is(open - 2, ",")) return true;
   return source.Is(open - 2, ":") && !source.IsOneOf(open - 3, {"public", "private", "protected"});

@@ -1,5 +1,5 @@
 // Pointers that name no address space, which Metal refuses and compilers for hosts take. Knows
-// nothing of what they point to.
+// nothing of their targets.
 #pragma once
 
 #include <string>

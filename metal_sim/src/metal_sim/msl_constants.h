@@ -18,8 +18,8 @@ namespace metal_sim {
 ///  - `constant T y = x + 1;` becomes `static inline T y__value() { return x + 1; }`, and later
 ///    uses of `y` become `y__value()`.
 /// Constants that no function constant goes into are left alone.
-/// Errors: kInvalidArgument for an index that is no number, used twice or on what is no plain
-/// variable, and for a variable that hides a computed constant.
+/// Errors: kInvalidArgument for an index that is no number, used twice or on anything but a
+/// plain variable, and for a variable that hides a computed constant.
 Result<std::vector<ConstantEntry>> RewriteConstants(MslSource& source,
                                                     std::span<const Declaration> declarations);
 

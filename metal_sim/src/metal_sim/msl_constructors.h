@@ -1,5 +1,5 @@
 // Constructors of vectors for a compiler that has vectors and no such constructors (clang's OpenCL
-// C++, which checks address spaces). Knows nothing of what is constructed.
+// C++, which checks address spaces). Knows nothing of the values.
 #pragma once
 
 #include "metal_sim/msl_source.h"

@@ -1,5 +1,5 @@
 // Declarations are found by their punctuation: a statement ends at ';' or at a brace, and the words
-// in front of a brace say what it holds.
+// in front of a brace tell its content.
 #include "metal_sim/msl_declarations.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace metal_sim {
 namespace {
 
-/// Every declaration holds its scope; this bounds what they hold together.
+/// Every declaration holds its scope; this bounds their total size.
 constexpr size_t kMaxScope = 1000;
 
 /// The start of the statement that the token at `index` belongs to, at its level of brackets.
@@ -19,7 +19,7 @@ size_t StatementStart(const MslSource& source, size_t index) {
   while (start > 0) {
     const size_t previous = start - 1;
     if (source.Is(previous, ";") || source.Is(previous, "{") || source.Is(previous, "}")) break;
-    // Steps over what is in parentheses; a bracket that opens encloses the statement.
+    // Steps over parenthesized tokens; a bracket that opens encloses the statement.
     const size_t partner = source.Partner(previous);
     if (partner > previous) break;
     start = partner;
@@ -38,7 +38,7 @@ bool TakesParentheses(const MslSource& source, size_t index) {
          source.Is(index, "decltype") || source.Is(index, "noexcept");
 }
 
-/// What a brace behind the tokens [head, open) holds; `head` is behind template heads.
+/// The content of a brace behind the tokens [head, open); `head` is behind template heads.
 BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
   bool names_type = false;
   bool constant = false;

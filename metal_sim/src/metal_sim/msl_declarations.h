@@ -1,5 +1,5 @@
 // Finds the declarations at namespace scope of a Metal source. Owns where a declaration starts and
-// ends; knows nothing of what it means to a kernel.
+// ends; knows nothing of its meaning to a kernel.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace metal_sim {
 
-/// What a pair of braces holds.
+/// The content of a pair of braces.
 enum class BraceKind : uint8_t { kNamespace, kType, kBody, kInitializer };
 
 /// A declaration as indices of tokens: `template <...>` heads are [first, head), the rest up to
@@ -30,7 +30,7 @@ struct Declaration {
 /// Errors: kInvalidArgument for a template head that does not end.
 Result<std::vector<Declaration>> ListDeclarations(const MslSource& source);
 
-/// What the brace at `open`, wherever it is, holds. Found from the tokens in front of it.
+/// The content of the brace at `open`, at any place. Found from the tokens in front of it.
 BraceKind KindOfBrace(const MslSource& source, size_t open);
 
 }  // namespace metal_sim

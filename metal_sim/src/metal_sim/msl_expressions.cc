@@ -146,7 +146,7 @@ class ExpressionRewriter {
     }
   }
 
-  /// Whether it is in a function; what is outside of one must be a constant.
+  /// Whether it is in a function; variables outside of one must be constants.
   bool InBody(size_t index) const {
     const size_t around = source_.Enclosing(index);
     return around != kNone && source_.Is(around, "{") &&

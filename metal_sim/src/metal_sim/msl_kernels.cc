@@ -208,7 +208,7 @@ class KernelCollector {
     const size_t first = angle == kNone ? kNone : NameStart(angle);
     const std::string name =
         angle == kNone ? "" : Resolve(declaration.scope, source_.Spell(first, angle));
-    if (name.empty() && !marked) return Status();  // Of a function that is no kernel.
+    if (name.empty() && !marked) return Status();  // An instance of a function that is no kernel.
     if (name.empty() || !source_.Is(stop, ";")) {
       return source_.Error(declaration.first,
                            fmt::format("'{}' instantiates no kernel template",
@@ -268,7 +268,7 @@ class KernelCollector {
   MslSource& source_;
   int deduced_ = 0;
   std::map<std::string, Function> functions_;
-  std::map<std::string, std::string> names_;  // Of entries, and where they are.
+  std::map<std::string, std::string> names_;  // Names of entries, and their places.
   std::vector<KernelEntry> entries_;
 };
 

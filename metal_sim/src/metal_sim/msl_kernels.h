@@ -1,5 +1,5 @@
 // Finds the kernels of a Metal source: functions, and instantiations of function templates. Owns
-// what makes a function a kernel and what it is called; parameters are msl_parameters.h's.
+// the conditions for a kernel and its name; parameters are msl_parameters.h's.
 #pragma once
 
 #include <span>
@@ -14,7 +14,8 @@ namespace metal_sim {
 /// Collects the kernels among `declarations`, functions first, then explicit instantiations, which
 /// are blanked out of the text; each in the order of the text. Declarations without a body are left
 /// alone. Errors: kInvalidArgument for two entries of one name, a kernel that returns something,
-/// one that is no function at namespace scope, and an instantiation of what is no kernel template.
+/// one that is no function at namespace scope, and an instantiation of a template that is no
+/// kernel.
 Result<std::vector<KernelEntry>> CollectKernels(MslSource& source,
                                                 std::span<const Declaration> declarations);
 

@@ -12,13 +12,13 @@
 namespace metal_sim {
 
 enum class TokenKind : uint8_t {
-  kEnd,  ///< What stands before the first and behind the last token.
+  kEnd,  ///< Stands before the first and behind the last token.
   kIdentifier,
   kNumber,
   kString,     ///< With its prefix and quotes; raw strings too.
   kCharacter,  ///< With its prefix and quotes.
   kPunctuator,
-  kLineMarker,  ///< A whole line: `# 12 "file.metal" 2`; `line` and `file` are what it announces.
+  kLineMarker,  ///< A whole line: `# 12 "file.metal" 2`; it announces `line` and `file`.
 };
 
 /// A token. `text` and `file` point into the lexed text.

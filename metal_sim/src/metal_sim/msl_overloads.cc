@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kNone = MslSource::kNone;
 
-/// Namespaces and types in each other; what lies deeper is left alone.
+/// Depth of nested namespaces and types; deeper ones are left alone.
 constexpr int kMaxDepth = 100;
 
 /// Tokens [first, end).
@@ -25,7 +25,7 @@ class OverloadFinder {
  public:
   explicit OverloadFinder(const MslSource& source) : source_(source) {}
 
-  /// What is to be taken out.
+  /// The ranges to remove.
   std::vector<Range> Run() {
     Walk({0, source_.size()}, "");
     return std::move(removed_);
@@ -53,7 +53,7 @@ class OverloadFinder {
     size_t i = start;
     while (source_.Is(i, "template") && source_.Is(i + 1, "<")) {
       const size_t close = source_.ClosingAngle(i + 1, end);
-      if (close == kNone) return end;  // Others say what is wrong with it.
+      if (close == kNone) return end;  // A later pass reports the error.
       i = close + 1;
     }
     for (; i < end && !source_.Is(i, ";"); i = source_.Partner(i) + 1) {
@@ -153,7 +153,8 @@ class OverloadFinder {
 
   const MslSource& source_;
   int depth_ = 0;
-  std::map<std::string, std::string> first_of_;  ///< With spaces, by what it is without them.
+  /// The first spelling with address spaces, by the one without.
+  std::map<std::string, std::string> first_of_;
   std::vector<Range> removed_;
 };
 

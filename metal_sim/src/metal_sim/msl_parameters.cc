@@ -121,7 +121,7 @@ Status ErrorAt(const Attribute& attribute, std::string_view message) {
                 fmt::format("{}: {}", LocationOf(attribute.where), message));
 }
 
-/// What the parameter is called in messages.
+/// The name of the parameter in messages.
 std::string Described(const MslSource& source, const Parameter& parameter) {
   if (!parameter.argument.name.empty()) return fmt::format("'{}'", parameter.argument.name);
   return fmt::format("'{}'", source.Spell(parameter.tokens.first, parameter.tokens.end));

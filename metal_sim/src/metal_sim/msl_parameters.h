@@ -1,4 +1,4 @@
-// Reads the parameters of a kernel: what each is called and what it is bound to. Owns the names of
+// Reads the parameters of a kernel: their names and bindings. Owns the names of
 // Metal's inputs; knows nothing of how kernels are found.
 #pragma once
 

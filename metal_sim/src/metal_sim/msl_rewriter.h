@@ -1,5 +1,5 @@
-// Turns preprocessed Metal source into C++ that the simulator's shim can compile. Owns what the two
-// languages spell differently; knows nothing of compilers, launches or the meaning of a kernel.
+// Turns preprocessed Metal source into C++ that the simulator's shim can compile. Owns the
+// differences in spelling; knows nothing of compilers, launches or the meaning of a kernel.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace metal_sim {
 
-/// A parameter of a kernel and what it is bound to.
+/// A parameter of a kernel and its binding.
 struct KernelArgument {
   Source source;
-  int index;                ///< Of a buffer or of threadgroup memory, else 0.
+  int index;                ///< The index of a buffer or of threadgroup memory, else 0.
   std::string name;         ///< Empty if the parameter has none.
   std::string declaration;  ///< The parameter's tokens without attributes: "device half* x".
 };
@@ -36,7 +36,7 @@ struct ConstantEntry {
   std::string type;
 };
 
-/// What the text is compiled for.
+/// The purpose of the compiled text.
 enum class RewritePurpose : uint8_t {
   kRun,        ///< By shim/msl.h; at its end stands the table of shim/abi.h.
   kTypeCheck,  ///< By shim/type_check.h: constructors of vectors are rewritten, too.
@@ -52,7 +52,7 @@ struct RewrittenSource {
 };
 
 /// `preprocessed` is the output of `clang++ -E` on a Metal source (line markers kept; comments and
-/// macros gone). What stands at "file.metal:12" stands there in the result, too:
+/// macros gone). Code at "file.metal:12" keeps this place in the result:
 ///  - attributes are taken out; those of kernels and function constants go into the entries;
 ///  - explicit instantiations of kernels become entries and are taken out;
 ///  - threadgroup variables of functions become references to the threadgroup's storage;
@@ -62,8 +62,8 @@ struct RewrittenSource {
 ///  - everything is in namespace metal_sim_program, where the shim's metal is, too: so names that
 ///    `using namespace metal` brings stand beside the source's own, as in Metal.
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
-/// Errors: kInvalidArgument, "file.metal:12: ...", for what breaks Metal's rules for kernels and
-/// for what the simulator cannot run.
+/// Errors: kInvalidArgument, "file.metal:12: ...", for code that breaks Metal's rules for kernels
+/// and for code that the simulator cannot run.
 Result<RewrittenSource> RewriteMetal(std::string_view preprocessed,
                                      RewritePurpose purpose = RewritePurpose::kRun);
 

@@ -230,7 +230,7 @@ void MslSource::PairAngles() {
   std::vector<size_t> open;
   for (size_t i = 0; i < size(); ++i) {
     if (Is(i, "<")) open.push_back(i);
-    // What was opened inside of brackets that end, or in a statement that ends, was no angle.
+    // A `<` inside of brackets that end, or in a statement that ends, was no angle bracket.
     const bool ends = Partner(i) < i || Is(i, ";");
     const size_t start = Partner(i) < i ? Partner(i) : Enclosing(i);
     while (ends && !open.empty() && (start == kNone || open.back() > start)) open.pop_back();

@@ -31,8 +31,8 @@ class MslSource {
  public:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// Reads `text`, which must outlive the source. Errors: kInvalidArgument for what cannot be
-  /// split into tokens and for brackets without a partner.
+  /// Reads `text`, which must outlive the source. Errors: kInvalidArgument for text that cannot
+  /// be split into tokens and for brackets without a partner.
   static Result<MslSource> Parse(std::string_view text);
 
   size_t size() const { return code_.size(); }
@@ -47,7 +47,7 @@ class MslSource {
   bool IsAddressSpace(size_t index) const;
 
   /// The partner of the bracket ( ) [ ] { } at `index`; `index` itself for any other token, so
-  /// that `i = Partner(i)` steps over what is in brackets.
+  /// that `i = Partner(i)` steps over bracketed tokens.
   size_t Partner(size_t index) const;
   /// The `>` in front of `end` that closes the `<` at `open` if that opens template arguments;
   /// kNone if there is none.
@@ -69,7 +69,7 @@ class MslSource {
   void Replace(size_t index, std::string text);
   void Blank(size_t first, size_t end);
 
-  /// The source without attributes, with what was replaced, and with `#line` for line markers.
+  /// The source without attributes, with the replacements, and with `#line` for line markers.
   /// Every newline is kept, so tokens stay on the lines where they were.
   std::string Print() const;
 

@@ -17,12 +17,12 @@ constexpr size_t kNone = MslSource::kNone;
 
 /// `alignas(16) threadgroup T a[4], b;` as indices of tokens.
 struct VariableList {
-  size_t first;                   // Of the statement: `alignas`, qualifiers or `threadgroup`.
+  size_t first;                   // Begin of the statement: `alignas`, qualifiers or `threadgroup`.
   size_t type;                    // Behind `threadgroup`.
   size_t type_end;                // The first declarator.
   std::vector<size_t> names;      // One a declarator.
   std::vector<size_t> name_ends;  // Behind each one's name and dimensions.
-  std::vector<size_t> ends;       // Of each declarator its `,` or `;`.
+  std::vector<size_t> ends;       // The `,` or `;` of each declarator.
 };
 
 bool IsQualifier(const MslSource& source, size_t index) {

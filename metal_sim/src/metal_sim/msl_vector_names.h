@@ -1,4 +1,4 @@
-// Which names of a source are types of vectors. Knows nothing of what is done with them.
+// Which names of a source are types of vectors. Knows nothing of their use.
 #pragma once
 
 #include <set>

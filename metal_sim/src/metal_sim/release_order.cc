@@ -11,7 +11,7 @@ constexpr uint32_t kBothFlags = kDevice | kThreadgroup;
 constexpr uint64_t kMostSimdgroups = 32;
 constexpr uint64_t kMostThreads = 1024;
 
-/// A key of Knowledge: what an epoch or count belongs to.
+/// A key of Knowledge: the owner of an epoch or count.
 enum class Owner : uint8_t { kGroup, kSimdgroup, kThread };
 
 uint64_t Key(Owner owner, MemoryKind kind, uint64_t number) {

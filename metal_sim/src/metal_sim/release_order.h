@@ -1,12 +1,12 @@
 // The order that atomic operations and fences make between threads, also of different threadgroups:
-// what a thread released is known to who acquired it. Must not know barriers' rules or addresses'
-// owners. Costs nothing until a kernel uses an order other than relaxed.
+// an acquire makes the accesses before the release known. Must not know the rules of barriers or
+// the owners of addresses. Costs nothing until a kernel uses an order other than relaxed.
 //
-// Every thread that took part keeps what it knows: "of threadgroup 3 all accesses before epoch 7,
-// of its simdgroup 1 all before epoch 2, of its thread 5 all before its release 1". A release
-// stores this, with the releasing thread's own epochs, at the atomic; an acquire that reads from
-// there merges it. A relaxed store ends what was stored, a relaxed read-modify-write keeps it, as
-// in the memory model of C++.
+// Every thread that took part keeps the epochs it knows: "of threadgroup 3 all accesses before
+// epoch 7, of its simdgroup 1 all before epoch 2, of its thread 5 all before its release 1". A
+// release stores this, with the releasing thread's own epochs, at the atomic; an acquire that reads
+// from there merges it. A relaxed store ends the release sequence, a relaxed read-modify-write
+// keeps it, as in the memory model of C++.
 #pragma once
 
 #include <array>
@@ -22,7 +22,8 @@
 
 namespace metal_sim {
 
-/// What orders need to know of a thread; `stamps` are its records-to-be, one per kind of memory.
+/// The state of a thread that orders depend on; `stamps` are its next records, one per kind of
+/// memory.
 struct OrderedThread {
   uint32_t group = 0;
   uint32_t index = 0;
@@ -34,9 +35,10 @@ class ReleaseOrder {
   /// Before an atomic operation at `address`; `order` and `scope` as in shim/abi.h.
   void Atomic(const OrderedThread& thread, uintptr_t address, bool read, bool write, int order);
   void Fence(const OrderedThread& thread, uint32_t flags, int order, int scope);
-  /// All of `threads` passed a barrier with these memory flags: each knows what any of them knew.
+  /// All of `threads` passed a barrier with these memory flags: each knows the epochs that any of
+  /// them knew.
   void Barrier(std::span<const OrderedThread> threads, uint32_t flags);
-  /// Memory in [begin, end) starts anew: what was released there is forgotten.
+  /// Forgets the releases in [begin, end), whose memory is used anew.
   void Forget(uintptr_t begin, uintptr_t end);
 
   /// Whether any order was made at all: callers ask before they call Barrier or Knows.
@@ -45,7 +47,8 @@ class ReleaseOrder {
   bool Knows(const CurrentAccess& now, const AccessRecord& earlier, uint32_t other_group) const;
 
  private:
-  /// Key: who (see the .cc). Value: everything of theirs below this epoch or count is known.
+  /// Key: an owner (see the .cc). Value: every access of the owner below this epoch or count is
+  /// known.
   using Knowledge = std::map<uint64_t, uint32_t>;
   struct Release {
     Knowledge knowledge;
@@ -56,8 +59,8 @@ class ReleaseOrder {
   using ReleaseSet = std::set<std::shared_ptr<const Release>>;
   struct ThreadState {
     Knowledge known;
-    std::shared_ptr<const Release> fenced;  ///< What relaxed stores publish since a fence.
-    ReleaseSet read;                        ///< What relaxed loads saw; a fence acquires it.
+    std::shared_ptr<const Release> fenced;  ///< Published by relaxed stores since a fence.
+    ReleaseSet read;                        ///< Seen by relaxed loads; a fence acquires it.
   };
 
   ThreadState& StateOf(const OrderedThread& thread);

@@ -1,9 +1,9 @@
-// Where threads wait for each other: when a barrier or a collective is complete, what is wrong with
-// the way the threads came to it, and what it orders. Must not know schedules or memory.
+// Barriers and collectives: detects when one is complete, reports divergence among the threads that
+// reached it, and orders their accesses. Must not know schedules or memory.
 //
-// A wait is settled when nobody who could still come can run: a simdgroup's when none of its lanes
-// is runnable, a threadgroup's when none of its threads is. So a launch goes on, with a finding,
-// where a GPU might hang; only threads that wait for each other's barriers end it.
+// A wait is settled when no thread that could still arrive can run: a simdgroup's when none of its
+// lanes is runnable, a threadgroup's when none of its threads is. So a launch goes on, with a
+// finding, where a GPU might hang; only threads that wait for each other's barriers end it.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class Rendezvous {
 
   enum class Outcome : uint8_t { kNothing, kReleased, kDeadlock };
   /// To be called when a thread of this simdgroup began to wait or ended, after the counts of
-  /// runnable threads were brought up to date. Releases who need not wait any longer.
+  /// runnable threads were brought up to date. Releases the threads whose wait is over.
   Outcome Settle(Threadgroup* group, uint32_t simdgroup);
 
  private:
@@ -42,7 +42,8 @@ class Rendezvous {
 
   void ReportMixedLanes(const Thread& first, const Thread& other);
   void ReportBarrier(const Thread& first, const void* other_site, const std::string& what);
-  /// Lets those threads of [begin, end) go on that wait in `state`; who knew of releases shares it.
+  /// Lets those threads of [begin, end) go on that wait in `state`; threads that know of releases
+  /// share them.
   void Leave(Threadgroup* group, uint32_t begin, uint32_t end, uint32_t flags, ThreadState state);
   static void Release(Thread* thread);
 

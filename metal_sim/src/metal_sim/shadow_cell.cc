@@ -20,7 +20,7 @@ bool Races(const AccessRecord& earlier, const CurrentAccess& now, const AccessOr
 }
 
 /// Whether a reader can be forgotten for `now`: it was before a barrier that `now` is behind, so
-/// who races with it and is not behind that barrier races with `now` as well.
+/// a thread that races with it and is not behind that barrier races with `now` as well.
 bool Superseded(const AccessRecord& reader, const CurrentAccess& now, const EpochTable& epochs) {
   if (!now.Knows(reader)) return true;
   return reader.group_epoch != now.record.group_epoch &&

@@ -8,7 +8,7 @@
 //     them: their group epochs differ;
 //   - both are of one simdgroup and a simdgroup_barrier that names this memory lies between them:
 //     their simd epochs differ (lanes are not in lockstep: without a barrier they race);
-//   - the later thread acquired what the earlier one released (release_order.h).
+//   - the later thread acquired a release of the earlier one (release_order.h).
 // The epochs count barriers, not time, so the same race is found with every schedule:
 //
 //     thread 0                        thread 40
@@ -49,12 +49,12 @@ struct ShadowCell {
 struct Conflict {
   enum class What : uint8_t { kNone, kRace, kUninitialised };
   What what = What::kNone;
-  size_t byte = 0;           ///< Of the access.
+  size_t byte = 0;           ///< Offset of the access.
   AccessRecord other;        ///< With kRace: the earlier access.
   bool other_wrote = false;  ///< With kRace.
 };
 
-/// Knows which accesses are ordered, and holds what that is decided by.
+/// Decides which accesses are ordered, and holds the state that this depends on.
 struct AccessOrder {
   EpochTable epochs;
   ReleaseOrder releases;
@@ -67,7 +67,7 @@ struct AccessOrder {
 struct AccessUse {
   bool reads = false;
   bool writes = false;
-  bool initialised = false;  ///< Bytes that nobody wrote may be read.
+  bool initialised = false;  ///< Bytes that were never written may be read.
 };
 
 /// The cells of a stretch of memory. Nothing is ever cleared: records of epochs before
@@ -112,7 +112,7 @@ class ShadowMemory {
     return cells + kPlanes[offset % kBlock] * starts_.size() + offset / kBlock;
   }
   /// Whether an earlier access is of no interest to the current one, both plain: of the same
-  /// thread, or nobody's, or, in threadgroup memory, before a barrier.
+  /// thread, or of no thread, or, in threadgroup memory, before a barrier.
   static bool IsHarmless(const AccessRecord& earlier, const CurrentAccess& now) {
     if (earlier.group_epoch == now.record.group_epoch) return earlier.thread == now.record.thread;
     return now.kind == MemoryKind::kThreadgroup || !now.Knows(earlier);

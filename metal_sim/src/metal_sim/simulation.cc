@@ -159,7 +159,6 @@ Report Simulation::Finish() {
 }
 
 // --- scheduling
-// -----------------------------------------------------------------------------------
 
 bool Simulation::FillPlaces() {
   bool any = false;
@@ -263,7 +262,6 @@ void Simulation::RunCollective(Thread& first, void* const* data, uint32_t lanes)
 }
 
 // --- on a fiber
-// -----------------------------------------------------------------------------------
 
 void Simulation::RunKernel() { current_->kernel_.run(); }
 
@@ -347,8 +345,7 @@ void Simulation::CountMatrixOperation(uint64_t multiply_adds) {
   counters_.multiply_adds += static_cast<int64_t>(multiply_adds);
 }
 
-// --- what a thread may ask
-// ------------------------------------------------------------------------
+// --- calls from a thread
 
 void* Simulation::Buffer(int index) const {
   const DeviceBuffer* buffer = memory_->device.Find(index);

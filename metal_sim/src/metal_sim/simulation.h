@@ -31,21 +31,21 @@ class Simulation {
   Status Prepare();
   /// Runs all threads, or until something ends the launch. Precondition: Prepare succeeded.
   void Run();
-  /// Copies the results to the caller's buffers and hands out what was found.
+  /// Copies the results to the caller's buffers and returns the report.
   Report Finish();
 
   /// The simulation whose fiber runs on this thread of the operating system, or null.
   static Simulation* Current() { return current_; }
 
-  // What Runtime asks, on behalf of the current thread.
+  // The functions of Runtime, on behalf of the current thread.
   void* Buffer(int index) const;
   void* ThreadgroupArgument(int index) const;
   void* ThreadgroupVariable(int id, size_t bytes, size_t alignment, const char* name);
   Triple Position(Source source) const;
   uint32_t Lane() const;
-  /// What the current thread waits with next, to be written field by field, which is faster than a
-  /// copy of it right after it was made; null where there is nobody to wait for: outside of a
-  /// thread, and in a collective, which stands for all its lanes.
+  /// The wait record of the current thread, for the caller to fill field by field, which is faster
+  /// than copying a fresh one; null where a wait makes no sense: outside of a thread, and in a
+  /// collective, which stands for all its lanes.
   Waiting* BeginToWait() {
     return thread_ == nullptr || fiber_ == &collective_fiber_ ? nullptr : &thread_->waiting;
   }
@@ -61,7 +61,7 @@ class Simulation {
     waiting->flags = flags;
     Wait(state);
   }
-  /// Of the calls of a kernel the one that counts for speed: several in a multiply-add.
+  /// The hot call of a kernel: several per multiply-add.
   void Access(const MemoryAccess& access) {
     if (thread_ == nullptr || access.bytes == 0) return;
     if (access.address - thread_->stack_bottom < memory_->stacks.usable_bytes()) return;
@@ -118,7 +118,7 @@ class Simulation {
   std::vector<Threadgroup> places_;
   std::vector<uint32_t> threadgroup_order_;  ///< Empty: in order.
   uint32_t next_threadgroup_ = 0;
-  std::vector<Thread*> turns_;  ///< Who runs in this round.
+  std::vector<Thread*> turns_;  ///< The threads that run in this round.
   bool over_ = false;
 
   Thread* thread_ = nullptr;  ///< The current one; null between turns.
@@ -131,15 +131,15 @@ class Simulation {
     uint32_t lanes;
   } collective_{};
 
-  /// Accesses until the thread that comes to it is interrupted. At random, this goes on from turn
-  /// to turn: who waits for a rare event need not begin anew.
+  /// Accesses until the thread that comes to it is interrupted. At random, the count
+  /// carries over from turn to turn, so that rare interruptions do occur.
   uint32_t countdown_ = 0;
   uint32_t countdown_start_ = 0;
   int64_t idle_accesses_ = 0;
   int64_t idle_steps_ = 0;
 
   inline static constinit thread_local Simulation* current_ = nullptr;
-  /// What the last simulation on this thread used: to map memory takes longer than most launches.
+  /// Memory of the last simulation on this thread, reused: mapping takes longer than most launches.
   inline static constinit thread_local std::unique_ptr<CheckedMemory> spare_memory_;
 };
 

@@ -1,5 +1,5 @@
 // The threadgroup memory of the resident threadgroups: an arena each, with red zones between the
-// variables. Must not know threads or what they access.
+// variables. Must not know threads or their accesses.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct ThreadgroupVariable {
 };
 
 /// The memory of one threadgroup at a time. It begins as bytes 0xff, NaN in every float format,
-/// so that who reads before writing gets results that cannot be mistaken.
+/// so that a read before a write yields an unmistakable result.
 class ThreadgroupArena {
  public:
   static constexpr size_t kBytes = size_t{1} << 20;

@@ -29,11 +29,11 @@ enum class ThreadState : uint8_t {
 };
 inline constexpr size_t kThreadStates = 5;
 
-/// What a thread that is not runnable waits with.
+/// The wait of a thread that is not runnable.
 struct Waiting {
   const void* site = nullptr;
-  uint32_t flags = 0;  ///< Of a barrier.
-  // Of a collective:
+  uint32_t flags = 0;  ///< The memory flags of a barrier.
+  // For a collective:
   void* data = nullptr;
   Collective function = nullptr;
   void* context = nullptr;
@@ -46,7 +46,7 @@ struct Thread {
   Threadgroup* group = nullptr;
   uint32_t index = 0;  ///< In its threadgroup.
   ThreadState state = ThreadState::kEnded;
-  /// What its next access is recorded as, per kind of memory.
+  /// The records that its next access leaves, per kind of memory.
   std::array<AccessRecord, kMemoryKinds> stamps;
   Waiting waiting;
   Triple position{};
@@ -72,7 +72,7 @@ struct Threadgroup {
   uint32_t thread_count = 0;
   uint32_t runnable = 0;
   uint32_t live = 0;         ///< Threads that have not ended; 0: the place is free.
-  uint32_t first_epoch = 1;  ///< Of its threadgroup memory.
+  uint32_t first_epoch = 1;  ///< The epoch that its threadgroup memory begins with.
   std::unique_ptr<Thread[]> threads;
   std::vector<Simdgroup> simdgroups;
   ThreadgroupArena* arena = nullptr;

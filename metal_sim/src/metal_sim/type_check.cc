@@ -65,7 +65,7 @@ std::string PlacedText(const Diagnostic& diagnostic, const std::string& shim) {
   return diagnostic.text;
 }
 
-/// Of `c ? F() : x` the compiler says that a T and a __private T do not match.
+/// For `c ? F() : x` the compiler reports that a T and a __private T do not match.
 bool IsPrivateTemporary(const Diagnostic& diagnostic) {
   if (diagnostic.text.find("incompatible operand types ('") == std::string::npos) return false;
   std::vector<std::string> types;
@@ -86,9 +86,10 @@ bool IsBfloatConversion(const Diagnostic& diagnostic) {
          text.find("__bf16") != std::string::npos && text.find("to 'half'") != std::string::npos;
 }
 
-/// The address space that OpenCL C++ gives to what names none: pointers, which are checked before,
-/// and the objects of member functions, also of the implicit ones that copy. In Metal an object may
-/// be copied out of constant memory, and a member function takes its own for the thread's.
+/// The address space that OpenCL C++ gives where none is named: to pointers, which are checked
+/// before, and to the objects of member functions, also of the implicit ones that copy. In Metal an
+/// object may be copied out of constant memory, and a member function takes its own for the
+/// thread's.
 bool IsGeneric(const Diagnostic& diagnostic) {
   return (diagnostic.text + diagnostic.notes).find("__generic") != std::string::npos;
 }

@@ -10,11 +10,11 @@
 
 namespace metal_sim {
 
-/// Compiles a source, and every kernel that it instantiates, without making code. Returns what is
-/// wrong, "file.metal:12:3: ..." each: pointers that cross address spaces or lack one, writes to
-/// constants, and other errors of types; empty if nothing is. What is copied by value between
-/// address spaces is not wrong. Errors: kIo (no such file), kUnsupported (no clang that is new
-/// enough), kInvalidArgument for what cannot be preprocessed or rewritten.
+/// Compiles a source, and every kernel that it instantiates, without making code. Returns the
+/// errors, "file.metal:12:3: ..." each: pointers that cross address spaces or lack one, writes to
+/// constants, and other errors of types; empty without any. A copy by value between address
+/// spaces is no error. Errors: kIo (no such file), kUnsupported (no clang that is new
+/// enough), kInvalidArgument for a source that cannot be preprocessed or rewritten.
 Result<std::vector<std::string>> TypeCheck(const std::filesystem::path& source,
                                            const CompileOptions& options);
 

@@ -1,5 +1,5 @@
-// What a compiled Metal kernel and the simulator know of each other. Kernels are shared libraries
-// of their own, instrumented; they see this header and the shim around it, never the simulator's
+// The interface between a compiled Metal kernel and the simulator. Kernels are shared libraries of
+// their own, instrumented; they see this header and the shim around it, never the simulator's
 // code. Everything they need comes through one table of functions, so nothing is exported to them.
 #pragma once
 
@@ -36,7 +36,7 @@ enum class Source : uint8_t {
 
 struct Argument {
   Source source;
-  int index;  ///< Of a buffer or of threadgroup memory.
+  int index;  ///< The index of a buffer or of threadgroup memory.
   const char* name;
 };
 
@@ -92,8 +92,8 @@ struct Runtime {
   /// atomic_thread_fence; `scope` as in MSL's thread_scope.
   void (*fence)(uint32_t flags, int order, int scope, const void* site);
   void (*count_matrix_operation)(uint64_t multiply_adds);
-  /// The kernel is about to do what this processor cannot: `what` in a few words. Ends the launch:
-  /// does not return to a kernel.
+  /// The kernel is about to do something that this processor cannot: `what` in a few words. Ends
+  /// the launch: does not return to a kernel.
   void (*fault)(const char* what, const void* site);
 };
 

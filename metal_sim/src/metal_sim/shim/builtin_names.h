@@ -13,7 +13,7 @@
 
 #define METAL_SIM_BUILTINS_3(X) X(fmax3) X(fmedian3) X(fmin3)
 
-/// Of the lanes of a simdgroup.
+/// Functions of the lanes of a simdgroup.
 #define METAL_SIM_SIMD_BUILTINS(X) \
   X(simd_broadcast) X(simd_max) X(simd_min) X(simd_prefix_exclusive_product) \
   X(simd_prefix_exclusive_sum) X(simd_prefix_inclusive_product) X(simd_prefix_inclusive_sum) \

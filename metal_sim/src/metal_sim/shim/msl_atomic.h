@@ -38,7 +38,7 @@ using metal::atomic_ulong;
 
 namespace metal_sim {
 
-/// Replaces *value by function(*value, operand) unless it cannot be told apart; returns what was.
+/// Replaces *value by function(*value, operand) unless it is unchanged; returns the old value.
 template <typename T, typename Function>
 METAL_SIM_INLINE T Exchange(volatile metal::atomic<T>* object, T operand, int order,
                             const void* site, Function function) {
@@ -118,7 +118,7 @@ METAL_SIM_ATOMIC(fetch_xor, std::is_integral_v<T>, a ^ b)
 METAL_SIM_ATOMIC(fetch_min, metal_sim::IntegerScalar<T>, b < a ? b : a)
 METAL_SIM_ATOMIC(fetch_max, metal_sim::IntegerScalar<T>, a < b ? b : a)
 
-// Of ulong only, and without a result.
+// For ulong only, and without a result.
 METAL_SIM_ATOMIC(min, (std::is_same_v<T, ulong>), b < a ? b : a)
 METAL_SIM_ATOMIC(max, (std::is_same_v<T, ulong>), a < b ? b : a)
 

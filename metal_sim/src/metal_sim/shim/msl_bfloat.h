@@ -3,8 +3,8 @@
 //
 // A class, because clang's own type mixes with half without a word and cannot be cast to it. Like
 // in Metal, operators with float yield float, those with integers bfloat, those with half do not
-// compile, and it becomes a float or an integer without a cast. What a class cannot do: be one side
-// of ?: whose other side is a float.
+// compile, and it becomes a float or an integer without a cast. A class cannot be one side of ?:
+// whose other side is a float.
 #pragma once
 
 #include <concepts>
@@ -35,7 +35,7 @@ METAL_SIM_INLINE constexpr float RoundedToOdd(T value) {
   if constexpr (sizeof(T) >= 4 && !std::is_same_v<T, float>) {
     using Exact = std::conditional_t<std::is_integral_v<T>, __int128, T>;
     const uint32_t bits = __builtin_bit_cast(uint32_t, nearest);
-    // Infinity and NaN stay what they are.
+    // Infinity and NaN stay unchanged.
     if ((bits & 0x7f800000u) == 0x7f800000u) return nearest;
     const auto exact = static_cast<Exact>(value);
     const auto back = static_cast<Exact>(nearest);
@@ -55,7 +55,7 @@ struct bfloat {
   METAL_SIM_INLINE constexpr explicit(std::is_same_v<T, half>) bfloat(T value)
       : bits_(metal_sim::BfloatBits(metal_sim::RoundedToOdd(value))) {}
 
-  /// From what becomes a number by a conversion of its own.
+  /// From a class that converts to a number.
   template <typename T>
   requires(std::is_class_v<T>&& std::is_convertible_v<const T&, float>) METAL_SIM_INLINE
       constexpr explicit bfloat(const T& value)

@@ -1,5 +1,5 @@
 // Apple's built-in functions behind the standard library, by the names that MLX calls: it adds
-// overloads for bfloat of its own that way. Not documented; these do what MLX relies on.
+// overloads for bfloat of its own that way. Not documented; these behave as MLX relies on.
 #pragma once
 
 #include "metal_sim/shim/builtin_names.h"
@@ -11,7 +11,7 @@ namespace metal_sim {
 /// The last operand of mathematical built-ins. The simulator's functions are as precise either way.
 enum class MathMode { kPrecise, kFast };
 
-/// Of the bits of a number.
+/// SIMD reduction of the bits of a number.
 template <typename T>
 METAL_SIM_INLINE T SimdXor(T x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -60,7 +60,7 @@ METAL_SIM_INLINE float __metal_ldexp(float x, int exponent, ::metal_sim::MathMod
 }
 METAL_SIM_INLINE float __metal_nextafter(float x, float y) { return ::metal::nextafter(x, y); }
 
-// Of the lanes of a simdgroup. Macros: the place that a finding names is the call's.
+// Functions of the lanes of a simdgroup. Macros, so that a finding names the place of the call.
 #define __metal_simd_broadcast(...) (::metal::simd_broadcast(__VA_ARGS__))
 #define __metal_simd_max(...) (::metal::simd_max(__VA_ARGS__))
 #define __metal_simd_min(...) (::metal::simd_min(__VA_ARGS__))

@@ -117,7 +117,7 @@ METAL_SIM_ELEMENTWISE(madhi, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) {
   return static_cast<T>(metal_sim::MultiplyHigh(x, y) + z);
 });
 METAL_SIM_ELEMENTWISE(madsat, 3, []<metal_sim::IntegerScalar T>(T x, T y, T z) {
-  // A product of two ulong may exceed what Saturated takes; it has saturated long before.
+  // A product of two ulong may exceed the range of Saturated; it has saturated long before.
   if constexpr (std::is_same_v<T, ulong>) {
     if (metal_sim::MultiplyHigh(x, y) != 0) return ~T(0);
   }

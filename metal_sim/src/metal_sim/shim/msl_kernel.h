@@ -115,8 +115,8 @@ METAL_SIM_INLINE void InvokeWith(void (*function)(Parameters...), const Argument
   function(Fetch<Parameters>::Get(arguments[kIndices])...);
 }
 
-/// Calls `function` as the current thread with what the simulator holds for each parameter.
-/// `arguments` has one entry per parameter.
+/// Calls `function` as the current thread with the value that the simulator holds for each
+/// parameter. `arguments` has one entry per parameter.
 template <typename... Parameters>
 METAL_SIM_INLINE void Invoke(void (*function)(Parameters...), const Argument* arguments) {
   InvokeWith(function, arguments, std::index_sequence_for<Parameters...>());

@@ -59,8 +59,8 @@ inline constexpr uint kSmallestNormal = std::is_same_v<T, half>     ? 0x0400u
                                         : std::is_same_v<T, bfloat> ? 0x0080u
                                                                     : 0x00800000u;
 
-/// a * b + c with one rounding. Doubles hold every product; what their sum loses is kept in its
-/// last bit (rounding to odd), so the second rounding decides as the first would have.
+/// a * b + c with one rounding. Doubles hold every product; the part that their sum loses is kept
+/// in its last bit (rounding to odd), so the second rounding decides as the first would have.
 template <FloatScalar T>
 METAL_SIM_INLINE constexpr T FusedMultiplyAdd(T a, T b, T c) {
   if constexpr (std::is_same_v<T, float>) {
@@ -389,8 +389,8 @@ METAL_SIM_INLINE constexpr auto refract(const A& incident, const B& normal,
 
 }  // namespace functions
 
-// The simulator computes every variant precisely. Name by name: what a program adds to one of the
-// namespaces would hide those of a using-directive.
+// The simulator computes every variant precisely. Name by name: a function that a program adds to
+// one of the namespaces would hide those of a using-directive.
 #define METAL_SIM_USE_FUNCTIONS                                                                    \
   using functions::abs, functions::acos, functions::acosh, functions::all, functions::any,         \
       functions::asin, functions::asinh, functions::atan, functions::atan2, functions::atanh,      \

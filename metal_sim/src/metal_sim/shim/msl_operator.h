@@ -18,7 +18,7 @@
 
 namespace metal_sim {
 
-/// What `auto` makes of an operand.
+/// The value that `auto` deduces from an operand.
 template <typename T>
 METAL_SIM_INLINE constexpr auto ValueOf(T&& operand) {
   using Plain = std::remove_cvref_t<T>;
@@ -58,7 +58,7 @@ struct RightOperand {
   T value;
 };
 
-/// What the objects have in common: `object = b`, for compound assignments.
+/// The common part of the objects: `object = b`, for compound assignments.
 struct Marker {
   template <typename B>
   METAL_SIM_INLINE constexpr auto operator=(B&& right) const {

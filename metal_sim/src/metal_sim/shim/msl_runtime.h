@@ -7,8 +7,8 @@
 /// Operations of types: part of the kernel that uses them, checked like the kernel's own code.
 #define METAL_SIM_INLINE inline __attribute__((always_inline))
 
-/// Functions that touch what no kernel sees. They are never inlined: inside of a kernel they would
-/// be instrumented with it.
+/// Functions that touch memory of the simulator. They are never inlined: inside of a kernel they
+/// would be instrumented with it.
 #define METAL_SIM_UNINSTRUMENTED \
   __attribute__((noinline, disable_sanitizer_instrumentation, visibility("hidden")))
 

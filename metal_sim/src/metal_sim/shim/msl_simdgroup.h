@@ -15,7 +15,7 @@ namespace metal_sim {
 inline constexpr int kSimdgroupLanes = 32;
 inline constexpr int kQuadgroupLanes = 4;
 
-/// What a lane publishes: its operand, and room for its result.
+/// The data that a lane publishes: its operand, and room for its result.
 template <typename In, typename Out>
 struct Published {
   In operand;
@@ -41,7 +41,7 @@ class Lanes {
   uint active_;
 };
 
-/// A function and no lambda: what turns a lambda into a pointer would be instrumented.
+/// A function and no lambda: the conversion of a lambda to a pointer would be instrumented.
 template <typename Function, typename Out, typename In>
 METAL_SIM_UNINSTRUMENTED void RunForLanes(void* const* data, uint32_t active, void*) {
   Function::Run(Lanes<In, Out>(data, active));
@@ -195,7 +195,7 @@ struct FillOperand {
   int modulo;
 };
 
-/// Shuffles within groups of `modulo` lanes; what comes from beyond a group is the filling data at
+/// Shuffles within groups of `modulo` lanes; lanes from beyond a group take the filling data at
 /// the other end of it.
 template <typename Rule, int kWidth>
 struct ShuffleAndFill {
@@ -229,7 +229,7 @@ struct BroadcastFirst {
 };
 
 struct Ballot {
-  /// What every lane learns: who is active and who of them votes for.
+  /// The result for every lane: the active lanes, and those of them that vote for.
   struct Votes {
     uint active;
     uint votes;

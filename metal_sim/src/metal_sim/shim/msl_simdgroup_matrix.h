@@ -1,7 +1,7 @@
 // simdgroup_matrix<T, 8, 8>: matrices that the 32 lanes of a simdgroup hold together, two elements
 // each, and the functions that load, store and multiply them.
 //
-// Which lane holds what is Apple's observed, undocumented order:
+// The lanes hold the elements in Apple's observed, undocumented order:
 //
 //   row = (lane & 16) / 4 + (lane / 2) % 4, columns (lane & 8) / 2 + (lane % 2) * 2 and the next
 //

@@ -2,7 +2,7 @@
 // two to four, read and written, all generated from the letters. Knows nothing of arithmetic.
 //
 // A name like `xy` is a Swizzle that lies over the elements of its vector (a union), converts to
-// the vector of what it names, and writes nothing else when it is assigned to. Operators and
+// the vector of the named elements, and writes nothing else when it is assigned to. Operators and
 // functions take it like a vector (Operand in msl_vector.h); a template of a kernel that deduces
 // vec<T, N> needs a conversion: float2(v.xy).
 #pragma once
@@ -104,9 +104,9 @@ struct Swizzle {
   METAL_SIM_THIRD_##N(METAL_SIM_NAMES_3, N, __VA_ARGS__)
 #define METAL_SIM_NAMES_1(N, ...) METAL_SIM_SECOND_##N(METAL_SIM_NAMES_2, N, __VA_ARGS__)
 
-/// What a vector of N holds: its elements, their names, and copies of the elements alone. Vectors
-/// of two and four are copied at once, as one access; a vector of three must not touch what lies
-/// behind it.
+/// The content of a vector of N: its elements, their names, and copies of the elements alone.
+/// Vectors of two and four are copied at once, as one access; a vector of three must not touch the
+/// bytes behind it.
 #define METAL_SIM_COMPONENTS(N, LETTERS, COLORS)                                      \
   template <typename T>                                                               \
   struct Components<T, N> {                                                           \

@@ -1,5 +1,5 @@
-// metal_type_traits, metal_limits and metal_array: what Metal takes from C++ under its own name,
-// corrected where C++ does not know half and bfloat; the constants that are macros in Metal.
+// metal_type_traits, metal_limits and metal_array: the parts of C++ that Metal takes under its own
+// name, corrected where C++ does not know half and bfloat; the constants that are macros in Metal.
 #pragma once
 
 #include <limits>

@@ -44,7 +44,7 @@ inline constexpr int kCount = Shape<T>::kCount;
 template <typename T>
 concept Vector = Shape<T>::kIsVector;
 
-/// What operators and functions of elements take.
+/// An operand of operators and functions of elements.
 template <typename T>
 concept Operand = Scalar<T> || Vector<T>;
 

@@ -125,7 +125,7 @@ bool all(T condition);
 template <typename T>
 bool any(T condition);
 
-// What is computed of single elements; that of vectors, element by element, is not declared.
+// Functions of single elements; those of vectors, element by element, are not declared.
 bool isnan(float value);
 bool isinf(float value);
 bool isfinite(float value);

@@ -1,4 +1,4 @@
-// Part of type_check.h: what the lanes of a simdgroup do together, and their matrices.
+// Part of type_check.h: the collective functions of a simdgroup, and its matrices.
 #pragma once
 
 #include "metal_sim/shim/type_check_library.h"

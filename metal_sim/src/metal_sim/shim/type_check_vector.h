@@ -1,4 +1,4 @@
-// Part of type_check.h: vectors, the traits of types, and what rewritten sources call.
+// Part of type_check.h: vectors, the traits of types, and the helpers of rewritten sources.
 #pragma once
 
 namespace metal_sim_program::metal {
