@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "base/macros.h"
@@ -9,9 +10,19 @@
 #include "marlin/weights.h"
 
 namespace marlin {
+namespace {
+
+/// Loads an element of a tensor that may be misaligned, as those of files may.
+template <typename T>
+T LoadAs(const void* data, int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(data) + index * int64_t{sizeof(T)}, sizeof(T));
+  return value;
+}
+
+}  // namespace
 
 int64_t FindNonFinite(const TensorView& view) {
-  constexpr uint32_t kF32Exponent = 0x7f800000u;
   const int64_t count = view.ElementCount();
   const auto find = [count](auto is_bad) {
     // Without an early exit the inner loop vectorizes, and it almost never finds anything.
@@ -26,18 +37,21 @@ int64_t FindNonFinite(const TensorView& view) {
     }
     return int64_t{-1};
   };
+  const auto find_exponent = [&find, data = view.data()](auto exponent) {
+    using T = decltype(exponent);
+    return find([=](int64_t i) { return (LoadAs<T>(data, i) & exponent) == exponent; });
+  };
   switch (view.dtype()) {
     case DType::kF16:
-      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7c00u) == 0x7c00u; });
+      return find_exponent(uint16_t{0x7c00});
     case DType::kBf16:
-      return find([p = view.As<uint16_t>()](int64_t i) { return (p[i] & 0x7f80u) == 0x7f80u; });
+      return find_exponent(uint16_t{0x7f80});
     case DType::kF8E4M3:
-      return find([p = view.As<uint8_t>()](int64_t i) { return (p[i] & 0x7fu) == 0x7fu; });
+      return find_exponent(uint8_t{0x7f});
     case DType::kF8E8M0:
-      return find([p = view.As<uint8_t>()](int64_t i) { return p[i] == 0xffu; });
+      return find_exponent(uint8_t{0xff});
     default:
-      return find(
-          [p = view.As<uint32_t>()](int64_t i) { return (p[i] & kF32Exponent) == kF32Exponent; });
+      return find_exponent(uint32_t{0x7f800000});
   }
 }
 

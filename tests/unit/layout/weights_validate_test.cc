@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layout/weights_buffer.h"
+#include "layout/weights_shapes.h"
 #include "marlin/weights.h"
 
 namespace marlin {
@@ -132,6 +134,19 @@ TEST(Validate, RefusesCodesThatMeanNanOrInfinity) {
     ExpectError(buffer.weights, Code::kMalformedFile,
                 "codes: code " + std::to_string(code) + " of " + std::string(FormatName(format)) +
                     " at [1, 23, 2] means NaN or Inf");
+  }
+}
+
+// A tensor of a file may begin at any byte. UBSan sees loads that need alignment.
+TEST(FindNonFinite, ReadsMisalignedTensors) {
+  for (const auto& [dtype, inf] :
+       {std::pair{DType::kF16, 0x7c00U}, {DType::kBf16, 0x7f80U}, {DType::kF32, 0x7f800000U}}) {
+    std::vector<unsigned char> bytes(1 + 40 * 4);
+    const TensorView view(bytes.data() + 1, dtype, {40});
+    EXPECT_EQ(FindNonFinite(view), -1) << DTypeName(dtype);
+    const auto size = static_cast<size_t>(DTypeBytes(dtype));
+    std::memcpy(bytes.data() + 1 + 33 * size, &inf, size);
+    EXPECT_EQ(FindNonFinite(view), 33) << DTypeName(dtype);
   }
 }
 
