@@ -64,7 +64,7 @@ class Programs {
     return Status();
   }
 
-  /// A program that nobody else uses until it is given back.
+  /// A program for the caller alone, until it is given back.
   Result<std::unique_ptr<MetalProgram>> Take(std::string_view source) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -87,7 +87,7 @@ class Programs {
  private:
   metal_sim::CompileOptions options_;
   fs::path root_;
-  fs::path folder_;  ///< Temporary; empty where the sources are somebody else's.
+  fs::path folder_;  ///< Temporary; empty where MARLIN_METAL_SIM_SOURCES names the sources.
   std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };

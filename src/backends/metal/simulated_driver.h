@@ -11,7 +11,7 @@
 
 namespace marlin::metal {
 
-/// What a launch did.
+/// A launch and its counters.
 struct SimulatedLaunch {
   std::string function;
   metal_sim::Counters counters;
@@ -20,7 +20,7 @@ struct SimulatedLaunch {
 /// Environment: MARLIN_METAL_SIM_SEED draws the order of threads, with MARLIN_METAL_SIM_PREEMPTION
 /// interrupting them at accesses with that probability; MARLIN_METAL_SIM_FAST_MATH=1 compiles as
 /// Metal does by default. MARLIN_METAL_SIM_SOURCES names a folder (a copy of src/) to take the
-/// kernels from instead of those that were built in. What the simulator objects to is an error of
+/// kernels from instead of those that were built in. A finding of the simulator is an error of
 /// Run. `record`, which must outlive the driver, gets every launch; then only one thread may call.
 /// Errors: kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr);
