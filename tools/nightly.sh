@@ -142,7 +142,7 @@ run_aarch64() {
     --toolchain cmake/aarch64-linux-gnu.cmake \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" || return 1
   cmake --build build-aarch64 || return 1
-  run_ctest build-aarch64 -R '^(unit|property|conformance)' --timeout 3600
+  run_ctest build-aarch64 -R '^(unit|metal_sim|property|conformance)' --timeout 3600
 }
 
 # --- the record ---------------------------------------------------------------------------------
