@@ -192,7 +192,7 @@ TEST_F(AppleDriver, SaysWhyAKernelDoesNotCompile) {
   TheBehaviour() = {};
   TheBehaviour().most_threads = 16;
   EXPECT_EQ(OpenError().code(), Code::kUnsupported);
-  EXPECT_THAT(OpenError().message(), HasSubstr("32 threads of a threadgroup, this GPU takes 16"));
+  EXPECT_THAT(OpenError().message(), HasSubstr("32 threads per threadgroup, this GPU takes 16"));
   TheBehaviour() = {};
   TheBehaviour().simdgroup_threads = 64;
   EXPECT_EQ(OpenError().code(), Code::kUnsupported);
@@ -265,7 +265,7 @@ TEST_F(AppleDriver, MemoryRunsOut) {
   TheBehaviour().largest_buffer = 1000;
   Result<void*> data = driver_->Allocate(1001);
   EXPECT_EQ(data.status().code(), Code::kOutOfMemory);
-  EXPECT_THAT(data.status().message(), HasSubstr("1001 bytes at once, this GPU takes 1000"));
+  EXPECT_THAT(data.status().message(), HasSubstr("a buffer of 1001 bytes, this GPU takes 1000"));
   TheBehaviour().largest_buffer = 1 << 20;
   TheBehaviour().buffers_until_full = 0;
   EXPECT_EQ(driver_->Allocate(1000).status().code(), Code::kOutOfMemory);

@@ -1,12 +1,12 @@
 // Exponentials and activation functions, as plain loops that the compiler vectorises. Included
 // after a simd_*.h inside its namespace.
 
-/// e^x to about 2 ulp: x = (n + r) ln 2 with |r| <= 1/2, a polynomial for e^(r ln 2), n into the
-/// exponent. Plain arithmetic without branches, which the compiler vectorises.
+/// e^x to about 2 ulp: x = (n + r) ln 2 with |r| <= 1/2, a polynomial for e^(r ln 2), 2^n through
+/// the exponent bits. Branch-free, so that the compiler vectorises it.
 MARLIN_SIMD_INLINE float Exp(float x) {
   constexpr float kLog2E = 1.44269504f;
-  // Beyond these the result is Inf or 0 in fp32; the clamp keeps n in range. NaN becomes the bound
-  // here and is restored by the caller's arithmetic on x itself.
+  // Beyond the bounds the result is Inf or 0 in fp32; the clamp keeps n in range. It turns NaN into
+  // a bound; the callers multiply by x itself, which restores the NaN.
   float clamped = x < 89.0f ? x : 89.0f;
   clamped = clamped > -104.0f ? clamped : -104.0f;
   const float n = __builtin_nearbyintf(clamped * kLog2E);
@@ -19,7 +19,8 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // Two steps, because 2^n alone leaves the range for the largest and the subnormal results.
+  // Two factors, because 2^n alone would overflow or underflow for the largest and the subnormal
+  // results.
   const int32_t whole = static_cast<int32_t>(n);
   const int32_t half = whole >> 1;
   const auto power = [](int32_t exponent) {
@@ -31,8 +32,8 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   return p * power(half) * power(whole - half);
 }
 
-/// x times the logistic function of y: the core of SiLU (y = x) and of GELU-tanh. The exponential
-/// is of -|y|, so nothing overflows and far tails keep their digits.
+/// x * sigmoid(y): the core of SiLU (y = x) and GELU-tanh. Takes the exponential of -|y|, so that
+/// nothing overflows and the tails keep their precision.
 MARLIN_SIMD_INLINE float TimesSigmoid(float x, float y) {
   const float e = Exp(y < 0.0f ? y : -y);
   return (y < 0.0f ? x * e : x) / (1.0f + e);
@@ -43,7 +44,7 @@ static void Activate(Activation activation, float* v, int64_t count) {
     case Activation::kNone:
       return;
     case Activation::kRelu:
-      // A NaN stays: the comparison with it is false.
+      // NaN propagates: the comparison is false.
       for (int64_t i = 0; i < count; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
       return;
     case Activation::kSilu:

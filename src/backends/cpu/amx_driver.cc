@@ -1,4 +1,4 @@
-// The host side of the AMX product: activation tiles, strips of columns, epilogue.
+// The driver of the AMX GEMM: packs activation tiles, schedules tasks over columns, epilogue.
 #include <algorithm>
 
 #include "backends/cpu/amx_kernel.h"
@@ -8,14 +8,15 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of activations handled at once: their tiles of one k block (256 KiB) stay in L2 beside the
-/// sums of a task.
+/// Rows of an MC block: their packed tiles of one KC block (256 KiB) stay in L2 beside the
+/// accumulators of a task.
 constexpr int64_t kRowsPerPass = 512;
-/// Blocks of 16 columns in a task, at most: 32 x 512 rows of fp32 sums are 1 MiB of L2.
+/// Maximum 16-column blocks per task: 32 blocks x 512 rows of fp32 accumulators are 1 MiB of L2.
 constexpr int64_t kMaxBlocksPerTask = 32;
 
-/// Few rows: four long runs for every worker, as in the exact driver. Many: as large as fits,
-/// because a task reads all activations, and the fewest rounds in which all workers are busy.
+/// Small M: four long runs per worker, as in the exact driver. Large M: as many blocks as fit,
+/// because every task reads all activations, evened out over the fewest waves of tasks that keep
+/// all workers busy.
 int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
   const int64_t columns = desc.gated ? desc.n / 2 : desc.n;
   const int64_t limit = desc.gated ? kMaxBlocksPerTask / 2 : kMaxBlocksPerTask;
@@ -42,10 +43,10 @@ bool NeedsLowPart(const GemmDesc& desc) {
 
 struct AmxLayout {
   GemmWorkspace base;
-  int64_t tile_bytes = 0;  ///< Of all activations of a pass, high or low.
+  int64_t tile_bytes = 0;  ///< All activation tiles of an MC block: one bf16 term, high or low.
   int64_t sums_bytes = 0;
   int64_t blocks_per_task = 0;
-  int64_t strips = 0;  ///< At most, of a task.
+  int64_t strips = 0;  ///< Maximum strips (pairs of blocks) per task.
 };
 
 AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
@@ -53,7 +54,7 @@ AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
   const int64_t m_tiles = CeilDivide(std::min(desc.m, kRowsPerPass), amx::kTileM);
   const int64_t padded_k = RoundUp(desc.k, amx::kMaxPanelK);
   layout.blocks_per_task = BlocksPerTask(desc, workers);
-  // Each half of a gated task may start inside a block and end inside another.
+  // GLU: each half of a task may start inside one block and end inside another.
   const int64_t blocks = (layout.blocks_per_task + 1) * (desc.gated ? 2 : 1);
   layout.strips = CeilDivide(blocks, 2);
   layout.tile_bytes = m_tiles * amx::kTileM * padded_k * 2;
@@ -67,8 +68,8 @@ AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
   return layout;
 }
 
-/// The panel blocks of a task's columns: those of the gate half, then those of the up half, an odd
-/// count filled up with the last one.
+/// The panel blocks of a task's columns: those of the gate half, then those of the up half. An odd
+/// count is padded by repeating the last one.
 struct TaskBlocks {
   int64_t blocks[2 * (kMaxBlocksPerTask + 2)];
   int64_t count = 0;
@@ -91,7 +92,7 @@ struct TaskBlocks {
   }
 };
 
-/// Everything that the tasks of one pass over rows share.
+/// State shared by the tasks of one MC block.
 struct AmxPass {
   const GemmCall& call;
   const AmxLayout& layout;
@@ -172,7 +173,7 @@ void RunAmx(const GemmCall& call, ThreadPool& pool) {
   }
 }
 #else
-// Never planned: the level does not exist here.
+// Never planned: this architecture has no AMX level.
 int64_t AmxWorkspaceBytes(const GemmDesc& /*desc*/, int /*workers*/) { return 0; }
 void RunAmx(const GemmCall& /*call*/, ThreadPool& /*pool*/) {}
 #endif

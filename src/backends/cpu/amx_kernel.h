@@ -1,8 +1,8 @@
-// The bf16 product on AMX tiles.
+// The bf16 GEMM on AMX tiles.
 //
 // Weights are the A tiles (one output column n per tile row, 32 k), activations the B tiles (pairs
-// of k, 16 rows m), so that a group's scale, zero and codebook fold into one look-up per 32
-// weights:
+// of k, 16 rows m), so that a group's scale, zero point and codebook fold into one table lookup per
+// 32 weights:
 //
 //        32 k                16 m                       16 m
 //   n  +------+        k/2 +------+                n  +------+
@@ -10,7 +10,8 @@
 //   16 |  A1  |            +------+                16 |C2 C3 |  two blocks of n by two of m
 //      +------+                                       +------+
 //
-// A panel of weights (2 blocks x kMaxPanelK) is decoded to L1 and multiplied with all rows.
+// A panel of weights (a strip of 2 blocks x a KC block of kMaxPanelK) is decoded to L1 and
+// multiplied with all rows.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +21,16 @@
 
 namespace marlin::cpu::amx {
 
-/// k per decoded panel: 2 blocks x 256 k x 2 bytes = 16 KiB stay in L1 beside the B tiles.
+/// KC: k per decoded panel. 2 blocks x 256 k x 2 bytes = 16 KiB stay in L1 beside the B tiles.
 inline constexpr int64_t kMaxPanelK = 256;
 inline constexpr int64_t kPanelBytes = 2 * kBlockRows * kMaxPanelK * 2;
 inline constexpr int64_t kTileM = 16;
 inline constexpr int64_t kTileBytes = 1024;
-/// A panel, aligned to 64 bytes.
+/// Per-worker scratch: a panel, aligned to 64 bytes.
 inline constexpr int64_t kScratchBytes = kPanelBytes;
 
-/// All eight tiles are 16 rows of 64 bytes. In read-only memory as a whole: g++ 12 drops stores to
-/// a configuration on the stack, because its intrinsic names only the first eight bytes as input.
+/// All eight tiles are 16 rows of 64 bytes. Kept in read-only memory: g++ 12 drops stores to a
+/// configuration on the stack, because its intrinsic declares only the first eight bytes as input.
 struct alignas(64) TileConfiguration {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -39,16 +40,16 @@ struct alignas(64) TileConfiguration {
 };
 inline constexpr TileConfiguration kTiles;
 
-/// Activations as B tiles [k / 256][m tile][8 steps of 32 k][16 pairs][16 m][2] of bf16, and what
-/// is left of each after rounding, or null when nothing is wanted of it. A k block of all m tiles
-/// is one run: m tiles that lie k apart, often a power of two, would fight for the same sets of L2.
+/// Activations packed as bf16 B tiles [k / 256][m tile][8 steps of 32 k][16 pairs][16 m][2]: the
+/// rounded values (`high`) and their rounding errors (`low`, or null if not needed). A KC block of
+/// all m tiles is contiguous: m tiles k apart, often a power of two, would conflict in L2 sets.
 struct ActivationTiles {
   const uint16_t* high;
   const uint16_t* low;
   int64_t m_tiles;
 };
 
-/// Rows of activations for one m tile: at most 16, a_stride elements apart.
+/// Source rows of one m tile: at most 16, a_stride elements apart.
 struct TileSource {
   const void* a;
   DType type;
@@ -57,16 +58,16 @@ struct TileSource {
   int64_t k;
 };
 
-/// Elements from one k block of an m tile to the next.
+/// Elements from one KC block to the next.
 constexpr int64_t KBlockStride(int64_t m_tiles) { return m_tiles * kTileM * kMaxPanelK; }
 
-/// Packs m tile number `tile` of m_tiles; `low` may be null. Missing rows are zero, k is padded
-/// with zeros to a multiple of 256.
+/// Packs m tile `tile` of m_tiles; `low` may be null. Missing rows are zero; k is zero-padded to a
+/// multiple of 256.
 void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t* high,
                uint16_t* low);
 
-/// sums[s][m tile][2][16 n][16 m] = products of the strips s = pairs of blocks. `blocks` holds
-/// 2 * strips block numbers.
+/// sums[s][m tile][2][16 n][16 m] = strip s of W^T times the activations. A strip is a pair of
+/// blocks; `blocks` holds 2 * strips block indices.
 struct StripJob {
   const PanelView* weights;
   const int64_t* blocks;

@@ -1,12 +1,12 @@
-// Attention of one segment of bf16 keys and values on AMX tiles, 16 queries at a time.
+// Attention over one segment of bf16 keys and values on AMX tiles, 16 queries at a time.
 //
-//   scores^T[16 keys][16 queries]   = keys as they lie (A) x queries^T in pairs of features (B)
-//   weights^T = e^(scores^T - max)    lanes are queries: no lane is ever added to another
+//   scores^T[16 keys][16 queries]   = keys in place (A) x queries^T in pairs of features (B)
+//   weights^T = e^(scores^T - max)    lanes are queries: no horizontal reductions
 //   out[16 queries][16 features]    = weights, transposed (A) x values in pairs of keys (B)
 //
-// Queries and weights are two bf16 terms each, so that their products are good to 2^-16; keys and
-// values are bf16 already. Tile sums are fp32. Scratch, for 128 features: queries 16 KiB, scores
-// 32 KiB, weights 16 KiB, values 64 KiB.
+// Queries and weights are split into two bf16 terms each, so that their products are accurate to
+// 2^-16; keys and values are bf16 already. Tiles accumulate in fp32. Scratch, for 128 features:
+// queries 16 KiB, scores 32 KiB, weights 16 KiB, values 64 KiB.
 #include <immintrin.h>
 
 #include "backends/cpu/amx_kernel.h"
@@ -21,9 +21,9 @@ using namespace avx512;  // NOLINT(google-build-using-namespace): its names are 
 
 namespace {
 
-constexpr int64_t kQueries = 16;        ///< Of a tile.
-constexpr int64_t kTileElements = 512;  ///< bf16 of an A or B tile.
-constexpr int64_t kStepKeys = 32;       ///< Keys of an A tile of weights.
+constexpr int64_t kQueries = 16;        ///< Queries per tile.
+constexpr int64_t kTileElements = 512;  ///< bf16 elements of an A or B tile.
+constexpr int64_t kStepKeys = 32;       ///< Keys per A tile of weights.
 constexpr int64_t kSteps = kSegment / kStepKeys;
 
 constexpr int64_t PackedDepth(int64_t depth) {
@@ -54,8 +54,8 @@ struct Scratch {
   }
 
   uint16_t* last_keys;    ///< [16][depth]: keys of an incomplete tile.
-  float* scores;          ///< [keys][16 queries], later weights.
-  float* scores_low;      ///< [keys][16 queries]: the low terms' part.
+  float* scores;          ///< [keys][16 queries], overwritten with weights.
+  float* scores_low;      ///< [keys][16 queries]: contribution of the queries' low terms.
   uint16_t* weight_high;  ///< A tiles [keys / 32]
   uint16_t* weight_low;
   float* tiles;      ///< Four C tiles.
@@ -69,8 +69,8 @@ struct Segment {
   const KeyRows& values;
   float scale;
   Scratch scratch;
-  int64_t steps;  ///< Of 32 keys, the last one maybe incomplete.
-  bool finite;    ///< Whether all values are; the others are packed as 0.
+  int64_t steps;  ///< Steps of 32 keys; the last may be incomplete.
+  bool finite;    ///< Whether all values are finite; non-finite ones are packed as 0.
 
   const uint16_t* Key(int64_t key) const {
     return static_cast<const uint16_t*>(keys.data) + key * keys.stride;
@@ -91,7 +91,7 @@ void CopyLastKeys(const Segment& s) {
   }
 }
 
-/// Sixteen keys as an A tile: in place, or the copy of the last ones.
+/// Sixteen keys as an A tile: in place, or the padded copy of the last ones.
 struct KeyTile {
   const uint16_t* data;
   int64_t stride_bytes;
@@ -102,11 +102,11 @@ KeyTile TileOfKeys(const Segment& s, int64_t first) {
   return {s.scratch.last_keys, s.rows.depth * 2};
 }
 
-/// Scores of all keys with the packed queries, the parts of both terms apart: four chains of
-/// products hide each other's latency.
+/// Scores of all keys with the packed queries, high and low terms in separate accumulators: four
+/// independent accumulation chains hide the latency of the tile multiply.
 void Score(const Segment& s, const uint16_t* queries) {
   const uint16_t* low_queries = queries + kQueries * PackedDepth(s.rows.depth);
-  FenceTileLoads();  // The last keys were copied before.
+  FenceTileLoads();  // After the stores of CopyLastKeys.
   for (int64_t first = 0; first < s.keys.count; first += kStepKeys) {
     const KeyTile a = TileOfKeys(s, first);
     const KeyTile b = first + 16 < s.keys.count ? TileOfKeys(s, first + 16) : a;
@@ -134,8 +134,8 @@ void Score(const Segment& s, const uint16_t* queries) {
   FenceTileLoads();
 }
 
-/// What 16 queries see, and where all of them see everything. Lanes beyond `count` see all: what
-/// is computed there is not stored.
+/// Attention mask of 16 queries, one lane each. `common` is the key range that all of them see.
+/// Lanes beyond `count` see every key; their results are not stored.
 struct Lanes {
   Lanes(const AttentionRows& rows, int64_t first, int64_t keys) {
     count = rows.count - first < kQueries ? rows.count - first : kQueries;
@@ -165,8 +165,8 @@ struct Lanes {
   __mmask16 stored;
 };
 
-/// Finishes the scores of keys [0, 32 * steps): -Inf where a query does not see a key. Returns the
-/// largest of each query.
+/// Adds both score terms of keys [0, 32 * steps), scales them, and masks with -Inf the keys that a
+/// query does not see. Returns the row maximum of each query.
 F FinishScores(const Segment& s, const Lanes& lanes) {
   const F nothing = Set(-__builtin_inff());
   F largest[2] = {nothing, nothing};
@@ -184,15 +184,15 @@ F FinishScores(const Segment& s, const Lanes& lanes) {
   return Max(largest[0], largest[1]);
 }
 
-/// The low bf16 term of what a word keeps beyond its upper half, rounded.
+/// The low bf16 term: the rest of x beyond its upper half `high`, rounded.
 MARLIN_SIMD_INLINE I RestOf(F x, I high) {
   return AddWords(AsWords(Sub(x, AsFloat(high))), SetWord(0x8000));
 }
 
-/// Scores to weights, and those to A tiles of two terms. Returns the sums of the weights.
+/// Turns scores into weights and packs these as A tiles of two terms. Returns the row sums.
 F Weigh(const Segment& s, F largest) {
   const I upper = SetWord(0xffff0000u);
-  // Scores of -Inf weigh nothing, also where there are no others.
+  // Scores of -Inf have weight 0, even if there are no others.
   const __mmask16 none = _mm512_cmp_ps_mask(largest, Set(-__builtin_inff()), _CMP_EQ_OQ);
   const F origin = _mm512_mask_mov_ps(largest, none, Zero());
   F sums[2] = {Zero(), Zero()};
@@ -225,7 +225,7 @@ F Weigh(const Segment& s, F largest) {
   return Add(sums[0], sums[1]);
 }
 
-/// 32 features of a value, or 16 and zeros; zero beyond the last key and where not finite.
+/// 32 features of a value, or 16 and zeros. Zero beyond the last key and for non-finite elements.
 I LoadValues(Segment* s, int64_t key, int64_t feature) {
   if (key >= s->values.count) return _mm512_setzero_si512();
   const __mmask32 there = s->rows.width - feature < 32 ? 0xffffu : 0xffffffffu;
@@ -237,10 +237,10 @@ I LoadValues(Segment* s, int64_t key, int64_t feature) {
   return _mm512_mask_mov_epi16(v, bad, _mm512_setzero_si512());
 }
 
-/// Keys between what is packed and what is prefetched.
+/// Prefetch distance of PackValues, in keys.
 constexpr int64_t kAhead = 16;
 
-/// Values to B tiles: a row is a pair of keys, 16 features side by side.
+/// Packs values as B tiles: a row is a pair of keys, interleaved over 16 features.
 void PackValues(Segment* s) {
   alignas(64) uint16_t order[2][32];
   for (int i = 0; i < 32; ++i) {
@@ -267,12 +267,12 @@ void PackValues(Segment* s) {
   }
 }
 
-/// kCount tiles of features from tile `first` on, for the queries whose weights are packed. Tiles
-/// are named in the instructions, hence no loop over them.
+/// Multiplies the packed weights with kCount tiles of features from tile `first` on. Unrolled by
+/// hand because tile registers are immediate operands.
 template <int kCount>
 void MixTiles(const Segment& s, int64_t first, float* out, int64_t stride_bytes) {
   const int64_t tiles = s.rows.width / 16;
-  FenceTileLoads();  // Weights and values were packed before.
+  FenceTileLoads();  // After the stores that packed weights and values.
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -307,7 +307,7 @@ void MixTiles(const Segment& s, int64_t first, float* out, int64_t stride_bytes)
   FenceTileLoads();
 }
 
-/// Up to four tiles of features; incomplete tiles of queries go by way of the scratch.
+/// MixTiles for 1 to 4 tiles of features. Incomplete tiles of queries go through the scratch.
 void MixSome(const Segment& s, int64_t first, int64_t count, int64_t queries, float* out) {
   const int64_t width = s.rows.width;
   const bool whole = queries == kQueries;
@@ -333,7 +333,7 @@ void MixSome(const Segment& s, int64_t first, int64_t count, int64_t queries, fl
   }
 }
 
-/// Adds the values that PackValues left out to the rows that see them, and only to those.
+/// Adds the non-finite values, which PackValues zeroed, to exactly the rows that see them.
 void AddInfinite(const Segment& s, const Lanes& lanes, int64_t first_row) {
   for (int64_t key = 0; key < s.values.count; ++key) {
     for (int64_t f = 0; f < s.rows.width; ++f) {
@@ -351,7 +351,7 @@ void AddInfinite(const Segment& s, const Lanes& lanes, int64_t first_row) {
   }
 }
 
-/// Asks for an equal part of `rows` of memory in each of `parts` calls.
+/// Prefetches part `part` of `parts` equal parts of `rows`.
 void PrefetchPart(const Upcoming& rows, int64_t part, int64_t parts) {
   const int64_t last = rows.rows * (part + 1) / parts;
   for (int64_t row = rows.rows * part / parts; row < last; ++row) {
@@ -361,7 +361,7 @@ void PrefetchPart(const Upcoming& rows, int64_t part, int64_t parts) {
   }
 }
 
-/// Rows [first, first + 16) of the segment.
+/// Attention of rows [first, first + 16) over the segment.
 void RunQueries(const Segment& s, int64_t first, const Upcoming& upcoming) {
   const AttentionRows& rows = s.rows;
   const Lanes lanes(rows, first, s.keys.count);
@@ -385,7 +385,7 @@ int64_t PackedFloats(int64_t count, int64_t depth) {
   return (count + kQueries - 1) / kQueries * kQueries * PackedDepth(depth);
 }
 
-/// For every 16 queries the B tiles [depth / 32] of their high terms, then those of the low ones.
+/// Packs, per 16 queries, the B tiles [depth / 32] of their high terms, then of their low terms.
 void Pack(const float* queries, int64_t count, int64_t depth, void* packed) {
   const int64_t elements = kQueries * PackedDepth(depth);
   auto* tiles = static_cast<uint16_t*>(packed);

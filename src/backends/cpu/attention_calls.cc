@@ -1,5 +1,5 @@
-// The two operations of attention as jobs: sequences whose keys lie anywhere, and those of a cache.
-// A workspace has the jobs, then the addresses of their segments, then the memory of the workers.
+// The two attention operations as lists of jobs: contiguous keys and values, and paged KV cache.
+// Workspace layout: the jobs, then the addresses of their segments, then the workers' scratch.
 #include <new>
 
 #include "backends/cpu/cpu_decoder.h"

@@ -1,9 +1,9 @@
-// The loops of attention in the vector operations of one simd_*.h. Included after it and
+// The attention loops, in the vector operations of one simd_*.h. Included after it and
 // conversions.inl.h inside their namespace.
 //
-// Tiles keep kDots sums in registers: of queries x keys in Score, where lanes run along the
-// features and are added up by SumEach, and of queries x vectors of features in Mix. Every score
-// and every mixed feature is summed in one order, whatever tile it falls into.
+// Tiles keep kDots accumulators in registers: queries x keys in Score, where lanes run along the
+// features and SumEach reduces them, and queries x vectors of features in Mix. The order of
+// additions is the same for every score and every output feature, whichever tile it falls into.
 
 #include "backends/cpu/softmax_exp.inl.h"
 #include "backends/cpu/unroll.inl.h"
@@ -19,10 +19,10 @@ MARLIN_SIMD_INLINE F LoadAs(const void* from, int64_t i) {
   }
 }
 
-/// Keys that pass all rows before the next ones come, so that they stay in L1.
+/// Keys processed for all rows before the next keys, so that they stay in L1.
 inline constexpr int32_t kKeyRun = 8;
 
-/// Asks for memory that comes later, a part of it for every run of `keys`.
+/// Prefetches `upcoming` memory in equal parts, one per run of keys.
 class Prefetcher {
  public:
   Prefetcher(const Upcoming& upcoming, int64_t keys, int64_t run) : next_(upcoming) {
@@ -79,7 +79,7 @@ static void ScoreTile(const float* queries, const void* keys, int64_t stride, in
   }
 }
 
-/// kQ queries and the keys of `range`.
+/// Scores of kQ queries with the keys of `range`.
 template <DType kType, int kQ>
 static void ScoreRun(const float* queries, const KeyRows& keys, KeyRange range, int64_t depth,
                      float scale, float* scores) {
@@ -95,7 +95,7 @@ static void ScoreRun(const float* queries, const KeyRows& keys, KeyRange range, 
   }
 }
 
-/// From row q on, as many tiles of kQ rows as there are; returns the row after them.
+/// Processes all whole tiles of kQ rows from row q on; returns the first row after them.
 template <DType kType, int kQ>
 static int64_t ScoreTiles(const AttentionRows& rows, int64_t q, const KeyRows& keys, KeyRange run,
                           float scale) {
@@ -144,7 +144,7 @@ static void Weigh(const AttentionRows& rows) {
     F largest = Set(before);
     for (int64_t i = 0; i < kKeyBlock; i += kLanes) largest = Max(Load(scores + i), largest);
     const float after = Largest(largest);
-    // Scores of -Inf weigh nothing, also where there are no others yet.
+    // Scores of -Inf have weight 0, even if there are no others yet.
     const F origin = Set(after == kNothing ? 0.0f : after);
     F sum = Zero();
     for (int64_t i = 0; i < kKeyBlock; i += kLanes) {
@@ -159,7 +159,7 @@ static void Weigh(const AttentionRows& rows) {
   }
 }
 
-/// kV vectors of features of kQ rows over the keys of `range`.
+/// Accumulates kV vectors of features of kQ rows over the keys of `range`.
 template <DType kType, int kQ, int kV>
 static void MixTile(const float* weights, const KeyRows& values, KeyRange range, int64_t d,
                     float* out, int64_t width) {
@@ -185,7 +185,8 @@ static void MixColumns(const float* weights, const KeyRows& values, KeyRange ran
   if constexpr (kV > 1) MixColumns<kType, kQ, kV / 2>(weights, values, range, d, out, width);
 }
 
-/// Rows [q, q + kQ) over the keys [first, last) that each of them sees.
+/// Rows [q, q + kQ) over the keys of `run` that each of them sees: the common range as one tile,
+/// the rest row by row.
 template <DType kType, int kQ>
 static void MixRows(const AttentionRows& rows, int64_t q, const KeyRows& values, KeyRange run) {
   KeyRange common = run;
@@ -220,7 +221,7 @@ static int64_t MixTiles(const AttentionRows& rows, int64_t q, const KeyRows& val
 
 template <DType kType>
 static void MixTyped(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming) {
-  // Longer runs than in Score, because each of them loads and stores the sums.
+  // Longer runs than in Score, because each run loads and stores the accumulators.
   constexpr int32_t kMixRun = 2 * kKeyRun;
   Prefetcher prefetcher(upcoming, values.count, kMixRun);
   for (int32_t first = 0; first < values.count; first += kMixRun) {

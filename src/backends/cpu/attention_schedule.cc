@@ -6,17 +6,16 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of a run: enough to use a widened block or a packed segment of keys often, few enough for
-/// L2.
+/// Rows per run: enough to reuse a widened block or a packed segment of keys, few enough for L2.
 constexpr int64_t kRowsPerRun = 64;
 constexpr int64_t kRowsPerTileRun = 128;
-/// Up to so many tokens the segments of an input are tasks of their own ...
+/// Maximum tokens for split-KV (segments as separate tasks) ...
 constexpr int64_t kApartTokens = 4;
-/// ... or up to so many, when runs and heads alone are not enough tasks.
+/// ... and the maximum if runs and heads alone yield too few tasks.
 constexpr int64_t kApartTokensIfFew = 64;
-/// Up to so many rows read a block where it is; more are worth widening it once.
+/// Maximum rows that read a block in place; for more rows, widening it once pays off.
 constexpr int64_t kRowsInPlace = 8;
-/// Tasks per worker, so that none waits long for the last one.
+/// Tasks per worker, to limit the imbalance at the end.
 constexpr int64_t kTasksPerWorker = 4;
 
 }  // namespace
@@ -60,7 +59,7 @@ AttentionGeometry AttentionGeometry::Of(const AttentionJob& job, const Attention
 void AttentionGeometry::CutApart(const AttentionContext& context, bool side_by_side) {
   const int64_t wanted =
       CeilDivide(kTasksPerWorker * context.workers, std::max<int64_t>(context.jobs * runs, 1));
-  // Heads that lie side by side are read together, so that memory is read in order.
+  // Heads adjacent in memory are processed together, so that memory is read sequentially.
   const int64_t together = side_by_side ? kv_heads : 1;
   const int64_t cuts = CeilDivide(wanted * together, std::max<int64_t>(kv_heads, 1));
   segments_per_part = std::max<int64_t>(segments / cuts, 1);

@@ -1,9 +1,9 @@
-// Codes of panel rows as bytes; included after decode.inl.h, before an instruction set's own
+// Codes of panel rows as bytes. Included after decode.inl.h, before an instruction set's own
 // DecodePair.
 
-/// Codes of two slices of a row, the first in the even bytes and the second in the odd ones, for
-/// lanes `part`. Slices are (0, 2) and (1, 3) up to 4 bits, where bits above the code are garbage
-/// or zero, and (0, 1) and (2, 3) at 8 bits.
+/// Codes of two slices of a row for lanes `part`: the first slice in the even bytes, the second in
+/// the odd ones. The pairs are (0, 2) and (1, 3) up to 4 bits, where the bits above a code are
+/// unspecified, and (0, 1) and (2, 3) at 8 bits.
 template <int kBits, int kPair>
 MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
   if constexpr (kBits == 8) {
@@ -21,7 +21,7 @@ MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
   }
 }
 
-/// The slices of a pair.
+/// The two slices of a pair.
 template <int kBits>
 constexpr int FirstSlice(int pair) {
   return kBits == 8 ? 2 * pair : pair;

@@ -1,4 +1,5 @@
-// Runs of f32, bf16 or f16 to fp32 and back. Included after a simd_*.h inside its namespace.
+// Conversions of f32, bf16 or f16 arrays to fp32 and back. Included after a simd_*.h inside its
+// namespace.
 
 static F LoadVector(const void* from, DType type, int64_t i) {
   switch (type) {
@@ -25,7 +26,7 @@ static void StoreVector(void* to, DType type, int64_t i, F v) {
   }
 }
 
-/// Tails go through a small buffer: a run may end at the end of a page.
+/// Tails go through a small buffer: vector loads past the end may cross into an unmapped page.
 static void Widen(const void* from, DType type, int64_t count, float* to) {
   const int64_t size = type == DType::kF32 ? 4 : 2;
   int64_t i = 0;

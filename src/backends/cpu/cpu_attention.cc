@@ -1,15 +1,15 @@
-// Softmax attention with a running maximum, one block of keys at a time.
+// Flash attention: softmax with a running maximum (online softmax), one block of keys at a time.
 //
-//   for every segment of 256 keys, for every block of 32 keys in it, for every key head:
-//     scores = queries . keys; weights = e^(scores - largest so far)
-//     out = out * e^(largest before - largest so far) + weights . values
+//   for every segment of 256 keys, for every block of 32 keys in it, for every KV head:
+//     scores = queries . keys; weights = e^(scores - new maximum)
+//     out = out * e^(old maximum - new maximum) + weights . values
 //   then the segments are merged in order
 //
-// Blocks and segments begin at multiples of their size, so a row's result depends neither on the
-// other rows nor on who computed which segment. Many tokens: a task is a run of tokens of one key
-// head with all its segments; keys and values are widened to fp32 once for all its rows. Few
-// tokens: a task is a run of segments of several key heads, whose keys lie beside each other in
-// memory and are read where they are; the partial results of segments wait for the merge.
+// Blocks and segments are aligned to their size, so a row's result depends neither on the other
+// rows nor on the assignment of segments to tasks. Prefill: a task is a run of tokens of one KV
+// head with all its segments; keys and values are widened to fp32 once for all its rows. Decode
+// (split-KV): a task is a run of segments of several KV heads that are adjacent in memory and read
+// in place; the partial results of the segments are kept for the merge.
 #include "backends/cpu/cpu_attention.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-/// The softmax of some rows over some keys, not yet divided by `sums`.
+/// Online-softmax state of some rows over some keys: `out` is not yet divided by `sums`.
 struct RowStates {
   float* largest;  ///< [rows]
   float* sums;     ///< [rows]
@@ -43,7 +43,7 @@ struct RowStates {
   }
 };
 
-/// Some tokens of one job.
+/// A run of tokens of one job.
 struct TokenRun {
   const AttentionJob& job;
   const AttentionGeometry& g;
@@ -67,7 +67,7 @@ struct HeadRange {
   int64_t end;
 };
 
-/// Computes runs of tokens with one worker's memory.
+/// Computes a run of tokens in one worker's scratch memory.
 class Worker {
  public:
   Worker(const DecoderKernels& kernels, const SegmentKernel* segment_kernel,
@@ -95,7 +95,7 @@ class Worker {
     scale_ = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(g_.depth));
   }
 
-  /// All segments of one key head, one after the other.
+  /// Processes all segments of one KV head in order.
   void RunHead(int64_t head) {
     LoadQueries({head, head + 1});
     const RowStates total = RowStates::At(total_, g_);
@@ -109,8 +109,8 @@ class Worker {
     Finish(head, total);
   }
 
-  /// Some segments of some key heads; the state of (head, segment) goes to `partials` in that
-  /// order, all segments of a head together.
+  /// Split-KV: processes segments [begin, end) of some KV heads. States go to
+  /// `partials` [head][segment].
   void RunSegments(HeadRange heads, int64_t begin, int64_t end, float* partials) {
     LoadQueries(heads);
     for (int64_t segment = begin; segment < end; ++segment) {
@@ -125,7 +125,7 @@ class Worker {
     }
   }
 
-  /// Merges what RunSegments left for a head.
+  /// Merges the partial states that RunSegments wrote for a head.
   void MergeSegments(int64_t head, float* partials) {
     const RowStates total = RowStates::At(total_, g_);
     total.Clear(run_.rows(), g_.padded_width);
@@ -137,7 +137,7 @@ class Worker {
   }
 
  private:
-  /// The keys of a segment that some row sees, the first one rounded down to a block.
+  /// The range of keys in a segment that any row sees, its begin rounded down to a block.
   int64_t BeginOf(int64_t segment) const {
     const int64_t first = std::max(segment * kSegment, g_.FirstKey(run_.first_position()));
     return first / kKeyBlock * kKeyBlock;
@@ -162,13 +162,13 @@ class Worker {
     }
   }
 
-  /// A row as fp32, with zeros up to the padded features.
+  /// Widens a row to fp32 and zero-pads its features.
   void LoadRow(const uint8_t* from, DType type, int64_t features, float* to) const {
     kernels_.widen(from, type, features, to);
     std::fill(to + features, to + RoundUp(features, kFeaturePad), 0.0f);
   }
 
-  /// Rows of a block: where they are when few queries read them, else as fp32.
+  /// Rows of a block: in place if few queries read them, else widened to fp32.
   KeyRows LoadBlock(const KeyMemory& memory, int64_t head, int64_t key, int64_t count,
                     float* widened) const {
     const uint8_t* from = memory.At(head, key);
@@ -181,7 +181,7 @@ class Worker {
     return {widened, padded, DType::kF32, count};
   }
 
-  /// Up to `count` rows of one head from `key` on, as what comes next.
+  /// Up to `count` rows of one head from `key` on, as a prefetch target.
   Upcoming Rows(const KeyMemory& memory, int64_t head, int64_t key, int64_t count) const {
     const int64_t rows = std::min(count, run_.last_position() + 1 - key);
     if (rows <= 0) return {};
@@ -190,7 +190,7 @@ class Worker {
             rows};
   }
 
-  /// One segment of some heads, whose states are state_of(head).
+  /// Processes one segment of some heads, whose states are state_of(head).
   template <typename StateOf>
   void RunSegment(HeadRange heads, int64_t segment, const StateOf& state_of) {
     const int64_t begin = BeginOf(segment);
@@ -201,7 +201,7 @@ class Worker {
       FindRanges(key, count);
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         const AttentionRows rows = RowsOf(head - heads.begin, state_of(head));
-        // What is read after these keys and values: those of the next head, or of the first.
+        // Prefetch the keys of the next head; at the last head, the next keys of the first.
         const bool last = head + 1 == heads.end;
         const int64_t next_head = last ? heads.begin : head + 1;
         const int64_t next_key = last ? key + count : key;
@@ -229,7 +229,7 @@ class Worker {
     return packed_ + index * segment_kernel_->packed_floats(g_.rows(), g_.depth);
   }
 
-  /// The queries that LoadQueries put at `index`, and their softmax.
+  /// The queries at `index` of LoadQueries, and their softmax state.
   AttentionRows RowsOf(int64_t index, const RowStates& state) const {
     AttentionRows rows;
     rows.count = run_.rows();
@@ -264,7 +264,7 @@ class Worker {
                          next_keys, segment_);
   }
 
-  /// What sums relative to `before` are worth relative to `after`.
+  /// The factor that rescales sums from maximum `before` to maximum `after`.
   static float FactorOf(float before, float after) {
     return before == after ? 1.0f : std::exp(before - after);
   }
@@ -272,7 +272,7 @@ class Worker {
   void Merge(const RowStates& part, const RowStates& total) const {
     const int64_t width = g_.padded_width;
     for (int64_t row = 0; row < run_.rows(); ++row) {
-      // No key of the segment was seen: its sum is 0, or NaN when a score was.
+      // The row saw no key of the segment. A NaN score gives a NaN sum and must not be skipped.
       if (part.largest[row] == kNothing && part.sums[row] == 0.0f) continue;
       const float largest = std::max(total.largest[row], part.largest[row]);
       const float old_factor = FactorOf(total.largest[row], largest);
@@ -319,8 +319,8 @@ class Worker {
   KeyRange* ranges_;
   float* total_;
   float* part_;
-  float* packed_;   ///< Of each head in turn, when the segment kernel computes.
-  float* segment_;  ///< Its own.
+  float* packed_;   ///< Queries packed for the segment kernel, head by head.
+  float* segment_;  ///< Scratch of the segment kernel.
 };
 
 }  // namespace
@@ -341,7 +341,7 @@ void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOpti
     const AttentionGeometry& g = place.g;
     float* memory = scratch + id * scratch_floats;
     if (!g.apart) {
-      // Later tokens see more keys: the longest tasks begin first.
+      // Later tokens see more keys: start the longest tasks first.
       const TokenRun run = TokenRun::Of(*place.job, g, g.runs - 1 - place.index % g.runs);
       return Worker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
     }

@@ -19,7 +19,7 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rounds one fp32 weight into out at (row, column).
+/// Rounds one fp32 weight and stores it at out[row, column].
 void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, float value) {
   const int64_t i = row * out.stride(0) + column * out.stride(1);
   switch (out.dtype()) {
@@ -34,7 +34,7 @@ void StoreElement(const MutableTensorView& out, int64_t row, int64_t column, flo
   }
 }
 
-/// A plan has nothing to decide but the workspace: tasks and passes follow from the problem.
+/// A plan only fixes the workspace: tasks and blocking follow from the problem.
 class CpuGemm final : public PlannedGemm {
  public:
   CpuGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
@@ -105,7 +105,7 @@ class CpuBackend final : public Backend {
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     if (options.marlin_w4) {
-      return Status(Code::kUnsupported, "prepare: no kernel of the CPU reads marlin_w4");
+      return Status(Code::kUnsupported, "prepare: no CPU kernel reads marlin_w4");
     }
     const WeightColumns all{&weights, 0, 1, weights.spec.n};
     return Panels({&all, 1}, /*validated=*/true);
@@ -116,7 +116,7 @@ class CpuBackend final : public Backend {
     return Panels(columns, /*validated=*/false);
   }
 
-  // Every level reads the one layout of panels.h.
+  // All levels share the layout of panels.h.
   std::string_view ImageLayout() const override { return "cpu_panels/1"; }
   Result<PreparedImage> ImageOf(
       const std::shared_ptr<const PreparedWeights::Storage>& weights) const override {

@@ -1,4 +1,4 @@
-// The CPU as a device.
+// The CPU backend.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace marlin::cpu {
 
-/// Opens the CPU at the best level, or at the one that MARLIN_CPU names.
-/// Errors: kInvalidArgument for an unknown level, kUnsupported for one that is not there.
+/// Opens the CPU at the best supported level, or at the one that MARLIN_CPU names. Errors:
+/// kInvalidArgument for an unknown level, kUnsupported for one that this machine does not offer.
 Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options);
 
 }  // namespace marlin::cpu

@@ -1,5 +1,5 @@
-// Operations on rows: embedding lookup, norm, addition, RoPE, gate, append to a cache. A row passes
-// through small fp32 buffers piece by piece.
+// Row-wise operations: embedding lookup, norm, addition, RoPE, GLU, append to the KV cache. Rows
+// are processed through small fp32 buffers of kPiece elements.
 #include "backends/cpu/cpu_decoder.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace marlin::cpu {
 namespace {
 
-/// Elements of a row that are fp32 at a time.
+/// Elements of a row that are widened to fp32 at a time.
 constexpr int64_t kPiece = 512;
 
 const DecoderKernels& KernelsOf(Isa level) {
@@ -50,7 +50,7 @@ auto At(const View& view, int64_t index) {
   return static_cast<Byte*>(view.data()) + index * DTypeBytes(view.dtype());
 }
 
-/// Row `i` of a view of rank 2, or of rank 3 with its two first dimensions as one.
+/// Row `i` of a view of rank 2, or of rank 3 with its first two dimensions flattened.
 template <typename View>
 auto RowOf(const View& view, int64_t i) {
   if (view.rank() == 2) return At(view, i * view.stride(0));
@@ -139,7 +139,7 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
   const PagedRows rows(sequence_rows, cache);
   MARLIN_RETURN_IF_ERROR(rows.Check(1));
   const int64_t key_elements = cache.kv_heads * cache.page_tokens * cache.key_dim;
-  // Rows of one view go to where its rows begin in a page.
+  // Appends row `row` of `from` to a page, whose array for that view begins at first_element.
   const auto append = [&](const TensorView& from, int64_t first_element, int64_t row,
                           uint8_t* page) {
     const int64_t features = from.dim(2);
@@ -218,8 +218,8 @@ Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*
 
 namespace {
 
-/// Turns heads, in pieces of pairs so that nothing is allocated for any width. `start` is the
-/// element at which a head begins.
+/// Applies RoPE to heads, kPiece pairs at a time so that no width needs an allocation. `start` is
+/// the first element of a head.
 struct HeadTurner {
   const DecoderKernels& kernels;
   const MutableTensorView& x;

@@ -41,11 +41,11 @@ class CpuDecoder final : public DecoderBackend {
   void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
                float* scratch) const;
 
-  /// Calls body(first row, last row) on runs of rows of `columns` elements, in parallel where that
-  /// pays.
+  /// Calls body(first row, last row) on runs of rows of `columns` elements; in parallel if that is
+  /// worth a fork and join.
   template <typename Body>
   void ForRows(int64_t rows, int64_t columns, Body body) const {
-    // Elements that take about as long as a fork and join.
+    // Processing this many elements takes about as long as a fork and join.
     constexpr int64_t kElementsPerTask = 8192;
     const int64_t per_task = std::max<int64_t>(kElementsPerTask / std::max<int64_t>(columns, 1), 1);
     const int64_t tasks = CeilDivide(rows, per_task);
@@ -57,7 +57,7 @@ class CpuDecoder final : public DecoderBackend {
 
   ThreadPool& pool_;
   const DecoderKernels& kernels_;
-  const SegmentKernel* segment_kernel_;  ///< Or null.
+  const SegmentKernel* segment_kernel_;  ///< Null below the AMX level.
   const ExactKernels& exact_;
 };
 

@@ -38,7 +38,7 @@ uint64_t SavedState() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-/// Asks Linux for the tile data state. The request is for the whole process, threads included.
+/// Requests permission for the AMX tile state from Linux, for the whole process with all threads.
 bool RequestTilePermission() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM

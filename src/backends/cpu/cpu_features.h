@@ -1,4 +1,4 @@
-// Which instruction sets this processor and operating system let a process use.
+// The instruction sets that the processor and the operating system let a process use.
 #pragma once
 
 #include <string>
@@ -14,21 +14,21 @@ struct CpuFeatures {
   bool avx512 = false;  ///< F, BW, DQ, VL and VBMI.
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
-  bool amx_bf16 = false;  ///< Tiles and bf16 products, and the kernel's permission to use them.
+  bool amx_bf16 = false;  ///< AMX-TILE and AMX-BF16, with the OS kernel's permission.
   bool neon = false;
   std::string model;
 
   std::vector<std::string> Names() const;
 };
 
-/// Probed once: CPUID, the state that the operating system saves (XCR0), and for AMX the Linux
-/// kernel's permission, which is requested for the process.
+/// Detected once from CPUID, the register state that the operating system saves (XCR0), and for AMX
+/// the Linux kernel's permission, which is requested for the process.
 const CpuFeatures& GetCpuFeatures();
 
 /// The highest level that this machine can run.
 Isa BestLevel(const CpuFeatures& features);
 
-/// Whether a level can run here; kUnsupported names what is missing.
+/// Whether a level can run here. Errors: kUnsupported, naming the level.
 Status CheckLevel(Isa level, const CpuFeatures& features);
 
 /// "scalar", "avx2", "avx512", "amx", "neon". Errors: kInvalidArgument listing the names.

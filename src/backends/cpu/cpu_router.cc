@@ -1,4 +1,5 @@
-// Choosing experts: a few numbers a token, in double, so that no rounding decides.
+// MoE routing: top-k expert selection. Scores are in double, so that rounding does not decide the
+// selection; there are only a few per token.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 using Scoring = RouterOptions::Scoring;
 
-/// The scores of one token: what the choice goes by, and what the weights come from.
+/// Routes one token. choice_: scores that select experts, with the score-correction bias; score_:
+/// scores that the routing weights are computed from.
 class TokenRouter {
  public:
   TokenRouter(const RouterOptions& options, int64_t experts, double* memory)
@@ -31,7 +33,7 @@ class TokenRouter {
       choice_[best] = kNever;
     }
     if (OfChosen()) ScoreChosen(logits, ids);
-    // DeepSeek-V3's guard against a sum of 0.
+    // Guard against a sum of 0, as in DeepSeek-V3.
     double sum = options_.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
     for (int64_t i = 0; i < options_.top_k; ++i) sum += score_[ids[i]];
     const bool divide = options_.normalize || OfChosen();
@@ -59,24 +61,26 @@ class TokenRouter {
     }
   }
 
-  /// Relative to the largest chosen one, which a bias can put far below the largest of all.
+  /// Softmax over the selected experts, relative to their own largest logit: with a bias it can be
+  /// far below the largest of all.
   void ScoreChosen(const float* logits, const int32_t* ids) {
     double largest = kNever;
     const auto logit = [&](int64_t i) { return static_cast<double>(logits[ids[i]]); };
     for (int64_t i = 0; i < options_.top_k; ++i) largest = std::max(largest, logit(i));
-    // Experts without a finite logit share alike where no other was left to choose.
+    // If no selected expert has a finite logit, all get equal weights.
     const auto score = [&](double x) { return largest == kNever ? 1.0 : std::exp(x - largest); };
     for (int64_t i = 0; i < options_.top_k; ++i) score_[ids[i]] = score(logit(i));
   }
 
   bool OfChosen() const { return options_.scoring == Scoring::kSoftmaxOfChosen; }
 
-  /// An expert that may still be chosen stays above those that may not, even with a logit of -Inf.
+  /// Keeps a selectable expert above excluded ones (kNever), even with a logit of -Inf.
   static double Above(double choice) {
     return std::max(choice, std::numeric_limits<double>::lowest());
   }
 
-  /// Leaves the experts of the top_groups groups whose two best choices add up to most.
+  /// Group-limited routing: excludes all experts outside of the top_groups groups. A group's score
+  /// is the sum of its two best experts.
   void DropGroups() {
     const int64_t size = experts_ / options_.groups;
     for (int64_t dropped = options_.top_groups; dropped < options_.groups; ++dropped) {
@@ -86,7 +90,7 @@ class TokenRouter {
         const double* first = choice_ + group * size;
         if (*first == kNever) continue;
         const double sum = TopTwo(first, size);
-        // Of equals the later group goes.
+        // Ties drop the later group.
         if (worst < 0 || sum <= worst_sum) {
           worst = group;
           worst_sum = sum;
@@ -118,7 +122,7 @@ class TokenRouter {
 
 bool IsBad(float logit) { return std::isnan(logit) || (std::isinf(logit) && logit > 0); }
 
-/// Whether softmax and sigmoid of these logits are numbers.
+/// Whether softmax and sigmoid of these logits are well-defined.
 bool IsRoutable(const float* logits, int64_t experts) {
   return std::none_of(logits, logits + experts, IsBad) &&
          std::any_of(logits, logits + experts, [](float x) { return std::isfinite(x); });
@@ -145,14 +149,14 @@ Status BadToken(const float* logits, int64_t experts, int64_t token) {
                             std::isnan(logits[expert]) ? "NaN" : "Inf", token, expert));
 }
 
-/// Lowers `lowest` to a value, whoever else does so.
+/// Atomic minimum.
 void Lower(std::atomic<int64_t>& lowest, int64_t value) {
   int64_t seen = lowest.load();
   while (value < seen && !lowest.compare_exchange_weak(seen, value)) {
   }
 }
 
-/// Doubles of one worker.
+/// Doubles of scratch per worker.
 int64_t RouterDoubles(int64_t experts) { return RoundUp(2 * experts, 8); }
 
 }  // namespace
@@ -171,7 +175,7 @@ Status CpuDecoder::Run(const RouteTokensCall& call, const OperationContext& cont
   const int64_t experts = logits.dim(1);
   const auto row = [&](int64_t token) { return logits.As<float>() + token * logits.stride(0); };
   std::atomic<int64_t> first_bad{tokens};
-  // Logits that take about as long as a fork and join.
+  // 512 logits take about as long as a fork and join.
   const int64_t per_task = std::max<int64_t>(512 / experts, 1);
   pool_.Run(CeilDivide(tokens, per_task), [&](int64_t task, int worker) {
     double* memory = static_cast<double*>(context.workspace) + worker * RouterDoubles(experts);

@@ -1,4 +1,4 @@
-// Drawing tokens: penalties, then the most likely token, or a draw from those that remain.
+// Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace marlin::cpu {
 namespace {
 
-/// The state of one text. Behind it, for each token: whether the prompt has it (the lowest bit)
-/// and how often it was drawn.
+/// Sampler state of one sequence. It is followed in memory by one uint32_t per token: the lowest
+/// bit is set if the prompt has the token, the upper bits count how often it was drawn.
 struct SamplerState {
-  static constexpr uint64_t kMagic = 0x6d61726c696e7361;  ///< Of memory that ResetSampler wrote.
+  static constexpr uint64_t kMagic = 0x6d61726c696e7361;  ///< Marks memory that ResetSampler wrote.
   uint64_t magic = kMagic;
   int64_t vocab = 0;
   SamplingOptions options;
@@ -37,9 +37,9 @@ struct SamplerState {
 
 /// Scratch memory of one worker.
 struct Scratch {
-  double* weights;  ///< Of each token, relative to the most likely one's.
-  int32_t* order;   ///< Tokens; the first ones are the most likely, in order.
-  float* logits;    ///< After penalties.
+  double* weights;  ///< Probability of each token relative to the most likely one.
+  int32_t* order;   ///< Tokens; a prefix is sorted, most likely first.
+  float* logits;    ///< Logits after penalties.
 
   static int64_t Bytes(int64_t vocab) { return RoundUp(16 * vocab, kBufferAlignment); }
   static Scratch At(void* memory, int64_t vocab) {
@@ -49,11 +49,11 @@ struct Scratch {
   }
 };
 
-/// Finds the most likely token; the lowest of equals.
+/// Finds the most likely token; ties take the lowest id.
 Result<int64_t> FindBest(const float* logits, int64_t vocab) {
   int64_t best = 0;
   for (int64_t i = 0; i < vocab; ++i) {
-    // Not finite and not minus infinity, which means that a token cannot be.
+    // NaN or +Inf. -Inf is allowed: it masks a token.
     if (!(logits[i] < std::numeric_limits<float>::infinity())) {
       return Status(Code::kNonFiniteInput, fmt::format("logits: {} for token {}", logits[i], i));
     }
@@ -65,7 +65,7 @@ Result<int64_t> FindBest(const float* logits, int64_t vocab) {
   return best;
 }
 
-/// One draw by one state.
+/// One draw from one sampler state.
 class Draw {
  public:
   Draw(SamplerState* state, const float* logits, const Scratch& scratch)
@@ -126,7 +126,7 @@ class Draw {
     return drawn;
   }
 
-  /// Puts the `count` most likely tokens in front of the order, equals by their numbers.
+  /// Sorts the `count` most likely tokens to the front of the order; ties by token id.
   void SortFirst(int64_t count) {
     std::partial_sort(scratch_.order + sorted_, scratch_.order + count, scratch_.order + vocab_,
                       [this](int32_t a, int32_t b) {
@@ -137,7 +137,7 @@ class Draw {
     sorted_ = count;
   }
 
-  /// How many of the first tokens of the order remain.
+  /// Top-k: the number of tokens of the order that remain.
   int64_t KeepTopK() {
     if (options_.top_k == 0 || options_.top_k >= vocab_) return vocab_;
     SortFirst(options_.top_k);
@@ -151,8 +151,8 @@ class Draw {
     const double wanted = static_cast<double>(options_.top_p) * sum;
     double mass = 0;
     for (int64_t i = 0; i < kept; ++i) {
-      // Few tokens hold most of the mass: sorting all of a large vocabulary would take longer than
-      // drawing.
+      // Few tokens hold most of the mass, so sort a growing prefix: sorting a whole large
+      // vocabulary would take longer than the draw.
       constexpr int64_t kFirstSorted = 64;
       if (i == sorted_) SortFirst(std::min(kept, std::max(kFirstSorted, 8 * sorted_)));
       mass += WeightAt(i);
@@ -166,7 +166,7 @@ class Draw {
   int64_t vocab_;
   const float* logits_;
   Scratch scratch_;
-  int64_t sorted_ = 0;  ///< Tokens in front of the order.
+  int64_t sorted_ = 0;  ///< Length of the sorted prefix of the order.
 };
 
 SamplerState* StateOf(const MutableTensorView& states, int64_t row) {
@@ -227,7 +227,7 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
     }
   });
   if (bad.load() == logits.dim(0)) return {};
-  // Its state has not moved, for the error came before the draw.
+  // Draws again for the message: the failed draw did not advance the state.
   return draw(bad.load(), 0).WithContext(fmt::format("row {}", bad.load()));
 }
 

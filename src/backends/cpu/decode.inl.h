@@ -1,16 +1,16 @@
-// Decoding of CPU panels in the vector operations of one simd_*.h; included by exact_*.cc inside
-// that instruction set's namespace, after its simd header.
+// Dequantization of CPU panels, in the vector operations of one simd_*.h. Included after that simd
+// header, inside its instruction set's namespace.
 //
 //   weight(n, k) = round32(round32(value(code) - zero) * scale) (+ bias, rounded)
 
 #include "backends/cpu/unroll.inl.h"
 
-inline constexpr int kParts = 16 / kLanes;  ///< Vectors of 16 lanes.
+inline constexpr int kParts = 16 / kLanes;  ///< Vectors per 16 floats.
 
 enum class Kind { kTable, kS8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
 
-/// FP8 to fp32: the fields shifted into place are right but for the exponent bias and subnormals;
-/// 2 (f - 2^kMinExponent) repairs the latter. Sources are free of NaN codes (checked at load).
+/// FP8 to fp32: shifts the fields into place and corrects the exponent bias. Subnormals then have a
+/// spurious leading 1, which 2 (f - 2^-kBias) removes. Inputs have no NaN codes (checked at load).
 template <int kMantissaBits, int kBias>
 MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
   constexpr uint32_t kOne = static_cast<uint32_t>(127 - kBias) << 23;
@@ -22,7 +22,7 @@ MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
   return AsFloat(Or(AsWords(value), ShiftLeft<24>(And(byte, SetWord(0x80)))));
 }
 
-/// Sixteen stored scales, biases or zeros as fp32.
+/// kLanes stored scales, biases or zero points as fp32.
 template <ScaleType kType>
 MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
   if constexpr (kType == ScaleType::kF16) {
@@ -41,8 +41,9 @@ MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
   }
 }
 
-/// The parameters of the next pass, and after the last pass of a block those of the next block,
-/// follow in memory. Fetching them a pass ahead hides a DRAM latency that would stall every pass.
+/// Widens `count` stored parameters from index `first` on, times a factor. Prefetches as many
+/// behind them: the parameters of the next KC block, or of the next column block, follow in memory,
+/// and without the prefetch every KC block would stall for a DRAM latency.
 template <ScaleType kType>
 static void LoadGroups(const void* base, int64_t first, int64_t count, float factor, float* out) {
   constexpr int64_t kBytes = kType == ScaleType::kF32                                 ? 4
@@ -57,7 +58,7 @@ static void LoadGroups(const void* base, int64_t first, int64_t count, float fac
   }
 }
 
-/// Widens `count` stored numbers from index `first` on, times a factor.
+/// The same for a type that is known at run time.
 static void LoadGroups(const void* base, ScaleType type, int64_t first, int64_t count, float factor,
                        float* out) {
   switch (type) {
@@ -74,11 +75,11 @@ static void LoadGroups(const void* base, ScaleType type, int64_t first, int64_t 
   }
 }
 
-/// Chunks whose parameters are widened at a time.
+/// Chunks per KC block: their group parameters are widened at a time.
 inline constexpr int64_t kPassChunks = kPassK / kChunkK;
 
-/// Scales, zeros and biases of the groups that a run of at most kPassChunks chunks touches, as fp32
-/// [group][16].
+/// Scales, zero points and biases, as fp32 [group][16], of the groups that a run of at most
+/// kPassChunks chunks touches.
 struct GroupParameters {
   static constexpr int64_t kMaxGroups = kPassK / 16 + 1;
   float scale[kMaxGroups * 16];
@@ -101,12 +102,12 @@ struct GroupParameters {
   }
 };
 
-/// The words of one row of a (block, chunk).
+/// Loads the words of one row of a (block, chunk).
 template <int kBits>
 struct RowWords {
-  /// Lanes [16 / kParts * part ..] of the vector that holds slice j, moved so that the code of the
-  /// even k starts at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
-  /// 32-bit codes have a vector for each parity instead.
+  /// Lanes [kLanes * part, kLanes * (part + 1)) of the 16-lane vector that holds slice j, shifted
+  /// so that the code of the even k is at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
+  /// 32-bit codes have one vector per parity instead.
   static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j, int part,
                                                       [[maybe_unused]] int parity = 0) {
     const int offset = part * kLanes * 4;
@@ -135,8 +136,8 @@ struct RowWords {
   }
 };
 
-/// The value of the code at bit kShift of every lane, before scaling unless `table` is scaled.
-/// Look-ups in `table` ignore the bits above the code; the other kinds mask them.
+/// The value of the code at bit kShift of every lane; unscaled unless `table` is scaled. Lookups in
+/// `table` ignore the bits above the code; the other kinds mask them.
 template <Kind kKind, int kShift>
 MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
   if constexpr (kKind == Kind::kTable) {
@@ -158,16 +159,16 @@ MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
   }
 }
 
-/// How groups lie on the 32-k slices: one group per chunk, one per slice, or two halves of 16.
+/// Group granularity: one group per chunk, one per slice of 32 k, or one per half slice of 16 k.
 enum class GroupMode { kChunk, kSlice, kHalf };
 
-/// Where the parameters of a chunk's groups start, for every half slice of 16 k.
+/// Offsets of a chunk's group parameters, one per half slice of 16 k.
 struct ChunkGroups {
   int32_t offset[8];
 };
 
-/// The ChunkGroups of consecutive chunks from first_chunk on. One division, then counting: a
-/// division per chunk would cost as much as a tenth of its products.
+/// Fills the ChunkGroups of consecutive chunks from first_chunk on. Divides once, then counts: a
+/// division per chunk would cost a tenth of the chunk's FMAs.
 template <GroupMode kMode>
 static void LocateGroups(const PanelView& w, const GroupParameters& parameters, int64_t first_chunk,
                          int64_t chunk_count, ChunkGroups* groups) {
@@ -189,8 +190,8 @@ static void LocateGroups(const PanelView& w, const GroupParameters& parameters, 
   }
 }
 
-/// The table of a group and row, scaled once instead of every weight. `index` is that of the
-/// parameters.
+/// The value table of a group and row with the scale folded in, instead of scaling every weight.
+/// `index` is the index into the parameters.
 MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& parameters,
                                      int64_t index) {
   Table table = LoadTable(w.table);
@@ -202,8 +203,8 @@ MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& 
   return table;
 }
 
-/// Decodes one row of a chunk and hands every vector of weights to sink(offset, weights), where
-/// offset counts floats in the packed activations of the chunk; offsets ascend.
+/// Decodes one row of a chunk and passes every vector of weights to sink(offset, weights), where
+/// offset is the position in the chunk's packed activations, in floats. Offsets ascend.
 template <int kBits, Kind kKind, GroupMode kMode, class Sink>
 __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
                                                             const GroupParameters& parameters,
@@ -250,7 +251,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
   });
 }
 
-/// Calls body(bits, kind, mode) with the compile-time description of a matrix.
+/// Calls body(bits, kind, mode) with the format of a matrix as compile-time constants.
 template <class Body>
 static auto Dispatch(const PanelView& w, Body&& body) {
   constexpr auto kChunkMode = Index<static_cast<int>(GroupMode::kChunk)>{};

@@ -1,4 +1,4 @@
-// The loops of the decoder operations on AVX2, FMA and F16C.
+// Decoder operation kernels for AVX2, FMA and F16C.
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_avx2.h"
 

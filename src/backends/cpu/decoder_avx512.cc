@@ -1,4 +1,4 @@
-// The loops of the decoder operations on AVX-512 F, BW, DQ and VL.
+// Decoder operation kernels for AVX-512 F, BW, DQ and VL.
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_avx512.h"
 

@@ -1,5 +1,5 @@
-// The vector loops of the decoder operations, as one table of functions per instruction set. All
-// work on fp32; runs need no alignment.
+// The kernels of the decoder operations, as one table of functions per instruction set. They
+// compute in fp32 and need no alignment.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace marlin::cpu {
 
-/// Keys of one block of attention; rows of scores are that far apart. Keys and values of a block
-/// and the ones that are prefetched meanwhile stay in L1: 64 halved the speed of long caches.
+/// Keys per attention block, and the stride of score rows. The keys and values of a block and those
+/// being prefetched must fit L1: 64 halved the speed with long caches.
 inline constexpr int64_t kKeyBlock = 32;
 
-/// Keys whose softmax is computed for itself and then merged.
+/// Keys per segment: each has a softmax of its own, which is merged afterwards.
 inline constexpr int64_t kSegment = 256;
 static_assert(kSegment % kKeyBlock == 0);
 
-/// Features of a key or value are padded with zeros to multiples of this.
+/// Features of a key or value are zero-padded to multiples of this.
 inline constexpr int64_t kFeaturePad = 16;
 
 /// Keys or values of one block; `stride` counts elements.
@@ -27,20 +27,20 @@ struct KeyRows {
   int64_t count;
 };
 
-/// Keys of a block, from its first.
+/// A range of keys, relative to the first key of the block.
 struct KeyRange {
   int32_t begin;
   int32_t end;
 };
 
-/// Queries that share keys, and the softmax of each so far. depth and width are padded.
+/// Query rows that share keys, and their online-softmax states. depth and width are padded.
 struct AttentionRows {
   int64_t count;
   int64_t depth;
   int64_t width;
   const float* queries;    ///< [count][depth]
-  const void* packed;      ///< The same as the segment kernel packs them.
-  const KeyRange* ranges;  ///< [count]: what each sees of the block.
+  const void* packed;      ///< The queries as packed by the segment kernel.
+  const KeyRange* ranges;  ///< [count]: the keys of the block that each row sees.
   float* scores;           ///< [count][kKeyBlock]
   float* factors;          ///< [count]
   float* largest;          ///< [count]
@@ -48,7 +48,7 @@ struct AttentionRows {
   float* out;              ///< [count][width], not yet divided by sums.
 };
 
-/// Memory that is read after this block; prefetched meanwhile. rows = 0: none.
+/// Memory to prefetch while a block is processed. rows = 0: none.
 struct Upcoming {
   const uint8_t* data;
   int64_t stride_bytes;
@@ -60,7 +60,7 @@ struct DecoderKernels {
   /// f32, bf16 or f16 -> fp32, and back, rounded to nearest even.
   void (*widen)(const void* from, DType type, int64_t count, float* to);
   void (*narrow)(const float* from, int64_t count, DType type, void* to);
-  /// Sum of squares, lanes first.
+  /// Sum of squares: per lane, then over lanes.
   float (*sum_of_squares)(const float* x, int64_t count);
   /// out = x * factor * weight.
   void (*scale)(const float* x, float factor, const float* weight, int64_t count, float* out);
@@ -70,31 +70,31 @@ struct DecoderKernels {
   void (*blend)(const float* x, float factor, int64_t count, float old_factor, float* out);
   void (*gate)(const GateOptions& options, const float* gate, const float* up, int64_t count,
                float* out);
-  /// Turns pairs (first[i], second[i]) by the angles whose cosines and sines are given.
+  /// RoPE: rotates the pairs (first[i], second[i]) by angles given as cosines and sines.
   void (*rotate)(const float* cosine, const float* sine, int64_t pairs, float* first,
                  float* second);
   /// Cosines and sines of frequency[i] * position, times a factor.
   void (*angles)(const float* frequency, int32_t position, float factor, int64_t pairs,
                  float* cosine, float* sine);
-  /// scores[q][j] = scale * (queries[q] . keys[j]) for the keys that row q sees, and maybe others.
+  /// scores[q][j] = scale * (queries[q] . keys[j]) for at least the keys that row q sees.
   void (*score)(const AttentionRows& rows, const KeyRows& keys, float scale,
                 const Upcoming& upcoming);
-  /// Scores to weights e^(score - largest), 0 outside of a row's range; moves largest and sums on,
-  /// and leaves in factors what earlier sums are worth. NaN stays.
+  /// Softmax step: turns scores into weights e^(score - largest), 0 outside of a row's range;
+  /// updates largest and sums; writes the rescaling factors of earlier sums. NaN propagates.
   void (*weigh)(const AttentionRows& rows);
-  /// out[q] = out[q] * factors[q] + sum over the keys that q sees of weights[q][j] * values[j].
+  /// out[q] = out[q] * factors[q] + sum of weights[q][j] * values[j] over the keys that q sees.
   void (*mix)(const AttentionRows& rows, const KeyRows& values, const Upcoming& upcoming);
 };
 
-/// Attention of a whole segment at once, where tiles multiply bf16. Its roundings are its own, so
-/// where it exists every segment of bf16 keys and values goes through it.
+/// Attention over a whole segment at once, on bf16 matrix tiles. It rounds differently from the
+/// vector kernels, so a job uses it for all of its segments or for none.
 struct SegmentKernel {
   /// depth is a multiple of 32 and width of 16.
   int64_t (*scratch_floats)(int64_t depth, int64_t width);
   int64_t (*packed_floats)(int64_t count, int64_t depth);
   void (*pack)(const float* queries, int64_t count, int64_t depth, void* packed);
-  /// Writes largest, sums and out of all rows from `packed` and `ranges`. At most
-  /// kSegment keys, both bf16; the first is kKeyBlock times something keys into its segment.
+  /// Computes largest, sums and out of all rows from `packed` and `ranges`. At most kSegment bf16
+  /// keys and values; the first key is at a multiple of kKeyBlock in its segment.
   void (*run)(const AttentionRows& rows, const KeyRows& keys, const KeyRows& values, float scale,
               const Upcoming& upcoming, float* scratch);
 };

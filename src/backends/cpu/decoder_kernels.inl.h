@@ -1,4 +1,4 @@
-// The loops of decoder_kernels.h in the vector operations of one simd_*.h. Included after it,
+// The kernels of decoder_kernels.h, in the vector operations of one simd_*.h. Included after it,
 // conversions.inl.h, activation.inl.h and attention_kernel.inl.h inside their namespace.
 
 static float SumOfSquares(const float* x, int64_t count) {
@@ -32,7 +32,7 @@ static void Gate(const GateOptions& options, const float* gate, const float* up,
   if (options.limit > 0.0f) {
     const float limit = options.limit;
     for (int64_t i = 0; i < count; ++i) {
-      // Comparisons with NaN are false: it passes through both clamps.
+      // NaN passes through both clamps: comparisons with it are false.
       const float g = gate[i] > limit ? limit : gate[i];
       const float low = up[i] < -limit ? -limit : up[i];
       const float u = low > limit ? limit : low;
@@ -60,8 +60,8 @@ static void Rotate(const float* cosine, const float* sine, int64_t pairs, float*
   }
 }
 
-/// The angle is reduced in double, so that far positions keep their digits: at most 2^31 * 1 with
-/// an error of 2^-22. Then polynomials for |r| <= pi / 4 (Cephes), exchanged by quadrant.
+/// Reduces the angle in double, so that large positions keep their precision: at most 2^31 with an
+/// error of 2^-22. Then polynomials for |r| <= pi / 4 (Cephes), swapped and negated by quadrant.
 static void Angles(const float* frequency, int32_t position, float factor, int64_t pairs,
                    float* cosine, float* sine) {
   constexpr double kTwoOverPi = 0.63661977236758134308;

@@ -1,4 +1,4 @@
-// The loops of the decoder operations on NEON.
+// Decoder operation kernels for NEON.
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_neon.h"
 

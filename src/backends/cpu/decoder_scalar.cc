@@ -1,4 +1,4 @@
-// The loops of the decoder operations on any processor.
+// Decoder operation kernels for any processor.
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_scalar.h"
 

@@ -1,4 +1,4 @@
-// The exact product on AVX2, FMA and F16C.
+// The exact GEMM on AVX2, FMA and F16C.
 #include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/simd_avx2.h"
 

@@ -1,4 +1,4 @@
-// The exact product on AVX-512 F, BW, DQ and VL.
+// The exact GEMM on AVX-512 F, BW, DQ and VL.
 #include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/simd_avx512.h"
 

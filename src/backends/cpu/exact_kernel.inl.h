@@ -1,16 +1,17 @@
-// The exact product in the vector operations of one simd_*.h; included after decode.inl.h.
+// The exact GEMM, in the vector operations of one simd_*.h. Included after decode.inl.h.
 //
 //   out[i, n] = Sum over lanes of (fma over k of w[n, k] * x[i, k], lane by lane)
 //
-//   m = 1 and 4                  otherwise
+//   small-batch GEMV (m = 1, 4)  otherwise
 //   a row of weights decoded     kPanelRows rows of 1024 k decoded to L1, then tiles of
 //   in registers, m FMAs         kPanelRows x kPanelM dot products over them
 //   per vector
 //
-// Both walk k in the same order with the same lanes, so they give the same bits: a row's result
-// depends neither on m nor on the other rows. Depth: k / kLanes, then log2(kLanes).
+// Both accumulate over k in the same order in the same lanes, so they are bit-identical and
+// batch-invariant: a row's result depends neither on m nor on the other rows. Chain of additions:
+// k / kLanes, then log2(kLanes).
 
-/// A run of chunks of one block, with the parameters of its groups.
+/// A KC block of one column block: a run of chunks, with its group parameters.
 struct Pass {
   const PanelView& w;
   const GroupParameters& parameters;
@@ -20,7 +21,8 @@ struct Pass {
   int64_t chunk_count;
 };
 
-/// Activation rows of a pass and the lane sums [row][16 n][kLanes] that go on from pass to pass.
+/// Activation rows of a KC block, and the lane accumulators [row][16 n][kLanes], which carry over
+/// from one KC block to the next.
 struct PassRows {
   const float* x;
   int64_t x_stride;
@@ -31,7 +33,7 @@ struct PassRows {
   }
 };
 
-/// sums[i] += weights times a vector of row i.
+/// sums[i] += weights * a vector of row i.
 template <int kM>
 MARLIN_SIMD_INLINE void AddProducts(F weights, const float* x, int64_t x_stride, F (&sums)[kM]) {
   Unroll<kM>([&](auto i) __attribute__((always_inline)) {
@@ -39,8 +41,8 @@ MARLIN_SIMD_INLINE void AddProducts(F weights, const float* x, int64_t x_stride,
   });
 }
 
-/// Decodes in registers and multiplies at once: one load and one store of lane sums per activation
-/// row and chunk, against 128 / kLanes FMAs.
+/// Fuses dequantization in registers with the FMAs: one load and one store of lane accumulators per
+/// activation row and chunk, for 128 / kLanes FMAs.
 template <int kBits, Kind kKind, GroupMode kMode, int kM>
 static void MultiplyFused(const Pass& pass, const PassRows& rows) {
   constexpr int64_t kBytes = ChunkBytes(kBits);
@@ -87,8 +89,8 @@ static void PanelTile(const float* panel, int64_t count, const PassRows& rows, i
   });
 }
 
-/// Decodes `count` rows of a pass to a panel [k / kLanes][count][kLanes], in packed order: rows
-/// side by side, because rows 4 KiB apart would share one set of L1.
+/// Decodes `count` rows of a KC block to a panel [k / kLanes][count][kLanes], in packed order. Rows
+/// are interleaved, because rows 4 KiB apart would map to one L1 set.
 template <int kBits, Kind kKind, GroupMode kMode>
 static void DecodePanel(const Pass& pass, int first_row, int count, float* panel) {
   const PanelView& w = pass.w;
@@ -105,7 +107,7 @@ static void DecodePanel(const Pass& pass, int first_row, int count, float* panel
   }
 }
 
-/// Multiplies many rows: `decode` is the DecodePanel of the format.
+/// Large-M path. `decode` is the DecodePanel of the format.
 template <class Decode>
 static void MultiplyByPanel(const Pass& pass, Decode decode, const PassRows& rows, int64_t m,
                             float* panel) {
@@ -134,7 +136,7 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
     LocateGroups<kMode>(w, parameters, chunk, chunks, groups);
     const Pass pass{w, parameters, groups, block, chunk, chunks};
     const PassRows rows{x + chunk * kChunkK, x_stride, lanes};
-    // A fused pass pays where a look-up is cheaper than a trip through L1.
+    // Fusing pays off if a table lookup is cheaper than a round trip through L1.
     if (m == 1) {
       MultiplyFused<kBits, kKind, kMode, 1>(pass, rows);
     } else if (m == 4 && kKind == Kind::kTable) {
@@ -150,7 +152,7 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
   }
 }
 
-/// The weights of a chunk in natural order of k, for dequantization.
+/// Decodes a chunk in natural order of k, for dequantization.
 template <int kBits, Kind kKind, GroupMode kMode>
 static void DecodeChunk(const PanelView& w, int64_t block, int64_t chunk, float* out) {
   GroupParameters parameters;

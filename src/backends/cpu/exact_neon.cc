@@ -1,4 +1,4 @@
-// The exact product on 64-bit Arm.
+// The exact GEMM on 64-bit Arm.
 #include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/simd_neon.h"
 

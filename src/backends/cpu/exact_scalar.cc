@@ -1,4 +1,4 @@
-// The exact product on any processor.
+// The exact GEMM on any processor.
 #include "backends/cpu/exact_kernel.h"
 #include "backends/cpu/simd_scalar.h"
 

@@ -8,16 +8,16 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of activations handled at once: all their k (1 MiB) stay in L2 while blocks of weights pass
-/// by. Multiples of 24 fill the tiles of every instruction set.
+/// Rows of an MC block: its packed activations, over all of k (1 MiB), stay in L2 while the weights
+/// stream through. Multiples of 24 fill the tiles of every instruction set.
 int64_t RowsPerPass(const GemmDesc& desc) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   return std::clamp<int64_t>(kBytes / (4 * (desc.k + 1)) / 24 * 24, 24, 192);
 }
 
-/// Blocks of 16 columns in a task. With few rows the weights stream from memory: long runs, four
-/// for every worker, because two workers that read runs of 128 KiB side by side lose a quarter of
-/// the bandwidth to each other (19.4 against 23 GB/s). With many rows small tasks balance better.
+/// Column blocks of 16 per task. Small M is bound by streaming the weights from memory: long runs,
+/// four per worker, because two workers that read adjacent runs of 128 KiB lose a quarter of the
+/// bandwidth (19.4 against 23 GB/s). At large M small tasks balance better.
 int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
   constexpr int64_t kMostBlocks = 64;
   constexpr int64_t kFewRows = 8;
@@ -26,13 +26,14 @@ int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
   return std::clamp<int64_t>(CeilDivide(blocks, 4 * workers), 1, kMostBlocks);
 }
 
-/// Floats from one row of a task's sums to the next: a range of columns may start inside a block.
+/// Floats from one row of a task's accumulators to the next. One block more than BlocksPerTask,
+/// because a range of columns may start inside a block.
 int64_t SumsStride(const GemmDesc& desc, int workers) {
   return (BlocksPerTask(desc, workers) + 1) * kBlockRows;
 }
 
-/// Floats from one packed row of activations to the next: a cache line more than k, because rows a
-/// power of two apart share sets of L1.
+/// Floats from one packed row of activations to the next. A cache line more than k, because rows a
+/// power of two apart would conflict in L1 sets.
 int64_t ActivationStride(const GemmDesc& desc) { return RoundUp(desc.k, kChunkK) + 16; }
 
 /// The blocks that cover columns [first, last) of W.
@@ -57,7 +58,7 @@ GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
   return layout;
 }
 
-/// Packed activations of a pass, and what multiplies them.
+/// Packed activations of an MC block, and the kernel that multiplies them.
 struct RowsProduct {
   const PanelView& weights;
   ExactKernels::MultiplyBlock multiply;
@@ -67,8 +68,8 @@ struct RowsProduct {
   int64_t sums_stride;
 };
 
-/// The sums of columns [first, last) of W: in the blocks that cover them, from `out` on. Returns
-/// where those of the first column are.
+/// Computes the blocks that cover columns [first, last) of W into `out`. Returns the address of the
+/// first column's accumulators.
 const float* MultiplyColumns(const RowsProduct& product, ColumnRange columns, float* out,
                              float* scratch) {
   const BlockRange range = BlockRange::Covering(columns.first, columns.last);
@@ -185,7 +186,7 @@ void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool
       if (functions.quantize_row != nullptr)
         functions.quantize_row(x + i * x_stride, RoundUp(desc.k, kChunkK));
     };
-    // One row is packed sooner than a second thread would notice.
+    // Packing one row takes less time than waking a second thread.
     if (rows == 1) {
       pack(0, 0);
     } else {

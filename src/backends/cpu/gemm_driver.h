@@ -1,4 +1,4 @@
-// The host side of a CPU product: activations in, tasks over columns, epilogue out.
+// The drivers of the CPU GEMMs: pack activations, schedule tasks over columns, epilogue.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,27 @@
 
 namespace marlin::cpu {
 
-/// The vector kernels of a level (AMX runs its vector parts on AVX-512).
+/// The vector kernels of a level (the AMX level uses those of AVX-512).
 const ExactKernels& ExactKernelsOf(Isa level);
 
-/// Columns of the output that one task finishes, and the panel blocks behind them.
+/// The output columns of one task.
 struct ColumnRange {
   int64_t first = 0;  ///< Output columns [first, last).
   int64_t last = 0;
 };
 
-/// How a product is cut into tasks. An output is always computed by one task in the same order, so
-/// the cut does not show in the result.
+/// The tiling of a GEMM into tasks. Every output is computed by one task in a fixed order, so the
+/// tiling does not affect the result.
 struct TaskGrid {
-  int64_t columns = 0;           ///< Output columns: n, or n / 2 when gated.
+  int64_t columns = 0;           ///< Output columns: n, or n / 2 for GLU.
   int64_t columns_per_task = 0;  ///< A multiple of 16.
   int64_t tasks = 0;
   static TaskGrid Of(const GemmDesc& desc, int64_t blocks_per_task);
   ColumnRange Columns(int64_t task) const;
 };
 
-/// How a driver cuts a product: passes over its rows, tasks over its columns. Conformance cases are
-/// placed around these sizes, because code beyond the first block of either is reached only there.
+/// Block sizes of a driver: MC blocks of rows, tasks of columns. Conformance cases are placed
+/// around these sizes, because only they reach the code for a second block of either.
 struct GemmBlocking {
   int64_t rows_per_pass = 0;
   int64_t columns_per_task = 0;
@@ -38,7 +38,7 @@ struct GemmBlocking {
 GemmBlocking RowsBlocking(const GemmDesc& desc, int workers);
 GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
 
-/// Offsets into the workspace of one product.
+/// Workspace layout of one GEMM.
 struct GemmWorkspace {
   int64_t bias_offset = 0;
   int64_t activations_offset = 0;
@@ -47,9 +47,9 @@ struct GemmWorkspace {
   int64_t total_bytes = 0;
 };
 
-/// A product that reads activations row by row.
+/// The functions of a GEMM kernel with row-major packed activations.
 struct RowKernels {
-  const ExactKernels* vector;                        ///< Packs rows and stores outputs.
+  const ExactKernels* vector;                        ///< Packing and epilogue.
   void (*quantize_row)(float* x, int64_t padded_k);  ///< Rewrites a packed row in place, or null.
   ExactKernels::MultiplyBlock (*select)(const PanelView& weights);
 };
@@ -62,18 +62,18 @@ void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool
 int64_t AmxWorkspaceBytes(const GemmDesc& desc, int workers);
 void RunAmx(const GemmCall& call, ThreadPool& pool);
 
-/// Widens the bias to fp32 in the workspace; null when there is none.
+/// Widens the bias to fp32 into `target`; returns null if there is none.
 const float* WidenBias(const GemmCall& call, float* target);
 
-/// Finished sums of some rows: gate[i * stride + c] is row i, column c of the gate half, up
-/// likewise of the other half (null unless gated).
+/// Complete accumulators of some rows: gate[i * stride + c] is row i, column c; for GLU, `up` is
+/// the same for the up half, else null.
 struct FinishedSums {
   const float* gate;
   const float* up;
   int64_t stride;
 };
 
-/// Stores finished sums, whose row 0 is row first_m and column 0 columns.first of the output.
+/// Runs the epilogue on accumulators that begin at output row first_m, column columns.first.
 void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
                ColumnRange columns, int64_t first_m, int64_t rows, const FinishedSums& sums);
 

@@ -1,4 +1,4 @@
-// The portable parts of the product with int8 activations.
+// The portable parts of the GEMM with int8 activations (W4A8).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,14 +10,14 @@
 namespace marlin::cpu {
 namespace {
 
-/// Below this the reciprocal of the scale would overflow.
+/// Smallest scale whose reciprocal does not overflow.
 constexpr float kMinScale = 0x1p-126f;
 
-/// Quantizes 32 activations with a finite largest magnitude, in the order of the packed row.
+/// Quantizes 32 activations with finite amax, in the order of the packed row.
 void QuantizeFinite(const float* x, float amax, int8_t* q) {
   const float reciprocal = 1.0f / std::max(amax / 127.0f, kMinScale);
   for (int i = 0; i < kSliceK; ++i) {
-    // At 1.5 * 2^23 the unit is 1: the sum rounds to nearest even into its low byte.
+    // At 1.5 * 2^23 the ulp is 1: the sum rounds to nearest even, and the result is its low byte.
     const float shifted = x[i] * reciprocal + 0x1.8p23f;
     uint32_t bits;
     std::memcpy(&bits, &shifted, sizeof(bits));
@@ -41,14 +41,14 @@ Int8Block QuantizeBlock(const float* x) {
     block.scale = std::max(amax / 127.0f, kMinScale);
     QuantizeFinite(x, amax, q);
   } else {
-    // A NaN makes its row NaN; an Inf goes through as its sign times an infinite scale.
+    // A NaN makes its row NaN; an Inf is represented as its sign times an infinite scale.
     block.scale = amax;
     for (int i = 0; i < kSliceK; ++i) {
       if (std::isinf(x[i])) q[i] = std::signbit(x[i]) ? -1 : 1;
     }
   }
   for (int i = 0; i < kSliceK; ++i) block.sum += q[i];
-  // The packed row holds 16 even k, then 16 odd ones.
+  // The packed row is deinterleaved: 16 even k, then 16 odd ones.
   for (int i = 0; i < 8; ++i) {
     for (int c = 0; c < 4; ++c) block.q[4 * i + c] = q[8 * c + i];
   }
@@ -73,7 +73,7 @@ bool HasByteCodes(Format format) {
     }
     return true;
   }
-  constexpr float kMaxByte = 32;  // Four pairs of products with int8 fit 16 bits.
+  constexpr float kMaxByte = 32;  // Sums of four pairs of u8 x s8 products fit 16 bits.
   const float factor = FactorOf(values);
   return (info.max_value - info.min_value) * factor <= kMaxByte &&
          std::all_of(values.begin(), values.end(), [factor](float value) {
@@ -97,7 +97,7 @@ ByteCodes ByteCodesOf(const PanelView& weights) {
 void QuantizeRow(float* x, int64_t padded_k) {
   auto* out = reinterpret_cast<uint8_t*>(x);
   for (int64_t first = 0; first < padded_k; first += kSliceK) {
-    // A block takes half of the place of its activations: nothing unread is overwritten.
+    // A block is half as large as its activations, so no unread activation is overwritten.
     const Int8Block block = QuantizeBlock(x + first);
     std::memcpy(out, &block, sizeof(block));
     out += sizeof(block);

@@ -13,20 +13,20 @@ using namespace avx512;  // NOLINT(google-build-using-namespace): its names are 
 namespace {
 
 constexpr int64_t kMaxPanelChunks = kMaxPanelK / kChunkK;
-constexpr int64_t kTileElements = 512;                   ///< bf16 of an A or B tile.
-constexpr int64_t kMTileElements = kTileM * kMaxPanelK;  ///< Of the B tiles of a k block.
+constexpr int64_t kTileElements = 512;                   ///< bf16 elements of an A or B tile.
+constexpr int64_t kMTileElements = kTileM * kMaxPanelK;  ///< B tiles of an m tile in a KC block.
 
 /// Rounds 16 fp32 to bf16.
 MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); }
 
-/// Interleaves the bf16 of 16 even and 16 odd k to 32 consecutive k.
+/// Rounds 16 even and 16 odd k to bf16 and interleaves them to 32 consecutive k.
 MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
   const I low = _mm512_cvtepu16_epi32(ToBf16(even));
   const I high = _mm512_cvtepu16_epi32(ToBf16(odd));
   return Or(low, ShiftLeft<16>(high));
 }
 
-/// DecodeTileRow where few codes make a table of bf16 weights.
+/// DecodeTileRow for up to 4 bits: looks the codes up in a table of scaled bf16 weights.
 template <int kBits, GroupMode kMode>
 MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters& parameters,
                                        const ChunkGroups& groups, const uint8_t* chunk, int row,
@@ -35,13 +35,13 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
     return ToBf16(ScaledTable(w, parameters, index).values);
   };
   I table = _mm512_setzero_si512();
-  // Loaded once: a second load would wait for the stores before it whose addresses end alike.
+  // Loaded once: a second load would stall on 4K aliasing with the stores before it.
   const I codes = RowWords<kBits>::Load(chunk, row, 0, 0);
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
     const I words = _mm512_srli_epi16(codes, RowWords<kBits>::Shift(kJ));
     if constexpr (kMode == GroupMode::kHalf) {
-      // Index bit 4 picks the group: clear in words 0..15, set in words 16..31.
+      // Index bit 4 selects the group: 0 in words 0..15, 1 in words 16..31.
       const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
       const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
       table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
@@ -58,7 +58,7 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
   });
 }
 
-/// Writes the 128 weights of one row of a chunk as bf16, 32 to each of four consecutive A tiles.
+/// Decodes one row of a chunk, 128 weights, to bf16: 32 into each of four consecutive A tiles.
 template <int kBits, Kind kKind, GroupMode kMode>
 MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
                                       const ChunkGroups& groups, const uint8_t* chunk, int row,
@@ -82,10 +82,10 @@ MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters&
   }
 }
 
-/// A chunk, and where its four A tiles go.
+/// A chunk and the destination of its four A tiles.
 struct TileChunk {
   const uint8_t* codes;
-  const uint8_t* later;  ///< The chunk to fetch meanwhile.
+  const uint8_t* later;  ///< The chunk to prefetch.
   uint16_t* tiles;
 };
 
@@ -116,16 +116,16 @@ TileDecoder SelectDecoder(const PanelView& w) {
   });
 }
 
-/// The panels of a job in the order of their use. With few rows k runs fastest, which reads the
-/// weights in memory order; with many, strips do, so that a k block of activations stays in L2.
+/// Loop order over the panels of a job. At small M, k is the inner loop, which reads the weights in
+/// memory order; at large M, strips are, so that a KC block of activations stays in L2.
 class PanelOrder {
  public:
   explicit PanelOrder(const StripJob& job)
       : job_(job),
         k_fastest_(job.activations.m_tiles <= 2),
         panel_chunks_(job.activations.m_tiles <= 1 ? 1 : kMaxPanelChunks) {}
-  /// Chunks of k in a panel. With few rows a panel is used up at once: the smaller it is, the more
-  /// of L1 is left (0.50 against 0.56 ms at m = 5).
+  /// Chunks of k per panel. With one m tile a panel is not reused, so a small one leaves more of L1
+  /// (0.50 against 0.56 ms at m = 5).
   int64_t panel_chunks() const { return panel_chunks_; }
   bool k_fastest() const { return k_fastest_; }
   bool done() const { return strip_ >= job_.strips || chunk_ >= job_.weights->chunks; }
@@ -152,9 +152,8 @@ class PanelOrder {
   int64_t chunk_ = 0;
 };
 
-/// Decodes the panels of a job one after the other. Between the tile products of the panel before,
-/// where it would seem to hide, decoding takes longer than by itself: the products fill the reorder
-/// buffer.
+/// Decodes the panels of a job one after the other. Decoding is not interleaved with the tile
+/// multiplies of the previous panel: that takes longer, because they fill the reorder buffer.
 class PanelDecoder {
  public:
   PanelDecoder(const PanelView& weights, const PanelOrder& order, uint16_t* panel)
@@ -165,7 +164,7 @@ class PanelDecoder {
         block_bytes_(weights.chunks * chunk_bytes_),
         panel_(panel) {}
 
-  /// Decodes `chunks` chunks from `first` on of two blocks to the A tiles
+  /// Decodes `chunks` chunks of two blocks, from chunk `first` on, to A tiles
   /// [2 blocks][kMaxPanelK / 32][16 n][32 k].
   void Decode(const int64_t* blocks, int64_t first, int64_t chunks) {
     for (int64_t i = 0; i < 2; ++i) {
@@ -190,8 +189,8 @@ class PanelDecoder {
     int64_t last_chunk = 0;
   };
 
-  /// Widens the parameters of a panel unless they are there. With k fastest those of the panels
-  /// that follow are widened along, because a call costs as much as decoding two rows.
+  /// Widens the group parameters of a panel unless they are cached. If k is the inner loop, also
+  /// those of the following panels, because a call costs as much as decoding two rows.
   void FillParameters(Parameters& parameters, int64_t block, int64_t first, int64_t chunks) {
     if (parameters.block == block && parameters.first_chunk <= first &&
         first + chunks <= parameters.last_chunk) {
@@ -207,8 +206,8 @@ class PanelDecoder {
     decoder_.locate(w_, parameters.values, first, count, parameters.groups);
   }
 
-  /// To what is decoded a few panels later: the blocks of a strip go on kPrefetchChunks ahead and
-  /// then continue with the next strip, two blocks on; or the next strip comes first.
+  /// Byte distance to the codes to prefetch. If k is the inner loop: kPrefetchChunks ahead in the
+  /// block, and at its end in the next strip, two blocks on. Else the same chunk of the next strip.
   int64_t PrefetchDistance(int64_t offset) const {
     if (!order_.k_fastest()) return 2 * block_bytes_;
     const int64_t ahead = kPrefetchChunks * chunk_bytes_;
@@ -223,27 +222,27 @@ class PanelDecoder {
   int64_t chunk_bytes_;
   int64_t block_bytes_;
   uint16_t* panel_;
-  Parameters parameters_[2];  ///< Of the two blocks of a strip.
+  Parameters parameters_[2];  ///< One per block of a strip.
 };
 
-/// One panel times one or two m tiles.
+/// Operands of one panel times one or two m tiles.
 struct PanelProduct {
   const uint16_t* panel;
   const uint16_t* high;  ///< B tiles of the first m tile at the panel's first k.
-  const uint16_t* low;   ///< Or null.
+  const uint16_t* low;   ///< The same for the rounding errors, or null.
   int64_t steps;         ///< k / 32 of the panel.
   float* sums;           ///< C tiles [m tile][2][16][16].
 };
 
-/// Where the C tiles of a product come from and go to.
+/// Initialisation and write-back of the C tiles.
 struct SumsPlan {
   bool zero;  ///< Start from zero.
-  bool load;  ///< Start from memory; neither: go on with what the tiles hold.
+  bool load;  ///< Start from memory. Neither: continue with the contents of the tile registers.
   bool store;
 };
 
 /// C tiles: 0 and 2 for the two blocks, 1 and 3 for the second m tile. With one m tile, 1 and 3
-/// take every second k step: two chains alone would wait for each other's 52 cycles.
+/// take every second k step: two accumulation chains would not hide the latency of 52 cycles.
 template <bool kTwo>
 MARLIN_SIMD_INLINE void StartSums(const SumsPlan& plan, const float* sums) {
   if (plan.zero) {
@@ -285,8 +284,8 @@ MARLIN_SIMD_INLINE void FinishSums(const SumsPlan& plan, float* sums) {
   }
 }
 
-/// Two blocks times two m tiles at one k step. A tile is loaded right before its first use: the
-/// order in which two tile loads and four products overlap best.
+/// Two blocks times two m tiles at one k step. A tile is loaded right before its first use: in this
+/// order the tile loads and multiplies overlap best.
 MARLIN_SIMD_INLINE void MultiplyTwoByTwo(const PanelProduct& p, int64_t step,
                                          int64_t block_stride) {
   const uint16_t* a = p.panel + step * kTileElements;
@@ -339,17 +338,17 @@ MARLIN_SIMD_INLINE void MultiplyTwoSteps(const PanelProduct& p, int64_t step,
 template <bool kTwo>
 void MultiplyPanel(const PanelProduct& p, const SumsPlan& plan) {
   constexpr int64_t kBlockStride = kMaxPanelChunks * 4 * kTileElements;
-  // The panel was decoded just before, and is decoded anew when this returns.
+  // The panel was written by plain stores just before, and is overwritten after this returns.
   FenceTileLoads();
   StartSums<kTwo>(plan, p.sums);
   if constexpr (kTwo) {
     for (int64_t step = 0; step < p.steps; ++step) {
-      // The sums of the next two m tiles, 4 KiB of L2, come meanwhile.
+      // Prefetch the accumulators of the next two m tiles, 4 KiB in L2.
       for (int i = 0; i < 8; ++i) Prefetch(p.sums + 1024 + step * 128 + i * 16);
       MultiplyTwoByTwo(p, step, kBlockStride);
     }
   } else {
-    // A chunk is four steps.
+    // No remainder: a chunk is four steps.
     for (int64_t step = 0; step < p.steps; step += 2) MultiplyTwoSteps(p, step, kBlockStride);
   }
   FinishSums<kTwo>(plan, p.sums);
@@ -371,7 +370,7 @@ void MultiplyStrips(const StripJob& job) {
     const int64_t chunks = left < at.panel_chunks() ? left : at.panel_chunks();
     decoder.Decode(job.blocks + 2 * at.strip(), chunk, chunks);
     float* sums = job.sums + at.strip() * x.m_tiles * 512;
-    // With k fastest there is one product a panel, so its sums stay in the tiles.
+    // If k is the inner loop, accumulators stay in the tile registers for a whole strip.
     const SumsPlan plan{chunk == 0, chunk != 0 && !at.k_fastest(),
                         chunk + chunks == w.chunks || !at.k_fastest()};
     for (int64_t m = 0; m < x.m_tiles; m += 2) {
@@ -419,7 +418,8 @@ MARLIN_SIMD_INLINE void Transpose16(I (&r)[16]) {
   }
 }
 
-/// 32 activations of one row as bf16 and the bf16 of what that leaves; `count` of them are there.
+/// Splits 32 activations of one row into bf16 `high` and the bf16 rounding error `low`. Elements
+/// from `count` on are zero.
 MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, I& high, I& low) {
   const auto mask = static_cast<__mmask32>((1ull << (count < 32 ? count : 32)) - 1);
   low = _mm512_setzero_si512();
@@ -442,7 +442,7 @@ MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, 
   };
   const auto rest = [](F x) {
     const F rounded = AsFloat(ShiftLeft<16>(_mm512_cvtepu16_epi32(ToBf16(x))));
-    // Inf - Inf would put a NaN beside an Inf that is right by itself.
+    // Inf has no rounding error; Inf - Inf would be NaN.
     const __mmask16 finite = _mm512_cmp_ps_mask(Sub(rounded, rounded), Zero(), _CMP_EQ_OQ);
     return _mm512_maskz_sub_ps(finite, x, rounded);
   };

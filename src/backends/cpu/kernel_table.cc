@@ -14,7 +14,7 @@ Support SupportsExact(const GemmDesc& desc, const DeviceProperties& /*device*/) 
 
 Support SupportsAmx(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
-  // Whoever keeps weights in fp32 wants their last bits.
+  // fp32 weights are kept for their full precision.
   if (desc.format == Format::kFp32) return {"rounds fp32 weights to bf16"};
   if (desc.determinism == Determinism::kBatchInvariant) {
     return {"sums k in another order for up to 16 rows"};
@@ -41,7 +41,7 @@ Support SupportsVnni(const GemmDesc& desc, const DeviceProperties& device) {
   return SupportsW4a8(desc, device);
 }
 
-/// The time of a weight and a row, relative to the scalar kernels: one over the lanes of a vector.
+/// Time per weight and row relative to the scalar kernels: 1 / vector lanes.
 double LevelCost(Isa level) {
   switch (level) {
     case Isa::kAvx512:
@@ -76,8 +76,8 @@ double CostOf(const KernelDesc& kernel, const GemmDesc& desc) {
   const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
   const auto rows = static_cast<double>(desc.m);
   if (kernel.level != Isa::kAmx) return weights * rows * LevelCost(kernel.level);
-  // On a Xeon with AMX the tiles take as long for one row as the AVX-512 kernels for 4 to 5
-  // (2026-11-21, bench/records), and 16 times as many multiplications per instruction from there.
+  // On a Xeon with AMX, the AMX kernel takes as long for one row as the AVX-512 kernels for 4 to 5
+  // (2026-11-21, bench/records); each further row costs 1 / 16 of one on AVX-512.
   constexpr double kLeastRows = 4.5;
   return weights * (kLeastRows + rows / 16) * LevelCost(Isa::kAvx512);
 }

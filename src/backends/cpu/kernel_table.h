@@ -1,4 +1,4 @@
-// The rows of kernels.def as kernel descriptors.
+// The CPU kernel table, built from kernels.def.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@ namespace marlin::cpu {
 
 std::span<const KernelDesc> CpuKernels();
 
-/// Backend::Cost, in units that compare the CPU's own kernels. m, n, k > 0.
+/// Backend::Cost, in arbitrary units, comparable among CPU kernels only. m, n, k > 0.
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
 
 }  // namespace marlin::cpu

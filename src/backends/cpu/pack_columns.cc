@@ -12,10 +12,10 @@ const uint8_t* ExpertData(const TensorView& view, int64_t expert) {
   return view.As<uint8_t>() + view.ByteCount() / view.dim(0) * expert;
 }
 
-/// Whether the k of a column follow each other, as linear layers are stored.
+/// Whether k is contiguous, as in [out_features, in_features] linear layers.
 bool IsTransposed(const TensorView& codes) { return codes.stride(1) == 1 && codes.dim(2) > 1; }
 
-/// A chunk of numbers whose k follow each other: a copy, since panels have them so too.
+/// Packs a chunk of unquantized weights with contiguous k: a copy, because panels have that too.
 void CopyTransposed(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, int bits,
                     uint8_t* out) {
   const int64_t size = bits / 8;
@@ -41,7 +41,7 @@ void CopyTransposed(std::span<const ColumnRun> runs, int64_t expert, int64_t chu
   }
 }
 
-/// Any other columns, element by element, as a tile that PackTile takes.
+/// Packs any other columns: gathers them element by element into a tile for PackTile.
 void PackGathered(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, int bits,
                   uint8_t* out) {
   alignas(16) uint8_t tile[kMaxTileBytes];
@@ -68,7 +68,7 @@ void PackGathered(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk
 
 template <typename Word>
 bool AllFinite(const uint8_t* chunk, int64_t count, Word exponent) {
-  // Without an early exit the loop becomes vector code.
+  // No early exit, so that the compiler vectorises the loop.
   unsigned bad = 0;
   for (int64_t i = 0; i < count; ++i) {
     Word word;

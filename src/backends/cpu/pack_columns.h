@@ -1,4 +1,4 @@
-// Columns of several weights side by side -> CPU panels, one block of 16 columns at a time.
+// Packs the joined columns of several weights into CPU panels, one block of 16 columns at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,49 +11,50 @@
 
 namespace marlin::cpu {
 
-/// Columns of a block that come from one part.
+/// The columns of a block that come from one part.
 struct ColumnRun {
   const WeightColumns* part = nullptr;
-  int64_t first = 0;  ///< The first one's column in the part's weights; they lie part->step apart.
+  int64_t first = 0;  ///< First column in the part's weights; the next follow at part->step.
   int64_t count = 0;
-  int64_t to = 0;  ///< The first one's row in the block.
+  int64_t to = 0;  ///< First row in the block.
 };
 
-/// Weights side by side, cut into blocks.
+/// Several weights joined along n, divided into blocks.
 class BlockColumns {
  public:
-  /// The parts outlive this.
+  /// The parts must outlive this.
   explicit BlockColumns(std::span<const WeightColumns> parts);
 
   int64_t n() const { return starts_.back(); }
-  /// The runs of a block, in order, in `runs`: their number. Precondition: block * 16 < n().
+  /// Writes the runs of a block to `runs`, in order, and returns their number. Precondition:
+  /// block * 16 < n().
   int Runs(int64_t block, ColumnRun (&runs)[kBlockRows]) const;
 
  private:
   std::span<const WeightColumns> parts_;
-  std::vector<int64_t> starts_;  ///< Each part's first column; n at the end.
+  std::vector<int64_t> starts_;  ///< First column of each part, then n.
 };
 
-/// Writes the panels of one block of an expert. The columns outlive it.
+/// Packs one block of an expert into panels. The columns must outlive it.
 class BlockPacker {
  public:
   BlockPacker() = default;
   /// Precondition: block * 16 < columns.n().
   BlockPacker(const BlockColumns& columns, int64_t block, int64_t expert);
 
-  /// The codes of one chunk. Codes of unquantized formats may lie transposed.
+  /// Packs the codes of one chunk. Unquantized weights may be transposed.
   void PackChunk(int64_t chunk, uint8_t* out) const;
-  /// One of the arrays [experts, groups, n], as [padded groups][16].
+  /// Packs one of the arrays [experts, groups, n] as [padded groups][16].
   void PackGroups(const TensorView QuantizedWeights::*array, int64_t padded_groups,
                   uint8_t* out) const;
 
-  /// Asks for the memory that PackChunk of these neighbouring blocks will read.
+  /// Prefetches the memory that PackChunk of these adjacent blocks will read.
   static void Prefetch(std::span<const BlockPacker> blocks, int64_t chunk);
 
  private:
   enum class Kind : uint8_t {
-    kWhole,       ///< One run, rows of neighbouring columns.
-    kTransposed,  ///< Numbers of 16 or 32 bits whose k follow each other.
+    kWhole,       ///< One run of contiguous columns.
+    kTransposed,  ///< 16- or 32-bit elements with contiguous k.
     kGathered,    ///< Anything else.
   };
   std::span<const ColumnRun> runs() const { return {runs_, static_cast<size_t>(count_)}; }
@@ -62,10 +63,10 @@ class BlockPacker {
   int count_ = 0;
   int64_t expert_ = 0;
   Kind kind_ = Kind::kGathered;
-  ChunkSource source_{};  ///< The first run's weights.
+  ChunkSource source_{};  ///< Weights of the first run.
 };
 
-/// Whether every number of a chunk of an unquantized format is finite.
+/// Whether all elements of a chunk of an unquantized format are finite.
 bool ChunkIsFinite(Format format, const uint8_t* chunk);
 
 }  // namespace marlin::cpu

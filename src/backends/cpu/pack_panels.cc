@@ -1,6 +1,5 @@
-// A chunk is transposed four (16-bit values: eight) columns at a time in 16-byte vectors, which
-// every processor has: rows of the source hold the same k of neighbouring columns, rows of a panel
-// the 128 k of one column.
+// Transposes a chunk four columns (16-bit elements: eight) at a time in 16-byte vectors, which
+// every processor has: source rows hold one k of adjacent columns, panel rows 128 k of a column.
 #include "backends/cpu/pack_panels.h"
 
 #include <algorithm>
@@ -28,7 +27,7 @@ void Store(void* to, Vector vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
-/// The elements of the lower (upper) halves of a and b in turn: a0 b0 a1 b1 ...
+/// Interleaves the lower (upper) halves of a and b: a0 b0 a1 b1 ...
 Bytes InterleaveLow(Bytes a, Bytes b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
@@ -47,7 +46,7 @@ Words InterleaveHigh(Words a, Words b) { return __builtin_shufflevector(a, b, 2,
 Pairs InterleaveLow(Pairs a, Pairs b) { return __builtin_shufflevector(a, b, 0, 2); }
 Pairs InterleaveHigh(Pairs a, Pairs b) { return __builtin_shufflevector(a, b, 1, 3); }
 
-/// The rows of a chunk's 16 columns, inside the source or in a copy padded with zeros.
+/// The rows of a chunk's 16 columns, in the source or in a zero-padded copy.
 struct Rows {
   const uint8_t* data;
   int64_t stride;  ///< Bytes.
@@ -58,7 +57,7 @@ struct Rows {
   }
 };
 
-/// Stores 16 bytes a column: a0 b0 c0 d0 a1 b1 c1 d1 ... of the column's four words.
+/// Stores 16 bytes per column: a0 b0 c0 d0 a1 b1 c1 d1 ... of the column's four words.
 void StoreColumns(Words a, Words b, Words c, Words d, uint8_t* out, int64_t column_bytes) {
   const auto bytes = [](Words words) { return reinterpret_cast<Bytes>(words); };
   const auto halves = [](Bytes vector) { return reinterpret_cast<Halves>(vector); };
@@ -72,7 +71,7 @@ void StoreColumns(Words a, Words b, Words c, Words d, uint8_t* out, int64_t colu
   Store(out + 3 * column_bytes, InterleaveHigh(high_ab, high_cd));
 }
 
-/// The words of panels.h for 8 k (eight nibbles a word) of each of the four slices.
+/// Joins 8 k (eight nibbles per word) of each of the four slices to the words of panels.h.
 void JoinNibbles(const Words (&slices)[4], uint8_t* out, int64_t column_bytes) {
   const Words mask = Words{} + 0x0f0f0f0fu;
   const Words even01 = (slices[0] & mask) | (slices[1] & mask) << 4;
@@ -99,7 +98,7 @@ Words SpreadToNibbles(Words codes) {
   return (codes & 0x07070707u) | (codes & 0x38383838u) << 1;
 }
 
-/// Eight codes from the i-th on of a slice, which lies dense in three words.
+/// Codes 8 i to 8 i + 7 of a slice, which is densely packed in three words.
 Words ThreeBitCodes(const Rows& rows, int slice, int i, int column) {
   const Words word = rows.Get<Words>(3 * slice + std::min(i, 2), 4 * column);
   if (i == 0) return SpreadToNibbles(word);
@@ -135,8 +134,8 @@ void Pack3(const Rows& rows, uint8_t* out) {
   }
 }
 
-/// Sixteen words of four 2-bit codes, as bytes, of four columns: those k of a slice that lie in
-/// word `half` of the column.
+/// Sixteen words of four 2-bit codes, as bytes, for four columns: the k of every slice that are in
+/// word `half` of the slice.
 void JoinPairs(const Rows& rows, int half, int column, uint8_t* out) {
   Words phases[4] = {};
   for (int p = 0; p < 4; ++p) {
@@ -164,7 +163,7 @@ void Pack2(const Rows& rows, uint8_t* out) {
   }
 }
 
-/// Eight words, of two 8-bit codes each, of four columns: k = w and w + 32 from row `first` on.
+/// Eight words of two 8-bit codes each (k = w and w + 32) for four columns, from row `first` on.
 void JoinBytes(const Rows& rows, int first, int column, uint8_t* out) {
   constexpr int kSliceRows = kSliceK / 4;
   const auto join = [&](int row, bool high) {
@@ -190,9 +189,9 @@ void Pack8(const Rows& rows, uint8_t* out) {
   }
 }
 
-/// Eight k of eight columns of 16 bits.
+/// Transposes eight k of eight columns of 16-bit elements.
 void Transpose16(const Rows& rows, int first_row, int column, uint8_t* out, int64_t column_bytes) {
-  Words pairs[8];  // Two columns by two k in a word: columns 0..3 of rows 0-1, 2-3, ..., then 4..7.
+  Words pairs[8];  // Two k of a column per word: columns 0..3 of rows 0-1, 2-3, ..., then 4..7.
   for (int i = 0; i < 4; ++i) {
     const auto even = rows.Get<Halves>(first_row + 2 * i, 2 * column);
     const auto odd = rows.Get<Halves>(first_row + 2 * i + 1, 2 * column);
@@ -234,14 +233,14 @@ void Pack32(const Rows& rows, uint8_t* out) {
   }
 }
 
-/// Rows of the source, of which the last may be partly used: unused codes of a word are zero.
+/// Rows of the source. The last may be partly used; unused codes of a word are zero.
 int64_t RowCount(const ChunkSource& source) {
   if (source.bits > 8) return source.k;
   return 32 % source.bits == 0 ? CeilDivide(source.k, 32 / source.bits)
                                : source.bits * CeilDivide(source.k, 32);
 }
 
-/// Copies what lies inside the source, the rest is zero.
+/// Copies the part of a tile that is inside the source and zero-fills the rest.
 Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column, int64_t columns,
               uint8_t* tile) {
   const auto [rows, element_bytes] = TileShapeOf(source.bits);
@@ -268,8 +267,8 @@ Rows FindRows(const ChunkSource& source, int64_t first_column, int64_t columns, 
   return {from + (first_row * source.n + first_column) * element_bytes, source.n * element_bytes};
 }
 
-// Rows go by value: out may alias anything, so the fields of a reference would be read again after
-// every store (s8: 0.40 instead of 0.33 ms for 4 MiB).
+// Takes rows by value: `out` may alias anything, so the fields of a reference would be reloaded
+// after every store (s8: 0.40 instead of 0.33 ms for 4 MiB).
 void PackRows(int bits, Rows rows, uint8_t* out) {
   switch (bits) {
     case 2:

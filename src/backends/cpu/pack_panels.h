@@ -1,4 +1,4 @@
-// Canonical codes -> CPU panels, one (block, chunk) at a time.
+// Packs k-packed codes into CPU panels, one (block, chunk) at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace marlin::cpu {
 
-/// Where a chunk comes from: canonical words [words_along_k, n], or values [k, n] of 16 or 32 bits.
+/// The source of chunks: k-packed words [words_along_k, n], or [k, n] elements of 16 or 32 bits.
 struct ChunkSource {
   const void* codes;
   int64_t k;
@@ -15,16 +15,16 @@ struct ChunkSource {
   int bits;
 };
 
-/// Writes the ChunkBytes(bits) bytes of one chunk of the block of up to 16 `columns` from
-/// `first_column` on. Precondition: out is 16-byte aligned.
+/// Packs one chunk, ChunkBytes(bits) bytes, of the block of up to 16 `columns` from `first_column`
+/// on. Precondition: out is 16-byte aligned.
 void PackChunk(const ChunkSource& source, int64_t first_column, int64_t columns, int64_t chunk,
                uint8_t* out);
 
-/// Asks for the memory that PackChunk will read: rows lie n elements apart, which no hardware
-/// prefetcher follows.
+/// Prefetches the memory that PackChunk will read: rows are n elements apart, a stride that
+/// hardware prefetchers do not follow.
 void PrefetchChunk(const ChunkSource& source, int64_t first_column, int64_t columns, int64_t chunk);
 
-/// The rows of a chunk, each of 16 elements, that PackTile takes.
+/// Shape of the input of PackTile: the rows of a chunk, 16 elements each.
 struct TileShape {
   int64_t rows;
   int64_t element_bytes;
@@ -32,15 +32,15 @@ struct TileShape {
 TileShape TileShapeOf(int bits);
 inline constexpr int64_t kMaxTileBytes = int64_t{kChunkK} * kBlockRows * 4;
 
-/// PackChunk of a chunk that lies in a tile of that shape, 16-byte aligned.
+/// PackChunk from a tile of that shape, 16-byte aligned.
 void PackTile(int bits, const uint8_t* tile, uint8_t* out);
 
-/// Where the k-th of a column's 32-bit numbers lies: the even k of a slice of 32 come first.
+/// Position of the k-th 32-bit element of a column: in every slice of 32, even k come first.
 constexpr int64_t PlaceInSlice(int64_t k) {
   return k / kSliceK * kSliceK + k % 2 * (kSliceK / 2) + k % kSliceK / 2;
 }
 
-/// Elements [groups, n].
+/// Source of group parameters: elements [groups, n].
 struct GroupSource {
   const void* data;
   int64_t element_bytes;
@@ -48,7 +48,7 @@ struct GroupSource {
   int64_t n;
 };
 
-/// Copies columns to out, whose rows of 16 elements are groups.
+/// Copies columns to `out`, [groups][16].
 void PackGroups(const GroupSource& source, int64_t first_column, int64_t columns, uint8_t* out);
 
 }  // namespace marlin::cpu

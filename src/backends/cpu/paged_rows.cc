@@ -101,7 +101,7 @@ AttentionJob PagedRows::JobOf(int64_t sequence, const TensorView& queries,
   const int64_t count = SegmentsOf(sequence) / 2;
   const int64_t key_elements = cache_.kv_heads * cache_.page_tokens * cache_.key_dim;
   for (int64_t i = 0; segments != nullptr && i < count; ++i) {
-    // Null where the page of a block before the window is gone.
+    // Null if a block before the window has no page any more.
     const uint8_t* const page = PageAt(sequence, i * kSegment);
     const int64_t place = i * kSegment % cache_.page_tokens;
     const auto at = [&](int64_t element) {

@@ -1,4 +1,4 @@
-// The rows of a step and their pages, as the CPU reads them.
+// The rows of a decoder step and their KV cache pages, as read by the CPU.
 #pragma once
 
 #include <cstdint>
@@ -13,33 +13,33 @@ class PagedRows {
  public:
   PagedRows(const SequenceRows& rows, const PagedCache& cache) : rows_(rows), cache_(cache) {}
 
-  /// Everything that the memory says: ascending rows, consecutive positions, and a page for every
-  /// position that a row writes or sees through the window (0: all before it). Errors:
-  /// kInvalidArgument.
+  /// Validates the contents of the tensors: ascending first_rows, consecutive positions, and a page
+  /// for every position that a row writes or sees in its window (0: all positions before it).
+  /// Errors: kInvalidArgument.
   Status Check(int64_t window) const;
 
-  // The rest is for after Check.
+  // Precondition of all below: Check succeeded.
   int64_t sequences() const { return rows_.first_rows.dim(0) - 1; }
   int64_t FirstRow(int64_t sequence) const { return rows_.first_rows.As<int32_t>()[sequence]; }
   int64_t Position(int64_t row) const { return rows_.positions.As<int32_t>()[row]; }
   int64_t Tokens(int64_t sequence) const { return FirstRow(sequence + 1) - FirstRow(sequence); }
-  /// Positions up to its last row's; 0 where it has no row.
+  /// KV length: the position of the sequence's last row plus 1; 0 if it has no row.
   int64_t Length(int64_t sequence) const;
   int64_t SegmentsOf(int64_t sequence) const;
 
-  /// The first byte of this cache's part of the page of a position.
+  /// First byte of this cache's part of the page that holds a position.
   uint8_t* PageAt(int64_t sequence, int64_t position) const;
 
-  /// Bytes of the addresses of all sequences' segments, of keys and values.
+  /// Bytes of the segment address arrays of all sequences, for keys and values.
   int64_t SegmentBytes() const;
-  /// The rows of a sequence as a job. Fills SegmentsOf addresses, and points the job at them; null:
-  /// for its numbers alone.
+  /// The rows of a sequence as a job. Fills `segments` with SegmentsOf addresses, which the job
+  /// then references; null: the job is used for its sizes only.
   AttentionJob JobOf(int64_t sequence, const TensorView& queries, const MutableTensorView& out,
                      const uint8_t** segments) const;
 
  private:
   Status CheckSequence(int64_t sequence, int64_t window) const;
-  /// Null: the page is not there.
+  /// Address of a page; null if there is no such page.
   uint8_t* Page(int64_t page) const;
   const int32_t* TableOf(int64_t sequence) const {
     return rows_.block_tables.As<int32_t>() + sequence * rows_.block_tables.dim(1);

@@ -1,11 +1,11 @@
-// The CPU's private weight layout: one copy that every instruction set reads.
+// The CPU's packed weight layout: one copy, shared by all instruction sets.
 //
-// Columns n go in blocks of 16 rows (a row is one output column n), k in chunks of 128. A chunk of
-// a block is a run of 64-byte vectors of 32 16-bit words. Word w of a row holds the codes of
-// k = w + 32 j (j = 0..3) of the chunk at bits `bits * j`, so that
+// n is divided into blocks of 16 rows (a panel row is one output column n), k into chunks of 128. A
+// chunk of a block is a sequence of 64-byte vectors of 32 16-bit words. Word w of a row holds the
+// codes of k = w + 32 j (slices j = 0..3) of the chunk at bits `bits * j`, so that
 //   - shifting words right by bits * j leaves 32 consecutive k of one output (an AMX A row),
 //   - shifting 32-bit lanes by bits * j, or 16 + bits * j, leaves 16 even, or odd, k.
-// Garbage above a code is harmless: look-up tables are replicated over the unused index bits.
+// Bits above a code need no masking: lookup tables are replicated over the unused index bits.
 //
 //   bits  vectors per chunk  row r of the block
 //    4    16                 vector r
@@ -16,8 +16,8 @@
 //    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
 //    32   128                vectors 8r .. 8r + 7: the even k of a slice of 32, then its odd k
 //
-// k is padded to 128 and n to 16 with code 0 and scale 0. Scales, zeros and biases are
-// [block][group][16] in their stored types, groups padded to cover the padded k.
+// k is padded to a multiple of 128 and n to a multiple of 16, with code 0 and scale 0. Scales, zero
+// points and biases are [block][group][16] in their stored types; groups cover the padded k.
 #pragma once
 
 #include <cstdint>
@@ -32,20 +32,20 @@ inline constexpr int kBlockRows = 16;
 inline constexpr int kChunkK = 128;
 inline constexpr int kSliceK = 32;
 inline constexpr int kVectorBytes = 64;
-/// k whose group parameters are widened at a time; a decoded fp32 panel of 8 rows is 32 KiB of L1.
+/// KC: k whose group parameters are widened at a time; a decoded fp32 panel of 8 rows is 32 KiB.
 inline constexpr int64_t kPassK = 1024;
 
 /// Bytes of one (block, chunk) of codes.
 constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * bits / 8; }
 
-/// Plain pointers to one expert's panels, as kernels take them. Padding included: blocks * 16 rows
-/// and chunks * 128 k can be read.
+/// The panels of one expert, as passed to kernels. Padding is readable: blocks * 16 rows and
+/// chunks * 128 k.
 struct PanelView {
   const uint8_t* codes;
   const void* scales;  ///< Null for unquantized formats.
   const void* zeros;   ///< f16, or null.
   const void* biases;  ///< Or null.
-  const float* table;  ///< [256] for 8 bits, else 16: the values replicated over unused index bits.
+  const float* table;  ///< [256] values of the codes, replicated over the unused index bits.
   float global_scale;
   Format format;
   ScaleType scale_type;

@@ -12,11 +12,11 @@
 namespace marlin::cpu {
 namespace {
 
-/// Blocks whose chunks are packed in turn: their columns share cache lines and pages of a row.
+/// Blocks packed together, chunk by chunk: their columns share cache lines and pages of the source.
 constexpr int64_t kTaskBlocks = 4;
 constexpr int64_t kTableBytes = 256 * sizeof(float);
 
-/// The values of all codes, replicated over the index bits that a format leaves unused.
+/// Writes the values of all codes, replicated over the unused index bits.
 void FillTable(const QuantizedWeights& weights, float* table) {
   const int bits = GetFormatInfo(weights.spec.format).bits;
   if (bits > 8) {
@@ -39,7 +39,7 @@ void PreparedPanels::LayOut() {
   layout_.blocks = CeilDivide(spec.n, kBlockRows);
   layout_.chunks = CeilDivide(spec.k, kChunkK);
   const int64_t padded_k = layout_.chunks * kChunkK;
-  // One group covers the padding too, so that a chunk never straddles it.
+  // A single group covers the padding too, so that no chunk straddles its end.
   layout_.group_size =
       GroupCount(spec) <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
   layout_.groups = info.quantized ? CeilDivide(padded_k, layout_.group_size) : 0;

@@ -1,4 +1,4 @@
-// Prepared weights of the CPU backend: panels of every expert in one allocation.
+// Prepared weights of the CPU backend: the panels of all experts in one allocation.
 #pragma once
 
 #include <memory>
@@ -15,33 +15,32 @@ namespace marlin::cpu {
 
 class PreparedPanels : public PreparedWeights::Storage {
  public:
-  /// Rearranges columns of weights that can be joined. Codes of unquantized formats may lie
-  /// transposed, and their values are checked unless they have been validated, as all else has.
-  /// Errors: kNonFiniteInput for
-  /// numbers that are NaN or Inf, kOutOfMemory.
+  /// Packs columns of weights that can be joined. Unquantized weights may be transposed. All other
+  /// validation has been done; unquantized values are checked here unless `validated`. Errors:
+  /// kNonFiniteInput (a weight is NaN or Inf), kOutOfMemory.
   static Result<std::shared_ptr<const PreparedPanels>> Make(std::span<const WeightColumns> columns,
                                                             bool validated, const Backend* backend,
                                                             ThreadPool& pool);
-  /// Panels that lie in an image, which they keep. Errors: kMalformedFile for another size.
+  /// Panels in the memory of an image, which they keep alive. Errors: kMalformedFile (wrong size).
   static Result<std::shared_ptr<const PreparedPanels>> FromImage(const PreparedImage& image,
                                                                  const Backend* backend);
-  /// All of it: the panels, the table and the global scales.
+  /// The whole allocation: panels, value table and global scales.
   std::span<const std::byte> image() const {
     return {reinterpret_cast<const std::byte*>(base_), static_cast<size_t>(image_bytes_)};
   }
   PanelView View(int64_t expert) const;
 
  private:
-  /// Chooses the places of all arrays.
+  /// Computes the offsets and strides of all arrays.
   void LayOut();
-  /// Fills the panels of some blocks. False when `check` finds a number that is not finite.
+  /// Packs some blocks. Returns false if `check` is set and a weight is not finite.
   bool PackBlocks(const BlockColumns& columns, int64_t expert, int64_t first_block,
                   bool check) const;
 
-  PanelView layout_{};                 ///< Of expert 0, pointers unset.
+  PanelView layout_{};                 ///< The view of an expert, without its pointers.
   const uint8_t* base_ = nullptr;      ///< 64-byte aligned.
-  AlignedBuffer buffer_;               ///< Holds base_,
-  std::shared_ptr<const void> owner_;  ///< or this does.
+  AlignedBuffer buffer_;               ///< Owns base_ after Make.
+  std::shared_ptr<const void> owner_;  ///< Owns base_ after FromImage.
   int64_t codes_stride_ = 0;           ///< Bytes from one expert to the next.
   int64_t scales_stride_ = 0;
   int64_t zeros_stride_ = 0;

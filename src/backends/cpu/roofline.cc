@@ -27,7 +27,7 @@ double Seconds(Body&& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// FLOP/s of a loop that every worker runs once.
+/// Total FLOP/s of a loop that every worker runs once.
 template <typename Loop>
 double Flops(ThreadPool& pool, Loop&& loop) {
   std::atomic<int64_t> total{0};
@@ -43,7 +43,7 @@ Roofline::Roofline(Isa level, ThreadPool& pool, AlignedBuffer buffer)
 
 Result<Roofline> Roofline::Make(Isa level, ThreadPool& pool) {
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(kBufferBytes));
-  // Touched by all workers, so that every page is there and none is the shared zero page.
+  // Write all pages, in parallel: each must be resident and not the shared zero page.
   constexpr int64_t kPart = int64_t{16} << 20;
   pool.Run(kBufferBytes / kPart, [&](int64_t part, int) {
     std::memset(buffer.data() + part * kPart, 1, static_cast<size_t>(kPart));

@@ -1,4 +1,4 @@
-// The ceilings of this machine, measured: what memory delivers and what the units multiply.
+// The measured roofline of this machine: memory bandwidth, FMA and tile throughput.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,10 @@
 
 namespace marlin::cpu {
 
-/// Loops that saturate one resource; per instruction set, in its own namespace.
+/// Loops that saturate one resource each, per instruction set in its own namespace.
 struct RooflineProbes {
-  /// Reads `bytes` from `streams` equally long runs at once; returns something that depends on all.
+  /// Reads `bytes` as `streams` concurrent streams of equal length; the result depends on all
+  /// words, so that no load is optimised away.
   uint32_t (*read)(const uint8_t* data, int64_t bytes, int streams);
   /// Runs independent FMAs; returns the number of floating-point operations done.
   int64_t (*fma)(int64_t iterations, float* sink);
@@ -28,23 +29,23 @@ namespace avx512 {
 extern const RooflineProbes kRooflineProbes;
 }
 namespace amx {
-/// Products of tiles held in registers; returns the floating-point operations done.
+/// Multiplies tiles in registers; returns the number of floating-point operations done.
 int64_t MultiplyTiles(int64_t iterations);
 }  // namespace amx
 
-/// Memory to read from, larger than the caches, and the loops of one level.
+/// A read buffer larger than the caches, and the loops of one level.
 class Roofline {
  public:
   /// Errors: kOutOfMemory.
   static Result<Roofline> Make(Isa level, ThreadPool& pool);
 
-  /// Seconds to read kPassBytes once by all threads, each with `streams` streams; every call reads
-  /// another part of the buffer.
+  /// Seconds to read kPassBytes once with all threads, `streams` streams each; successive calls
+  /// read successive parts of the buffer.
   static constexpr int64_t kPassBytes = int64_t{32} << 20;
   double ReadSeconds(int streams);
   /// FLOP/s of fp32 FMAs, all threads, over a few milliseconds.
   double FmaFlops();
-  /// FLOP/s of bf16 tile products; 0 where there are none.
+  /// FLOP/s of bf16 tile multiplies; 0 below the AMX level.
   double TileFlops();
   /// Seconds of an empty fork and join.
   double ForkJoinSeconds();

@@ -1,4 +1,4 @@
-// Probe loops in the vector operations of one simd_*.h, included inside its namespace.
+// Roofline loops, in the vector operations of one simd_*.h. Included inside its namespace.
 
 static uint32_t ReadStreams(const uint8_t* data, int64_t bytes, int streams) {
   constexpr int64_t kStep = 4 * kLanes;
@@ -21,7 +21,7 @@ static uint32_t ReadStreams(const uint8_t* data, int64_t bytes, int streams) {
   return first;
 }
 
-/// Twelve chains: more than latency times throughput of any unit so far.
+/// Twelve independent chains: more than latency times throughput of any FMA unit so far.
 static int64_t FmaChains(int64_t iterations, float* sink) {
   constexpr int kChains = 12;
   F sums[kChains];

@@ -1,5 +1,5 @@
-// Rows in and out of the kernels: activations widened and reordered, sums finished and stored.
-// Included after a simd_*.h, conversions.inl.h and activation.inl.h inside their namespace.
+// Row packing (activations widened and deinterleaved) and the epilogue. Included after a simd_*.h,
+// conversions.inl.h and activation.inl.h inside their namespace.
 
 static void PackRow(const void* a, DType type, int64_t k, float* x) {
   const int64_t size = type == DType::kF32 ? 4 : 2;

@@ -78,7 +78,7 @@ struct Table {
 };
 MARLIN_SIMD_INLINE Table LoadTable(const float* p) { return {Load(p), Load(p + 8)}; }
 MARLIN_SIMD_INLINE F Lookup(Table t, I index) {
-  // permutevar8x32 reads three index bits; the fourth, moved to the sign, picks the half.
+  // permutevar8x32 uses three index bits; the fourth, shifted to the sign bit, selects the half.
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index),
                           _mm256_permutevar8x32_ps(t.high, index), AsFloat(ShiftLeft<28>(index)));
 }

@@ -1,5 +1,5 @@
-// The vector operations that the CPU kernels are written in, on AVX-512. Every simd_*.h defines the
-// same names in its own namespace, so that no inline code is shared between instruction sets.
+// The vector operations of the CPU kernels, on AVX-512. Every simd_*.h defines the same names in
+// its own namespace, so that no inline function is shared between instruction sets.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ using I = __m512i;  ///< kLanes 32-bit words.
 inline constexpr int kLanes = 16;
 inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
-inline constexpr int kDots = 16;  ///< Sums that a loop of attention keeps in registers.
+inline constexpr int kDots = 16;  ///< Accumulators of an attention tile.
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {
@@ -31,9 +31,9 @@ MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-/// The larger of each pair; where b is NaN, NaN.
+/// Lane-wise maximum; NaN if b is NaN.
 MARLIN_SIMD_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
-/// The first half of the lanes from a, the second from b.
+/// Broadcasts a to lanes 0..7 and b to lanes 8..15 of 16; returns vector `part` of these.
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int /*part*/) {
   return _mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b));
 }
@@ -70,7 +70,7 @@ MARLIN_SIMD_INLINE F Gather(const float* table, I index) {
   return _mm512_i32gather_ps(index, table, 4);
 }
 
-/// Sixteen floats to look up in; only the low four bits of an index count.
+/// A lookup table of 16 floats; only the low four bits of an index are used.
 struct Table {
   F values;
 };
@@ -80,7 +80,7 @@ MARLIN_SIMD_INLINE Table SubTable(Table t, F x) { return {Sub(t.values, x)}; }
 MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.values, x)}; }
 MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.values, x)}; }
 
-/// The sum of all lanes, halves first, always in the same order.
+/// Sum of all lanes in a fixed order: halves first.
 MARLIN_SIMD_INLINE float Sum(F v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
@@ -88,14 +88,14 @@ MARLIN_SIMD_INLINE float Sum(F v) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-/// The largest lane; any number where one is NaN.
+/// Maximum over all lanes; unspecified if a lane is NaN.
 MARLIN_SIMD_INLINE float Largest(F v) {
   const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
-/// Lane i is the sum of the lanes of v[i], added in the same order for every i.
+/// Lane i is the sum of the lanes of v[i], in the same order for every i.
 MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
   F pairs[8];
   for (int i = 0; i < 8; ++i) {
@@ -109,7 +109,7 @@ MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
     fours[i] =
         Add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  // 0x88 takes the even quarters of both, 0xdd the odd ones.
+  // 0x88 takes the even 128-bit quarters of both operands, 0xdd the odd ones.
   const F low = Add(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
                     _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
   const F high = Add(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
@@ -117,7 +117,8 @@ MARLIN_SIMD_INLINE F SumEach(const F (&v)[kLanes]) {
   return Add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
-/// Sixteen 16-bit values widened, or rounded to nearest even.
+/// Loads widen kLanes 16-bit floats; LoadBytes zero-extends bytes to words. Stores round to nearest
+/// even.
 MARLIN_SIMD_INLINE F LoadHalf(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -141,7 +142,7 @@ MARLIN_SIMD_INLINE void StoreBf16(uint16_t* p, F v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
 }
-/// Splits 32 consecutive floats into the 16 even and the 16 odd ones.
+/// Deinterleaves 32 consecutive floats into the 16 even and the 16 odd ones.
 MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
   const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const F low = Load(in);

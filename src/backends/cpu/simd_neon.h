@@ -1,4 +1,4 @@
-// The vector operations of simd_avx512.h on NEON as every 64-bit Arm processor has it.
+// The vector operations of simd_avx512.h on NEON, which every 64-bit Arm processor has.
 #pragma once
 
 #include <arm_neon.h>
@@ -71,13 +71,13 @@ MARLIN_SIMD_INLINE F Gather(const float* table, I index) {
 }
 
 struct Table {
-  F part[4];  ///< Indices 0..3, 4..7, 8..11, 12..15: the 64 bytes that one TBL reads.
+  F part[4];  ///< Indices 0..3, 4..7, 8..11, 12..15: the 64-byte table of one TBL.
 };
 MARLIN_SIMD_INLINE Table LoadTable(const float* p) {
   return {{Load(p), Load(p + 4), Load(p + 8), Load(p + 12)}};
 }
 MARLIN_SIMD_INLINE F Lookup(const Table& t, I index) {
-  // The numbers of an entry's four bytes: 4 i, 4 i + 1, 4 i + 2, 4 i + 3.
+  // Byte indices of entry i: 4 i, 4 i + 1, 4 i + 2, 4 i + 3.
   const I low = And(index, SetWord(15));
   const I bytes = vmlaq_u32(SetWord(0x03020100), low, SetWord(0x04040404));
   const uint8x16x4_t table = {{vreinterpretq_u8_f32(t.part[0]), vreinterpretq_u8_f32(t.part[1]),

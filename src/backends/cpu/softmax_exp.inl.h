@@ -1,7 +1,7 @@
 // The exponential of softmax. Included after a simd_*.h inside its namespace.
 
-/// e^x for x <= 0; 0 below -87.3, so that no subnormal slows down what follows. NaN stays.
-/// x = (n + r) ln 2 with |r| <= 1/2, a polynomial for 2 e^(r ln 2), and n - 1 as an exponent.
+/// e^x for x <= 0; 0 below -87.3, so that no subnormals slow down later arithmetic. NaN propagates.
+/// x = (n + r) ln 2 with |r| <= 1/2, a polynomial for 2 e^(r ln 2), 2^(n - 1) through the exponent.
 MARLIN_SIMD_INLINE F ExpNotPositive(F x) {
   const F clamped = Max(Set(-87.33655f), x);
   // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.

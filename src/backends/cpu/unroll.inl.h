@@ -1,6 +1,6 @@
-// Loops over arrays of vectors. Included inside the namespace of one simd_*.h.
-/// Calls body(integral_constant<int, i>) for i in [0, kCount), fully unrolled: vector arrays that
-/// are indexed with i stay in registers.
+// Unrolled loops over arrays of vectors. Included inside the namespace of one simd_*.h.
+/// Calls body(Index<i>) for i in [0, kCount), fully unrolled, so that vector arrays indexed with i
+/// stay in registers.
 template <int kValue>
 struct Index {
   static constexpr int value = kValue;

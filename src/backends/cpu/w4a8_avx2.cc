@@ -1,16 +1,16 @@
-// The product with int8 activations on AVX2.
+// The W4A8 GEMM on AVX2.
 #include "backends/cpu/simd_avx2.h"
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu::avx2 {
 #include "backends/cpu/decode.inl.h"
-// After it, because it is written in the words of decode.inl.h.
+// Separate block: it uses decode.inl.h and must not be sorted before it.
 #include "backends/cpu/byte_codes.inl.h"
 
 namespace {
 
 constexpr int kTileRows = 4;
-// Bytes of 8-bit codes stay signed: see AddDot.
+// Bytes of 8-bit codes stay signed, so they have no offset: see AddDot.
 constexpr int32_t kWideOffset = 0;
 
 /// Transposes 8 x 8 32-bit elements and stores row i at out + 64 i.
@@ -58,7 +58,7 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   }
 }
 
-/// Sixteen consecutive k of eight columns.
+/// The bytes of 16 consecutive k of 8 columns.
 template <int kBits>
 struct Bytes {
   I k4[4];
@@ -79,12 +79,12 @@ MARLIN_SIMD_INLINE I AddDot(I sum, const Bytes<kBits>& weights, const int8_t* q)
     __builtin_memcpy(&four, q + 4 * i, sizeof(four));
     const I x = _mm256_set1_epi32(four);
     if constexpr (kBits == 8) {
-      // |w| <= 128 against |q| <= 127: a pair stays below 2^15, which u <= 255 would not.
+      // |w| <= 128 and |q| <= 127: a pair of products stays below 2^15; with u <= 255 it would not.
       words[i] = _mm256_madd_epi16(
           _mm256_maddubs_epi16(_mm256_abs_epi8(weights.k4[i]), _mm256_sign_epi8(x, weights.k4[i])),
           ones);
     } else {
-      // u <= 32: four pairs stay below 2^15.
+      // u <= 32: the sum of four pairs stays below 2^15.
       words[i] = _mm256_maddubs_epi16(weights.k4[i], x);
     }
   });

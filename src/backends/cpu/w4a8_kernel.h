@@ -1,11 +1,11 @@
-// The product with int8 activations on CPU panels, one multiply function per instruction set.
+// The GEMM with int8 activations (W4A8) on CPU panels, one multiply function per instruction set.
 //
 // Activations are quantized per row and block of 32 k: q = round(x / scale), scale = amax / 127.
 // Weights become bytes u with value(code) = (u - offset) / factor, so that a block's dot product
 //   sum((u - offset) q) = sum(u q) - offset sum(q)
-// is exact in int32. Then, in fp32 and in this order on every instruction set,
+// is exact in int32. Then, in fp32,
 //   out += ((dot - factor zero sum(q)) (weight scale / factor)) activation scale
-// which makes the rows of all instruction sets agree bit for bit.
+// in this order on every instruction set, so that their results are bit-identical.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,31 @@
 namespace marlin::cpu {
 
 /// One block of 32 quantized activations. Byte 4 i + c holds k = 2 i + {0, 16, 1, 17}[c], the order
-/// in which panel words give their codes without crossing lanes. One cache line: a tile reads all
-/// of a block or nothing.
+/// in which panel words yield their codes without cross-lane shuffles. One cache line, because a
+/// tile always reads a whole block.
 struct alignas(kVectorBytes) Int8Block {
   int8_t q[kSliceK];
   float scale;  ///< NaN or Inf for a block that holds one.
-  int32_t sum;  ///< Of all q.
+  int32_t sum;  ///< Sum of q, for the zero-point correction.
 };
 
-/// How a format's codes become unsigned bytes: value(code) = (byte - offset) / factor.
+/// Mapping of a format's codes to unsigned bytes: value(code) = (byte - offset) / factor.
 struct ByteCodes {
   uint8_t
-      byte[16];  ///< Of a code of up to 4 bits, replicated; 8-bit codes are flipped in the sign.
+      byte[16];  ///< By code of up to 4 bits, replicated. For 8-bit codes the sign bit is flipped.
   int32_t offset;
   float factor;
 };
 
-/// Whether a format's values are integers, or halves of integers, that fit the byte products.
+/// Whether a format's values are integers, or multiples of 1/2, in the range of the byte kernels.
 bool HasByteCodes(Format format);
 /// Precondition: HasByteCodes(weights.format).
 ByteCodes ByteCodesOf(const PanelView& weights);
 
-/// Replaces a row of fp32 activations, as ExactKernels::pack_row leaves it, by its blocks, in
-/// place.
+/// Quantizes a row of fp32 activations, packed by ExactKernels::pack_row, to Int8Blocks in place.
 void QuantizeRow(float* x, int64_t padded_k);
 
-/// The multiply functions read rows of Int8Block where the exact ones read rows of fp32.
+/// As the exact multiply functions, with rows of Int8Block instead of fp32.
 namespace scalar {
 ExactKernels::MultiplyBlock SelectW4a8(const PanelView& weights);
 }

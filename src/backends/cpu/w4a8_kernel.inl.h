@@ -1,9 +1,9 @@
-// The product with int8 activations in the vector operations of one instruction set; included after
-// its DecodePair and byte products. A block's weights are decoded to bytes once per 1024 k (16 KiB
-// of L1) and multiplied with all rows: vector lanes are columns, so the 32 k of an activation block
-// add up in int32 without leaving a register.
+// The W4A8 GEMM, in the vector operations of one instruction set. Included after its DecodePair,
+// LoadBytesOf and AddDot. A column block is decoded to bytes once per KC block of 1024 k (16 KiB of
+// L1) and multiplied with all rows. Vector lanes are columns, so the 32 k of an activation block
+// accumulate in int32 in registers, without horizontal reductions.
 
-/// A chunk's codes as bytes.
+/// Decodes the codes of a chunk to bytes.
 template <int kBits>
 static void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   constexpr int64_t kPrefetchBytes = 2048;  // Consecutive chunks are consecutive in memory.
@@ -12,17 +12,17 @@ static void DecodeBytes(const uint8_t* chunk, const ByteCodes& codes, uint8_t* o
   DecodePair<kBits, 1>(chunk, codes, out);
 }
 
-/// What a tile needs of the decoded panel.
+/// A decoded panel, and its group parameters.
 struct BytePanel {
   const uint8_t* bytes;
   int64_t slices;
   const GroupParameters& parameters;
-  int64_t group[kPassK / kSliceK];  ///< Where a slice's parameters start.
+  int64_t group[kPassK / kSliceK];  ///< Offset of each slice's parameters.
   int32_t offset;
   bool has_zeros;
 };
 
-/// dot[i] = row i of x times a slice of vector lanes of columns, without the zero points.
+/// dot[i] = row i of x times one slice of kLanes columns, before the zero-point correction.
 template <int kBits, int kM>
 MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, int32_t offset, const Int8Block* x,
                                       int64_t x_stride, I (&dot)[kM]) {
@@ -36,7 +36,7 @@ MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, int32_t offset, cons
   }
 }
 
-/// A slice's dot products as fp32: less the zero points, times the scale of the weights.
+/// A slice's dot products as fp32, with the zero-point correction, times the weight scale.
 MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, int32_t sum) {
   F value = ToFloat(dot);
   if (panel.has_zeros) {
@@ -46,7 +46,7 @@ MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, int3
   return Mul(value, Load(panel.parameters.scale + group));
 }
 
-/// out[i, 0..15] += kM rows of x times the panel.
+/// out[i, 0..15] += row i of x times the panel, for kM rows.
 template <int kBits, int kM>
 static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_stride, float* out,
                          int64_t out_stride) {
@@ -72,7 +72,7 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
 template <int kBits>
 static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
-  // A row of blocks lies where the driver's row of floats was.
+  // Rows of Int8Block start where the driver's rows of floats did.
   const auto* rows = reinterpret_cast<const Int8Block*>(x);
   const int64_t row_stride = x_stride * 4 / static_cast<int64_t>(sizeof(Int8Block));
   auto* bytes = reinterpret_cast<uint8_t*>(scratch);

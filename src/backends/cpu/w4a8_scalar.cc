@@ -1,10 +1,10 @@
-// The product with int8 activations on any processor.
+// The W4A8 GEMM on any processor.
 #include "backends/cpu/simd_scalar.h"
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu::scalar {
 #include "backends/cpu/decode.inl.h"
-// After it, because it is written in the words of decode.inl.h.
+// Separate block: it uses decode.inl.h and must not be sorted before it.
 #include "backends/cpu/byte_codes.inl.h"
 
 namespace {
@@ -34,7 +34,7 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   }
 }
 
-/// Sixteen consecutive k of one column.
+/// The bytes of 16 consecutive k of one column.
 template <int kBits>
 struct Bytes {
   const uint8_t* bytes;

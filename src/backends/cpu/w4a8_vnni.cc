@@ -1,11 +1,11 @@
-// The product with int8 activations on AVX-512 with VNNI.
+// The W4A8 GEMM on AVX-512 VNNI.
 #include "backends/cpu/simd_avx512.h"
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu::vnni {
 using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
 #include "backends/cpu/decode.inl.h"
-// After it, because it is written in the words of decode.inl.h.
+// Separate block: it uses decode.inl.h and must not be sorted before it.
 #include "backends/cpu/byte_codes.inl.h"
 
 namespace {
@@ -13,8 +13,8 @@ namespace {
 constexpr int kTileRows = 8;
 constexpr int32_t kWideOffset = 128;
 
-/// Byte 4 i + c of the low half is the first slice's k = 2 i + {0, 16, 1, 17}[c], of the high half
-/// the second's: even bytes of the words 2 i, 16 + 2 i, ... , then odd bytes.
+/// Permutation that separates two slices. Low half: byte 4 i + c is k = 2 i + {0, 16, 1, 17}[c] of
+/// the first slice, from even bytes. High half: the same of the second slice, from odd bytes.
 alignas(64) constexpr uint8_t kSplitSlices[64] = {
     0,  32, 2,  34, 4,  36, 6,  38, 8,  40, 10, 42, 12, 44, 14, 46, 16, 48, 18, 50, 20, 52,
     22, 54, 24, 56, 26, 58, 28, 60, 30, 62, 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43,
@@ -39,7 +39,7 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   }
 }
 
-/// Sixteen consecutive k of sixteen columns.
+/// The bytes of 16 consecutive k of 16 columns.
 template <int kBits>
 struct Bytes {
   I k4[4];

@@ -1,5 +1,5 @@
-// What runs the launches of Metal kernels: an Apple GPU, or the simulator. Memory is the host's and
-// the device's at once, so addresses are the host's.
+// Driver: runs launches of Metal kernels on an Apple GPU or in the simulator. Memory is unified, so
+// all addresses are host addresses.
 #pragma once
 
 #include <array>
@@ -16,39 +16,39 @@
 
 namespace marlin::metal {
 
-/// What a kernel's buffer is bound to.
+/// A buffer argument of a launch.
 struct KernelBuffer {
   int index = 0;  ///< MARLIN_BUFFER_...
   const void* data = nullptr;
   int64_t bytes = 0;
-  bool written = false;  ///< Else nothing may write it while the launch runs.
-  bool cleared = true;   ///< false: it holds nothing that may be read before it is written.
+  bool written = false;  ///< false: must not be written by anything while the launch runs.
+  bool cleared = true;   ///< false: uninitialised; must be written before it is read.
 };
 
-/// Values of the function constants, by number; of those that the kernel's source has.
+/// Function constants by MARLIN_CONSTANT_...; those that a source does not declare are ignored.
 using FunctionConstants = std::array<int32_t, MARLIN_CONSTANT_COUNT>;
 
 /// One dispatch of a kernel.
 struct KernelLaunch {
   std::string_view source;    ///< "gemv.metal"
-  std::string_view function;  ///< The host_name; as the source's, a literal.
+  std::string_view function;  ///< The host_name. Like `source`, points to a string literal.
   FunctionConstants constants{};
   FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
   kernels::Parameters parameters{};
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
-  uint32_t threads = 32;  ///< Of a threadgroup.
+  uint32_t threads = 32;  ///< Threads per threadgroup.
 };
 
-/// What launch plans may know about a device.
+/// Device properties that launch plans depend on.
 struct DeviceShape {
   int cores = 8;
-  /// Whether the elements of matrix fragments lie where kernels::FragmentRow says.
+  /// Whether simdgroup_matrix has the element layout of kernels::FragmentRow.
   bool known_fragments = true;
-  bool fast_math = false;  ///< Kernels are compiled so that sums may be reordered.
+  bool fast_math = false;  ///< Compiled with fast math: sums may be reassociated.
 };
 
 struct DriverInfo {
-  std::string name;   ///< What Device::Open takes.
+  std::string name;   ///< The name for Device::Open.
   std::string model;  ///< "Apple M2", "simulator".
   std::vector<std::string> features;
 };
@@ -60,12 +60,12 @@ class Driver {
   virtual DriverInfo Info() const = 0;
   virtual DeviceShape Shape() const = 0;
 
-  /// Runs launches one after the other: each sees what the ones before wrote. May return before
-  /// they are done. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
+  /// Runs launches in order: each sees the writes of those before it. May return before they
+  /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
   virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
-  /// Waits for everything that was run on the stream; null: on any. Errors: of the work itself.
+  /// Waits for all work on the stream; null: on every stream. Errors: those of the work.
   virtual Status Synchronize(void* stream) = 0;
-  /// false: Run may return before its work is done.
+  /// false: Run may return before its work completes.
   virtual bool calls_block() const = 0;
 
   /// Aligned to 64 bytes or more. Errors: kOutOfMemory.

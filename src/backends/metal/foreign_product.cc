@@ -13,13 +13,13 @@
 namespace marlin::metal {
 namespace {
 
-/// Memory alone.
+/// A driver that only allocates memory.
 class HostMemory final : public HostMemoryDriver {
  public:
   DriverInfo Info() const override { return {"memory", "memory", {}}; }
   DeviceShape Shape() const override { return {}; }
   Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
-    return Status(Code::kUnsupported, "weights for other frameworks: nothing here runs kernels");
+    return Status(Code::kUnsupported, "weights for other frameworks: this driver runs no kernels");
   }
 };
 
@@ -49,7 +49,7 @@ GemmCall Call(const GemmDesc& desc, const PreparedStrips& weights, const Foreign
   made.expert = call.expert;
   made.a_stride = desc.k;
   made.c_stride = desc.gated ? desc.n / 2 : desc.n;
-  // Addresses are the framework's affair; here one says that there is a bias.
+  // The framework binds the addresses; a non-null pointer only signals that there is a bias.
   if (call.has_bias) made.epilogue.bias = &call;
   made.epilogue.bias_type = call.bias_type;
   return made;
@@ -73,7 +73,7 @@ GemmLaunches LaunchesOf(const KernelChoice& choice, const PreparedStrips& weight
   return metal::LaunchesOf(PlanLaunch(*choice.kernel, desc, device), Call(desc, weights, call));
 }
 
-/// The function constants that kernels have, by name.
+/// Names and values of the function constants.
 Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionConstants& constants) {
   std::vector<std::pair<std::string, int>> values;
   MARLIN_ASSIGN_OR_RETURN(const std::vector<FunctionConstant> known, ListFunctionConstants());

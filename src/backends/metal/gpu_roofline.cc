@@ -20,9 +20,9 @@ constexpr int64_t kVectorBytes = 4 * kWordBytes;
 constexpr int64_t kGroupVectors = int64_t{kReadRounds} * kRooflineVectors * kThreads;
 constexpr int64_t kGroupBytes = kGroupVectors * kVectorBytes;
 
-/// Threadgroups of a core that multiplies: more simdgroups than it runs at once.
+/// Threadgroups per core of the matrix benchmark: more simdgroups than a core keeps resident.
 constexpr int64_t kMatrixGroupsOfCore = 8;
-/// Of the product of two 8x8 matrices.
+/// FLOPs of one 8x8x8 matrix multiply-accumulate.
 constexpr double kMatrixOperations = 2.0 * 8 * 8 * 8;
 
 constexpr int kMatrixCalls = 4;
@@ -42,7 +42,7 @@ Result<GpuRoofline> GpuRoofline::Make(Driver& driver, int64_t read_bytes, int ma
   MARLIN_ASSIGN_OR_RETURN(roofline.matrix_inputs_,
                           AllocateMemory<float>(driver, 2 + kRooflineSums));
   std::iota(roofline.data_.get(), roofline.data_.get() + roofline.read_bytes_ / kWordBytes, 0U);
-  // Whole numbers whose sums fp32 holds, up to some 10^5 steps.
+  // Integers whose sums are exact in fp32 for up to some 10^5 steps.
   float* const inputs = roofline.matrix_inputs_.get();
   inputs[0] = 1;
   inputs[1] = -1;

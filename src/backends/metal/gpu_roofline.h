@@ -1,5 +1,5 @@
-// The ceilings of a GPU, measured: what memory delivers, what the matrix units multiply, and what a
-// call costs. Must not know products or who compares them.
+// The measured roofline of a GPU: memory bandwidth, matrix throughput and launch overhead. Must not
+// know GEMMs or the benchmarks that use it.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace marlin::metal {
 
-/// Memory to read from, larger than the caches, and the launches of kernels/roofline.metal.
+/// A read buffer larger than the caches, and the launches of kernels/roofline.metal.
 class GpuRoofline {
  public:
-  /// Beyond the system-level cache of 8 to 96 MB.
+  /// Larger than the system-level cache of 8 to 96 MB.
   static constexpr int64_t kReadBytes = int64_t{512} << 20;
-  /// Launches of one measurement, so that waiting for the last one hardly counts.
+  /// Launches per measurement, so that the wait for the last one is negligible.
   static constexpr int kReadPasses = 4;
-  /// Products that a simdgroup of MatrixFlops adds to each of its sums; milliseconds.
+  /// Multiply-accumulates per accumulator fragment in MatrixFlops; takes milliseconds.
   static constexpr int kMatrixSteps = 2048;
 
-  /// The driver must outlive this. `read_bytes` is rounded down to whole threadgroups, of which
-  /// there is at least one. Errors: kOutOfMemory, those of the driver.
+  /// The driver must outlive this. `read_bytes` is rounded down to whole threadgroups, at least
+  /// one. Errors: kOutOfMemory, those of the driver.
   static Result<GpuRoofline> Make(Driver& driver, int64_t read_bytes = kReadBytes,
                                   int matrix_steps = kMatrixSteps);
 
@@ -28,13 +28,13 @@ class GpuRoofline {
 
   /// Seconds to read read_bytes() once, the mean of kReadPasses. Errors: of the driver.
   Result<double> ReadSeconds();
-  /// FLOP/s of fp32 products of 8x8 matrices, all cores. Errors: of the driver.
+  /// FLOP/s of fp32 8x8 matrix multiply-accumulates on all cores. Errors: of the driver.
   Result<double> MatrixFlops();
-  /// Seconds of a call that does nothing, among others. Errors: of the driver.
+  /// Seconds per launch of an empty kernel, launched back-to-back. Errors: of the driver.
   Result<double> CallSeconds();
 
-  /// What the last reading and the last multiplication wrote, one number for each thread: the sum
-  /// (modulo 2^32) of the words that it read, of 0, 1, 2, ... in all, and of its sums of products.
+  /// Outputs of the last ReadSeconds and MatrixFlops, one per thread: the sum (modulo 2^32) of the
+  /// words that it read (the buffer holds 0, 1, 2, ...), and the sum of its accumulators.
   const uint32_t* read_sums() const { return sums_.get(); }
   const float* matrix_sums() const { return matrix_sums_.get(); }
   int64_t read_threads() const;
@@ -45,8 +45,7 @@ class GpuRoofline {
       : driver_(&driver), read_bytes_(read_bytes), matrix_steps_(matrix_steps) {}
   KernelLaunch ReadLaunch(int64_t threadgroups) const;
   KernelLaunch MatrixLaunch() const;
-  /// Seconds of one of `calls` calls of the launch, from the first one's start to the last one's
-  /// end.
+  /// Mean seconds per launch over `calls` launches, from the first start to the last end.
   Result<double> Seconds(const KernelLaunch& launch, int calls) const;
 
   Driver* driver_;

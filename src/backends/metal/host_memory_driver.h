@@ -1,4 +1,4 @@
-// What drivers without a GPU share: memory of the host, and calls that end with their work.
+// Base of the drivers without a GPU: host memory and blocking calls.
 #pragma once
 
 #include "backends/metal/driver.h"

@@ -22,7 +22,7 @@ std::string_view Trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
 }
 
-/// What stands between commas.
+/// The comma-separated parts, trimmed.
 std::vector<std::string_view> Split(std::string_view text) {
   std::vector<std::string_view> parts;
   while (!Trim(text).empty()) {
@@ -33,7 +33,7 @@ std::vector<std::string_view> Split(std::string_view text) {
   return parts;
 }
 
-/// The text behind the first `begin` up to the `end` that follows it.
+/// The text between the first `begin` and the next `end`.
 std::optional<std::string_view> Between(std::string_view text, std::string_view begin,
                                         std::string_view end) {
   const size_t at = text.find(begin);
@@ -44,13 +44,13 @@ std::optional<std::string_view> Between(std::string_view text, std::string_view 
   return text.substr(0, length);
 }
 
-/// The last word of a declaration, and what stands before it.
+/// Type and name of a declaration: the name is its last word.
 std::pair<std::string_view, std::string_view> SplitName(std::string_view declaration) {
   const size_t space = declaration.find_last_of(" &*");
   return {Trim(declaration.substr(0, space + 1)), declaration.substr(space + 1)};
 }
 
-/// A kernel in the text of its file.
+/// A kernel's definition in the text of its file.
 struct Definition {
   std::string_view template_parameters;  ///< "typename T, int kBuffers"
   std::string_view parameters;
@@ -62,7 +62,7 @@ std::optional<Definition> FindDefinition(std::string_view text, std::string_view
   const size_t at = text.find(signature);
   if (at == std::string_view::npos) return std::nullopt;
   Definition definition;
-  // Blank lines stand between definitions.
+  // Definitions are separated by blank lines.
   const std::string_view before = text.substr(0, at);
   const size_t blank = before.rfind("\n\n");
   definition.template_parameters =
@@ -77,8 +77,8 @@ std::optional<Definition> FindDefinition(std::string_view text, std::string_view
   return definition;
 }
 
-/// An instance: MARLIN_GEMV("marlin_gemv_4", 4) is kernel marlin_gemv with <4>. A kernel that is no
-/// template is its own.
+/// A template instance: MARLIN_GEMV("marlin_gemv_4", 4) is marlin_gemv<4>. A kernel that is not a
+/// template is its own instance, without arguments.
 struct Instance {
   std::string kernel;
   std::vector<std::string_view> arguments;
@@ -100,7 +100,7 @@ Instance FindInstance(std::string_view text, std::string_view function) {
   return instance;
 }
 
-/// The part of a place in the grid, whose widest type has three numbers, that a type wants.
+/// The components of a grid-position variable that `type` needs: it is a uint3 in the signature.
 std::string PlaceExpression(std::string_view attribute, std::string_view type) {
   const bool three = attribute.find("_position_in_") != std::string_view::npos ||
                      attribute.ends_with("_per_grid") || attribute == "threads_per_threadgroup";
@@ -113,7 +113,7 @@ Status Malformed(std::string_view what) {
   return Status(Code::kInternal, fmt::format("kernel: cannot read '{}'", what));
 }
 
-/// Declares what the kernel calls a parameter, from what the signature has.
+/// Declares a kernel parameter as a local variable, initialised from the generated signature.
 Status AddParameter(std::string_view parameter, KernelBody* body) {
   const auto attribute = Between(parameter, "[[", "]]");
   if (!attribute) return Malformed(parameter);
@@ -138,7 +138,7 @@ Status AddParameter(std::string_view parameter, KernelBody* body) {
   return Status();
 }
 
-/// What a kernel's file includes, as text.
+/// The text of the files that a kernel's file includes.
 Result<std::string> HeaderOf(std::string_view text, const FunctionConstants& constants) {
   std::string header;
   while (!text.empty()) {
@@ -177,7 +177,7 @@ Result<KernelBody> BodyOfKernel(std::string_view file, std::string_view function
 
   KernelBody body;
   MARLIN_ASSIGN_OR_RETURN(body.header, HeaderOf(found->text, constants));
-  // What a compiler says of the body is not about the last file of the header.
+  // Without this, compilers attribute errors of the body to the last file of the header.
   body.header += fmt::format("#line 1 \"{}\"\n", function);
   for (size_t i = 0; i < names.size(); ++i) {
     body.template_arguments.emplace_back(SplitName(names[i]).second, instance.arguments[i]);

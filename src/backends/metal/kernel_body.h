@@ -1,5 +1,4 @@
-// Kernels for compilers that write a kernel's signature themselves and are given its body, as MLX's
-// metal_kernel is.
+// Kernel bodies for frameworks that generate the signature themselves, as MLX's metal_kernel does.
 #pragma once
 
 #include <string>
@@ -14,28 +13,27 @@ namespace marlin::metal {
 
 /// A buffer of a kernel.
 struct KernelArgument {
-  std::string name;  ///< In the signature: a pointer to device memory of whatever type.
+  std::string name;  ///< Name in the signature: a device pointer of any type.
   int index = 0;     ///< MARLIN_BUFFER_...
   bool written = false;
 };
 
-/// An argument of a template: its name, and its value as source text.
+/// Name and value, as source text, of a template argument.
 using TemplateArgument = std::pair<std::string, std::string>;
 
 struct KernelBody {
-  /// What the body uses: the files that the kernel's file includes, for one combination of function
-  /// constants.
+  /// The files that the kernel's file includes, specialised for the function constants.
   std::string header;
-  /// Statements. Places of threads (thread_position_in_grid and the like) are variables of the
-  /// signature, under the names of their attributes and in their widest types; so are the
-  /// arguments, and the parameters of the template.
+  /// The statements of the kernel. Thread positions (thread_position_in_grid and the like) are
+  /// variables of the generated signature, named as their attributes and of their widest types; so
+  /// are the arguments and the template parameters.
   std::string source;
-  std::vector<KernelArgument> arguments;             ///< As the kernel has them.
+  std::vector<KernelArgument> arguments;             ///< In the kernel's order.
   std::vector<TemplateArgument> template_arguments;  ///< "kRows" is "4"; "T" is "bfloat".
 };
 
-/// The body of a kernel of a file ("gemv.metal"), by its host_name. Files hold includes, kernels
-/// and lists of instances `MARLIN_<KERNEL>("host_name", arguments)`, nothing else.
+/// The body of the kernel with a host_name in a file ("gemv.metal"). Files hold only includes,
+/// kernels and lists of instances `MARLIN_<KERNEL>("host_name", arguments)`.
 /// Errors: kInvalidArgument (no such file or kernel).
 Result<KernelBody> BodyOfKernel(std::string_view file, std::string_view function,
                                 const FunctionConstants& constants);

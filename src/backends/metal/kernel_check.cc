@@ -15,16 +15,16 @@
 namespace marlin::metal {
 namespace {
 
-/// A tile and a bit of outputs; several chunks of k and a short one.
+/// One tile plus a remainder of outputs; several chunks of k plus a short one.
 constexpr int64_t kN = 72;
 constexpr int64_t kK = 528;
 constexpr int64_t kGroupSize = 32;
 constexpr int64_t kGroups = (kK + kGroupSize - 1) / kGroupSize;
 constexpr int64_t kPaddedK = (kK + kPackRun - 1) / kPackRun * kPackRun;
-/// Every kernel takes one of these, with a decoder of its own for each.
+/// Every kernel supports one of these formats; each has its own decoder.
 constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kU4, Format::kS8};
 
-/// Codes, and what they stand for.
+/// Codes and the values that they decode to.
 struct Weights {
   std::vector<uint32_t> words;
   std::vector<uint16_t> scales;
@@ -65,7 +65,7 @@ Weights MakeWeights(Format format) {
   return weights;
 }
 
-/// Memory of the device.
+/// An owned allocation on the device.
 class DeviceBlock {
  public:
   explicit DeviceBlock(const Backend& backend) : backend_(backend) {}
@@ -87,7 +87,7 @@ class DeviceBlock {
 
 GemmDesc DescOf(const KernelDesc& kernel, Format format) {
   GemmDesc desc;
-  // The most rows of few that a kernel takes, or a tile and a bit.
+  // Large-M kernels (tile_m 64): one tile plus a remainder. Others: half of tile_m, rounded up.
   desc.m = kernel.tile_m == 64 ? 70 : (kernel.tile_m + 1) / 2;
   desc.n = kN;
   desc.k = kK;
@@ -97,7 +97,7 @@ GemmDesc DescOf(const KernelDesc& kernel, Format format) {
   return desc;
 }
 
-/// Whole numbers that bf16 has.
+/// Integers that are exact in bf16.
 std::vector<float> MakeActivations(int64_t m) {
   SplitMix64 random(2);
   std::vector<float> a(static_cast<size_t>(m * kK));
@@ -105,7 +105,7 @@ std::vector<float> MakeActivations(int64_t m) {
   return a;
 }
 
-/// Empty, or the first output that is not the host's.
+/// Describes the first output that differs from the host's; empty: none.
 std::string FirstDifference(const std::vector<float>& a, const std::vector<float>& weights,
                             const std::vector<float>& out) {
   for (size_t i = 0; i < out.size(); ++i) {

@@ -1,4 +1,4 @@
-// The kernels' sources as text: they are part of the library, which compiles them where it runs.
+// The kernel sources, embedded in the library as text for run-time compilation.
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 namespace marlin::metal {
 
 struct KernelFile {
-  std::string_view path;  ///< Relative to src/, as #include lines have it.
+  std::string_view path;  ///< Relative to src/, as in #include lines.
   std::string_view text;
 };
 

@@ -14,16 +14,16 @@ constexpr int64_t kLargestSize = int64_t{1} << 30;
 Support SupportsAny(const GemmDesc& desc, const DeviceProperties& device) {
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
   if (desc.determinism == Determinism::kBatchInvariant && device.fast_math) {
-    return {"compiled with fast math, which orders sums as each number of rows suggests"};
+    return {"compiled with fast math, which may order sums differently for each m"};
   }
   if (std::max({desc.m, desc.n, desc.k}) > kLargestSize) return {"takes sizes up to 2^30"};
   return {};
 }
 
-/// What a batch-invariant product may not run on: rules choose another kernel for other m.
+/// Large-M kernels: not batch-invariant, because selection takes another kernel at small m.
 Support SupportsManyRows(const GemmDesc& desc, const DeviceProperties& device) {
   if (desc.determinism == Determinism::kBatchInvariant) {
-    return {"sums k in another order than the kernels for few rows"};
+    return {"sums k in another order than the GEMV kernels"};
   }
   return SupportsAny(desc, device);
 }
@@ -34,16 +34,16 @@ Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& device) {
 }
 
 Support SupportsGemvWide(const GemmDesc& desc, const DeviceProperties& device) {
-  // Reads the weights again for every 16 rows, which only that promise is worth.
+  // Above 16 rows it rereads the weights for every 16 rows; only batch invariance is worth that.
   if (desc.m > kGemvRows && desc.determinism != Determinism::kBatchInvariant) {
     return {"takes up to 16 rows"};
   }
   return SupportsAny(desc, device);
 }
 
-/// Kernels that put weights straight into fragments.
+/// Kernels that decode weights straight into matrix fragments.
 Support SupportsDirect(const GemmDesc& desc, const DeviceProperties& device) {
-  if (!device.known_fragments) return {"this GPU keeps matrix fragments in another order"};
+  if (!device.known_fragments) return {"this GPU lays out matrix fragments differently"};
   return SupportsManyRows(desc, device);
 }
 

@@ -10,11 +10,10 @@ namespace marlin::metal {
 
 std::span<const KernelDesc> MetalKernels();
 
-/// Backend::Cost: no Apple GPU has been measured, so the estimate is the row's place in
-/// kernels.def.
+/// Backend::Cost: the row's index in kernels.def, because no Apple GPU has been measured.
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
 
-/// The properties of a device that selection asks for.
+/// The device properties that selection uses.
 DeviceProperties PropertiesOf(const DeviceShape& device);
 
 }  // namespace marlin::metal

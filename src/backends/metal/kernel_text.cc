@@ -19,10 +19,10 @@ Result<std::string_view> TextOf(std::string_view path) {
   for (const KernelFile& file : KernelFiles()) {
     if (file.path == path) return file.text;
   }
-  return Status(Code::kInvalidArgument, fmt::format("{}: not a file of the kernels", path));
+  return Status(Code::kInvalidArgument, fmt::format("{}: not a kernel source file", path));
 }
 
-/// Takes the first line off a text.
+/// Removes and returns the first line of a text.
 std::string_view TakeLine(std::string_view* text) {
   const size_t length = std::min(text->find('\n'), text->size());
   const std::string_view line = text->substr(0, length);
@@ -30,7 +30,7 @@ std::string_view TakeLine(std::string_view* text) {
   return line;
 }
 
-/// The part of `line` between `before` and `after`, where it begins with one and has the other.
+/// The part of `line` between `before`, at its start, and the next `after`; nullopt: no match.
 std::optional<std::string_view> Between(std::string_view line, std::string_view before,
                                         std::string_view after) {
   if (!line.starts_with(before)) return std::nullopt;
@@ -40,7 +40,7 @@ std::optional<std::string_view> Between(std::string_view line, std::string_view 
   return line.substr(0, end);
 }
 
-/// Appends a file, and what it includes before it goes on.
+/// Appends a file with its #include lines expanded in place, each file once.
 Status Append(std::string_view path, std::set<std::string_view>* seen, std::string* out) {
   if (!seen->insert(path).second) return Status();
   MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(path));
@@ -117,7 +117,7 @@ Result<int> NumberOfMacro(std::string_view name) {
   int number = -1;
   if (at != std::string_view::npos) {
     std::string_view value = text.substr(at + define.size());
-    // Long lines go on in the next one.
+    // A long #define continues on the next line.
     value.remove_prefix(std::min(value.find_first_not_of(" \\\n"), value.size()));
     std::from_chars(value.data(), value.data() + value.size(), number);
   }

@@ -1,4 +1,4 @@
-// Kernels as one text, for compilers that are given a text and no folder.
+// Kernel sources as one text, for compilers that take a string and no include folder.
 #pragma once
 
 #include <string>
@@ -10,24 +10,24 @@
 
 namespace marlin::metal {
 
-/// A file of the kernels ("gemv.metal", "gemv.h") with the files of the project that it includes in
-/// the place of the first #include line that names them; #line directives keep the places of
-/// errors. What it includes with <> stays. Errors: kInvalidArgument (no such file).
+/// A kernel source file ("gemv.metal", "gemv.h") with the project's files expanded at the first
+/// #include line that names them; #line directives keep the locations of errors. #include <...>
+/// lines stay. Errors: kInvalidArgument (no such file).
 Result<std::string> KernelText(std::string_view file);
 
-/// The same for one combination of function constants: they are literals in it, for compilers that
+/// The same for one combination of function constants, which become literals, for compilers that
 /// cannot specialise them.
 Result<std::string> KernelText(std::string_view file, const FunctionConstants& constants);
 
-/// A function constant of the kernels, all of which are ints.
+/// A function constant of the kernels; all are ints.
 struct FunctionConstant {
   std::string_view name;
   int number;  ///< MARLIN_CONSTANT_...
 };
 Result<std::vector<FunctionConstant>> ListFunctionConstants();
 
-/// What parameters.h gives as the number of a macro (MARLIN_BUFFER_..., MARLIN_CONSTANT_...), for
-/// texts that name it. Errors: kInternal (no such macro).
+/// The value of a macro in parameters.h (MARLIN_BUFFER_..., MARLIN_CONSTANT_...), for source text
+/// that names it. Errors: kInternal (no such macro).
 Result<int> NumberOfMacro(std::string_view name);
 
 }  // namespace marlin::metal

@@ -16,29 +16,29 @@ using kernels::kStripOutputs;
 
 constexpr std::string_view kStagedSource = "gemm_staged.metal";
 constexpr int64_t kTile = 64;
-/// Threadgroups for each core that keep it busy: unmeasured.
+/// Threadgroups per core that keep it busy: unmeasured.
 constexpr int64_t kGroupsOfCore = 8;
-/// A split of less than this many chunks costs more to add up than it spreads: unmeasured.
+/// Shorter splits cost more to reduce than their parallelism gains: unmeasured.
 constexpr int64_t kLeastChunksOfSplit = 2;
-/// Splits that marlin_finish adds one after the other, and error models count.
+/// Maximum splits: marlin_finish adds them sequentially and the error models count them.
 constexpr int64_t kMostSplits = 16;
 
 uint32_t Count(int64_t count) { return static_cast<uint32_t>(count); }
 
 int64_t Chunks(const GemmDesc& desc) { return CeilDivide(desc.k, int64_t{kChunkK}); }
 
-/// Simdgroups of a threadgroup for few rows; few outputs get more of them each. A function of n
-/// alone: it decides the order of sums.
+/// Simdgroups per GEMV threadgroup; a small n gets more per strip. Must depend on n only, because
+/// it determines the order of sums and so batch invariance.
 int64_t SimdgroupsFor(int64_t strips, bool paired) { return strips >= 512 && !paired ? 4 : 8; }
 
-/// Whether strips of gates begin as far from those that they gate as whole strips reach. Then both
-/// can be had, and finished, by the same threads.
+/// Whether the gate and up halves of n are whole strips. The same threads can then accumulate both
+/// and apply the epilogue.
 bool CanPair(const GemmDesc& desc) { return desc.gated && desc.n % (2 * kStripOutputs) == 0; }
 
 LaunchPlan PlanGemv(const GemmDesc& desc) {
   const bool paired = CanPair(desc);
   const int64_t strips = CeilDivide(desc.n, int64_t{kStripOutputs});
-  // One function for each power of two.
+  // One function per power of two.
   constexpr std::array<std::string_view, 5> kFunctions = {
       "marlin_gemv_1", "marlin_gemv_2", "marlin_gemv_4", "marlin_gemv_8", "marlin_gemv_16"};
   size_t rows_log2 = 0;
@@ -52,13 +52,13 @@ LaunchPlan PlanGemv(const GemmDesc& desc) {
   return plan;
 }
 
-/// Splits of `chunks` that give `tiles` threadgroups company, up to `wanted` of them.
+/// Splits of `chunks` that raise `tiles` threadgroups to at most `wanted`.
 int64_t SplitsFor(int64_t tiles, int64_t chunks, int64_t wanted) {
   const int64_t most = std::min(kMostSplits, chunks / kLeastChunksOfSplit);
   return std::clamp<int64_t>(wanted / std::max<int64_t>(tiles, 1), 1, std::max<int64_t>(most, 1));
 }
 
-/// Makes the splits as even as whole steps allow, and no more of them than that needs.
+/// Sets splits as even as whole steps allow, and drops splits that would be empty.
 void SetSplits(LaunchPlan* plan, int64_t steps, int64_t splits) {
   const int64_t steps_of_split = std::max<int64_t>(CeilDivide(steps, splits), 1);
   plan->steps_of_split = static_cast<int>(steps_of_split);
@@ -87,7 +87,7 @@ LaunchPlan PlanFused(const GemmDesc& desc) {
   return plan;
 }
 
-/// One function for each number of buffers and type of activations.
+/// One function per buffer count and activation type.
 std::string_view StagedFunction(int buffers, DType type) {
   const bool one = buffers == 1;
   switch (type) {

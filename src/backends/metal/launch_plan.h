@@ -1,5 +1,5 @@
-// How a GEMM is divided among threadgroups: pure functions of the problem and the device. Which
-// sizes are best on which GPU has not been measured.
+// How a GEMM is divided among threadgroups: pure functions of the problem and the device. The best
+// sizes for each GPU have not been measured.
 #pragma once
 
 #include <array>
@@ -12,29 +12,29 @@
 
 namespace marlin::metal {
 
-/// Rows that the kernels for few rows take at a time.
+/// Maximum rows per threadgroup of the GEMV kernels.
 inline constexpr int64_t kGemvRows = 16;
-/// From more rows on weights are worth decoding twice.
+/// Maximum rows of split-K; above it, decoding each weight twice per tile pays off.
 inline constexpr int64_t kSplitKRows = 64;
 
-/// What runs a product: one launch and, where its sums are partial, one or two more.
+/// The launches of a GEMM: one, plus one or two more if it writes split-K partials.
 struct LaunchPlan {
   std::string_view source;
   std::string_view function;
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 128;
-  int splits = 1;          ///< Parts of k with sums of their own.
-  int steps_of_split = 0;  ///< Chunks of 128 k, or blocks of 32 for staged kernels.
-  int units = 0;           ///< Staged: pairs of a tile and a split.
-  int units_of_group = 1;  ///< Staged: of a threadgroup.
-  bool partial = false;    ///< Sums go to the workspace, and marlin_finish finishes them.
-  bool zeroes = false;     ///< marlin_zero_reduction runs first.
+  int splits = 1;          ///< Splits of k (split-K).
+  int steps_of_split = 0;  ///< Steps per split: chunks of 128 k; staged kernels: blocks of 32 k.
+  int units = 0;           ///< Staged: work units, each one split of one tile.
+  int units_of_group = 1;  ///< Staged: work units per threadgroup.
+  bool partial = false;    ///< Partials go to the workspace; marlin_finish reduces them.
+  bool zeroes = false;     ///< marlin_zero_reduction clears the workspace first.
 };
 
 /// Precondition: the kernel supports the problem, whose m and n are not 0.
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device);
 
-/// Bytes of partial sums.
+/// Workspace bytes for the split-K partials.
 int64_t PartialBytes(const LaunchPlan& plan, const GemmDesc& desc);
 
 }  // namespace marlin::metal

@@ -25,7 +25,7 @@
 namespace marlin::metal {
 namespace {
 
-/// A GEMM in parts of at most so many rows, which run one after the other.
+/// A GEMM split along m into parts that run in order, each short enough for a command buffer.
 class MetalGemm final : public PlannedGemm {
  public:
   MetalGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
@@ -46,7 +46,7 @@ class MetalGemm final : public PlannedGemm {
     int64_t rows = 0;
     int64_t workspace_bytes = 0;
     LaunchPlan whole;
-    LaunchPlan last;  ///< Has other splits where it has fewer rows.
+    LaunchPlan last;  ///< For the remainder: fewer rows may have other splits of k.
   };
 
   MetalGemm(const KernelDesc& kernel, const KernelVariant& variant, const Parts& parts,
@@ -89,7 +89,7 @@ class MetalBackend final : public Backend {
       GemmDesc any;
       any.m = 1;
       Support support = CheckSupport(kernel, any, Properties());
-      // Some kernels are for the formats of integers, or for what the others leave.
+      // Some kernels take only integer formats, or only the formats that the others do not.
       for (const Format format : {Format::kU4, Format::kNf4}) {
         any.format = format;
         if (!support.ok()) support = CheckSupport(kernel, any, Properties());
@@ -109,7 +109,7 @@ class MetalBackend final : public Backend {
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     if (options.marlin_w4) {
-      return Status(Code::kUnsupported, "prepare: no kernel of Metal reads marlin_w4");
+      return Status(Code::kUnsupported, "prepare: no Metal kernel reads marlin_w4");
     }
     MARLIN_ASSIGN_OR_RETURN(auto strips, PreparedStrips::Make(weights, this, driver_, pool_));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(strips));
@@ -138,14 +138,14 @@ class MetalBackend final : public Backend {
   bool shares_memory() const override { return true; }
 
   Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
-    // Products write no ids: the host wrote them, and is done.
+    // Safe to read without waiting: no GPU kernel writes ids, so the host has written them already.
     MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, call.table.spec.n));
     const auto& strips = static_cast<const PreparedStrips&>(call.table);
     if (call.ids.dtype() == DType::kI32) {
       const KernelLaunch launch = LookUpLaunch(strips, call.ids, call.out);
       return driver_->Run({&launch, 1}, stream);
     }
-    // The kernel reads i32; the copy lives until it is done.
+    // The kernel reads i32; Synchronize below keeps the copy alive until the kernel completes.
     std::vector<int32_t> ids(static_cast<size_t>(call.ids.dim(0)));
     for (size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<int32_t>(IndexAt(call.ids, static_cast<int64_t>(i)));

@@ -1,4 +1,4 @@
-// Apple GPUs, and the simulator in their place, as devices.
+// The Metal backend: Apple GPUs, and the simulator of them.
 #pragma once
 
 #include <memory>
@@ -9,15 +9,14 @@
 
 namespace marlin::metal {
 
-/// Opens "metal" or "metal-sim". Errors: kUnsupported for a device that is not there, with the
-/// reason.
+/// Opens "metal" or "metal-sim". Errors: kUnsupported, with the reason why there is no such device.
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name);
 
-/// The backend on a driver of the caller's.
+/// A backend that runs on the given driver.
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver);
 
-/// What runs its launches; lives as long as it. Precondition: OpenMetal or MakeMetalBackend made
-/// it.
+/// The backend's driver, valid as long as the backend. Precondition: it comes from OpenMetal or
+/// MakeMetalBackend.
 Driver& DriverOf(const Backend& backend);
 
 }  // namespace marlin::metal

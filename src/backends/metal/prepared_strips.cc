@@ -21,7 +21,7 @@ const uint8_t* ExpertData(const TensorView& view, int64_t experts, int64_t exper
   return view.As<uint8_t>() + view.ByteCount() / experts * expert;
 }
 
-/// The codes of a strip's columns: [8][k rounded up to chunks], one element each.
+/// The unpacked codes of a strip: [8 columns][k rounded up to chunks].
 template <typename Code>
 struct StripCodes {
   std::vector<Code> codes;
@@ -32,7 +32,7 @@ struct StripCodes {
   Code& At(int64_t column, int64_t k) { return codes[static_cast<size_t>(column * stride + k)]; }
 };
 
-/// Calls place(lane, s, j, column, k) for every pair of a chunk.
+/// Calls place(lane, s, j, column, k) for every pair of codes in a chunk.
 template <typename Place>
 void ForEachPair(int64_t chunk, const Place& place) {
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -75,7 +75,7 @@ void PackWideChunks(int64_t chunks, StripCodes<uint32_t>& from, uint32_t* to) {
   }
 }
 
-/// Columns [first, first + 8) of a [k, n] matrix of numbers.
+/// Columns [first, first + 8) of a [k, n] matrix whose elements are not packed.
 template <typename Code>
 StripCodes<Code> TakeColumns(const void* data, const WeightsSpec& spec, int64_t first,
                              int64_t chunks) {
@@ -88,7 +88,7 @@ StripCodes<Code> TakeColumns(const void* data, const WeightsSpec& spec, int64_t 
   return codes;
 }
 
-/// The same of packed codes.
+/// The same for packed codes.
 StripCodes<uint8_t> UnpackStrip(const void* data, const WeightsSpec& spec, int bits, int64_t first,
                                 int64_t chunks) {
   StripCodes<uint8_t> codes(chunks);
@@ -99,13 +99,13 @@ StripCodes<uint8_t> UnpackStrip(const void* data, const WeightsSpec& spec, int b
   for (int64_t c = 0; c < columns; ++c) {
     uint8_t* const column = &codes.At(c, 0);
     for (int64_t k = 0; flip != 0 && k < spec.k; ++k) column[k] ^= flip;
-    // Padding of the last word, which kernels multiply with zeros.
+    // UnpackColumns also writes the padding of the last word; the layout wants code 0 beyond k.
     std::fill(column + spec.k, column + codes.stride, uint8_t{0});
   }
   return codes;
 }
 
-/// [groups, n] -> [strips][groups][8], one strip.
+/// Copies one strip of [groups, n] into [strips][groups][8].
 void PackGroups(const uint8_t* from, int64_t element_bytes, int64_t groups, int64_t n,
                 int64_t strip, uint8_t* to) {
   const int64_t first = strip * kStripOutputs;

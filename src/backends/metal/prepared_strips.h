@@ -1,4 +1,4 @@
-// Prepared weights of the Metal backend: the strips of every expert in one block of memory.
+// Prepared weights of the Metal backend: the strips of all experts in one allocation.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace marlin::metal {
 
-/// A part of an expert's weights.
+/// One array of an expert's weights: codes, scales, extras or table.
 struct StripPart {
   const uint8_t* data = nullptr;
   int64_t bytes = 0;
@@ -19,8 +19,7 @@ struct StripPart {
 
 class PreparedStrips : public PreparedWeights::Storage {
  public:
-  /// Rearranges validated weights. `driver` must outlive what the result's owner does with it: the
-  /// shared pointer keeps it. Errors: kOutOfMemory.
+  /// Packs validated weights into memory of `driver`, which it keeps alive. Errors: kOutOfMemory.
   static Result<std::shared_ptr<PreparedStrips>> Make(const QuantizedWeights& weights,
                                                       const Backend* backend,
                                                       const std::shared_ptr<Driver>& driver,
@@ -29,14 +28,14 @@ class PreparedStrips : public PreparedWeights::Storage {
   PreparedStrips() = default;
   PreparedStrips& operator=(const PreparedStrips&) = delete;
 
-  /// The same without the memory, whose addresses are null: for weights that live on elsewhere.
+  /// The same shapes with null addresses and no memory, for weights that a framework owns.
   std::shared_ptr<PreparedStrips> WithoutMemory() const;
 
   StripPart codes(int64_t expert) const { return Part(0, expert * codes_bytes_, codes_bytes_); }
   StripPart scales(int64_t expert) const {
     return Part(scales_offset_, expert * scales_bytes_, scales_bytes_);
   }
-  /// Zeros or biases.
+  /// Zero points or biases.
   StripPart extras(int64_t expert) const {
     return Part(extras_offset_, expert * extras_bytes_, extras_bytes_);
   }
@@ -56,7 +55,7 @@ class PreparedStrips : public PreparedWeights::Storage {
   uint8_t* data_ = nullptr;
   int64_t strips_ = 0;
   int64_t chunks_ = 0;
-  int64_t codes_bytes_ = 0;  ///< Of an expert.
+  int64_t codes_bytes_ = 0;  ///< Per expert, as scales_bytes_ and extras_bytes_.
   int64_t scales_bytes_ = 0;
   int64_t extras_bytes_ = 0;
   int64_t table_bytes_ = 0;

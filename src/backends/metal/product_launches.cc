@@ -10,7 +10,7 @@ namespace {
 
 using kernels::GroupSpan;
 
-/// Threads of marlin_finish, along the columns.
+/// Threads per threadgroup of marlin_finish, along n.
 constexpr int64_t kFinishThreads = 256;
 constexpr uint32_t kDequantizeSimdgroups = 4;
 
@@ -49,7 +49,7 @@ kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expe
   return parameters;
 }
 
-/// Binds the weights; parts that a format does not have are the codes again, which nobody reads.
+/// Binds the weights. Arrays that a format does not have are bound to the codes, and not read.
 void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* launch) {
   const StripPart codes = weights.codes(expert);
   const auto bind = [&](int index, const StripPart& part) {
@@ -62,14 +62,14 @@ void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* la
   bind(MARLIN_BUFFER_TABLE, weights.table());
 }
 
-/// Bytes from the first element to behind the last one.
+/// Bytes from the first element to the end of the last one.
 int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type,
                     int64_t column_stride = 1) {
   if (rows == 0) return 0;
   return ((rows - 1) * stride + (columns - 1) * column_stride + 1) * DTypeBytes(type);
 }
 
-/// Weights without a product: a simdgroup takes a chunk.
+/// Launch parameters shared by dequantization and embedding lookup: one chunk per simdgroup.
 KernelLaunch DecodingLaunch(const PreparedStrips& strips, int64_t expert,
                             const MutableTensorView& out, int64_t rows, int64_t columns) {
   KernelLaunch launch;
@@ -93,7 +93,13 @@ KernelBuffer OutputOf(const GemmCall& call) {
           ExtentBytes(call.desc.m, columns, call.c_stride, call.desc.c_type), true, false};
 }
 
-/// Constants and buffers of the finishing steps; what is not there is the codes again.
+// Activate in kernels/epilogue.h switches on these numbers.
+static_assert(static_cast<int>(Activation::kNone) == 0);
+static_assert(static_cast<int>(Activation::kSilu) == 1);
+static_assert(static_cast<int>(Activation::kGeluTanh) == 2);
+static_assert(static_cast<int>(Activation::kRelu) == 3);
+
+/// Sets constants and buffers of the epilogue. Absent operands are bound to the codes.
 void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
   const auto& weights = static_cast<const PreparedStrips&>(*call.weights);
   const Epilogue& epilogue = call.epilogue;
@@ -113,7 +119,7 @@ void SetEpilogue(const GemmCall& call, KernelLaunch* launch) {
   bind(MARLIN_BUFFER_ROW_WEIGHT, epilogue.row_weight, call.desc.m * int64_t{sizeof(float)});
 }
 
-/// The product itself.
+/// The main loop's launch.
 KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
   const auto& weights = static_cast<const PreparedStrips&>(*call.weights);
   KernelLaunch launch;
@@ -139,7 +145,7 @@ KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
        ExtentBytes(call.desc.m, call.desc.k, call.a_stride, call.desc.a_type)});
   SetEpilogue(call, &launch);
   if (plan.partial) {
-    // The finishing steps are marlin_finish's.
+    // marlin_finish applies the epilogue.
     launch.constants[MARLIN_CONSTANT_HAS_BIAS] = 0;
     launch.constants[MARLIN_CONSTANT_HAS_ROW_WEIGHT] = 0;
     launch.buffers.push_back(
@@ -150,7 +156,8 @@ KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
   return launch;
 }
 
-/// Clears what units that continue the one before leave out. `sums` has its workspace last.
+/// Clears the partials that no work unit writes, because it continues the previous unit of its
+/// threadgroup. Precondition: the workspace is the last buffer of `sums`.
 KernelLaunch ZeroesOf(const KernelLaunch& sums, const LaunchPlan& plan) {
   KernelLaunch launch;
   launch.source = sums.source;

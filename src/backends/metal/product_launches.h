@@ -1,4 +1,4 @@
-// The launches that operations on prepared weights consist of: pure functions of the call.
+// The launches of operations on prepared weights: pure functions of the call.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace marlin::metal {
 
-/// The launches of a GEMM, one after the other: cleared sums, the products, the epilogue.
+/// The launches of a GEMM, in order: clear partials, main loop, reduction with the epilogue.
 using GemmLaunches = FixedVector<KernelLaunch, 3>;
 
-/// A GEMM whose m and n are not 0, as planned.
+/// The launches of a planned GEMM whose m and n are not 0.
 GemmLaunches LaunchesOf(const LaunchPlan& plan, const GemmCall& call);
 
-/// out[k, n] = an expert's weights; k and n are not 0.
+/// out[k, n] = the dequantized weights of an expert. k and n are not 0.
 KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
                               const MutableTensorView& out);
 
-/// out[i, k] = column ids[i] of the weights.
+/// Embedding lookup: out[i, k] = column ids[i] of the weights, dequantized.
 KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
                           const MutableTensorView& out);
 

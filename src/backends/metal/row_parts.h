@@ -1,6 +1,6 @@
-// Products that would keep a GPU for seconds, in parts. The system ends a command buffer that runs
-// too long, and with it the device; macOS does not say how long that is, and draws nothing
-// meanwhile.
+// Splits GEMMs along m that would occupy the GPU for seconds. macOS aborts command buffers that run
+// too long (the limit is undocumented), which loses the device, and the display does not update
+// while one runs.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,13 @@
 
 namespace marlin::metal {
 
-/// About a second of the slowest GPU with simdgroup_matrix (M1: 2.6 TFLOP/s by its specification).
+/// About one second on the slowest GPU with simdgroup_matrix (M1: 2.6 TFLOP/s as specified).
 inline constexpr int64_t kMostOperationsOfPart = int64_t{1} << 41;
 
-/// How many rows of a product are one part: all of them, or a multiple of 64 rows. m, n, k are not
-/// 0.
+/// Rows per part: m, or a multiple of 64. m and n are not 0.
 int64_t RowsOfPart(const GemmDesc& desc);
 
-/// Rows [first, first + rows) of a product, as a product.
+/// The GEMM of rows [first, first + rows) of a GEMM.
 GemmCall PartOf(const GemmCall& call, int64_t first, int64_t rows);
 
 }  // namespace marlin::metal

@@ -15,16 +15,16 @@ constexpr int kElements = kSide * kSide;
 constexpr int kInputs = 2 * kElements + 4;
 constexpr int kOutputs = 3 * kElements + 3;
 
-/// 1024 + kZero is 1024 in fp32: where that is subtracted at once, kZero is lost.
+/// 1024 + kZero rounds to 1024 in fp32: a reassociated sum, kMinuend - (1024 + kZero), loses kZero.
 constexpr float kMinuend = 1025.0F;
 constexpr float kZero = 0x1p-15F;
 constexpr float kInOrder = (kMinuend - 1024.0F) - kZero;
 
-/// The elements of A tell their places.
+/// Every element of A is distinct and encodes its position.
 float ElementOfA(int row, int column) { return static_cast<float>(row * kSide + column + 1); }
 float ElementOfB(int row, int column) { return static_cast<float>((row * 5 + column * 3) % 7 - 3); }
 
-/// Small whole numbers: exact in any order.
+/// Small integers: exact in any order.
 float ElementOfProduct(int row, int column) {
   float sum = 0;
   for (int k = 0; k < kSide; ++k) sum += ElementOfA(row, k) * ElementOfB(k, column);

@@ -1,4 +1,4 @@
-// What kernels rely on and no document promises, asked of the GPU itself.
+// Probes the undocumented GPU behaviour that the kernels rely on.
 #pragma once
 
 #include <string>
@@ -8,14 +8,14 @@
 namespace marlin::metal {
 
 struct SelfTest {
-  /// The elements of matrix fragments lie where kernels::FragmentRow and FragmentColumn say.
+  /// simdgroup_matrix has the element layout of kernels::FragmentRow and FragmentColumn.
   bool known_fragments = false;
-  bool right_products = false;    ///< simdgroup_matrix multiplies.
-  bool keeps_nans = false;        ///< Else the kernels were compiled with fast math.
+  bool right_products = false;    ///< simdgroup_matrix multiplies correctly.
+  bool keeps_nans = false;        ///< false: the kernels were compiled with fast math.
   bool keeps_order = false;       ///< Sums are not reassociated.
-  bool keeps_subnormals = false;  ///< Does not matter.
+  bool keeps_subnormals = false;  ///< For information: not required.
 
-  /// Why no kernel may run; empty: they may.
+  /// The reason why kernels must not run; empty: they may.
   std::string Wrong() const;
 };
 

@@ -23,11 +23,12 @@ namespace {
 namespace fs = std::filesystem;
 using simulator::MetalProgram;
 
-/// Small, so that products of tests are cut in every way that large ones are on a GPU.
+/// Small, so that the small GEMMs of the tests are split in every way that large ones are on a GPU.
 constexpr int kSimulatedCores = 2;
 
-/// The kernels' sources in a temporary folder, and the programs made from them. A program runs one
-/// launch at a time, for its function constants are variables: concurrent calls get their own.
+/// The kernel sources in a temporary folder, and the programs compiled from them. A program runs
+/// one launch at a time because its function constants are global variables; concurrent calls get
+/// programs of their own.
 class Programs {
  public:
   explicit Programs(simulator::CompileOptions options) : options_(std::move(options)) {}
@@ -48,7 +49,7 @@ class Programs {
     std::error_code error;
     std::string pattern = (fs::temp_directory_path(error) / "marlin-metal-XXXXXX").string();
     if (error || mkdtemp(pattern.data()) == nullptr) {
-      return Status(Code::kIo, pattern + ": cannot be made");
+      return Status(Code::kIo, pattern + ": cannot be created");
     }
     root_ = folder_ = pattern;
     options_.include_folders = {pattern};
@@ -63,7 +64,7 @@ class Programs {
     return Status();
   }
 
-  /// A program that nobody else uses until it is given back.
+  /// A program for exclusive use until GiveBack.
   Result<std::unique_ptr<MetalProgram>> Take(std::string_view source) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -85,7 +86,7 @@ class Programs {
  private:
   simulator::CompileOptions options_;
   fs::path root_;
-  fs::path folder_;  ///< Temporary; empty where the sources are somebody else's.
+  fs::path folder_;  ///< Temporary; empty if MARLIN_METAL_SIM_SOURCES names the sources.
   std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };
@@ -132,7 +133,7 @@ class SimulatedDriver final : public HostMemoryDriver {
     described.program_ranges = program.ranges();
     for (const KernelBuffer& buffer : launch.buffers) {
       simulator::BufferBinding binding;
-      binding.data = const_cast<void*>(buffer.data);  // Read-only ones are only read.
+      binding.data = const_cast<void*>(buffer.data);  // Read-only bindings are never written.
       binding.bytes = buffer.bytes;
       binding.read_only = !buffer.written;
       binding.initialised = buffer.cleared;
@@ -178,7 +179,7 @@ class SimulatedDriver final : public HostMemoryDriver {
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
 };
 
-/// A number in an environment variable; `value` stays as it is where there is none.
+/// Parses a number in an environment variable; leaves `value` unchanged if it is unset or empty.
 template <typename T>
 Status ReadNumber(const char* name, T* value) {
   const char* text = std::getenv(name);

@@ -1,5 +1,4 @@
-// The driver that runs kernels in the simulator, thousands of times slower than a GPU would,
-// checked.
+// The driver that runs kernels in the simulator, checked, thousands of times slower than a GPU.
 #pragma once
 
 #include <memory>
@@ -11,18 +10,18 @@
 
 namespace marlin::metal {
 
-/// What a launch did.
+/// Counters of a launch.
 struct SimulatedLaunch {
   std::string function;
   simulator::Counters counters;
 };
 
-/// Environment: MARLIN_METAL_SIM_SEED draws the order of threads, with MARLIN_METAL_SIM_PREEMPTION
-/// interrupting them at accesses with that probability; MARLIN_METAL_SIM_FAST_MATH=1 compiles as
-/// Metal does by default. MARLIN_METAL_SIM_SOURCES names a folder (a copy of src/) to take the
-/// kernels from instead of those that were built in. What the simulator objects to is an error of
-/// Run. `record`, which must outlive the driver, gets every launch; then only one thread may call.
-/// Errors: kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
+/// Environment: MARLIN_METAL_SIM_SEED seeds the thread schedule, MARLIN_METAL_SIM_PREEMPTION is the
+/// probability that a thread is preempted at a memory access; MARLIN_METAL_SIM_FAST_MATH=1 compiles
+/// with fast math, Metal's default. MARLIN_METAL_SIM_SOURCES names a folder (a copy of src/) whose
+/// kernels replace the embedded ones. Findings of the simulator are errors of Run. `record`, which
+/// must outlive the driver, gets every launch; the driver is then not thread-safe. Errors:
+/// kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr);
 
 }  // namespace marlin::metal

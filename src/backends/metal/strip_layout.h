@@ -1,4 +1,4 @@
-// Where codes lie in prepared weights: the arithmetic of the picture in kernels/parameters.h.
+// Offsets of codes in prepared weights, as specified in kernels/parameters.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace marlin::metal {
 
 constexpr int64_t ChunkBytes(int bits) { return int64_t{kernels::kChunkK} * bits; }
 
-/// Word `word` of a lane's 32 codes of a chunk, in words from the chunk's begin.
+/// Offset, in words from the start of a chunk, of word `word` of a lane's 32 codes.
 constexpr int WordOffset(int bits, int lane, int word) {
   constexpr int kLanes = kernels::kLanes;
   if (bits == 2) return lane * 2 + word;
@@ -18,11 +18,11 @@ constexpr int WordOffset(int bits, int lane, int word) {
   return (word / 4) * (kLanes * 4) + lane * 4 + word % 4;
 }
 
-/// The word that holds pair `j` of block `s`, of up to 16 bits, and the bit of its first code; the
-/// second one's is 16 more. Of 3 bits the lower two; the third is HighBitOf's.
+/// Position of pair `j` of block `s` in a lane's words, for codes of up to 16 bits. The second code
+/// is 16 bits above the first. For 3-bit codes: the lower two bits; HighBitOf places the third.
 struct PairPlace {
   int word;
-  int bit;
+  int bit;  ///< Bit of the pair's first code.
 };
 constexpr PairPlace PlaceOf(int bits, int s, int j) {
   if (bits < 4) return {s / 2, 8 * (s % 2) + 2 * j};
@@ -32,10 +32,10 @@ constexpr PairPlace PlaceOf(int bits, int s, int j) {
 }
 constexpr PairPlace HighBitOf(int s, int j) { return {2, 4 * s + j}; }
 
-/// How a format's codes become numbers; its table of values does for all that have no decoder.
+/// The decoder of a format; formats without one of their own use their value table.
 kernels::CodeKind CodeKindOf(Format format);
-/// What integers are packed with: value = (code ^ flip) - offset. The flip makes two's complement
-/// count from the smallest number up; codes are packed with it.
+/// Integer formats: codes are packed as packed = code ^ flip, which maps two's complement to offset
+/// binary; value = packed - offset.
 int CodeFlipOf(Format format);
 int CodeOffsetOf(Format format);
 kernels::ElementType ElementTypeOf(ScaleType type);

@@ -21,40 +21,41 @@
 namespace marlin::metal {
 namespace {
 
-/// What setBytes takes.
+/// Upper limit of setBytes.
 constexpr size_t kMostBytesInline = 4096;
 static_assert(sizeof(kernels::Parameters) <= kMostBytesInline);
 
-/// The system's GPU; null: there is none.
+/// The system's GPU, or null.
 NS::SharedPtr<MTL::Device> FindDevice() {
   const AutoreleaseScope scope;
   if (MTL::Device* device = MTL::CreateSystemDefaultDevice(); device != nullptr) {
     return NS::TransferPtr(device);
   }
-  // Programs without a session on the screen have no default device.
+  // Processes without a window-server session have no default device.
   const NS::SharedPtr<NS::Array> all = NS::TransferPtr(MTL::CopyAllDevices());
   if (all.get() == nullptr || all->count() == 0) return {};
   return NS::RetainPtr(all->object<MTL::Device>(0));
 }
 
-/// The newest generation that the GPU is of; 0: none of Apple's.
+/// The newest GPU family that the device supports; 0: not an Apple GPU.
 int FamilyOf(MTL::Device* device) {
   constexpr auto kFirst = static_cast<int>(MTL::GPUFamilyApple1);
-  constexpr int kNewest = 12;  // Numbers that a system does not know, it does not support.
+  constexpr int kNewest =
+      12;  // supportsFamily is false for families that the system does not know.
   for (int family = kNewest; family > 0; --family) {
     if (device->supportsFamily(static_cast<MTL::GPUFamily>(kFirst + family - 1))) return family;
   }
   return 0;
 }
 
-/// The first with simdgroup_matrix: M1, A14.
+/// The first GPU family with simdgroup_matrix: M1, A14.
 constexpr int kOldestFamily = 7;
 
-/// A launch with all that it names found.
+/// A launch with its pipeline and buffers resolved.
 struct BoundLaunch {
   const KernelLaunch* launch = nullptr;
   MTL::ComputePipelineState* pipeline = nullptr;
-  std::vector<BufferPlace> buffers;  ///< Of launch->buffers.
+  std::vector<BufferPlace> buffers;  ///< Parallel to launch->buffers.
 };
 
 class AppleDriver final : public Driver {
@@ -80,7 +81,8 @@ class AppleDriver final : public Driver {
                     fmt::format("metal: {}: needs a GPU of Apple silicon (M1 or newer)", model_));
     }
     if (queue_.get() == nullptr) {
-      return Status(Code::kUnsupported, fmt::format("metal: {}: has no command queue", model_));
+      return Status(Code::kUnsupported,
+                    fmt::format("metal: {}: cannot create a command queue", model_));
     }
     cores_ = CountCores(device_->registryID(), model_);
     MARLIN_ASSIGN_OR_RETURN(unread_, memory_.Allocate(1));
@@ -121,11 +123,11 @@ class AppleDriver final : public Driver {
   CompiledKernels kernels_;
   DeviceMemory memory_;
   SubmittedWork work_;
-  void* unread_ = nullptr;  ///< Bound where a launch has nothing.
+  void* unread_ = nullptr;  ///< Bound in place of absent buffers; kernels do not read it.
   std::string model_;
   int family_ = 0;
   CoreCount cores_;
-  bool known_fragments_ = false;  ///< Until the self-test has seen it.
+  bool known_fragments_ = false;  ///< Set by the self-test.
   bool keeps_subnormals_ = false;
 };
 
@@ -153,7 +155,7 @@ DriverInfo AppleDriver::Info() const {
   return info;
 }
 
-/// Takes what is in none of this driver's allocations.
+/// Collects the buffers that lie in none of this driver's allocations.
 Status AppleDriver::FindCallerMemory(std::span<const KernelLaunch> launches,
                                      CallerMemory* caller) const {
   for (const KernelLaunch& launch : launches) {
@@ -192,14 +194,15 @@ Result<std::vector<BoundLaunch>> AppleDriver::Bind(std::span<const KernelLaunch>
 
 Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
     MTL::CommandQueue* queue, std::span<const BoundLaunch> launches) {
-  // Keeps all buffers that it names alive until it has run.
+  // A command buffer retains the buffers that it references until it has completed.
   NS::SharedPtr<MTL::CommandBuffer> commands = NS::RetainPtr(queue->commandBuffer());
-  // Serial: every dispatch sees what the ones before it wrote.
+  // Serial: every dispatch sees the writes of the dispatches before it.
   MTL::ComputeCommandEncoder* const encoder =
       commands.get() == nullptr ? nullptr
                                 : commands->computeCommandEncoder(MTL::DispatchTypeSerial);
   if (encoder == nullptr) {
-    return Status(Code::kDeviceLost, fmt::format("metal: {}: makes no command buffer", model_));
+    return Status(Code::kDeviceLost,
+                  fmt::format("metal: {}: cannot create a command buffer", model_));
   }
   for (const BoundLaunch& bound : launches) {
     const KernelLaunch& launch = *bound.launch;
@@ -231,7 +234,7 @@ Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream) {
     MARLIN_RETURN_IF_ERROR(work_.WaitForConflicts(queue, *caller));
     MARLIN_RETURN_IF_ERROR(caller->Map(device_.get()));
   }
-  // Everything that may be wrong is found before anything runs.
+  // All errors of the launches are found before the first one runs.
   MARLIN_ASSIGN_OR_RETURN(const std::vector<BoundLaunch> bound, Bind(launches, *caller));
   MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::CommandBuffer> commands, Encode(queue, bound));
   std::string what;
@@ -253,7 +256,7 @@ Result<std::unique_ptr<Driver>> OpenAppleDriver() {
   const AutoreleaseScope scope;
   NS::SharedPtr<MTL::Device> device = FindDevice();
   if (device.get() == nullptr) {
-    return Status(Code::kUnsupported, "metal: this machine has no GPU that Metal knows");
+    return Status(Code::kUnsupported, "metal: Metal finds no GPU on this machine");
   }
   const char* const wanted = std::getenv("MARLIN_METAL_SELF_TEST");
   const bool self_test = wanted == nullptr || std::string_view(wanted) != "0";

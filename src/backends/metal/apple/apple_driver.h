@@ -1,4 +1,4 @@
-// The driver that runs kernels on Apple's GPUs.
+// The driver that runs kernels on Apple GPUs.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,13 @@
 namespace marlin::metal {
 
 /// The GPU of a Mac with Apple silicon. A stream is an MTL::CommandQueue* (id<MTLCommandQueue>) of
-/// that GPU, or null for the driver's own. Memory of Allocate is shared with the GPU. Other memory
-/// of the caller's that a launch names must stay until Synchronize: whole pages are mapped,
-/// anything else is copied before the launch and, where it was written, back, and such calls block.
-/// A failed command buffer loses the device: every later call returns its error.
-/// MARLIN_METAL_SELF_TEST=0 leaves out the self-test (as OpenMetal leaves out CheckKernels; "probe"
-/// leaves out that alone). Errors: kUnsupported (no such GPU, no driver in this build, kernels that
-/// do not compile, a self-test that fails).
+/// that GPU, or null for the driver's own queue. Memory from Allocate is shared with the GPU. Other
+/// caller memory that a launch references must stay valid until Synchronize: whole pages are
+/// mapped; anything else is copied before the launch and, where it was written, copied back, and
+/// such calls block. A failed command buffer loses the device: every later call returns its error.
+/// MARLIN_METAL_SELF_TEST=0 skips the self-test, and OpenMetal then skips CheckKernels; "probe"
+/// skips only CheckKernels. Errors: kUnsupported (no such GPU, no driver in this build, kernels
+/// that do not compile, a failed self-test).
 Result<std::unique_ptr<Driver>> OpenAppleDriver();
 
 }  // namespace marlin::metal

@@ -1,4 +1,4 @@
-// The kernels as Xcode's compiler made them while the library was built.
+// The kernels as compiled by Xcode's Metal compiler at build time.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace marlin::metal {
 
-/// A metallib of all kernels; empty where the build had no compiler for it.
+/// A metallib of all kernels; empty if the build had no Metal compiler.
 std::span<const uint8_t> BuiltLibrary();
 
 }  // namespace marlin::metal

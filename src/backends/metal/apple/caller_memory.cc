@@ -12,7 +12,7 @@
 namespace marlin::metal {
 namespace {
 
-/// Copies keep the addresses' remainders by this, for kernels that read whole vectors.
+/// Copies keep the address modulo this, so that vectorized loads stay aligned.
 constexpr uintptr_t kVectorBytes = 64;
 
 }  // namespace
@@ -24,7 +24,7 @@ void CallerMemory::Add(const KernelBuffer& buffer) {
   added.written = buffer.written;
   const auto joined = std::partition(pieces_.begin(), pieces_.end(),
                                      [&](const Piece& piece) { return !piece.Overlaps(added); });
-  // What overlaps one of the joined pieces would have been joined with it before.
+  // Ranges in pieces_ are disjoint, so the union overlaps no other range.
   for (auto piece = joined; piece != pieces_.end(); ++piece) {
     added.begin = std::min(added.begin, piece->begin);
     added.end = std::max(added.end, piece->end);
@@ -44,7 +44,7 @@ Status CallerMemory::MapPiece(MTL::Device* device, Piece* piece) {
   const NS::UInteger bytes = piece->end - piece->begin;
   void* const data = reinterpret_cast<void*>(piece->begin);  // NOLINT(performance-no-int-to-ptr)
   if (piece->begin % page == 0 && bytes % page == 0) {
-    // Null where the pages are of several mappings; then they are copied.
+    // Null if the pages belong to several mappings; they are copied then.
     piece->buffer =
         NS::TransferPtr(device->newBuffer(data, bytes, MTL::ResourceStorageModeShared, nullptr));
     if (piece->buffer.get() != nullptr) return Status();
@@ -55,7 +55,7 @@ Status CallerMemory::MapPiece(MTL::Device* device, Piece* piece) {
       NS::TransferPtr(device->newBuffer(piece->offset + bytes, MTL::ResourceStorageModeShared));
   if (piece->buffer.get() == nullptr) {
     return Status(Code::kOutOfMemory,
-                  fmt::format("metal: cannot allocate a copy of {} bytes of the caller's", bytes));
+                  fmt::format("metal: cannot allocate a copy of {} bytes of caller memory", bytes));
   }
   auto* const copy = static_cast<std::byte*>(piece->buffer->contents()) + piece->offset;
   std::memcpy(copy, data, bytes);

@@ -1,4 +1,4 @@
-// Memory of the caller's that launches name, as buffers of the GPU.
+// Caller memory that launches reference, as GPU buffers.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +10,24 @@
 
 namespace marlin::metal {
 
-/// What one Run names beside the driver's own memory. Not thread-safe.
+/// The caller memory that one Run references. Not thread-safe.
 class CallerMemory {
  public:
-  /// Ranges that overlap are one buffer, so that the launches of a Run see what others write.
+  /// Overlapping ranges share one buffer, so that the launches of a Run see each other's writes.
   void Add(const KernelBuffer& buffer);
-  /// Makes the buffers: the memory itself where it is whole pages that the GPU can map, else a copy
-  /// of it. Errors: kOutOfMemory.
+  /// Creates the buffers: the memory itself where it consists of whole pages that the GPU can map,
+  /// else a copy of it. Errors: kOutOfMemory.
   Status Map(MTL::Device* device);
-  /// Where an address that was added lies. Precondition: Map succeeded.
+  /// The buffer and offset of an address that was added. Precondition: Map succeeded.
   BufferPlace Find(const void* data) const;
 
   bool empty() const { return pieces_.empty(); }
-  /// Whether there are copies; then the caller's memory has the results only after CopyBack.
+  /// Whether any range was copied; the caller's memory then has the results only after CopyBack.
   bool copied() const;
-  /// Whether one of both writes what the other one reads or writes.
+  /// Whether one of the two writes memory that the other reads or writes.
   bool Conflicts(const CallerMemory& other) const;
-  /// Writes what the GPU changed of copies, once it is done, and nothing else: the bytes between
-  /// the rows of an output are somebody else's, who may be writing them now.
+  /// Writes back only the bytes of copies that the GPU changed: another thread may be writing the
+  /// bytes between the rows of an output. Precondition: the GPU work has completed.
   void CopyBack();
 
  private:
@@ -36,9 +36,9 @@ class CallerMemory {
     uintptr_t end = 0;
     bool written = false;
     NS::SharedPtr<MTL::Buffer> buffer;
-    NS::UInteger offset = 0;  ///< Of `begin` in the buffer.
+    NS::UInteger offset = 0;  ///< Byte offset of `begin` in the buffer.
     bool copied = false;
-    std::vector<std::byte> before;  ///< Of a copy that is written.
+    std::vector<std::byte> before;  ///< Contents before the launch, for copies that are written.
 
     bool Overlaps(const Piece& other) const { return begin < other.end && other.begin < end; }
   };

@@ -12,8 +12,8 @@
 namespace marlin::metal {
 namespace {
 
-/// What Metal makes of the library in the binary; null where there is none or this system is older
-/// than it: then the sources are compiled here.
+/// Loads the metallib in the binary; null if there is none or it needs a newer system. The sources
+/// are then compiled at run time.
 NS::SharedPtr<MTL::Library> LoadBuiltLibrary(MTL::Device* device) {
   const std::span<const uint8_t> bytes = BuiltLibrary();
   if (bytes.empty()) return {};
@@ -26,7 +26,7 @@ NS::SharedPtr<MTL::Library> LoadBuiltLibrary(MTL::Device* device) {
   return library;
 }
 
-/// As the build compiles them: results must not depend on who compiled.
+/// The options of the build: results must not depend on where a kernel was compiled.
 NS::SharedPtr<MTL::CompileOptions> StrictOptions() {
   NS::SharedPtr<MTL::CompileOptions> options =
       NS::TransferPtr(MTL::CompileOptions::alloc()->init());
@@ -50,7 +50,7 @@ Result<NS::SharedPtr<MTL::Library>> CompiledKernels::Compile(std::string_view so
   NS::Error* error = nullptr;
   NS::SharedPtr<MTL::Library> library =
       NS::TransferPtr(device_->newLibrary(MakeText(text), options.get(), &error));
-  // Beside a library an error is a warning.
+  // If there is a library, the error holds warnings only.
   if (library.get() != nullptr) return library;
   return Status(Code::kUnsupported,
                 fmt::format("metal: {} does not compile: {}", source, TextOf(error)));
@@ -71,7 +71,7 @@ Result<NS::SharedPtr<MTL::ComputePipelineState>> CompiledKernels::MakePipeline(
   MARLIN_ASSIGN_OR_RETURN(MTL::Library * library, LibraryOf(launch.source));
   const NS::SharedPtr<MTL::FunctionConstantValues> values =
       NS::TransferPtr(MTL::FunctionConstantValues::alloc()->init());
-  // Those that the function does not use are ignored.
+  // Metal ignores constants that the function does not use.
   for (size_t i = 0; i < launch.constants.size(); ++i) {
     values->setConstantValue(&launch.constants[i], MTL::DataTypeInt, i);
   }
@@ -110,7 +110,7 @@ Result<MTL::ComputePipelineState*> CompiledKernels::PipelineOf(const KernelLaunc
   if (launch.threads > pipeline->maxTotalThreadsPerThreadgroup()) {
     return Status(
         Code::kUnsupported,
-        fmt::format("metal: {}: {} threads of a threadgroup, this GPU takes {}", launch.function,
+        fmt::format("metal: {}: {} threads per threadgroup, this GPU takes {}", launch.function,
                     launch.threads, pipeline->maxTotalThreadsPerThreadgroup()));
   }
   return pipeline;

@@ -1,4 +1,4 @@
-// Kernels compiled for this GPU: libraries of sources, and pipelines of their functions.
+// Kernels compiled for this GPU: a library per source file, a pipeline per specialised function.
 #pragma once
 
 #include <map>
@@ -12,17 +12,17 @@
 
 namespace marlin::metal {
 
-/// Thread-safe. Compiling takes milliseconds where the build made a library, and else the first
-/// time a second for each source, during which other threads wait.
+/// Thread-safe. A pipeline takes milliseconds to create if the build made a metallib; otherwise the
+/// first use of each source takes a second, during which other threads wait.
 class CompiledKernels {
  public:
   explicit CompiledKernels(NS::SharedPtr<MTL::Device> device);
 
-  /// Lives as long as this. Errors: kUnsupported with the compiler's text, for a function that the
-  /// source does not have, and for more threads than this GPU has registers for.
+  /// The pipeline lives as long as this object. Errors: kUnsupported (a compile error, with the
+  /// compiler's text; no such function; more threads than this GPU has registers for).
   Result<MTL::ComputePipelineState*> PipelineOf(const KernelLaunch& launch);
 
-  /// Whether the library that the build made is what runs; else the sources are compiled here.
+  /// Whether the build's metallib is used; else the sources are compiled at run time.
   bool built() const { return built_.get() != nullptr; }
 
  private:

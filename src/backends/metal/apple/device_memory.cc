@@ -32,7 +32,7 @@ Result<void*> DeviceMemory::Allocate(int64_t bytes) {
   const auto largest = static_cast<int64_t>(device_->maxBufferLength());
   if (bytes > largest) {
     return Status(Code::kOutOfMemory,
-                  fmt::format("metal: {} bytes at once, this GPU takes {}", bytes, largest));
+                  fmt::format("metal: a buffer of {} bytes, this GPU takes {}", bytes, largest));
   }
   const AutoreleaseScope scope;
   const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
@@ -62,7 +62,7 @@ Result<std::optional<BufferPlace>> DeviceMemory::Find(const void* data, int64_t 
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The last buffer that begins before the range ends is the only one that may hold it.
+  // Only the last buffer that begins before the end of the range can contain it.
   auto after = buffers_.lower_bound(std::max(end, begin + 1));
   if (after == buffers_.begin()) return std::optional<BufferPlace>();
   const auto& [first, buffer] = *std::prev(after);
@@ -76,7 +76,7 @@ Result<std::optional<BufferPlace>> DeviceMemory::Find(const void* data, int64_t 
 
 void DeviceMemory::AddResident(MTL::Buffer* buffer) {
   if (!keeps_resident()) return;
-  // More would push out what other programs need, or fail.
+  // Beyond the recommended size, allocations evict other processes' memory or fail.
   const uint64_t room = device_->recommendedMaxWorkingSetSize();
   if (resident_->allocatedSize() + buffer->length() > room) return;
   resident_->addAllocation(buffer);

@@ -1,4 +1,4 @@
-// Memory that the driver gave out, found again by its address.
+// The driver's allocations, looked up by address.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,27 @@
 
 namespace marlin::metal {
 
-/// Bytes of a buffer from `offset` on.
+/// A position in a buffer, in bytes.
 struct BufferPlace {
   NS::SharedPtr<MTL::Buffer> buffer;
   NS::UInteger offset = 0;
 };
 
-/// Buffers that host and GPU share. Thread-safe.
+/// Buffers shared by host and GPU. Thread-safe.
 class DeviceMemory {
  public:
-  /// Keeps the buffers resident for what runs on the queue, where the system has residency sets
-  /// (macOS 15) and until they fill what it recommends: prepared weights would else be made
-  /// resident anew by every command buffer that comes after a pause.
+  /// Keeps the buffers resident for work on the queue if the system has residency sets (macOS 15),
+  /// up to its recommended working-set size: otherwise the first command buffer after every pause
+  /// would have to make the prepared weights resident again.
   DeviceMemory(NS::SharedPtr<MTL::Device> device, MTL::CommandQueue* queue);
 
-  /// Whole pages. Errors: kOutOfMemory.
+  /// Rounds up to whole pages. Errors: kOutOfMemory.
   Result<void*> Allocate(int64_t bytes);
-  /// Work that still uses it keeps the memory alive.
+  /// Pending command buffers keep the memory alive.
   void Free(void* data);
 
-  /// Where [data, data + bytes) lies; none: not in this memory. Errors: kInvalidArgument for a
-  /// range that is only partly in it.
+  /// The buffer and offset of [data, data + bytes); nullopt: not in this memory. Errors:
+  /// kInvalidArgument for a range that is only partly in it.
   Result<std::optional<BufferPlace>> Find(const void* data, int64_t bytes) const;
 
   bool keeps_resident() const { return resident_.get() != nullptr; }
@@ -43,7 +43,7 @@ class DeviceMemory {
   NS::SharedPtr<MTL::Device> device_;
   NS::SharedPtr<MTL::ResidencySet> resident_;
   mutable std::mutex mutex_;
-  std::map<uintptr_t, NS::SharedPtr<MTL::Buffer>> buffers_;  ///< By their first byte.
+  std::map<uintptr_t, NS::SharedPtr<MTL::Buffer>> buffers_;  ///< By address of the first byte.
 };
 
 }  // namespace marlin::metal

@@ -9,7 +9,7 @@
 namespace marlin::metal {
 namespace {
 
-/// The property of a driver of a GPU that `matching`, which is consumed, describes; 0: none.
+/// The "gpu-core-count" property of the first service that matches; 0: none. Consumes `matching`.
 int CoresOfService(CFMutableDictionaryRef matching) {
   if (matching == nullptr) return 0;
   const io_service_t service = IOServiceGetMatchingService(MACH_PORT_NULL, matching);
@@ -27,7 +27,7 @@ int CoresOfService(CFMutableDictionaryRef matching) {
   return cores;
 }
 
-/// The most cores of each chip, as Apple's specifications have them.
+/// The highest GPU core count that each chip is sold with, from Apple's specifications.
 constexpr std::pair<std::string_view, int> kMostCores[] = {
     {"Apple M1", 8},  {"Apple M1 Pro", 16}, {"Apple M1 Max", 32}, {"Apple M1 Ultra", 64},
     {"Apple M2", 10}, {"Apple M2 Pro", 19}, {"Apple M2 Max", 38}, {"Apple M2 Ultra", 76},

@@ -1,4 +1,4 @@
-// How many cores a GPU has, which Metal does not say.
+// The GPU core count, which Metal does not report.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct CoreCount {
   const char* origin = "";  ///< "counted", "by name", "assumed"
 };
 
-/// From the registry of devices; else the most that a chip of this name comes with; else 8.
+/// Read from the I/O Registry; else the highest count of a chip of this name; else 8.
 CoreCount CountCores(uint64_t registry_id, std::string_view name);
 
 }  // namespace marlin::metal

@@ -1,5 +1,4 @@
-// The one definition of what metal-cpp's headers declare: selectors, classes, and the way to the
-// devices.
+// The single translation unit that defines metal-cpp's selectors, classes and device functions.
 #define NS_PRIVATE_IMPLEMENTATION
 #define MTL_PRIVATE_IMPLEMENTATION
 #include "backends/metal/apple/metal_cpp.h"

@@ -1,4 +1,4 @@
-// metal-cpp, Apple's C++ interface of Metal, and the little that the driver wants beside it.
+// metal-cpp, Apple's C++ interface to Metal, and the driver's helpers for it.
 #pragma once
 
 #include <Foundation/Foundation.hpp>
@@ -7,8 +7,8 @@
 
 namespace marlin::metal {
 
-/// Releases at its end what was autoreleased since its begin, on this thread. Threads without one,
-/// which are all threads of a library's users, would never release it.
+/// Autorelease pool of a scope: its end releases the objects autoreleased on this thread since its
+/// begin. A caller's threads have no pool of their own and would never release them.
 class AutoreleaseScope {
  public:
   AutoreleaseScope() : pool_(NS::AutoreleasePool::alloc()->init()) {}
@@ -20,7 +20,7 @@ class AutoreleaseScope {
   NS::AutoreleasePool* pool_;
 };
 
-/// Whether an object has a method: those of newer systems than the oldest that the driver runs on.
+/// Whether an object responds to a selector, for methods that the oldest supported system lacks.
 class Responds : private NS::Object {
  public:
   static bool To(const void* object, const char* selector) {

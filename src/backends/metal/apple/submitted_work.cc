@@ -52,7 +52,7 @@ Status SubmittedWork::WaitFor(const Wanted& wanted) {
       if (wanted(work)) waited.push_back(work.commands);
     }
   }
-  // Other threads may submit meanwhile.
+  // Waits without the lock, so that other threads can submit.
   for (const auto& commands : waited) commands->waitUntilCompleted();
   const std::lock_guard<std::mutex> lock(mutex_);
   return CheckLocked();

@@ -1,4 +1,4 @@
-// Command buffers on their way, and the error of the first that failed.
+// Command buffers in flight, and the error of the first that failed.
 #pragma once
 
 #include <memory>
@@ -16,20 +16,20 @@ namespace marlin::metal {
 struct Submitted {
   NS::SharedPtr<MTL::CommandBuffer> commands;
   const MTL::CommandQueue* queue = nullptr;
-  std::string what;  ///< The kernels, for messages.
+  std::string what;  ///< Names of the kernels, for messages.
   std::shared_ptr<const CallerMemory> caller;
 };
 
-/// Thread-safe. Command buffers of one queue begin in order, but may end in another: each is waited
-/// for, and each one's error is looked at.
+/// Thread-safe. Command buffers of one queue start in order but may complete out of order, so each
+/// one is waited for and checked.
 class SubmittedWork {
  public:
   void Add(Submitted work);
-  /// Looks at what has ended. Errors: kDeviceLost, of this or any earlier command buffer.
+  /// Checks completed command buffers. Errors: kDeviceLost, the first failure so far.
   Status Check();
-  /// Waits for all of a queue's work; null: of every queue. Errors: as Check.
+  /// Waits for all work of a queue; null: of every queue. Errors: as Check.
   Status Wait(const MTL::CommandQueue* queue);
-  /// Waits for the work of a queue that must end before `caller` can be mapped or copied.
+  /// Waits for the work of a queue that must complete before `caller` can be mapped or copied.
   Status WaitForConflicts(const MTL::CommandQueue* queue, const CallerMemory& caller);
 
  private:
@@ -39,7 +39,7 @@ class SubmittedWork {
 
   std::mutex mutex_;
   std::vector<Submitted> work_;  ///< In the order of Add.
-  Status failure_;               ///< The first one's, for good.
+  Status failure_;               ///< The first failure; never cleared.
 };
 
 }  // namespace marlin::metal

@@ -1,4 +1,4 @@
-// Builds without Apple's Metal: the device is not there.
+// Builds without Apple's Metal: opening the device fails.
 #include "backends/metal/apple/apple_driver.h"
 
 namespace marlin::metal {

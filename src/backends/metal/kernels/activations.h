@@ -1,4 +1,4 @@
-// Reading rows of A: what lies beyond k or below m counts as zero and is not read.
+// Loads of A. Elements outside [m, k] are zero and are not read.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ACTIVATIONS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ACTIVATIONS_H_
 

@@ -1,5 +1,5 @@
-// The function constants of all kernels: a pipeline is compiled for their values, so what is not
-// asked for costs nothing.
+// The function constants of all kernels. Pipelines are specialised for their values, so unused
+// features cost nothing.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_CONSTANTS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_CONSTANTS_H_
 

@@ -1,6 +1,6 @@
-// Codes to weights: weight = scale * (value - zero), or scale * value + bias, in float.
+// Dequantization: weight = scale * (value - zero), or scale * value + bias, in float.
 //
-// A lane decodes blocks of its chunk: four pairs, of outputs FragmentColumn + {0, 1} and
+// A lane decodes four pairs of each block of 32 k: outputs FragmentColumn + {0, 1} at
 // k = 4 FragmentRow + {0, 1, 2, 3} of the block.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_DECODE_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_DECODE_H_
@@ -11,7 +11,7 @@
 namespace marlin {
 namespace kernels {
 
-/// Prepared weights as they are bound.
+/// The buffers of the prepared weights.
 struct PackedWeights {
   device const uchar* codes;
   device const uchar* scales;
@@ -19,9 +19,9 @@ struct PackedWeights {
   device const float* table;
 };
 
-/// One strip of weights, and what turns its codes into numbers.
+/// One strip (n8 tile) of the weights and its dequantization parameters.
 struct Strip {
-  device const uchar* codes;   ///< Of chunk 0.
+  device const uchar* codes;   ///< At chunk 0.
   device const uchar* scales;  ///< [groups][8]
   device const uchar* extras;
   device const float* table;
@@ -37,7 +37,7 @@ static inline long GroupElementBytes(int type) {
   return type == kElementF32 ? 4 : (type == kElementE8M0 || type == kElementE4M3 ? 1 : 2);
 }
 
-/// Biases have the type of the scales, or f16 beside scales of 8 bits; zeros are f16.
+/// Biases have the type of the scales, or f16 if the scales have 8 bits; zero points are f16.
 static inline int ExtraType() {
   const bool wide = scale_type == kElementF32 || scale_type == kElementBf16;
   return group_extra == kExtraBiases && wide ? scale_type : kElementF16;
@@ -57,7 +57,7 @@ static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
   return result;
 }
 
-/// A lane's codes of a chunk, for up to 8 bits; wider ones are read block by block.
+/// A lane's codes of a chunk, for up to 8 bits. Wider codes are loaded per block.
 struct ChunkCodes {
   uint4 low;
   uint4 high;
@@ -80,7 +80,7 @@ static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
   return codes;
 }
 
-/// The two codes of pair `j` of block `s`, at bits 0 and 16. Up to 8 bits.
+/// The two codes of pair `j` of block `s`, at bits 0 and 16. For codes of up to 8 bits.
 static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
   switch (code_bits) {
     case 2:
@@ -97,16 +97,16 @@ static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
   }
 }
 
-/// The numbers that two codes stand for, exactly.
+/// The values of two codes, exactly.
 static inline float2 PairValues(Strip strip, uint pair) {
   switch (code_kind) {
     case kCodesFp4: {
-      // Sign, exponent and mantissa where a half has them: the number x 2^-14.
+      // Moves sign, exponent and mantissa to their places in a half, which is then value * 2^-14.
       const uint bits = ((pair & 0x00080008u) << 12) | ((pair & 0x00070007u) << 9);
       return float2(as_type<half2>(bits)) * 16384.0f;
     }
     case kCodesInteger: {
-      // Below 2^10 the last bit of a half is 1, so these are 1024 + code.
+      // In [1024, 2048) the ulp of a half is 1, so these halves are 1024 + code.
       const float2 biased = float2(as_type<half2>(pair | 0x64006400u));
       return biased - float(1024 + strip.code_offset);
     }
@@ -124,7 +124,7 @@ static inline float2 PairValues(Strip strip, uint pair) {
   }
 }
 
-/// What the weights of two outputs in one group share.
+/// Scale and zero point or bias of two outputs in one group.
 struct GroupPair {
   float2 scale;
   float2 extra;
@@ -132,7 +132,7 @@ struct GroupPair {
 
 static inline GroupPair LoadGroup(Strip strip, int k, ushort lane) {
   GroupPair group;
-  // Beyond k there may be no group; what is multiplied with zeros only has to be finite.
+  // Beyond k there may be no group. A is zero there, so any finite scale will do.
   const int index = metal::min(k / strip.group_size, strip.groups - 1);
   const long at = long(index) * kStripOutputs + FragmentColumn(lane);
   group.scale = LoadPair(strip.scales, scale_type, at) * strip.global_scale;
@@ -148,12 +148,12 @@ static inline float2 Scaled(float2 value, GroupPair group) {
   return value;
 }
 
-/// Four pairs of weights: one for each fragment of a block.
+/// Four pairs of weights, one per fragment of a block.
 struct BlockWeights {
   float2 pair[4];
 };
 
-/// Values of block `s` without scales.
+/// Values of block `s`, unscaled.
 static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk, int s,
                                        ushort lane) {
   BlockWeights values;
@@ -178,7 +178,7 @@ static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk,
   return values;
 }
 
-/// Weights of block `s`. `of_chunk` is the group of the chunk where all its k share one.
+/// Weights of block `s`. `of_chunk` is the chunk's group, used if all k of a chunk share one.
 static inline BlockWeights DecodeBlock(Strip strip, ChunkCodes codes, GroupPair of_chunk, int chunk,
                                        int s, ushort lane) {
   BlockWeights weights = BlockValues(strip, codes, chunk, s, lane);
@@ -190,7 +190,7 @@ static inline BlockWeights DecodeBlock(Strip strip, ChunkCodes codes, GroupPair 
   return weights;
 }
 
-/// The group of a chunk, for DecodeBlock.
+/// The `of_chunk` argument of DecodeBlock.
 static inline GroupPair LoadChunkGroup(Strip strip, int chunk, ushort lane) {
   GroupPair group;
   group.scale = float2(1.0f);

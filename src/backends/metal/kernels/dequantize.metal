@@ -1,6 +1,6 @@
-// marlin_dequantize: out[k, n] = W[k, n], rounded once to the type of the output.
+// marlin_dequantize: out[k, n] = W[k, n], rounded once to the output type.
 //
-// A simdgroup writes one chunk of a strip: 128 k x 8 outputs.
+// Each simdgroup writes one chunk of a strip: 128 k x 8 outputs.
 #include "backends/metal/kernels/decode.h"
 
 using namespace metal;

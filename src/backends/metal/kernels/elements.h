@@ -1,4 +1,4 @@
-// Elements of memory as floats, and back. All arithmetic of the kernels is in float.
+// Conversions of memory elements to and from float. All kernel arithmetic is in float.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ELEMENTS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ELEMENTS_H_
 
@@ -9,19 +9,20 @@ namespace kernels {
 
 static inline float FromBf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
-/// Rounds to nearest, ties to even; a NaN stays one. In integers, so that no compiler may do less.
+/// Rounds to nearest, ties to even; NaNs stay NaNs. Integer arithmetic keeps this exact under every
+/// compiler option.
 static inline ushort ToBf16(float value) {
   const uint bits = as_type<uint>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return ushort((bits >> 16) | 0x40u);
   return ushort((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/// 2^(bits - 127); that of 0 is subnormal, which GPUs may take for zero.
+/// 2^(bits - 127). For 0 the result is subnormal, which GPUs may flush to zero.
 static inline float FromE8M0(uchar bits) {
   return as_type<float>(bits == 0 ? 0x00400000u : uint(bits) << 23);
 }
 
-/// A half has the same fields three and one bits wider: its bits are the number x 2^-8, exactly.
+/// Moves the fields of e4m3 to their places in a half, which is then value * 2^-8, exactly.
 static inline float FromE4M3(uchar bits) {
   const ushort half_bits = ushort(((bits & 0x80) << 8) | ((bits & 0x7f) << 7));
   return float(as_type<half>(half_bits)) * 256.0f;
@@ -43,7 +44,7 @@ static inline float LoadElement(device const uchar* data, int type, long index) 
   }
 }
 
-/// Two neighbours, the first at an even index.
+/// Two consecutive elements, the first at an even index.
 static inline float2 LoadPair(device const uchar* data, int type, long index) {
   switch (type) {
     case kElementBf16: {
@@ -65,7 +66,7 @@ static inline float2 LoadPair(device const uchar* data, int type, long index) {
   }
 }
 
-/// Four neighbours of type f32, bf16 or f16 at an address that is a multiple of their size.
+/// Vectorized load of four f32, bf16 or f16 elements; the address is aligned to the vector's size.
 static inline float4 LoadQuad(device const uchar* data, int type, long index) {
   switch (type) {
     case kElementBf16: {

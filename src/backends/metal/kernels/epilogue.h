@@ -1,4 +1,4 @@
-// The finishing steps of a product: bias, activation, gate, row weight, cast.
+// The GEMM epilogue: bias, activation, GLU gate, row weight, cast.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_EPILOGUE_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_EPILOGUE_H_
 
@@ -8,20 +8,20 @@
 namespace marlin {
 namespace kernels {
 
-/// Where finished numbers go, and what finishes them.
+/// The output and the operands of the epilogue.
 struct Output {
   device uchar* data;
   device const uchar* bias;
   device const float* row_weight;
 };
 
-/// x times the logistic function of y, without overflow.
+/// x * sigmoid(y), without overflow.
 static inline float TimesSigmoid(float x, float y) {
   const float e = metal::precise::exp(-metal::fabs(y));
   return (y < 0.0f ? x * e : x) / (1.0f + e);
 }
 
-/// 0 for negative numbers; a NaN stays, also where the compiler thinks that there are none.
+/// max(x, 0), except that NaNs stay NaNs even if the compiler assumes that there are none.
 static inline float Relu(float x) {
   constexpr uint kMinusZero = 0x80000000u;
   constexpr uint kMinusInfinity = 0xff800000u;
@@ -46,17 +46,16 @@ static inline float Biased(Output output, int column, float sum) {
   return has_bias ? sum + LoadElement(output.bias, bias_type, column) : sum;
 }
 
-/// Casts and stores a finished number but for its row's weight.
+/// Applies the row weight, casts and stores.
 static inline void StoreFinished(Output output, int row, int column, float value, Parameters p) {
   if (has_row_weight) value *= output.row_weight[row];
   StoreElement(output.data, output_type, long(row) * p.output_stride + column, value);
 }
 
-/// Whether the same threads have the sums of a gate and of what it gates, and finish them at once.
+/// GLU: whether the same threads accumulate gate and up, and so apply the epilogue directly.
 static inline bool Paired() { return gated && !partial; }
 
-/// The sums of row and column, and of the column that it gates, finished. What lies outside of the
-/// output is dropped.
+/// GLU epilogue of the accumulators `gate` and `up`. Drops outputs outside of [m, n / 2].
 static inline void StoreGated(Output output, int row, int column, float gate, float up,
                               Parameters p) {
   const int columns = p.n / 2;
@@ -65,8 +64,8 @@ static inline void StoreGated(Output output, int row, int column, float gate, fl
   StoreFinished(output, row, column, value, p);
 }
 
-/// The sum of row and column, finished, or as it is among the partial sums of `split`. What lies
-/// outside of the product is dropped.
+/// Stores the accumulator of (row, column) if that is inside [m, n]: through the epilogue, or raw
+/// into the split-K partials of `split`.
 static inline void StoreSum(Output output, int split, int row, int column, float sum,
                             Parameters p) {
   if (row >= p.m || column >= p.n) return;

@@ -1,7 +1,7 @@
-// Finish: out[m, n] = epilogue(sum over splits of partials[split, m, n]), in the order of the
-// splits.
+// Finish, the split-K reduction: out[m, n] = epilogue(sum over splits of partials[split, m, n]),
+// added in order of the splits.
 //
-// One thread an output. Error model: splits - 1 additions in fp32.
+// One thread per output. Error model: splits - 1 additions in fp32.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_FINISH_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_FINISH_H_
 

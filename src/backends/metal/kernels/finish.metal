@@ -1,4 +1,4 @@
-// marlin_finish: partial sums to finished numbers (finish.h).
+// marlin_finish: split-K reduction and epilogue (finish.h).
 #include "backends/metal/kernels/finish.h"
 
 using namespace metal;

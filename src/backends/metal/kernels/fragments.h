@@ -1,4 +1,4 @@
-// Matrix fragments of simdgroups: 8x8 elements, two of each lane.
+// simdgroup_matrix fragments: 8x8 elements, two per lane.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_FRAGMENTS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_FRAGMENTS_H_
 
@@ -13,8 +13,8 @@ constant constexpr int kSide = 8;
 
 using metal::simdgroup_float8x8;
 
-// A lane's two elements. What thread_elements() returns is no vector of two: Apple's header has a
-// vector of all 64 elements of the matrix there, of which a lane holds the first two.
+// Access to a lane's two elements. thread_elements() does not return a vector of two: in Apple's
+// header it is a vector of all 64 elements of the matrix, of which a lane holds the first two.
 
 template <typename T>
 static inline float2 ElementsOf(metal::simdgroup_matrix<T, 8, 8> fragment) {

@@ -1,26 +1,26 @@
-// GemmDirect: codes and activations go from device memory straight into the registers of
-// matrix fragments; no threadgroup memory, no barrier.
+// GemmDirect: GEMM that loads codes and activations from device memory straight into matrix
+// fragments in registers; no threadgroup memory, no barriers.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-//   64x64: four simdgroups of 32 rows x 32 outputs       32x64, 16x64: four of all rows x 16
-//   outputs
-//       +----+----+                                          +--+--+--+--+
-//       | s0 | s1 |   each weight decoded twice              |s0|s1|s2|s3|  each weight decoded
-//       once
-//       +----+----+                                          +--+--+--+--+
+//   Tiles of rows x outputs, four simdgroups s0 to s3 each:
+//   64x64: 32x32 per simdgroup,              32x64, 16x64: all rows x 16 outputs per simdgroup,
+//          each weight is decoded twice                    each weight is decoded once
+//       +----+----+                              +--+--+--+--+
+//       | s0 | s1 |                              |s0|s1|s2|s3|
+//       +----+----+                              +--+--+--+--+
 //       | s2 | s3 |
 //       +----+----+
 //
-// Gated and finished at once, the first half of the strips of a simdgroup are gates, the other half
-// what they gate; a tile then has half as many outputs.
+// GLU with a direct epilogue (Paired): the first half of a simdgroup's strips are gate, the other
+// half the matching up strips, so a tile has half as many outputs.
 //
 // Fragment j of a block of 32 k takes k = 4 r + j in its row r (of W) and column r (of A): a lane's
-// codes are one word, and its elements of A for all four fragments are 8 neighbours.
-// threadgroups: [tiles of outputs, tiles of rows, splits of k]; a split counts whole chunks.
-// Bytes in flight of a simdgroup: 128 * bits of codes a strip.
-// Error model: weights rounded as fp32 (3 * 2^-24), fp32 sums; k / splits + splits additions.
-// Relies on the places of elements in fragments (FragmentRow): the device's self-test probes them.
+// codes are one word, and its elements of A for all four fragments are 8 consecutive ones.
+// Grid of threadgroups: [tiles of n, tiles of m, splits of k]; a split is a number of whole chunks.
+// Bytes in flight per simdgroup: 128 * bits of codes per strip.
+// Error model: weights rounded to fp32 (3 * 2^-24), fp32 sums; k / splits + splits additions.
+// Depends on the element layout of fragments (FragmentRow), which the device's self-test probes.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMM_DIRECT_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_GEMM_DIRECT_H_
 
@@ -49,19 +49,19 @@ static inline InputBlock LoadInputBlock(device const uchar* input, int row, int 
   return block;
 }
 
-/// What a simdgroup has fetched of A for a block of 32 k.
+/// The fragments of A of a simdgroup for a block of 32 k.
 template <int kRowFragments>
 struct InputRows {
   InputBlock block[kRowFragments];
 };
 
-/// The sums of a simdgroup.
+/// The accumulators of a simdgroup.
 template <int kRowFragments, int kStrips>
 struct DirectSums {
   simdgroup_float8x8 fragment[kRowFragments][kStrips];
 };
 
-/// Adds the product of a block's activations with the weights of its strip `j`.
+/// Multiply-accumulates a block of A with the weights of strip `j`.
 template <int kRowFragments, int kStrips>
 static METAL_FUNC void MultiplyStrip(thread DirectSums<kRowFragments, kStrips>& sums,
                                      thread InputRows<kRowFragments>& a, BlockWeights w, int j) {
@@ -84,7 +84,7 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
   const int row =
       (int(group.y) * kSimdgroupRows + simdgroup / kSimdgroupColumns) * (kRowFragments * kSide);
   const int half_strips = p.n / 2 / kStripOutputs;
-  const int run = Paired() ? kStrips / 2 : kStrips;  // Of neighbouring strips.
+  const int run = Paired() ? kStrips / 2 : kStrips;  // Adjacent strips: gate strips if paired.
   const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * run;
   const int last_strip = Paired() ? half_strips - 1 : (p.n - 1) / kStripOutputs;
   if (row >= p.m || strip > last_strip) return;
@@ -105,7 +105,7 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
     GroupPair chunk_group[kStrips];
     MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
-      // Strips behind the last one repeat it, and nobody stores their sums.
+      // Strips beyond the last one repeat it; their accumulators are not stored.
       const int of_run = metal::min(strip + j % run, last_strip);
       strips[j] = StripAt(of_run + j / run * half_strips, weights, p);
       chunk_codes[j] = LoadCodes(strips[j], chunk, lane);

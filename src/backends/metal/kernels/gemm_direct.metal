@@ -1,4 +1,4 @@
-// marlin_gemm_direct_RxC: tiles of R rows and C outputs (gemm_direct.h).
+// marlin_gemm_direct_MxN: tiles of M rows and N outputs (gemm_direct.h).
 #include "backends/metal/kernels/gemm_direct.h"
 
 using namespace metal;

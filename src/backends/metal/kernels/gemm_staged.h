@@ -1,19 +1,20 @@
-// GemmStaged: tiles of 64 rows x 64 outputs x 32 k through threadgroup memory, where
-// activations of type T and decoded weights lie; one buffer or two.
+// GemmStaged: GEMM with tiles of 64 rows x 64 outputs x 32 k, staged in threadgroup memory as
+// activations of type T and dequantized weights; single- or double-buffered.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
 //   two buffers:  fetch 1 | multiply 0 | put 1 | barrier | fetch 2 | multiply 1 | put 0 | barrier
 //   one buffer:   fetch | put | barrier | multiply | barrier
-//   simdgroup s multiplies rows 32 (s / 2) and on with outputs 32 (s % 2) and on: 4x4 fragments.
+//   simdgroup s accumulates 32x32 from row 32 (s / 2) and output 32 (s % 2) on: 4x4 fragments.
 //
-// A unit is a tile and a split of its k. Threadgroup g takes units [g, g + 1) * units_of_group,
-// split by split, tile by tile; tiles of the same outputs follow one another, so their weights are
-// near. Consecutive splits of one tile are added in registers and stored as the first of them:
-// marlin_zero_reduction clears the others, marlin_finish adds all of them in order.
-// Threadgroup memory: 13,824 bytes a buffer for 16-bit activations, 16,384 for fp32, at least
-// 16,384. Barriers: one for each 32 k with two buffers, two with one; three a unit. Error model:
-// weights rounded as fp32 (3 * 2^-24), fp32 sums; k + splits additions.
+// A work unit is one split of k of one tile. Threadgroup g takes units [g, g + 1) * units_of_group,
+// ordered by tile, then split (several per threadgroup: stream-K). Tiles of the same outputs are
+// consecutive, for locality of the weights. Consecutive splits of one tile accumulate in registers
+// and are stored as the first of them: marlin_zero_reduction clears the others, marlin_finish adds
+// all of them in order.
+// Threadgroup memory: 13,824 bytes per buffer for 16-bit activations, 16,384 for fp32, at least
+// 16,384 in all. Barriers: one per 32 k with two buffers, two with one; three per unit. Error
+// model: weights rounded to fp32 (3 * 2^-24), fp32 sums; k + splits additions.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMM_STAGED_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_GEMM_STAGED_H_
 
@@ -27,7 +28,7 @@ namespace kernels {
 
 constant constexpr int kTile = 64;  // Rows and outputs.
 constant constexpr int kStagedThreads = 128;
-constant constexpr int kFragments = 4;  // Of a simdgroup, each way.
+constant constexpr int kFragments = 4;  // Per simdgroup, along m and along n.
 constant constexpr int kTileStrips = kTile / kStripOutputs;
 constant constexpr int kStripsOfThread = kTileStrips * kLanes / kStagedThreads;
 constant constexpr int kQuadsOfRow = kBlockK / 4;
@@ -36,8 +37,8 @@ constant constexpr int kBlocksOfChunk = kChunkK / kBlockK;
 
 static_assert(2 * kFragments * kSide == kTile, "2 x 2 simdgroups cover the tile");
 
-/// Threadgroup memory of a buffer. Padding keeps the rows of a fragment on different banks; with
-/// fp32 two buffers leave no room for it.
+/// Layout of a buffer in threadgroup memory. Padding avoids bank conflicts between the rows of a
+/// fragment; with fp32 activations two buffers leave no room for it.
 template <typename T>
 struct TileLayout {
   static constexpr constant int kInputStride = sizeof(T) == 2 ? kBlockK + 8 : kBlockK;
@@ -46,7 +47,7 @@ struct TileLayout {
   static constexpr constant int kBytes = kInputBytes + kBlockK * kWeightStride * 4;
 };
 
-/// Threadgroup memory in quads: the buffers, or a tile's sums in their place.
+/// Threadgroup memory in float4: the buffers, which the epilogue reuses for a tile of accumulators.
 template <typename T, int kBuffers>
 struct StagedQuads {
   static constexpr constant int kBufferBytes = kBuffers * TileLayout<T>::kBytes;
@@ -55,20 +56,20 @@ struct StagedQuads {
       (kBufferBytes > kOutputBytes ? kBufferBytes : kOutputBytes) / 16;
 };
 
-/// Where a tile lies in the product.
+/// Coordinates of a tile: its first row and strip, and the last strip of the GEMM.
 struct TilePlace {
   int row;
   int strip;
   int last_strip;
 };
 
-/// What a thread has fetched of a tile: 4 quads of A, and the codes of 2 strips for a whole chunk.
+/// A thread's prefetched registers: 4 quads of A, and the codes of 2 strips for a whole chunk.
 struct Fetched {
   float4 input[kQuadsOfThread];
   ChunkCodes codes[kStripsOfThread];
 };
 
-/// The operands of a threadgroup.
+/// The input operands.
 struct Operands {
   PackedWeights weights;
   device const uchar* input;
@@ -76,12 +77,12 @@ struct Operands {
 
 static inline Strip StripOfThread(Operands from, TilePlace place, int i, ushort simdgroup,
                                   Parameters p) {
-  // Strips behind the last one repeat it, and nobody stores their sums.
+  // Strips beyond the last one repeat it; their accumulators are not stored.
   const int strip = metal::min(place.strip + simdgroup + 4 * i, place.last_strip);
   return StripAt(strip, from.weights, p);
 }
 
-/// Fetches step `step` of 32 k, and the codes of a chunk with its first step.
+/// Loads A of step `step` (32 k) into registers; the first step of a chunk loads the chunk's codes.
 static inline void Fetch(thread Fetched& fetched, Operands from, TilePlace place, int step,
                          ushort thread_index, Parameters p) {
   MARLIN_UNROLL
@@ -98,7 +99,7 @@ static inline void Fetch(thread Fetched& fetched, Operands from, TilePlace place
   }
 }
 
-/// Puts what was fetched into a buffer, weights decoded.
+/// Stores fetched activations and dequantized weights into a threadgroup buffer.
 template <typename T>
 static inline void Put(threadgroup float4* buffer, thread Fetched& fetched, Operands from,
                        TilePlace place, int step, ushort thread_index, Parameters p) {
@@ -130,7 +131,7 @@ static inline void Put(threadgroup float4* buffer, thread Fetched& fetched, Oper
   }
 }
 
-/// The sums of a simdgroup: 32 rows x 32 outputs.
+/// The accumulators of a simdgroup: 32 rows x 32 outputs.
 struct Sums {
   simdgroup_float8x8 fragment[kFragments][kFragments];
 };
@@ -145,7 +146,7 @@ static inline void Clear(thread Sums& sums) {
   }
 }
 
-/// Adds the product of a buffer's tiles.
+/// Multiply-accumulates the tiles in a buffer.
 template <typename T>
 static inline void Multiply(thread Sums& sums, threadgroup float4* buffer, ushort simdgroup) {
   const threadgroup T* input =
@@ -175,7 +176,7 @@ static inline void Multiply(thread Sums& sums, threadgroup float4* buffer, ushor
   }
 }
 
-/// Adds steps [step, end) of a tile. The buffers are free before and after.
+/// Main loop over steps [step, end) of a tile. The buffers are free before and after.
 template <typename T, int kBuffers>
 static inline void AddSteps(thread Sums& sums, threadgroup float4* buffers, Operands from,
                             TilePlace place, int step, int end, ushort thread_index, Parameters p) {
@@ -208,7 +209,7 @@ static inline void AddSteps(thread Sums& sums, threadgroup float4* buffers, Oper
   }
 }
 
-/// Stores a tile's sums through the free buffers, which are free again afterwards.
+/// Stores a tile's accumulators through the buffers, which must be free and are free afterwards.
 static inline void StoreTile(thread Sums& sums, threadgroup float4* buffers, Output output,
                              TilePlace place, int split, ushort thread_index, Parameters p) {
   threadgroup float* tile = (threadgroup float*)buffers;

@@ -1,4 +1,4 @@
-// marlin_gemm_staged_BxT: B buffers of activations of type T (gemm_staged.h).
+// marlin_gemm_staged_BxT: B buffers, activations of type T (gemm_staged.h).
 #include "backends/metal/kernels/gemm_staged.h"
 
 using namespace metal;
@@ -34,8 +34,8 @@ MARLIN_GEMM_STAGED("marlin_gemm_staged_2xf32", float, 2)
 MARLIN_GEMM_STAGED("marlin_gemm_staged_2xbf16", bfloat, 2)
 MARLIN_GEMM_STAGED("marlin_gemm_staged_2xf16", half, 2)
 
-/// Clears the partial sums of units that continue their threadgroup's unit before. A threadgroup a
-/// unit.
+/// Clears the partials of work units that continue the previous unit of their threadgroup. One
+/// threadgroup per unit.
 [[kernel]] void marlin_zero_reduction(device float* partials [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                       constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                                       uint group [[threadgroup_position_in_grid]],

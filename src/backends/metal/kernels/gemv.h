@@ -1,4 +1,4 @@
-// Gemv: kRows rows of A at a time, each weight decoded once for all of them.
+// Gemv: small-batch GEMV of kRows rows of A; each weight is decoded once for all of them.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
@@ -6,14 +6,14 @@
 //                                           sg 0 [====]              [====]
 //                                           sg 1      [====]               [====]
 //                                           sg 2           [====]   ...
-//   lane = 2 outputs x every 8th run of 4 k; its sums are added over lanes, then over simdgroups
-//   gated: one half of the simdgroups has a strip of gates, the other one the strip that they gate
+//   lane = 2 outputs x every 8th run of 4 k; sums are reduced over lanes, then over simdgroups
+//   GLU: half of the simdgroups take a gate strip, the other half the matching up strip
 //
-// The order of a row's additions depends on k and on the number of simdgroups alone, so a row has
-// the same bits whatever kRows, m and the other rows are.
-// Threadgroup memory: 256 kRows bytes. Bytes in flight of a simdgroup: 128 * bits of codes.
-// Error model: weights rounded as fp32 (3 * 2^-24), fp32 fma; ceil(k / 8 / simdgroups) + 3 +
-// simdgroups additions in a chain.
+// Batch-invariant: the order of a row's additions depends only on k and the number of simdgroups,
+// so the result of a row is bit-identical for every kRows, m and content of the other rows.
+// Threadgroup memory: 256 kRows bytes. Bytes in flight per simdgroup: 128 * bits of codes.
+// Error model: weights rounded to fp32 (3 * 2^-24), fp32 fma; a chain of
+// ceil(k / 8 / simdgroups) + 3 + simdgroups additions.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
 
@@ -26,20 +26,20 @@ namespace kernels {
 
 constant constexpr int kMostSimdgroups = 8;
 
-/// Where a thread is in its threadgroup.
+/// A thread's position in its threadgroup.
 struct SimdgroupPlace {
   ushort simdgroup;
   ushort simdgroups;
   ushort lane;
 };
 
-/// Elements of threadgroup memory: [simdgroups][kRows][8]
+/// Floats of threadgroup memory: [simdgroups][kRows][8].
 template <int kRows>
 struct GemvSums {
   static constexpr constant int kCount = kMostSimdgroups * kRows * kStripOutputs;
 };
 
-/// The sum of an output over `count` simdgroups, the first of which wrote *sums.
+/// Reduces an output over `count` simdgroups, the first of which wrote *sums.
 template <int kRows>
 static inline float SumOverSimdgroups(threadgroup const float* sums, int count) {
   float total = sums[0];
@@ -47,7 +47,7 @@ static inline float SumOverSimdgroups(threadgroup const float* sums, int count) 
   return total;
 }
 
-/// The sum over all lanes with the same outputs; in every one of them.
+/// Butterfly all-reduce over the lanes that share a pair of outputs.
 static inline float2 SumOverRows(float2 sum) {
   sum += metal::simd_shuffle_xor(sum, ushort(2));
   sum += metal::simd_shuffle_xor(sum, ushort(4));
@@ -59,8 +59,8 @@ template <int kRows>
 static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Output output,
                             threadgroup float* sums, uint2 group, SimdgroupPlace place,
                             Parameters p) {
-  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Of a strip.
-  const bool is_gate = place.simdgroup < simdgroups;  // Or there are no gates.
+  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
+  const bool is_gate = place.simdgroup < simdgroups;  // Always true without pairing.
   const long strip_index = is_gate ? group.x : group.x + uint(p.n / 2 / kStripOutputs);
   const Strip strip = StripAt(strip_index, weights, p);
   const int first_row = int(group.y) * kRows;

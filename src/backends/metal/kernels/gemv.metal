@@ -1,4 +1,4 @@
-// marlin_gemv_N: N rows of A at a time (gemv.h).
+// marlin_gemv_M: M rows of A per threadgroup (gemv.h).
 #include "backends/metal/kernels/gemv.h"
 
 using namespace metal;

@@ -1,7 +1,7 @@
-// marlin_look_up: out[i, k] = W[k, ids[i]], rounded once to the type of the output: rows of an
-// embedding that is stored as the weights of a product.
+// marlin_look_up: embedding lookup, out[i, k] = W[k, ids[i]], rounded once to the output type. The
+// embedding is stored as GEMM weights.
 //
-// A simdgroup writes 128 k of one row; the 8 lanes that hold the output's column store.
+// Each simdgroup writes 128 k of one row; only the 8 lanes that hold the selected column store.
 #include "backends/metal/kernels/decode.h"
 
 using namespace metal;

@@ -1,4 +1,4 @@
-// What products are compared with: reading memory, and multiplying matrices in registers.
+// Roofline benchmarks: memory bandwidth, and matrix throughput from registers.
 #include <metal_stdlib>
 
 #include "backends/metal/kernels/fragments.h"
@@ -6,8 +6,8 @@
 using namespace metal;
 using namespace marlin::kernels;
 
-/// out[thread] = the sum of the words that the thread reads. A threadgroup reads a row of
-/// input_stride vectors, k rounds of kRooflineVectors vectors for each of its threads.
+/// out[thread] = the sum of the words that the thread reads. A threadgroup reads input_stride
+/// vectors, in k rounds of kRooflineVectors vectors per thread.
 [[kernel]] void marlin_roofline_read(device const uint4* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                      device uint* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                      constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
@@ -24,9 +24,9 @@ using namespace marlin::kernels;
   out[group * threads + thread_of_group] = sum.x + sum.y + sum.z + sum.w;
 }
 
-/// out[thread] = the sum of a lane's elements of kRooflineSums fragments, each of which began with
-/// a number of its own (else they were one) and to which k products of A and B were added.
-/// input: an element of A, one of B, kRooflineSums numbers to begin with.
+/// out[thread] = the sum of a lane's elements of kRooflineSums accumulator fragments after k
+/// multiply-accumulates of A and B. Each starts from a different value, so that the compiler cannot
+/// merge them. input: the value of all elements of A, that of B, kRooflineSums start values.
 [[kernel]] void marlin_roofline_multiply(device const float* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                          device float* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                          constant Parameters& p

@@ -1,11 +1,11 @@
-// marlin_self_test: what the other kernels rely on and no document promises; the host compares.
+// marlin_self_test: probes the undocumented behaviour that the kernels rely on; the host compares.
 //
 //   out[0, 64)     the elements of A that each lane holds: lane 0's two, lane 1's two, ...
-//   out[64, 128)   the same of A x B
-//   out[128, 192)  A x B as simdgroup_store writes it
-//   out[192]       1 where a NaN differs from itself, which fast math denies
-//   out[193]       (input[129] - 1024) - input[130]: reassociated it is another number
-//   out[194]       input[131] * 2^20, where input[131] is subnormal: 0 where such numbers are
+//   out[64, 128)   the same for A x B
+//   out[128, 192)  A x B as written by simdgroup_store
+//   out[192]       1 if a NaN differs from itself, 0 under fast math
+//   out[193]       (input[129] - 1024) - input[130]; differs if it was reassociated
+//   out[194]       input[131] * 2^20 for a subnormal input[131]; 0 if subnormals are flushed
 //
 // input: A [8, 8], B [8, 8], four numbers. One simdgroup.
 #include <metal_simdgroup_matrix>
@@ -38,7 +38,7 @@ using namespace marlin::kernels;
   const device float* numbers = input + 2 * kElements;
   device float* answers = out + 3 * kElements;
   answers[0] = numbers[0] != numbers[0] ? 1.0f : 0.0f;
-  // As decoders subtract the bias of a code and then its zero; k is 1.
+  // The same expression as in the decoders: code offset, then zero point. k is 1.
   answers[1] = (numbers[1] - 1024.0f) - numbers[2] * float(p.k);
   answers[2] = numbers[3] * 1048576.0f;
 }

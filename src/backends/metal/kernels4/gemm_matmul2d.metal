@@ -1,14 +1,14 @@
-// marlin_gemm_matmul2d_T: tiles of 64 rows x 64 outputs through the matrix units that Metal 4
-// reaches with matmul2d (M5 and later). NOT RUN, neither on a GPU nor in the simulator, which does
-// not have tensors: its types were checked against `declarations/`, a reading of Apple's
-// documentation. No row of kernels.def runs it.
+// marlin_gemm_matmul2d_T: GEMM with tiles of 64 rows x 64 outputs on the matrix units that Metal 4
+// exposes as matmul2d (M5 and later). NOT RUN, neither on a GPU nor in the simulator, which does
+// not have tensors: type-checked against `declarations/`, which was written from Apple's
+// documentation. No row of kernels.def uses it.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-// As GemmStaged with one buffer: activations of type T and weights decoded to fp32 lie in
-// threadgroup memory, 32 k at a time, the granule of matmul2d's k; four simdgroups multiply them
-// together into a cooperative tensor in fp32. Threadgroup memory: 16,384 bytes. Error model:
-// unknown; weights are rounded as fp32, but what the unit does to fp32 operands is not documented.
+// Like GemmStaged with one buffer: activations of type T and weights dequantized to fp32 are staged
+// in threadgroup memory 32 k at a time, the k granularity of matmul2d; four simdgroups accumulate
+// cooperatively into an fp32 cooperative tensor. Threadgroup memory: 16,384 bytes. Error model:
+// unknown; weights are rounded to fp32, but the unit's handling of fp32 operands is undocumented.
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 #include <metal_stdlib>
 #include <metal_tensor>
@@ -41,7 +41,7 @@ template <typename T>
   const TilePlace place = {int(group.y) * kTile, int(group.x) * kTileStrips,
                            (p.n - 1) / kStripOutputs};
 
-  // Extents and strides begin with the dimension that is contiguous.
+  // Extents and strides list the contiguous dimension first.
   tensor<threadgroup T, Extents, tensor_inline> a(
       (threadgroup T*)buffers, Extents(kBlockK, kTile), array<int, 2>{1, Layout::kInputStride});
   tensor<threadgroup float, Extents, tensor_inline> weights(

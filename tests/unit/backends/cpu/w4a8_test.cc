@@ -1,5 +1,5 @@
-// Products with int8 activations: how a row is quantized, that all instruction sets agree bit for
-// bit, and that they are taken on request only.
+// GEMMs with int8 activations: the quantization of a row, bit-identical results on all instruction
+// sets, and selection on request only.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -26,13 +26,13 @@ std::vector<float> Gaussian(size_t count, uint32_t seed) {
   return values;
 }
 
-/// k of a block that byte i holds, from the definition in w4a8_kernel.h.
+/// The k of byte i of a block, as defined in w4a8_kernel.h.
 int PositionOf(int i) {
   constexpr int kOffset[4] = {0, 16, 1, 17};
   return 2 * (i / 4) + kOffset[i % 4];
 }
 
-/// A row of one block as ExactKernels::pack_row leaves it: 16 even k, then 16 odd ones.
+/// A row of one block as packed by ExactKernels::pack_row: 16 even k, then 16 odd ones.
 struct alignas(64) PackedRow {
   float x[128] = {};
   void Set(int k, float value) { x[k / 2 + 16 * (k % 2)] = value; }
@@ -103,7 +103,7 @@ Product MakeProduct(Format format, int64_t k, int64_t n, int64_t group_size) {
   return product;
 }
 
-/// The product of m rows with one kernel; empty when the kernel is not available here.
+/// The GEMM of m rows with one kernel; empty if the kernel is not available on this machine.
 std::vector<float> Multiply(const Product& product, std::vector<float>& a, int64_t m,
                             const std::string& kernel) {
   for (const KernelInfo& info : product.device.info().kernels) {
@@ -140,14 +140,15 @@ TEST(W4a8, AllInstructionSetsGiveTheSameBits) {
 }
 
 TEST(W4a8, LargestCodesDoNotSaturate) {
-  // Every product of a pair has the same sign and the largest size.
+  // Both products of every pair have the same sign and the largest magnitude.
   for (Format format : {Format::kS8, Format::kFp4E2M1, Format::kU4}) {
     Product product = MakeProduct(format, 64, 16, 32);
     QuantizeOptions options;
     options.format = format;
     options.group_size = 32;
     std::vector<float> dense(64 * 16, -1.0f);
-    for (size_t n = 0; n < 16; ++n) dense[n] = 0.25f;  // A range for the formats with zeros.
+    for (size_t n = 0; n < 16; ++n)
+      dense[n] = 0.25f;  // Gives formats with zero points a nonzero range.
     const QuantizedWeights weights =
         *Quantize(TensorView(dense.data(), DType::kF32, {64, 16}), options);
     product.weights = *Prepare(weights, product.device);
@@ -189,7 +190,7 @@ TEST(W4a8, RunsOnRequestOnly) {
     GemmOptions options;
     EXPECT_NE(PlanGemm(product.device, a_view, product.weights, out_view, options)->accuracy(),
               "w4a8");
-    options.kernel = kKernels[0];  // A name alone does not allow a coarser grade.
+    options.kernel = kKernels[0];  // Naming a kernel does not allow a lower accuracy class.
     const auto named = PlanGemm(product.device, a_view, product.weights, out_view, options);
     EXPECT_EQ(named.status().code(), Code::kUnsupported);
     options.kernel.clear();

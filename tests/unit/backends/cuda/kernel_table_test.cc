@@ -4,8 +4,17 @@
 
 #include <string>
 
+#include "backends/cuda/layout/code_kind.h"
+
 namespace marlin::cuda {
 namespace {
+
+// A quantized format without a decoder would be read as dense 16-bit numbers.
+TEST(KindOf, EveryQuantizedFormatHasADecoder) {
+  for (const FormatInfo& format : AllFormats()) {
+    EXPECT_EQ(KindOf(format.format) == CodeKind::kDense16, !format.quantized) << format.name;
+  }
+}
 
 TEST(CudaKernels, SayWhyTheyDecline) {
   GemmDesc desc;

@@ -17,7 +17,7 @@ TEST(RunChild, CollectsBothOutputsAndTheExitCode) {
 }
 
 TEST(RunChild, TakesMoreThanPipesHold) {
-  // Either pipe would fill up if it were not read while the other is.
+  // Each pipe would fill up unless both are read concurrently.
   const auto done = RunChild({"sh", "-c",
                               "i=0; while [ $i -lt 3000 ]; do printf '%0100d' 1; "
                               "printf '%0100d' 2 >&2; i=$((i + 1)); done"});

@@ -1,4 +1,4 @@
-// The ceilings' kernels in the simulator: whether they read and multiply all that they claim.
+// The roofline kernels in the simulator: they read all bytes and do all multiplies that they claim.
 #include "backends/metal/gpu_roofline.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST_F(GpuRooflineTest, MultipliesEveryMatrix) {
   const auto flops = roofline->MatrixFlops();
   ASSERT_TRUE(flops.ok()) << flops.status().message();
   EXPECT_GT(*flops, 0);
-  // Two elements of each fragment; a fragment i begins with i, and a step adds 8 times 1 x -1.
+  // Two elements per fragment; fragment i starts from i, and a step adds 8 x (1 x -1).
   constexpr int kBegin = 2 * (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7);
   constexpr int kAdded = 2 * kernels::kRooflineSums * kSteps * 8 * -1;
   for (int64_t i = 0; i < roofline->matrix_threads(); ++i) {

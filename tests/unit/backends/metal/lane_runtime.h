@@ -1,5 +1,5 @@
-// The smallest simulator that the shim can run on: up to 32 lanes of one simdgroup as fibers, in
-// turn, without a check; it records what it is told. For tests of the shim alone.
+// A minimal simulator for tests of the shim only: runs up to 32 lanes of one simdgroup as fibers,
+// in turn, without checks, and records all calls.
 #pragma once
 
 #include <ucontext.h>
@@ -20,7 +20,7 @@ struct RecordedAccess {
   const void* site;
 };
 
-/// One launch at a time, on one thread: the table of functions has no context.
+/// One launch at a time, on one thread, because the function table has no context argument.
 class LaneRuntime {
  public:
   static const metal_sim::Runtime* Table();
@@ -45,10 +45,10 @@ class LaneRuntime {
     return runtime;
   }
 
-  // What the last launch told.
+  // Records of the last launch.
   std::vector<RecordedAccess> accesses;
   std::vector<std::string> events;  ///< Barriers, fences, collectives: one per lane.
-  std::vector<const void*> sites;   ///< Of the events.
+  std::vector<const void*> sites;   ///< Sites of the events.
   uint64_t multiply_adds = 0;
 
  private:
@@ -62,7 +62,7 @@ class LaneRuntime {
     void* function_context = nullptr;
   };
 
-  /// A function of its own: getcontext may return twice, as far as the compiler knows.
+  /// Not inlined: to the compiler, getcontext may return twice.
   [[gnu::noinline]] static void MakeReady(Lane* lane, ucontext_t* scheduler) {
     getcontext(&lane->context);
     lane->context.uc_stack.ss_sp = lane->stack.data();
@@ -77,7 +77,7 @@ class LaneRuntime {
     runtime.lanes_[runtime.current_].done = true;
   }
 
-  /// Rounds: every lane runs until it waits or ends; then those that wait have met.
+  /// Runs in rounds: every lane runs until it waits or ends; then the waiting lanes synchronise.
   void Schedule() {
     for (bool ran = true; ran;) {
       ran = false;

@@ -1,4 +1,4 @@
-// How products are cut into threadgroups, and who runs them.
+// The tiling of GEMMs into threadgroups, and kernel selection.
 #include "backends/metal/launch_plan.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ GemmDesc Draw(std::mt19937& bits, int i) {
   GemmDesc desc;
   desc.m = draw(i % 3 == 0 ? 20 : (i % 3 == 1 ? 200 : 20000));
   desc.n = draw(i % 2 == 0 ? 300 : 100000);
-  if (i % 21 == 0) desc.n = (desc.n + 15) / 16 * 16;  // Also of gated products.
+  if (i % 21 == 0) desc.n = (desc.n + 15) / 16 * 16;  // Whole strips, so that GLU can pair.
   desc.k = i % 50 == 0 ? 0 : draw(i % 5 == 0 ? 100 : 40000);
   desc.format = i % 2 == 0 ? Format::kFp4E2M1 : (i % 4 == 1 ? Format::kU4 : Format::kNf3);
   desc.a_type = i % 3 == 0 ? DType::kF32 : (i % 3 == 1 ? DType::kBf16 : DType::kF16);
@@ -44,7 +44,7 @@ Result<KernelChoice> Select(const GemmDesc& desc, bool known_fragments, const ch
   return SelectKernel(desc, {device, MetalKernels(), cost, never}, forced);
 }
 
-/// Splits of whole chunks that cover k, none of them empty but of no k.
+/// Splits consist of whole steps, cover k, and are not empty unless k is 0.
 void CheckSplits(const LaunchPlan& plan, const GemmDesc& desc, int64_t steps) {
   ASSERT_GE(plan.splits, 1);
   ASSERT_LE(plan.splits, 16);
@@ -93,7 +93,7 @@ TEST(PlanLaunch, CoversEverythingOnce) {
   }
 }
 
-// A row's sums are added in an order that depends on the weights alone.
+// Batch invariance: the order of a row's additions depends only on the weights.
 TEST(PlanLaunch, FewRowsAreCutAlikeForEveryM) {
   for (const int64_t n : {1, 100, 4095, 4096, 73448}) {
     GemmDesc desc;
@@ -138,7 +138,7 @@ TEST(Selection, TakesTheKernelForTheRows) {
   EXPECT_EQ(name(65, Format::kNf4), "marlin_gemm_fused");
   EXPECT_EQ(name(65, Format::kFp4E2M1), "marlin_gemm_fused_fp4");
   EXPECT_EQ(name(65, Format::kS4), "marlin_gemm_fused_u4");
-  // Nothing that rests on the order of fragments where it is another one.
+  // With an unknown fragment layout, no kernel that depends on it is selected.
   EXPECT_EQ(name(17, Format::kNf4, false), "marlin_gemm_staged");
   EXPECT_EQ(name(65, Format::kFp4E2M1, false), "marlin_gemm_staged");
   desc.determinism = Determinism::kBatchInvariant;
@@ -146,7 +146,7 @@ TEST(Selection, TakesTheKernelForTheRows) {
   EXPECT_EQ(name(1, Format::kU4), "marlin_gemv");
 }
 
-// Fast math orders the sums of each number of rows as it likes.
+// Fast math may order sums differently for each m.
 TEST(Selection, FastMathPromisesNoBatchInvariance) {
   GemmDesc desc;
   desc.n = desc.k = 256;

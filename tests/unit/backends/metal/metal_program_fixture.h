@@ -1,5 +1,4 @@
-// Metal sources that tests write, compile and run. Skipped where there is no clang that is new
-// enough.
+// Fixture for tests that write, compile and run Metal sources. Skipped without a recent clang.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -40,7 +39,7 @@ class MetalProgramTest : public ::testing::Test {
     ASSERT_TRUE(file.good());
   }
 
-  /// Compiles a source, whose text begins in line 3; its types are in order.
+  /// Compiles a source, whose text begins in line 3, and expects it to pass the type check.
   void Compile(std::string_view text, const CompileOptions& options = {}) {
     ASSERT_NO_FATAL_FAILURE(Write(text));
     auto compiled = MetalProgram::Compile(path_, options);
@@ -49,7 +48,7 @@ class MetalProgramTest : public ::testing::Test {
     EXPECT_THAT(Findings(options), ::testing::IsEmpty());
   }
 
-  /// What the check of types says of the source.
+  /// The findings of the type check.
   std::vector<std::string> Findings(const CompileOptions& options = {}) {
     auto findings = TypeCheck(path_, options);
     EXPECT_TRUE(findings.ok()) << findings.status().message();
@@ -76,7 +75,7 @@ class MetalProgramTest : public ::testing::Test {
     return report.ok() ? std::move(*report) : Report();
   }
 
-  /// "race sample.metal:10 sample.metal:10" of every finding.
+  /// Every finding as "race sample.metal:10 sample.metal:10".
   std::vector<std::string> Places(const Report& report) {
     std::vector<std::string> lines;
     for (const Finding& finding : report.findings) {

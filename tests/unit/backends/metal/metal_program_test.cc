@@ -1,5 +1,5 @@
-// Metal sources from their text to results: compiled as they are, run, and checked, with findings
-// at their lines. Skipped where there is no clang that is new enough.
+// End-to-end: unmodified Metal sources are compiled, run and checked, with findings at the right
+// lines. Skipped if there is no recent enough clang.
 #include "backends/metal/simulator/metal_program.h"
 
 #include <gmock/gmock.h>

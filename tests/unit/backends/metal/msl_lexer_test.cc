@@ -1,4 +1,4 @@
-// Tokens of preprocessed Metal source and the lines they stand on.
+// Tokens of preprocessed Metal source and their line numbers.
 #include "backends/metal/simulator/msl_lexer.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What the rewriter collects from Metal source, what it leaves, where it puts it, what it refuses.
+// The rewriter: entries that it collects, text that it preserves or moves, sources that it refuses.
 #include "backends/metal/simulator/msl_rewriter.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ using metal_sim::Source;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// The rewritten source; an empty one, and a failure, if there is none.
+/// The rewritten source; on an error, fails the test and returns an empty one.
 RewrittenSource Rewrite(const std::string& text) {
   Result<RewrittenSource> result = RewriteMetal(text);
   EXPECT_TRUE(result.ok()) << result.status().message();
@@ -46,7 +46,7 @@ std::string Body(const std::string& text) {
   return body;
 }
 
-/// "name = expression @location" of each kernel.
+/// Each kernel as "name = expression @location".
 std::vector<std::string> Names(const RewrittenSource& source) {
   std::vector<std::string> names;
   for (const KernelEntry& kernel : source.kernels) {
@@ -55,7 +55,7 @@ std::vector<std::string> Names(const RewrittenSource& source) {
   return names;
 }
 
-/// "name source index" of each argument of the first kernel.
+/// Each argument of the first kernel as "name source index".
 std::vector<std::string> Arguments(const std::string& text) {
   const RewrittenSource source = Rewrite(text);
   std::vector<std::string> arguments;
@@ -67,7 +67,7 @@ std::vector<std::string> Arguments(const std::string& text) {
   return arguments;
 }
 
-// A kernel of each kind, as the preprocessor leaves them.
+// A kernel of each kind, as preprocessed source.
 constexpr char kProgram[] = R"(# 1 "k.metal"
 # 1 "<built-in>" 1
 # 1 "k.metal" 2
@@ -138,7 +138,7 @@ TEST(MslRewriter, AnEmptySourceIsAnEmptyModule) {
   EXPECT_THAT(Rewrite("kernel void f() {}").text, HasSubstr("kArguments_0[1] = {};"));
 }
 
-/// "word file:line" of the identifiers that start with "at", without what the rewriter appends.
+/// The identifiers that start with "at", as "word file:line", without the suffix of the rewriter.
 std::set<std::string> Places(const std::string& text) {
   const Result<std::vector<Token>> tokens = LexMetal(text);
   EXPECT_TRUE(tokens.ok()) << tokens.status().message();
@@ -179,7 +179,7 @@ constant int at_n = R"(
 int at_p;
 )MSL";
   std::set<std::string> places = Places(text);
-  EXPECT_EQ(places.erase("at_e k.metal:17"), 1u);  // The instantiation is taken out.
+  EXPECT_EQ(places.erase("at_e k.metal:17"), 1u);  // The instantiation is removed.
   const std::set<std::string> rewritten = Places(Rewrite(text).text);
   EXPECT_EQ(places.size(), 19u);
   EXPECT_THAT(rewritten, testing::IsSupersetOf(places));
@@ -266,7 +266,7 @@ TEST(MslRewriter, OverloadsByAddressSpaceBecomeOne) {
                  "int f(int x) { return 3; }\nint g(device int* x);"),
             "int f(device int* x) { return 1; }\n \n \n"
             "int f(int x) { return 3; }\nint g(device int* x);");
-  // Members, by the object's; what stands behind `const` is another function.
+  // Members: by the address space of the object; a const member is a different function.
   EXPECT_EQ(Body("struct S { int x; S(int a) thread : x(a) {} S(int a) device : x{a} {}\n"
                  "operator int() const thread { return x; } operator int() const constant;\n"
                  "int get() thread; int get() const device; bool operator()(int) threadgroup; };"),
@@ -278,7 +278,7 @@ TEST(MslRewriter, OverloadsByAddressSpaceBecomeOne) {
            "x; };\ntemplate <typename T> struct P<thread T*> { T x; };"),
       "template <typename T> struct P {};\ntemplate <typename T> struct P<device T*> { T "
       "x; };\n ;");
-  // A second definition that is the same remains, for the compiler to complain about.
+  // An identical redefinition is kept, so that the compiler reports it.
   EXPECT_EQ(Body("int f(device int* x) {} int f(device int* x) {}"),
             "int f(device int* x) {} int f(device int* x) {}");
   EXPECT_EQ(Body("namespace a { int f(device int* x) {} } namespace b { int f(thread int* x) {} }"),
@@ -381,7 +381,7 @@ TEST(MslRewriter, LeavesThreadgroupPointersAlone) {
   EXPECT_EQ(Body(text), text);
 }
 
-/// What the declaration of a function constant becomes.
+/// The rewritten declaration of a function constant.
 std::string Declared(const std::string& type, const std::string& name, const std::string& index) {
   return "extern constant " + type + " " + name + " METAL_SIM_SYMBOL(constant, " + index +
          ") ; extern constant bool " + name + "__defined METAL_SIM_SYMBOL(defined, " + index + ");";
@@ -550,7 +550,7 @@ TEST(MslRewriter, RefusesConstants) {
         "3: 'b' hides a constant that is computed from function constants; give it another name"}});
 }
 
-/// Whether a message names a line, ":12: ". What is in front of it may be any text.
+/// Whether a message names a line, ":12: ", after any text.
 bool HasPlace(const std::string& message) {
   for (size_t i = message.find(": "); i != std::string::npos; i = message.find(": ", i + 1)) {
     if (i > 0 && message[i - 1] >= '0' && message[i - 1] <= '9') return true;

@@ -1,6 +1,6 @@
-// What expressions, types and functions of Metal yield, from their text to their results. Where it
-// is said by the Metal Shading Language Specification, a test names the part; the rest is how
-// public kernels use the language.
+// Results of Metal expressions, types and functions, from source text to values. Tests name the
+// section of the Metal Shading Language Specification where there is one; the others follow the use
+// of the language in public kernels.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ using ::testing::HasSubstr;
 
 class MslSemanticsTest : public MetalProgramTest {
  protected:
-  /// The first words that the kernel `f` writes to buffer 0, of one threadgroup; buffer 1 holds
-  /// `in`.
+  /// Runs the kernel `f` with one threadgroup and returns the first words that it writes to buffer
+  /// 0; buffer 1 holds `in`.
   std::vector<int> RunWords(std::string_view text, std::vector<int> in = {0}, uint32_t threads = 1,
                             size_t words = 64) {
     Compile(text);
@@ -39,7 +39,7 @@ class MslSemanticsTest : public MetalProgramTest {
     return out;
   }
 
-  /// A kernel with `body` for one thread.
+  /// Source of a single-threaded kernel with `body`.
   static std::string Kernel(std::string_view body) {
     return "kernel void f(device int* out [[buffer(0)]], device const int* in [[buffer(1)]],\n"
            "              uint i [[thread_position_in_grid]]) {\n" +
@@ -67,7 +67,7 @@ TEST_F(MslSemanticsTest, LiteralsHaveSuffixes) {
   EXPECT_THAT(First(9, out), ElementsAre(235, 6, 0x1BF, 0xabf, 2, 2, 4, 0x3c01, 0x3f80));
 }
 
-// 2.1: there is no double. clang makes literals of templates that.
+// 2.1: there is no double, but clang types literals in templates as double.
 TEST_F(MslSemanticsTest, LiteralsOfTemplatesAreFloats) {
   const auto out = RunWords(
       "template <typename T> T third(T x) { return 0.1 * x + 1e-9; }\n"
@@ -77,7 +77,7 @@ TEST_F(MslSemanticsTest, LiteralsOfTemplatesAreFloats) {
   EXPECT_THAT(First(2, out), ElementsAre(std::bit_cast<int>(0.1F * 3.0F + 1e-9F), 4));
 }
 
-// 2.2: lists in braces may be shorter than the vector.
+// 2.2: braced initializer lists may be shorter than the vector.
 TEST_F(MslSemanticsTest, ListsFillVectorsWithZeros) {
   const auto out = RunWords(Kernel(R"(
   uint4 a = {uint(in[0]), 2, 3}; float2 b = {5}; int3 c[2] = {{1}, {2, 3}}; float2 d = 5;
@@ -87,7 +87,7 @@ TEST_F(MslSemanticsTest, ListsFillVectorsWithZeros) {
   EXPECT_THAT(First(7, out), ElementsAre(7, 3, 0, 0, 3, 0, 5));
 }
 
-// 4.1: functions may differ in the address space of a parameter or of their object alone.
+// 4.1: overloads may differ only in the address space of a parameter or of their object.
 TEST_F(MslSemanticsTest, OverloadsDifferInAddressSpaces) {
   const auto out = RunWords(R"(
 template <typename T> T first(device const T* x) { return x[0]; }
@@ -112,7 +112,7 @@ template <typename T> struct pointee<thread T*> { using type = T; };
   EXPECT_THAT(First(3, out), ElementsAre(6, 5, 4));
 }
 
-// The library's functions stand beside those of a program that has some of the same name.
+// Library functions coexist with functions of the same name in the program.
 TEST_F(MslSemanticsTest, ProgramsAddToTheLibrarysFunctions) {
   const auto out = RunWords(R"(
 #include <metal_stdlib>
@@ -130,7 +130,7 @@ constant bool forward = true;
   EXPECT_THAT(First(7, out), ElementsAre(4, 2, 9, 7, 4, 1, 1));
 }
 
-// bfloat becomes an integer or a float without a cast, and converts what converts to a number.
+// bfloat converts implicitly to integers and floats, and from any type that converts to a number.
 TEST_F(MslSemanticsTest, BfloatsConvert) {
   const auto out = RunWords("struct Yes { operator bool() const { return true; } };\n" + Kernel(R"(
   bfloat b = 2.5bf; uint u = b; bool t = b; float f = 1; f += b; int n = 4; n *= b;
@@ -139,7 +139,7 @@ TEST_F(MslSemanticsTest, BfloatsConvert) {
   EXPECT_THAT(First(6, out), ElementsAre(2, 1, 7, 10, 1, 2));
 }
 
-// What kernels log goes to the standard error stream.
+// Log output of kernels goes to stderr.
 TEST_F(MslSemanticsTest, KernelsLog) {
   testing::internal::CaptureStderr();
   RunWords("#include <metal_logging>\n" +
@@ -148,7 +148,7 @@ TEST_F(MslSemanticsTest, KernelsLog) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("n 7, 1.5\n"));
 }
 
-// What MLX adds for bfloat calls Apple's built-in functions.
+// MLX's bfloat extensions call Apple's built-in functions.
 TEST_F(MslSemanticsTest, HasTheBuiltInsThatMlxCalls) {
   const auto out = RunWords(R"(
 #include <metal_stdlib>
@@ -207,7 +207,7 @@ TEST_F(MslSemanticsTest, DivisionsAreThoseOfTheirTypes) {
   EXPECT_THAT(First(16, out), ElementsAre(-3, -3, 3, 7, 4, 27, 3, 1, 10, 2, 2, 1, 3, 4, 7, 7));
 }
 
-// 3.1, arithmetic operators: quotients out of range have no defined value.
+// 3.1, arithmetic operators: out-of-range quotients are undefined.
 TEST_F(MslSemanticsTest, ReportsTheQuotientThatAnIntegerCannotHold) {
   for (const std::string operation : {"x / y", "x % y", "(x /= y)", "(x %= y)"}) {
     Compile(Kernel("int x = in[0];\nint y = in[1]; out[0] = " + operation + ";"));
@@ -243,8 +243,8 @@ kernel void f(device int* out [[buffer(0)]], device const int4* in [[buffer(1)]]
   EXPECT_THAT(First(13, out), ElementsAre(3, 4, 8, 8, 9, 5, 3, 3, 8, 4, 5, 6, 2));
 }
 
-// 2.1 and C++'s conversions: half with an integer is half, with float float; short operands of
-// scalars become int, those of vectors stay short.
+// 2.1 and C++'s conversions: half with an integer is half, with float is float; scalar short
+// operands promote to int, vector short operands stay short.
 TEST_F(MslSemanticsTest, OperandsAreConverted) {
   const auto out = RunWords(Kernel(R"(
   half h = 2049; short s = 300; uchar c = 200; ushort u = 65535;
@@ -323,7 +323,7 @@ INSTANTIATE("half bfloat float", half, bfloat, float)
 INSTANTIATE("half float float", half, float, float)
 )";
 
-/// The bits of small integers, exact in every type.
+/// Small integers, exact in every type, as bits.
 std::vector<uint32_t> Encoded(const std::string& type, const std::vector<float>& values) {
   std::vector<uint32_t> words(values.size());
   auto* const shorts = reinterpret_cast<uint16_t*>(words.data());
@@ -336,8 +336,7 @@ std::vector<uint32_t> Encoded(const std::string& type, const std::vector<float>&
   return words;
 }
 
-// 6.7, simdgroup matrices. That operands of different types mix is what ggml and MLX rely on; the
-// specification shows one type.
+// 6.7, simdgroup matrices. ggml and MLX mix operand types; the specification shows a single type.
 TEST_F(MslSemanticsTest, MatricesOfAllTypesAreLoadedTransposedAndAtOrigins) {
   ASSERT_NO_FATAL_FAILURE(Compile(kMatrices));
   std::vector<float> a(256);
@@ -370,7 +369,7 @@ TEST_F(MslSemanticsTest, MatricesOfAllTypesAreLoadedTransposedAndAtOrigins) {
   }
 }
 
-// Function attributes: this one bounds the threadgroups that a kernel may be launched with.
+// Function attributes: this one limits the threadgroup size of launches.
 TEST_F(MslSemanticsTest, KernelsMayBoundTheirThreads) {
   Compile(
       "[[kernel, max_total_threads_per_threadgroup(64)]] void f(device int* x [[buffer(0)]]) {}\n");

@@ -1,5 +1,5 @@
-// Kernels that msl_shim_test.cc compiles with the shim, as a rewriter would leave them: every one
-// takes `out`, `in` and the lane. What they must yield stands in the test.
+// Kernels that msl_shim_test.cc compiles with the shim, in the form that the rewriter emits: each
+// takes `out`, `in` and the lane. The expected results are in the test.
 namespace metal_sim_program {
 
 using namespace metal;
@@ -258,7 +258,7 @@ void Multiply(device float* out, device const T* in, uint lane) {
   out[65 + 2 * lane] = float(product.thread_elements()[1]);
 }
 
-// ---- Threads that meet ----
+// ---- Barriers ----
 
 void Exchange(device uint* out, device const uint* in, uint lane) {
   typedef uint Tile[32];

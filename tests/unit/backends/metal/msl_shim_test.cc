@@ -1,5 +1,5 @@
-// The shim: compiles msl_shim_kernels.cc as the simulator compiles kernels, runs them on a runtime
-// of 32 lanes, and compares with values computed here.
+// The shim: compiles msl_shim_kernels.cc with the simulator's options, runs the kernels on a
+// 32-lane runtime, and compares with values computed here.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kCompiler = "clang++-19";
 constexpr const char* kShim = "backends/metal/simulator/shim/msl.h";
 
-/// The exit status of the compiler on `source`, made into the library `library`; `extra` is added.
+/// Compiles `source` to the shared library `library` with `extra` flags; returns the exit status.
 int Compile(const std::string& source, const std::string& library, const std::string& extra) {
   std::string command = kCompiler;
   for (const char* flag : kCompileFlags) command += std::string(" ") + flag;
@@ -62,7 +62,7 @@ class MslShimTest : public testing::Test {
     ASSERT_NE(module_, nullptr);
   }
 
-  /// The output of a kernel of the module; `count` elements, 0 at first.
+  /// Runs a kernel of the module and returns its output of `count` elements, initially 0.
   template <typename Out, typename In>
   std::vector<Out> Run(const std::string& name, std::vector<In> in, size_t count, int lanes = 1) {
     std::vector<Out> out(count);
@@ -86,7 +86,7 @@ const metal_sim::Module* MslShimTest::module_ = nullptr;
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 
-/// What a half operation yields: the exact result rounded once (doubles hold it).
+/// The result of a half operation: the exact result, which double holds, rounded once.
 uint16_t Half(double value) { return FloatToHalf(static_cast<float>(value)); }
 
 TEST_F(MslShimTest, HalfRoundsAfterEveryOperation) {
@@ -104,8 +104,8 @@ TEST_F(MslShimTest, HalfRoundsAfterEveryOperation) {
 }
 
 TEST_F(MslShimTest, FusedMultiplyAddOfHalfRoundsOnce) {
-  // 683/1024 * 1.5 is 1 + 2^-11, a tie in half; the addend 2^-24 decides it, and a float on the way
-  // would lose it.
+  // 683/1024 * 1.5 is 1 + 2^-11, a tie in half; the addend 2^-24 breaks it, and an intermediate
+  // rounding to float would lose it.
   const std::vector<uint16_t> in = {FloatToHalf(683.0f / 1024.0f), FloatToHalf(1.5f), 0x0001};
   const auto out = Run<uint16_t>("HalfArithmetic", in, 8);
   EXPECT_EQ(out[4], 0x3c01);

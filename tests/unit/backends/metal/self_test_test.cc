@@ -1,5 +1,5 @@
-// The tests that a GPU goes through when it is opened, on the simulator: it passes, and what would
-// be wrong with a GPU is told.
+// The self-test that runs when a GPU is opened, on the simulator: it passes, and it reports
+// injected errors.
 #include "backends/metal/self_test.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-/// The simulator, with something done to what it has written.
+/// The simulator, with a change applied to the outputs of every launch.
 class ChangedDriver final : public Driver {
  public:
   using Change = std::function<void(const KernelLaunch& launch, float* out)>;
@@ -32,7 +32,7 @@ class ChangedDriver final : public Driver {
     Status status = driver_->Run(launches, stream);
     for (const KernelLaunch& launch : launches) {
       for (const KernelBuffer& buffer : launch.buffers) {
-        // What a launch writes is not const where it comes from.
+        // Safe const_cast: written buffers are mutable at their origin.
         if (buffer.written) change_(launch, static_cast<float*>(const_cast<void*>(buffer.data)));
       }
     }

@@ -1,5 +1,5 @@
-// Shadow memory that keeps one cell for bytes accessed together, against one that is only ever
-// asked byte by byte; and what is left of one launch in the next, which uses the same memory.
+// Shadow memory that shares one cell among bytes accessed together, compared with one that is
+// accessed byte by byte only; and reuse of the memory by the next launch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ ShadowMemory Allocated() {
   return std::move(*shadow);
 }
 
-/// The access asked byte by byte: the first race, else the first objection.
+/// Checks the access byte by byte: returns the first race, else the first conflict.
 Conflict CheckBytes(ShadowMemory* shadow, size_t offset, size_t bytes, const CurrentAccess& now,
                     AccessUse use, const AccessOrder& order) {
   Conflict first;
@@ -40,7 +40,7 @@ bool SameRecord(const AccessRecord& a, const AccessRecord& b) {
          a.thread == b.thread && a.atomic == b.atomic;
 }
 
-/// A random access of one of 3 threads in each of 2 simdgroups; now and then a barrier.
+/// A random access by one of 3 threads in one of 2 simdgroups, occasionally after a barrier.
 struct RandomAccess {
   size_t offset = 0;
   size_t bytes = 1;
@@ -73,7 +73,7 @@ TEST(ShadowMemory, FindsWhatItFindsByteByByte) {
     access.now.kind = MemoryKind::kThreadgroup;
     access.now.record.group_epoch = order.epochs.NextOfThreadgroup();
     for (int i = 0; i < 100; ++i) {
-      // As for the next threadgroup: nothing from before counts.
+      // Start of the next threadgroup: earlier accesses no longer count.
       if (i == 60) {
         access.now.first_epoch = access.now.record.group_epoch = order.epochs.NextOfThreadgroup();
       }

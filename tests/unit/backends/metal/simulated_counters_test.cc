@@ -1,5 +1,5 @@
-// What kernels cost, as the simulator counts it: bytes of weights, barriers, threadgroup memory.
-// The budgets are those of docs/kernels/metal.md.
+// Resource use of the kernels as counted by the simulator: weight bytes, barriers, threadgroup
+// memory. The budgets are those of docs/kernels/metal.md.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class SimulatedCounters : public testing::Test {
     device_.emplace(std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
 
-  /// Runs a product; the launches are in launches_.
+  /// Runs a GEMM; its launches are recorded in launches_.
   std::vector<float> Run(const std::string& kernel, int64_t m, int64_t n, int64_t k, DType type,
                          Format format = Format::kFp4E2M1) {
     std::vector<float> dense(static_cast<size_t>(k * n));
@@ -38,7 +38,7 @@ class SimulatedCounters : public testing::Test {
     const auto weights = Quantize(view, {.format = format, .group_size = 32});
     const auto prepared = Prepare(*weights, *device_);
     std::vector<float> input(static_cast<size_t>(m * k));
-    // Halves of 1 and bf16s too, whatever the type is.
+    // Small integers, exact in every activation type.
     for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<float>(i * 31 % 17) - 8.0F;
     std::vector<uint16_t> narrow(input.size());
     for (size_t i = 0; i < input.size(); ++i) {
@@ -59,7 +59,7 @@ class SimulatedCounters : public testing::Test {
                          [](const auto& buffer) { return buffer.name == "codes"; });
   }
 
-  /// Times that the codes are read, from the launch that reads them.
+  /// The number of times that the codes are read, from the counters of the main launch.
   double CodeReads(const std::string& what) const {
     for (const SimulatedLaunch& launch : launches_) {
       if (launch.function == "marlin_finish" || launch.function == "marlin_zero_reduction")

@@ -1,4 +1,4 @@
-// Whose memory an access may touch: bounds, initialisation, read-only buffers, strangers' memory.
+// Memory access checks: bounds, initialisation, read-only buffers, memory of other threadgroups.
 #include "simulator_fixture.h"
 
 namespace marlin::metal::simulator {
@@ -130,7 +130,7 @@ TEST_F(AccessTest, AnotherThreadgroupsMemoryIsForeign) {
 TEST_F(AccessTest, ThreadgroupMemoryBeginsUninitialised) {
   launch_.grid = {3, 1, 1};
   options_.resident_threadgroups = 1;
-  // What an earlier threadgroup wrote in the same place counts for nothing.
+  // Writes of an earlier threadgroup to the same memory do not initialise it.
   const Report report = Run([] {
     uint32_t* tile = Tile<uint32_t>(64);
     if (GroupIndex() != 1) Store(&tile[ThreadIndex()], 1U, 1);

@@ -1,4 +1,5 @@
-// Barriers and collectives: who must come, what is reported when not, and that no launch hangs.
+// Barriers and collectives: the threads that must participate, the findings if they do not, and
+// that no launch hangs.
 #include "simulator_fixture.h"
 
 namespace marlin::metal::simulator {

@@ -1,5 +1,5 @@
-// Kernels for the simulator's runtime written as plain functions: each load and store says so to
-// the runtime first, as instrumented code does.
+// Kernels for the simulator's runtime as plain functions: each load and store first notifies the
+// runtime, as instrumented code does.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,14 +17,14 @@ namespace marlin::metal::simulator {
 
 inline const metal_sim::Runtime& Sim() { return *SimulatorRuntime(); }
 
-/// A made-up address in a kernel's code.
+/// A fake address in a kernel's code.
 inline const void* Site(uintptr_t number) { return reinterpret_cast<const void*>(0x1000 + number); }
 
 template <typename T>
 T Load(const T* address, uintptr_t site) {
   Sim().access(address, sizeof(T), false, Site(site));
   T value;
-  std::memcpy(&value, address, sizeof(T));  // Some tests misalign.
+  std::memcpy(&value, address, sizeof(T));  // Some tests use misaligned addresses.
   return value;
 }
 
@@ -71,7 +71,7 @@ T* Tile(size_t count, int id = 0, const char* name = "tile") {
   return static_cast<T*>(Sim().threadgroup_variable(id, count * sizeof(T), alignof(T), name));
 }
 
-/// The sum of the lanes that take part, as simd_sum.
+/// The sum over the participating lanes, as simd_sum.
 inline uint32_t SimdSum(uint32_t value, uintptr_t site, bool whole = false) {
   const metal_sim::Collective sum = [](void* const* data, uint32_t lanes, void*) {
     uint32_t total = 0;
@@ -127,7 +127,7 @@ inline std::vector<Finding> Of(const Report& report, FindingKind kind) {
   return found;
 }
 
-/// All findings, for messages of tests.
+/// All findings as text, for test messages.
 inline std::string Text(const Report& report) {
   std::string text;
   for (const Finding& finding : report.findings) {

@@ -1,4 +1,4 @@
-// Launches as a whole: positions, edges, seeds, counters, bindings, and what Simulate refuses.
+// Launches: thread positions, grid edges, seeds, counters, bindings, and errors of Simulate.
 #include <algorithm>
 
 #include "simulator_fixture.h"
@@ -52,7 +52,7 @@ TEST_F(LaunchTest, ThreadgroupsAtTheEdgesAreSmaller) {
     EXPECT_EQ(Sim().lane(), ThreadIndex() % 32);
     EXPECT_EQ(Sim().position(Source::kSimdgroupIndexInThreadgroup).x, ThreadIndex() / 32);
     EXPECT_EQ(Sim().position(Source::kQuadgroupIndexInThreadgroup).x, ThreadIndex() / 4);
-    // Threads that do not exist are not missed.
+    // Barriers do not wait for threads beyond the grid edge.
     Sim().threadgroup_barrier(metal_sim::kThreadgroup, Site(1));
     Sim().simdgroup_barrier(metal_sim::kThreadgroup, Site(2));
     AtomicAdd(Buffer<uint32_t>(0), 1U, 3);

@@ -1,4 +1,4 @@
-// Races: found with every schedule, between the right sites, and only where nothing orders.
+// Races are found under every schedule, at the right sites, and only between unordered accesses.
 #include "simulator_fixture.h"
 
 namespace marlin::metal::simulator {
@@ -12,13 +12,13 @@ constexpr uint32_t kTile = 64;
 constexpr uintptr_t kFill = 1;
 constexpr uintptr_t kUse = 2;
 
-/// Which of the two barriers of a step are there: after filling the next stage, after using it.
+/// The barriers of a step that are present: after filling the stage, after using it.
 struct Barriers {
   bool after_fill = true;
   bool after_use = true;
 };
 
-/// One stage of 64 words, filled and read by different threads, several times over.
+/// One stage of 64 words, repeatedly filled and then read by other threads.
 void StagedSum(const Barriers& barriers, uint32_t flags) {
   uint32_t* tile = Tile<uint32_t>(kTile);
   const uint32_t thread = ThreadIndex();
@@ -48,7 +48,7 @@ void DoubleBufferedSum(bool with_barrier) {
 
 class RaceTest : public SimulatorTest {
  protected:
-  /// Runs in turn, and in ten random orders with and without preemption.
+  /// Runs in thread order, and with ten random schedules with and without preemption.
   void ForEverySchedule(const std::function<void()>& body,
                         const std::function<void(const Report&)>& check) {
     for (uint64_t seed = 0; seed <= 10; ++seed) {
@@ -287,7 +287,7 @@ class MessageTest : public RaceTest {
 TEST_F(MessageTest, ReleaseAndAcquireOrder) {
   const Report report = Pass(metal_sim::kRelease, metal_sim::kAcquire, false);
   EXPECT_FALSE(HasRace(report, kFill, kUse)) << Text(report);
-  // What is written after the release is not released.
+  // Writes after the release are not ordered by it.
   EXPECT_TRUE(HasRace(report, 5, 6)) << Text(report);
 }
 
@@ -347,7 +347,7 @@ TEST_F(MessageTest, ARelaxedStoreEndsAReleaseAndAnExchangeDoesNot) {
         if (exchange) AtomicAdd(&out[1], 1U, 23);
         if (!exchange) AtomicStore(&out[1], 2U, 24);
       } else {
-        // An acquire that saw the 1 in passing would be in order.
+        // Only a relaxed load may see the 1: an acquire that saw it would synchronise.
         while (AtomicLoad(&out[1], 25) != 2) continue;
         AtomicLoad(&out[1], 26, metal_sim::kAcquire);
         Load(&out[0], kUse);

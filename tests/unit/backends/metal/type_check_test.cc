@@ -1,5 +1,5 @@
-// The check of address spaces: what Metal refuses is reported at its line, what it takes passes.
-// The rules are those of the Metal Shading Language Specification, chapter 4 (address spaces).
+// The address-space check reports code that Metal rejects, at its line, and accepts code that Metal
+// accepts. The rules are from the Metal Shading Language Specification, chapter 4 (address spaces).
 #include "backends/metal/simulator/type_check.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ class TypeCheckTest : public MetalProgramTest {
     return Findings();
   }
 
-  /// Expects one finding, in line 4 of the file: the second of `text`, which starts in line 3.
+  /// Expects one finding, in line 4 of the file: line 2 of `text`, which starts in line 3.
   void ExpectFinding(std::string_view text, std::string_view message) {
     EXPECT_THAT(Check(text), ElementsAre(AllOf(HasSubstr("sample.metal:4"), HasSubstr(message))))
         << text;

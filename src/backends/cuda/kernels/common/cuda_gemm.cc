@@ -29,6 +29,12 @@ ActivationView ActivationsOf(const GemmCall& call) {
           static_cast<int>(call.desc.k)};
 }
 
+// Activate in epilogue.cuh switches on these numbers.
+static_assert(static_cast<int>(Activation::kNone) == 0);
+static_assert(static_cast<int>(Activation::kSilu) == 1);
+static_assert(static_cast<int>(Activation::kGeluTanh) == 2);
+static_assert(static_cast<int>(Activation::kRelu) == 3);
+
 EpilogueView EpilogueOf(const GemmCall& call) {
   EpilogueView view;
   view.out = call.c;

@@ -1,6 +1,6 @@
-// Declarations of Metal 4's matrix products, as far as gemm_matmul2d.metal uses them, for the type
-// check alone: a reading of Apple's documentation, nobody's implementation. A descriptor converts
-// to a number because the checking compiler has no template arguments of class types.
+// Declarations of the parts of Metal 4's matmul2d that gemm_matmul2d.metal uses, for the type check
+// only: written from Apple's documentation, without an implementation. A descriptor converts to a
+// number because the checking compiler does not support template arguments of class type.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS4_DECLARATIONS_MATMUL2D_H_
 #define MARLIN_BACKENDS_METAL_KERNELS4_DECLARATIONS_MATMUL2D_H_
 
