@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The faults of the CPU kernels' mutation test, and the script that writes them into a copy of the
-kernels' sources: each becomes a choice at run time, so that one build holds all of them.
+"""The faults of the CPU kernels' mutation test, and the script that writes those of one source into
+a copy of it: each becomes a choice at run time, so that one build holds all of them.
 
-Usage: cpu_mutants.py DIRECTORY SOURCE...
-Writes every source into the directory. The expression of a fault becomes a conditional on
-marlin::kActiveMutant (active_mutant.h), which holds the fault's number: its place in the table,
-from 1. run_mutants.py runs the program that is built from these sources.
+Usage: cpu_mutants.py SOURCE COPY
+The expression of a fault becomes a conditional on marlin::kActiveMutant (active_mutant.h), which
+holds the fault's number: its place in the table, from 1. run_mutants.py runs the program that is
+built from the copies.
 """
 
 from __future__ import annotations
@@ -124,28 +124,25 @@ def with_faults(text: str, file: str) -> str:
     for begin, end, number, mutant in edits:
         if begin < at:
             raise SystemExit(f"{file}: fault '{mutant.what}': overlaps another fault")
-        parts += [text[at:begin], f"(::marlin::kActiveMutant == {number} ? ({mutant.after})"
-                                  f" : ({mutant.before}))"]
+        choice = f"(::marlin::kActiveMutant == {number} ? ({mutant.after}) : ({mutant.before}))"
+        parts += [text[at:begin], choice]
         at = end
     return "".join(parts) + text[at:]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("sources", type=Path, nargs="+")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("copy", type=Path)
     options = parser.parse_args()
-    names = {source.name for source in options.sources}
     for mutant in MUTANTS:
-        if mutant.file not in names:
+        if not (options.source.parent / mutant.file).exists():
             raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
-    options.directory.mkdir(parents=True, exist_ok=True)
-    for source in options.sources:
-        text = with_faults(source.read_text(encoding="utf-8"), source.name)
-        copy = options.directory / source.name
-        # An unchanged file keeps its time, so that only what depends on a change is compiled.
-        if not copy.exists() or copy.read_text(encoding="utf-8") != text:
-            copy.write_text(text, encoding="utf-8")
+    text = with_faults(options.source.read_text(encoding="utf-8"), options.source.name)
+    # An unchanged copy keeps its time, so that a change of the table recompiles only its file.
+    if not options.copy.exists() or options.copy.read_text(encoding="utf-8") != text:
+        options.copy.parent.mkdir(parents=True, exist_ok=True)
+        options.copy.write_text(text, encoding="utf-8")
     return 0
 
 
