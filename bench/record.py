@@ -94,7 +94,7 @@ def finished(partial: Path, commit: str) -> list[dict[str, Any]]:
 
 def measure(command: str, level: str, arguments: list[str], commit: str) -> dict[str, Any]:
     """Runs one bench; exits with its message when it fails."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "METAL_MARLIN_DEVICE": "cpu"}  # Unless --device is given.
     if level:
         environment["MARLIN_CPU"] = level
     line = [command, "bench", *arguments, "--commit", commit, "--json"]

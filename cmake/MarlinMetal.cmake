@@ -1,7 +1,7 @@
 # MARLIN_METAL_SIM=AUTO builds the simulator of Metal kernels if it finds Boost.Context, and reports
 # why if not; ON requires it. Boost is linked statically, so that a wheel or a copied command does
 # not depend on it.
-include(MarlinMetalShim)
+include(${PROJECT_SOURCE_DIR}/metal_sim/cmake/EmbedFiles.cmake)
 set(MARLIN_METAL_SIM AUTO CACHE STRING
     "Build the simulator of Metal kernels: ON, OFF or AUTO (when Boost.Context is found)")
 set_property(CACHE MARLIN_METAL_SIM PROPERTY STRINGS AUTO ON OFF)

@@ -6,7 +6,7 @@ tool=$(command -v clang-format-14) || {
   echo "skipped: no clang-format-14"
   exit 77
 }
-unformatted=$(find include src tests bench -type f \
+unformatted=$(find include src metal_sim tests bench -type f \
   \( -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) ! -path '*/data/*' \
   -exec "$tool" --dry-run -Werror --ferror-limit=1 {} + 2>&1 |
   sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1/p' | sort -u)

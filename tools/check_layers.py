@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the include rules between layers: the arrows of CONTRIBUTING.md.
+"""Checks the include rules between layers: the arrows of CONTRIBUTING.md, and that metal_sim/
+includes nothing of the project.
 
 Usage: check_layers.py [ROOT] | --self-test
 """
@@ -20,7 +21,9 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "plan": ("layout", "formats", "base"),
     "backends/cpu": ("plan", "layout", "formats", "base"),
     "backends/cuda": ("plan", "layout", "formats", "base"),
-    "backends/metal": ("plan", "layout", "formats", "base"),
+    # The simulator of Metal kernels, a component beside the library: metal_sim/src/metal_sim/.
+    "metal_sim": (),
+    "backends/metal": ("metal_sim", "plan", "layout", "formats", "base"),
     "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
     "recipe": ("quantize", "layout", "formats", "base"),
     "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
@@ -28,7 +31,8 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
     "c": (),
 }
-# The command stands on top of everything.
+# Measuring reaches into the backends; the command stands on top of everything.
+MAY_INCLUDE["bench"] = tuple(MAY_INCLUDE)
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
 # The parts of the CUDA backend that are built everywhere, and so include no CUDA header.
@@ -43,6 +47,10 @@ CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
 C_HEADERS = ("stddef.h", "stdint.h")
 
 FRAMEWORKS = re.compile(r"^(?:torch|ATen|c10|mlx|Python\.h|pybind11|nanobind|numpy)\b")
+# Libraries that the simulator may use beside the standard library and the system's headers.
+SIMULATOR_LIBRARIES = re.compile(r"^(?:boost|fmt|gtest|gmock|sanitizer|sys)/")
+# Sources that a test holds as text.
+_RAW_STRING = re.compile(r'R"(\w*)\(.*?\)\1"', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"])([^>"]+)[>"]', re.MULTILINE)
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".metal", ".mm"}
 
@@ -99,6 +107,29 @@ def check_source(path: str, text: str, exists: set[str]) -> list[str]:
     return findings
 
 
+def check_simulator(path: str, text: str, own: set[str]) -> list[str]:
+    """`path` is relative to the root; `own` holds what quoted includes may name: the simulator's
+    headers, and those beside a test of it."""
+    findings = []
+    for quote, name in _INCLUDE.findall(_RAW_STRING.sub("", text)):
+        if quote == '"' and name not in own:
+            findings.append(f'{path}: metal_sim includes "{name}", which is not its own')
+        elif quote == "<" and "/" in name and not SIMULATOR_LIBRARIES.match(name):
+            findings.append(f"{path}: metal_sim includes <{name}>, a library that it does not use")
+    return findings
+
+
+def check_simulator_tree(root: Path) -> list[str]:
+    folder = root / "metal_sim"
+    files = [p for p in sorted(folder.rglob("*")) if p.suffix in SOURCES]
+    own = {p.relative_to(folder / "src").as_posix() for p in (folder / "src").rglob("*")}
+    own |= {p.name for p in (folder / "tests").glob("*.h")}
+    findings = []
+    for path in files:
+        findings += check_simulator(path.relative_to(root).as_posix(), path.read_text(), own)
+    return findings
+
+
 def check_tree(root: Path) -> list[str]:
     source, public = root / "src", root / "include"
     files = [p for p in sorted(source.rglob("*")) if p.suffix in SOURCES]
@@ -106,7 +137,9 @@ def check_tree(root: Path) -> list[str]:
     exists = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
     exists |= {p.relative_to(public).as_posix() for p in headers}
     exists.add("formats/codecs.h")  # Generated from formats.def.
-    findings = []
+    simulator = root / "metal_sim/src"
+    exists |= {p.relative_to(simulator).as_posix() for p in simulator.rglob("*.h")}
+    findings = check_simulator_tree(root)
     for path in headers:
         findings += check_public(f"include/{path.relative_to(public).as_posix()}", path.read_text())
     for path in files:
@@ -117,7 +150,8 @@ def check_tree(root: Path) -> list[str]:
 def self_test() -> list[str]:
     exists = {"base/a.h", "ops/a.h", "plan/a.h", "backends/cpu/a.h", "backends/cuda/a.h",
               "backends/cuda/runtime/a.h", "backends/cuda/kernels/toy/toy_plan.h",
-              "formats/codec.h", "marlin/status.h", "reference/a.h"}
+              "formats/codec.h", "marlin/status.h", "reference/a.h", "bench/a.h", "cli/a.h",
+              "metal_sim/a.h"}
     must_find = [
         ("base/b.cc", '#include "plan/a.h"'),
         ("plan/b.cc", '#include "backends/cpu/a.h"'),
@@ -131,6 +165,10 @@ def self_test() -> list[str]:
         ("formats/u4.h", '#include "marlin/status.h"'),
         ("formats/u4.h", "#include <vector>"),
         ("gadgets/b.cc", ""),
+        ("bench/b.cc", '#include "cli/a.h"'),
+        ("model/b.cc", '#include "bench/a.h"'),
+        ("backends/cpu/b.cc", '#include "metal_sim/a.h"'),
+        ("ops/b.cc", '#include "metal_sim/a.h"'),
         ("backends/cuda/plan/b.cc", "#include <cuda_runtime_api.h>"),
         ("backends/cuda/kernels/toy/toy_plan.cc", '#include "backends/cuda/runtime/a.h"'),
         ("backends/cuda/without_cuda.cc", "#include <cuda.h>"),
@@ -139,6 +177,10 @@ def self_test() -> list[str]:
         ("base/b.cc", '#include "base/a.h"\n#include <vector>\n#include "marlin/status.h"'),
         ("ops/b.cc", '#include "backends/cpu/a.h"'),
         ("cli/b.cc", '#include "ops/a.h"'),
+        ("cli/b.cc", '#include "bench/a.h"'),
+        ("bench/b.cc", '#include "backends/cuda/runtime/a.h"'),
+        ("backends/metal/b.cc", '#include "metal_sim/a.h"'),
+        ("cli/b.cc", '#include "metal_sim/a.h"'),
         ("formats/u4.h", '#include "formats/codec.h"'),
         ("base/c.cc", '// #include "ops/a.h"'),
         ("backends/cuda/kernels/toy/toy_launch.cc", '#include "backends/cuda/runtime/a.h"'),
@@ -147,6 +189,16 @@ def self_test() -> list[str]:
     ]
     failures = [f"not found: {case}" for case in must_find if not check_source(*case, exists)]
     failures += [f"wrongly found: {case}" for case in must_pass if check_source(*case, exists)]
+    own = {"metal_sim/a.h", "fixture.h"}
+    for include in ('"base/a.h"', '"marlin/status.h"', '"a.h"', "<marlin/status.h>",
+                    "<nlohmann/json.hpp>"):
+        if not check_simulator("metal_sim/src/metal_sim/b.cc", f"#include {include}", own):
+            failures.append(f"not found in the simulator: {include}")
+    allowed = ('"metal_sim/a.h"', '"fixture.h"', "<vector>", "<sys/mman.h>", "<fmt/format.h>",
+               "<boost/context/detail/fcontext.hpp>")
+    for include in allowed:
+        if check_simulator("metal_sim/src/metal_sim/b.cc", f"#include {include}", own):
+            failures.append(f"wrongly found in the simulator: {include}")
     for include in ('"base/a.h"', "<fmt/core.h>", "<sys/mman.h>", "<unistd.h>"):
         if not check_public("include/marlin/a.h", f"#include {include}"):
             failures.append(f"not found in a public header: {include}")

@@ -78,7 +78,7 @@ def check(files: dict[str, str], seeds: str) -> list[str]:
 
 def check_tree(root: Path) -> list[str]:
     files = {}
-    for folder in ("include", "src"):
+    for folder in ("include", "src", "metal_sim/src"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in (".h", ".cc", ".cu", ".cuh", ".metal", ".def"):
                 files[path.relative_to(root).as_posix()] = path.read_text()

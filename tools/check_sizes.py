@@ -20,7 +20,7 @@ PARAMETERS = 8
 COLUMNS = 100
 
 CPP = {".h", ".cc", ".cu", ".cuh", ".metal"}
-FOLDERS = ("include", "src", "tests", "bench", "tools", "examples", "python")
+FOLDERS = ("include", "src", "metal_sim", "tests", "bench", "tools", "examples", "python")
 
 
 def check_text(path: str, text: str) -> list[str]:

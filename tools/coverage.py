@@ -28,7 +28,7 @@ def build(directory: Path) -> None:
     subprocess.run(
         ["cmake", "-S", str(ROOT), "-B", str(directory), "-DCMAKE_BUILD_TYPE=Debug",
          f"-DCMAKE_CXX_FLAGS_DEBUG={FLAGS}", "-DCMAKE_CXX_COMPILER=c++", "-DMARLIN_CUDA=OFF",
-         "-DMARLIN_METAL_SIM=OFF", "-DMARLIN_BUILD_TESTS=ON", "-DMARLIN_BUILD_BENCH=OFF"],
+         "-DMARLIN_METAL_SIM=OFF", "-DMARLIN_BUILD_TESTS=ON"],
         check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", str(directory), "-j", str(os.cpu_count() or 1),
                     "--target", "marlin_conformance"], check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All source checks that are not done by a compiler; called by ./dev lint, which installs the tools
-# and configures build/. Arguments: files for clang-tidy (default: all of src/).
+# and configures build/. Arguments: files for clang-tidy (default: all of src/
+# and metal_sim/src/).
 set -eu
 cd "$(dirname "$0")/.."
 rc=0
@@ -21,8 +22,9 @@ tidy() {
   jobs=$(nproc 2>/dev/null || echo 2)
   if [ $# = 0 ]; then
     # Files that this machine does not compile have no compile command.
-    set -- $(sed -n 's/^ *"file": ".*\/\(src\/.*\.cc\)",*$/\1/p' build/compile_commands.json |
-      sort -u)
+    local file="^ *\"file\": \"$(pwd -P)"
+    set -- $(sed -n -e "s|$file/\(src/.*\.cc\)\",*\$|\1|p" \
+      -e "s|$file/\(metal_sim/src/.*\.cc\)\",*\$|\1|p" build/compile_commands.json | sort -u)
   fi
   local out
   out=$(mktemp)

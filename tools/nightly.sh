@@ -138,7 +138,7 @@ run_aarch64() {
     }
   fi
   if command -v ninja >/dev/null; then generator=Ninja; fi
-  cmake -S . -B build-aarch64 ${generator:+-G "$generator"} -DMARLIN_BUILD_BENCH=OFF \
+  cmake -S . -B build-aarch64 ${generator:+-G "$generator"} \
     --toolchain cmake/aarch64-linux-gnu.cmake \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" || return 1
   cmake --build build-aarch64 || return 1

@@ -20,7 +20,7 @@ say "building"
 launcher=$(command -v ccache || true)
 cmake -S . -B "$build/cmake" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
   "-DMARLIN_SANITIZE=address;undefined" -DMARLIN_BUILD_PYTHON=ON -DMARLIN_BUILD_TESTS=OFF \
-  -DMARLIN_BUILD_BENCH=OFF -DMARLIN_CUDA=OFF -DPython_EXECUTABLE="$python" \
+  -DMARLIN_CUDA=OFF -DPython_EXECUTABLE="$python" \
   -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$build/configure.log"
 # The stub of the extension is made by importing it, which wants the sanitizers loaded before.
 cmake --build "$build/cmake" --target _core >&2

@@ -57,7 +57,9 @@ class Device {
   class [[gnu::visibility("hidden")]] Impl;  // Hidden: members would be exported with Device.
 
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (an Apple
-  /// GPU), "metal-sim" (its simulator) or "auto" (the CPU). On the CPU the environment variable
+  /// GPU), "metal-sim" (its simulator) or "auto": a CUDA device if this build has CUDA and a
+  /// supported GPU is visible, else the CPU. Model::Open falls back to the CPU for a device opened
+  /// as "auto" that cannot run the model. On the CPU the environment variable
   /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces an instruction set. Errors: kInvalidArgument for
   /// an unknown name; kUnsupported for an instruction set that the processor lacks and for a device
   /// that is not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when
@@ -83,6 +85,13 @@ class Device {
  private:
   std::shared_ptr<Impl> impl_;
 };
+
+/// The device that a program opens unless its user names one: METAL_MARLIN_DEVICE, else "auto".
+/// Errors: kInvalidArgument naming the variable for a name that Device::Open does not know.
+Result<std::string> DefaultDeviceName();
+
+/// One line for people: "cpu (AMD EPYC 9B14, 2 threads)", "cuda:0 (NVIDIA H200)".
+std::string DescribeDevice(const DeviceInfo& info);
 
 /// Device memory, for programs that do not use the device's native API. Move-only; the destructor
 /// frees the memory, and on a GPU waits for the device first.

@@ -81,7 +81,9 @@ struct SequenceInput {
 /// returns kInvalidArgument.
 class Model {
  public:
-  /// Loads an unquantized or quantized Hugging Face directory for a device. Errors: kIo;
+  /// Loads an unquantized or quantized Hugging Face directory for a device. If that device was
+  /// opened as "auto" and cannot run the model, the next candidate is used, finally the CPU;
+  /// device() returns it, and buffers for the model's calls belong to it. Errors: kIo;
   /// kMalformedFile naming tensor and shapes; kUnsupported for a model_type (the message lists the
   /// supported ones), an adapter or a directory of a newer version, and, before any tensor is read,
   /// for an operation that the device lacks; those of prepared.h for options.prepared.

@@ -36,16 +36,33 @@ def _opened(name: str) -> Device:
     return Device(name)
 
 
-def open_device(name: str = "auto") -> Device:
-    """The process-wide Device of a name, so that calls share weights and threads."""
+@functools.cache
+def _best() -> Device:
+    found = Device("auto")
+    # The CPU's threads are shared with calls that name it. A GPU's Device is not: only one that was
+    # opened as "auto" goes on to the CPU for a model that the GPU cannot run.
+    return _opened("cpu") if found.name == "cpu" else found
+
+
+def open_device(name: str | None = None) -> Device:
+    """The one Device of a name in this process, so that calls share weights and threads.
+
+    None: METAL_MARLIN_DEVICE, else "auto".
+    """
+    if name is None:
+        name = _core.default_device_name()
+    if name == "auto":
+        return _best()
     if name == "cuda":
-        name = Device(name).name  # The current one, which may change.
-    return _opened("auto" if name == "cpu" else name)
+        name = Device(name).name  # The current one, which changes.
+    return _opened(name)
 
 
 def default_device() -> Device:
-    """The device that weights are prepared for by default: all processors of this machine."""
-    return open_device()
+    """The device that weights are prepared for unless told: METAL_MARLIN_DEVICE, else the CPU,
+    whose kernels read NumPy arrays."""
+    name = _core.default_device_name()
+    return open_device("cpu" if name == "auto" else name)
 
 
 def pack_weights(
@@ -136,13 +153,14 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
 def prepare(
     weights: QuantizedWeights, device: Device | str | None = None, *, marlin_w4: bool = False
 ) -> PreparedWeights:
-    """Prepares weights for a device ("cpu", "cuda", "cuda:1", "metal-sim", ...), once, at load.
+    """Rearranges weights for a device ("cpu", "cuda", "cuda:1", "auto", ...), once, at load.
 
-    `marlin_w4` keeps 4-bit codes in that public layout, for the kernel that reads it
+    None is default_device(): the CPU, unless METAL_MARLIN_DEVICE names another one.
+    `marlin_w4` keeps 4-bit codes in the public layout of that name, for the kernel that reads it
     (kernels.marlin_gemm_w4, on a GPU).
     """
     if not isinstance(device, Device):
-        device = open_device(device or "auto")
+        device = default_device() if device is None else open_device(device)
     return _core.prepare(weights, device, marlin_w4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
 from .errors import InvalidArgumentError, MalformedFileError
-from .linear import default_device
+from .linear import open_device
 from .text import TextCodec
 
 Prompt = str | Sequence[int]
 AnyPath = str | bytes | os.PathLike[Any]
+
+
+def _device(device: Device | str | None) -> Device:
+    """The device to load a model for; "auto" and None are shared with other calls."""
+    if isinstance(device, Device):
+        return device
+    return open_device(device) if device in (None, "auto") else Device(device)
 
 
 class Model:
@@ -31,11 +39,20 @@ class Model:
         device: Device | str | None = None,
         exact: bool = False,
         prepared: AnyPath | None = None,
+        verbose: bool = True,
     ) -> None:
-        if isinstance(device, str):
-            device = Device(device)
-        self._core = call(_core.Model, path, device or default_device(), exact, prepared)
+        opened = _device(device)
+        self._core = call(_core.Model, path, opened, exact, prepared)
         self.path = Path(os.fsdecode(path))
+        asked = _core.default_device_name() if device is None else device
+        if asked == "auto" and verbose:
+            print(f"device: {self.device}", file=sys.stderr)
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """The device that runs the model; of "auto" the first that can."""
+        taken: Device = self._core.device
+        return taken
 
     @functools.cached_property
     def info(self) -> dict[str, Any]:
@@ -137,10 +154,15 @@ def load(
     device: Device | str | None = None,
     exact: bool = False,
     prepared: AnyPath | None = None,
+    verbose: bool = True,
 ) -> Model:
-    """Opens a model. `exact` keeps activations, keys and values in float32; `prepared` is a file
-    that `prepare_model` wrote for this directory, whose weights are mapped."""
-    return Model(path, device, exact, prepared)
+    """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
+
+    "auto" is a supported CUDA GPU that can run the model, else the CPU; a line on stderr says
+    which, unless verbose is False. exact keeps activations, keys and values in float32 throughout;
+    prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped.
+    """
+    return Model(path, device, exact, prepared, verbose)
 
 
 def prepare_model(
@@ -150,11 +172,9 @@ def prepare_model(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes a model's weights in the device's layout to a file, for `load(path, prepared=output)`
-    to map. Returns the JSON of `metal-marlin prepare --json`."""
-    if isinstance(device, str):
-        device = Device(device)
-    return dict(call(_core.prepare_model, path, output, device or default_device(), overwrite))
+    """Writes a model's weights as a device holds them into a file that `load(path,
+    prepared=output)` maps. Returns what `metal-marlin prepare --json` prints."""
+    return dict(call(_core.prepare_model, path, output, _device(device), overwrite))
 
 
 def quantize_model(

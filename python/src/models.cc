@@ -123,6 +123,7 @@ void BindModels(nb::module_& module) {
           nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false,
           nb::arg("prepared").none() = nb::none())
       .def_prop_ro("info", &InfoOf)
+      .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
            nb::arg("out"), "Runs tokens and writes float32 logits [rows, vocab].")

@@ -166,13 +166,15 @@ void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::han
 void BindDevices(nb::module_& module) {
   nb::class_<OpenDevice>(module, "Device",
                          "A device that weights are prepared for: \"cpu\", \"cuda\" (the current "
-                         "one), \"cuda:N\" or \"auto\" (the CPU).")
+                         "one), \"cuda:N\", \"metal\", \"metal-sim\" or \"auto\" (a supported CUDA "
+                         "GPU, else the CPU). None: METAL_MARLIN_DEVICE, else \"auto\".")
       .def(
           "__init__",
-          [](OpenDevice* self, const std::string& name, int threads) {
-            new (self) OpenDevice(Take(Device::Open(name, {threads})));
+          [](OpenDevice* self, const std::optional<std::string>& name, int threads) {
+            const std::string wanted = name ? *name : Take(DefaultDeviceName());
+            new (self) OpenDevice(Take(Device::Open(wanted, {threads})));
           },
-          nb::arg("name") = "auto", nb::arg("threads") = 0)
+          nb::arg("name") = nb::none(), nb::arg("threads") = 0)
       .def_ro("name", &OpenDevice::name)
       .def_prop_ro("info", [](const OpenDevice& self) { return DictOf(self.device.info()); })
       .def(
@@ -182,9 +184,13 @@ void BindDevices(nb::module_& module) {
             Check(self.device.Synchronize(reinterpret_cast<void*>(stream.value_or(0))));
           },
           nb::arg("stream") = nb::none(),
-          "Waits for the work on a stream (a handle; None: the default one) and raises its "
-          "errors. A no-op on the CPU.")
-      .def("__repr__", [](const OpenDevice& self) { return "Device('" + self.name + "')"; });
+          "Waits for the work on a stream (a handle; None: the default one) and raises what went "
+          "wrong in it. The CPU has nothing to wait for.")
+      .def("__repr__", [](const OpenDevice& self) { return "Device('" + self.name + "')"; })
+      .def("__str__", [](const OpenDevice& self) { return DescribeDevice(self.device.info()); });
+  module.def(
+      "default_device_name", [] { return Take(DefaultDeviceName()); },
+      "METAL_MARLIN_DEVICE, else \"auto\".");
   module.def(
       "devices",
       [] {

@@ -11,17 +11,18 @@
 #include "backends/metal/metal_backend.h"
 #include "base/macros.h"
 #include "base/read_file.h"
-#include "cli/bench_document.h"
-#include "cli/bench_gemm.h"
-#include "cli/bench_gpu.h"
-#include "cli/bench_gpu_report.h"
-#include "cli/bench_load.h"
-#include "cli/bench_model.h"
+#include "base/text_table.h"
+#include "bench/baseline_cublas.h"
+#include "bench/document.h"
+#include "bench/gemm.h"
+#include "bench/gpu.h"
+#include "bench/gpu_report.h"
+#include "bench/load.h"
+#include "bench/model.h"
+#include "bench/timed_device.h"
 #include "cli/command.h"
-#include "cli/peer_cublas.h"
+#include "cli/device_argument.h"
 #include "cli/product_arguments.h"
-#include "cli/table.h"
-#include "cli/timed_device.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
 
@@ -42,7 +43,7 @@ class BenchCommand final : public Command {
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
+    device_argument_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "BASELINE",
                      "Dense GEMM baseline of the same run: openblas; on a GPU cublas or torch");
     arguments.Option("--record", &record_, "FILE", "Also writes the document, dated, to FILE");
@@ -50,7 +51,7 @@ class BenchCommand final : public Command {
                      "model: prompt tokens; default 512, less if the context is smaller");
     arguments.Option("--new-tokens", &new_tokens_, {.least = 1}, "N",
                      "model: tokens to generate; default 64");
-    arguments.Option("--batch", &batch_, {1, kMaxBatch}, "N",
+    arguments.Option("--batch", &batch_, {1, bench::kMaxBatch}, "N",
                      "model: batch size in sequences; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
                      "model, load: weights that `prepare` wrote");
@@ -59,37 +60,52 @@ class BenchCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
-    if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
-    // Device and probes share one pool: the spinning workers of two would compete.
+    MARLIN_ASSIGN_OR_RETURN(device_, device_argument_.Name());
+    MARLIN_RETURN_IF_ERROR(bench::CheckTimed(device_));
+    // One pool for the device and the probes: two would spin against each other.
     ThreadPool pool(static_cast<int>(threads_.value_or(0)));
     DeviceOptions options;
     options.threads = pool.worker_count();
     options.parallel_for = [&pool](int64_t count, const std::function<void(int64_t)>& body) {
       pool.Run(count, [&body](int64_t i, int) { body(i); });
     };
-    MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
-    const DeviceInfo info = device.info();
+    MARLIN_ASSIGN_OR_RETURN(Device device, OpenDevice(options));
     if (op_ == "load") return RunLoad(console, device);
-    if (info.backend == "cuda") return RunOnGpu(console, device);
     std::optional<Model> model;
     if (op_ == "model") {
       MARLIN_ASSIGN_OR_RETURN(model, OpenModel(device));
+      device = model->device();
+      device_argument_.SayTaken(console, device.info());
     }
+    const DeviceInfo info = device.info();
+    if (info.backend == "cuda") return RunOnGpu(console, device);
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
       if (!against_.empty()) return Status(Code::kUnsupported, "bench: no baselines on " + device_);
       MARLIN_ASSIGN_OR_RETURN(metal::GpuRoofline roofline,
                               metal::GpuRoofline::Make(metal::DriverOf(backend)));
-      MARLIN_ASSIGN_OR_RETURN(ceilings_, MeasureCeilings(roofline));
-      return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
+      MARLIN_ASSIGN_OR_RETURN(ceilings_, bench::MeasureCeilings(roofline));
+      return RunOnSharedMemory(console, device, bench::ProbeOf(roofline), model);
     }
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(backend.Properties().level, pool));
-    ceilings_ = MeasureCeilings(roofline);
-    return RunOnSharedMemory(console, device, ProbeOf(roofline), model);
+    ceilings_ = bench::MeasureCeilings(roofline);
+    return RunOnSharedMemory(console, device, bench::ProbeOf(roofline), model);
   }
 
  private:
+  /// Opens the device and reads the options of GEMMs, which depend on it. They are read before a
+  /// named device is opened, so that their errors come first.
+  Result<Device> OpenDevice(const DeviceOptions& options) {
+    std::optional<Device> device;
+    if (device_ == "auto") {
+      MARLIN_ASSIGN_OR_RETURN(device, device_argument_.Open(options));
+      device_ = device->info().name;
+    }
+    if (!OfModels()) MARLIN_RETURN_IF_ERROR(ReadArguments());
+    return device ? Result<Device>(*device) : device_argument_.Open(options);
+  }
+
   Status Report(Console& console, const Json& document, const std::string& text) const {
     if (!record_.empty()) MARLIN_RETURN_IF_ERROR(WriteRecord(document));
     return console.json() ? console.PrintJson(document) : console.Print(text);
@@ -98,8 +114,10 @@ class BenchCommand final : public Command {
   bool OfModels() const { return op_ == "model" || op_ == "load"; }
 
   Status RunLoad(Console& console, const Device& device) const {
-    MARLIN_ASSIGN_OR_RETURN(const LoadBench bench, BenchLoad(models_.front(), device, model_open_));
-    Json document = DocumentHead(device.info(), commit_);
+    MARLIN_ASSIGN_OR_RETURN(const bench::LoadBench bench,
+                            bench::BenchLoad(models_.front(), device, model_open_));
+    device_argument_.SayTaken(console, bench.device);
+    Json document = bench::DocumentHead(bench.device, commit_);
     document["results"] = Json::array({bench.ToJson()});
     return Report(console, document, bench.ToText());
   }
@@ -147,7 +165,7 @@ class BenchCommand final : public Command {
   }
 
   /// Runs on the CPU, or on a GPU that shares the host's memory.
-  Status RunOnSharedMemory(Console& console, const Device& device, const ReadProbe& probe,
+  Status RunOnSharedMemory(Console& console, const Device& device, const bench::ReadProbe& probe,
                            const std::optional<Model>& model) {
     MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     const DeviceInfo info = device.info();
@@ -158,33 +176,35 @@ class BenchCommand final : public Command {
   Result<Model> OpenModel(const Device& device) {
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
     model_ = model.info();
-    ModelBenchOptions& options = model_options_;
+    bench::ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
         prompt_tokens_.value_or(std::min(options.prompt_tokens, model_.max_positions / 2));
     options.new_tokens = new_tokens_.value_or(
         std::min(options.new_tokens, model_.max_positions - options.prompt_tokens));
     options.batch = batch_.value_or(options.batch);
-    MARLIN_RETURN_IF_ERROR(CheckModelBench(model_, options));
+    MARLIN_RETURN_IF_ERROR(bench::CheckModelBench(model_, options));
     return model;
   }
 
   Status RunModel(const Model& model) {
-    MARLIN_ASSIGN_OR_RETURN(phases_, BenchModel(model, model_options_));
+    MARLIN_ASSIGN_OR_RETURN(phases_, bench::BenchModel(model, model_options_));
     return {};
   }
 
-  Status RunCases(Console& console, const Device& device, const ReadProbe& probe) {
-    std::optional<OpenBlas> blas;
+  Status RunCases(Console& console, const Device& device, const bench::ReadProbe& probe) {
+    std::optional<bench::OpenBlas> blas;
     if (!against_.empty()) {
-      MARLIN_ASSIGN_OR_RETURN(blas, OpenBlas::Load(device.info().threads));
+      MARLIN_ASSIGN_OR_RETURN(blas, bench::OpenBlas::Load(device.info().threads));
     }
-    return ForEachCase(console, device, kBeyondCacheBytes, [&](const BenchCase& bench) -> Status {
-      MARLIN_ASSIGN_OR_RETURN(BenchResult result,
-                              RunBench(device, prepared_, bench, probe, blas ? &*blas : nullptr));
-      result.prepare_rate = prepare_rate_;
-      results_.push_back(std::move(result));
-      return Status();
-    });
+    return ForEachCase(
+        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(
+              bench::BenchResult result,
+              bench::RunBench(device, prepared_, bench, probe, blas ? &*blas : nullptr));
+          result.prepare_rate = prepare_rate_;
+          results_.push_back(std::move(result));
+          return Status();
+        });
   }
 
   Status RunOnGpu(Console& console, const Device& device) {
@@ -194,14 +214,14 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
                             cuda::OpenGraphTimer(device_));
     // Loaded even without --against: its largest GEMM is the compute ceiling.
-    const Result<CublasPeer> cublas = LoadCublas(device);
+    const Result<bench::CublasBaseline> cublas = bench::LoadCublas(device);
     if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
-    GpuBench gpu(device, *timer, cublas.ok() ? &cublas->peer : nullptr);
-    MARLIN_ASSIGN_OR_RETURN(const GpuCeilings ceilings, gpu.MeasureCeilings());
-    std::vector<GpuBenchResult> results;
-    MARLIN_RETURN_IF_ERROR(
-        ForEachCase(console, device, kBeyondL2Bytes, [&](const BenchCase& bench) -> Status {
-          MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result,
+    bench::GpuBench gpu(device, *timer, cublas.ok() ? &cublas->baseline : nullptr);
+    MARLIN_ASSIGN_OR_RETURN(const bench::GpuCeilings ceilings, gpu.MeasureCeilings());
+    std::vector<bench::GpuBenchResult> results;
+    MARLIN_RETURN_IF_ERROR(ForEachCase(
+        console, device, bench::kBeyondL2Bytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(bench::GpuBenchResult result,
                                   gpu.Run(prepared_, bench, !against_.empty()));
           result.prepare_rate = prepare_rate_;
           results.push_back(std::move(result));
@@ -209,19 +229,19 @@ class BenchCommand final : public Command {
         }));
     const DeviceInfo info = device.info();
     const std::string version = cublas.ok() ? cublas->version : "";
-    Json document = DocumentHead(info, commit_);
-    document.update(GpuDocument(ceilings, version, results));
-    return Report(console, document, GpuText(info, ceilings, version, results));
+    Json document = bench::DocumentHead(info, commit_);
+    document.update(bench::GpuDocument(ceilings, version, results));
+    return Report(console, document, bench::GpuText(info, ceilings, version, results));
   }
 
   /// Calls run(case) for all formats and shapes, with the case's weights in prepared_.
   Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
-                     const std::function<Status(const BenchCase&)>& run) {
+                     const std::function<Status(const bench::BenchCase&)>& run) {
     for (const Format format : products_.formats()) {
-      for (const GemmShape& shape : parsed_shapes_) {
+      for (const bench::GemmShape& shape : parsed_shapes_) {
         console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
                                     shape.n, shape.k));
-        const BenchCase bench = MakeCase(format, shape, weight_bytes);
+        const bench::BenchCase bench = MakeCase(format, shape, weight_bytes);
         MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
         MARLIN_RETURN_IF_ERROR(run(bench));
       }
@@ -231,11 +251,11 @@ class BenchCommand final : public Command {
 
   Status ReadArguments() {
     const bool gpu = device_.starts_with("cuda");
-    for (const std::string& peer : against_) {
+    for (const std::string& baseline : against_) {
       // PyTorch's bf16 matmul is cuBLAS's.
-      if (gpu ? peer != "cublas" && peer != "torch" : peer != "openblas") {
+      if (gpu ? baseline != "cublas" && baseline != "torch" : baseline != "openblas") {
         return Status(Code::kInvalidArgument,
-                      fmt::format("--against: unknown baseline '{}' on {}; known: {}", peer,
+                      fmt::format("--against: unknown baseline '{}' on {}; known: {}", baseline,
                                   device_, gpu ? "cublas, torch" : "openblas"));
       }
     }
@@ -270,7 +290,7 @@ class BenchCommand final : public Command {
       shapes_ = {"1,4096,4096", "4,4096,4096", "16,4096,4096", "64,4096,4096", "512,4096,4096"};
     }
     for (const std::string& text : shapes_) {
-      MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
+      MARLIN_ASSIGN_OR_RETURN(const bench::GemmShape shape, ParseShape(text));
       parsed_shapes_.push_back(shape);
     }
     return Status();
@@ -278,19 +298,21 @@ class BenchCommand final : public Command {
 
   /// Checks sizes before the machine is measured, which takes seconds.
   Status CheckSizes() const {
-    const int64_t bytes = device_.starts_with("cuda") ? kBeyondL2Bytes : kBeyondCacheBytes;
+    const int64_t bytes =
+        device_.starts_with("cuda") ? bench::kBeyondL2Bytes : bench::kBeyondCacheBytes;
     const bool blas = std::find(against_.begin(), against_.end(), "openblas") != against_.end();
-    for (const GemmShape& shape : parsed_shapes_) {
+    for (const bench::GemmShape& shape : parsed_shapes_) {
       for (const Format format : products_.formats()) {
         MARLIN_RETURN_IF_ERROR(CheckCaseFits(MakeCase(format, shape, bytes)));
       }
-      if (blas) MARLIN_RETURN_IF_ERROR(OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
+      if (blas) MARLIN_RETURN_IF_ERROR(bench::OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
     }
     return Status();
   }
 
-  BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const {
-    BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
+  bench::BenchCase MakeCase(Format format, const bench::GemmShape& shape,
+                            int64_t weight_bytes) const {
+    bench::BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
     bench.op = op_;
     bench.options.kernel = kernel_;
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
@@ -303,8 +325,8 @@ class BenchCommand final : public Command {
   Status PrepareWeights(const Device& device, const WeightsSpec& spec) {
     if (prepared_.storage() != nullptr && prepared_.spec() == spec) return Status();
     prepared_ = PreparedWeights();
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
-    const Stopwatch stopwatch;
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(spec));
+    const bench::Stopwatch stopwatch;
     MARLIN_ASSIGN_OR_RETURN(prepared_,
                             Prepare(weights, device, {.marlin_w4 = kernel_ == "marlin_gemm_w4"}));
     MARLIN_RETURN_IF_ERROR(device.Synchronize());
@@ -313,29 +335,30 @@ class BenchCommand final : public Command {
   }
 
   /// The roofline time, of memory or compute, over the measured time.
-  double Fraction(const BenchResult& result) const {
+  double Fraction(const bench::BenchResult& result) const {
     const double peak = result.accuracy == "bf16_compute" ? ceilings_.bf16 : ceilings_.fp32;
     const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
     return std::max(result.weight_bytes / ceilings_.read, compute) / result.timing.median;
   }
 
   /// The same for a model phase: weights read once, and the arithmetic of its GEMMs.
-  double Fraction(const ModelPhase& phase) const {
+  double Fraction(const bench::ModelPhase& phase) const {
     const double peak = std::max(ceilings_.bf16, ceilings_.fp32);
     return std::max(phase.weight_bytes / ceilings_.read, phase.operations / peak) /
            phase.timing.median;
   }
 
   /// Bandwidth relative to the read probe of the same run.
-  double ProbeFraction(const BenchResult& result) const {
+  double ProbeFraction(const bench::BenchResult& result) const {
     return result.weight_bytes / result.timing.median / result.probe_rate;
   }
 
   Json Document(const DeviceInfo& info) const {
-    Json document = DocumentHead(info, commit_);
+    Json document = bench::DocumentHead(info, commit_);
     for (const auto& [name, value] : ceilings_.figures) document["roofline"][name] = value;
     document["results"] = Json::array();
-    for (const BenchResult& result : results_) document["results"].push_back(ResultJson(result));
+    for (const bench::BenchResult& result : results_)
+      document["results"].push_back(ResultJson(result));
     if (op_ != "model") return document;
     document["model"] = {{"path", models_.front()},
                          {"model_type", model_.model_type},
@@ -346,13 +369,13 @@ class BenchCommand final : public Command {
                          {"prompt_tokens", model_options_.prompt_tokens},
                          {"new_tokens", model_options_.new_tokens},
                          {"batch", model_options_.batch}};
-    for (const ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
+    for (const bench::ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
     return document;
   }
 
-  Json PhaseJson(const ModelPhase& phase) const {
+  Json PhaseJson(const bench::ModelPhase& phase) const {
     Json row = {{"op", "model"}, {"phase", phase.name}, {"tokens", phase.tokens}};
-    row.update(TimingJson(phase.timing));
+    row.update(bench::TimingJson(phase.timing));
     row["tokens_per_second"] = phase.TokensPerSecond();
     row["gbps"] = phase.weight_bytes / phase.timing.median * 1e-9;
     row["tflops"] = phase.operations / phase.timing.median * 1e-12;
@@ -362,8 +385,8 @@ class BenchCommand final : public Command {
     return row;
   }
 
-  Json ResultJson(const BenchResult& result) const {
-    const GemmShape& shape = result.bench.shape;
+  Json ResultJson(const bench::BenchResult& result) const {
+    const bench::GemmShape& shape = result.bench.shape;
     Json row = {{"op", op_},
                 {"kernel", result.kernel},
                 {"accuracy", result.accuracy},
@@ -374,16 +397,16 @@ class BenchCommand final : public Command {
                 {"m", shape.m},
                 {"n", shape.n},
                 {"k", shape.k}};
-    row.update(TimingJson(result.timing));
+    row.update(bench::TimingJson(result.timing));
     row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
     row["tflops"] = result.operations / result.timing.median * 1e-12;
     row["roofline_fraction"] = Fraction(result);
     row["read_probe_fraction"] = ProbeFraction(result);
     row["prepare_gbps"] = result.prepare_rate * 1e-9;
-    for (const PeerTiming& peer : result.peers) {
-      Json entry = {{"name", peer.name}};
-      entry.update(TimingJson(peer.timing));
-      entry["speedup"] = peer.timing.median / result.timing.median;
+    for (const bench::BaselineTiming& baseline : result.baselines) {
+      Json entry = {{"name", baseline.name}};
+      entry.update(bench::TimingJson(baseline.timing));
+      entry["speedup"] = baseline.timing.median / result.timing.median;
       row["peers"].push_back(std::move(entry));
     }
     return row;
@@ -392,7 +415,7 @@ class BenchCommand final : public Command {
   std::string ModelText() const {
     Table table({"phase", "tokens", "ms", "10 to 90 %", "tokens/s", "GB/s", "GFLOP/s", "roofline",
                  "products alone"});
-    for (const ModelPhase& phase : phases_) {
+    for (const bench::ModelPhase& phase : phases_) {
       table.AddRow({phase.name, std::to_string(phase.tokens),
                     fmt::format("{:.3f}", 1e3 * phase.timing.median),
                     fmt::format("{:.3f} to {:.3f}", 1e3 * phase.timing.p10, 1e3 * phase.timing.p90),
@@ -418,9 +441,10 @@ class BenchCommand final : public Command {
   std::string Text() const {
     std::vector<std::string> header = {"format", "m",    "n",       "k",        "kernel",
                                        "ms",     "GB/s", "GFLOP/s", "roofline", "probe"};
-    for (const PeerTiming& peer : results_.front().peers) header.push_back("vs " + peer.name);
+    for (const bench::BaselineTiming& baseline : results_.front().baselines)
+      header.push_back("vs " + baseline.name);
     Table table(header);
-    for (const BenchResult& r : results_) {
+    for (const bench::BenchResult& r : results_) {
       std::vector<std::string> cells = {
           std::string(FormatName(r.bench.spec.format)),
           std::to_string(r.bench.shape.m),
@@ -432,8 +456,8 @@ class BenchCommand final : public Command {
           fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
           fmt::format("{:.0f} %", 100 * Fraction(r)),
           fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
-      for (const PeerTiming& peer : r.peers) {
-        cells.push_back(fmt::format("{:.2f}x", peer.timing.median / r.timing.median));
+      for (const bench::BaselineTiming& baseline : r.baselines) {
+        cells.push_back(fmt::format("{:.2f}x", baseline.timing.median / r.timing.median));
       }
       table.AddRow(std::move(cells));
     }
@@ -455,7 +479,8 @@ class BenchCommand final : public Command {
   std::string accuracy_ = "default";
   std::string kernel_;
   std::optional<int64_t> threads_;
-  std::string device_ = "auto";
+  DeviceArgument device_argument_;
+  std::string device_;  ///< The name as given; of "auto" the device that was opened.
   std::vector<std::string> against_;
   std::string record_;
   std::string commit_;
@@ -464,15 +489,15 @@ class BenchCommand final : public Command {
   std::optional<int64_t> new_tokens_;
   std::optional<int64_t> batch_;
 
-  std::vector<GemmShape> parsed_shapes_;
+  std::vector<bench::GemmShape> parsed_shapes_;
   PreparedWeights prepared_;
   double prepare_rate_ = 0;  ///< Bytes per second.
-  MachineCeilings ceilings_;
-  std::vector<BenchResult> results_;
+  bench::MachineCeilings ceilings_;
+  std::vector<bench::BenchResult> results_;
   ModelInfo model_;
   ModelOptions model_open_;
-  ModelBenchOptions model_options_;
-  std::vector<ModelPhase> phases_;
+  bench::ModelBenchOptions model_options_;
+  std::vector<bench::ModelPhase> phases_;
 };
 
 }  // namespace

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "marlin/evaluate.h"
 
 namespace marlin::cli {
@@ -33,7 +33,7 @@ class CompareCommand final : public Command {
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(corpus_.Check(console));
     MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
-    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_, device));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_, device));
     MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.OpenReference(against_, device));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                             corpus_.Read(console, against_, reference));

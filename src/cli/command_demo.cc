@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
+#include "bench/product_timing.h"
 #include "cli/command.h"
 #include "cli/demo_model.h"
-#include "cli/product_timing.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
@@ -68,7 +68,7 @@ struct ProductRow {
   std::string recipe;  ///< Empty for the GEMM with bf16 weights.
   FormatChoice choice;
   int64_t m = 0;
-  ProductTiming timing;
+  bench::ProductTiming timing;
   double speedup = 1;  ///< Over the GEMM with bf16 weights.
 };
 
@@ -134,15 +134,15 @@ class DemoCommand final : public Command {
     for (size_t i = 0; i <= results_.size(); ++i) {
       if (i > 0) choice = results_[i - 1].expert_choice;
       MARLIN_ASSIGN_OR_RETURN(PreparedWeights prepared,
-                              PrepareRandomWeights(device, choice, kWidth, kWidth));
+                              bench::PrepareRandomWeights(device, choice, kWidth, kWidth));
       weights.push_back(std::move(prepared));
     }
     return weights;
   }
 
   Status TimeRows(const Device& device, const std::vector<PreparedWeights>& weights, int64_t m) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<ProductTiming> timings,
-                            TimeProducts(device, weights, m));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::ProductTiming> timings,
+                            bench::TimeProducts(device, weights, m));
     products_.push_back({"", kBf16Choice, m, timings[0], 1.0});
     for (size_t i = 0; i < results_.size(); ++i) {
       products_.push_back({results_[i].recipe, results_[i].expert_choice, m, timings[i + 1],

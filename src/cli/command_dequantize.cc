@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::cli {

@@ -5,8 +5,8 @@
 #include <set>
 #include <string>
 
+#include "base/text_table.h"
 #include "cli/command.h"
-#include "cli/table.h"
 #include "marlin/device.h"
 
 namespace marlin::cli {

@@ -120,7 +120,7 @@ class GenerateCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(Check(console));
-    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     std::unique_ptr<TextCodec> codec;
     if (prompt_ || !stops_.empty()) {
       MARLIN_ASSIGN_OR_RETURN(codec,

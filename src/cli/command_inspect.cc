@@ -6,9 +6,9 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/text_table.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
-#include "cli/table.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::cli {

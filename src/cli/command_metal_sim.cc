@@ -12,21 +12,22 @@
 #include <string>
 #include <vector>
 
-#include "backends/metal/simulator/launch.h"
-#include "backends/metal/simulator/metal_program.h"
-#include "backends/metal/simulator/type_check.h"
+#include "backends/metal/simulator.h"
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/metal_sim_arguments.h"
-#include "cli/table.h"
+#include "metal_sim/launch.h"
+#include "metal_sim/metal_program.h"
+#include "metal_sim/type_check.h"
 
 namespace marlin::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using metal::simulator::Finding;
-using metal::simulator::MetalProgram;
-using metal::simulator::Report;
+using metal_sim::Finding;
+using metal_sim::MetalProgram;
+using metal_sim::Report;
 
 /// A finding with its source locations.
 struct PlacedFinding {
@@ -105,25 +106,27 @@ class MetalSimCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(launch_.Read());
-    metal::simulator::CompileOptions options;
+    metal_sim::CompileOptions options;
     options.defines = defines_;
     options.include_folders = includes_;
     options.msl_version = static_cast<int>(version_.value_or(options.msl_version));
     options.fast_math = fast_math_;
+    options.clang = metal::SimulatorCompiler();
     if (type_check_) return CheckTypes(console, options);
     console.Message(fmt::format("compiling {} ...", file_));
     const TimeLimit limit(console, file_, seconds_.value_or(600));
-    MARLIN_ASSIGN_OR_RETURN(const auto program, MetalProgram::Compile(file_, options));
+    MARLIN_ASSIGN_OR_RETURN(const auto program,
+                            metal::FromSimulator(MetalProgram::Compile(file_, options)));
     if (list_) return ListKernels(console, program->module());
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel, ChooseKernel(*program));
-    MARLIN_RETURN_IF_ERROR(program->SetConstants(launch_.constants()));
+    MARLIN_RETURN_IF_ERROR(metal::FromSimulator(program->SetConstants(launch_.constants())));
     return Simulate(console, *program, *kernel);
   }
 
  private:
-  Status CheckTypes(Console& console, const metal::simulator::CompileOptions& options) {
+  Status CheckTypes(Console& console, const metal_sim::CompileOptions& options) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> findings,
-                            metal::simulator::TypeCheck(file_, options));
+                            metal::FromSimulator(metal_sim::TypeCheck(file_, options)));
     const Json document = {{"findings", findings}};
     const std::string text = findings.empty() ? "" : fmt::format("{}\n", fmt::join(findings, "\n"));
     MARLIN_RETURN_IF_ERROR(console.json() ? console.PrintJson(document) : console.Print(text));
@@ -141,7 +144,7 @@ class MetalSimCommand final : public Command {
 
   Result<const metal_sim::Kernel*> ChooseKernel(const MetalProgram& program) {
     if (!kernel_ && program.module().kernel_count == 1) return &program.module().kernels[0];
-    if (kernel_) return program.Find(*kernel_);
+    if (kernel_) return metal::FromSimulator(program.Find(*kernel_));
     return Status(Code::kInvalidArgument, fmt::format("--kernel: {} has {}; --list shows them",
                                                       file_, program.module().kernel_count));
   }
@@ -178,14 +181,14 @@ class MetalSimCommand final : public Command {
     std::string text;
     for (int64_t run = 0; run < runs; ++run) {
       MetalLaunchArguments arguments = launch_;
-      metal::simulator::Launch launch = arguments.MakeLaunch();
+      metal_sim::Launch launch = arguments.MakeLaunch();
       launch.program_ranges = program.ranges();
-      metal::simulator::SimulationOptions options;
+      metal_sim::SimulationOptions options;
       options.seed = static_cast<uint64_t>(run);
       options.preemption = run == 0 ? 0 : preemption_.value_or(0.01);
       options.msl_version = static_cast<int>(version_.value_or(options.msl_version));
       MARLIN_ASSIGN_OR_RETURN(const Report report,
-                              metal::simulator::Simulate(kernel, launch, options));
+                              metal::FromSimulator(metal_sim::Simulate(kernel, launch, options)));
       for (const PlacedFinding& placed : PlaceFindings(program, report)) {
         Add(placed, &seen, &text, &document);
       }
@@ -232,7 +235,7 @@ class MetalSimCommand final : public Command {
                            count > kShown ? " ..." : "");
       (*document)["buffers"].push_back({{"index", index}, {"values", values}});
     }
-    const metal::simulator::Counters& counters = report.counters;
+    const metal_sim::Counters& counters = report.counters;
     *text += fmt::format(
         "{} threads, {} bytes of threadgroup memory, {} barriers, {} simdgroup operations, {} "
         "matrix operations, {} atomics\n",
@@ -248,7 +251,7 @@ class MetalSimCommand final : public Command {
             {"multiply_adds", counters.multiply_adds},
             {"atomics", counters.atomics},
             {"buffers", Json::array()}};
-    for (const metal::simulator::BufferCounters& buffer : counters.buffers) {
+    for (const metal_sim::BufferCounters& buffer : counters.buffers) {
       *text += fmt::format("{}: {} bytes read ({} different ones), {} written\n", buffer.name,
                            buffer.bytes_read, buffer.unique_bytes_read, buffer.bytes_written);
       json["buffers"].push_back({{"name", buffer.name},

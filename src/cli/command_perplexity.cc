@@ -22,7 +22,7 @@ class PerplexityCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(corpus_.Check(console));
-    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(path_));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, corpus_.Read(console, path_, model));
     EvaluateOptions options = corpus_.Windows();
     ProgressBar bar(console, "perplexity");

@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
+#include "bench/read_probe.h"
 #include "cli/checkpoint_architecture.h"
 #include "cli/command.h"
 #include "cli/model_plan.h"
-#include "cli/read_probe.h"
 #include "cli/recipe_arguments.h"
-#include "cli/table.h"
 #include "recipe/architecture.h"
 
 namespace marlin::cli {
@@ -42,7 +42,7 @@ class PlanCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
-    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
   }
 
   Status Run(Console& console) override {
@@ -55,7 +55,7 @@ class PlanCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(plan_, MakeModelPlan(model_, recipe_));
     bandwidth_ = bandwidth_gbps_.value_or(0) * 1e9;
     if (!bandwidth_gbps_) {
-      MARLIN_ASSIGN_OR_RETURN(bandwidth_, MeasureReadBandwidth());
+      MARLIN_ASSIGN_OR_RETURN(bandwidth_, bench::MeasureReadBandwidth());
     }
     return console.json() ? PrintDocument(console) : PrintTables(console);
   }

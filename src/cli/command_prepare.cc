@@ -5,9 +5,10 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
+#include "cli/device_argument.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "marlin/prepared.h"
 
 namespace marlin::cli {
@@ -19,14 +20,14 @@ class PrepareCommand final : public Command {
     arguments.Positional("MODEL", &model_, "A plain or quantized directory");
     arguments.RequiredOption("-o,--output", &output_, "FILE",
                              "The file to write; it appears whole or not at all");
-    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    device_.Declare(arguments, "auto or cpu");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     arguments.Flag("--overwrite", &overwrite_, "Replace FILE if it is a prepared-weight file");
   }
 
   Status Run(Console& console) override {
     MARLIN_ASSIGN_OR_RETURN(const Device device,
-                            Device::Open(device_, {static_cast<int>(threads_.value_or(0))}));
+                            device_.Open({static_cast<int>(threads_.value_or(0))}));
     PrepareModelOptions options;
     options.overwrite = overwrite_;
     ProgressBar bar(console, "prepare");
@@ -50,7 +51,7 @@ class PrepareCommand final : public Command {
  private:
   std::string model_;
   std::string output_;
-  std::string device_ = "cpu";
+  DeviceArgument device_;
   std::optional<int64_t> threads_;
   bool overwrite_ = false;
 };

@@ -9,11 +9,11 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
-#include "cli/table.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::cli {
@@ -83,7 +83,7 @@ class QuantizeCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--method", &method_, "METHOD", "rtn or mse");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
-    arguments.Option("--device", &device_, "DEVICE", "cpu or auto");
+    arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");

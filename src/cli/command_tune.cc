@@ -13,15 +13,16 @@
 
 #include "backends/cuda/measure/graph_timer.h"
 #include "base/macros.h"
-#include "cli/bench_document.h"
-#include "cli/bench_gpu.h"
+#include "base/text_table.h"
+#include "bench/document.h"
+#include "bench/gpu.h"
+#include "bench/timed_device.h"
+#include "bench/tuning_run.h"
 #include "cli/checkpoint_architecture.h"
 #include "cli/command.h"
+#include "cli/device_argument.h"
 #include "cli/product_arguments.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
-#include "cli/timed_device.h"
-#include "cli/tuning_run.h"
 #include "ops/tuning_file.h"
 
 namespace marlin::cli {
@@ -45,9 +46,9 @@ const std::set<Matrix> kTypicalMatrices = {
     {4096, 4096}, {4096, 14336}, {6144, 4096}, {28672, 4096, true}};
 
 struct Measured {
-  BenchCase bench;
-  std::vector<KernelTiming> timings;
-  const KernelTiming* fastest = nullptr;  ///< Points into timings.
+  bench::BenchCase bench;
+  std::vector<bench::KernelTiming> timings;
+  const bench::KernelTiming* fastest = nullptr;  ///< Points into timings.
 };
 
 /// The matrices of a model's linear layers.
@@ -77,7 +78,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
 class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Option("--device", &device_, "DEVICE", "cpu, auto, cuda, cuda:N or metal");
+    device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--shape", &shapes_, "M,N,K", "A GEMM; may be repeated");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
@@ -94,18 +95,21 @@ class TuneCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(products_.Read());
     DeviceOptions options;
     options.threads = static_cast<int>(threads_.value_or(0));
-    options.tuning_file = "";  // Ignored: its entries may be wrong, hence this run.
-    MARLIN_ASSIGN_OR_RETURN(const Device device, OpenTimedDevice(device_, options));
+    options.tuning_file = "";  // Measured without the table that this command replaces.
+    MARLIN_ASSIGN_OR_RETURN(const std::string name, device_.Name());
+    MARLIN_RETURN_IF_ERROR(bench::CheckTimed(name));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, device_.Open(options));
     gpu_ = device.info().backend == "cuda";
     const bool gpu_batches = device.info().backend != "cpu";
     MARLIN_RETURN_IF_ERROR(ListCases(gpu_batches));
     MARLIN_RETURN_IF_ERROR(ReadOld());
-    MARLIN_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(output_));
+    MARLIN_ASSIGN_OR_RETURN(bench::WholeFile file, bench::WholeFile::Create(output_));
     MARLIN_RETURN_IF_ERROR(MeasureCases(console, device));
     MARLIN_RETURN_IF_ERROR(CheckChoice(device.info()));
-    TuningSection section{device.info().model, Today(), commit_, {}};
+    TuningSection section{device.info().model, bench::Today(), commit_, {}};
     for (const Measured& one : measured_) {
-      if (one.fastest != nullptr) section.entries.push_back(EntryOf(one.bench, *one.fastest));
+      if (one.fastest != nullptr)
+        section.entries.push_back(bench::EntryOf(one.bench, *one.fastest));
     }
     ReplaceTuning(std::move(section), sections_);
     MARLIN_RETURN_IF_ERROR(file.Finish(FormatTuning(sections_)));
@@ -114,16 +118,16 @@ class TuneCommand final : public Command {
 
  private:
   /// `gpu_batches`: measure models at the batch sizes of GPUs.
-  Status ListCases(bool gpu_batches) {
+  Status ListCases(bool many_rows) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
     }
     if (gated_ && shapes_.empty()) {
       return Status(Code::kInvalidArgument, "--gated: belongs to --shape");
     }
-    std::vector<std::pair<GemmShape, bool>> shapes;
+    std::vector<std::pair<bench::GemmShape, bool>> shapes;
     for (const std::string& text : shapes_) {
-      MARLIN_ASSIGN_OR_RETURN(const GemmShape shape, ParseShape(text));
+      MARLIN_ASSIGN_OR_RETURN(const bench::GemmShape shape, ParseShape(text));
       shapes.emplace_back(shape, gated_);
     }
     if (shapes.empty()) {
@@ -139,7 +143,7 @@ class TuneCommand final : public Command {
         }
       }
     }
-    const int64_t bytes = gpu_ ? kBeyondL2Bytes : kBeyondCacheBytes;
+    const int64_t bytes = gpu_ ? bench::kBeyondL2Bytes : bench::kBeyondCacheBytes;
     std::set<std::tuple<Format, int64_t, int64_t, int64_t, bool>> seen;
     for (const Format format : products_.formats()) {
       for (const auto& [shape, gated] : shapes) {
@@ -169,31 +173,31 @@ class TuneCommand final : public Command {
 
   Status MeasureCases(const Console& console, const Device& device) {
     std::unique_ptr<cuda::GraphTimer> timer;
-    std::optional<GpuBench> gpu;
+    std::optional<bench::GpuBench> gpu;
     if (gpu_) {
-      MARLIN_ASSIGN_OR_RETURN(timer, cuda::OpenGraphTimer(device_));
+      MARLIN_ASSIGN_OR_RETURN(timer, cuda::OpenGraphTimer(device.info().name));
       gpu.emplace(device, *timer, nullptr);
       MARLIN_RETURN_IF_ERROR(gpu->MeasureCeilings().status());
     }
     ProgressBar progress(console, "measuring");
     PreparedWeights prepared;
-    for (const BenchCase& bench : cases_) {
+    for (const bench::BenchCase& bench : cases_) {
       progress.Update(static_cast<int64_t>(measured_.size()), static_cast<int64_t>(cases_.size()));
       if (prepared.storage() == nullptr || !(prepared.spec() == bench.spec)) {
         prepared = PreparedWeights();
-        MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(bench.spec));
+        MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(bench.spec));
         MARLIN_ASSIGN_OR_RETURN(prepared, Prepare(weights, device));
         MARLIN_RETURN_IF_ERROR(device.Synchronize());
       }
       Measured one{bench, {}, nullptr};
       if (gpu) {
-        MARLIN_ASSIGN_OR_RETURN(GpuBenchResult result, gpu->Run(prepared, bench, false));
+        MARLIN_ASSIGN_OR_RETURN(bench::GpuBenchResult result, gpu->Run(prepared, bench, false));
         one.timings = std::move(result.kernels);
       } else {
-        MARLIN_ASSIGN_OR_RETURN(one.timings, TimeCandidates(device, prepared, bench));
+        MARLIN_ASSIGN_OR_RETURN(one.timings, bench::TimeCandidates(device, prepared, bench));
       }
       measured_.push_back(std::move(one));
-      measured_.back().fastest = FastestOf(measured_.back().timings);
+      measured_.back().fastest = bench::FastestOf(measured_.back().timings);
     }
     return {};
   }
@@ -203,7 +207,7 @@ class TuneCommand final : public Command {
     for (const Measured& one : measured_) {
       const auto selectable =
           std::count_if(one.timings.begin(), one.timings.end(),
-                        [](const KernelTiming& timing) { return timing.selectable; });
+                        [](const bench::KernelTiming& timing) { return timing.selectable; });
       if (selectable > 1) return {};
     }
     return Status(Code::kUnsupported,
@@ -212,22 +216,23 @@ class TuneCommand final : public Command {
                               info.name, info.model));
   }
 
-  static const KernelTiming* PlannedOf(const Measured& one) {
-    const auto planned = std::find_if(one.timings.begin(), one.timings.end(),
-                                      [](const KernelTiming& timing) { return timing.planned; });
+  static const bench::KernelTiming* PlannedOf(const Measured& one) {
+    const auto planned =
+        std::find_if(one.timings.begin(), one.timings.end(),
+                     [](const bench::KernelTiming& timing) { return timing.planned; });
     return planned == one.timings.end() ? nullptr : &*planned;
   }
 
-  static double SecondsOf(const KernelTiming& timing) {
+  static double SecondsOf(const bench::KernelTiming& timing) {
     return (timing.chain ? *timing.chain : timing.alone).median;
   }
 
   Json Document(const DeviceInfo& info) const {
-    Json document = DocumentHead(info, commit_);
+    Json document = bench::DocumentHead(info, commit_);
     document["file"] = output_;
     document["results"] = Json::array();
     for (const Measured& one : measured_) {
-      const BenchCase& bench = one.bench;
+      const bench::BenchCase& bench = one.bench;
       Json row = {{"format", FormatName(bench.spec.format)},
                   {"group_size", bench.spec.group_size},
                   {"activations", DTypeName(bench.activation_type)},
@@ -237,13 +242,13 @@ class TuneCommand final : public Command {
                   {"k", bench.shape.k},
                   {"fastest", one.fastest == nullptr ? Json() : Json(one.fastest->kernel)},
                   {"kernels", Json::array()}};
-      for (const KernelTiming& timing : one.timings) {
+      for (const bench::KernelTiming& timing : one.timings) {
         Json kernel = {{"kernel", timing.kernel},
                        {"accuracy", timing.accuracy},
                        {"planned", timing.planned},
                        {"selectable", timing.selectable}};
-        kernel.update(TimingJson(timing.alone));
-        if (timing.chain) kernel["chain"] = TimingJson(*timing.chain);
+        kernel.update(bench::TimingJson(timing.alone));
+        if (timing.chain) kernel["chain"] = bench::TimingJson(*timing.chain);
         row["kernels"].push_back(std::move(kernel));
       }
       document["results"].push_back(std::move(row));
@@ -254,7 +259,7 @@ class TuneCommand final : public Command {
   std::string Text() const {
     Table table({"format", "m", "n", "k", "fastest", "us", "without a table", "us", "gain"});
     for (const Measured& one : measured_) {
-      const KernelTiming* const planned = PlannedOf(one);
+      const bench::KernelTiming* const planned = PlannedOf(one);
       if (one.fastest == nullptr || planned == nullptr) continue;
       table.AddRow(
           {std::string(FormatName(one.bench.spec.format)) +
@@ -268,7 +273,7 @@ class TuneCommand final : public Command {
     return table.ToString() + "\nwritten to " + output_ + "\n";
   }
 
-  std::string device_ = "auto";
+  DeviceArgument device_;
   std::vector<std::string> shapes_;
   std::string model_;
   bool gated_ = false;
@@ -278,7 +283,7 @@ class TuneCommand final : public Command {
   std::string commit_;
 
   bool gpu_ = false;
-  std::vector<BenchCase> cases_;
+  std::vector<bench::BenchCase> cases_;
   std::vector<TuningSection> sections_;
   std::vector<Measured> measured_;
 };

@@ -7,9 +7,9 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
-#include "cli/table.h"
 #include "cli/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/prepared.h"

@@ -106,9 +106,9 @@ Result<std::vector<uint8_t>> ParseValues(const char* option, const std::string& 
   return bytes;
 }
 
-Result<metal::simulator::Size3> ParseSize(const char* option, const std::string& text) {
+Result<metal_sim::Size3> ParseSize(const char* option, const std::string& text) {
   const std::vector<std::string> words = SplitAt(text, ',');
-  metal::simulator::Size3 size;
+  metal_sim::Size3 size;
   uint32_t* const fields[] = {&size.x, &size.y, &size.z};
   if (words.size() > std::size(fields)) return Wrong(option, text, "X, X,Y or X,Y,Z");
   for (size_t i = 0; i < words.size(); ++i) {
@@ -311,13 +311,13 @@ Result<std::vector<int>> MetalLaunchArguments::Printed() const {
   return indices;
 }
 
-metal::simulator::Launch MetalLaunchArguments::MakeLaunch() {
-  metal::simulator::Launch launch;
+metal_sim::Launch MetalLaunchArguments::MakeLaunch() {
+  metal_sim::Launch launch;
   launch.grid = grid_size_;
   launch.threads_per_threadgroup = threads_size_;
   launch.grid_counts_threads = grid_threads_.has_value();
   for (auto& [index, buffer] : buffers_) {
-    metal::simulator::BufferBinding& binding = launch.buffers[index];
+    metal_sim::BufferBinding& binding = launch.buffers[index];
     binding.data = buffer.bytes.data();
     binding.bytes = static_cast<int64_t>(buffer.bytes.size());
     binding.initialised = buffer.initialised;

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/metal/simulator/launch.h"
 #include "cli/arguments.h"
 #include "marlin/status.h"
+#include "metal_sim/launch.h"
 
 namespace marlin::cli {
 
@@ -52,7 +52,7 @@ class MetalLaunchArguments {
   Status Read();
 
   /// The launch, bound to the buffers' memory, which receives its results.
-  metal::simulator::Launch MakeLaunch();
+  metal_sim::Launch MakeLaunch();
   const std::map<int, MetalBuffer>& buffers() const { return buffers_; }
   const std::map<int, std::vector<uint8_t>>& constants() const { return constants_; }
   /// Errors: kIo.
@@ -74,8 +74,8 @@ class MetalLaunchArguments {
   std::vector<std::string> output_texts_;
   std::vector<std::string> print_texts_;
 
-  metal::simulator::Size3 grid_size_;
-  metal::simulator::Size3 threads_size_;
+  metal_sim::Size3 grid_size_;
+  metal_sim::Size3 threads_size_;
   std::map<int, MetalBuffer> buffers_;
   std::map<int, std::vector<uint8_t>> values_;
   std::map<int, std::vector<uint8_t>> constants_;

@@ -74,7 +74,7 @@ class TokenReader {
 }  // namespace
 
 void RunArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--device", &device_, "DEVICE", "cpu, auto or metal-sim");
+  device_.Declare(arguments, "auto, cpu or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Option("--prepared", &prepared_, "FILE",
@@ -82,20 +82,25 @@ void RunArguments::Declare(ArgumentList& arguments) {
 }
 
 Result<Device> RunArguments::OpenDevice() const {
-  return Device::Open(device_, {static_cast<int>(threads_.value_or(0))});
+  return device_.Open({static_cast<int>(threads_.value_or(0))});
 }
 
-Result<Model> RunArguments::Open(const std::string& path, const Device& device) const {
-  return Model::Open(path, device, {.allow_bf16_activations = !exact_, .prepared = prepared_});
+Result<Model> RunArguments::Open(Console& console, const std::string& path,
+                                 const Device& device) const {
+  MARLIN_ASSIGN_OR_RETURN(
+      Model model,
+      Model::Open(path, device, {.allow_bf16_activations = !exact_, .prepared = prepared_}));
+  device_.SayTaken(console, model.device().info());
+  return model;
 }
 
 Result<Model> RunArguments::OpenReference(const std::string& path, const Device& device) const {
   return Model::Open(path, device, {.allow_bf16_activations = !exact_});
 }
 
-Result<Model> RunArguments::Open(const std::string& path) const {
+Result<Model> RunArguments::Open(Console& console, const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const Device device, OpenDevice());
-  return Open(path, device);
+  return Open(console, path, device);
 }
 
 Result<std::string> ReadText(const std::string& path) {

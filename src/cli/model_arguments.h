@@ -10,6 +10,7 @@
 
 #include "cli/arguments.h"
 #include "cli/console.h"
+#include "cli/device_argument.h"
 #include "cli/text_codec.h"
 #include "marlin/device.h"
 #include "marlin/evaluate.h"
@@ -23,15 +24,16 @@ class RunArguments {
   void Declare(ArgumentList& arguments);
   /// Errors: kInvalidArgument naming the option, those of Device::Open.
   Result<Device> OpenDevice() const;
-  /// Models of one command share a device: the worker threads of two would compete.
-  Result<Model> Open(const std::string& path, const Device& device) const;
+  /// Models of one command share a device: the worker threads of two would compete. Names the
+  /// device that "auto" chose on stderr.
+  Result<Model> Open(Console& console, const std::string& path, const Device& device) const;
   /// Opens a second model, without --prepared.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
   /// Opens a model on a device of its own.
-  Result<Model> Open(const std::string& path) const;
+  Result<Model> Open(Console& console, const std::string& path) const;
 
  private:
-  std::string device_ = "auto";
+  DeviceArgument device_;
   std::optional<int64_t> threads_;
   bool exact_ = false;
   std::string prepared_;

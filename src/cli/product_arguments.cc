@@ -22,8 +22,8 @@ DType ActivationType(const std::string& name) {
 
 }  // namespace
 
-Result<GemmShape> ParseShape(const std::string& text) {
-  GemmShape shape;
+Result<bench::GemmShape> ParseShape(const std::string& text) {
+  bench::GemmShape shape;
   int64_t* const fields[] = {&shape.m, &shape.n, &shape.k};
   const char* position = text.data();
   const char* const end = position + text.size();
@@ -40,7 +40,7 @@ Result<GemmShape> ParseShape(const std::string& text) {
   return shape;
 }
 
-Status CheckCaseFits(const BenchCase& bench) {
+Status CheckCaseFits(const bench::BenchCase& bench) {
   const auto [m, n, k] = bench.shape;
   const std::string name = fmt::format("--shape {},{},{}", m, n, k);
   if (const Status spec = CheckSpec(bench.spec); !spec.ok()) return spec.WithContext(name);
@@ -102,9 +102,9 @@ Status ProductArguments::Read() {
   return Status();
 }
 
-BenchCase ProductArguments::MakeCase(Format format, const GemmShape& shape,
-                                     int64_t weight_bytes) const {
-  BenchCase bench;
+bench::BenchCase ProductArguments::MakeCase(Format format, const bench::GemmShape& shape,
+                                            int64_t weight_bytes) const {
+  bench::BenchCase bench;
   bench.shape = shape;
   bench.spec = spec_;
   bench.spec.format = format;
@@ -112,7 +112,7 @@ BenchCase ProductArguments::MakeCase(Format format, const GemmShape& shape,
   bench.spec.k = shape.k;
   bench.spec.group_size = std::min(group_size_.value_or(kDefaultGroup), shape.k);
   bench.spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
-  bench.spec.experts = copies_.value_or(CopiesBeyond(weight_bytes, bench.spec));
+  bench.spec.experts = copies_.value_or(bench::CopiesBeyond(weight_bytes, bench.spec));
   bench.activation_type = ActivationType(activation_type_);
   return bench;
 }

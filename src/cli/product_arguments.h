@@ -6,20 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "bench/gemm.h"
 #include "cli/arguments.h"
-#include "cli/bench_gemm.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
 
 namespace marlin::cli {
 
 /// "M,N,K". Errors: kInvalidArgument.
-Result<GemmShape> ParseShape(const std::string& text);
+Result<bench::GemmShape> ParseShape(const std::string& text);
 
 /// Checks the bytes of a case's operands: the weights and their prepared form, activations and
 /// outputs. Errors: kInvalidArgument for a shape whose sizes overflow, kOutOfMemory when they
 /// exceed this machine's memory; both name the shape and both numbers.
-Status CheckCaseFits(const BenchCase& bench);
+Status CheckCaseFits(const bench::BenchCase& bench);
 
 /// --format, --group-size, --scale-dtype, --activations, --copies.
 class ProductArguments {
@@ -33,7 +33,8 @@ class ProductArguments {
   const std::vector<Format>& formats() const { return parsed_formats_; }
   /// One GEMM whose weights have at least `weight_bytes`, unless --copies overrides it.
   /// Precondition: Read.
-  BenchCase MakeCase(Format format, const GemmShape& shape, int64_t weight_bytes) const;
+  bench::BenchCase MakeCase(Format format, const bench::GemmShape& shape,
+                            int64_t weight_bytes) const;
 
  private:
   std::vector<std::string> formats_;

@@ -171,27 +171,27 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
     const Checkpoint& checkpoint = directory.checkpoint;
     // Checks the device before reading any tensor.
-    MARLIN_RETURN_IF_ERROR(CheckDevice(device, directory.config));
+    MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
     LoadOptions load;
     if (!options.prepared.empty()) {
-      MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, device));
+      MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
     }
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
-                            LoadDecoder(checkpoint, std::move(directory.config), device, load));
-    MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
-    auto impl = std::make_shared<Impl>(device, std::move(decoder));
+                            LoadDecoder(checkpoint, std::move(directory.config), chosen, load));
+    MARLIN_RETURN_IF_ERROR(UploadTables(chosen, &decoder));
+    auto impl = std::make_shared<Impl>(chosen, std::move(decoder));
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
     const DecoderConfig& numbers = impl->decoder.config;
     const CacheShape cache{numbers.windows, numbers.cache_heads(), numbers.key_dim(),
                            numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
-    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
-    impl->writes_host = ReadsHostMemory(device);
+    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
+    impl->writes_host = ReadsHostMemory(chosen);
     MARLIN_ASSIGN_OR_RETURN(
         impl->program,
-        StepProgram::Make(device, DescribeStep(impl->decoder, *impl->pool, impl->products)));
-    return Model(device, std::move(impl));
+        StepProgram::Make(chosen, DescribeStep(impl->decoder, *impl->pool, impl->products)));
+    return Model(chosen, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <vector>
 
 #include "base/macros.h"
@@ -75,6 +76,17 @@ Status CheckDevice(const Device& device, const DecoderConfig& config) {
                   fmt::format("{}, which {} needs", has.message(), config.family->model_type));
   }
   return {};
+}
+
+Result<Device> DeviceFor(const Device& device, const DecoderConfig& config) {
+  Device candidate = device;
+  while (true) {
+    const Status can_run = CheckDevice(candidate, config);
+    if (can_run.ok()) return candidate;
+    MARLIN_ASSIGN_OR_RETURN(const std::optional<Device> next, candidate.impl().Next());
+    if (!next) return can_run;
+    candidate = *next;
+  }
 }
 
 bool ReadsHostMemory(const Device& device) {

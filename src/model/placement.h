@@ -13,6 +13,10 @@ namespace marlin {
 /// first operation that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
+/// The device itself or, if it was opened as "auto", the first candidate that can run a model of
+/// this config. Errors: those of CheckDevice for the last candidate, those of Device::Open.
+Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
+
 /// Checks that a device has the unfused operations of a step's operation. Errors: kUnsupported
 /// naming the device and the operation.
 Status CheckUnfused(const Device& device, StepKind kind);

@@ -9,6 +9,7 @@
 #include "marlin/prepared.h"
 #include "model/layers.h"
 #include "model/open_model.h"
+#include "model/placement.h"
 #include "model/prepared_file.h"
 #include "ops/prepare_columns.h"
 
@@ -22,8 +23,9 @@ Result<PrepareModelReport> PrepareImpl(const std::string& path, const Device& de
   MARLIN_RETURN_IF_ERROR(CheckPath(output));
   PrepareModelReport report;
   report.output = output;
-  MARLIN_ASSIGN_OR_RETURN(report.layout, ImageLayout(device));
   MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
+  MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+  MARLIN_ASSIGN_OR_RETURN(report.layout, ImageLayout(chosen));
   SystemIo io;
   MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<PreparedFileWriter> writer,
                           PreparedFileWriter::Begin(io, output, options.overwrite));
@@ -31,7 +33,7 @@ Result<PrepareModelReport> PrepareImpl(const std::string& path, const Device& de
   load.write = writer.get();
   load.progress = options.progress;
   MARLIN_RETURN_IF_ERROR(
-      LoadDecoder(directory.checkpoint, std::move(directory.config), device, load).status());
+      LoadDecoder(directory.checkpoint, std::move(directory.config), chosen, load).status());
   MARLIN_RETURN_IF_ERROR(writer->Finish(report.layout, PreparedSource(directory.checkpoint)));
   report.bytes = writer->bytes();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

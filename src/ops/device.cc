@@ -1,6 +1,7 @@
 #include "ops/device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 
 #include "backends/cpu/cpu_backend.h"
@@ -43,6 +44,26 @@ void Device::Impl::ReturnWorkspace(const Workspace& workspace) {
   spare_.push_back(workspace);
 }
 
+Result<std::optional<Device>> Device::Impl::Next() {
+  const std::lock_guard<std::mutex> lock(next_mutex_);
+  if (!next_ && open_next_) {
+    MARLIN_ASSIGN_OR_RETURN(next_, open_next_());
+  }
+  return next_;
+}
+
+Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates) {
+  const std::function<Result<Device>()> open = std::move(candidates.front());
+  candidates.erase(candidates.begin());
+  Result<Device> device = open();
+  if (candidates.empty()) return device;
+  if (device.status().code() == Code::kUnsupported) return OpenFirst(std::move(candidates));
+  if (device.ok()) {
+    device->impl().SetNext([rest = std::move(candidates)]() { return OpenFirst(rest); });
+  }
+  return device;
+}
+
 Result<const DecoderBackend*> DecoderOf(const Device& device) {
   const DecoderBackend* decoder = device.impl().decoder();
   if (decoder != nullptr) return decoder;
@@ -59,15 +80,58 @@ Status CheckHas(const Device& device, DecoderOperation operation) {
 
 namespace {
 
-Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const DeviceOptions& options) {
-  if (name == "cpu" || name == "auto") return cpu::OpenCpu(options);
-  if (name == "cuda" || name.starts_with("cuda:")) return cuda::OpenCuda(name);
-  if (name == "metal" || name == "metal-sim") return metal::OpenMetal(name);
+bool IsCuda(std::string_view name) { return name == "cuda" || name.starts_with("cuda:"); }
+bool IsMetal(std::string_view name) { return name == "metal" || name == "metal-sim"; }
+
+Status CheckDeviceName(std::string_view name) {
+  if (name == "cpu" || name == "auto" || IsCuda(name) || IsMetal(name)) return {};
   return Status(Code::kInvalidArgument, "device: unknown name '" + Printable(name) +
                                             "'; known: cpu, cuda, cuda:N, metal, metal-sim, auto");
 }
 
+Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const DeviceOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckDeviceName(name));
+  if (IsCuda(name)) return cuda::OpenCuda(name);
+  return IsMetal(name) ? metal::OpenMetal(name) : cpu::OpenCpu(options);
+}
+
+/// The current CUDA device, else the first one that is supported.
+Result<Device> OpenAnyCuda(const DeviceOptions& options) {
+  Result<Device> current = Device::Open("cuda", options);
+  if (current.status().code() != Code::kUnsupported) return current;
+  for (int i = 0; i < cuda::DeviceCount(); ++i) {
+    Result<Device> device = Device::Open("cuda:" + std::to_string(i), options);
+    if (device.status().code() != Code::kUnsupported) return device;
+  }
+  return current;
+}
+
+Result<Device> OpenAuto(const DeviceOptions& options) {
+  std::vector<std::function<Result<Device>()>> candidates;
+  if (cuda::DeviceCount() > 0) {
+    candidates.emplace_back([options] { return OpenAnyCuda(options); });
+  }
+  candidates.emplace_back([options] { return Device::Open("cpu", options); });
+  return OpenFirst(std::move(candidates));
+}
+
 }  // namespace
+
+Result<std::string> DefaultDeviceName() {
+  constexpr const char* kVariable = "METAL_MARLIN_DEVICE";
+  const char* const name = std::getenv(kVariable);
+  if (name == nullptr || *name == '\0') return std::string("auto");
+  MARLIN_RETURN_IF_ERROR(CheckDeviceName(name).WithContext(kVariable));
+  return std::string(name);
+}
+
+std::string DescribeDevice(const DeviceInfo& info) {
+  std::string text = info.name + " (" + info.model;
+  if (info.backend == "cpu") {
+    text += ", " + std::to_string(info.threads) + (info.threads == 1 ? " thread" : " threads");
+  }
+  return text + ")";
+}
 
 Result<Device> Device::Open(std::string_view name, const DeviceOptions& options) {
   if (options.threads < 0) {
@@ -75,6 +139,7 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
                   "threads: expected 0 or more, got " + std::to_string(options.threads));
   }
   try {
+    if (name == "auto") return OpenAuto(options);
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
     MARLIN_ASSIGN_OR_RETURN(
         Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));

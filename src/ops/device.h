@@ -1,8 +1,10 @@
 // The object behind a Device handle: a backend and its cached workspaces.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +42,11 @@ class Device::Impl {
   const DecoderBackend* decoder() const {
     return host_decoder_ != nullptr ? host_decoder_.get() : backend_->decoder();
   }
+  /// The device to try where this one lacks an operation; empty for a device opened by name, and
+  /// for the last one of "auto". Opened by the first call, then shared. Errors: those of
+  /// Device::Open.
+  Result<std::optional<Device>> Next();
+  void SetNext(std::function<Result<Device>()> open) { open_next_ = std::move(open); }
   const TuningTable& tuning() const { return tuning_.table; }
   const std::string& tuning_file() const { return tuning_.file; }
 
@@ -54,7 +61,15 @@ class Device::Impl {
   const Tuning tuning_;
   std::mutex mutex_;
   std::vector<Workspace> spare_;
+  std::function<Result<Device>()> open_next_;
+  std::mutex next_mutex_;  ///< Held while the next device opens, which takes seconds on a GPU.
+  std::optional<Device> next_;
 };
+
+/// Opens the first available device, in order: kUnsupported moves on to the next candidate, any
+/// other error ends the search. The remaining candidates become the device's Next. Errors: those of
+/// the last candidate. Precondition: at least one.
+Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates);
 
 /// The device's decoder operations. Errors: kUnsupported if it has none.
 Result<const DecoderBackend*> DecoderOf(const Device& device);

@@ -19,8 +19,8 @@
 #include "backends/metal/apple/built_library.h"
 #include "backends/metal/kernel_text.h"
 #include "backends/metal/kernels/parameters.h"
-#include "backends/metal/simulator/launch.h"
-#include "backends/metal/simulator/metal_program.h"
+#include "metal_sim/launch.h"
+#include "metal_sim/metal_program.h"
 #include "objective_c.h"
 
 namespace marlin::fake_gpu {
@@ -33,7 +33,7 @@ using fake_objc::Fail;
 using fake_objc::Object;
 using fake_objc::Reference;
 using fake_objc::Text;
-using metal::simulator::MetalProgram;
+using metal_sim::MetalProgram;
 
 constexpr uint64_t kPage = 4096;
 constexpr size_t kMostBytesInline = 4096;
@@ -250,9 +250,8 @@ int64_t BytesOf(const Dispatch& dispatch, const Binding& binding) {
   return static_cast<int64_t>(end - binding.offset);
 }
 
-metal::simulator::ConstantValues ConstantsOf(const Function& function,
-                                             const metal_sim::Module& module) {
-  metal::simulator::ConstantValues values;
+metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim::Module& module) {
+  metal_sim::ConstantValues values;
   for (int i = 0; i < module.constant_count; ++i) {
     const auto found = function.constants.find(module.constants[i].index);
     if (found == function.constants.end()) continue;
@@ -282,26 +281,26 @@ std::string RunDispatch(const Dispatch& dispatch) {
   MetalProgram& program = *function.program->program;
   const auto kernel = program.Find(function.name);
   if (!kernel.ok()) return kernel.status().message();
-  const marlin::Status set = program.SetConstants(ConstantsOf(function, program.module()));
+  const metal_sim::Status set = program.SetConstants(ConstantsOf(function, program.module()));
   if (!set.ok()) return set.message();
   const auto narrow = [](const Size& size) {
-    return metal::simulator::Size3{static_cast<uint32_t>(size.x), static_cast<uint32_t>(size.y),
-                                   static_cast<uint32_t>(size.z)};
+    return metal_sim::Size3{static_cast<uint32_t>(size.x), static_cast<uint32_t>(size.y),
+                            static_cast<uint32_t>(size.z)};
   };
-  metal::simulator::Launch launch;
+  metal_sim::Launch launch;
   launch.grid = narrow(dispatch.groups);
   launch.threads_per_threadgroup = narrow(dispatch.threads);
   launch.program_ranges = program.ranges();
   launch.values = dispatch.values;
   for (const auto& [index, binding] : dispatch.buffers) {
-    metal::simulator::BufferBinding bound;
+    metal_sim::BufferBinding bound;
     bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
     bound.bytes = BytesOf(dispatch, binding);
     // Kernels write only the output; absent operands are bound to the weights.
     bound.read_only = index != MARLIN_BUFFER_OUTPUT;
     launch.buffers[index] = bound;
   }
-  const auto report = metal::simulator::Simulate(**kernel, launch, {});
+  const auto report = metal_sim::Simulate(**kernel, launch, {});
   if (!report.ok()) return report.status().message();
   ++TheLog().dispatches;
   Disturb(dispatch);

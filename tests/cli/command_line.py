@@ -19,6 +19,9 @@ QWEN = ROOT / "examples/tiny-qwen3-moe"
 GLM = ROOT / "tests/data/tiny-glm4-moe"
 CONFIGS = ROOT / "tests/data/configs"
 
+# Messages and kernels that tests expect are the CPU's, also where a GPU is visible.
+os.environ["METAL_MARLIN_DEVICE"] = "cpu"
+
 USAGE, MALFORMED, IO, INTERNAL = 1, 2, 3, 70
 
 

@@ -53,7 +53,8 @@ class Tune(CommandTestCase):
         lines = self.file.read_text().splitlines()
         self.assertEqual(lines[0], "metal-marlin tuning 2")
         self.assertEqual(os.listdir(self.file.parent), ["tuning.txt"])
-        self.assertEqual(sum(line.startswith("nf4 128 fp16 none bf16 bf16 plain 128 256 ") for line in lines), 2)
+        entry = "nf4 128 fp16 none bf16 bf16 plain 128 256 "
+        self.assertEqual(sum(line.startswith(entry) for line in lines), 2)
         self.use(self.file)
         device = self.cpu()
         self.assertEqual((device["measured_products"], device["tuning_file"]),

@@ -2,7 +2,7 @@
 # compute_sanitizer.sh BUILD_DIR [JOBS]: runs the compute-sanitizer tools over a few cases of every
 # CUDA kernel row, JOBS at a time (default 6), and prints the number of reports of each. Needs a GPU
 # and a Release build with -DMARLIN_CUDA_RACECHECK=ON. Without it racecheck reports the pipeline
-# stages of warpgroup kernels, because it does not track the ordering from the lanes of a warp
+# stages of WGMMA kernels, because it does not track the ordering from the lanes of a warp
 # through __syncwarp and one lane's mbarrier arrival to the waiting thread. Exit code 1 when
 # anything is reported, a case fails, or a row has no case.
 set -eu

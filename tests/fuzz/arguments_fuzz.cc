@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/parse_number.h"
+#include "bench/gemm.h"
 #include "cli/arguments.h"
-#include "cli/bench_gemm.h"
 #include "cli/metal_sim_arguments.h"
 #include "cli/product_arguments.h"
 #include "fuzz_target.h"
@@ -109,7 +109,7 @@ void CheckNames(const std::string& text) {
 }
 
 /// Products whose operands no memory holds are refused before any of it is asked for.
-void CheckProduct(cli::BenchCase bench) {
+void CheckProduct(bench::BenchCase bench) {
   constexpr __int128 kMostElements = __int128{1} << 44;  // More bytes than any machine has.
   const __int128 m = bench.shape.m;
   const __int128 n = bench.shape.n;

@@ -350,7 +350,7 @@ TARGETS = {
     "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
-    "msl_fuzz": Target(16 << 10, metal_sources, ("src/backends/metal/simulator/msl_*.cc",)),
+    "msl_fuzz": Target(16 << 10, metal_sources, ("metal_sim/src/metal_sim/msl_*.cc",)),
     "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc", "src/recipe/regex.cc"),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),

@@ -2,21 +2,22 @@
 // compiled or run.
 #include <algorithm>
 
-#include "backends/metal/simulator/msl_lexer.h"
-#include "backends/metal/simulator/msl_rewriter.h"
-#include "backends/metal/simulator/msl_source.h"
+#include "backends/metal/simulator.h"
 #include "fuzz_target.h"
+#include "metal_sim/msl_lexer.h"
+#include "metal_sim/msl_rewriter.h"
+#include "metal_sim/msl_source.h"
 
 namespace {
 
 using namespace marlin;
-using namespace marlin::metal::simulator;
+using namespace metal_sim;
 
 int64_t Lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
 void CheckTokens(std::string_view text) {
   const auto tokens = LexMetal(text);
-  if (!tokens.ok()) return CheckError(tokens.status());
+  if (!tokens.ok()) return CheckError(marlin::metal::FromSimulator(tokens.status()));
   const char* end = text.data();
   for (const Token& token : *tokens) {
     if (token.kind == TokenKind::kEnd) continue;
@@ -28,7 +29,7 @@ void CheckTokens(std::string_view text) {
 
 void CheckSource(std::string_view text) {
   const auto source = MslSource::Parse(text);
-  if (!source.ok()) return CheckError(source.status());
+  if (!source.ok()) return CheckError(marlin::metal::FromSimulator(source.status()));
   for (size_t i = 0; i < source->size(); ++i) {
     const size_t partner = source->Partner(i);
     MARLIN_FUZZ_CHECK(partner < source->size() && source->Partner(partner) == i);
@@ -47,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const RewritePurpose purpose : {RewritePurpose::kRun, RewritePurpose::kTypeCheck}) {
     const auto rewritten = RewriteMetal(text, purpose);
     if (!rewritten.ok()) {
-      CheckError(rewritten.status());
+      CheckError(marlin::metal::FromSimulator(rewritten.status()));
       continue;
     }
     for (const KernelEntry& kernel : rewritten->kernels) {

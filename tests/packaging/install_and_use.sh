@@ -21,7 +21,7 @@ if [ "$kind" = shared ]; then
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
     -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" \
     -DCMAKE_BUILD_TYPE=Release \
-    -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF -DMARLIN_BUILD_BENCH=OFF \
+    -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
     cat "$scratch/configure.log"
     exit 1

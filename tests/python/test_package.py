@@ -119,6 +119,39 @@ def test_devices_by_name() -> None:
         mm.Device("cuda:999")
 
 
+def test_auto_is_a_gpu_where_one_is_listed() -> None:
+    backends = {info["backend"] for info in mm.devices()}
+    best = mm.Device("auto")
+    assert best.info["backend"] == ("cuda" if "cuda" in backends else "cpu")
+    assert mm.open_device("auto") is mm.open_device("auto")
+    if best.name == "cpu":
+        assert mm.open_device("auto") is mm.open_device("cpu")
+    assert str(mm.Device("cpu", threads=2)).endswith(", 2 threads)")
+
+
+def test_a_model_says_which_device_auto_took(capfd: pytest.CaptureFixture[str]) -> None:
+    for device in (None, "auto"):
+        model = mm.load(SAMPLE, device)
+        assert capfd.readouterr() == ("", f"device: {model.device}\n")
+    mm.load(SAMPLE, verbose=False)
+    mm.load(SAMPLE, "cpu")
+    mm.load(SAMPLE, mm.Device("auto"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_environment_names_the_default_device(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METAL_MARLIN_DEVICE", "cpu")
+    assert mm.Device().name == mm.open_device().name == mm.load(SAMPLE).device.name == "cpu"
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("METAL_MARLIN_DEVICE", "tpu")
+    for call in (mm.Device, mm.open_device, mm.default_device, lambda: mm.load(SAMPLE)):
+        with pytest.raises(mm.InvalidArgumentError, match="^METAL_MARLIN_DEVICE: .*'tpu'"):
+            call()
+    assert mm.load(SAMPLE, "cpu").device.name == "cpu"
+
+
 def test_weights_know_their_device() -> None:
     weights = mm.pack_weights(gaussian(64, 32))
     x = gaussian(2, 64)

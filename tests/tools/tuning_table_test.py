@@ -23,7 +23,8 @@ def candidate(kernel: str, seconds: float, chain: float | None, **changes: Any) 
 
 def result(m: int, *candidates: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"op": "gemm", "kernel": "planned", "planned": True, "format": "fp4_e2m1",
-            "group_size": 48, "scale_type": "bf16", "activations": "bf16", "m": m, "n": 64, "k": 128,
+            "group_size": 48, "scale_type": "bf16",
+            "activations": "bf16", "m": m, "n": 64, "k": 128,
             "candidates": list(candidates), **changes}
 
 

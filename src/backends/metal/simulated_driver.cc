@@ -13,15 +13,16 @@
 
 #include "backends/metal/host_memory_driver.h"
 #include "backends/metal/kernel_files.h"
-#include "backends/metal/simulator/metal_program.h"
+#include "backends/metal/simulator.h"
 #include "base/macros.h"
 #include "base/parse_number.h"
+#include "metal_sim/metal_program.h"
 
 namespace marlin::metal {
 namespace {
 
 namespace fs = std::filesystem;
-using simulator::MetalProgram;
+using metal_sim::MetalProgram;
 
 /// Small, so that the small GEMMs of the tests are split in every way that large ones are on a GPU.
 constexpr int kSimulatedCores = 2;
@@ -31,7 +32,7 @@ constexpr int kSimulatedCores = 2;
 /// programs of their own.
 class Programs {
  public:
-  explicit Programs(simulator::CompileOptions options) : options_(std::move(options)) {}
+  explicit Programs(metal_sim::CompileOptions options) : options_(std::move(options)) {}
   Programs(const Programs&) = delete;
   Programs& operator=(const Programs&) = delete;
   ~Programs() {
@@ -75,7 +76,8 @@ class Programs {
         return program;
       }
     }
-    return MetalProgram::Compile(root_ / "backends/metal/kernels" / source, options_);
+    return FromSimulator(
+        MetalProgram::Compile(root_ / "backends/metal/kernels" / source, options_));
   }
 
   void GiveBack(std::string_view source, std::unique_ptr<MetalProgram> program) {
@@ -84,7 +86,7 @@ class Programs {
   }
 
  private:
-  simulator::CompileOptions options_;
+  metal_sim::CompileOptions options_;
   fs::path root_;
   fs::path folder_;  ///< Temporary; empty if MARLIN_METAL_SIM_SOURCES names the sources.
   std::mutex mutex_;
@@ -93,7 +95,7 @@ class Programs {
 
 class SimulatedDriver final : public HostMemoryDriver {
  public:
-  SimulatedDriver(simulator::CompileOptions compile, simulator::SimulationOptions options,
+  SimulatedDriver(metal_sim::CompileOptions compile, metal_sim::SimulationOptions options,
                   std::vector<SimulatedLaunch>* record)
       : fast_math_(compile.fast_math),
         programs_(std::move(compile)),
@@ -101,7 +103,7 @@ class SimulatedDriver final : public HostMemoryDriver {
         record_(record) {}
 
   Status Start() {
-    MARLIN_RETURN_IF_ERROR(simulator::MetalCompiler::Check());
+    MARLIN_RETURN_IF_ERROR(FromSimulator(metal_sim::MetalCompiler::Check(SimulatorCompiler())));
     return programs_.WriteSources();
   }
 
@@ -125,14 +127,14 @@ class SimulatedDriver final : public HostMemoryDriver {
 
   Status Simulate(const KernelLaunch& launch, MetalProgram& program) const {
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel,
-                            program.Find(std::string(launch.function)));
-    MARLIN_RETURN_IF_ERROR(program.SetConstants(ConstantsOf(launch, program)));
-    simulator::Launch described;
+                            FromSimulator(program.Find(std::string(launch.function))));
+    MARLIN_RETURN_IF_ERROR(FromSimulator(program.SetConstants(ConstantsOf(launch, program))));
+    metal_sim::Launch described;
     described.grid = {launch.threadgroups[0], launch.threadgroups[1], launch.threadgroups[2]};
     described.threads_per_threadgroup = {launch.threads, 1, 1};
     described.program_ranges = program.ranges();
     for (const KernelBuffer& buffer : launch.buffers) {
-      simulator::BufferBinding binding;
+      metal_sim::BufferBinding binding;
       binding.data = const_cast<void*>(buffer.data);  // Read-only bindings are never written.
       binding.bytes = buffer.bytes;
       binding.read_only = !buffer.written;
@@ -142,15 +144,15 @@ class SimulatedDriver final : public HostMemoryDriver {
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
     parameters.resize(sizeof(launch.parameters));
     std::memcpy(parameters.data(), &launch.parameters, sizeof(launch.parameters));
-    MARLIN_ASSIGN_OR_RETURN(const simulator::Report report,
-                            simulator::Simulate(*kernel, described, options_));
+    MARLIN_ASSIGN_OR_RETURN(const metal_sim::Report report,
+                            FromSimulator(metal_sim::Simulate(*kernel, described, options_)));
     if (record_ != nullptr) record_->push_back({std::string(launch.function), report.counters});
     return report.clean() ? Status() : FirstFinding(launch, program, report);
   }
 
-  static simulator::ConstantValues ConstantsOf(const KernelLaunch& launch,
+  static metal_sim::ConstantValues ConstantsOf(const KernelLaunch& launch,
                                                const MetalProgram& program) {
-    simulator::ConstantValues values;
+    metal_sim::ConstantValues values;
     const metal_sim::Module& module = program.module();
     for (int i = 0; i < module.constant_count; ++i) {
       const int index = module.constants[i].index;
@@ -163,19 +165,19 @@ class SimulatedDriver final : public HostMemoryDriver {
   }
 
   static Status FirstFinding(const KernelLaunch& launch, const MetalProgram& program,
-                             const simulator::Report& report) {
-    const simulator::Finding& first = report.findings.front();
+                             const metal_sim::Report& report) {
+    const metal_sim::Finding& first = report.findings.front();
     const std::vector<std::string> places = program.Locate({first.site, first.other_site});
     return Status(
         Code::kInternal,
         fmt::format("{}: {}: {}: {}{} ({} findings)", launch.function, places[0],
-                    simulator::FindingKindName(first.kind), first.text,
+                    metal_sim::FindingKindName(first.kind), first.text,
                     places[1].empty() ? "" : " and " + places[1], report.findings.size()));
   }
 
   const bool fast_math_;
   Programs programs_;
-  simulator::SimulationOptions options_;
+  metal_sim::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
 };
 
@@ -191,13 +193,14 @@ Status ReadNumber(const char* name, T* value) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record) {
-  simulator::SimulationOptions options;
+  metal_sim::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_SEED", &options.seed));
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
   int fast_math = 0;
   MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_FAST_MATH", &fast_math));
-  simulator::CompileOptions compile;
+  metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
+  compile.clang = SimulatorCompiler();
   auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));

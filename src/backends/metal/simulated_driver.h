@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "backends/metal/driver.h"
-#include "backends/metal/simulator/launch.h"
+#include "metal_sim/launch.h"
 
 namespace marlin::metal {
 
 /// Counters of a launch.
 struct SimulatedLaunch {
   std::string function;
-  simulator::Counters counters;
+  metal_sim::Counters counters;
 };
 
 /// Environment: MARLIN_METAL_SIM_SEED seeds the thread schedule, MARLIN_METAL_SIM_PREEMPTION is the

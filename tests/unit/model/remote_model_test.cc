@@ -135,6 +135,45 @@ TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
                   .ok());
 }
 
+// "auto": the first device, in order, that can run the model.
+TEST(RemoteDevice, AutoGoesOnToTheNextThatCanRunTheModel) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const Device products = OpenRemote({.products_only = true});
+  const Device lacking = OpenRemote({.lacking = {DecoderOperation::kPagedAttention}});
+  const auto opens = [](const Device& device) {
+    return [device]() -> Result<Device> { return device; };
+  };
+  const auto open_cpu = [] { return Device::Open("cpu", {.threads = 2}); };
+  const Result<Device> device = OpenFirst({opens(products), opens(lacking), open_cpu});
+  ASSERT_TRUE(device.ok());
+  EXPECT_EQ(device->info().name, "remote");
+  const Model model = OpenOn(*device, path);
+  EXPECT_EQ(model.device().info().name, "cpu");
+  // Two models of one device share the one that is taken instead.
+  EXPECT_EQ(&OpenOn(*device, path).device().impl(), &model.device().impl());
+  EXPECT_EQ(RemoteOf(products).uploads() + RemoteOf(lacking).uploads(), 0);
+}
+
+TEST(RemoteDevice, AutoStaysWhereTheModelRuns) {
+  const Device able = OpenRemote();
+  const Result<Device> device =
+      OpenFirst({[able]() -> Result<Device> { return able; },
+                 []() -> Result<Device> { return Status(Code::kInternal, "was asked"); }});
+  ASSERT_TRUE(device.ok());
+  EXPECT_EQ(OpenOn(*device, SampleModel("examples/tiny-qwen3-moe")).device().info().name, "remote");
+}
+
+TEST(RemoteDevice, AutoWithoutADeviceForTheModelSaysWhatTheLastOneLacks) {
+  const Device products = OpenRemote({.products_only = true});
+  const Device lacking = OpenRemote({.lacking = {DecoderOperation::kApplyRotary}});
+  const Result<Device> device = OpenFirst({[products]() -> Result<Device> { return products; },
+                                           [lacking]() -> Result<Device> { return lacking; }});
+  ASSERT_TRUE(device.ok());
+  const auto model = Model::Open(SampleModel("examples/tiny-qwen3-moe"), *device);
+  EXPECT_EQ(model.status().message(),
+            "remote: lacks the operation \"RoPE\", which qwen3_moe needs");
+}
+
 // Ids in device memory are checked when the device reads them, and the error is sticky.
 TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
   const Device remote = OpenRemote();

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends/metal/kernel_files.h"
-#include "backends/metal/simulator/metal_program.h"
+#include "metal_sim/metal_program.h"
 
 namespace marlin::metal {
 namespace {
@@ -64,8 +64,9 @@ TEST(KernelTextTest, CompilesByItself) {
     const auto text = KernelText(source, {});
     ASSERT_TRUE(text.ok()) << text.status().message();
     std::ofstream(path) << *text;
-    const auto program = simulator::MetalProgram::Compile(path, {});
-    if (program.status().code() == Code::kUnsupported) GTEST_SKIP() << program.status().message();
+    const auto program = metal_sim::MetalProgram::Compile(path, {});
+    if (program.status().code() == metal_sim::Code::kUnsupported)
+      GTEST_SKIP() << program.status().message();
     EXPECT_TRUE(program.ok()) << source << ": " << program.status().message();
   }
 }

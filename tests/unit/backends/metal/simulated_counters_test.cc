@@ -53,7 +53,7 @@ class SimulatedCounters : public testing::Test {
     return out;
   }
 
-  static const simulator::BufferCounters& Codes(const SimulatedLaunch& launch) {
+  static const metal_sim::BufferCounters& Codes(const SimulatedLaunch& launch) {
     const auto& buffers = launch.counters.buffers;
     return *std::find_if(buffers.begin(), buffers.end(),
                          [](const auto& buffer) { return buffer.name == "codes"; });
@@ -64,7 +64,7 @@ class SimulatedCounters : public testing::Test {
     for (const SimulatedLaunch& launch : launches_) {
       if (launch.function == "marlin_finish" || launch.function == "marlin_zero_reduction")
         continue;
-      const simulator::BufferCounters& codes = Codes(launch);
+      const metal_sim::BufferCounters& codes = Codes(launch);
       const double reads =
           static_cast<double>(codes.bytes_read) / static_cast<double>(codes.unique_bytes_read);
       fmt::print(
@@ -78,7 +78,7 @@ class SimulatedCounters : public testing::Test {
     return 0;
   }
 
-  const simulator::Counters& First() const { return launches_.front().counters; }
+  const metal_sim::Counters& First() const { return launches_.front().counters; }
 
   std::vector<SimulatedLaunch> launches_;
   std::optional<Device> device_;

@@ -1,0 +1,151 @@
+#include "metal_sim/metal_compiler.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <stdlib.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "metal_sim/shim_files.h"
+
+namespace metal_sim {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kOldestClang = 19;
+/// Below the folder of a program; as the shim's own #include lines have it.
+constexpr const char* kShimFolder = "metal_sim/shim";
+
+/// The first number in "... clang version 19.1.7 (...)"; 0 where there is none.
+int ClangVersion(const std::string& text) {
+  constexpr std::string_view kBefore = "clang version ";
+  const size_t at = text.find(kBefore);
+  int version = 0;
+  if (at != std::string::npos) {
+    const char* first = text.data() + at + kBefore.size();
+    std::from_chars(first, text.data() + text.size(), version);
+  }
+  return version;
+}
+
+/// Older compilers know neither bfloat arithmetic nor single-precision literals in C++.
+Result<std::string> FindClang(const std::string& named) {
+  std::vector<std::string> names = {"clang++-19", "clang++-20", "clang++-21", "clang++-22",
+                                    "clang++"};
+  const char* const variable = std::getenv("METAL_SIM_CLANG");
+  if (!named.empty()) {
+    names = {named};
+  } else if (variable != nullptr && *variable != '\0') {
+    names = {variable};
+  }
+  for (const std::string& name : names) {
+    const Result<ChildOutput> said = RunChild({name, "--version"});
+    if (said.ok() && said->exit_code == 0 && ClangVersion(said->out) >= kOldestClang) return name;
+  }
+  return Status(Code::kUnsupported,
+                fmt::format("metal-sim: needs clang++ {} or newer; found none as {} "
+                            "(METAL_SIM_CLANG may name one)",
+                            kOldestClang, fmt::join(names, ", ")));
+}
+
+Result<fs::path> MakeTemporaryFolder() {
+  std::error_code error;
+  std::string pattern = (fs::temp_directory_path(error) / "metal-sim-XXXXXX").string();
+  if (error || mkdtemp(pattern.data()) == nullptr) {
+    return Status(Code::kIo, pattern + ": cannot be made");
+  }
+  return fs::path(pattern);
+}
+
+Status WriteText(const fs::path& path, std::string_view text) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  std::ofstream file(path, std::ios::binary);
+  file.write(text.data(), static_cast<std::streamsize>(text.size()));
+  file.close();
+  return file ? Status() : Status(Code::kIo, path.string() + ": cannot be written");
+}
+
+}  // namespace
+
+Status MetalCompiler::Check(const std::string& named) { return FindClang(named).status(); }
+
+Result<MetalCompiler> MetalCompiler::Make(const std::string& named) {
+  MetalCompiler compiler;
+  METAL_SIM_ASSIGN_OR_RETURN(compiler.clang_, FindClang(named));
+  METAL_SIM_ASSIGN_OR_RETURN(compiler.folder_, MakeTemporaryFolder());
+  for (const ShimFile& file : ShimFiles()) {
+    METAL_SIM_RETURN_IF_ERROR(
+        compiler.Write(fs::path(kShimFolder) / file.path, file.text).status());
+  }
+  return compiler;
+}
+
+MetalCompiler::~MetalCompiler() {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+}
+
+MetalCompiler::MetalCompiler(MetalCompiler&& other) noexcept
+    : clang_(std::move(other.clang_)), folder_(std::exchange(other.folder_, {})) {}
+
+MetalCompiler& MetalCompiler::operator=(MetalCompiler&& other) noexcept {
+  std::swap(clang_, other.clang_);
+  std::swap(folder_, other.folder_);
+  return *this;
+}
+
+fs::path MetalCompiler::shim() const { return folder_ / kShimFolder; }
+
+Result<fs::path> MetalCompiler::Write(const fs::path& name, std::string_view text) const {
+  fs::path path = folder_ / name;
+  METAL_SIM_RETURN_IF_ERROR(WriteText(path, text));
+  return path;
+}
+
+Result<ChildOutput> MetalCompiler::Run(std::vector<std::string> arguments) const {
+  arguments.insert(arguments.begin(), clang_);
+  return RunChild(arguments);
+}
+
+Result<std::string> MetalCompiler::Preprocess(const fs::path& source,
+                                              const CompileOptions& options) const {
+  std::error_code missing;
+  if (!fs::is_regular_file(source, missing)) {
+    return Status(Code::kIo, source.string() + ": no such file");
+  }
+  std::vector<std::string> arguments = {
+      "-E",        "-x",          "c++",           "-std=c++20",
+      "-nostdinc", "-nostdinc++", "-D__METAL__=1", "-D__HAVE_BFLOAT__=1"};
+  arguments.push_back(VersionFlag(options));
+  arguments.push_back("-I" + (shim() / "stubs").string());
+  for (const std::string& other : options.include_folders) arguments.push_back("-I" + other);
+  for (const std::string& define : options.defines) arguments.push_back("-D" + define);
+  arguments.push_back(source.string());
+  METAL_SIM_ASSIGN_OR_RETURN(ChildOutput output, Run(std::move(arguments)));
+  if (output.exit_code == 0) return std::move(output.out);
+  return Status(Code::kInvalidArgument, FirstError(output.error));
+}
+
+std::string MetalCompiler::VersionFlag(const CompileOptions& options) {
+  return fmt::format("-D__METAL_VERSION__={}", options.msl_version);
+}
+
+std::string MetalCompiler::FirstError(const std::string& messages) {
+  std::istringstream lines(messages);
+  std::string line;
+  std::string first;
+  while (std::getline(lines, line)) {
+    if (line.find("error:") != std::string::npos) return line;
+    if (first.empty()) first = line;
+  }
+  return first.empty() ? "the compiler failed without a message" : first;
+}
+
+}  // namespace metal_sim

@@ -1,0 +1,39 @@
+// Builds without the simulator: everything says so.
+#include "metal_sim/launch.h"
+#include "metal_sim/metal_program.h"
+#include "metal_sim/type_check.h"
+
+namespace metal_sim {
+namespace {
+
+Status NotBuilt() {
+  return Status(Code::kUnsupported,
+                "metal-sim: this build has no simulator of Metal kernels (MARLIN_METAL_SIM)");
+}
+
+}  // namespace
+
+MetalCompiler::~MetalCompiler() = default;
+Status MetalCompiler::Check(const std::string& /*named*/) { return NotBuilt(); }
+
+Result<std::vector<std::string>> TypeCheck(const std::filesystem::path&, const CompileOptions&) {
+  return NotBuilt();
+}
+
+Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesystem::path&,
+                                                            const CompileOptions&) {
+  return NotBuilt();
+}
+MetalProgram::~MetalProgram() = default;
+Result<const Kernel*> MetalProgram::Find(const std::string&) const { return NotBuilt(); }
+Status MetalProgram::SetConstants(const ConstantValues&) { return NotBuilt(); }
+std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& sites) const {
+  return std::vector<std::string>(sites.size());
+}
+
+const char* FindingKindName(FindingKind) { return ""; }
+Result<Report> Simulate(const Kernel&, const Launch&, const SimulationOptions&) {
+  return NotBuilt();
+}
+
+}  // namespace metal_sim

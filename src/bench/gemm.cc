@@ -1,0 +1,299 @@
+#include "bench/gemm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "bench/timed_device.h"
+
+namespace marlin::bench {
+namespace {
+
+constexpr int kCeilingRuns = 15;
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double MedianOfRuns(const std::function<double()>& measure) {
+  std::vector<double> values(kCeilingRuns);
+  for (double& value : values) value = measure();
+  return MedianOf(std::move(values));
+}
+
+Result<double> MedianOfResults(const std::function<Result<double>()>& measure) {
+  std::vector<double> values;
+  for (int run = 0; run < kCeilingRuns; ++run) {
+    MARLIN_ASSIGN_OR_RETURN(const double value, measure());
+    values.push_back(value);
+  }
+  return MedianOf(std::move(values));
+}
+
+/// Memory that views point into.
+struct Buffers {
+  std::vector<AlignedBuffer> buffers;
+
+  Result<void*> Add(int64_t bytes) {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    buffers.push_back(std::move(buffer));
+    return static_cast<void*>(buffers.back().data());
+  }
+};
+
+void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
+  // A splitmix generator: weights of a GiB in a second.
+  auto* words = static_cast<uint64_t*>(data);
+  for (int64_t i = 0; i < bytes / 8; ++i) {
+    uint64_t z = (seed += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    words[i] = z ^ (z >> 31);
+  }
+}
+
+/// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the
+/// unquantized ones, because each subnormal operand costs a microcode assist.
+void MakeOrdinary(Format format, void* codes, int64_t bytes) {
+  if (GetFormatInfo(format).bits == 8) {
+    for (int64_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(codes)[i] &= 0xbb;
+    return;
+  }
+  if (format == Format::kFp32) {
+    for (int64_t i = 0; i < bytes / 4; ++i) {
+      uint32_t& code = static_cast<uint32_t*>(codes)[i];
+      code = (code & 0x807fffffu) | 120u << 23;
+    }
+    return;
+  }
+  const auto keep = static_cast<uint16_t>(format == Format::kBf16 ? 0x807f : 0x83ff);
+  const auto exponent = static_cast<uint16_t>(format == Format::kBf16 ? 120 << 7 : 8 << 10);
+  for (int64_t i = 0; i < bytes / 2; ++i) {
+    uint16_t& code = static_cast<uint16_t*>(codes)[i];
+    code = static_cast<uint16_t>((code & keep) | exponent);
+  }
+}
+
+void FillScales(void* data, ScaleType type, int64_t count) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  for (int64_t i = 0; i < count; ++i) {
+    const float scale = 0.01f * (1.0f + std::clamp(normal(random), -0.9f, 0.9f));
+    switch (type) {
+      case ScaleType::kF16:
+        static_cast<uint16_t*>(data)[i] = FloatToHalf(scale);
+        break;
+      case ScaleType::kBf16:
+        static_cast<uint16_t*>(data)[i] = FloatToBf16(scale);
+        break;
+      case ScaleType::kF32:
+        static_cast<float*>(data)[i] = scale;
+        break;
+      case ScaleType::kE8M0:
+        static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(118 + i % 4);
+        break;
+      case ScaleType::kE4M3:
+        static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(0x30 + i % 16);
+        break;
+    }
+  }
+}
+
+struct DenseMatrix {
+  AlignedBuffer f32;
+  AlignedBuffer bf16;
+};
+
+/// A dense matrix of normal numbers in both types that baselines take.
+Result<DenseMatrix> RandomDense(int64_t count) {
+  DenseMatrix matrix;
+  MARLIN_ASSIGN_OR_RETURN(matrix.f32, AlignedBuffer::Allocate(count * 4));
+  MARLIN_ASSIGN_OR_RETURN(matrix.bf16, AlignedBuffer::Allocate(count * 2));
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  float tile[4096];
+  for (float& value : tile) value = normal(random);
+  for (int64_t i = 0; i < count; ++i) {
+    matrix.bf16.As<uint16_t>()[i] = FloatToBf16(tile[(i * 31 + i / 4096) % 4096]);
+    matrix.f32.As<float>()[i] = Bf16ToFloat(matrix.bf16.As<uint16_t>()[i]);
+  }
+  return matrix;
+}
+
+}  // namespace
+
+MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
+  const double bytes = static_cast<double>(cpu::Roofline::kPassBytes);
+  MachineCeilings ceilings;
+  const double plain = bytes / MedianOfRuns([&] { return roofline.ReadSeconds(1); });
+  ceilings.read = bytes / MedianOfRuns([&] { return roofline.ReadSeconds(4); });
+  ceilings.fp32 = MedianOfRuns([&] { return roofline.FmaFlops(); });
+  ceilings.bf16 = MedianOfRuns([&] { return roofline.TileFlops(); });
+  const double fork_join = MedianOfRuns([&] { return roofline.ForkJoinSeconds(); });
+  ceilings.figures = {{"read_gbps", plain * 1e-9},
+                      {"read_streams_gbps", ceilings.read * 1e-9},
+                      {"fp32_fma_tflops", ceilings.fp32 * 1e-12},
+                      {"bf16_tile_tflops", ceilings.bf16 * 1e-12},
+                      {"fork_join_us", fork_join * 1e6}};
+  ceilings.text = fmt::format(
+      "read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, bf16 tiles {:.0f} GFLOP/s, "
+      "fork+join {:.2f} us",
+      plain * 1e-9, ceilings.read * 1e-9, ceilings.fp32 * 1e-9, ceilings.bf16 * 1e-9,
+      fork_join * 1e6);
+  return ceilings;
+}
+
+Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline) {
+  MachineCeilings ceilings;
+  MARLIN_ASSIGN_OR_RETURN(const double read,
+                          MedianOfResults([&] { return roofline.ReadSeconds(); }));
+  MARLIN_ASSIGN_OR_RETURN(ceilings.fp32, MedianOfResults([&] { return roofline.MatrixFlops(); }));
+  MARLIN_ASSIGN_OR_RETURN(const double call,
+                          MedianOfResults([&] { return roofline.CallSeconds(); }));
+  ceilings.read = static_cast<double>(roofline.read_bytes()) / read;
+  ceilings.figures = {{"read_gbps", ceilings.read * 1e-9},
+                      {"fp32_matrix_tflops", ceilings.fp32 * 1e-12},
+                      {"call_us", call * 1e6}};
+  ceilings.text =
+      fmt::format("read {:.1f} GB/s, fp32 matrices {:.0f} GFLOP/s, empty call {:.2f} us",
+                  ceilings.read * 1e-9, ceilings.fp32 * 1e-9, call * 1e6);
+  return ceilings;
+}
+
+ReadProbe ProbeOf(cpu::Roofline& roofline) {
+  return {[&roofline] { roofline.ReadSeconds(1); }, static_cast<double>(cpu::Roofline::kPassBytes)};
+}
+ReadProbe ProbeOf(metal::GpuRoofline& roofline) {
+  // Errors are ignored: the GEMMs timed in turn with this report them.
+  return {[&roofline] { (void)roofline.ReadSeconds(); },
+          static_cast<double>(metal::GpuRoofline::kReadPasses * roofline.read_bytes())};
+}
+
+int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one) {
+  return std::clamp<int64_t>(CeilDivide(bytes, std::max<int64_t>(StoredBytes(one), 1)), 1, 1024);
+}
+
+Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
+  auto buffers = std::make_shared<Buffers>();
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  QuantizedWeights weights;
+  weights.spec = spec;
+  const int64_t rows = info.quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
+  const DType type = info.quantized ? DType::kU32 : UnquantizedDType(spec.format);
+  const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
+  MARLIN_ASSIGN_OR_RETURN(void* codes, buffers->Add(code_bytes));
+  FillRandomWords(codes, code_bytes, 1);
+  if (info.bits >= 8) MakeOrdinary(spec.format, codes, code_bytes);
+  weights.codes = TensorView(codes, type, {spec.experts, rows, spec.n});
+  if (info.quantized) {
+    const Shape shape{spec.experts, GroupCount(spec), spec.n};
+    const DType scale_type = ScaleDType(spec.scale_type);
+    MARLIN_ASSIGN_OR_RETURN(void* scales,
+                            buffers->Add(shape.ElementCount() * DTypeBytes(scale_type)));
+    FillScales(scales, spec.scale_type, shape.ElementCount());
+    weights.scales = TensorView(scales, scale_type, shape);
+    if (spec.has_zeros) {
+      MARLIN_ASSIGN_OR_RETURN(void* zeros, buffers->Add(shape.ElementCount() * 2));
+      for (int64_t i = 0; i < shape.ElementCount(); ++i) {
+        static_cast<uint16_t*>(zeros)[i] = FloatToHalf(static_cast<float>(6 + i % 4));
+      }
+      weights.zeros = TensorView(zeros, DType::kF16, shape);
+    }
+    if (spec.has_global_scale) {
+      MARLIN_ASSIGN_OR_RETURN(void* global, buffers->Add(spec.experts * 4));
+      std::fill_n(static_cast<float*>(global), spec.experts, 0.01f);
+      weights.global_scale = TensorView(global, DType::kF32, {spec.experts});
+    }
+  }
+  weights.owner = std::move(buffers);
+  return weights;
+}
+
+Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
+                             const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas) {
+  const int64_t m = bench.shape.m;
+  const int64_t n = bench.shape.n;
+  const int64_t k = bench.shape.k;
+  const bool dequantize = bench.op == "dequantize";
+  MARLIN_ASSIGN_OR_RETURN(const DenseMatrix a, RandomDense(std::max<int64_t>(m * k, 1)));
+  const int64_t out_elements = std::max(m * n, dequantize ? k * n : 0);
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer c, DeviceBuffer::Allocate(device, out_elements * 4));
+  const AlignedBuffer& chosen = bench.activation_type == DType::kF32 ? a.f32 : a.bf16;
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer input, DeviceBuffer::Allocate(device, chosen.size()));
+  MARLIN_RETURN_IF_ERROR(input.CopyFrom(chosen.data(), chosen.size()));
+  const TensorView activations(input.data(), bench.activation_type, {m, k});
+  const MutableTensorView product(c.data(), bench.activation_type, {m, n});
+  const MutableTensorView decoded(c.data(), bench.activation_type, {k, n});
+
+  BenchResult result;
+  result.bench = bench;
+  const WeightsSpec& spec = weights.spec();
+  result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
+  result.operations =
+      dequantize ? static_cast<double>(k * n)
+                 : 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  GemmOptions options = bench.options;
+  if (dequantize) {
+    result.kernel = "marlin_dequantize";
+    result.accuracy = "exact";
+    MARLIN_RETURN_IF_ERROR(Dequantize(device, weights, decoded));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
+                            PlanGemm(device, activations, weights, product, options));
+    result.kernel = plan.kernel();
+    result.accuracy = plan.accuracy();
+    MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
+  }
+  MARLIN_RETURN_IF_ERROR(device.Synchronize());
+  // Errors are ignored: the call above has passed every check.
+  const int64_t calls = CallsOfRun(device);
+  std::vector<std::function<void(int64_t)>> bodies;
+  bodies.emplace_back([&](int64_t i) {
+    for (int64_t call = 0; call < calls; ++call) {
+      options.expert = (i * calls + call) % spec.experts;
+      if (dequantize) {
+        (void)Dequantize(device, weights, decoded, options.expert);
+      } else {
+        (void)Gemm(device, activations, weights, product, options);
+      }
+    }
+    (void)device.Synchronize();
+  });
+  bodies.emplace_back([&](int64_t) { probe.read(); });
+  const std::vector<Timing> timings = MeasureTogether(bodies);
+  result.timing = PerCall(timings[0], calls);
+  result.probe_rate = probe.bytes / timings[1].median;
+  // Baselines run on their own afterwards: their threads keep spinning after a call.
+  DenseMatrix b;
+  std::vector<std::string> baselines;
+  bodies.clear();
+  if (blas != nullptr && !dequantize) {
+    MARLIN_ASSIGN_OR_RETURN(b, RandomDense(n * k));
+    baselines.emplace_back("openblas_fp32");
+    bodies.emplace_back([&](int64_t) {
+      blas->Sgemm(m, n, k, a.f32.As<float>(), b.f32.As<float>(), static_cast<float*>(c.data()));
+    });
+    if (blas->has_bf16()) {
+      baselines.emplace_back("openblas_bf16");
+      bodies.emplace_back([&](int64_t) {
+        blas->Sbgemm(m, n, k, a.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(),
+                     static_cast<float*>(c.data()));
+      });
+    }
+  }
+  for (size_t i = 0; i < baselines.size(); ++i) {
+    result.baselines.push_back({baselines[i], Measure(bodies[i])});
+  }
+  return result;
+}
+
+}  // namespace marlin::bench

@@ -1,0 +1,34 @@
+// Load time of a model: from its files, which the page cache holds after the first time, to weights
+// that are prepared for a device.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/timer.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+#include "marlin/status.h"
+
+namespace marlin::bench {
+
+struct LoadBench {
+  std::string path;
+  DeviceInfo device;  ///< The device that the model is loaded for.
+  ModelInfo model;
+  int64_t file_bytes = 0;  ///< Bytes of the stored tensors.
+  Timing timing;
+
+  double BytesPerSecond() const { return static_cast<double>(file_bytes) / timing.median; }
+  /// One row of "results".
+  nlohmann::ordered_json ToJson() const;
+  std::string ToText() const;
+};
+
+/// Opens a model repeatedly; each time the previous one has been destroyed. Errors: those of
+/// Model::Open.
+Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
+                            const ModelOptions& options);
+
+}  // namespace marlin::bench

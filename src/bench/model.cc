@@ -1,0 +1,218 @@
+#include "bench/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/macros.h"
+#include "model/layers.h"
+#include "model/model_impl.h"
+
+namespace marlin::bench {
+namespace {
+
+/// The GEMMs of a forward call without anything else.
+class Products {
+ public:
+  explicit Products(const Model& model) : model_(model), impl_(model.impl()) {}
+
+  /// Runs `rows` tokens through all layers in passes as long as the model's, and `head_rows` of
+  /// them through the head. Every call begins with other experts.
+  Status Run(int64_t rows, int64_t head_rows) {
+    weight_bytes_ = 0;
+    operations_ = 0;
+    for (int64_t done = 0; done < rows; done += kPassTokens) {
+      MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, kPassTokens)));
+    }
+    ++calls_;
+    MARLIN_RETURN_IF_ERROR(Multiply(impl_.decoder.lm_head(), head_rows));
+    return model_.device().Synchronize();
+  }
+
+  /// Figures of the last call; weights count in every pass that reads them.
+  double weight_bytes() const { return weight_bytes_; }
+  double operations() const { return operations_; }
+
+ private:
+  Status RunPass(int64_t rows) {
+    for (const DecoderLayer& layer : impl_.decoder.layers) {
+      for (const Projection* projection :
+           {&layer.attention.qkv, &layer.attention.out, &layer.latent.q, &layer.latent.q_a,
+            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.kv_b, &layer.latent.out}) {
+        MARLIN_RETURN_IF_ERROR(Multiply(*projection, rows));
+      }
+      MARLIN_RETURN_IF_ERROR(RunMlp(layer.mlp, rows));
+      MARLIN_RETURN_IF_ERROR(RunExperts(layer.experts, rows));
+    }
+    return {};
+  }
+
+  Status RunExperts(const ExpertsLayer& layer, int64_t rows) {
+    const auto experts = static_cast<int64_t>(layer.experts.size());
+    if (experts == 0) return {};
+    MARLIN_RETURN_IF_ERROR(Multiply(layer.router, rows));
+    MARLIN_RETURN_IF_ERROR(RunMlp(layer.shared, rows));
+    const int64_t visits = rows * impl_.decoder.config.shape.top_k;
+    const int64_t visited = std::min(experts, visits);
+    for (int64_t i = 0; i < visited; ++i) {
+      const int64_t expert = (calls_ * visited + i) % experts;
+      const int64_t share = visits / visited + (i < visits % visited ? 1 : 0);
+      MARLIN_RETURN_IF_ERROR(RunMlp(layer.experts[static_cast<size_t>(expert)], share));
+    }
+    return Multiply(layer.shared_gate, rows);
+  }
+
+  Status RunMlp(const MlpLayer& mlp, int64_t rows) {
+    if (mlp.down.empty()) return {};
+    if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias()) {
+      MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(mlp.gate_up, rows));
+      const MutableTensorView half(operands.out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
+      MARLIN_RETURN_IF_ERROR(ApplyGated(model_.device(), mlp.gate_up, operands.x, Activation::kSilu,
+                                        impl_.products, half));
+    } else {
+      MARLIN_RETURN_IF_ERROR(Multiply(mlp.gate_up, rows));
+    }
+    return Multiply(mlp.down, rows);
+  }
+
+  Status Multiply(const Projection& projection, int64_t rows) {
+    if (projection.empty()) return {};
+    MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(projection, rows));
+    return Apply(model_.device(), projection, operands.x, impl_.products, operands.out);
+  }
+
+  struct Pair {
+    TensorView x;
+    MutableTensorView out;
+  };
+  /// The operands of a GEMM; adds its bytes and operations to the counts.
+  Result<Pair> Operands(const Projection& projection, int64_t rows) {
+    for (const PreparedWeights& part : projection.parts) {
+      weight_bytes_ += static_cast<double>(part.bytes());
+    }
+    operations_ += 2.0 * static_cast<double>(rows) * static_cast<double>(projection.in) *
+                   static_cast<double>(projection.out);
+    MARLIN_RETURN_IF_ERROR(Grow(&x_, rows * projection.in));
+    MARLIN_RETURN_IF_ERROR(Grow(&out_, rows * projection.out));
+    return Pair{{x_.data(), DType::kF32, {rows, projection.in}},
+                {out_.data(), DType::kF32, {rows, projection.out}}};
+  }
+
+  /// Makes room for `count` floats and fills it with 0.5, far from subnormal numbers.
+  Status Grow(DeviceBuffer* buffer, int64_t count) const {
+    const int64_t bytes = count * int64_t{sizeof(float)};
+    if (buffer->bytes() >= bytes) return {};
+    MARLIN_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(model_.device(), bytes));
+    const std::vector<float> values(static_cast<size_t>(count), 0.5F);
+    return buffer->CopyFrom(values.data(), bytes);
+  }
+
+  const Model& model_;
+  const Model::Impl& impl_;
+  DeviceBuffer x_;
+  DeviceBuffer out_;
+  int64_t calls_ = 0;
+  double weight_bytes_ = 0;
+  double operations_ = 0;
+};
+
+/// Runs both phases in turn with GEMMs of the same shapes.
+class ModelBench {
+ public:
+  ModelBench(const Model& model, const ModelBenchOptions& options)
+      : model_(model), options_(options), products_(model) {
+    tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
+    for (int32_t& token : tokens_) token = NextToken();
+    logits_.resize(static_cast<size_t>(options.batch * model.info().vocab_size));
+  }
+
+  Result<std::vector<ModelPhase>> Run() {
+    for (int64_t i = 0; i < options_.batch; ++i) {
+      MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
+      sequences_.push_back(std::move(sequence));
+    }
+    const int64_t prompt = options_.prompt_tokens;
+    ModelPhase prefill;
+    prefill.name = "prefill";
+    prefill.tokens = prompt * options_.batch;
+    MARLIN_RETURN_IF_ERROR(Measure(&prefill, [&] { return Feed(0, prompt); }));
+
+    MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
+    ModelPhase decode;
+    decode.name = "decode";
+    decode.tokens = options_.batch;
+    int64_t step = 0;
+    MARLIN_RETURN_IF_ERROR(
+        Measure(&decode, [&] { return Feed(prompt + step++ % options_.new_tokens, 1); }));
+    return std::vector<ModelPhase>{prefill, decode};
+  }
+
+ private:
+  template <typename Forward>
+  Status Measure(ModelPhase* phase, Forward forward) {
+    Status failure;
+    const auto note = [&failure](const Status& status) {
+      if (failure.ok()) failure = status;
+    };
+    const std::vector<Timing> timings = MeasureTogether({
+        [&](int64_t) { note(forward()); },
+        [&](int64_t) { note(products_.Run(phase->tokens, options_.batch)); },
+    });
+    phase->timing = timings[0];
+    phase->products = timings[1];
+    phase->weight_bytes = products_.weight_bytes();
+    phase->operations = products_.operations();
+    return failure;
+  }
+
+  /// Feeds `count` tokens to every sequence, after its first `before`.
+  Status Feed(int64_t before, int64_t count) {
+    std::vector<SequenceInput> inputs;
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      MARLIN_RETURN_IF_ERROR(sequences_[i].Truncate(before));
+      if (count == 1) tokens_[i] = NextToken();
+      inputs.push_back(
+          {&sequences_[i], std::span(tokens_).subspan(i, static_cast<size_t>(count)), false});
+    }
+    return model_.Forward(
+        inputs, {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}});
+  }
+
+  /// Strides through the vocabulary, so that experts change from token to token.
+  int32_t NextToken() {
+    next_token_ = (next_token_ + 7919) % model_.info().vocab_size;
+    return static_cast<int32_t>(next_token_);
+  }
+
+  const Model& model_;
+  ModelBenchOptions options_;
+  Products products_;
+  std::vector<Sequence> sequences_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> logits_;
+  int64_t next_token_ = 0;
+};
+
+Status CheckRange(const char* name, int64_t value, int64_t largest) {
+  if (value >= 1 && value <= largest) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected 1..{}, got {}", name, largest, value));
+}
+
+}  // namespace
+
+Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options) {
+  const int64_t context = model.max_positions;
+  MARLIN_RETURN_IF_ERROR(CheckRange("--prompt-tokens", options.prompt_tokens, context - 1));
+  MARLIN_RETURN_IF_ERROR(
+      CheckRange("--new-tokens", options.new_tokens, context - options.prompt_tokens));
+  return CheckRange("--batch", options.batch, kMaxBatch);
+}
+
+Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  MARLIN_RETURN_IF_ERROR(CheckModelBench(model.info(), options));
+  return ModelBench(model, options).Run();
+}
+
+}  // namespace marlin::bench
