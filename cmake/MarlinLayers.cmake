@@ -1,9 +1,7 @@
-# marlin_layer(name [MUTANTS] [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
+# marlin_layer(name [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
 # an object library of the sources in one folder of src/ (all, all but EXCLUDE, or ONLY one).
-# MUTANTS adds a second library whose seeded faults can be enabled (src/base/mutant.h). Files named
-# *_avx2.cc, *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of their instruction set, and no other
-# file does, so that one binary runs on every machine. A CUDA layer also has subfolders and *.cu
-# files; without CUDA only its host-only folders and without_cuda.cc are built.
+# A CUDA layer also has subfolders and *.cu files; without CUDA only its host-only folders and
+# without_cuda.cc are built.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mprefer-vector-width=512
@@ -24,8 +22,39 @@ endif()
 # The files of a CUDA layer that include no CUDA header, as tools/check_layers.py checks.
 set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernels/[^/]*/[^/]*_plan\\.cc$|/without_cuda\\.cc$")
 
+# marlin_select_sources(variable): removes from a list of sources the files of instruction sets that
+# the processor type lacks. Files named *_avx2.cc, *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of
+# their instruction set, and no other file does, so that one binary runs on every machine.
+function(marlin_select_sources variable)
+  set(sources ${${variable}})
+  if(NOT MARLIN_X86)
+    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
+  endif()
+  if(NOT MARLIN_ARM64)
+    list(FILTER sources EXCLUDE REGEX "_neon\\.cc$")
+  endif()
+  foreach(source IN LISTS sources)
+    foreach(isa avx2 avx512 vnni amx)
+      if(source MATCHES "_${isa}\\.cc$")
+        string(TOUPPER ${isa} upper)
+        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${MARLIN_${upper}_FLAGS}")
+      endif()
+    endforeach()
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
+# marlin_object_library(target sources...): compiles sources as those of src/ are.
+function(marlin_object_library target)
+  add_library(${target} OBJECT ${ARGN})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
+                             ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
+  target_link_libraries(${target} PRIVATE marlin_warnings Threads::Threads ${MARLIN_FMT}
+                        nlohmann_json::nlohmann_json)
+endfunction()
+
 function(marlin_layer name)
-  cmake_parse_arguments(arg "MUTANTS;CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
   if(arg_CUDA)
@@ -49,45 +78,17 @@ function(marlin_layer name)
     list(FILTER sources INCLUDE REGEX "/${arg_ONLY}\\.cc$")
   endif()
   list(APPEND sources ${arg_SOURCES})
-  if(NOT MARLIN_X86)
-    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
-  endif()
-  if(NOT MARLIN_ARM64)
-    list(FILTER sources EXCLUDE REGEX "_neon\\.cc$")
-  endif()
+  marlin_select_sources(sources)
   if(NOT sources)
     return()
   endif()
-  set(targets ${target})
-  if(arg_MUTANTS AND MARLIN_BUILD_TESTS)
-    list(APPEND targets ${target}_mutants)
-  endif()
-  foreach(object_library IN LISTS targets)
-    add_library(${object_library} OBJECT ${sources} ${device_sources})
-    target_include_directories(${object_library} PRIVATE ${PROJECT_SOURCE_DIR}/src
-                               ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
-    target_link_libraries(${object_library} PRIVATE marlin_warnings Threads::Threads ${MARLIN_FMT}
-                          nlohmann_json::nlohmann_json ${arg_LINK})
-  endforeach()
+  marlin_object_library(${target} ${sources} ${device_sources})
+  target_link_libraries(${target} PRIVATE ${arg_LINK})
   if(device_sources)
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${MARLIN_CUDA_FLAGS}>")
     target_compile_definitions(
       ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:MARLIN_CUDA_KIND_BITS=${MARLIN_CUDA_KIND_BITS}>)
   endif()
-  if(TARGET ${target}_mutants)
-    set_target_properties(${target}_mutants PROPERTIES EXCLUDE_FROM_ALL ON)
-    target_compile_definitions(${target}_mutants PRIVATE MARLIN_MUTANTS)
-    # The faults do not depend on the optimization level, and -O1 halves their compile time.
-    target_compile_options(${target}_mutants PRIVATE -O1)
-  endif()
-  foreach(source IN LISTS sources)
-    foreach(isa avx2 avx512 vnni amx)
-      if(source MATCHES "_${isa}\\.cc$")
-        string(TOUPPER ${isa} upper)
-        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${MARLIN_${upper}_FLAGS}")
-      endif()
-    endforeach()
-  endforeach()
   set_property(GLOBAL APPEND PROPERTY MARLIN_LAYERS ${target})
 endfunction()

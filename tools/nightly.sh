@@ -26,7 +26,7 @@ describe() {
     test) echo "30 min  ./dev test" ;;
     conformance) echo "20 min  the larger selection of conformance cases" ;;
     levels) echo "60 min  units, properties, conformance at every level of MARLIN_CPU" ;;
-    mutants) echo "15 min  every seeded fault must be noticed, at every level and in Metal" ;;
+    mutants) echo "15 min  every planted fault must be noticed, at every level and in Metal" ;;
     exhaustive) echo "90 min  encoders and roundings over all 2^32 floats, 1000 killed processes" ;;
     property) echo "20 min  properties, MARLIN_PROPERTY_RUNS=2000 of each" ;;
     asan) echo "60 min  everything under AddressSanitizer and UndefinedBehaviorSanitizer" ;;

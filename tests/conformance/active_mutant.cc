@@ -1,11 +1,7 @@
-// Selects the active seeded fault; linked into marlin_conformance_mutants only.
+// Selects the active fault; linked into marlin_conformance_mutants only.
+#include "active_mutant.h"
+
 #include <cstdlib>
-
-#include "base/mutant.h"
-
-#if !defined(MARLIN_MUTANTS)
-#error "this file belongs to builds with MARLIN_MUTANTS"
-#endif
 
 namespace marlin {
 

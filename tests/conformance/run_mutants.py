@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Mutation test of the conformance program: activates each seeded fault (MARLIN_MUTATE) in turn and
-requires that the program fails, separately for every ISA level.
+"""Mutation test of the CPU conformance cases: activates each fault of cpu_mutants.py in turn and
+requires that the conformance program fails, separately for every ISA level.
 
-Usage: run_mutants.py PROGRAM [--source ROOT] [--level L]... [--only I]... [--minimum 24]
-PROGRAM is marlin_conformance built with -DMARLIN_MUTANTS. Each level runs only its own kernels, so
-a fault in code shared between levels must be detected at each of them. Faults in files of another
-level are skipped by name, and so are levels that this machine or MARLIN_CPU does not offer.
+Usage: run_mutants.py PROGRAM [--level L]... [--only I]... [--minimum 24]
+PROGRAM is marlin_conformance_mutants. Each level runs only its own kernels, so a fault in code
+shared between levels must be detected at each of them. Faults in files of another level are skipped
+by name, and so are levels that this machine or MARLIN_CPU does not offer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import sys
 import time
 from pathlib import Path
 
-_HOOK = re.compile(r"MARLIN_MUTATE\(\s*(\d+)\s*,")
-SOURCES = {".h", ".cc", ".inl"}
+from cpu_mutants import MUTANTS, Mutant
+
 LEVELS = ("scalar", "avx2", "avx512", "amx", "neon")
 # Substrings of the file names that belong to one level.
 WORDS = {"scalar": ("scalar",), "avx2": ("avx2",), "avx512": ("avx512", "amx"),
@@ -31,24 +31,6 @@ REACHED_BY = {
     "conversions.inl.h": (("avx2", "avx512", "amx", "neon"), "vectors of one have no tails"),
     "w4a8_kernel.inl.h": (("scalar", "avx2", "avx512"), "has no int8 kernel"),
 }
-
-
-def find_mutants(root: Path) -> dict[int, str]:
-    """Returns number -> "file:line" of every fault below src/; numbers are 1..N without gaps."""
-    mutants: dict[int, str] = {}
-    for path in sorted((root / "src").rglob("*")):
-        if path.suffix not in SOURCES or path.name == "mutant.h":
-            continue
-        text = path.read_text()
-        for match in _HOOK.finditer(text):
-            number = int(match.group(1))
-            place = f"{path.relative_to(root)}:{text.count(chr(10), 0, match.start()) + 1}"
-            if number in mutants:
-                raise SystemExit(f"mutant {number} twice: {mutants[number]} and {place}")
-            mutants[number] = place
-    if sorted(mutants) != list(range(1, len(mutants) + 1)):
-        raise SystemExit(f"mutants are not numbered 1..{len(mutants)}: {sorted(mutants)}")
-    return mutants
 
 
 def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
@@ -70,17 +52,20 @@ def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
     return False, failures[0]["case"] if failures else f"exit code {result.returncode}", report
 
 
-def why_unreachable(place: str, level: str) -> str:
-    """Returns why the kernels of a level never run the code of a fault; empty if they do."""
-    name = Path(place.split(":")[0]).name
+def why_unreachable(file: str, level: str) -> str:
+    """Returns why the kernels of a level never run the code of a file; empty if they do."""
     for word, levels in WORDS.items():
-        if word in re.split(r"[_.]", name) and level not in levels:
+        if word in re.split(r"[_.]", file) and level not in levels:
             return f"is code of {' and '.join(levels)}"
-    levels, reason = REACHED_BY.get(name, (LEVELS, ""))
+    levels, reason = REACHED_BY.get(file, (LEVELS, ""))
     return "" if level in levels else reason
 
 
-def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) -> list[int]:
+def name(mutant: Mutant) -> str:
+    return f"{mutant.file + ': ' + mutant.what:60s}"
+
+
+def try_level(options: argparse.Namespace, mutants: dict[int, Mutant], level: str) -> list[int]:
     """Tries the mutants at one level; returns how many were killed, survived and skipped."""
     healthy, what, report = run(options.program, 0, level)
     if not healthy and "skipped: " in what:
@@ -91,7 +76,7 @@ def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) 
                           for row in report["kernels"]):
         print(f"{level}: fails or lacks kernels without a fault, so mutants prove nothing")
         return [0, 1, 0]
-    reasons = {number: why_unreachable(mutants[number], level) for number in mutants}
+    reasons = {number: why_unreachable(mutants[number].file, level) for number in mutants}
     tried = [number for number in mutants if not reasons[number]]
     killed = 0
     started = time.monotonic()
@@ -99,11 +84,11 @@ def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) 
         outcomes = pool.map(lambda number: run(options.program, number, level), tried)
         for number, (survived, what, _) in zip(tried, outcomes, strict=True):
             verdict = "SURVIVED" if survived else "killed"
-            print(f"{level:6s} {number:3d} {verdict:8s} {mutants[number]:42s} {what}", flush=True)
+            print(f"{level:6s} {number:3d} {verdict:8s} {name(mutants[number])} {what}", flush=True)
             killed += not survived
     for number, reason in reasons.items():
         if reason:
-            print(f"{level:6s} {number:3d} skipped  {mutants[number]:42s} {reason}")
+            print(f"{level:6s} {number:3d} skipped  {name(mutants[number])} {reason}")
     print(f"{level}: {killed} of {len(tried)} mutants killed in {time.monotonic() - started:.0f} s")
     return [killed, len(tried) - killed, len(mutants) - len(tried)]
 
@@ -111,14 +96,13 @@ def try_level(options: argparse.Namespace, mutants: dict[int, str], level: str) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
-    parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[2])
     parser.add_argument("--level", choices=LEVELS, action="append")
-    parser.add_argument("--only", type=int, action="append")
+    parser.add_argument("--only", type=int, action="append", help="numbers from 1")
     parser.add_argument("--minimum", type=int, default=24)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
 
-    mutants = find_mutants(options.source)
+    mutants = dict(enumerate(MUTANTS, 1))
     if len(mutants) < options.minimum:
         print(f"only {len(mutants)} mutants, expected at least {options.minimum}")
         return 1

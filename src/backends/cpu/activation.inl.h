@@ -8,7 +8,7 @@ MARLIN_SIMD_INLINE float Exp(float x) {
   // Beyond the bounds the result is Inf or 0 in fp32; the clamp keeps n in range. It turns NaN into
   // a bound; the callers multiply by x itself, which restores the NaN.
   float clamped = x < 89.0f ? x : 89.0f;
-  clamped = clamped > MARLIN_MUTATE(20, -104.0f, -20.0f) ? clamped : -104.0f;
+  clamped = clamped > -104.0f ? clamped : -104.0f;
   const float n = __builtin_nearbyintf(clamped * kLog2E);
   // ln 2 in two parts, so that r keeps its low bits.
   const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -45,8 +45,7 @@ static void Activate(Activation activation, float* v, int64_t count) {
       return;
     case Activation::kRelu:
       // NaN propagates: the comparison is false.
-      for (int64_t i = 0; i < count; ++i)
-        v[i] = MARLIN_MUTATE(19, v[i] < 0.0f, !(v[i] > 0.0f)) ? 0.0f : v[i];
+      for (int64_t i = 0; i < count; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
       return;
     case Activation::kSilu:
       for (int64_t i = 0; i < count; ++i) v[i] = TimesSigmoid(v[i], v[i]);
@@ -55,8 +54,7 @@ static void Activate(Activation activation, float* v, int64_t count) {
       // x (1 + tanh u) / 2 = x sigmoid(2 u), without the cancellation near u = -1.
       for (int64_t i = 0; i < count; ++i) {
         const float x = v[i];
-        v[i] =
-            TimesSigmoid(x, 1.59576912f * (x + MARLIN_MUTATE(21, 0.044715f, 0.0447f) * x * x * x));
+        v[i] = TimesSigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
       }
       return;
   }

@@ -4,7 +4,6 @@
 #include "backends/cpu/amx_kernel.h"
 #include "backends/cpu/gemm_driver.h"
 #include "base/checked.h"
-#include "base/mutant.h"
 
 namespace marlin::cpu {
 namespace {
@@ -83,7 +82,7 @@ struct TaskBlocks {
   static TaskBlocks Of(const GemmDesc& desc, ColumnRange columns) {
     TaskBlocks task;
     task.AddCovering(columns.first, columns.last);
-    task.up_first = MARLIN_MUTATE(29, task.count, 0);
+    task.up_first = task.count;
     if (desc.gated) task.AddCovering(desc.n / 2 + columns.first, desc.n / 2 + columns.last);
     if (task.count % 2 != 0) {
       task.blocks[task.count] = task.blocks[task.count - 1];

@@ -35,7 +35,7 @@ static void Widen(const void* from, DType type, int64_t count, float* to) {
   alignas(64) uint8_t tail[kLanes * 4] = {};
   alignas(64) float wide[kLanes];
   __builtin_memcpy(tail, static_cast<const uint8_t*>(from) + i * size,
-                   static_cast<size_t>(MARLIN_MUTATE(18, count - i, count - i - 1) * size));
+                   static_cast<size_t>((count - i) * size));
   Store(wide, LoadVector(tail, type, 0));
   __builtin_memcpy(to + i, wide, static_cast<size_t>(count - i) * sizeof(float));
 }
@@ -50,5 +50,5 @@ static void Narrow(const float* from, int64_t count, DType type, void* to) {
   __builtin_memcpy(wide, from + i, static_cast<size_t>(count - i) * sizeof(float));
   StoreVector(tail, type, 0, Load(wide));
   __builtin_memcpy(static_cast<uint8_t*>(to) + i * size, tail,
-                   static_cast<size_t>(MARLIN_MUTATE(23, count - i, count - i - 1) * size));
+                   static_cast<size_t>((count - i) * size));
 }

@@ -13,7 +13,6 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
-#include "base/mutant.h"
 #include "base/scalars.h"
 #include "plan/select.h"
 
@@ -153,8 +152,7 @@ class CpuBackend final : public Backend {
       const int64_t rows = std::min<int64_t>(kChunkK, weights.spec.k - chunk * kChunkK);
       for (int64_t k = 0; k < rows; ++k) {
         for (int64_t n = 0; n < columns; ++n) {
-          StoreElement(out, MARLIN_MUTATE(33, chunk, 0) * kChunkK + k, block * kBlockRows + n,
-                       decoded[n * kChunkK + k]);
+          StoreElement(out, chunk * kChunkK + k, block * kBlockRows + n, decoded[n * kChunkK + k]);
         }
       }
     });

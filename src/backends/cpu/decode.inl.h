@@ -18,8 +18,7 @@ MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
   const I magnitude = ShiftLeft<23 - kMantissaBits>(And(byte, SetWord(0x7f)));
   const F normal = AsFloat(AddWords(magnitude, SetWord(kOne)));
   const F rest = Sub(normal, AsFloat(SetWord(kOne)));
-  const F value =
-      SelectZero(byte, SetWord(kExponentMask), MARLIN_MUTATE(1, Add(rest, rest), rest), normal);
+  const F value = SelectZero(byte, SetWord(kExponentMask), Add(rest, rest), normal);
   return AsFloat(Or(AsWords(value), ShiftLeft<24>(And(byte, SetWord(0x80)))));
 }
 
@@ -35,7 +34,7 @@ MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
   } else if constexpr (kType == ScaleType::kE8M0) {
     const I byte = AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index));
     // Exponent 0 is 2^-127, an fp32 subnormal.
-    return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(MARLIN_MUTATE(2, 0x00400000, 0))),
+    return SelectZero(byte, SetWord(0xff), AsFloat(SetWord(0x00400000)),
                       AsFloat(ShiftLeft<23>(byte)));
   } else {
     return Fp8ToFloat<3, 7>(AsWords(LoadBytes(static_cast<const uint8_t*>(base) + index)));
@@ -53,7 +52,7 @@ static void LoadGroups(const void* base, int64_t first, int64_t count, float fac
   for (int64_t i = 0; i < count * kBytes; i += 64) {
     Prefetch(static_cast<const uint8_t*>(base) + (first + count) * kBytes + i);
   }
-  const F factors = Set(MARLIN_MUTATE(3, factor, 1.0f));
+  const F factors = Set(factor);
   for (int64_t i = 0; i < count; i += kLanes) {
     Store(out + i, Mul(LoadStored<kType>(base, first + i), factors));
   }
@@ -92,7 +91,7 @@ struct GroupParameters {
     if (w.scales == nullptr) return;
     first_group = first_chunk * kChunkK / w.group_size;
     const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
-    const int64_t first = (block * w.groups + MARLIN_MUTATE(4, first_group, 0)) * 16;
+    const int64_t first = (block * w.groups + first_group) * 16;
     const int64_t count = (last_group - first_group + 1) * 16;
     LoadGroups(w.scales, w.scale_type, first, count, w.global_scale, scale);
     if (w.zeros != nullptr) LoadGroups<ScaleType::kF16>(w.zeros, first, count, 1.0f, zero);
@@ -123,7 +122,7 @@ struct RowWords {
       const I first = And(ShiftRight<12>(LoadWords(triple)), SetWord(0x000f000f));
       const I second = And(ShiftRight<8>(LoadWords(triple + 64)), SetWord(0x00f000f0));
       const I third = And(ShiftRight<4>(LoadWords(triple + 128)), SetWord(0x0f000f00));
-      return Or(first, MARLIN_MUTATE(5, Or(second, third), second));
+      return Or(first, Or(second, third));
     } else if constexpr (kBits == 8) {
       return LoadWords(chunk + 128 * r + 64 * (j / 2) + offset);
     } else if constexpr (kBits == 16) {
@@ -185,21 +184,21 @@ static void LocateGroups(const PanelView& w, const GroupParameters& parameters, 
       groups[c].offset[half] = offset;
       if (--left == 0) {
         left = steps_per_group;
-        if (scaled) offset += MARLIN_MUTATE(7, 16, 0);
+        if (scaled) offset += 16;
       }
     }
   }
 }
 
 /// The value table of a group and row with the scale folded in, instead of scaling every weight.
-/// `index` is the index into the parameters, `row` the row in its block.
+/// `index` is the index into the parameters.
 MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& parameters,
-                                     int64_t index, [[maybe_unused]] int row) {
+                                     int64_t index) {
   Table table = LoadTable(w.table);
   if (w.zeros != nullptr) table = SubTable(table, Set(parameters.zero[index]));
   table = MulTable(table, Set(parameters.scale[index]));
   if (w.biases != nullptr) {
-    table = AddTable(table, Set(parameters.bias[MARLIN_MUTATE(8, index, index - row)]));
+    table = AddTable(table, Set(parameters.bias[index]));
   }
   return table;
 }
@@ -221,12 +220,11 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
     const int64_t high = kMode == GroupMode::kHalf ? groups.offset[2 * kJ + 1] + row : low;
     if constexpr (kFolded && (kJ == 0 || kMode == GroupMode::kSlice)) {
-      table = ScaledTable(w, parameters, low, row);
+      table = ScaledTable(w, parameters, low);
     }
     const auto stored = [&](const float* values, int part) __attribute__((always_inline)) {
-      return kMode == GroupMode::kHalf
-                 ? SplitSet(values[low], values[MARLIN_MUTATE(6, high, low)], part)
-                 : Set(values[low]);
+      return kMode == GroupMode::kHalf ? SplitSet(values[low], values[high], part)
+                                       : Set(values[low]);
     };
     const auto scaled = [&](F value, int part) __attribute__((always_inline)) {
       if (w.zeros != nullptr) value = Sub(value, stored(parameters.zero, part));

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "base/mutant.h"
 #include "marlin/decoder.h"
 
 namespace marlin::cpu {

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "backends/cpu/panels.h"
-#include "base/mutant.h"
 #include "marlin/gemm.h"
 #include "marlin/tensor.h"
 

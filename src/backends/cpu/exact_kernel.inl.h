@@ -118,8 +118,7 @@ static void MultiplyByPanel(const Pass& pass, Decode decode, const PassRows& row
     for (; i + kPanelM <= m; i += kPanelM) {
       PanelTile<kPanelRows, kPanelM>(panel, count, rows.From(i), row);
     }
-    for (; i < MARLIN_MUTATE(15, m, m - 1); ++i)
-      PanelTile<kPanelRows, 1>(panel, count, rows.From(i), row);
+    for (; i < m; ++i) PanelTile<kPanelRows, 1>(panel, count, rows.From(i), row);
   }
 }
 
@@ -128,8 +127,7 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
   float* panel = scratch;
   float* lanes = scratch + 8 * kPassK;
-  for (int64_t i = 0; i < m * kBlockRows; ++i)
-    Store(lanes + i * kLanes, MARLIN_MUTATE(17, Zero(), Set(0x1p-20f)));
+  for (int64_t i = 0; i < m * kBlockRows; ++i) Store(lanes + i * kLanes, Zero());
   GroupParameters parameters;
   ChunkGroups groups[kPassChunks];
   for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
@@ -137,7 +135,7 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
     parameters.Fill(w, block, chunk, chunks);
     LocateGroups<kMode>(w, parameters, chunk, chunks, groups);
     const Pass pass{w, parameters, groups, block, chunk, chunks};
-    const PassRows rows{x + MARLIN_MUTATE(16, chunk, 0) * kChunkK, x_stride, lanes};
+    const PassRows rows{x + chunk * kChunkK, x_stride, lanes};
     // Fusing pays off if a table lookup is cheaper than a round trip through L1.
     if (m == 1) {
       MultiplyFused<kBits, kKind, kMode, 1>(pass, rows);

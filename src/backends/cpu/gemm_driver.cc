@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "base/mutant.h"
 #include "base/scalars.h"
 
 namespace marlin::cpu {
@@ -78,7 +77,7 @@ const float* MultiplyColumns(const RowsProduct& product, ColumnRange columns, fl
     product.multiply(product.weights, range.first + b, product.x, product.x_stride, product.rows,
                      out + b * kBlockRows, product.sums_stride, scratch);
   }
-  return out + MARLIN_MUTATE(31, columns.first % kBlockRows, 0);
+  return out + columns.first % kBlockRows;
 }
 
 }  // namespace
@@ -148,9 +147,8 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
   for (int64_t i = 0; i < rows; ++i) {
     row.sums = sums.gate + i * sums.stride;
     row.up = sums.up == nullptr ? nullptr : sums.up + i * sums.stride;
-    row.row_weight = call.epilogue.row_weight == nullptr
-                         ? nullptr
-                         : call.epilogue.row_weight + MARLIN_MUTATE(32, first_m, 0) + i;
+    row.row_weight =
+        call.epilogue.row_weight == nullptr ? nullptr : call.epilogue.row_weight + first_m + i;
     uint8_t* target =
         static_cast<uint8_t*>(call.c) + ((first_m + i) * call.c_stride + columns.first) * size;
     kernels.store_row(row, target, call.desc.c_type);

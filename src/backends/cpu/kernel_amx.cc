@@ -32,7 +32,7 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
                                        const ChunkGroups& groups, const uint8_t* chunk, int row,
                                        uint16_t* out) {
   const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
-    return ToBf16(ScaledTable(w, parameters, index, row).values);
+    return ToBf16(ScaledTable(w, parameters, index).values);
   };
   I table = _mm512_setzero_si512();
   // Loaded once: a second load would stall on 4K aliasing with the stores before it.
@@ -45,9 +45,7 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
       const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
       const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
       table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-      const I second =
-          _mm512_inserti64x4(_mm512_setzero_si512(),
-                             MARLIN_MUTATE(28, _mm256_set1_epi16(16), _mm256_setzero_si256()), 1);
+      const I second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
       const I index = Or(And(words, _mm512_set1_epi16(15)), second);
       _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(index, table));
     } else {
@@ -247,7 +245,7 @@ struct SumsPlan {
 /// take every second k step: two accumulation chains would not hide the latency of 52 cycles.
 template <bool kTwo>
 MARLIN_SIMD_INLINE void StartSums(const SumsPlan& plan, const float* sums) {
-  if (MARLIN_MUTATE(26, plan.zero, plan.zero || plan.load)) {
+  if (plan.zero) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -300,7 +298,7 @@ MARLIN_SIMD_INLINE void MultiplyTwoByTwo(const PanelProduct& p, int64_t step,
   _tile_loadd(5, a + block_stride, 64);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
-  if (MARLIN_MUTATE(25, p.low, nullptr) == nullptr) return;
+  if (p.low == nullptr) return;
   const uint16_t* rest = p.low + step * kTileElements;
   _tile_loadd(6, rest, 64);
   _tile_dpbf16ps(0, 4, 6);
@@ -446,7 +444,7 @@ MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, 
     const F rounded = AsFloat(ShiftLeft<16>(_mm512_cvtepu16_epi32(ToBf16(x))));
     // Inf has no rounding error; Inf - Inf would be NaN.
     const __mmask16 finite = _mm512_cmp_ps_mask(Sub(rounded, rounded), Zero(), _CMP_EQ_OQ);
-    return _mm512_maskz_sub_ps(MARLIN_MUTATE(27, finite, __mmask16{0xffff}), x, rounded);
+    return _mm512_maskz_sub_ps(finite, x, rounded);
   };
   high = join(first, second);
   low = join(rest(first), rest(second));
@@ -467,7 +465,7 @@ void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t
     for (int m = 0; m < kTileM; ++m) {
       high_rows[m] = _mm512_setzero_si512();
       low_rows[m] = _mm512_setzero_si512();
-      if (m < MARLIN_MUTATE(30, rows, rows - 1) && k0 < k) {
+      if (m < rows && k0 < k) {
         const auto* row = static_cast<const uint8_t*>(a) + (m * a_stride + k0) * size;
         SplitSlice(row, type, k - k0, high_rows[m], low_rows[m]);
       }

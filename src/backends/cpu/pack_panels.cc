@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "base/checked.h"
-#include "base/mutant.h"
 
 namespace marlin::cpu {
 namespace {
@@ -75,7 +74,7 @@ void StoreColumns(Words a, Words b, Words c, Words d, uint8_t* out, int64_t colu
 /// Joins 8 k (eight nibbles per word) of each of the four slices to the words of panels.h.
 void JoinNibbles(const Words (&slices)[4], uint8_t* out, int64_t column_bytes) {
   const Words mask = Words{} + 0x0f0f0f0fu;
-  const Words even01 = (slices[0] & mask) | (slices[MARLIN_MUTATE(12, 1, 2)] & mask) << 4;
+  const Words even01 = (slices[0] & mask) | (slices[1] & mask) << 4;
   const Words even23 = (slices[2] & mask) | (slices[3] & mask) << 4;
   const Words odd01 = (slices[0] >> 4 & mask) | (slices[1] & ~mask);
   const Words odd23 = (slices[2] >> 4 & mask) | (slices[3] & ~mask);
@@ -105,7 +104,7 @@ Words ThreeBitCodes(const Rows& rows, int slice, int i, int column) {
   if (i == 0) return SpreadToNibbles(word);
   if (i == 3) return SpreadToNibbles(word >> 8);
   const Words before = rows.Get<Words>(3 * slice + i - 1, 4 * column);
-  return SpreadToNibbles(before >> (32 - 8 * i) | word << MARLIN_MUTATE(11, 8 * i, 8 * i - 1));
+  return SpreadToNibbles(before >> (32 - 8 * i) | word << (8 * i));
 }
 
 /// Four nibbles of three bits each -> 12 bits.
@@ -249,10 +248,10 @@ Rows CopyEdge(const ChunkSource& source, int64_t first_row, int64_t first_column
   const int64_t row_bytes = kBlockRows * element_bytes;
   std::memset(tile, 0, static_cast<size_t>(rows * row_bytes));
   const auto* from = static_cast<const uint8_t*>(source.codes);
-  for (int64_t row = 0; row < MARLIN_MUTATE(13, inside, inside - 1); ++row) {
+  for (int64_t row = 0; row < inside; ++row) {
     std::memcpy(tile + row * row_bytes,
                 from + ((first_row + row) * source.n + first_column) * element_bytes,
-                static_cast<size_t>(MARLIN_MUTATE(10, columns, columns - 1) * element_bytes));
+                static_cast<size_t>(columns * element_bytes));
   }
   return {tile, row_bytes};
 }
@@ -318,7 +317,7 @@ void PrefetchChunk(const ChunkSource& source, int64_t first_column, int64_t colu
 void PackGroups(const GroupSource& source, int64_t first_column, int64_t columns, uint8_t* out) {
   const int64_t groups = source.groups;
   const auto* bytes = static_cast<const uint8_t*>(source.data);
-  for (int64_t group = 0; group < MARLIN_MUTATE(14, groups, groups - groups / 2); ++group) {
+  for (int64_t group = 0; group < groups; ++group) {
     std::memcpy(out + group * kBlockRows * source.element_bytes,
                 bytes + (group * source.n + first_column) * source.element_bytes,
                 static_cast<size_t>(columns * source.element_bytes));

@@ -8,7 +8,6 @@
 #include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
 #include "base/macros.h"
-#include "base/mutant.h"
 
 namespace marlin::cpu {
 namespace {
@@ -27,8 +26,7 @@ void FillTable(const QuantizedWeights& weights, float* table) {
   const std::span<const float> values = weights.codebook.empty()
                                             ? FormatValues(weights.spec.format)
                                             : std::span<const float>(weights.codebook);
-  for (size_t i = 0; i < 256; ++i)
-    table[i] = values[i % MARLIN_MUTATE(9, values.size(), values.size() - 1)];
+  for (size_t i = 0; i < 256; ++i) table[i] = values[i % values.size()];
 }
 
 }  // namespace
@@ -149,9 +147,7 @@ PanelView PreparedPanels::View(int64_t expert) const {
   PanelView view = layout_;
   const uint8_t* base = base_;
   view.codes = base + expert * codes_stride_;
-  view.scales = scales_stride_ > 0
-                    ? base + scales_offset_ + MARLIN_MUTATE(34, expert, 0) * scales_stride_
-                    : nullptr;
+  view.scales = scales_stride_ > 0 ? base + scales_offset_ + expert * scales_stride_ : nullptr;
   view.zeros = zeros_stride_ > 0 ? base + zeros_offset_ + expert * zeros_stride_ : nullptr;
   view.biases = biases_stride_ > 0 ? base + biases_offset_ + expert * biases_stride_ : nullptr;
   view.table = reinterpret_cast<const float*>(base + table_offset_);

@@ -23,8 +23,7 @@ static void StoreRow(const EpilogueRow& row, void* c, DType type) {
     Activate(row.activation, v, count);
     if (row.up != nullptr) {
       for (int64_t i = 0; i < count; ++i) {
-        v[i] *= row.up[first + i] +
-                (row.up_bias != nullptr ? row.up_bias[MARLIN_MUTATE(22, first + i, i)] : 0.0f);
+        v[i] *= row.up[first + i] + (row.up_bias != nullptr ? row.up_bias[first + i] : 0.0f);
       }
     }
     if (row.row_weight != nullptr) {

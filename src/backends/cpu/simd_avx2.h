@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "base/mutant.h"
 #define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
 
 namespace marlin::cpu::avx2 {
@@ -130,8 +129,7 @@ MARLIN_SIMD_INLINE void StoreHalf(uint16_t* p, F v) {
 MARLIN_SIMD_INLINE void StoreBf16(uint16_t* p, F v) {
   const I bits = AsWords(v);
   const I odd = And(ShiftRight<16>(bits), SetWord(1));
-  const I rounded =
-      ShiftRight<16>(AddWords(bits, AddWords(odd, SetWord(MARLIN_MUTATE(24, 0x7fff, 0x8000)))));
+  const I rounded = ShiftRight<16>(AddWords(bits, AddWords(odd, SetWord(0x7fff))));
   const I quiet = Or(ShiftRight<16>(bits), SetWord(0x40));
   const F nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
   const F chosen = _mm256_blendv_ps(AsFloat(rounded), AsFloat(quiet), nan);

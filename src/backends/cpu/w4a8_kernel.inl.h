@@ -28,7 +28,7 @@ MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, int32_t offset, cons
                                       int64_t x_stride, I (&dot)[kM]) {
   Unroll<kM>([&](auto i) {
     const int32_t correction = offset * x[i * x_stride].sum;
-    dot[i] = SetWord(static_cast<uint32_t>(MARLIN_MUTATE(35, -correction, 0)));
+    dot[i] = SetWord(static_cast<uint32_t>(-correction));
   });
   for (int half = 0; half < 2; ++half) {
     const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
@@ -41,7 +41,7 @@ MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, int3
   F value = ToFloat(dot);
   if (panel.has_zeros) {
     const F zero = Load(panel.parameters.zero + group);
-    value = Sub(value, Mul(zero, Set(static_cast<float>(MARLIN_MUTATE(36, sum, 0)))));
+    value = Sub(value, Mul(zero, Set(static_cast<float>(sum))));
   }
   return Mul(value, Load(panel.parameters.scale + group));
 }
@@ -61,8 +61,8 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       MultiplySlice<kBits>(bytes, panel.offset, x + slice, x_stride, dot);
       Unroll<kM>([&](auto i) {
         const Int8Block& activations = x[i * x_stride + slice];
-        const float scale = MARLIN_MUTATE(37, activations.scale, x[i * x_stride].scale);
-        total[i] = Add(total[i], Mul(ScaleDot(panel, group, dot[i], activations.sum), Set(scale)));
+        total[i] = Add(
+            total[i], Mul(ScaleDot(panel, group, dot[i], activations.sum), Set(activations.scale)));
       });
     }
     Unroll<kM>([&](auto i) { Store(out + i * out_stride + column, total[i]); });
@@ -97,7 +97,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int
     panel.slices = chunks * (kChunkK / kSliceK);
     for (int64_t slice = 0; slice < panel.slices; ++slice) {
       const int64_t group = (chunk * kChunkK + slice * kSliceK) / w.group_size;
-      panel.group[slice] = MARLIN_MUTATE(38, group - parameters.first_group, 0) * kBlockRows;
+      panel.group[slice] = (group - parameters.first_group) * kBlockRows;
     }
     const uint8_t* source = w.codes + (block * w.chunks + chunk) * ChunkBytes(kBits);
     for (int64_t c = 0; c < chunks; ++c) {
@@ -109,7 +109,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int
       MultiplyTile<kBits, kTileRows>(panel, first + i * row_stride, row_stride,
                                      out + i * out_stride, out_stride);
     }
-    for (; i < MARLIN_MUTATE(39, m, m - 1); ++i) {
+    for (; i < m; ++i) {
       MultiplyTile<kBits, 1>(panel, first + i * row_stride, row_stride, out + i * out_stride,
                              out_stride);
     }

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""The faults of the CPU kernels' mutation test, and the script that writes those of one source into
+a copy of it: each becomes a choice at run time, so that one build holds all of them.
+
+Usage: cpu_mutants.py SOURCE COPY
+The expression of a fault becomes a conditional on marlin::kActiveMutant (active_mutant.h), which
+holds the fault's number: its place in the table, from 1. run_mutants.py runs the program that is
+built from the copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    what: str
+    file: str
+    before: str  # An expression.
+    after: str
+    within: str = ""  # Text that occurs once in the file and holds `before` once; empty: `before`.
+
+
+MUTANTS = [
+    # Decoding.
+    Mutant("fp8 subnormals are halved", "decode.inl.h", "Add(rest, rest)", "rest"),
+    Mutant("e8m0 of 0 is zero", "decode.inl.h", "0x00400000", "0"),
+    Mutant("no global scale", "decode.inl.h", "factor", "1.0f", "Set(factor)"),
+    Mutant("scales of the first chunks for all", "decode.inl.h", "first_group", "0",
+           "(block * w.groups + first_group) * 16"),
+    Mutant("no third part of the 3-bit codes", "decode.inl.h", "Or(second, third)", "second"),
+    Mutant("one group's parameters for both halves", "decode.inl.h", "high", "low",
+           "SplitSet(values[low], values[high], part)"),
+    Mutant("the first group's parameters for all", "decode.inl.h", "16", "0",
+           "if (scaled) offset += 16"),
+    Mutant("a block's first bias for every row", "decode.inl.h", "index",
+           "index - index % kBlockRows", "parameters.bias[index]"),
+    # Packing of weights.
+    Mutant("a table without its last value", "prepared_panels.cc", "values.size()",
+           "values.size() - 1", "values[i % values.size()]"),
+    Mutant("no last column at the edge", "pack_panels.cc", "columns", "columns - 1",
+           "static_cast<size_t>(columns * element_bytes)"),
+    Mutant("3-bit codes joined one bit off", "pack_panels.cc", "8 * i", "8 * i - 1",
+           "word << (8 * i)"),
+    Mutant("nibbles of another slice", "pack_panels.cc", "1", "2", "| (slices[1] & mask) << 4"),
+    Mutant("no last row at the edge", "pack_panels.cc", "inside", "inside - 1", "row < inside"),
+    Mutant("the last half of the groups is not packed", "pack_panels.cc", "groups",
+           "groups - groups / 2", "group < groups"),
+    # The exact GEMM.
+    Mutant("the last row of A left out", "exact_kernel.inl.h", "m", "m - 1", "for (; i < m; ++i)"),
+    Mutant("activations of the first pass for all", "exact_kernel.inl.h", "chunk", "0",
+           "rows{x + chunk *"),
+    Mutant("sums do not begin at zero", "exact_kernel.inl.h", "Zero()", "Set(0x1p-20f)",
+           "Store(lanes + i * kLanes, Zero())"),
+    # Elements, rows and epilogues.
+    Mutant("the last element of a row is not loaded", "conversions.inl.h", "count - i",
+           "count - i - 1", "(from) + i * size,\n" + 19 * " " + "static_cast<size_t>((count - i)"),
+    Mutant("relu turns NaN into 0", "activation.inl.h", "v[i] < 0.0f", "!(v[i] > 0.0f)",
+           "v[i] = v[i] < 0.0f"),
+    Mutant("exp underflows below -20", "activation.inl.h", "-104.0f", "-20.0f",
+           "clamped > -104.0f"),
+    Mutant("GELU with a wrong constant", "activation.inl.h", "0.044715f", "0.0447f"),
+    Mutant("biases of the up half's first columns", "rows.inl.h", "first + i", "i",
+           "row.up_bias[first + i]"),
+    Mutant("the last element of a row is not stored", "conversions.inl.h", "count - i",
+           "count - i - 1", "i * size, tail,\n" + 19 * " " + "static_cast<size_t>((count - i)"),
+    Mutant("bf16 ties away from even", "simd_avx2.h", "0x7fff", "0x8000"),
+    # AMX.
+    Mutant("no low parts of split activations", "kernel_amx.cc", "p.low", "nullptr",
+           "if (p.low == nullptr) return;\n  const uint16_t* rest"),
+    Mutant("sums of the k blocks before are lost", "kernel_amx.cc", "plan.zero",
+           "plan.zero || plan.load", "if (plan.zero)"),
+    Mutant("the low part of Inf is NaN", "kernel_amx.cc", "finite", "__mmask16{0xffff}",
+           "_mm512_maskz_sub_ps(finite,"),
+    Mutant("one group's table for both halves", "kernel_amx.cc", "_mm256_set1_epi16(16)",
+           "_mm256_setzero_si256()"),
+    Mutant("the gate's blocks for the up half", "amx_driver.cc", "task.count", "0",
+           "task.up_first = task.count"),
+    Mutant("no last row of A in a tile", "kernel_amx.cc", "rows", "rows - 1",
+           "if (m < rows && k0 < k)"),
+    # Tasks and experts.
+    Mutant("tasks begin at the first column of a block", "gemm_driver.cc",
+           "columns.first % kBlockRows", "0"),
+    Mutant("row weights of the first rows for all", "gemm_driver.cc", "first_m", "0",
+           "call.epilogue.row_weight + first_m"),
+    Mutant("every chunk dequantized to the first rows", "cpu_backend.cc", "chunk", "0",
+           "StoreElement(out, chunk *"),
+    Mutant("scales of the first expert for all", "prepared_panels.cc", "expert", "0",
+           "scales_offset_ + expert *"),
+    # W4A8.
+    Mutant("int8: no correction for the codes' offset", "w4a8_kernel.inl.h", "-correction", "0"),
+    Mutant("int8: no zero points", "w4a8_kernel.inl.h", "sum", "0", "static_cast<float>(sum)"),
+    Mutant("int8: the first activation scale of a row", "w4a8_kernel.inl.h", "activations.scale",
+           "x[i * x_stride].scale"),
+    Mutant("int8: scales of the first group for all", "w4a8_kernel.inl.h",
+           "group - parameters.first_group", "0"),
+    Mutant("int8: the last row of A left out", "w4a8_kernel.inl.h", "m", "m - 1",
+           "for (; i < m; ++i)"),
+]
+
+
+def place(text: str, mutant: Mutant) -> tuple[int, int]:
+    """Returns where the expression of a fault begins and ends in the text of its file."""
+    where = f"{mutant.file}: fault '{mutant.what}'"
+    within = mutant.within or mutant.before
+    if text.count(within) != 1:
+        raise SystemExit(f"{where}: expected once, found {text.count(within)} times: {within!r}")
+    if within.count(mutant.before) != 1:
+        raise SystemExit(f"{where}: expected once in {within!r}, found "
+                         f"{within.count(mutant.before)} times: {mutant.before!r}")
+    begin = text.index(within) + within.index(mutant.before)
+    return begin, begin + len(mutant.before)
+
+
+def with_faults(text: str, file: str) -> str:
+    """Returns the text of a file with a choice in place of the expression of each of its faults."""
+    edits = sorted((*place(text, mutant), number, mutant)
+                   for number, mutant in enumerate(MUTANTS, 1) if mutant.file == file)
+    parts = []
+    at = 0
+    for begin, end, number, mutant in edits:
+        if begin < at:
+            raise SystemExit(f"{file}: fault '{mutant.what}': overlaps another fault")
+        choice = f"(::marlin::kActiveMutant == {number} ? ({mutant.after}) : ({mutant.before}))"
+        parts += [text[at:begin], choice]
+        at = end
+    return "".join(parts) + text[at:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("copy", type=Path)
+    options = parser.parse_args()
+    for mutant in MUTANTS:
+        if not (options.source.parent / mutant.file).exists():
+            raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
+    text = with_faults(options.source.read_text(encoding="utf-8"), options.source.name)
+    # An unchanged copy keeps its time, so that a change of the table recompiles only its file.
+    if not options.copy.exists() or options.copy.read_text(encoding="utf-8") != text:
+        options.copy.parent.mkdir(parents=True, exist_ok=True)
+        options.copy.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
