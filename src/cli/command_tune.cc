@@ -118,7 +118,7 @@ class TuneCommand final : public Command {
 
  private:
   /// `gpu_batches`: measure models at the batch sizes of GPUs.
-  Status ListCases(bool many_rows) {
+  Status ListCases(bool gpu_batches) {
     if (!model_.empty() && !shapes_.empty()) {
       return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
     }
