@@ -169,7 +169,7 @@ def test_a_sequence_of_a_dead_model() -> None:
         text = refuse(
             mm.InvalidArgumentError, second._core.forward, sequence, [1, 2], False, out
         )
-        assert "gone" in text
+        assert "destroyed" in text
 
 
 def test_a_sequence_in_two_threads(model: mm.Model) -> None:
