@@ -112,6 +112,16 @@ class DeviceBuffer {
   Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
   Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
 
+  /// The same copies, enqueued behind the work on a stream (null: the device's default stream). The
+  /// caller keeps the host memory alive, leaves a source unchanged and a destination unread until
+  /// Synchronize(stream) has returned. The CPU copies at once, Metal after waiting for the stream;
+  /// CUDA may also wait if the host memory is pageable: only copies of page-locked memory overlap
+  /// other work. Errors: as CopyFrom and CopyTo, for the range and null host memory before anything
+  /// is enqueued; those of the copy itself may come from Synchronize.
+  Status CopyFromAsync(const void* host, int64_t bytes, int64_t offset = 0,
+                       void* stream = nullptr) const;
+  Status CopyToAsync(void* host, int64_t bytes, int64_t offset = 0, void* stream = nullptr) const;
+
  private:
   struct Free {
     std::shared_ptr<Device::Impl> device;

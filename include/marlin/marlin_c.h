@@ -158,6 +158,15 @@ MARLIN_C_API marlin_code marlin_buffer_copy_from(const marlin_buffer* buffer, co
                                                  int64_t bytes, int64_t offset);
 MARLIN_C_API marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void* host,
                                                int64_t bytes, int64_t offset);
+/* The same copies, enqueued behind the work on a stream (NULL: the default stream): keep the host
+ * memory alive, a source unchanged and a destination unread, until marlin_device_synchronize of the
+ * stream has returned. Done on return on the CPU and on Metal, and possibly on CUDA for host memory
+ * that is not page-locked: marlin::DeviceBuffer::CopyFromAsync. */
+MARLIN_C_API marlin_code marlin_buffer_copy_from_async(const marlin_buffer* buffer,
+                                                       const void* host, int64_t bytes,
+                                                       int64_t offset, void* stream);
+MARLIN_C_API marlin_code marlin_buffer_copy_to_async(const marlin_buffer* buffer, void* host,
+                                                     int64_t bytes, int64_t offset, void* stream);
 
 /* Opens a safetensors file or a directory of them, plain or quantized. */
 MARLIN_C_API marlin_code marlin_checkpoint_open(const char* path, marlin_checkpoint** checkpoint);

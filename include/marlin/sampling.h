@@ -19,10 +19,12 @@ struct SamplingOptions {
   /// Drops tokens less likely than min_p times the most likely one.
   float min_p = 0.0F;
   /// For tokens in the prompt or the generated text: divides positive logits by this factor and
-  /// multiplies the others by it; 1: none.
+  /// multiplies the others by it; from 0.001 to 1000, 1: none.
   float repetition_penalty = 1.0F;
-  float presence_penalty = 0.0F;   ///< Subtracted from the logits of generated tokens.
-  float frequency_penalty = 0.0F;  ///< Subtracted once per occurrence in the generated text.
+  /// Subtracted from the logits of generated tokens; from -1e6 to 1e6.
+  float presence_penalty = 0.0F;
+  /// Subtracted once per occurrence in the generated text; from -1e6 to 1e6.
+  float frequency_penalty = 0.0F;
 };
 
 /// Bytes of one sequence's sampler state: options, random generator and token counts. Errors:

@@ -106,6 +106,10 @@ class Model:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         seed: int = 0,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
@@ -113,6 +117,9 @@ class Model:
     ) -> dict[str, Any]:
         """Continues a prompt: {"token_ids", "text", "stop_reason", "tokens_per_second", ...}.
 
+        The penalties change the logits before `temperature` divides them, and so apply to greedy
+        decoding too; `repetition_penalty` also counts the tokens of the prompt, the other two only
+        those generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
         `text` is None for a prompt of token ids. `callback` receives every token and stops
         generation by returning False.
         """
@@ -129,6 +136,10 @@ class Model:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
             seed=seed,
             stop_token_ids=list(stop_token_ids),
             ignore_eos=ignore_eos,

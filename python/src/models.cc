@@ -38,12 +38,8 @@ void Forward(const Model& model, Sequence& sequence, const Tokens& tokens, bool 
 }
 
 /// marlin::GenerateOptions with a Python callback.
-struct TextOptions {
+struct TextOptions : SamplingOptions {
   int64_t max_tokens = 128;
-  float temperature = 0;
-  int64_t top_k = 0;
-  float top_p = 1;
-  uint64_t seed = 0;
   Tokens stop_token_ids;
   bool ignore_eos = false;
   nb::object callback = nb::none();
@@ -52,7 +48,7 @@ struct TextOptions {
 nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text) {
   GenerateOptions options;
   options.max_tokens = text.max_tokens;
-  options.sampling = {text.temperature, text.top_k, text.top_p, text.seed};
+  options.sampling = static_cast<const SamplingOptions&>(text);
   options.stop_token_ids = text.stop_token_ids;
   options.ignore_eos = text.ignore_eos;
   const TokenCallback callback = [&text](int32_t token) {
@@ -105,6 +101,10 @@ void BindModels(nb::module_& module) {
       .def_rw("temperature", &TextOptions::temperature)
       .def_rw("top_k", &TextOptions::top_k)
       .def_rw("top_p", &TextOptions::top_p)
+      .def_rw("min_p", &TextOptions::min_p)
+      .def_rw("repetition_penalty", &TextOptions::repetition_penalty)
+      .def_rw("presence_penalty", &TextOptions::presence_penalty)
+      .def_rw("frequency_penalty", &TextOptions::frequency_penalty)
       .def_rw("seed", &TextOptions::seed)
       .def_rw("stop_token_ids", &TextOptions::stop_token_ids)
       .def_rw("ignore_eos", &TextOptions::ignore_eos)

@@ -244,6 +244,22 @@ marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void* host, int64
   });
 }
 
+marlin_code marlin_buffer_copy_from_async(const marlin_buffer* buffer, const void* host,
+                                          int64_t bytes, int64_t offset, void* stream) {
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(buffer);
+    return buffer->buffer.CopyFromAsync(host, bytes, offset, stream);
+  });
+}
+
+marlin_code marlin_buffer_copy_to_async(const marlin_buffer* buffer, void* host, int64_t bytes,
+                                        int64_t offset, void* stream) {
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(buffer);
+    return buffer->buffer.CopyToAsync(host, bytes, offset, stream);
+  });
+}
+
 marlin_code marlin_checkpoint_open(const char* path, marlin_checkpoint** checkpoint) {
   if (checkpoint != nullptr) *checkpoint = nullptr;
   return Guarded([&]() -> Status {

@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "marlin/generate.h"
+#include "ops/sampling.h"
 
 namespace marlin::cli {
 namespace {
@@ -112,6 +113,16 @@ class GenerateCommand final : public Command {
     arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Sample from the K most likely tokens");
     arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
                      "Sample from the most likely tokens whose probabilities add up to P");
+    arguments.Option("--min-p", &min_p_, {.most = 1}, "P",
+                     "Drop tokens less likely than P times the most likely one");
+    arguments.Option("--repetition-penalty", &repetition_penalty_,
+                     {kLeastRepetitionPenalty, kMostRepetitionPenalty}, "F",
+                     "Divide positive logits of tokens so far, the prompt's too, by F; multiply "
+                     "others; default 1");
+    arguments.Option("--presence-penalty", &presence_penalty_, {-kMostPenalty, kMostPenalty}, "X",
+                     "Subtract X from the logits of generated tokens; default 0");
+    arguments.Option("--frequency-penalty", &frequency_penalty_, {-kMostPenalty, kMostPenalty}, "X",
+                     "Subtract X once per occurrence in the generated text; default 0");
     arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
     arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
     arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
@@ -156,6 +167,10 @@ class GenerateCommand final : public Command {
     options.sampling.temperature = static_cast<float>(temperature_.value_or(0));
     options.sampling.top_k = top_k_.value_or(0);
     options.sampling.top_p = static_cast<float>(top_p_.value_or(1));
+    options.sampling.min_p = static_cast<float>(min_p_.value_or(0));
+    options.sampling.repetition_penalty = static_cast<float>(repetition_penalty_.value_or(1));
+    options.sampling.presence_penalty = static_cast<float>(presence_penalty_.value_or(0));
+    options.sampling.frequency_penalty = static_cast<float>(frequency_penalty_.value_or(0));
     options.sampling.seed = static_cast<uint64_t>(seed_.value_or(0));
     options.ignore_eos = ignore_eos_;
     return options;
@@ -200,6 +215,10 @@ class GenerateCommand final : public Command {
   std::optional<double> temperature_;
   std::optional<int64_t> top_k_;
   std::optional<double> top_p_;
+  std::optional<double> min_p_;
+  std::optional<double> repetition_penalty_;
+  std::optional<double> presence_penalty_;
+  std::optional<double> frequency_penalty_;
   std::optional<int64_t> seed_;
   std::vector<std::string> stops_;
   bool ignore_eos_ = false;

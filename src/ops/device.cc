@@ -208,6 +208,21 @@ Status DeviceBuffer::CopyTo(void* host, int64_t bytes, int64_t offset) const {
       host, static_cast<const std::byte*>(data_.get()) + offset, bytes);
 }
 
+Status DeviceBuffer::CopyFromAsync(const void* host, int64_t bytes, int64_t offset,
+                                   void* stream) const {
+  MARLIN_RETURN_IF_ERROR(CheckRange(host, bytes, offset, this->bytes()));
+  if (bytes == 0) return Status();
+  return data_.get_deleter().device->backend().CopyToDeviceAsync(
+      static_cast<std::byte*>(data_.get()) + offset, host, bytes, stream);
+}
+
+Status DeviceBuffer::CopyToAsync(void* host, int64_t bytes, int64_t offset, void* stream) const {
+  MARLIN_RETURN_IF_ERROR(CheckRange(host, bytes, offset, this->bytes()));
+  if (bytes == 0) return Status();
+  return data_.get_deleter().device->backend().CopyToHostAsync(
+      host, static_cast<const std::byte*>(data_.get()) + offset, bytes, stream);
+}
+
 std::vector<DeviceInfo> ListDevices() {
   std::vector<DeviceInfo> devices;
   if (Result<Device> device = Device::Open("cpu"); device.ok()) devices.push_back(device->info());

@@ -21,6 +21,12 @@ Status CheckVocab(int64_t vocab) {
   return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMaxVocab, vocab));
 }
 
+Status CheckPenalty(const char* name, float penalty) {
+  if (std::abs(penalty) <= static_cast<float>(kMostPenalty)) return {};
+  return Invalid(
+      fmt::format("{}: expected {} to {}, got {}", name, -kMostPenalty, kMostPenalty, penalty));
+}
+
 /// Checks the sampler states of `rows` sequences.
 Status CheckStates(const char* name, const MutableTensorView& states, const Shape& expected) {
   if (states.dtype() != DType::kU8 || !(states.shape() == expected)) {
@@ -51,19 +57,14 @@ Status CheckSampling(const SamplingOptions& options) {
   if (!(options.min_p >= 0.0F && options.min_p <= 1.0F)) {
     return Invalid(fmt::format("min_p: expected 0 to 1, got {}", options.min_p));
   }
-  if (!(options.repetition_penalty > 0.0F) || !std::isfinite(options.repetition_penalty)) {
-    return Invalid(fmt::format("repetition_penalty: expected more than 0, got {}",
+  if (!(options.repetition_penalty >= static_cast<float>(kLeastRepetitionPenalty) &&
+        options.repetition_penalty <= static_cast<float>(kMostRepetitionPenalty))) {
+    return Invalid(fmt::format("repetition_penalty: expected {} to {}, got {}",
+                               kLeastRepetitionPenalty, kMostRepetitionPenalty,
                                options.repetition_penalty));
   }
-  if (!std::isfinite(options.presence_penalty)) {
-    return Invalid(
-        fmt::format("presence_penalty: expected a number, got {}", options.presence_penalty));
-  }
-  if (!std::isfinite(options.frequency_penalty)) {
-    return Invalid(
-        fmt::format("frequency_penalty: expected a number, got {}", options.frequency_penalty));
-  }
-  return {};
+  MARLIN_RETURN_IF_ERROR(CheckPenalty("presence_penalty", options.presence_penalty));
+  return CheckPenalty("frequency_penalty", options.frequency_penalty);
 }
 
 Result<int64_t> SamplerStateBytes(const Device& device, int64_t vocab) {

@@ -186,6 +186,18 @@ class Backend {
   /// Synchronous copies. Errors: kDeviceLost.
   virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
   virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
+  /// Copies behind the work on a stream; may return before the copy is done. By default they wait
+  /// for the stream and copy. Errors: kDeviceLost.
+  virtual Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
+                                   void* stream) const {
+    const Status waited = Synchronize(stream);
+    return waited.ok() ? CopyToDevice(device, host, bytes) : waited;
+  }
+  virtual Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
+                                 void* stream) const {
+    const Status waited = Synchronize(stream);
+    return waited.ok() ? CopyToHost(host, device, bytes) : waited;
+  }
   /// Errors: kDeviceLost.
   virtual Status Synchronize(void* stream) const = 0;
   /// Whether calls return only when their work is done. If not, a workspace must not be reused

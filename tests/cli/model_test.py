@@ -80,6 +80,38 @@ class Generate(ModelTestCase):
         greedy = ids()
         self.assertEqual(greedy, ids("--temperature", 1.5, "--top-k", 1, "--seed", 3))
         self.assertEqual(greedy, ids("--temperature", 1.5, "--top-p", 1e-9, "--seed", 3))
+        self.assertEqual(greedy, ids("--temperature", 1.5, "--min-p", 1, "--seed", 3))
+        few = ids("--temperature", 1.5, "--min-p", 0.5, "--seed", 3)
+        self.assertNotIn(few, (drawn, greedy))
+        defaults = ("--min-p", 0, "--repetition-penalty", 1, "--presence-penalty", 0,
+                    "--frequency-penalty", 0)
+        self.assertEqual(drawn, ids("--temperature", 1.5, "--seed", 3, *defaults))
+        self.assertEqual(greedy, ids(*defaults))
+
+    def test_penalties_keep_a_greedy_text_from_repeating(self) -> None:
+        prompt = GOLDEN[QWEN]["prompt_ids"]
+
+        def ids(*options: object) -> list[int]:
+            result: list[int] = self.document("generate", QWEN, "--tokens", self.tokens(prompt),
+                                              "--max-tokens", 24, "--ignore-eos",
+                                              *options)["token_ids"]
+            return result
+
+        greedy = ids()
+        self.assertLess(len(set(greedy)), 24)
+        # Logits are far below the largest penalty: a token that carries it is never chosen again.
+        for option in ("--presence-penalty", "--frequency-penalty"):
+            self.assertEqual(len(set(ids(option, 1e6))), 24, option)
+            self.assertEqual(set(ids(option, -1e6)), {greedy[0]}, option)
+        # Seen tokens are preferred until their fourth occurrence.
+        both = ids("--presence-penalty", -1e6, "--frequency-penalty", 3e5)
+        self.assertEqual([both.count(token) for token in both], [4] * 24)
+        unlike = ids("--repetition-penalty", 1000)
+        self.assertEqual(len({*unlike, *prompt}), 24 + len(set(prompt)))
+        mild = {option: ids(option, value) for option, value in (
+            ("--repetition-penalty", 1.3), ("--presence-penalty", 8), ("--frequency-penalty", 8))}
+        for option, penalized in mild.items():
+            self.assertNotEqual(penalized, greedy, option)
 
     def test_where_a_text_ends(self) -> None:
         model = self.copy(eos_token_id=GOLDEN[QWEN]["greedy_ids"][3])
@@ -142,6 +174,13 @@ class Generate(ModelTestCase):
                 (("--tokens", prompt, "--top-k", "-1"), "--top-k: expected 0 or more, got -1"),
                 (("--tokens", prompt, "--top-p", "0"),
                  "--top-p: expected more than 0 and at most 1, got 0"),
+                (("--tokens", prompt, "--min-p", "1.5"), "--min-p: expected 0..1, got 1.5"),
+                (("--tokens", prompt, "--min-p", "-0.1"), "--min-p: expected 0..1, got -0.1"),
+                (("--tokens", prompt, "--repetition-penalty", "0"),
+                 "--repetition-penalty: expected 0.001..1000, got 0"),
+                (("--tokens", prompt, "--presence-penalty", "2000000"),
+                 "--presence-penalty: expected -1000000..1000000, got 2000000"),
+                (("--tokens", prompt, "--frequency-penalty", "nan"), "--frequency-penalty"),
                 (("--tokens", prompt, "--max-tokens", "-5"),
                  "--max-tokens: expected 0 or more, got -5"),
                 (("--tokens", prompt, "--max-tokens", "many"), "many"),

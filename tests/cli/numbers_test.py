@@ -35,9 +35,12 @@ WHOLE = [
     (PLAN, "--group-size"), (QUANTIZE, "--group-size"),
 ]
 REAL = [
-    (RUN, "--temperature"), (RUN, "--top-p"), (METAL, "--preemption"),
+    (RUN, "--temperature"), (RUN, "--top-p"), (RUN, "--min-p"), (RUN, "--repetition-penalty"),
+    (METAL, "--preemption"),
     (("plan", SRC), "--bandwidth"), (("verify", SRC, "--against", SRC), "--max-error"),
 ]
+# Real options that take negative numbers.
+SIGNED = [(RUN, "--presence-penalty"), (RUN, "--frequency-penalty")]
 # Options whose text contains numbers, with texts without valid numbers.
 TEXTS = [
     (("bench", "gemm"), "--shape", ("", "1,2", "1,2,3,4", "0,1,1", "1,-1,1", "1,1,0x10", " 1,1,1",
@@ -72,6 +75,9 @@ class Numbers(CommandTestCase):
     def test_numbers(self) -> None:
         for command, option in REAL:
             self.refuse_each(command, option, NONE)
+        for command, option in SIGNED:
+            texts = [text for text in NONE if text != "-1"]
+            self.refuse_each(command, option, (*texts, "1000001", "-1000001"))
 
     def test_texts_of_numbers(self) -> None:
         for command, option, texts in TEXTS:
@@ -86,7 +92,9 @@ class Numbers(CommandTestCase):
         few.write_text("1 2 3")
         self.succeed("generate", SRC, "--tokens", few, "--max-tokens", "0", "--top-p", "1",
                      "--temperature", "0.5e0", "--seed", "9223372036854775807",
-                     "--top-k", "9223372036854775807")
+                     "--top-k", "9223372036854775807", "--min-p", "1",
+                     "--repetition-penalty", "1e3", "--presence-penalty", "-1e6",
+                     "--frequency-penalty", "1e6")
         self.succeed("plan", QWEN, "--bandwidth", "1e3", "--group-size", "16")
 
 

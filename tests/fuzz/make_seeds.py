@@ -168,6 +168,8 @@ def argument_lines() -> Seeds:
         ["1,2305843009213693952,4", "1,4,9223372036854775807"],
         ["--format", "nf4", "--scale-dtype", "e4m3", "--activations", "f32", "--copies", "1"],
         ["fp4_e2m1/g128", "u4/gK/sym", "s8/g16/e8m0", "keep", "bf16", "nan", "-0.0"],
+        ["--tokens", "config.json", "--min-p", "1e-400", "--repetition-penalty", "0",
+         "--presence-penalty", "-1e6", "--frequency-penalty", "1e400"],
     ]
     return {f"line{i}": (chr(i % 8) + "\n".join(rest)).encode()
             for i, rest in enumerate(lines)}

@@ -252,6 +252,33 @@ def test_the_sample_model_gives_its_golden_text() -> None:
     assert abs(got["perplexity"] / GOLDEN["validation_perplexity"] - 1) < 1e-3
 
 
+def test_every_sampling_option_counts() -> None:
+    model = mm.load(SAMPLE, exact=True)
+    prompt: list[int] = GOLDEN["prompt_ids"]
+
+    def ids(**named: Any) -> list[int]:
+        result: list[int] = model.generate(prompt, 24, ignore_eos=True, **named)["token_ids"]
+        return result
+
+    greedy = GOLDEN["greedy_ids"][:24]
+    defaults = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+                "frequency_penalty": 0.0}
+    assert ids(**defaults) == greedy and len(set(greedy)) < 24
+    drawn = ids(temperature=1.5, seed=3)
+    assert ids(temperature=1.5, seed=3, **defaults) == drawn != greedy
+    assert ids(temperature=1.5, seed=3, min_p=1.0) == greedy
+    assert ids(temperature=1.5, seed=3, min_p=0.5) not in (drawn, greedy)
+    assert len(set(ids(presence_penalty=1e6))) == len(set(ids(frequency_penalty=1e6))) == 24
+    assert set(ids(presence_penalty=-1e6)) == {greedy[0]}
+    both = ids(presence_penalty=-1e6, frequency_penalty=3e5)
+    assert [both.count(token) for token in both] == [4] * 24
+    assert len({*ids(repetition_penalty=1000), *prompt}) == 24 + len(set(prompt))
+    for name, value in {"min_p": 1.5, "repetition_penalty": 0.0, "presence_penalty": np.inf,
+                        "frequency_penalty": np.nan}.items():
+        with pytest.raises(mm.InvalidArgumentError, match=f"^{name}: expected "):
+            ids(**{name: value})
+
+
 def test_prepared_weights_are_mapped(tmp_path: Path) -> None:
     file = tmp_path / "prepared"
     report = mm.prepare_model(SAMPLE, file)

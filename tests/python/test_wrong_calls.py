@@ -169,7 +169,7 @@ def test_a_sequence_of_a_dead_model() -> None:
         text = refuse(
             mm.InvalidArgumentError, second._core.forward, sequence, [1, 2], False, out
         )
-        assert "gone" in text
+        assert "destroyed" in text
 
 
 def test_a_sequence_in_two_threads(model: mm.Model) -> None:
@@ -320,7 +320,11 @@ def test_prompts_that_are_none(model: mm.Model) -> None:
     for prompt in ([vocab], [-1], [2**31], [2**70], ["x"], [1.5], 5, None, [], object()):
         refuse(mm.InvalidArgumentError, model.generate, prompt, 2)
     for named in ({"max_tokens": -1}, {"max_tokens": 2**70}, {"max_tokens": "x"}, {"top_k": -1},
-                  {"temperature": float("nan")}, {"top_p": "x"}, {"seed": -1},
+                  {"temperature": float("nan")}, {"top_p": "x"}, {"seed": -1}, {"min_p": 1.5},
+                  {"min_p": -0.1}, {"min_p": "x"}, {"repetition_penalty": 0.0},
+                  {"repetition_penalty": float("inf")}, {"repetition_penalty": [1]},
+                  {"presence_penalty": float("nan")}, {"presence_penalty": 1e300},
+                  {"frequency_penalty": float("-inf")}, {"frequency_penalty": "x"},
                   {"stop_token_ids": ["x"]}, {"stop_token_ids": [2**40]}):
         refuse(mm.InvalidArgumentError, model.generate, [1], **named)
     refuse(mm.InvalidArgumentError, model.perplexity, [1, 2], window="x")

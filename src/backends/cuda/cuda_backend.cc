@@ -166,6 +166,14 @@ class CudaBackend final : public Backend {
   Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
     return Copy(host, device, bytes, cudaMemcpyDeviceToHost);
   }
+  Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
+                           void* stream) const override {
+    return CopyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream);
+  }
+  Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
+                         void* stream) const override {
+    return CopyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream);
+  }
   Status Synchronize(void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
@@ -183,6 +191,14 @@ class CudaBackend final : public Backend {
     // synchronize with the default one would read stale data.
     if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
     return device_->errors.Check(error, "cudaMemcpy");
+  }
+  Status CopyAsync(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind,
+                   void* stream) const {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    return device_->errors.Check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind,
+                                                 static_cast<cudaStream_t>(stream)),
+                                 "cudaMemcpyAsync");
   }
 
   std::shared_ptr<DeviceHandle> device_;

@@ -159,12 +159,21 @@ class MetalBackend final : public Backend {
   Result<void*> Allocate(int64_t bytes) const override { return driver_->Allocate(bytes); }
   void Free(void* data) const override { driver_->Free(data); }
   Status CopyToDevice(void* device, const void* host, int64_t bytes) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(nullptr));
+    return CopyToDeviceAsync(device, host, bytes, nullptr);
+  }
+  Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
+    return CopyToHostAsync(host, device, bytes, nullptr);
+  }
+  /// Memory is shared, so the host copies as soon as the work before is done.
+  Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
+                           void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
     std::memcpy(device, host, static_cast<size_t>(bytes));
     return Status();
   }
-  Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(nullptr));
+  Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
+                         void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
     std::memcpy(host, device, static_cast<size_t>(bytes));
     return Status();
   }

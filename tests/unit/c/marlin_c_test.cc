@@ -148,6 +148,8 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
         marlin_plan_gemm(device_, prepared_, &problem_, nullptr),
         marlin_plan_run(nullptr, &out, &out, nullptr), marlin_buffer_copy_from(nullptr, &out, 1, 0),
         marlin_buffer_copy_to(nullptr, nullptr, 1, 0),
+        marlin_buffer_copy_from_async(nullptr, &out, 1, 0, nullptr),
+        marlin_buffer_copy_to_async(nullptr, nullptr, 1, 0, nullptr),
         marlin_buffer_allocate(nullptr, 1, nullptr)}) {
     EXPECT_EQ(code, MARLIN_INVALID_ARGUMENT);
     EXPECT_NE(std::string(marlin_last_error()).find("NULL"), std::string::npos);
@@ -195,6 +197,18 @@ TEST_F(MarlinC, BuffersHoldOperands) {
   ASSERT_EQ(marlin_buffer_copy_to(out, out_.data(), 4 * kN * 4, 0), MARLIN_OK);
   EXPECT_NE(out_[0], 0.0F);
   EXPECT_EQ(marlin_buffer_copy_to(out, out_.data(), 4 * kN * 4, 4), MARLIN_INVALID_ARGUMENT);
+  // The same run between two copies of its stream.
+  const std::vector<float> expected(out_.begin(), out_.end());
+  std::fill(out_.begin(), out_.end(), -1.0F);
+  ASSERT_EQ(marlin_buffer_copy_from_async(out, out_.data(), 4 * kN * 4, 0, nullptr), MARLIN_OK);
+  ASSERT_EQ(marlin_plan_run(plan_, &a_view, &out_view, nullptr), MARLIN_OK);
+  ASSERT_EQ(marlin_buffer_copy_to_async(out, out_.data(), 4 * kN * 4, 0, nullptr), MARLIN_OK);
+  ASSERT_EQ(marlin_device_synchronize(device_, nullptr), MARLIN_OK);
+  EXPECT_EQ(std::vector<float>(out_.begin(), out_.end()), expected);
+  EXPECT_EQ(marlin_buffer_copy_from_async(out, out_.data(), 4 * kN * 4, 4, nullptr),
+            MARLIN_INVALID_ARGUMENT);
+  EXPECT_EQ(marlin_buffer_copy_to_async(out, nullptr, 4, 0, nullptr), MARLIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(marlin_last_error(), "host: null data");
   marlin_buffer_destroy(a);
   marlin_buffer_destroy(out);
 }

@@ -282,6 +282,18 @@ class RemoteBackend final : public Backend {
     MARLIN_RETURN_IF_ERROR(queue_.Finish());
     return cpu_->CopyToHost(host, LocalAddress(device), bytes);
   }
+  Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
+                           void* /*stream*/) const override {
+    return queue_.Put([this, to = LocalAddress(device), host, bytes] {
+      return cpu_->CopyToDevice(to, host, bytes);
+    });
+  }
+  Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
+                         void* /*stream*/) const override {
+    return queue_.Put([this, host, from = LocalAddress(device), bytes] {
+      return cpu_->CopyToHost(host, from, bytes);
+    });
+  }
   Status Synchronize(void* /*stream*/) const override {
     ++waits_;
     return queue_.Finish();

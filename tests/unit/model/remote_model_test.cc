@@ -174,6 +174,27 @@ TEST(RemoteDevice, AutoWithoutADeviceForTheModelSaysWhatTheLastOneLacks) {
             "remote: lacks the operation \"RoPE\", which qwen3_moe needs");
 }
 
+// A copy is done behind the work before it, and not before the device is waited for.
+TEST(RemoteDevice, CopiesAsynchronouslyInOrder) {
+  const Device remote = OpenRemote();
+  const DeviceBuffer memory = *DeviceBuffer::Allocate(remote, 4096);
+  const auto at = [&](int64_t offset) { return static_cast<uint8_t*>(memory.data()) + offset; };
+  const std::vector<float> table = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<int32_t> ids = {3, 1};
+  std::vector<float> out(4, -1);
+  ASSERT_TRUE(memory.CopyFromAsync(table.data(), 32).ok());
+  ASSERT_TRUE(memory.CopyFromAsync(ids.data(), 8, 1024).ok());
+  ASSERT_TRUE(LookUpRows(remote, {at(0), DType::kF32, {4, 2}}, {at(1024), DType::kI32, {2}},
+                         {at(2048), DType::kF32, {2, 2}})
+                  .ok());
+  ASSERT_TRUE(memory.CopyToAsync(out.data(), 16, 2048).ok());
+  EXPECT_EQ(memory.CopyToAsync(out.data(), 16, 4096).code(), Code::kInvalidArgument);
+  EXPECT_EQ(memory.CopyFromAsync(nullptr, 16, 2048).message(), "host: null data");
+  EXPECT_EQ(out, std::vector<float>(4, -1));
+  ASSERT_TRUE(remote.Synchronize().ok());
+  EXPECT_EQ(out, (std::vector<float>{7, 8, 3, 4}));
+}
+
 // Ids in device memory are checked when the device reads them, and the error is sticky.
 TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
   const Device remote = OpenRemote();

@@ -239,9 +239,21 @@ TEST(CheckSampling, NamesTheOption) {
     EXPECT_THAT(message({.top_p = p}), HasSubstr("top_p: expected more than 0 and at most 1"));
   }
   EXPECT_EQ(message({.min_p = 1.5F}), "min_p: expected 0 to 1, got 1.5");
-  EXPECT_EQ(message({.repetition_penalty = 0}), "repetition_penalty: expected more than 0, got 0");
+  EXPECT_EQ(message({.min_p = -0.5F}), "min_p: expected 0 to 1, got -0.5");
+  EXPECT_EQ(message({.repetition_penalty = 0}),
+            "repetition_penalty: expected 0.001 to 1000, got 0");
+  EXPECT_EQ(message({.repetition_penalty = 1001}),
+            "repetition_penalty: expected 0.001 to 1000, got 1001");
+  EXPECT_THAT(message({.repetition_penalty = nan}), HasSubstr("repetition_penalty"));
+  EXPECT_EQ(message({.presence_penalty = 2e6F}),
+            "presence_penalty: expected -1000000 to 1000000, got 2000000");
   EXPECT_THAT(message({.presence_penalty = nan}), HasSubstr("presence_penalty"));
-  EXPECT_THAT(message({.frequency_penalty = kInfinity}), HasSubstr("frequency_penalty"));
+  EXPECT_EQ(message({.frequency_penalty = -kInfinity}),
+            "frequency_penalty: expected -1000000 to 1000000, got -inf");
+  for (const float factor : {0.001F, 1000.0F}) {
+    EXPECT_TRUE(CheckSampling({.repetition_penalty = factor}).ok()) << factor;
+  }
+  EXPECT_TRUE(CheckSampling({.presence_penalty = -1e6F, .frequency_penalty = 1e6F}).ok());
   EXPECT_TRUE(CheckSampling({.temperature = 2, .top_k = 5, .top_p = 0.5F}).ok());
 }
 

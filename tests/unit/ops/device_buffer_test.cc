@@ -73,6 +73,27 @@ TEST_P(DeviceBufferTest, CopiesRanges) {
   EXPECT_EQ(end, std::vector<uint8_t>(expected.begin() + 250, expected.end()));
 }
 
+TEST_P(DeviceBufferTest, AsynchronousCopiesRunInOrder) {
+  for (size_t count : {size_t{1}, size_t{63}, size_t{4097}, size_t{5} << 20}) {
+    const auto bytes = static_cast<int64_t>(count);
+    const DeviceBuffer buffer = Make(bytes + 13);
+    const std::vector<uint8_t> sent = Ascending(count);
+    const std::vector<uint8_t> later(count, 0xee);
+    std::vector<uint8_t> got(count);
+    ASSERT_TRUE(buffer.CopyFromAsync(sent.data(), bytes, 13).ok());
+    ASSERT_TRUE(buffer.CopyToAsync(got.data(), bytes, 13).ok());
+    // Only CUDA may return before the copy is done.
+    if (std::string(GetParam()) != "cuda") {
+      EXPECT_EQ(got, sent);
+    }
+    ASSERT_TRUE(buffer.CopyFromAsync(later.data(), bytes, 13).ok());
+    ASSERT_TRUE(device_->Synchronize().ok());
+    EXPECT_EQ(got, sent);
+    ASSERT_TRUE(buffer.CopyTo(got.data(), bytes, 13).ok());
+    EXPECT_EQ(got, later);
+  }
+}
+
 TEST_P(DeviceBufferTest, RefusesRangesOutsideOfIt) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const DeviceBuffer buffer = Make(16);
@@ -91,7 +112,15 @@ TEST_P(DeviceBufferTest, RefusesRangesOutsideOfIt) {
     EXPECT_EQ(to.code(), Code::kInvalidArgument) << bytes << " at " << offset;
     EXPECT_NE(from.message().find(std::to_string(bytes)), std::string::npos) << from.message();
     EXPECT_NE(from.message().find("16"), std::string::npos) << from.message();
+    const Status from_async = buffer.CopyFromAsync(host.data(), bytes, offset);
+    const Status to_async = buffer.CopyToAsync(host.data(), bytes, offset);
+    EXPECT_EQ(from_async.code(), Code::kInvalidArgument) << bytes << " at " << offset;
+    EXPECT_EQ(from_async.message(), from.message());
+    EXPECT_EQ(to_async.message(), to.message());
   }
+  EXPECT_EQ(buffer.CopyFromAsync(nullptr, 1).message(), "host: null data");
+  EXPECT_EQ(buffer.CopyToAsync(nullptr, 1).message(), "host: null data");
+  EXPECT_TRUE(device_->Synchronize().ok());
   EXPECT_EQ(host, std::vector<uint8_t>(64, 7));
 }
 
@@ -104,12 +133,16 @@ TEST_P(DeviceBufferTest, ZeroSizes) {
   const DeviceBuffer some = Make(8);
   EXPECT_TRUE(some.CopyFrom(nullptr, 0, 8).ok());
   EXPECT_TRUE(some.CopyTo(nullptr, 0, 0).ok());
+  EXPECT_TRUE(some.CopyFromAsync(nullptr, 0, 8).ok());
+  EXPECT_TRUE(some.CopyToAsync(nullptr, 0).ok());
 
   const DeviceBuffer empty;
   EXPECT_EQ(empty.data(), nullptr);
   EXPECT_EQ(empty.bytes(), 0);
   EXPECT_TRUE(empty.CopyTo(nullptr, 0).ok());
   EXPECT_EQ(empty.CopyFrom("x", 1).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(empty.CopyToAsync(nullptr, 0).ok());
+  EXPECT_EQ(empty.CopyFromAsync("x", 1).code(), Code::kInvalidArgument);
 }
 
 TEST_P(DeviceBufferTest, RefusesSizesThatNoDeviceHas) {

@@ -152,6 +152,8 @@ TEST_F(WrongCalls, ABufferThatWasMovedFromIsEmpty) {
   char host[100] = {};
   EXPECT_NE(ErrorOf(buffer.CopyFrom(host, 1)), "");
   EXPECT_NE(ErrorOf(buffer.CopyTo(host, 1)), "");
+  EXPECT_NE(ErrorOf(buffer.CopyFromAsync(host, 1)), "");
+  EXPECT_NE(ErrorOf(buffer.CopyToAsync(host, 1)), "");
   EXPECT_EQ(ErrorOf(kept.CopyFrom(nullptr, 1)), "host: null data");
   EXPECT_TRUE(kept.CopyFrom(host, 100).ok());
 }

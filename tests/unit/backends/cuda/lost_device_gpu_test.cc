@@ -52,6 +52,8 @@ class LostDevice : public GpuTest<::testing::Test> {
         [&] { return DeviceBuffer::Allocate(device(), 64).status(); },
         [&] { return out.CopyTo(host.data(), kSize * 4); },
         [&] { return out.CopyFrom(host.data(), kSize * 4); },
+        [&] { return out.CopyToAsync(host.data(), kSize * 4); },
+        [&] { return out.CopyFromAsync(host.data(), kSize * 4); },
         [&] {
           return Dequantize(device(), *prepared, {out.data(), DType::kF32, {kSize, kSize}});
         },
