@@ -23,7 +23,7 @@ from .linear import pack_weights
 
 _ROLES = EXPERT_PROJECTIONS[0]
 # All names of the same matrices.
-_ROLE_OF = {
+_ROLE_OF: dict[str, str] = {
     name: role
     for names in EXPERT_PROJECTIONS
     for name, role in zip(names, _ROLES, strict=True)
