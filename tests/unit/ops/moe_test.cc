@@ -90,7 +90,7 @@ TEST(RouteTokens, Errors) {
   EXPECT_THAT(Route(logits, 8, {.groups = 3}, &routed).message(),
               HasSubstr("groups: 8 experts cannot be in 3 equal groups"));
   EXPECT_THAT(Route(logits, 8, {.top_k = 5, .groups = 4, .top_groups = 2}, &routed).message(),
-              HasSubstr("top_k: 5 experts of 4 in the 2 groups"));
+              HasSubstr("top_k: 5 experts of the 4 in 2 selected groups"));
   logits[13] = std::nanf("");
   EXPECT_THAT(Route(logits, 8, {}, &routed).message(), HasSubstr("logits: NaN at [1, 5]"));
   logits[6] = INFINITY;

@@ -47,6 +47,7 @@ Product ProductOf(const Json& run, const Json& row) {
   desc.format = *ParseFormat(row["format"].get<std::string>());
   desc.group_size = row["group_size"];
   desc.scale_type = *ParseScaleType(row["scale_type"].get<std::string>());
+  desc.has_zeros = GetFormatInfo(desc.format).zero_point == ZeroPoint::kRequired;
   const auto activations = row["activations"].get<std::string>();
   desc.a_type = activations == "bf16"  ? DType::kBf16
                 : activations == "f16" ? DType::kF16
