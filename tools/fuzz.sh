@@ -9,6 +9,8 @@ seconds=${1:-60}
 [ $# = 0 ] || shift
 build=$root/build-fuzz
 launcher=$(command -v ccache || true)
+# Lets clones in other folders share compiled objects.
+export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1
 targets=${*:-$(cd tests/fuzz && ls -- *_fuzz.cc | sed 's/\.cc$//') tokenizer_fuzz}
 # The one that is a Python program: through the package in .venv, where there is one.
 python=.venv/bin/python

@@ -18,6 +18,8 @@ python=$venv/bin/python
 
 say "building"
 launcher=$(command -v ccache || true)
+# Lets clones in other folders share compiled objects.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 cmake -S . -B "$build/cmake" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
   "-DMARLIN_SANITIZE=address;undefined" -DMARLIN_BUILD_PYTHON=ON -DMARLIN_BUILD_TESTS=OFF \
   -DMARLIN_CUDA=OFF -DPython_EXECUTABLE="$python" \

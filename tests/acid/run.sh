@@ -99,6 +99,8 @@ for addition in "$here"/*/; do
   set +e
   (
     set -eu
+    # Lets the extensions' builds share compiled objects.
+    export CCACHE_BASEDIR="$work/$name" CCACHE_NOHASHDIR=1
     self_test "$addition"
     copy_sources "$copy"
     check_touched "$addition" "$copy"
