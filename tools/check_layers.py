@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+import check_main
+
 # The layers that a folder of src/ may include besides itself and the public headers.
 MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "base": (),
@@ -207,15 +209,5 @@ def self_test() -> list[str]:
     return failures
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["--self-test"]:
-        findings = self_test()
-    else:
-        findings = check_tree(Path(arguments[0] if arguments else "."))
-    for finding in findings:
-        print(finding)
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(check_main.run(check_tree, self_test))

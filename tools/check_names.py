@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import check_main
 import cpp_source
 
 _FREE_FUNCTION = re.compile(r"^(?:[\w:<>,\s&*]+?[\s&*])(\w+)\([^;{}]*\);", re.MULTILINE)
@@ -110,15 +111,5 @@ def self_test() -> list[str]:
     return failures
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["--self-test"]:
-        findings = self_test()
-    else:
-        findings = check_tree(Path(arguments[0] if arguments else "."))
-    for finding in findings:
-        print(finding)
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(check_main.run(check_tree, self_test))

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import check_main
+
 # Split in two parts so that this file does not match itself.
 _LOCAL = re.compile(
     r"(?:(?<![\w.$}])|(?<=-[IL]))/(?:wor" r"k|roo" r"t|hom" r"e/[a-z]\w*|User" r"s/\w+)/"
@@ -72,15 +74,5 @@ def self_test() -> list[str]:
     return failures + [f"wrongly found: {line}" for line in must_pass if check_text("a", line)]
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["--self-test"]:
-        findings = self_test()
-    else:
-        findings = check_tree(Path(arguments[0] if arguments else "."))
-    for finding in findings:
-        print(finding)
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(check_main.run(check_tree, self_test))

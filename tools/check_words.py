@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import check_main
 import check_paths
 
 # The word to write: the terms that it replaces, as the glossary of docs/architecture.md lists them,
@@ -287,15 +288,5 @@ def self_test() -> list[str]:
                        if check_text(*case)]
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["--self-test"]:
-        findings = self_test()
-    else:
-        findings = check_tree(Path(arguments[0] if arguments else "."))
-    for finding in findings:
-        print(finding)
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(check_main.run(check_tree, self_test))
