@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpu_fixture.h"
+#include "gpu_stream.h"
 
 namespace marlin {
 namespace {
@@ -18,13 +19,9 @@ constexpr int64_t kM = 5;
 constexpr int64_t kK = 1024;
 constexpr int64_t kN = 192;
 
-struct DestroyStream {
-  void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
-};
 struct FreePinned {
   void operator()(float* data) const { (void)cudaFreeHost(data); }
 };
-using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
 using PinnedFloats = std::unique_ptr<float[], FreePinned>;
 
 /// Page-locked memory.
@@ -39,16 +36,8 @@ class AsyncCopy : public GpuTest<::testing::Test> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    const std::vector<float> dense = GaussianFloats(kK * kN, 17);
-    const Result<QuantizedWeights> weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
-    ASSERT_TRUE(weights.ok()) << weights.status().message();
-    const Result<PreparedWeights> prepared = Prepare(*weights, device());
-    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
-    weights_ = *prepared;
-    cudaStream_t stream = nullptr;
-    // It does not wait for the default stream, so that only its own order can help a test to pass.
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    stream_.reset(stream);
+    weights_ = PrepareGaussian(device(), kK, kN, 17);
+    stream_ = MakeStream();
     input_ = Make(kM * kK * 4);
     out_ = Make(kM * kN * 4);
   }

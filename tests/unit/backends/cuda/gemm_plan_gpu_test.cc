@@ -49,11 +49,7 @@ class GemmPlanOnGpu : public GpuTest<::testing::TestWithParam<Case>> {};
 TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
   if (IsSkipped()) return;
   const Case& test = GetParam();
-  const std::vector<float> dense = GaussianFloats(kK * kN, 5);
-  const auto weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
-  ASSERT_TRUE(weights.ok()) << weights.status().message();
-  const auto prepared = Prepare(*weights, device());
-  ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+  const PreparedWeights weights = PrepareGaussian(device(), kK, kN, 5);
   const std::vector<float> values = GaussianFloats(test.m * kK, 6);
   std::vector<uint16_t> rounded;
   for (const float value : values) rounded.push_back(FloatToBf16(value));
@@ -66,7 +62,7 @@ TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
   options.allow_bf16_activations = test.a_type == DType::kF32;
   options.kernel = test.kernel;
   const auto plan =
-      PlanGemm(device(), a, *prepared, {first.data(), DType::kF32, {test.m, kN}}, options);
+      PlanGemm(device(), a, weights, {first.data(), DType::kF32, {test.m, kN}}, options);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   const DeviceBuffer workspace = Make(std::max<int64_t>(plan->workspace_bytes(), 256));
   options.workspace = workspace.data();
@@ -79,7 +75,7 @@ TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
     // The first round loads modules and leases scratch memory.
     counting = round > 0;
     ok = ok &&
-         Gemm(device(), a, *prepared, {first.data(), DType::kF32, {test.m, kN}}, options).ok() &&
+         Gemm(device(), a, weights, {first.data(), DType::kF32, {test.m, kN}}, options).ok() &&
          plan->Run(a, {second.data(), DType::kF32, {test.m, kN}}, arguments).ok();
   }
   counting = false;

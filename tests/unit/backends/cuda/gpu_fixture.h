@@ -60,4 +60,15 @@ inline std::vector<float> GaussianFloats(int64_t count, uint32_t seed) {
   return values;
 }
 
+/// FP4 weights [k, n] of Gaussian numbers, prepared; a failure fails the test.
+inline PreparedWeights PrepareGaussian(const Device& device, int64_t k, int64_t n, uint32_t seed) {
+  const std::vector<float> dense = GaussianFloats(k * n, seed);
+  const Result<QuantizedWeights> weights = Quantize({dense.data(), DType::kF32, {k, n}}, {});
+  EXPECT_TRUE(weights.ok()) << weights.status().message();
+  if (!weights.ok()) return {};
+  const Result<PreparedWeights> prepared = Prepare(*weights, device);
+  EXPECT_TRUE(prepared.ok()) << prepared.status().message();
+  return prepared.ok() ? *prepared : PreparedWeights();
+}
+
 }  // namespace marlin

@@ -10,6 +10,7 @@
 
 #include "base/scalars.h"
 #include "gpu_fixture.h"
+#include "gpu_stream.h"
 
 namespace marlin {
 namespace {
@@ -25,16 +26,12 @@ struct Problem {
 constexpr int64_t kK = 1024;
 constexpr int64_t kN = 192;
 
-struct DestroyStream {
-  void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
-};
 struct DestroyGraph {
   void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
 };
 struct DestroyExecutable {
   void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
 };
-using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
 using Graph = std::unique_ptr<CUgraph_st, DestroyGraph>;
 using Executable = std::unique_ptr<CUgraphExec_st, DestroyExecutable>;
 
@@ -43,15 +40,8 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    const std::vector<float> dense = GaussianFloats(kK * kN, 11);
-    const Result<QuantizedWeights> weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
-    ASSERT_TRUE(weights.ok()) << weights.status().message();
-    const Result<PreparedWeights> prepared = Prepare(*weights, device());
-    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
-    weights_ = *prepared;
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    stream_.reset(stream);
+    weights_ = PrepareGaussian(device(), kK, kN, 11);
+    stream_ = MakeStream();
     const Problem& problem = GetParam();
     input_ = Make(problem.m * kK * DTypeBytes(problem.a_type));
     direct_ = Make(OutBytes());
@@ -60,7 +50,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     options_.gated = problem.gated;
     if (options_.kernel == "marlin_gemm_fp8_wgmma") options_.accuracy = Accuracy::kW4A8;
     options_.allow_bf16_activations = true;
-    options_.stream = stream;
+    options_.stream = stream_.get();
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     // Never null: the device's own workspace could be allocated during the capture.

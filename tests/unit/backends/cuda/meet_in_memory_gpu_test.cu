@@ -11,6 +11,7 @@
 #include "backends/cuda/runtime/split_k_scratch.h"
 #include "base/scalars.h"
 #include "gpu_fixture.h"
+#include "gpu_stream.h"
 
 namespace marlin {
 namespace {
@@ -29,12 +30,7 @@ class MeetInMemory : public GpuTest<::testing::Test> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    const std::vector<float> dense = GaussianFloats(kK * kN, 21);
-    const Result<QuantizedWeights> weights = Quantize({dense.data(), DType::kF32, {kK, kN}}, {});
-    ASSERT_TRUE(weights.ok()) << weights.status().message();
-    const Result<PreparedWeights> prepared = Prepare(*weights, device());
-    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
-    weights_ = *prepared;
+    weights_ = PrepareGaussian(device(), kK, kN, 21);
     std::vector<uint16_t> activations;
     for (const float value : GaussianFloats(kStreamedRows * kK, 22)) {
       activations.push_back(FloatToBf16(value));
@@ -77,17 +73,15 @@ class MeetInMemory : public GpuTest<::testing::Test> {
 
   /// Captures GEMMs with distinct workspaces until they hold all scratch memory for good.
   void TakeAllScratch(const DeviceBuffer& workspaces, int places) const {
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    const Stream stream = MakeStream();
     const DeviceBuffer out = Make(kM * kN * 4);
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
     for (int place = 0; place < places; ++place) {
-      EXPECT_TRUE(Launch(workspaces, place, kM, out, stream).ok());
+      EXPECT_TRUE(Launch(workspaces, place, kM, out, stream.get()).ok());
     }
     cudaGraph_t graph = nullptr;
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
     cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
   }
 
   PreparedWeights weights_;
@@ -108,15 +102,13 @@ TEST_F(MeetInMemory, WithManyWorkspacesAndStreams) {
     ASSERT_EQ(Multiply(workspaces, place), first) << "workspace " << place;
   }
   for (int i = 0; i < 2 * kPlaces; ++i) {
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first) << "stream " << i;
-    ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    const Stream stream = MakeStream();
+    ASSERT_EQ(Multiply(workspaces, 0, kM, stream.get()), first) << "stream " << i;
   }
   EXPECT_EQ(Multiply(workspaces, 0), first) << "the memory was not reset to all ones";
 }
 
-// Without scratch memory the reduce kernel adds, and every GEMM initializes its tile_counters.
+// Without scratch memory the reduce kernel adds, and every GEMM initializes its tile counters.
 TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   ASSERT_GT(bytes_, 0) << "this device does not split k";
   const int64_t streamed_bytes = WorkspaceBytes(kStreamedRows, "marlin_gemm_wgmma");
@@ -125,14 +117,12 @@ TEST_F(MeetInMemory, WithTheBitsOfTheReduceKernel) {
   const std::vector<float> first = Multiply(workspaces, 0);
   const std::vector<float> streamed = Multiply(workspaces, 0, kStreamedRows);
   ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows), streamed)
-      << "the tile_counters were not reset to all ones";
+      << "the tile counters were not reset to all ones";
   TakeAllScratch(workspaces, kPlaces);
   for (int i = 0; i < 2; ++i) {
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_EQ(Multiply(workspaces, 0, kM, stream), first);
-    ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows, stream), streamed);
-    ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    const Stream stream = MakeStream();
+    ASSERT_EQ(Multiply(workspaces, 0, kM, stream.get()), first);
+    ASSERT_EQ(Multiply(workspaces, 0, kStreamedRows, stream.get()), streamed);
   }
 }
 

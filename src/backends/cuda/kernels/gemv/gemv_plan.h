@@ -30,7 +30,7 @@ inline int UnitsOf(const GemvPlan& plan) {
   return plan.arguments.units_base * plan.groups + plan.arguments.units_rest;
 }
 
-/// Words of the tile_counters of a plan that reduces in global memory, and bytes of them and the
+/// Words of the tile counters of a plan that reduces in global memory, and bytes of them and the
 /// sums.
 inline int64_t CounterWords(const GemvPlan& plan) { return RoundUp(UnitsOf(plan), int64_t{32}); }
 int64_t SplitWorkspaceBytes(const GemvPlan& plan);

@@ -26,7 +26,7 @@ struct WgmmaPlan : WgmmaLaunch {
 inline int PartsOf(const WgmmaPlan& plan) {
   return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
 }
-/// Bytes of the tile_counters of a stream-K plan, which lie before its parts.
+/// Bytes of the tile counters of a stream-K plan, which lie before its parts.
 int64_t StreamCounterBytes(const WgmmaPlan& plan);
 /// Bytes of the workspace that a plan takes.
 int64_t SumBytes(const TileProblem& problem, const WgmmaPlan& plan);
