@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 # models insert a character here and there; a chain of replacements can ask for all memory.
 _MOST_GROWTH = 64
 _MOST_TOKEN_ID = 2**31 - 1
-# The largest published files have 40 MB; parsed, a file takes about twenty times its size.
+# Published files are smaller. The parser has no limit of its own and can exhaust the memory.
 _MOST_FILE_BYTES = 64 << 20
 
 
