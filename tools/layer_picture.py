@@ -9,7 +9,7 @@ follows the reader's light or dark colours.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -138,11 +138,12 @@ def draw(table: dict[str, tuple[str, ...]]) -> str:
     return text + "</svg>\n"
 
 
-def main(arguments: list[str]) -> int:
-    path = Path(arguments[0]) if arguments else PICTURE
-    path.write_text(draw(check_layers.MAY_INCLUDE))
-    return 0
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws the layers of the sources as SVG.")
+    parser.add_argument("file", nargs="?", type=Path, default=PICTURE,
+                        help="default: docs/images/layers.svg")
+    parser.parse_args().file.write_text(draw(check_layers.MAY_INCLUDE))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
