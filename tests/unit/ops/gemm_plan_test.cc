@@ -4,9 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../count_allocations.h"
 #include "backends/metal/host_memory_driver.h"
 #include "backends/metal/metal_backend.h"
 #include "base/aligned_buffer.h"
@@ -21,27 +20,6 @@
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 #include "ops/device.h"
-
-namespace {
-
-/// Whether calls of operator new are counted, on any thread.
-std::atomic<bool> counting{false};
-std::atomic<int64_t> allocations{0};
-
-void* CountedNew(size_t bytes) {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
-  if (void* const data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return CountedNew(bytes); }
-void* operator new[](size_t bytes) { return CountedNew(bytes); }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
-void operator delete[](void* data, size_t) noexcept { std::free(data); }
 
 namespace marlin {
 namespace {
@@ -283,13 +261,12 @@ void ExpectNoAllocations(Operands& operands) {
       arguments.workspace = options.workspace;
       arguments.workspace_bytes = options.workspace_bytes;
       bool ok = true;
-      allocations = 0;
-      counting = true;
-      for (int run = 0; run < 3; ++run) {
-        ok = ok && plan->Run(a, out, arguments).ok();
-        ok = ok && Gemm(operands.device, a, operands.weights, out, options).ok();
-      }
-      counting = false;
+      const int64_t allocations = AllocationsOf([&] {
+        for (int run = 0; run < 3; ++run) {
+          ok = ok && plan->Run(a, out, arguments).ok();
+          ok = ok && Gemm(operands.device, a, operands.weights, out, options).ok();
+        }
+      });
       EXPECT_TRUE(ok);
       EXPECT_EQ(allocations, 0) << plan->ToString() << ", m " << m << (gated ? ", gated" : "");
     }
@@ -297,11 +274,8 @@ void ExpectNoAllocations(Operands& operands) {
 }
 
 TEST(GemmAllocations, AreCounted) {
-  counting = true;
-  allocations = 0;
-  const std::string text(100, 'x');
-  counting = false;
-  EXPECT_EQ(allocations, 1) << text;
+  std::string text;
+  EXPECT_EQ(AllocationsOf([&] { text.assign(100, 'x'); }), 1);
 }
 
 TEST(GemmAllocations, OnTheCpuThereAreNone) {

@@ -1,35 +1,13 @@
 // Runs of a plan on a GPU: the bits of Gemm, and no allocation by the host.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "../../count_allocations.h"
 #include "base/scalars.h"
 #include "gpu_fixture.h"
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<int64_t> allocations{0};
-
-void* CountedNew(size_t bytes) {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
-  if (void* const data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return CountedNew(bytes); }
-void* operator new[](size_t bytes) { return CountedNew(bytes); }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
-void operator delete[](void* data, size_t) noexcept { std::free(data); }
 
 namespace marlin {
 namespace {
@@ -71,16 +49,19 @@ TEST_P(GemmPlanOnGpu, HasTheBitsOfGemmAndAllocatesNothing) {
   arguments.workspace = workspace.data();
   arguments.workspace_bytes = workspace.bytes();
   bool ok = true;
-  for (int round = 0; round < 3; ++round) {
-    // The first round loads modules and leases scratch memory.
-    counting = round > 0;
+  const auto run_both = [&] {
     ok = ok &&
          Gemm(device(), a, weights, {first.data(), DType::kF32, {test.m, kN}}, options).ok() &&
          plan->Run(a, {second.data(), DType::kF32, {test.m, kN}}, arguments).ok();
-  }
-  counting = false;
+  };
+  // The first round loads modules and leases scratch memory.
+  run_both();
+  const int64_t allocations = AllocationsOf([&] {
+    run_both();
+    run_both();
+  });
   EXPECT_TRUE(ok);
-  EXPECT_EQ(allocations.exchange(0), 0) << plan->ToString();
+  EXPECT_EQ(allocations, 0) << plan->ToString();
   ASSERT_TRUE(device().Synchronize().ok());
   EXPECT_EQ(Download<float>(first), Download<float>(second));
 }
