@@ -11,7 +11,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND MARLIN_AVX512_FLAGS -Wno-maybe-uninitialized)
 endif()
 set(MARLIN_VNNI_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512vnni)
-set(MARLIN_AMX_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(MARLIN_AVX512BF16_FLAGS ${MARLIN_AVX512_FLAGS} -mavx512bf16)
+set(MARLIN_AMX_FLAGS ${MARLIN_AVX512BF16_FLAGS} -mamx-tile -mamx-bf16)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(MARLIN_X86 ON)
@@ -23,18 +24,19 @@ endif()
 set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernels/[^/]*/[^/]*_plan\\.cc$|/without_cuda\\.cc$")
 
 # marlin_select_sources(variable): removes from a list of sources the files of instruction sets that
-# the processor type lacks. Files named *_avx2.cc, *_avx512.cc, *_vnni.cc, *_amx.cc get the flags of
-# their instruction set, and no other file does, so that one binary runs on every machine.
+# the processor type lacks. Files named *_avx2.cc, *_avx512.cc, *_vnni.cc, *_avx512bf16.cc, *_amx.cc
+# get the flags of their instruction set, and no other file does, so that one binary runs on every
+# machine.
 function(marlin_select_sources variable)
   set(sources ${${variable}})
   if(NOT MARLIN_X86)
-    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|amx)\\.cc$")
+    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|avx512bf16|amx)\\.cc$")
   endif()
   if(NOT MARLIN_ARM64)
     list(FILTER sources EXCLUDE REGEX "_neon\\.cc$")
   endif()
   foreach(source IN LISTS sources)
-    foreach(isa avx2 avx512 vnni amx)
+    foreach(isa avx2 avx512 vnni avx512bf16 amx)
       if(source MATCHES "_${isa}\\.cc$")
         string(TOUPPER ${isa} upper)
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${MARLIN_${upper}_FLAGS}")

@@ -31,10 +31,13 @@ def shared_memory_ceilings(roof: dict[str, Any]) -> str:
             f"{roof['fp32_matrix_tflops'] * 1e3:.0f} GFLOP/s; an empty call "
             f"{roof['call_us']:.2f} us"
         )
+    dots = ""
+    if "bf16_dot_tflops" in roof:
+        dots = f"bf16 dot products {roof['bf16_dot_tflops'] * 1e3:.0f} GFLOP/s; "
     return (
         f"read {roof['read_gbps']:.1f} GB/s in one stream per thread, "
         f"{roof['read_streams_gbps']:.1f} in four; fp32 FMA {roof['fp32_fma_tflops'] * 1e3:.0f} "
-        f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; "
+        f"GFLOP/s; bf16 tiles {roof['bf16_tile_tflops'] * 1e3:.0f} GFLOP/s; {dots}"
         f"fork and join {roof['fork_join_us']:.2f} us"
     )
 

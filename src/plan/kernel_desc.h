@@ -59,6 +59,7 @@ struct DeviceProperties {
   Isa level = Isa::kScalar;
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
+  bool fast_bf16_dots = false;  ///< vdpbf16ps does more operations per second than FMAs.
   int threads = 1;
   /// Whether a dense BLAS library is available; looked up on the first call. Null: this device has
   /// none.

@@ -25,12 +25,16 @@ from cpu_mutants import MUTANTS, Mutant
 LEVELS = ("scalar", "avx2", "avx512", "amx", "neon")
 # Substrings of the file names that belong to one level.
 WORDS = {"scalar": ("scalar",), "avx2": ("avx2",), "avx512": ("avx512", "amx"),
-         "vnni": ("avx512",), "amx": ("amx",), "neon": ("neon",)}
+         "vnni": ("avx512",), "avx512bf16": ("avx512",), "amx": ("amx",), "neon": ("neon",)}
 # Shared code that some levels do not use: file -> levels that run it and why the others do not.
 REACHED_BY = {
     "conversions.inl.h": (("avx2", "avx512", "amx", "neon"), "vectors of one have no tails"),
     "w4a8_kernel.inl.h": (("scalar", "avx2", "avx512"), "has no int8 kernel"),
+    "bf16_operands.inl.h": (("avx512", "amx"), "has no bf16 kernel"),
 }
+# Parts of AVX-512 that some processors lack, and the files that only their kernels run.
+EXTENSIONS = {"avx512_vnni": ("w4a8_vnni.cc",),
+              "avx512_bf16": ("bf16_avx512bf16.cc", "bf16_operands.inl.h")}
 
 
 def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
@@ -52,8 +56,12 @@ def run(program: Path, mutant: int, level: str) -> tuple[bool, str, dict]:
     return False, failures[0]["case"] if failures else f"exit code {result.returncode}", report
 
 
-def why_unreachable(file: str, level: str) -> str:
-    """Returns why the kernels of a level never run the code of a file; empty if they do."""
+def why_unreachable(file: str, level: str, missing: set[str]) -> str:
+    """Returns why the kernels of a level never run the code of a file on a processor without the
+    `missing` extensions; empty if they do."""
+    for extension in missing:
+        if file in EXTENSIONS[extension]:
+            return f"needs {extension}"
     for word, levels in WORDS.items():
         if word in re.split(r"[_.]", file) and level not in levels:
             return f"is code of {' and '.join(levels)}"
@@ -72,11 +80,14 @@ def try_level(options: argparse.Namespace, mutants: dict[int, Mutant], level: st
         print(f"skipped: {what.split('skipped: ')[1]}")
         return [0, 0, len(mutants)]
     print(f"{level}: without a fault: {what}", flush=True)
-    if not healthy or any(row["unavailable"] and "avx512_vnni" not in row["unavailable"]
-                          for row in report["kernels"]):
+    reasons_of_kernels = [row["unavailable"] for row in report.get("kernels", [])]
+    missing = {extension for extension in EXTENSIONS
+               if any(extension in reason for reason in reasons_of_kernels)}
+    if not healthy or any(reason and not any(extension in reason for extension in EXTENSIONS)
+                          for reason in reasons_of_kernels):
         print(f"{level}: fails or lacks kernels without a fault, so mutants prove nothing")
         return [0, 1, 0]
-    reasons = {number: why_unreachable(mutants[number].file, level) for number in mutants}
+    reasons = {number: why_unreachable(mutants[number].file, level, missing) for number in mutants}
     tried = [number for number in mutants if not reasons[number]]
     killed = 0
     started = time.monotonic()

@@ -37,10 +37,6 @@ GemmBlocking AmxBlocking(const GemmDesc& desc, int workers) {
 #if defined(__x86_64__)
 namespace {
 
-bool NeedsLowPart(const GemmDesc& desc) {
-  return desc.a_type != DType::kBf16 && !desc.allow_bf16_activations;
-}
-
 struct AmxLayout {
   GemmWorkspace base;
   int64_t tile_bytes = 0;  ///< All activation tiles of an MC block: one bf16 term, high or low.
@@ -62,7 +58,7 @@ AmxLayout LayoutOf(const GemmDesc& desc, int workers) {
   const int64_t rows_bytes = amx::kTileM * layout.strips * 2 * kBlockRows * 4;
   layout.base.activations_offset = RoundUp(desc.n * 4, kBufferAlignment);
   layout.base.worker_offset =
-      layout.base.activations_offset + layout.tile_bytes * (NeedsLowPart(desc) ? 2 : 1);
+      layout.base.activations_offset + layout.tile_bytes * (NeedsTwoTerms(desc) ? 2 : 1);
   layout.base.worker_bytes = amx::kScratchBytes + layout.sums_bytes + rows_bytes;
   layout.base.total_bytes = layout.base.worker_offset + workers * layout.base.worker_bytes;
   return layout;
@@ -151,7 +147,7 @@ void RunAmx(const GemmCall& call, ThreadPool& pool) {
   const float* bias =
       WidenBias(call, reinterpret_cast<float*>(workspace + layout.base.bias_offset));
   auto* high = reinterpret_cast<uint16_t*>(workspace + layout.base.activations_offset);
-  uint16_t* low = NeedsLowPart(desc) ? high + layout.tile_bytes / 2 : nullptr;
+  uint16_t* low = NeedsTwoTerms(desc) ? high + layout.tile_bytes / 2 : nullptr;
   const TaskGrid grid = TaskGrid::Of(desc, layout.blocks_per_task);
 
   for (int64_t first_m = 0; first_m < desc.m; first_m += kRowsPerPass) {

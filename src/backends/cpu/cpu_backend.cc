@@ -10,6 +10,7 @@
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/kernel_table.h"
 #include "backends/cpu/prepared_panels.h"
+#include "backends/cpu/roofline.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -43,24 +44,19 @@ class CpuGemm final : public PlannedGemm {
         pool_(pool) {}
 
   Status Run(const GemmCall& call) const override {
-    switch (kernel().grade) {
-      case Grade::kBf16Compute:
-        RunAmx(call, pool_);
-        break;
-      case Grade::kW4A8:
-        RunRows(call, W4a8RowKernels(kernel().level), pool_);
-        break;
-      case Grade::kExact:
-        RunRows(call, ExactRowKernels(kernel().level), pool_);
-        break;
+    if (kernel().level == Isa::kAmx) {
+      RunAmx(call, pool_);
+    } else {
+      RunRows(call, RowKernelsOf(kernel(), call.desc), pool_);
     }
     return Status();
   }
 
  private:
   static int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
-    return kernel.grade == Grade::kBf16Compute ? AmxWorkspaceBytes(desc, workers)
-                                               : RowsWorkspaceBytes(desc, workers);
+    return kernel.level == Isa::kAmx
+               ? AmxWorkspaceBytes(desc, workers)
+               : RowsWorkspaceBytes(desc, RowKernelsOf(kernel, desc), workers);
   }
 
   ThreadPool& pool_;
@@ -96,6 +92,7 @@ class CpuBackend final : public Backend {
     device.level = level_;
     device.avx512_vnni = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_vnni;
     device.avx512_bf16 = level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16;
+    device.fast_bf16_dots = device.avx512_bf16 && DotBeatsFma();
     device.threads = pool_->worker_count();
     return device;
   }
@@ -130,7 +127,7 @@ class CpuBackend final : public Backend {
   }
 
   double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
-    return CostOf(kernel, desc);
+    return CostOf(kernel, desc, Properties());
   }
 
   Result<std::shared_ptr<const PlannedGemm>> Plan(

@@ -30,8 +30,9 @@ struct ExactKernels {
   /// Widens one row of k activations to fp32, deinterleaved (of every 32, 16 even then 16 odd), and
   /// zero-pads it to a multiple of 128.
   void (*pack_row)(const void* a, DType type, int64_t k, float* x);
-  /// out[i, 0..15] = row i of x times the 16 columns of a block. x_stride counts floats.
-  using MultiplyBlock = void (*)(const PanelView& weights, int64_t block, const float* x,
+  /// out[i, 0..15] = packed row i of x times the 16 columns of a block. x_stride is in bytes,
+  /// out_stride in floats.
+  using MultiplyBlock = void (*)(const PanelView& weights, int64_t block, const void* x,
                                  int64_t x_stride, int64_t m, float* out, int64_t out_stride,
                                  float* scratch);
   MultiplyBlock (*select)(const PanelView& weights);

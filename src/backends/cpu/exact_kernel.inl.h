@@ -123,8 +123,9 @@ static void MultiplyByPanel(const Pass& pass, Decode decode, const PassRows& row
 }
 
 template <int kBits, Kind kKind, GroupMode kMode>
-static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
+static void MultiplyBlock(const PanelView& w, int64_t block, const void* x, int64_t x_stride,
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
+  const auto* activations = static_cast<const float*>(x);
   float* panel = scratch;
   float* lanes = scratch + 8 * kPassK;
   for (int64_t i = 0; i < m * kBlockRows; ++i) Store(lanes + i * kLanes, Zero());
@@ -135,7 +136,8 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const float* x, int
     parameters.Fill(w, block, chunk, chunks);
     LocateGroups<kMode>(w, parameters, chunk, chunks, groups);
     const Pass pass{w, parameters, groups, block, chunk, chunks};
-    const PassRows rows{x + chunk * kChunkK, x_stride, lanes};
+    const PassRows rows{activations + chunk * kChunkK,
+                        x_stride / static_cast<int64_t>(sizeof(float)), lanes};
     // Fusing pays off if a table lookup is cheaper than a round trip through L1.
     if (m == 1) {
       MultiplyFused<kBits, kKind, kMode, 1>(pass, rows);

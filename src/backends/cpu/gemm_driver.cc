@@ -2,17 +2,24 @@
 
 #include <algorithm>
 
+#include "backends/cpu/bf16_kernel.h"
 #include "base/checked.h"
 #include "base/scalars.h"
 
 namespace marlin::cpu {
 namespace {
 
+/// Bytes from one packed row of activations to the next. A cache line more than k, because rows a
+/// power of two apart would conflict in L1 sets.
+int64_t ActivationStride(const GemmDesc& desc, const RowKernels& kernels) {
+  return RoundUp(desc.k, kChunkK) / kSliceK * kernels.slice_bytes + kVectorBytes;
+}
+
 /// Rows of an MC block: its packed activations, over all of k (1 MiB), stay in L2 while the weights
 /// stream through. Multiples of 24 fill the tiles of every instruction set.
-int64_t RowsPerPass(const GemmDesc& desc) {
+int64_t RowsPerPass(const GemmDesc& desc, const RowKernels& kernels) {
   constexpr int64_t kBytes = int64_t{1} << 20;
-  return std::clamp<int64_t>(kBytes / (4 * (desc.k + 1)) / 24 * 24, 24, 192);
+  return std::clamp<int64_t>(kBytes / ActivationStride(desc, kernels) / 24 * 24, 24, 192);
 }
 
 /// Column blocks of 16 per task. Small M is bound by streaming the weights from memory: long runs,
@@ -32,10 +39,6 @@ int64_t SumsStride(const GemmDesc& desc, int workers) {
   return (BlocksPerTask(desc, workers) + 1) * kBlockRows;
 }
 
-/// Floats from one packed row of activations to the next. A cache line more than k, because rows a
-/// power of two apart would conflict in L1 sets.
-int64_t ActivationStride(const GemmDesc& desc) { return RoundUp(desc.k, kChunkK) + 16; }
-
 /// The blocks that cover columns [first, last) of W.
 struct BlockRange {
   int64_t first;
@@ -46,13 +49,13 @@ struct BlockRange {
   }
 };
 
-GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
-  const int64_t rows = std::min(desc.m, RowsPerPass(desc));
+GemmWorkspace RowsLayout(const GemmDesc& desc, const RowKernels& kernels, int workers) {
+  const int64_t rows = std::min(desc.m, RowsPerPass(desc, kernels));
   const int64_t sums = rows * SumsStride(desc, workers) * (desc.gated ? 2 : 1);
   GemmWorkspace layout;
   layout.activations_offset = RoundUp(desc.n * 4, kBufferAlignment);
   layout.worker_offset =
-      layout.activations_offset + RoundUp(rows * ActivationStride(desc) * 4, kBufferAlignment);
+      layout.activations_offset + RoundUp(rows * ActivationStride(desc, kernels), kBufferAlignment);
   layout.worker_bytes = RoundUp((sums + ExactScratchFloats(rows)) * 4, kBufferAlignment);
   layout.total_bytes = layout.worker_offset + workers * layout.worker_bytes;
   return layout;
@@ -62,8 +65,8 @@ GemmWorkspace RowsLayout(const GemmDesc& desc, int workers) {
 struct RowsProduct {
   const PanelView& weights;
   ExactKernels::MultiplyBlock multiply;
-  const float* x;
-  int64_t x_stride;
+  const uint8_t* x;
+  int64_t x_stride;  ///< Bytes.
   int64_t rows;
   int64_t sums_stride;
 };
@@ -81,6 +84,10 @@ const float* MultiplyColumns(const RowsProduct& product, ColumnRange columns, fl
 }
 
 }  // namespace
+
+bool NeedsTwoTerms(const GemmDesc& desc) {
+  return desc.a_type != DType::kBf16 && !desc.allow_bf16_activations;
+}
 
 const ExactKernels& ExactKernelsOf(Isa level) {
   switch (level) {
@@ -102,7 +109,40 @@ const ExactKernels& ExactKernelsOf(Isa level) {
 
 RowKernels ExactRowKernels(Isa level) {
   const ExactKernels& kernels = ExactKernelsOf(level);
-  return {&kernels, nullptr, kernels.select};
+  const auto pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k,
+                           void* row) { vector.pack_row(a, type, k, static_cast<float*>(row)); };
+  return {&kernels, kSliceK * sizeof(float), pack_row, kernels.select};
+}
+
+#if defined(__x86_64__)
+RowKernels Bf16RowKernels(const GemmDesc& desc) {
+  const ExactKernels* vector = &ExactKernelsOf(Isa::kAvx512);
+  if (NeedsTwoTerms(desc)) {
+    const auto pack_row = [](const ExactKernels&, const void* a, DType type, int64_t k, void* row) {
+      avx512bf16::PackTwoTerms(a, type, k, row);
+    };
+    return {vector, 2 * avx512bf16::kTermSliceBytes, pack_row, &avx512bf16::SelectTwoTerms};
+  }
+  const auto pack_row = [](const ExactKernels&, const void* a, DType type, int64_t k, void* row) {
+    avx512bf16::PackOneTerm(a, type, k, row);
+  };
+  return {vector, avx512bf16::kTermSliceBytes, pack_row, &avx512bf16::SelectOneTerm};
+}
+#else
+// Never planned: this architecture has no AVX-512 level.
+RowKernels Bf16RowKernels(const GemmDesc& /*desc*/) { return ExactRowKernels(Isa::kScalar); }
+#endif
+
+RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc) {
+  switch (kernel.grade) {
+    case Grade::kW4A8:
+      return W4a8RowKernels(kernel.level);
+    case Grade::kBf16Compute:
+      return Bf16RowKernels(desc);
+    case Grade::kExact:
+      break;
+  }
+  return ExactRowKernels(kernel.level);
 }
 
 TaskGrid TaskGrid::Of(const GemmDesc& desc, int64_t blocks_per_task) {
@@ -156,35 +196,33 @@ void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* b
 }
 
 GemmBlocking RowsBlocking(const GemmDesc& desc, int workers) {
-  return {RowsPerPass(desc), BlocksPerTask(desc, workers) * kBlockRows};
+  return {RowsPerPass(desc, ExactRowKernels(Isa::kScalar)),
+          BlocksPerTask(desc, workers) * kBlockRows};
 }
 
-int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers) {
-  return RowsLayout(desc, workers).total_bytes;
+int64_t RowsWorkspaceBytes(const GemmDesc& desc, const RowKernels& kernels, int workers) {
+  return RowsLayout(desc, kernels, workers).total_bytes;
 }
 
-void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool) {
+void RunRows(const GemmCall& call, const RowKernels& kernels, ThreadPool& pool) {
   const GemmDesc& desc = call.desc;
-  const ExactKernels& kernels = *functions.vector;
   const PanelView view = static_cast<const PreparedPanels*>(call.weights)->View(call.expert);
-  const ExactKernels::MultiplyBlock multiply = functions.select(view);
-  const GemmWorkspace layout = RowsLayout(desc, pool.worker_count());
+  const ExactKernels::MultiplyBlock multiply = kernels.select(view);
+  const GemmWorkspace layout = RowsLayout(desc, kernels, pool.worker_count());
   auto* workspace = static_cast<uint8_t*>(call.workspace);
   const float* bias = WidenBias(call, reinterpret_cast<float*>(workspace + layout.bias_offset));
-  auto* x = reinterpret_cast<float*>(workspace + layout.activations_offset);
-  const int64_t x_stride = ActivationStride(desc);
+  uint8_t* const x = workspace + layout.activations_offset;
+  const int64_t x_stride = ActivationStride(desc, kernels);
   const TaskGrid grid = TaskGrid::Of(desc, BlocksPerTask(desc, pool.worker_count()));
   const int64_t a_bytes = DTypeBytes(desc.a_type);
   const int64_t sums_stride = SumsStride(desc, pool.worker_count());
 
-  const int64_t rows_per_pass = RowsPerPass(desc);
+  const int64_t rows_per_pass = RowsPerPass(desc, kernels);
   for (int64_t first_m = 0; first_m < desc.m; first_m += rows_per_pass) {
     const int64_t rows = std::min(rows_per_pass, desc.m - first_m);
     const auto pack = [&](int64_t i, int) {
       const auto* a = static_cast<const uint8_t*>(call.a) + (first_m + i) * call.a_stride * a_bytes;
-      kernels.pack_row(a, desc.a_type, desc.k, x + i * x_stride);
-      if (functions.quantize_row != nullptr)
-        functions.quantize_row(x + i * x_stride, RoundUp(desc.k, kChunkK));
+      kernels.pack_row(*kernels.vector, a, desc.a_type, desc.k, x + i * x_stride);
     };
     // Packing one row takes less time than waking a second thread.
     if (rows == 1) {
@@ -204,7 +242,7 @@ void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool
                             ? MultiplyColumns(product, {half + columns.first, half + columns.last},
                                               sums + rows * sums_stride, scratch)
                             : nullptr;
-      StoreRows(call, kernels, bias, columns, first_m, rows, {gate, up, sums_stride});
+      StoreRows(call, *kernels.vector, bias, columns, first_m, rows, {gate, up, sums_stride});
     });
   }
 }

@@ -35,6 +35,7 @@ struct GemmBlocking {
   int64_t rows_per_pass = 0;
   int64_t columns_per_task = 0;
 };
+/// The sizes of the exact kernels; the others have the same columns, and as many rows or more.
 GemmBlocking RowsBlocking(const GemmDesc& desc, int workers);
 GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
 
@@ -47,17 +48,25 @@ struct GemmWorkspace {
   int64_t total_bytes = 0;
 };
 
+/// Whether bf16 kernels split activations into two bf16 terms.
+bool NeedsTwoTerms(const GemmDesc& desc);
+
 /// The functions of a GEMM kernel with row-major packed activations.
 struct RowKernels {
-  const ExactKernels* vector;                        ///< Packing and epilogue.
-  void (*quantize_row)(float* x, int64_t padded_k);  ///< Rewrites a packed row in place, or null.
+  const ExactKernels* vector;  ///< Widening of activations, and the epilogue.
+  int64_t slice_bytes;         ///< Size of 32 packed activations.
+  /// Packs a row of k activations, zero-padded to a multiple of 128.
+  void (*pack_row)(const ExactKernels& vector, const void* a, DType type, int64_t k, void* row);
   ExactKernels::MultiplyBlock (*select)(const PanelView& weights);
 };
 RowKernels ExactRowKernels(Isa level);
 RowKernels W4a8RowKernels(Isa level);
+RowKernels Bf16RowKernels(const GemmDesc& desc);
+/// The functions of a kernel other than the AMX kernel.
+RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 
-int64_t RowsWorkspaceBytes(const GemmDesc& desc, int workers);
-void RunRows(const GemmCall& call, const RowKernels& functions, ThreadPool& pool);
+int64_t RowsWorkspaceBytes(const GemmDesc& desc, const RowKernels& kernels, int workers);
+void RunRows(const GemmCall& call, const RowKernels& kernels, ThreadPool& pool);
 
 int64_t AmxWorkspaceBytes(const GemmDesc& desc, int workers);
 void RunAmx(const GemmCall& call, ThreadPool& pool);

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/w4a8_kernel.h"
+#include "base/checked.h"
 
 namespace marlin::cpu {
 namespace {
@@ -55,6 +56,17 @@ Int8Block QuantizeBlock(const float* x) {
   return block;
 }
 
+/// RowKernels::pack_row.
+void PackQuantized(const ExactKernels& vector, const void* a, DType type, int64_t k, void* row) {
+  constexpr int64_t kPieceK = 8 * kChunkK;
+  float piece[kPieceK];
+  for (int64_t first = 0; first < k; first += kPieceK) {
+    const int64_t count = std::min(kPieceK, k - first);
+    vector.pack_row(static_cast<const uint8_t*>(a) + first * DTypeBytes(type), type, count, piece);
+    QuantizeRow(piece, RoundUp(count, kChunkK), static_cast<Int8Block*>(row) + first / kSliceK);
+  }
+}
+
 float FactorOf(std::span<const float> values) {
   const bool integers = std::all_of(values.begin(), values.end(),
                                     [](float value) { return value == std::floor(value); });
@@ -94,28 +106,20 @@ ByteCodes ByteCodesOf(const PanelView& weights) {
   return codes;
 }
 
-void QuantizeRow(float* x, int64_t padded_k) {
-  auto* out = reinterpret_cast<uint8_t*>(x);
+void QuantizeRow(const float* x, int64_t padded_k, Int8Block* out) {
   for (int64_t first = 0; first < padded_k; first += kSliceK) {
-    // A block is half as large as its activations, so no unread activation is overwritten.
-    const Int8Block block = QuantizeBlock(x + first);
-    std::memcpy(out, &block, sizeof(block));
-    out += sizeof(block);
+    out[first / kSliceK] = QuantizeBlock(x + first);
   }
 }
 
 RowKernels W4a8RowKernels(Isa level) {
-  const ExactKernels* vector = &ExactKernelsOf(level);
-  switch (level) {
+  RowKernels kernels{&ExactKernelsOf(level), sizeof(Int8Block), &PackQuantized,
+                     &scalar::SelectW4a8};
 #if defined(__x86_64__)
-    case Isa::kAvx2:
-      return {vector, &QuantizeRow, &avx2::SelectW4a8};
-    case Isa::kAvx512:
-      return {vector, &QuantizeRow, &vnni::SelectW4a8};
+  if (level == Isa::kAvx2) kernels.select = &avx2::SelectW4a8;
+  if (level == Isa::kAvx512) kernels.select = &vnni::SelectW4a8;
 #endif
-    default:
-      return {vector, &QuantizeRow, &scalar::SelectW4a8};
-  }
+  return kernels;
 }
 
 }  // namespace marlin::cpu

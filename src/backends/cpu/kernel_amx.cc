@@ -9,78 +9,14 @@
 namespace marlin::cpu::amx {
 using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
 #include "backends/cpu/decode.inl.h"
+// Separate block: it uses decode.inl.h and must not be sorted before it.
+#include "backends/cpu/bf16_operands.inl.h"
 
 namespace {
 
 constexpr int64_t kMaxPanelChunks = kMaxPanelK / kChunkK;
 constexpr int64_t kTileElements = 512;                   ///< bf16 elements of an A or B tile.
 constexpr int64_t kMTileElements = kTileM * kMaxPanelK;  ///< B tiles of an m tile in a KC block.
-
-/// Rounds 16 fp32 to bf16.
-MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); }
-
-/// Rounds 16 even and 16 odd k to bf16 and interleaves them to 32 consecutive k.
-MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
-  const I low = _mm512_cvtepu16_epi32(ToBf16(even));
-  const I high = _mm512_cvtepu16_epi32(ToBf16(odd));
-  return Or(low, ShiftLeft<16>(high));
-}
-
-/// DecodeTileRow for up to 4 bits: looks the codes up in a table of scaled bf16 weights.
-template <int kBits, GroupMode kMode>
-MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters& parameters,
-                                       const ChunkGroups& groups, const uint8_t* chunk, int row,
-                                       uint16_t* out) {
-  const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
-    return ToBf16(ScaledTable(w, parameters, index).values);
-  };
-  I table = _mm512_setzero_si512();
-  // Loaded once: a second load would stall on 4K aliasing with the stores before it.
-  const I codes = RowWords<kBits>::Load(chunk, row, 0, 0);
-  Unroll<4>([&](auto j) __attribute__((always_inline)) {
-    constexpr int kJ = decltype(j)::value;
-    const I words = _mm512_srli_epi16(codes, RowWords<kBits>::Shift(kJ));
-    if constexpr (kMode == GroupMode::kHalf) {
-      // Index bit 4 selects the group: 0 in words 0..15, 1 in words 16..31.
-      const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
-      const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
-      table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-      const I second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
-      const I index = Or(And(words, _mm512_set1_epi16(15)), second);
-      _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(index, table));
-    } else {
-      if constexpr (kJ == 0 || kMode == GroupMode::kSlice) {
-        constexpr int kFirst = kMode == GroupMode::kChunk ? 0 : 2 * kJ;
-        table = _mm512_broadcast_i64x4(scaled_table(groups.offset[kFirst] + row));
-      }
-      _mm512_store_si512(out + kJ * kTileElements, _mm512_permutexvar_epi16(words, table));
-    }
-  });
-}
-
-/// Decodes one row of a chunk, 128 weights, to bf16: 32 into each of four consecutive A tiles.
-template <int kBits, Kind kKind, GroupMode kMode>
-MARLIN_SIMD_INLINE void DecodeTileRow(const PanelView& w, const GroupParameters& parameters,
-                                      const ChunkGroups& groups, const uint8_t* chunk, int row,
-                                      uint16_t* out) {
-  if constexpr (kKind == Kind::kBf16) {
-    Unroll<4>([&](auto j) {
-      _mm512_store_si512(out + j * kTileElements, RowWords<16>::Load(chunk, row, j, 0));
-    });
-  } else if constexpr (kKind == Kind::kTable) {
-    DecodeTableRow<kBits, kMode>(w, parameters, groups, chunk, row, out);
-  } else {
-    F even = Zero();
-    DecodeRow<kBits, kKind, kMode>(
-        w, parameters, groups, chunk, row, [&](int offset, F value) __attribute__((always_inline)) {
-          if (offset % 32 == 0) {
-            even = value;
-          } else {
-            _mm512_store_si512(out + offset / 32 * kTileElements, JoinBf16(even, value));
-          }
-        });
-  }
-}
 
 /// A chunk and the destination of its four A tiles.
 struct TileChunk {
@@ -97,8 +33,12 @@ void DecodeChunk(const PanelView& w, const GroupParameters& parameters, const Ch
     for (int64_t i = 0; i < kRowBytes; i += 64) {
       Prefetch(chunk.later + kRowBytes * row + i);
     }
-    DecodeTileRow<kBits, kKind, kMode>(w, parameters, groups, chunk.codes, row,
-                                       chunk.tiles + row * kSliceK);
+    uint16_t* const tiles = chunk.tiles + row * kSliceK;
+    DecodeBf16Row<kBits, kKind, kMode>(
+        w, parameters, groups, chunk.codes,
+        row, [&](auto j, I slice) __attribute__((always_inline)) {
+          _mm512_store_si512(tiles + j * kTileElements, slice);
+        });
   }
 }
 
@@ -388,69 +328,6 @@ void MultiplyStrips(const StripJob& job) {
   }
   _tile_release();
 }
-
-namespace {
-
-/// Transposes 16 x 16 32-bit elements in registers.
-MARLIN_SIMD_INLINE void Transpose16(I (&r)[16]) {
-  I t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-
-/// Splits 32 activations of one row into bf16 `high` and the bf16 rounding error `low`. Elements
-/// from `count` on are zero.
-MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, I& high, I& low) {
-  const auto mask = static_cast<__mmask32>((1ull << (count < 32 ? count : 32)) - 1);
-  low = _mm512_setzero_si512();
-  if (type == DType::kBf16) {
-    high = _mm512_maskz_loadu_epi16(mask, a);
-    return;
-  }
-  F first;
-  F second;
-  if (type == DType::kF16) {
-    const I words = _mm512_maskz_loadu_epi16(mask, a);
-    first = _mm512_cvtph_ps(_mm512_castsi512_si256(words));
-    second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
-  } else {
-    first = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), a);
-    second = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), a + 64);
-  }
-  const auto join = [](F x, F y) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(ToBf16(x)), ToBf16(y), 1);
-  };
-  const auto rest = [](F x) {
-    const F rounded = AsFloat(ShiftLeft<16>(_mm512_cvtepu16_epi32(ToBf16(x))));
-    // Inf has no rounding error; Inf - Inf would be NaN.
-    const __mmask16 finite = _mm512_cmp_ps_mask(Sub(rounded, rounded), Zero(), _CMP_EQ_OQ);
-    return _mm512_maskz_sub_ps(finite, x, rounded);
-  };
-  high = join(first, second);
-  low = join(rest(first), rest(second));
-}
-
-}  // namespace
 
 void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t* high,
                uint16_t* low) {

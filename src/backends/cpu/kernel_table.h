@@ -10,6 +10,6 @@ namespace marlin::cpu {
 std::span<const KernelDesc> CpuKernels();
 
 /// Backend::Cost, in arbitrary units, comparable among CPU kernels only. m, n, k > 0.
-double CostOf(const KernelDesc& kernel, const GemmDesc& desc);
+double CostOf(const KernelDesc& kernel, const GemmDesc& desc, const DeviceProperties& device);
 
 }  // namespace marlin::cpu

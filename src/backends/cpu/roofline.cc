@@ -1,9 +1,12 @@
 #include "backends/cpu/roofline.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 
+#include "backends/cpu/bf16_kernel.h"
+#include "backends/cpu/cpu_features.h"
 #include "base/macros.h"
 
 namespace marlin::cpu {
@@ -37,6 +40,32 @@ double Flops(ThreadPool& pool, Loop&& loop) {
 }
 
 }  // namespace
+
+bool DotBeatsFma() {
+#if defined(__x86_64__)
+  static const bool beats = [] {
+    if (!GetCpuFeatures().avx512_bf16) return false;
+    constexpr int kRounds = 8;  // The best round was not interrupted.
+    constexpr int64_t kIterations = 256;
+    float sink = 0;
+    double dot = 0;
+    double fma = 0;
+    const auto rate = [](auto&& loop) {
+      int64_t operations = 0;
+      const double seconds = Seconds([&] { operations = loop(); });
+      return static_cast<double>(operations) / seconds;
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      dot = std::max(dot, rate([&] { return avx512bf16::DotChains(kIterations, &sink); }));
+      fma = std::max(fma, rate([&] { return avx512::kRooflineProbes.fma(kIterations, &sink); }));
+    }
+    return dot > fma;
+  }();
+  return beats;
+#else
+  return false;
+#endif
+}
 
 Roofline::Roofline(Isa level, ThreadPool& pool, AlignedBuffer buffer)
     : level_(level), pool_(&pool), probes_(&ProbesOf(level)), buffer_(std::move(buffer)) {}
@@ -76,6 +105,19 @@ double Roofline::TileFlops() {
 #if defined(__x86_64__)
   if (level_ == Isa::kAmx) {
     return Flops(*pool_, [] { return amx::MultiplyTiles(1 << 17); });
+  }
+#endif
+  return 0;
+}
+
+double Roofline::DotFlops() {
+#if defined(__x86_64__)
+  if (level_ >= Isa::kAvx512 && GetCpuFeatures().avx512_bf16) {
+    return Flops(*pool_, [] {
+      float sink = 0;
+      const int64_t operations = avx512bf16::DotChains(1 << 20, &sink);
+      return sink == 12345.0f ? operations + 1 : operations;
+    });
   }
 #endif
   return 0;

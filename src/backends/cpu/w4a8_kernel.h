@@ -37,8 +37,8 @@ bool HasByteCodes(Format format);
 /// Precondition: HasByteCodes(weights.format).
 ByteCodes ByteCodesOf(const PanelView& weights);
 
-/// Quantizes a row of fp32 activations, packed by ExactKernels::pack_row, to Int8Blocks in place.
-void QuantizeRow(float* x, int64_t padded_k);
+/// Quantizes a row of fp32 activations, packed by ExactKernels::pack_row, to Int8Blocks.
+void QuantizeRow(const float* x, int64_t padded_k, Int8Block* out);
 
 /// As the exact multiply functions, with rows of Int8Block instead of fp32.
 namespace scalar {

@@ -70,11 +70,10 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
 }
 
 template <int kBits>
-static void MultiplyBytes(const PanelView& w, int64_t block, const float* x, int64_t x_stride,
+static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int64_t x_stride,
                           int64_t m, float* out, int64_t out_stride, float* scratch) {
-  // Rows of Int8Block start where the driver's rows of floats did.
-  const auto* rows = reinterpret_cast<const Int8Block*>(x);
-  const int64_t row_stride = x_stride * 4 / static_cast<int64_t>(sizeof(Int8Block));
+  const auto* rows = static_cast<const Int8Block*>(x);
+  const int64_t row_stride = x_stride / static_cast<int64_t>(sizeof(Int8Block));
   auto* bytes = reinterpret_cast<uint8_t*>(scratch);
   for (int64_t i = 0; i < m; ++i) {
     for (int n = 0; n < kBlockRows; ++n) out[i * out_stride + n] = 0.0f;

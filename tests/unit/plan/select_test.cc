@@ -168,8 +168,8 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
   DeviceProperties device;
   device.level = Isa::kAmx;
   const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
-  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
-    return cpu::CostOf(kernel, desc);
+  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& desc) {
+    return cpu::CostOf(kernel, desc, device);
   };
   const auto chosen = [&](int64_t m, const char* kernel) {
     const auto sections =
@@ -189,19 +189,24 @@ TEST(SelectKernel, OnACpuATableMayOnlyRoundLess) {
   EXPECT_EQ(chosen(16, "marlin_gemm_w4a8_vnni"), "marlin_gemm_amx_bf16");
 }
 
-/// Returns the kernel that a CPU of a level selects for m rows.
+/// Returns the kernel that a CPU selects for a problem.
+std::string ChosenOnCpu(const DeviceProperties& device, const GemmDesc& desc) {
+  const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
+  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& same) {
+    return cpu::CostOf(kernel, same, device);
+  };
+  const auto choice = SelectKernel(desc, {device, cpu::CpuKernels(), cost, never}, "");
+  return choice.ok() ? choice->kernel->name : choice.status().message();
+}
+
+/// The same for m rows on a CPU of a level without AVX-512 BF16.
 std::string ChosenOnCpu(Isa level, int64_t m, Accuracy accuracy = Accuracy::kDefault) {
   DeviceProperties device;
   device.level = level;
   device.avx512_vnni = level >= Isa::kAvx512;
-  const auto never = [](const KernelDesc&, const GemmDesc&, const KernelVariant&) { return false; };
-  const auto cost = [](const KernelDesc& kernel, const GemmDesc& desc) {
-    return cpu::CostOf(kernel, desc);
-  };
   GemmDesc desc = Problem(m);
   desc.accuracy = accuracy;
-  const auto choice = SelectKernel(desc, {device, cpu::CpuKernels(), cost, never}, "");
-  return choice.ok() ? choice->kernel->name : choice.status().message();
+  return ChosenOnCpu(device, desc);
 }
 
 TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
@@ -215,6 +220,32 @@ TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
     EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m, Accuracy::kW4A8), "marlin_gemm_w4a8_vnni");
     EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m, Accuracy::kW4A8), "marlin_gemm_w4a8_avx2");
     EXPECT_EQ(ChosenOnCpu(Isa::kScalar, m, Accuracy::kW4A8), "marlin_gemm_w4a8_scalar");
+  }
+}
+
+TEST(SelectKernel, OnACpuTakesBf16DotsWhereTheyAreFast) {
+  DeviceProperties device;
+  device.level = Isa::kAvx512;
+  device.avx512_bf16 = true;
+  for (const int64_t m : {1, 2, 3, 4, 5, 16, 1000, 1 << 20}) {
+    for (const Determinism determinism : {Determinism::kDefault, Determinism::kBatchInvariant}) {
+      GemmDesc desc = Problem(m);
+      desc.determinism = determinism;
+      device.fast_bf16_dots = false;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512") << m;
+      device.fast_bf16_dots = true;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512_bf16") << m;
+      // Two terms do twice the work, and m may decide only without batch invariance.
+      desc.a_type = DType::kF32;
+      EXPECT_EQ(ChosenOnCpu(device, desc), m == 1 || determinism == Determinism::kBatchInvariant
+                                               ? "marlin_gemm_avx512"
+                                               : "marlin_gemm_avx512_bf16")
+          << m;
+      desc.allow_bf16_activations = true;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512_bf16") << m;
+      desc.accuracy = Accuracy::kExact;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512") << m;
+    }
   }
 }
 

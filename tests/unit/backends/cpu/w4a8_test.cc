@@ -35,10 +35,11 @@ int PositionOf(int i) {
 /// A row of one block as packed by ExactKernels::pack_row: 16 even k, then 16 odd ones.
 struct alignas(64) PackedRow {
   float x[128] = {};
+  cpu::Int8Block blocks[4] = {};
   void Set(int k, float value) { x[k / 2 + 16 * (k % 2)] = value; }
   const cpu::Int8Block& Quantize() {
-    cpu::QuantizeRow(x, 128);
-    return *reinterpret_cast<const cpu::Int8Block*>(x);
+    cpu::QuantizeRow(x, 128, blocks);
+    return blocks[0];
   }
 };
 

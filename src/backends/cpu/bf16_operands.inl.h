@@ -1,0 +1,100 @@
+// The operands of the bf16 GEMMs on AVX-512 registers: panels decoded to bf16, activations split
+// into bf16 terms. Included after decode.inl.h, inside the namespace of the instruction set.
+
+/// Rounds 16 fp32 to bf16.
+MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); }
+
+/// Rounds 16 even and 16 odd k to bf16 and interleaves them to 32 consecutive k.
+MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
+  const I low = _mm512_cvtepu16_epi32(ToBf16(even));
+  const I high = _mm512_cvtepu16_epi32(ToBf16(odd));
+  return Or(low, ShiftLeft<16>(high));
+}
+
+/// DecodeBf16Row for up to 4 bits: looks the codes up in a table of scaled bf16 weights.
+template <int kBits, GroupMode kMode, class Sink>
+MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters& parameters,
+                                       const ChunkGroups& groups, const uint8_t* chunk, int row,
+                                       Sink&& sink) {
+  const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
+    return ToBf16(ScaledTable(w, parameters, index).values);
+  };
+  I table = _mm512_setzero_si512();
+  // Loaded once: a second load would stall on 4K aliasing with the stores before it.
+  const I codes = RowWords<kBits>::Load(chunk, row, 0, 0);
+  Unroll<4>([&](auto j) __attribute__((always_inline)) {
+    constexpr int kJ = decltype(j)::value;
+    const I words = _mm512_srli_epi16(codes, RowWords<kBits>::Shift(kJ));
+    if constexpr (kMode == GroupMode::kHalf) {
+      // Index bit 4 selects the group: 0 in words 0..15, 1 in words 16..31.
+      const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
+      const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
+      table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      const I second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+      const I index = Or(And(words, _mm512_set1_epi16(15)), second);
+      sink(j, _mm512_permutexvar_epi16(index, table));
+    } else {
+      if constexpr (kJ == 0 || kMode == GroupMode::kSlice) {
+        constexpr int kFirst = kMode == GroupMode::kChunk ? 0 : 2 * kJ;
+        table = _mm512_broadcast_i64x4(scaled_table(groups.offset[kFirst] + row));
+      }
+      sink(j, _mm512_permutexvar_epi16(words, table));
+    }
+  });
+}
+
+/// Decodes one row of a chunk to bf16: passes slice j = 0..3, the weights of 32 consecutive k, to
+/// sink(Index<j>, slice).
+template <int kBits, Kind kKind, GroupMode kMode, class Sink>
+MARLIN_SIMD_INLINE void DecodeBf16Row(const PanelView& w, const GroupParameters& parameters,
+                                      const ChunkGroups& groups, const uint8_t* chunk, int row,
+                                      Sink&& sink) {
+  if constexpr (kKind == Kind::kBf16) {
+    Unroll<4>([&](auto j) __attribute__((always_inline)) {
+      sink(j, RowWords<16>::Load(chunk, row, j, 0));
+    });
+  } else if constexpr (kKind == Kind::kTable) {
+    DecodeTableRow<kBits, kMode>(w, parameters, groups, chunk, row, sink);
+  } else {
+    F vectors[8];
+    DecodeRow<kBits, kKind, kMode>(
+        w, parameters, groups, chunk, row, [&](int offset, F value) __attribute__((always_inline)) {
+          vectors[offset / kLanes] = value;
+        });
+    Unroll<4>([&](auto j) __attribute__((always_inline)) {
+      sink(j, JoinBf16(vectors[2 * j], vectors[2 * j + 1]));
+    });
+  }
+}
+
+/// Splits 32 activations of one row into bf16 `high` and the bf16 rounding error `low`. Elements
+/// from `count` on are zero.
+MARLIN_SIMD_INLINE void SplitSlice(const uint8_t* a, DType type, int64_t count, I& high, I& low) {
+  const auto mask = static_cast<__mmask32>((1ull << (count < 32 ? count : 32)) - 1);
+  low = _mm512_setzero_si512();
+  if (type == DType::kBf16) {
+    high = _mm512_maskz_loadu_epi16(mask, a);
+    return;
+  }
+  F first;
+  F second;
+  if (type == DType::kF16) {
+    const I words = _mm512_maskz_loadu_epi16(mask, a);
+    first = _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+    second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
+  } else {
+    first = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), a);
+    second = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), a + 64);
+  }
+  const auto join = [](F x, F y) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(ToBf16(x)), ToBf16(y), 1);
+  };
+  const auto rest = [](F x) {
+    const F rounded = AsFloat(ShiftLeft<16>(_mm512_cvtepu16_epi32(ToBf16(x))));
+    // Inf has no rounding error; Inf - Inf would be NaN.
+    const __mmask16 finite = _mm512_cmp_ps_mask(Sub(rounded, rounded), Zero(), _CMP_EQ_OQ);
+    return _mm512_maskz_sub_ps(finite, x, rounded);
+  };
+  high = join(first, second);
+  low = join(rest(first), rest(second));
+}
