@@ -6,9 +6,12 @@ MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); 
 
 /// Rounds 16 even and 16 odd k to bf16 and interleaves them to 32 consecutive k.
 MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
-  const I low = _mm512_cvtepu16_epi32(ToBf16(even));
-  const I high = _mm512_cvtepu16_epi32(ToBf16(odd));
-  return Or(low, ShiftLeft<16>(high));
+  // Word i of the result is word i / 2 of the even k, or 16 + i / 2 of the odd ones behind them.
+  alignas(64) static constexpr uint16_t kInterleaved[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kInterleaved),
+                                  (I)_mm512_cvtne2ps_pbh(odd, even));
 }
 
 /// DecodeBf16Row for up to 4 bits: looks the codes up in a table of scaled bf16 weights.

@@ -22,6 +22,39 @@ MARLIN_SIMD_INLINE F Fp8ToFloat(I byte) {
   return AsFloat(Or(AsWords(value), ShiftLeft<24>(And(byte, SetWord(0x80)))));
 }
 
+/// The bf16 bits of an 8-bit float without its sign.
+template <int kMantissaBits, int kBias>
+constexpr uint16_t Bf16OfFp8(int magnitude) {
+  int exponent = magnitude >> kMantissaBits;
+  int mantissa = magnitude & ((1 << kMantissaBits) - 1);
+  if (exponent == 0) {
+    if (mantissa == 0) return 0;
+    // A subnormal: shifted until its leading 1 leaves the field.
+    for (exponent = 1; (mantissa >> kMantissaBits) == 0; --exponent) mantissa <<= 1;
+    mantissa &= (1 << kMantissaBits) - 1;
+  }
+  return static_cast<uint16_t>((exponent + 127 - kBias) << 7 | mantissa << (7 - kMantissaBits));
+}
+
+/// The bf16 values of the 128 magnitudes of an 8-bit float, as high and low bytes.
+struct alignas(64) Fp8Bytes {
+  uint8_t high[128];
+  uint8_t low[128];
+};
+template <int kMantissaBits, int kBias>
+constexpr Fp8Bytes BytesOfFp8() {
+  Fp8Bytes bytes{};
+  for (int i = 0; i < 128; ++i) {
+    const uint16_t bits = Bf16OfFp8<kMantissaBits, kBias>(i);
+    bytes.high[i] = static_cast<uint8_t>(bits >> 8);
+    bytes.low[i] = static_cast<uint8_t>(bits & 0xff);
+  }
+  return bytes;
+}
+template <Kind kKind>
+inline constexpr Fp8Bytes kFp8Bytes = kKind == Kind::kE4M3 ? BytesOfFp8<3, 7>()
+                                                           : BytesOfFp8<2, 15>();
+
 /// kLanes stored scales, biases or zero points as fp32.
 template <ScaleType kType>
 MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
@@ -213,8 +246,11 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
                                                             Sink&& sink) {
   constexpr bool kScaled = kBits <= 8;
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
+  // FP8 codes become bf16 words, two slices at a time.
+  constexpr bool kByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kKind == Kind::kE5M2);
   Table table = LoadTable(w.table);
   I words[kParts];
+  [[maybe_unused]] I second[kParts];
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
@@ -232,18 +268,23 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
       return value;
     };
-    if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
+    if constexpr (kByBytes && kJ % 2 == 1) {
+      for (int part = 0; part < kParts; ++part) words[part] = second[part];
+    } else if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
       for (int part = 0; part < kParts; ++part) {
         words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
+        if constexpr (kByBytes) {
+          LookUpBytes(kFp8Bytes<kKind>.high, kFp8Bytes<kKind>.low, words[part], second[part]);
+        }
       }
     }
     Unroll<2>([&](auto parity) __attribute__((always_inline)) {
       constexpr int kParity = decltype(parity)::value;
-      constexpr int kShift = RowWords<kBits>::Shift(kJ) + 16 * kParity;
+      constexpr int kShift = (kByBytes ? 0 : RowWords<kBits>::Shift(kJ)) + 16 * kParity;
       for (int part = 0; part < kParts; ++part) {
         const I codes =
             kBits == 32 ? RowWords<kBits>::Load(chunk, row, kJ, part, kParity) : words[part];
-        F value = RawValue<kKind, kShift>(w, table, codes);
+        F value = RawValue < kByBytes ? Kind::kBf16 : kKind, kShift > (w, table, codes);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
       }

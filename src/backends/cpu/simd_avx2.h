@@ -16,6 +16,7 @@ inline constexpr int kLanes = 8;
 inline constexpr int kPanelRows = 4;  ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
 inline constexpr int kPanelM = 3;
 inline constexpr int kDots = 8;
+inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {

@@ -80,6 +80,23 @@ MARLIN_SIMD_INLINE Table SubTable(Table t, F x) { return {Sub(t.values, x)}; }
 MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.values, x)}; }
 MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.values, x)}; }
 
+/// Replaces the words of a vector, each the sign and magnitude of two 8-bit numbers, with the
+/// 16-bit numbers of their low bytes; `second` receives those of their high bytes. `high` and `low`
+/// are the bytes of 128 numbers without sign, aligned to 64.
+inline constexpr bool kLooksUpBytes = true;
+MARLIN_SIMD_INLINE void LookUpBytes(const uint8_t* high, const uint8_t* low, I& words, I& second) {
+  constexpr int kOrAnd = 0xf8;  // a | (b & c)
+  const I unsigned_high =
+      _mm512_permutex2var_epi8(_mm512_load_si512(high), words, _mm512_load_si512(high + 64));
+  const I lows =
+      _mm512_permutex2var_epi8(_mm512_load_si512(low), words, _mm512_load_si512(low + 64));
+  const I highs = _mm512_ternarylogic_epi32(unsigned_high, words, _mm512_set1_epi8(-128), kOrAnd);
+  words = _mm512_ternarylogic_epi32(_mm512_slli_epi16(highs, 8), lows, _mm512_set1_epi16(0x00ff),
+                                    kOrAnd);
+  second = _mm512_ternarylogic_epi32(_mm512_srli_epi16(lows, 8), highs,
+                                     _mm512_set1_epi16(static_cast<int16_t>(0xff00)), kOrAnd);
+}
+
 /// Sum of all lanes in a fixed order: halves first.
 MARLIN_SIMD_INLINE float Sum(F v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));

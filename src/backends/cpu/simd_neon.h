@@ -17,6 +17,7 @@ inline constexpr int kLanes = 4;
 inline constexpr int kPanelRows = 4;  ///< 4 x 4 accumulators, 8 loads per 16 FMAs, 32 registers.
 inline constexpr int kPanelM = 4;
 inline constexpr int kDots = 16;
+inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {

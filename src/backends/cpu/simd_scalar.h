@@ -19,6 +19,7 @@ inline constexpr int kLanes = 1;
 inline constexpr int kPanelRows = 4;
 inline constexpr int kPanelM = 3;
 inline constexpr int kDots = 4;
+inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.
 
 MARLIN_SIMD_INLINE F KeepInRegister(F v) { return v; }
 MARLIN_SIMD_INLINE F Zero() { return 0.0f; }
