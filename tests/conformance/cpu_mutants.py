@@ -101,8 +101,10 @@ MUTANTS = [
     Mutant("scales of the first expert for all", "prepared_panels.cc", "expert", "0",
            "scales_offset_ + expert *"),
     # W4A8.
-    Mutant("int8: no correction for the codes' offset", "w4a8_kernel.inl.h", "-correction", "0"),
-    Mutant("int8: no zero points", "w4a8_kernel.inl.h", "sum", "0", "static_cast<float>(sum)"),
+    Mutant("int8: no correction for the codes' offset", "w4a8_kernel.inl.h", "-panel.offset",
+           "0.0f"),
+    Mutant("int8: no zero points", "w4a8_kernel.inl.h", "sum", "0.0f",
+           "Mul(zero, Set(sum))"),
     Mutant("int8: the first activation scale of a row", "w4a8_kernel.inl.h", "activations.scale",
            "x[i * x_stride].scale"),
     Mutant("int8: scales of the first group for all", "w4a8_kernel.inl.h",

@@ -19,8 +19,8 @@ template <int kBits, GroupMode kMode, class Sink>
 MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters& parameters,
                                        const ChunkGroups& groups, const uint8_t* chunk, int row,
                                        Sink&& sink) {
-  const auto scaled_table = [&](int64_t index) __attribute__((always_inline)) {
-    return ToBf16(ScaledTable(w, parameters, index).values);
+  const auto scaled = [&](int64_t offset) __attribute__((always_inline)) {
+    return ScaledTable(w, parameters, offset + row).values;
   };
   I table = _mm512_setzero_si512();
   // Loaded once: a second load would stall on 4K aliasing with the stores before it.
@@ -30,16 +30,16 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
     const I words = _mm512_srli_epi16(codes, RowWords<kBits>::Shift(kJ));
     if constexpr (kMode == GroupMode::kHalf) {
       // Index bit 4 selects the group: 0 in words 0..15, 1 in words 16..31.
-      const __m256i low = scaled_table(groups.offset[2 * kJ] + row);
-      const __m256i high = scaled_table(groups.offset[2 * kJ + 1] + row);
-      table = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      table =
+          (I)_mm512_cvtne2ps_pbh(scaled(groups.offset[2 * kJ + 1]), scaled(groups.offset[2 * kJ]));
       const I second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
       const I index = Or(And(words, _mm512_set1_epi16(15)), second);
       sink(j, _mm512_permutexvar_epi16(index, table));
     } else {
       if constexpr (kJ == 0 || kMode == GroupMode::kSlice) {
         constexpr int kFirst = kMode == GroupMode::kChunk ? 0 : 2 * kJ;
-        table = _mm512_broadcast_i64x4(scaled_table(groups.offset[kFirst] + row));
+        const F values = scaled(groups.offset[kFirst]);
+        table = (I)_mm512_cvtne2ps_pbh(values, values);
       }
       sink(j, _mm512_permutexvar_epi16(words, table));
     }

@@ -48,7 +48,9 @@ Int8Block QuantizeBlock(const float* x) {
       if (std::isinf(x[i])) q[i] = std::signbit(x[i]) ? -1 : 1;
     }
   }
-  for (int i = 0; i < kSliceK; ++i) block.sum += q[i];
+  int32_t sum = 0;
+  for (int i = 0; i < kSliceK; ++i) sum += q[i];
+  block.sum = static_cast<float>(sum);
   // The packed row is deinterleaved: 16 even k, then 16 odd ones.
   for (int i = 0; i < 8; ++i) {
     for (int c = 0; c < 4; ++c) block.q[4 * i + c] = q[8 * c + i];

@@ -4,7 +4,8 @@
 // Weights become bytes u with value(code) = (u - offset) / factor, so that a block's dot product
 //   sum((u - offset) q) = sum(u q) - offset sum(q)
 // is exact in int32. Then, in fp32,
-//   out += ((dot - factor zero sum(q)) (weight scale / factor)) activation scale
+//   out += (((sum(u q) - offset sum(q)) - factor zero sum(q)) (weight scale / factor)) activation
+//   scale
 // in this order on every instruction set, so that their results are bit-identical.
 #pragma once
 
@@ -21,7 +22,7 @@ namespace marlin::cpu {
 struct alignas(kVectorBytes) Int8Block {
   int8_t q[kSliceK];
   float scale;  ///< NaN or Inf for a block that holds one.
-  int32_t sum;  ///< Sum of q, for the zero-point correction.
+  float sum;    ///< Sum of q, for the corrections.
 };
 
 /// Mapping of a format's codes to unsigned bytes: value(code) = (byte - offset) / factor.

@@ -18,30 +18,28 @@ struct BytePanel {
   int64_t slices;
   const GroupParameters& parameters;
   int64_t group[kPassK / kSliceK];  ///< Offset of each slice's parameters.
-  int32_t offset;
+  float offset;
   bool has_zeros;
 };
 
-/// dot[i] = row i of x times one slice of kLanes columns, before the zero-point correction.
+/// dot[i] = row i of x times one slice of kLanes columns, without corrections.
 template <int kBits, int kM>
-MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, int32_t offset, const Int8Block* x,
-                                      int64_t x_stride, I (&dot)[kM]) {
-  Unroll<kM>([&](auto i) {
-    const int32_t correction = offset * x[i * x_stride].sum;
-    dot[i] = SetWord(static_cast<uint32_t>(-correction));
-  });
+MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, const Int8Block* x, int64_t x_stride,
+                                      I (&dot)[kM]) {
+  Unroll<kM>([&](auto i) { dot[i] = SetWord(0); });
   for (int half = 0; half < 2; ++half) {
     const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
     Unroll<kM>([&](auto i) { dot[i] = AddDot(dot[i], weights, x[i * x_stride].q + 16 * half); });
   }
 }
 
-/// A slice's dot products as fp32, with the zero-point correction, times the weight scale.
-MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, int32_t sum) {
-  F value = ToFloat(dot);
+/// A slice's dot products as fp32, corrected, times the weight scale. The correction for the codes'
+/// offset is exact: all its terms are integers below 2^24.
+MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, float sum) {
+  F value = Fma(Set(-panel.offset), Set(sum), ToFloat(dot));
   if (panel.has_zeros) {
     const F zero = Load(panel.parameters.zero + group);
-    value = Sub(value, Mul(zero, Set(static_cast<float>(sum))));
+    value = Sub(value, Mul(zero, Set(sum)));
   }
   return Mul(value, Load(panel.parameters.scale + group));
 }
@@ -58,7 +56,7 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * column;
       const int64_t group = panel.group[slice] + column;
       I dot[kM];
-      MultiplySlice<kBits>(bytes, panel.offset, x + slice, x_stride, dot);
+      MultiplySlice<kBits>(bytes, x + slice, x_stride, dot);
       Unroll<kM>([&](auto i) {
         const Int8Block& activations = x[i * x_stride + slice];
         total[i] = Add(
@@ -80,8 +78,12 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
   }
   const ByteCodes codes = ByteCodesOf(w);
   GroupParameters parameters;
-  BytePanel panel{
-      bytes, 0, parameters, {}, kBits == 8 ? kWideOffset : codes.offset, w.zeros != nullptr};
+  BytePanel panel{bytes,
+                  0,
+                  parameters,
+                  {},
+                  static_cast<float>(kBits == 8 ? kWideOffset : codes.offset),
+                  w.zeros != nullptr};
   for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
     const int64_t chunks = w.chunks - chunk < kPassChunks ? w.chunks - chunk : kPassChunks;
     parameters.Fill(w, block, chunk, chunks);

@@ -57,7 +57,7 @@ TEST(QuantizeRow, RoundsToNearestEvenInUnitsOfTheLargest) {
     EXPECT_EQ(static_cast<float>(block.q[i]), expected) << "byte " << i;
     sum += block.q[i];
   }
-  EXPECT_EQ(block.sum, sum);
+  EXPECT_EQ(block.sum, static_cast<float>(sum));
 }
 
 TEST(QuantizeRow, KeepsZeroTinyAndNonFiniteBlocksDefined) {
