@@ -2,7 +2,7 @@
 //
 //   out[i, n] = Sum over lanes of (fma over k of w[n, k] * x[i, k], lane by lane)
 //
-//   small-batch GEMV (m = 1, 4)  otherwise
+//   few rows (kMostFused)        otherwise
 //   a row of weights decoded     kPanelRows rows of 1024 k decoded to L1, then tiles of
 //   in registers, m FMAs         kPanelRows x kPanelM dot products over them
 //   per vector
@@ -66,6 +66,17 @@ static void MultiplyFused(const Pass& pass, const PassRows& rows) {
       Unroll<kM>([&](auto i) { Store(row_lanes + i * kBlockRows * kLanes, sums[i]); });
     }
   }
+}
+
+/// Most rows of MultiplyFused: it pays off if decoding is cheaper than a round trip through L1.
+template <Kind kKind>
+inline constexpr int kMostFused = kKind == Kind::kTable ? kFusedRows : 1;
+
+/// The MultiplyFused of m rows, 1 to kMostFused.
+template <int kBits, Kind kKind, GroupMode kMode, int kM = kMostFused<kKind>>
+static void MultiplyFusedRows(int64_t m, const Pass& pass, const PassRows& rows) {
+  if (m == kM) return MultiplyFused<kBits, kKind, kMode, kM>(pass, rows);
+  if constexpr (kM > 1) MultiplyFusedRows<kBits, kKind, kMode, kM - 1>(m, pass, rows);
 }
 
 /// Dot products of kN panel rows with kM activation rows over `count` k.
@@ -138,11 +149,8 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const void* x, int6
     const Pass pass{w, parameters, groups, block, chunk, chunks};
     const PassRows rows{activations + chunk * kChunkK,
                         x_stride / static_cast<int64_t>(sizeof(float)), lanes};
-    // Fusing pays off if a table lookup is cheaper than a round trip through L1.
-    if (m == 1) {
-      MultiplyFused<kBits, kKind, kMode, 1>(pass, rows);
-    } else if (m == 4 && kKind == Kind::kTable) {
-      MultiplyFused<kBits, kKind, kMode, 4>(pass, rows);
+    if (m <= kMostFused<kKind>) {
+      MultiplyFusedRows<kBits, kKind, kMode>(m, pass, rows);
     } else {
       MultiplyByPanel(pass, &DecodePanel<kBits, kKind, kMode>, rows, m, panel);
     }

@@ -16,7 +16,8 @@ using I = __m512i;  ///< kLanes 32-bit words.
 inline constexpr int kLanes = 16;
 inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
-inline constexpr int kDots = 16;  ///< Accumulators of an attention tile.
+inline constexpr int kFusedRows = 8;  ///< See exact_kernel.inl.h.
+inline constexpr int kDots = 16;      ///< Accumulators of an attention tile.
 
 /// Stops the compiler from folding a load into each of its uses, which costs a load port per use.
 MARLIN_SIMD_INLINE F KeepInRegister(F v) {

@@ -16,6 +16,7 @@ using I = uint32x4_t;
 inline constexpr int kLanes = 4;
 inline constexpr int kPanelRows = 4;  ///< 4 x 4 accumulators, 8 loads per 16 FMAs, 32 registers.
 inline constexpr int kPanelM = 4;
+inline constexpr int kFusedRows = 8;  ///< See exact_kernel.inl.h.
 inline constexpr int kDots = 16;
 inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.
 

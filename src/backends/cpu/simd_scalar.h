@@ -18,6 +18,7 @@ using I = uint32_t;
 inline constexpr int kLanes = 1;
 inline constexpr int kPanelRows = 4;
 inline constexpr int kPanelM = 3;
+inline constexpr int kFusedRows = 4;  ///< See exact_kernel.inl.h.
 inline constexpr int kDots = 4;
 inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.
 
