@@ -31,9 +31,6 @@ Support SupportsAmx(const GemmDesc& desc, const DeviceProperties& /*device*/) {
 
 Support SupportsAvx512Bf16(const GemmDesc& desc, const DeviceProperties& device) {
   if (!device.avx512_bf16) return {"needs avx512_bf16"};
-  if (desc.determinism == Determinism::kBatchInvariant && NeedsTwoTerms(desc)) {
-    return {"is not selected for every number of rows of {1}", 0, DTypeName(desc.a_type)};
-  }
   return SupportsBf16(desc);
 }
 
@@ -82,10 +79,12 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 #undef MARLIN_CPU_KERNEL
 });
 
-/// The time of `rows` rows of bf16 dot products, in units of one row of the exact kernel. Measured
-/// on a Zen 5 with 4096 x 4096 weights (docs/kernels/cpu.md).
-double CostOfDots(double rows, bool two_terms) {
-  return two_terms ? 1.2 + rows / 2.5 : 0.5 + rows / 4;
+/// The time of `rows` rows of bf16 dot products, in units of one row of the exact kernel, as
+/// measured on a Zen 5 (docs/kernels/cpu.md). Split activations are a tenth to a quarter faster
+/// than in the exact kernel, which is not worth its accuracy.
+double CostOfDots(double rows, const GemmDesc& desc, const DeviceProperties& device) {
+  if (!device.fast_bf16_dots) return 3 * rows;
+  return NeedsTwoTerms(desc) ? 1.1 * rows : 0.5 + rows / 4;
 }
 
 }  // namespace
@@ -96,8 +95,7 @@ double CostOf(const KernelDesc& kernel, const GemmDesc& desc, const DeviceProper
   const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
   const auto rows = static_cast<double>(desc.m);
   if (kernel.level == Isa::kAvx512 && kernel.grade == Grade::kBf16Compute) {
-    const double cost = device.fast_bf16_dots ? CostOfDots(rows, NeedsTwoTerms(desc)) : 3 * rows;
-    return weights * cost * LevelCost(Isa::kAvx512);
+    return weights * CostOfDots(rows, desc, device) * LevelCost(Isa::kAvx512);
   }
   if (kernel.level != Isa::kAmx) return weights * rows * LevelCost(kernel.level);
   // On a Xeon with AMX, the AMX kernel takes as long for one row as the AVX-512 kernels for 4 to 5

@@ -235,12 +235,9 @@ TEST(SelectKernel, OnACpuTakesBf16DotsWhereTheyAreFast) {
       EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512") << m;
       device.fast_bf16_dots = true;
       EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512_bf16") << m;
-      // Two terms do twice the work, and m may decide only without batch invariance.
+      // Two terms are twice the work.
       desc.a_type = DType::kF32;
-      EXPECT_EQ(ChosenOnCpu(device, desc), m == 1 || determinism == Determinism::kBatchInvariant
-                                               ? "marlin_gemm_avx512"
-                                               : "marlin_gemm_avx512_bf16")
-          << m;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512") << m;
       desc.allow_bf16_activations = true;
       EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512_bf16") << m;
       desc.accuracy = Accuracy::kExact;
