@@ -39,6 +39,7 @@ CPU_RUNS: list[tuple[str, list[str]]] = [
     ("", ["gemm", "--group-size", "32", "--scale-dtype", "e8m0"]),
     ("", ["gemm", "--group-size", "16", "--scale-dtype", "e4m3"]),
     ("", ["gemm", "--activations", "f16", *shapes_of(4096, 4096, 16, 512)]),
+    ("", ["gemm", "--accuracy", "exact", *shapes_of(4096, 4096, 1, 2, 8, 64, 512)]),
     *((level, ["gemm", "--against", "openblas"]) for level in ("avx512", "avx2")),
     *(
         (level, ["gemm", "--accuracy", "w4a8", "--group-size", "32"])

@@ -171,10 +171,10 @@ struct RowWords {
 
 /// The value of the code at bit kShift of every lane; unscaled unless `table` is scaled. Lookups in
 /// `table` ignore the bits above the code; the other kinds mask them.
-template <Kind kKind, int kShift>
+template <int kBits, Kind kKind, int kShift>
 MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
   if constexpr (kKind == Kind::kTable) {
-    return Lookup(table, ShiftRight<kShift>(words));
+    return Lookup<kBits>(table, ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
   } else if constexpr (kKind == Kind::kE4M3) {
@@ -248,6 +248,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
   // FP8 codes become bf16 words, two slices at a time.
   constexpr bool kByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kKind == Kind::kE5M2);
+  constexpr Kind kRawKind = kByBytes ? Kind::kBf16 : kKind;
   Table table = LoadTable(w.table);
   I words[kParts];
   [[maybe_unused]] I second[kParts];
@@ -284,7 +285,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       for (int part = 0; part < kParts; ++part) {
         const I codes =
             kBits == 32 ? RowWords<kBits>::Load(chunk, row, kJ, part, kParity) : words[part];
-        F value = RawValue < kByBytes ? Kind::kBf16 : kKind, kShift > (w, table, codes);
+        F value = RawValue<kBits, kRawKind, kShift>(w, table, codes);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
       }

@@ -79,7 +79,9 @@ struct Table {
   F high;  ///< Indices 8..15.
 };
 MARLIN_SIMD_INLINE Table LoadTable(const float* p) { return {Load(p), Load(p + 8)}; }
+template <int kBits>
 MARLIN_SIMD_INLINE F Lookup(Table t, I index) {
+  if constexpr (kBits <= 3) return _mm256_permutevar8x32_ps(t.low, index);
   // permutevar8x32 uses three index bits; the fourth, shifted to the sign bit, selects the half.
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index),
                           _mm256_permutevar8x32_ps(t.high, index), AsFloat(ShiftLeft<28>(index)));

@@ -71,12 +71,15 @@ MARLIN_SIMD_INLINE F Gather(const float* table, I index) {
   return _mm512_i32gather_ps(index, table, 4);
 }
 
-/// A lookup table of 16 floats; only the low four bits of an index are used.
+/// A lookup table of 16 floats for codes of kBits; the bits of an index above a code are ignored.
 struct Table {
   F values;
 };
 MARLIN_SIMD_INLINE Table LoadTable(const float* p) { return {Load(p)}; }
-MARLIN_SIMD_INLINE F Lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t.values); }
+template <int kBits>
+MARLIN_SIMD_INLINE F Lookup(Table t, I index) {
+  return _mm512_permutexvar_ps(index, t.values);
+}
 MARLIN_SIMD_INLINE Table SubTable(Table t, F x) { return {Sub(t.values, x)}; }
 MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.values, x)}; }
 MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.values, x)}; }

@@ -78,6 +78,7 @@ struct Table {
 MARLIN_SIMD_INLINE Table LoadTable(const float* p) {
   return {{Load(p), Load(p + 4), Load(p + 8), Load(p + 12)}};
 }
+template <int kBits>
 MARLIN_SIMD_INLINE F Lookup(const Table& t, I index) {
   // Byte indices of entry i: 4 i, 4 i + 1, 4 i + 2, 4 i + 3.
   const I low = And(index, SetWord(15));

@@ -70,7 +70,10 @@ MARLIN_SIMD_INLINE Table LoadTable(const float* p) {
   std::memcpy(t.values, p, sizeof(t.values));
   return t;
 }
-MARLIN_SIMD_INLINE F Lookup(const Table& t, I index) { return t.values[index & 15u]; }
+template <int kBits>
+MARLIN_SIMD_INLINE F Lookup(const Table& t, I index) {
+  return t.values[index & 15u];
+}
 MARLIN_SIMD_INLINE Table SubTable(Table t, F x) {
   for (float& value : t.values) value -= x;
   return t;
