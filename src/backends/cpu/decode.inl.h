@@ -236,6 +236,28 @@ MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& 
   return table;
 }
 
+/// Whether FP8 codes become bf16 words by byte permutation, two slices at a time.
+template <Kind kKind>
+inline constexpr bool kFp8ByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kKind == Kind::kE5M2);
+
+/// Loads the words of slice kJ of a row unless they are there already: up to 4 bits, all four
+/// slices share their words. What a look-up of FP8 yields beyond a slice, it leaves in `second`
+/// for the next one. Values of 32 bits have no words of a slice.
+template <int kBits, Kind kKind, int kJ>
+MARLIN_SIMD_INLINE void LoadSliceWords(const uint8_t* chunk, int row, I (&words)[kParts],
+                                       I (&second)[kParts]) {
+  if constexpr (kFp8ByBytes<kKind> && kJ % 2 == 1) {
+    for (int part = 0; part < kParts; ++part) words[part] = second[part];
+  } else if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
+    for (int part = 0; part < kParts; ++part) {
+      words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
+      if constexpr (kFp8ByBytes<kKind>) {
+        LookUpBytes(kFp8Bytes<kKind>.high, kFp8Bytes<kKind>.low, words[part], second[part]);
+      }
+    }
+  }
+}
+
 /// Decodes one row of a chunk and passes every vector of weights to sink(offset, weights), where
 /// offset is the position in the chunk's packed activations, in floats. Offsets ascend.
 template <int kBits, Kind kKind, GroupMode kMode, class Sink>
@@ -246,12 +268,11 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
                                                             Sink&& sink) {
   constexpr bool kScaled = kBits <= 8;
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
-  // FP8 codes become bf16 words, two slices at a time.
-  constexpr bool kByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kKind == Kind::kE5M2);
+  constexpr bool kByBytes = kFp8ByBytes<kKind>;
   constexpr Kind kRawKind = kByBytes ? Kind::kBf16 : kKind;
   Table table = LoadTable(w.table);
   I words[kParts];
-  [[maybe_unused]] I second[kParts];
+  I second[kParts];
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
@@ -269,16 +290,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
       return value;
     };
-    if constexpr (kByBytes && kJ % 2 == 1) {
-      for (int part = 0; part < kParts; ++part) words[part] = second[part];
-    } else if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
-      for (int part = 0; part < kParts; ++part) {
-        words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
-        if constexpr (kByBytes) {
-          LookUpBytes(kFp8Bytes<kKind>.high, kFp8Bytes<kKind>.low, words[part], second[part]);
-        }
-      }
-    }
+    LoadSliceWords<kBits, kKind, kJ>(chunk, row, words, second);
     Unroll<2>([&](auto parity) __attribute__((always_inline)) {
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = (kByBytes ? 0 : RowWords<kBits>::Shift(kJ)) + 16 * kParity;
