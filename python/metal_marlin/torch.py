@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from . import _core
-from ._arrays import allocator, current_stream, options, torch_view
+from ._arrays import allocator, current_stream, dtype_name, options, torch_view
 from .errors import InvalidArgumentError, UnsupportedError
 from .linear import open_device, pack_weights, prepare
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _SCALE_TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -55,25 +55,46 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return rows.contiguous() if overlaps or rows.stride(1) != 1 else rows
 
 
-@torch.library.custom_op("metal_marlin::linear", mutates_args=(), device_types=_KERNELS_FOR)
-def linear(
+def _linear(
     x: torch.Tensor, bias: torch.Tensor | None, handle: int, expert: int, out_features: int
 ) -> torch.Tensor:
     """x [..., in] times the weights of a handle (see register): [..., out] in x's type."""
-    weights, rows = _weights_of(handle), _rows(x)
-    out = torch.empty((rows.shape[0], out_features), dtype=x.dtype, device=x.device)
-    product = options(
-        _core.ProductOptions(),
-        bias=None if bias is None else torch_view(bias.detach().contiguous()),
-        expert=expert,
-        stream=current_stream(x),
-        allocate=allocator(x),
+    weights, shape = _weights_of(handle), x.shape
+    in_features = shape[-1]
+    rows, stride = x, in_features
+    if not x.is_contiguous():
+        rows = _rows(x)
+        stride = rows.stride(0)
+    out = x.new_empty((*shape[:-1], out_features))
+    _core.gemm_at(
+        weights,
+        x.get_device(),
+        _FLOATS.get(x.dtype) or dtype_name(x),
+        math.prod(shape[:-1]),
+        rows.data_ptr(),
+        in_features,
+        stride,
+        out.data_ptr(),
+        out_features,
+        None if bias is None else torch_view(bias.detach().contiguous()),
+        expert,
+        current_stream(x),
+        allocator(x),
     )
-    _core.gemm(weights.device, torch_view(rows), weights, torch_view(out), product)
-    return out.reshape(*x.shape[:-1], out_features)
+    return out
 
 
-@linear.register_fake
+# Registered by hand: torch.library.custom_op's checks of every call take longer than a small GEMM.
+_library = torch.library.Library("metal_marlin", "FRAGMENT")
+_library.define(
+    "linear(Tensor x, Tensor? bias, int handle, int expert, int out_features) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _key in ("CPU", "CUDA"):
+    _library.impl("linear", _linear, _key)
+
+
+@torch.library.register_fake("metal_marlin::linear", lib=_library)
 def _(
     x: torch.Tensor, bias: torch.Tensor | None, handle: int, expert: int, out_features: int
 ) -> torch.Tensor:
@@ -109,7 +130,10 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, grad_bias, None, None, None
 
 
-linear.register_autograd(_backward, setup_context=_setup_context)
+torch.library.register_autograd(
+    "metal_marlin::linear", _backward, setup_context=_setup_context, lib=_library
+)
+linear = torch.ops.metal_marlin.linear.default
 
 
 def register(
@@ -323,7 +347,7 @@ class MarlinStack(nn.Module):
             raise InvalidArgumentError(
                 f"x: expected [..., {self.in_features}], got {list(x.shape)}"
             )
-        return torch.ops.metal_marlin.linear(x, bias, handle, expert, self.out_features)
+        return linear(x, bias, handle, expert, self.out_features)
 
 
 class MarlinLinear(MarlinStack):

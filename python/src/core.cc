@@ -63,13 +63,6 @@ bool Reaches(const Place& device, const Place& memory) {
   return memory.type == device.type && memory.index == device.index;
 }
 
-void CheckPlace(const char* name, const Place& memory, const OpenDevice& device) {
-  if (Reaches(device.place, memory)) return;
-  throw StatusError(
-      Status(Code::kInvalidArgument, fmt::format("{}: expected an array on {}, got one on {}", name,
-                                                 device.name, memory.ToString())));
-}
-
 template <typename View, typename Source>
 Operand<View, Source> MakeOperand(const char* name, nb::handle object, const OpenDevice& device) {
   if (nb::isinstance<ArrayView>(object)) {
@@ -188,6 +181,13 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
     throw StatusError(Status(Code::kInvalidArgument,
                              fmt::format("array: on {}, which no device can access", device)));
   }
+}
+
+void CheckPlace(const char* name, const Place& memory, const OpenDevice& device) {
+  if (Reaches(device.place, memory)) return;
+  throw StatusError(
+      Status(Code::kInvalidArgument, fmt::format("{}: expected an array on {}, got one on {}", name,
+                                                 device.name, memory.ToString())));
 }
 
 Input InputOf(const char* name, nb::handle object, const OpenDevice& device) {

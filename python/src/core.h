@@ -66,6 +66,9 @@ struct Operand {
 using Input = Operand<TensorView, nb::ndarray<nb::ro>>;
 using Output = Operand<MutableTensorView, nb::ndarray<>>;
 
+/// Throws StatusError, naming the operand, for memory that the device cannot access.
+void CheckPlace(const char* name, const Place& memory, const OpenDevice& device);
+
 /// The view of an ArrayView, or of an array that supports DLPack or the buffer protocol; `object`
 /// must outlive it. Throws StatusError for anything else, for an unsupported element type, and for
 /// memory that the device cannot access.

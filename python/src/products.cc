@@ -116,6 +116,34 @@ Status NamingX(const Status& status) {
   return Status(status.code(), "x: " + status.message().substr(kPrefix.size()));
 }
 
+/// Runs a GEMM whose workspace comes from ProductOptions::allocate.
+void RunWith(nb::handle allocate, const OpenDevice& on, const TensorView& a,
+             const ReadyWeights& ready, const MutableTensorView& out, const GemmOptions& options) {
+  if (allocate.is_none()) {
+    const nb::gil_scoped_release released;
+    Check(NamingX(Gemm(on.device, a, ready.weights, out, options)));
+    return;
+  }
+  // The weights cache plans, so that only the first call for a problem plans.
+  const Result<GemmPlan> plan = PlanGemm(on.device, a, ready.weights, out, options);
+  Check(NamingX(plan.status()));
+  GemmArguments arguments;
+  arguments.bias = options.bias;
+  arguments.row_weight = options.row_weight;
+  arguments.expert = options.expert;
+  arguments.stream = options.stream;
+  nb::object memory;
+  Output workspace;
+  if (plan->workspace_bytes() > 0) {
+    memory = allocate(plan->workspace_bytes());
+    workspace = OutputOf("workspace", memory, on);
+    arguments.workspace = workspace.view.data();
+    arguments.workspace_bytes = workspace.view.ByteCount();
+  }
+  const nb::gil_scoped_release released;
+  Check(NamingX(plan->Run(a, out, arguments)));
+}
+
 void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
              const ProductOptions& product) {
   GemmOptions options = OptionsOf(product);
@@ -131,29 +159,29 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
     row_weight = InputOf("row_weight", product.row_weight, on);
     options.row_weight = row_weight.view;
   }
-  if (product.allocate.is_none()) {
-    const nb::gil_scoped_release released;
-    Check(NamingX(Gemm(on.device, from.view, ready.weights, to.view, options)));
-    return;
+  RunWith(product.allocate, on, from.view, ready, to.view, options);
+}
+
+/// The GEMM of PyTorch's operator, where a view of every tensor would cost more than the launch: x
+/// and out by address, with rows of contiguous columns, on the GPU of an index or, if that is
+/// negative, in host memory.
+void GemmAt(const ReadyWeights& ready, int index, const std::string& type, int64_t m, uintptr_t x,
+            int64_t k, int64_t x_stride, uintptr_t out, int64_t n, nb::handle bias, int64_t expert,
+            uintptr_t stream, nb::handle allocate) {
+  const OpenDevice& on = ready.device;
+  CheckPlace("x", index < 0 ? Place() : Place{nb::device::cuda::value, index}, on);
+  const DType dtype = ParseFloatType("x", type);
+  const TensorView from(reinterpret_cast<const void*>(x), dtype, {m, k}, {x_stride, 1});
+  const MutableTensorView to(reinterpret_cast<void*>(out), dtype, {m, n});
+  GemmOptions options;
+  options.expert = expert;
+  options.stream = reinterpret_cast<void*>(stream);
+  Input added;
+  if (!bias.is_none()) {
+    added = InputOf("bias", bias, on);
+    options.bias = added.view;
   }
-  // The weights cache plans, so that only the first call for a problem plans.
-  const Result<GemmPlan> plan = PlanGemm(on.device, from.view, ready.weights, to.view, options);
-  Check(NamingX(plan.status()));
-  GemmArguments arguments;
-  arguments.bias = options.bias;
-  arguments.row_weight = options.row_weight;
-  arguments.expert = options.expert;
-  arguments.stream = options.stream;
-  nb::object memory;
-  Output workspace;
-  if (plan->workspace_bytes() > 0) {
-    memory = product.allocate(plan->workspace_bytes());
-    workspace = OutputOf("workspace", memory, on);
-    arguments.workspace = workspace.view.data();
-    arguments.workspace_bytes = workspace.view.ByteCount();
-  }
-  const nb::gil_scoped_release released;
-  Check(NamingX(plan->Run(from.view, to.view, arguments)));
+  RunWith(allocate, on, from, ready, to, options);
 }
 
 void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::handle out,
@@ -247,6 +275,12 @@ void BindProducts(nb::module_& module) {
              nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
              "device. A GPU enqueues its work on options.stream.");
+  module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("index"), nb::arg("type"),
+             nb::arg("m"), nb::arg("x"), nb::arg("k"), nb::arg("x_stride"), nb::arg("out"),
+             nb::arg("n"), nb::arg("bias").none(), nb::arg("expert"), nb::arg("stream"),
+             nb::arg("allocate").none(),
+             "gemm of x [m, k] and out [m, n], given by their addresses, which the caller vouches "
+             "for: memory of the GPU of an index, or of the host if it is negative.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
              nb::arg("out"), nb::arg("expert") = 0, nb::arg("stream") = 0);
 }
