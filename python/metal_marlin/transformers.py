@@ -304,10 +304,13 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             self._kept.append((owner, name))
         return matrices
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: nn.Module) -> Any:
-        """Keeps unquantized experts, among quantized ones, separate as in the files."""
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: nn.Module) -> Any:
+        """Keeps unquantized experts, among quantized ones, separate as in the files.
+
+        Some versions of transformers pass no model.
+        """
         # A name of its own prevents such a matrix from being merged with others into one parameter.
-        return super().update_weight_conversions(weight_conversions, model) + [
+        return super().update_weight_conversions(weight_conversions, *model) + [
             WeightRenaming(rf"{owner}.(\d+).{name}.weight", rf"{owner}.\1.{name}.kept")
             for owner, name in self._kept
         ]

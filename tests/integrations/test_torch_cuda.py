@@ -544,7 +544,7 @@ def test_errors_of_modules() -> None:
         module(torch.zeros(2, 256, device=CUDA, dtype=torch.float64))
     stale = module.handle()
     module.cpu()
-    with pytest.raises(mm.InvalidArgumentError, match="of no weights"):
+    with pytest.raises(mm.InvalidArgumentError, match="is not valid; its module was moved"):
         mt.linear(x.to(CUDA), None, stale, 0, 96)
 
 
@@ -552,11 +552,11 @@ def test_errors_of_products() -> None:
     weights = exact_linear(bias=False).quantized()
     on_host, on_device = mm.prepare(weights), mm.prepare(weights, "cuda:0")
     x = integers(2, 256)
-    with pytest.raises(mm.InvalidArgumentError, match="a: expected an array on cuda:0, got .* cpu"):
+    with pytest.raises(mm.InvalidArgumentError, match="x: expected an array on cuda:0, got"):
         mm.matmul(x, on_device)
-    with pytest.raises(mm.InvalidArgumentError, match="a: expected an array on cuda:0, got .* cpu"):
+    with pytest.raises(mm.InvalidArgumentError, match="x: expected an array on cuda:0, got"):
         mm.matmul(x.numpy(), on_device)
-    with pytest.raises(mm.InvalidArgumentError, match="a: expected an array on cpu, got .* cuda:0"):
+    with pytest.raises(mm.InvalidArgumentError, match="x: expected an array on cpu, got one on"):
         mm.matmul(x.to(CUDA), on_host)
     with pytest.raises(mm.InvalidArgumentError, match="bias: expected an array on cuda:0"):
         mm.matmul(x.to(CUDA), on_device, torch.zeros(96))
