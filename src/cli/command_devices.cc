@@ -60,12 +60,12 @@ class DevicesCommand final : public Command {
       document["devices"].push_back(DeviceJson(device));
       text += fmt::format("{}{}", text.empty() ? "" : "\n", DeviceText(device));
     }
-    for (const char* name : {"cuda", "metal"}) {
+    for (const char* name : {"cpu", "cuda", "metal"}) {
       if (found.contains(name)) continue;
       const Result<Device> device = Device::Open(name);
       if (device.ok()) continue;
       document["unavailable"].push_back({{"name", name}, {"reason", device.status().message()}});
-      text += fmt::format("\n{}\n", device.status().message());
+      text += fmt::format("{}{}\n", text.empty() ? "" : "\n", device.status().message());
     }
     return console.json() ? console.PrintJson(document) : console.Print(text);
   }

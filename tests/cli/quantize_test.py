@@ -221,6 +221,11 @@ class Demo(CommandTestCase):
         for missing in document["unavailable"]:
             self.assertIn(missing["reason"], text)
 
+    def test_devices_says_why_the_cpu_is_missing(self) -> None:
+        os.environ["MARLIN_CPU"] = "avx3"
+        self.addCleanup(os.environ.pop, "MARLIN_CPU")
+        self.assertIn("MARLIN_CPU: unknown level 'avx3'", self.succeed("devices"))
+
 
 class Options(CommandTestCase):
     """The effects of the options of quantize."""

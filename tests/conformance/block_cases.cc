@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "backends/cpu/exact_kernel.h"
-#include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/gemm_job.h"
 #include "plan/gemm_desc.h"
 
 namespace marlin::conformance {

@@ -49,13 +49,14 @@ struct ActivationTiles {
   int64_t m_tiles;
 };
 
-/// Source rows of one m tile: at most 16, a_stride elements apart.
+/// Source rows of one m tile: at most 16 of those that are a_stride elements apart.
 struct TileSource {
   const void* a;
   DType type;
   int64_t a_stride;
   int64_t rows;
   int64_t k;
+  const int32_t* gather = nullptr;  ///< [rows] numbers of rows of a; null: the first ones.
 };
 
 /// Elements from one KC block to the next.

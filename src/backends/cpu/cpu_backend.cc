@@ -7,7 +7,7 @@
 
 #include "backends/cpu/cpu_decoder.h"
 #include "backends/cpu/cpu_features.h"
-#include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/gemm_job.h"
 #include "backends/cpu/kernel_table.h"
 #include "backends/cpu/prepared_panels.h"
 #include "backends/cpu/roofline.h"
@@ -40,25 +40,15 @@ class CpuGemm final : public PlannedGemm {
  public:
   CpuGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
           ThreadPool& pool)
-      : PlannedGemm(kernel, variant, WorkspaceBytes(kernel, desc, pool.worker_count())),
+      : PlannedGemm(kernel, variant, GemmWorkspaceBytes(kernel, desc, pool.worker_count())),
         pool_(pool) {}
 
   Status Run(const GemmCall& call) const override {
-    if (kernel().level == Isa::kAmx) {
-      RunAmx(call, pool_);
-    } else {
-      RunRows(call, RowKernelsOf(kernel(), call.desc), pool_);
-    }
+    RunGemm(kernel(), call, pool_);
     return Status();
   }
 
  private:
-  static int64_t WorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
-    return kernel.level == Isa::kAmx
-               ? AmxWorkspaceBytes(desc, workers)
-               : RowsWorkspaceBytes(desc, RowKernelsOf(kernel, desc), workers);
-  }
-
   ThreadPool& pool_;
 };
 

@@ -1,4 +1,4 @@
-// The drivers of the CPU GEMMs: pack activations, schedule tasks over columns, epilogue.
+// What the CPU GEMMs share: tasks over columns, the functions of a kernel, the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -29,25 +29,6 @@ struct TaskGrid {
   ColumnRange Columns(int64_t task) const;
 };
 
-/// Block sizes of a driver: MC blocks of rows, tasks of columns. Conformance cases are placed
-/// around these sizes, because only they reach the code for a second block of either.
-struct GemmBlocking {
-  int64_t rows_per_pass = 0;
-  int64_t columns_per_task = 0;
-};
-/// The sizes of the exact kernels; the others have the same columns, and as many rows or more.
-GemmBlocking RowsBlocking(const GemmDesc& desc, int workers);
-GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
-
-/// Workspace layout of one GEMM.
-struct GemmWorkspace {
-  int64_t bias_offset = 0;
-  int64_t activations_offset = 0;
-  int64_t worker_offset = 0;
-  int64_t worker_bytes = 0;
-  int64_t total_bytes = 0;
-};
-
 /// Whether bf16 kernels split activations into two bf16 terms.
 bool NeedsTwoTerms(const GemmDesc& desc);
 
@@ -65,13 +46,7 @@ RowKernels Bf16RowKernels(const GemmDesc& desc);
 /// The functions of a kernel other than the AMX kernel.
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 
-int64_t RowsWorkspaceBytes(const GemmDesc& desc, const RowKernels& kernels, int workers);
-void RunRows(const GemmCall& call, const RowKernels& kernels, ThreadPool& pool);
-
-int64_t AmxWorkspaceBytes(const GemmDesc& desc, int workers);
-void RunAmx(const GemmCall& call, ThreadPool& pool);
-
-/// Widens the bias to fp32 into `target`; returns null if there is none.
+/// The bias in fp32, widened into `target` if it is in another type; null if there is none.
 const float* WidenBias(const GemmCall& call, float* target);
 
 /// Complete accumulators of some rows: gate[i * stride + c] is row i, column c; for GLU, `up` is
@@ -82,8 +57,8 @@ struct FinishedSums {
   int64_t stride;
 };
 
-/// Runs the epilogue on accumulators that begin at output row first_m, column columns.first.
+/// Runs the epilogue on the accumulators of all rows of a call, from column columns.first on.
 void StoreRows(const GemmCall& call, const ExactKernels& kernels, const float* bias,
-               ColumnRange columns, int64_t first_m, int64_t rows, const FinishedSums& sums);
+               ColumnRange columns, const FinishedSums& sums);
 
 }  // namespace marlin::cpu

@@ -331,7 +331,7 @@ void MultiplyStrips(const StripJob& job) {
 
 void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t* high,
                uint16_t* low) {
-  const auto& [a, type, a_stride, rows, k] = source;
+  const auto& [a, type, a_stride, rows, k, gather] = source;
   const int64_t size = type == DType::kF32 ? 4 : 2;
   const int64_t padded = (k + kMaxPanelK - 1) / kMaxPanelK * kMaxPanelK;
   for (int64_t k0 = 0; k0 < padded; k0 += kSliceK) {
@@ -343,7 +343,8 @@ void PackTiles(const TileSource& source, int64_t tile, int64_t m_tiles, uint16_t
       high_rows[m] = _mm512_setzero_si512();
       low_rows[m] = _mm512_setzero_si512();
       if (m < rows && k0 < k) {
-        const auto* row = static_cast<const uint8_t*>(a) + (m * a_stride + k0) * size;
+        const int64_t number = gather == nullptr ? m : gather[m];
+        const auto* row = static_cast<const uint8_t*>(a) + (number * a_stride + k0) * size;
         SplitSlice(row, type, k - k0, high_rows[m], low_rows[m]);
       }
     }
