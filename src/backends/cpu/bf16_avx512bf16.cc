@@ -105,6 +105,27 @@ void DecodePanel(const Pass& pass, uint16_t* panel) {
   }
 }
 
+/// Decodes chunk c of a pass, of one column.
+template <int kBits, Kind kKind, GroupMode kMode>
+MARLIN_SIMD_INLINE void DecodeColumn(const Pass& pass, int64_t c, int row, I (&weights)[4]) {
+  DecodeBf16Row<kBits, kKind, kMode>(
+      pass.w, pass.parameters, pass.groups[c], pass.codes + c * ChunkBytes(kBits),
+      row, [&](auto j, I slice) __attribute__((always_inline)) { weights[j] = slice; });
+}
+
+/// sums[n][i] += column n of a chunk times row i of its activations.
+template <int kM>
+MARLIN_SIMD_INLINE void AddChunk(const I (&weights)[2][4], const uint8_t* x, int64_t x_stride,
+                                 F (&sums)[2][kM]) {
+  Unroll<4>([&](auto j) __attribute__((always_inline)) {
+    Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+      const I activations = LoadWords(x + i * x_stride + j * kTermSliceBytes);
+      sums[0][i] = AddDot(sums[0][i], weights[0][j], activations);
+      sums[1][i] = AddDot(sums[1][i], weights[1][j], activations);
+    });
+  });
+}
+
 /// Few rows: weights of two columns are decoded in registers and multiplied with all kM rows.
 template <int kBits, Kind kKind, GroupMode kMode, int kM>
 void MultiplyFew(const Pass& pass, const uint8_t* x, int64_t x_stride, float* lanes) {
@@ -121,21 +142,9 @@ void MultiplyFew(const Pass& pass, const uint8_t* x, int64_t x_stride, float* la
       for (int64_t i = 0; i < kPairBytes; i += 64) Prefetch(ahead + i);
       ahead += kPairBytes;
       I weights[2][4];
-      Unroll<2>([&](auto n) __attribute__((always_inline)) {
-        DecodeBf16Row<kBits, kKind, kMode>(
-            pass.w, pass.parameters, pass.groups[c], pass.codes + c * kBytes,
-            row + n, [&](auto j, I slice) __attribute__((always_inline)) {
-              weights[n][j] = slice;
-            });
-      });
-      const uint8_t* const from = x + c * 4 * kTermSliceBytes;
-      Unroll<4>([&](auto j) __attribute__((always_inline)) {
-        Unroll<kM>([&](auto i) __attribute__((always_inline)) {
-          const I activations = LoadWords(from + i * x_stride + j * kTermSliceBytes);
-          sums[0][i] = AddDot(sums[0][i], weights[0][j], activations);
-          sums[1][i] = AddDot(sums[1][i], weights[1][j], activations);
-        });
-      });
+      DecodeColumn<kBits, kKind, kMode>(pass, c, row, weights[0]);
+      DecodeColumn<kBits, kKind, kMode>(pass, c, row + 1, weights[1]);
+      AddChunk<kM>(weights, x + c * 4 * kTermSliceBytes, x_stride, sums);
     }
     Unroll<kM>([&](auto i) {
       Store(lanes + i * kLaneRow + row * kLanes, sums[0][i]);
