@@ -1,11 +1,18 @@
-// Mixture of experts (MoE): routing tokens to experts.
+// Mixture of experts (MoE): routing tokens to experts, and running the experts of a layer.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
 
+#include "marlin/decoder.h"
 #include "marlin/device.h"
+#include "marlin/gemm.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
+#include "marlin/weights.h"
 
 #pragma GCC visibility push(default)
 namespace marlin {
@@ -36,6 +43,126 @@ struct RouterOptions {
 Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
                    const MutableTensorView& ids, const MutableTensorView& weights,
                    void* stream = nullptr);
+
+/// The router of a layer.
+struct Router {
+  PreparedWeights weights;  ///< [hidden, experts]
+  TensorView bias = {};     ///< [experts], added to the logits; as GemmOptions::bias.
+  RouterOptions options = {};
+};
+
+/// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
+/// of x and the router's weights. Errors: also those of Gemm.
+Status RouteTokens(const Device& device, const TensorView& x, const Router& router,
+                   const MutableTensorView& ids, const MutableTensorView& weights,
+                   void* stream = nullptr);
+
+/// A linear map of an expert: a matrix [k, n] of prepared weights, and a bias.
+struct ExpertMatrix {
+  PreparedWeights weights;
+  int64_t index = 0;     ///< Which one, of stacked matrices.
+  TensorView bias = {};  ///< f32 [n], device memory that outlives the experts; or empty.
+};
+
+/// The MLP of an expert: down(activation(gate(x)) * up(x)). Formats may differ between the matrices
+/// and between experts. Without any matrix the expert is not on this device (expert parallelism,
+/// placement) and adds nothing to the tokens that select it.
+struct Expert {
+  ExpertMatrix gate;  ///< [hidden, inner]; without `up` [hidden, 2 inner]: gate and up along n.
+  ExpertMatrix up;    ///< [hidden, inner], or no weights.
+  ExpertMatrix down;  ///< [inner, hidden]
+};
+
+/// An expert that every token runs, added last: times 1, or times sigmoid(x gate).
+struct SharedExpert {
+  Expert expert;         ///< Without any matrix: none.
+  PreparedWeights gate;  ///< [hidden, 1], or no weights.
+};
+
+/// The experts of a layer, checked once. Immutable; copies share the data; thread-safe.
+class ExpertSet {
+ public:
+  struct Storage;
+  ExpertSet() = default;
+  explicit ExpertSet(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
+  /// `experts` in the order of their ids. Errors: kInvalidArgument naming expert and matrix for
+  /// weights of another device and for shapes that do not fit; no expert at all.
+  static Result<ExpertSet> Make(const Device& device, std::span<const Expert> experts,
+                                const SharedExpert& shared = {});
+
+  int64_t count() const;   ///< Experts, with those on other devices, without the shared one.
+  int64_t hidden() const;  ///< Features of x and of the result; 0 if all experts are elsewhere.
+  /// For the library's own use.
+  const Storage* storage() const { return storage_.get(); }
+
+ private:
+  std::shared_ptr<const Storage> storage_;
+};
+
+/// Everything that a plan of experts depends on besides their weights.
+struct ExpertsProblem {
+  int64_t tokens = 0;
+  int64_t top_k = 0;
+  DType x_type = DType::kBf16;
+  DType out_type = DType::kBf16;
+  GateOptions gate = {};
+  /// As in GemmOptions, for each of the GEMMs. Between gate and down the values are f32, which
+  /// allow_bf16_activations allows to be rounded.
+  Accuracy accuracy = Accuracy::kDefault;
+  Determinism determinism = Determinism::kDefault;
+  bool allow_bf16_activations = true;
+};
+
+/// The arguments of a run besides its operands, as in GemmArguments.
+struct ExpertsArguments {
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+
+/// A plan of the experts of a layer. Immutable, cheap to copy, usable from any thread.
+class ExpertsPlan {
+ public:
+  struct State;
+  ExpertsPlan() = default;
+  explicit ExpertsPlan(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  /// Minimum size of ExpertsArguments::workspace, which is 64-byte aligned device memory.
+  int64_t workspace_bytes() const;
+
+  /// out[t] = the sum over s of weights[t, s] * expert ids[t, s] of x[t], in the order of s, then
+  /// the shared expert; fp32, rounded once. x and out are [tokens, hidden] with contiguous columns,
+  /// ids i32 and weights f32, both [tokens, top_k] and contiguous; all are device memory and do not
+  /// overlap. A row of the result depends on its own row of x only; with kBatchInvariant its bits
+  /// depend neither on the other rows nor on their number. Errors: kInvalidArgument for operands
+  /// that do not match the problem, and for an id that is no expert (naming token and selection;
+  /// from Device::Synchronize unless device memory is host memory), out is then undefined.
+  Status Run(const TensorView& x, const TensorView& ids, const TensorView& weights,
+             const MutableTensorView& out, const ExpertsArguments& arguments = {}) const;
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// Plans the experts of a layer; the set remembers its plans. Errors: kInvalidArgument for an
+/// invalid problem, kUnsupported on a device without an implementation or without a kernel for one
+/// of the GEMMs, kOutOfMemory.
+Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
+                                const ExpertSet& experts);
+
+/// Options of MoeForward, as in ExpertsProblem.
+struct MoeOptions {
+  GateOptions gate = {};
+  Accuracy accuracy = Accuracy::kDefault;
+  Determinism determinism = Determinism::kDefault;
+  bool allow_bf16_activations = true;
+  void* stream = nullptr;
+};
+
+/// out = the MoE block of x: RouteTokens, then the experts. Errors: theirs.
+Status MoeForward(const Device& device, const TensorView& x, const Router& router,
+                  const ExpertSet& experts, const MutableTensorView& out,
+                  const MoeOptions& options = {});
 
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -202,15 +202,6 @@ Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner
 
 }  // namespace
 
-Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
-              const MutableTensorView& out, const TensorView& row_weight) {
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView inner,
-                          pass.arena.Take(DType::kF32, {x.dim(0), mlp.down.in}));
-  MARLIN_RETURN_IF_ERROR(RunGate(pass, mlp, x, inner));
-  return Apply(pass.device, mlp.down, inner, pass.products, out, row_weight);
-}
-
 StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
   const auto* const add = std::get_if<ProjectAddStep>(&operation);
   const auto layer = [](const auto& step) -> int64_t {

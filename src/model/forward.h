@@ -88,9 +88,6 @@ Status RunExperts(const Pass& pass, int64_t layer);
 /// out = norm(x); out may be x.
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out);
-/// out = mlp(x), rows scaled by row_weight (f32 [rows of x]) if given.
-Status RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
-              const MutableTensorView& out, const TensorView& row_weight = {});
 /// hidden += norm(block), or block without a norm; overwrites block.
 Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block);
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "marlin/checkpoint.h"
+#include "marlin/moe.h"
 #include "marlin/tensor.h"
 #include "model/decoder_config.h"
 #include "model/prepared_file.h"
@@ -45,6 +46,7 @@ struct ExpertsLayer {
   std::vector<MlpLayer> experts;
   MlpLayer shared;         ///< Empty if there is none.
   Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
+  ExpertSet set;           ///< All of them; refers to their biases.
 };
 
 struct DecoderLayer {

@@ -157,6 +157,30 @@ class DecoderLoader {
       MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
     }
     MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));
+    return MakeSet(layer);
+  }
+
+  /// The matrices of an expert: gate and up are one part, or one each.
+  static Expert ExpertOf(const MlpLayer& mlp) {
+    const auto matrix = [](const Projection& projection, size_t part, int64_t column) {
+      ExpertMatrix made;
+      if (part >= projection.parts.size()) return made;
+      made.weights = projection.parts[part];
+      if (projection.has_bias()) {
+        made.bias = TensorView(static_cast<const float*>(projection.bias.data()) + column,
+                               DType::kF32, {made.weights.spec().n});
+      }
+      return made;
+    };
+    return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
+  }
+
+  Status MakeSet(ExpertsLayer* layer) {
+    std::vector<Expert> experts;
+    for (const MlpLayer& mlp : layer->experts) experts.push_back(ExpertOf(mlp));
+    SharedExpert shared{ExpertOf(layer->shared), {}};
+    if (!layer->shared_gate.empty()) shared.gate = layer->shared_gate.parts.front();
+    MARLIN_ASSIGN_OR_RETURN(layer->set, ExpertSet::Make(device_, experts, shared));
     return {};
   }
 

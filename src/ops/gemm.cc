@@ -12,10 +12,26 @@
 #include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/select_for.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 
 namespace marlin {
+
+Result<KernelChoice> SelectFor(const Device::Impl& device, const GemmDesc& desc,
+                               std::string_view forced, bool use_table) {
+  const Backend& backend = device.backend();
+  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& problem) {
+    return backend.Cost(kernel, problem);
+  };
+  const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& problem,
+                              const KernelVariant& variant) {
+    return backend.CanRunAs(kernel, problem, variant);
+  };
+  const TuningTable* const table = use_table ? &device.tuning() : nullptr;
+  return SelectKernel(desc, {backend.Properties(), backend.Kernels(), cost, can_run_as, table},
+                      forced);
+}
 
 struct GemmPlan::State {
   PreparedWeights weights;
@@ -186,21 +202,6 @@ class EmptyGemm final : public PlannedGemm {
   Status Run(const GemmCall& /*call*/) const override { return {}; }
 };
 
-Result<KernelChoice> Select(const Device& device, const GemmDesc& desc, std::string_view forced,
-                            bool use_table = true) {
-  const Backend& backend = device.impl().backend();
-  const auto cost = [&](const KernelDesc& kernel, const GemmDesc& problem) {
-    return backend.Cost(kernel, problem);
-  };
-  const auto can_run_as = [&](const KernelDesc& kernel, const GemmDesc& problem,
-                              const KernelVariant& variant) {
-    return backend.CanRunAs(kernel, problem, variant);
-  };
-  const TuningTable* const table = use_table ? &device.impl().tuning() : nullptr;
-  return SelectKernel(desc, {backend.Properties(), backend.Kernels(), cost, can_run_as, table},
-                      forced);
-}
-
 Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const GemmDesc& desc,
                                                 const PreparedWeights& weights,
                                                 const KernelDesc& kernel,
@@ -216,7 +217,7 @@ Result<std::shared_ptr<const PlannedGemm>> FindPlan(const Device& device, const 
   PlanCache& plans = weights.storage()->plans;
   if (std::shared_ptr<const PlannedGemm> known = plans.Find(desc, forced)) return known;
   try {
-    MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Select(device, desc, forced));
+    MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, SelectFor(device.impl(), desc, forced));
     MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
                             Plan(device, desc, weights, *choice.kernel, choice.variant));
     plans.Add(desc, forced, planned);
@@ -341,7 +342,7 @@ Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const Te
   MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, a, weights, out, options));
   const Backend& backend = device.impl().backend();
   MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, ""));
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, Select(device, desc, "", false));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, SelectFor(device.impl(), desc, "", false));
   std::vector<GemmCandidate> candidates;
   for (const KernelDesc& kernel : backend.Kernels()) {
     if (!CheckSupport(kernel, desc, backend.Properties()).ok()) continue;

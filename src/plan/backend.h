@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -21,8 +22,14 @@ namespace marlin {
 
 class DecoderBackend;
 struct LookUpWeightRowsCall;
-
+struct ExpertsProblem;
+struct KernelChoice;
+struct LayerExperts;
+class PlannedExperts;
 class PlannedGemm;
+
+/// The selection of a kernel for a GEMM on a device.
+using SelectGemm = std::function<Result<KernelChoice>(const GemmDesc&)>;
 
 /// Cache of the plans of one set of prepared weights, keyed by problem and forced kernel: a layer
 /// runs the same few problems over and over. Thread-safe; a hit allocates nothing.
@@ -168,6 +175,14 @@ class Backend {
   virtual Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& weights) const = 0;
+  /// Plans the experts of a layer, which outlive the plan; tokens and top_k are not 0. The plan
+  /// keeps `select`. Null: this backend has no implementation of its own. Errors: kUnsupported for
+  /// a GEMM without a kernel.
+  virtual Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
+      const ExpertsProblem& /*problem*/, const LayerExperts& /*experts*/,
+      const SelectGemm& /*select*/) const {
+    return std::shared_ptr<const PlannedExperts>();
+  }
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out, void* stream) const = 0;
   /// The decoder operations other than GEMMs; lives as long as the backend. Null: unsupported.

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "backends/cpu/cpu_decoder.h"
+#include "backends/cpu/cpu_experts.h"
 #include "backends/cpu/cpu_features.h"
 #include "backends/cpu/gemm_job.h"
 #include "backends/cpu/kernel_table.h"
@@ -124,6 +125,12 @@ class CpuBackend final : public Backend {
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& /*weights*/) const override {
     return {std::make_shared<const CpuGemm>(kernel, desc, variant, *pool_)};
+  }
+
+  Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
+      const ExpertsProblem& problem, const LayerExperts& experts,
+      const SelectGemm& select) const override {
+    return PlanCpuExperts(level_, *pool_, problem, experts, select);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,

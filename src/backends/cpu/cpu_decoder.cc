@@ -20,23 +20,6 @@ namespace {
 /// Elements of a row that are widened to fp32 at a time.
 constexpr int64_t kPiece = 512;
 
-const DecoderKernels& KernelsOf(Isa level) {
-  switch (level) {
-#if defined(__x86_64__)
-    case Isa::kAmx:
-    case Isa::kAvx512:
-      return avx512::kDecoderKernels;
-    case Isa::kAvx2:
-      return avx2::kDecoderKernels;
-#elif defined(__aarch64__)
-    case Isa::kNeon:
-      return neon::kDecoderKernels;
-#endif
-    default:
-      return scalar::kDecoderKernels;
-  }
-}
-
 const SegmentKernel* SegmentKernelOf([[maybe_unused]] Isa level) {
 #if defined(__x86_64__)
   if (level == Isa::kAmx) return &amx::kSegmentKernel;
@@ -77,9 +60,26 @@ void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_t
 
 }  // namespace
 
+const DecoderKernels& DecoderKernelsOf(Isa level) {
+  switch (level) {
+#if defined(__x86_64__)
+    case Isa::kAmx:
+    case Isa::kAvx512:
+      return avx512::kDecoderKernels;
+    case Isa::kAvx2:
+      return avx2::kDecoderKernels;
+#elif defined(__aarch64__)
+    case Isa::kNeon:
+      return neon::kDecoderKernels;
+#endif
+    default:
+      return scalar::kDecoderKernels;
+  }
+}
+
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
     : pool_(pool),
-      kernels_(KernelsOf(level)),
+      kernels_(DecoderKernelsOf(level)),
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
 

@@ -14,6 +14,9 @@
 
 namespace marlin::cpu {
 
+/// The vector kernels of a level.
+const DecoderKernels& DecoderKernelsOf(Isa level);
+
 class CpuDecoder final : public DecoderBackend {
  public:
   /// The pool must outlive this.

@@ -1,0 +1,344 @@
+// The experts of a layer: checks sets and runs; backends plan and run them.
+#include "plan/experts.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "marlin/moe.h"
+#include "ops/checks.h"
+#include "ops/decoder_checks.h"
+#include "ops/device.h"
+#include "ops/host_experts.h"
+#include "ops/select_for.h"
+
+namespace marlin {
+
+struct ExpertSet::Storage {
+  std::vector<PreparedWeights> kept;  ///< Keeps the memory of the operands.
+  std::vector<ExpertOperands> operands;
+  LayerExperts layer;
+  std::shared_ptr<Device::Impl> device;
+
+  struct Plan {
+    ExpertsProblem problem;
+    std::shared_ptr<const PlannedExperts> planned;
+  };
+  /// The plans made last, of a few numbers of tokens.
+  static constexpr size_t kPlans = 16;
+  mutable std::mutex mutex;
+  mutable std::vector<Plan> plans;
+  mutable size_t next_plan = 0;
+};
+
+struct ExpertsPlan::State {
+  Device device;
+  ExpertSet experts;
+  ExpertsProblem problem;
+  std::shared_ptr<const PlannedExperts> planned;  ///< Null: nothing to compute.
+};
+
+namespace {
+
+Status CheckSizes(const std::string& name, const WeightsSpec& spec, int64_t k, int64_t n) {
+  if (spec.k == k && spec.n == n) return {};
+  return Invalid(fmt::format("{}: expected [{}, {}], got [{}, {}]", name, k, n, spec.k, spec.n));
+}
+
+/// Checks sets of experts and turns them into operands.
+class SetBuilder {
+ public:
+  SetBuilder(const Device& device, ExpertSet::Storage* storage)
+      : device_(device), storage_(*storage) {}
+
+  /// Appends an expert. `name` is its name in errors.
+  Status Add(const std::string& name, const Expert& expert, ExpertOperands* operands) {
+    const bool none = expert.gate.weights.storage() == nullptr &&
+                      expert.up.weights.storage() == nullptr &&
+                      expert.down.weights.storage() == nullptr;
+    if (none) return {};
+    const WeightsSpec& down = expert.down.weights.spec();
+    if (storage_.layer.hidden == 0) storage_.layer.hidden = expert.gate.weights.spec().k;
+    const int64_t hidden = storage_.layer.hidden;
+    const bool apart = expert.up.weights.storage() != nullptr;
+    MARLIN_RETURN_IF_ERROR(
+        AddMatrix(name + " gate", expert.gate, hidden, down.k * (apart ? 1 : 2), &operands->gate));
+    if (apart) {
+      MARLIN_RETURN_IF_ERROR(AddMatrix(name + " up", expert.up, hidden, down.k, &operands->up));
+    }
+    return AddMatrix(name + " down", expert.down, down.k, hidden, &operands->down);
+  }
+
+  Status AddGate(const PreparedWeights& gate) {
+    if (gate.storage() == nullptr) return {};
+    MARLIN_RETURN_IF_ERROR(CheckWeights(device_, gate).WithContext("shared gate"));
+    MARLIN_RETURN_IF_ERROR(CheckSizes("shared gate", gate.spec(), storage_.layer.hidden, 1));
+    storage_.kept.push_back(gate);
+    storage_.layer.shared_gate = gate.storage();
+    return {};
+  }
+
+ private:
+  Status AddMatrix(const std::string& name, const ExpertMatrix& matrix, int64_t k, int64_t n,
+                   ExpertOperand* operand) {
+    MARLIN_RETURN_IF_ERROR(CheckWeights(device_, matrix.weights).WithContext(name));
+    MARLIN_RETURN_IF_ERROR(CheckExpert(matrix.weights.spec(), matrix.index).WithContext(name));
+    MARLIN_RETURN_IF_ERROR(CheckSizes(name, matrix.weights.spec(), k, n));
+    MARLIN_RETURN_IF_ERROR(CheckVector("bias", matrix.bias, n, true).WithContext(name));
+    storage_.kept.push_back(matrix.weights);
+    *operand = {matrix.weights.storage(), matrix.index, matrix.bias.As<float>()};
+    return {};
+  }
+
+  const Device& device_;
+  ExpertSet::Storage& storage_;
+};
+
+Status CheckProblem(const ExpertsProblem& problem, const ExpertSet& experts) {
+  if (experts.storage() == nullptr) return Invalid("experts: an empty set");
+  if (problem.tokens < 0) {
+    return Invalid(fmt::format("tokens: expected 0 or more, got {}", problem.tokens));
+  }
+  if (problem.top_k < 1) {
+    return Invalid(fmt::format("top_k: expected 1 or more, got {}", problem.top_k));
+  }
+  // Rows of experts have 32-bit numbers.
+  constexpr int64_t kMostSelections = int64_t{1} << 30;
+  if (SaturatingProduct(problem.tokens, problem.top_k) > kMostSelections) {
+    return Invalid(fmt::format("tokens: {} with top_k {} select more than {} experts",
+                               problem.tokens, problem.top_k, kMostSelections));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivationType("x_type", problem.x_type));
+  MARLIN_RETURN_IF_ERROR(CheckActivationType("out_type", problem.out_type));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(problem.gate.activation));
+  if (problem.accuracy > Accuracy::kW4A8) {
+    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(problem.accuracy)));
+  }
+  if (problem.determinism > Determinism::kBatchInvariant) {
+    return Invalid(
+        fmt::format("determinism: unknown number {}", static_cast<int>(problem.determinism)));
+  }
+  return {};
+}
+
+bool SameProblem(const ExpertsProblem& a, const ExpertsProblem& b) {
+  return a.tokens == b.tokens && a.top_k == b.top_k && a.x_type == b.x_type &&
+         a.out_type == b.out_type && a.gate.activation == b.gate.activation &&
+         a.gate.limit == b.gate.limit && a.gate.alpha == b.gate.alpha && a.accuracy == b.accuracy &&
+         a.determinism == b.determinism && a.allow_bf16_activations == b.allow_bf16_activations;
+}
+
+/// The device's own plan, or the host's for a device that shares its memory.
+Result<std::shared_ptr<const PlannedExperts>> Plan(const Device& device,
+                                                   const ExpertsProblem& problem,
+                                                   const LayerExperts& layer) {
+  const Device::Impl& impl = device.impl();
+  const SelectGemm select = [device](const GemmDesc& desc) {
+    return SelectFor(device.impl(), desc);
+  };
+  MARLIN_ASSIGN_OR_RETURN(auto planned, impl.backend().PlanExperts(problem, layer, select));
+  if (planned != nullptr) return planned;
+  if (impl.decoder() == nullptr || !impl.decoder()->reads_host_memory()) {
+    return Status(Code::kUnsupported, impl.backend().Info().name + ": cannot run experts");
+  }
+  return PlanHostExperts(device, problem, layer);
+}
+
+/// The plan of a problem, from the set's memory if it is there.
+Result<std::shared_ptr<const PlannedExperts>> FindPlan(const Device& device,
+                                                       const ExpertsProblem& problem,
+                                                       const ExpertSet::Storage& set) {
+  {
+    const std::lock_guard lock(set.mutex);
+    for (const ExpertSet::Storage::Plan& plan : set.plans) {
+      if (SameProblem(plan.problem, problem)) return plan.planned;
+    }
+  }
+  MARLIN_ASSIGN_OR_RETURN(auto planned, Plan(device, problem, set.layer));
+  const std::lock_guard lock(set.mutex);
+  if (set.plans.size() < ExpertSet::Storage::kPlans) {
+    set.plans.push_back({problem, planned});
+  } else {
+    set.plans[set.next_plan++ % ExpertSet::Storage::kPlans] = {problem, planned};
+  }
+  return planned;
+}
+
+Status CheckOperands(const ExpertsProblem& problem, int64_t hidden, const TensorView& x,
+                     const TensorView& ids, const TensorView& weights,
+                     const MutableTensorView& out) {
+  const Shape rows{problem.tokens, hidden};
+  const Shape selections{problem.tokens, problem.top_k};
+  if (x.dtype() != problem.x_type || out.dtype() != problem.out_type) {
+    return Invalid(fmt::format(
+        "{}: expected {}, which the plan is for, got {}", x.dtype() != problem.x_type ? "x" : "out",
+        DTypeName(x.dtype() != problem.x_type ? problem.x_type : problem.out_type),
+        DTypeName(x.dtype() != problem.x_type ? x.dtype() : out.dtype())));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, rows));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, rows));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("ids", ids, selections));
+  if (weights.dtype() != DType::kF32 || !(weights.shape() == selections) ||
+      !weights.IsContiguous()) {
+    return Invalid(fmt::format("weights: expected contiguous f32 {}, got {} {}",
+                               selections.ToString(), DTypeName(weights.dtype()),
+                               weights.shape().ToString()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckMemory("weights", weights));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "ids", ids));
+  return CheckNoOverlapWithIndices("out", out, "weights", weights);
+}
+
+Status CheckWorkspace(const ExpertsArguments& arguments, int64_t bytes, const TensorView& x,
+                      const MutableTensorView& out) {
+  if (arguments.workspace_bytes < bytes) {
+    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
+                               arguments.workspace_bytes));
+  }
+  if (reinterpret_cast<uintptr_t>(arguments.workspace) % kBufferAlignment != 0) {
+    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
+  }
+  const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
+  return CheckNoOverlap("x", x, "the workspace", workspace, false);
+}
+
+}  // namespace
+
+Result<ExpertSet> ExpertSet::Make(const Device& device, std::span<const Expert> experts,
+                                  const SharedExpert& shared) {
+  if (experts.empty()) return Invalid("experts: expected one or more");
+  try {
+    auto storage = std::make_shared<Storage>();
+    storage->device = device.shared();
+    storage->operands.resize(experts.size());
+    SetBuilder builder(device, storage.get());
+    for (size_t i = 0; i < experts.size(); ++i) {
+      MARLIN_RETURN_IF_ERROR(
+          builder.Add(fmt::format("expert {}", i), experts[i], &storage->operands[i]));
+    }
+    MARLIN_RETURN_IF_ERROR(builder.Add("shared expert", shared.expert, &storage->layer.shared));
+    MARLIN_RETURN_IF_ERROR(builder.AddGate(shared.gate));
+    storage->layer.experts = storage->operands;
+    return ExpertSet(std::move(storage));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "experts: cannot allocate");
+  }
+}
+
+int64_t ExpertSet::count() const {
+  return storage_ == nullptr ? 0 : static_cast<int64_t>(storage_->operands.size());
+}
+int64_t ExpertSet::hidden() const { return storage_ == nullptr ? 0 : storage_->layer.hidden; }
+
+Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
+                                const ExpertSet& experts) {
+  MARLIN_RETURN_IF_ERROR(CheckProblem(problem, experts));
+  const ExpertSet::Storage& set = *experts.storage();
+  if (set.device != device.shared()) return Invalid("experts: prepared for another device");
+  try {
+    auto state =
+        std::make_shared<ExpertsPlan::State>(ExpertsPlan::State{device, experts, problem, nullptr});
+    if (problem.tokens > 0 && set.layer.hidden > 0) {
+      MARLIN_ASSIGN_OR_RETURN(state->planned, FindPlan(device, problem, set));
+    }
+    return ExpertsPlan(std::move(state));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "experts: cannot allocate a plan");
+  }
+}
+
+int64_t ExpertsPlan::workspace_bytes() const {
+  return state_ == nullptr || state_->planned == nullptr ? 0 : state_->planned->workspace_bytes();
+}
+
+Status ExpertsPlan::Run(const TensorView& x, const TensorView& ids, const TensorView& weights,
+                        const MutableTensorView& out, const ExpertsArguments& arguments) const {
+  if (state_ == nullptr) return Invalid("plan: an empty plan cannot run");
+  const State& state = *state_;
+  MARLIN_RETURN_IF_ERROR(
+      CheckOperands(state.problem, state.experts.hidden(), x, ids, weights, out));
+  if (state.planned == nullptr) return {};
+  ExpertsCall call;
+  call.x = x.data();
+  call.x_stride = x.stride(0);
+  call.ids = ids.As<int32_t>();
+  call.weights = weights.As<float>();
+  call.out = out.data();
+  call.out_stride = out.stride(0);
+  call.stream = arguments.stream;
+  const int64_t bytes = state.planned->workspace_bytes();
+  if (arguments.workspace != nullptr) {
+    MARLIN_RETURN_IF_ERROR(CheckWorkspace(arguments, bytes, x, out));
+    call.workspace = static_cast<std::byte*>(arguments.workspace);
+    return state.planned->Run(call);
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          state.device.impl().TakeWorkspace(call.stream, bytes));
+  call.workspace = static_cast<std::byte*>(workspace.data);
+  Status status = state.planned->Run(call);
+  state.device.impl().ReturnWorkspace(workspace);
+  return status;
+}
+
+Status RouteTokens(const Device& device, const TensorView& x, const Router& router,
+                   const MutableTensorView& ids, const MutableTensorView& weights, void* stream) {
+  if (x.rank() != 2) return Invalid(fmt::format("x: expected rank 2, got {}", x.rank()));
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, router.weights).WithContext("router"));
+  const Shape shape{x.dim(0), router.weights.spec().n};
+  if (shape.ElementCount() <= 0) {
+    return RouteTokens(device, TensorView(nullptr, DType::kF32, shape), router.options, ids,
+                       weights, stream);
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(stream, shape.ElementCount() * 4));
+  const MutableTensorView logits(workspace.data, DType::kF32, shape);
+  GemmOptions gemm;
+  gemm.bias = router.bias;
+  // Exact: a rounded score could change the top-k selection.
+  gemm.accuracy = Accuracy::kExact;
+  gemm.stream = stream;
+  Status status = Gemm(device, x, router.weights, logits, gemm);
+  if (status.ok()) status = RouteTokens(device, logits, router.options, ids, weights, stream);
+  device.impl().ReturnWorkspace(workspace);
+  return status;
+}
+
+Status MoeForward(const Device& device, const TensorView& x, const Router& router,
+                  const ExpertSet& experts, const MutableTensorView& out,
+                  const MoeOptions& options) {
+  if (x.rank() != 2) return Invalid(fmt::format("x: expected rank 2, got {}", x.rank()));
+  const ExpertsProblem problem{
+      x.dim(0),     router.options.top_k, x.dtype(),           out.dtype(),
+      options.gate, options.accuracy,     options.determinism, options.allow_bf16_activations};
+  if (router.weights.spec().n != experts.count()) {
+    return Invalid(fmt::format("router: {} experts, but the set has {}", router.weights.spec().n,
+                               experts.count()));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, problem, experts));
+  const Shape selections{problem.tokens, problem.top_k};
+  const int64_t bytes = SaturatingProduct(selections.ElementCount(), 8);
+  if (bytes <= 0)
+    return plan.Run(x, TensorView(nullptr, DType::kI32, selections),
+                    TensorView(nullptr, DType::kF32, selections), out);
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(options.stream, bytes));
+  const MutableTensorView ids(workspace.data, DType::kI32, selections);
+  const MutableTensorView weights(static_cast<std::byte*>(workspace.data) + bytes / 2, DType::kF32,
+                                  selections);
+  Status status = RouteTokens(device, x, router, ids, weights, options.stream);
+  ExpertsArguments arguments;
+  arguments.stream = options.stream;
+  if (status.ok()) status = plan.Run(x, ids, weights, out, arguments);
+  device.impl().ReturnWorkspace(workspace);
+  return status;
+}
+
+}  // namespace marlin
