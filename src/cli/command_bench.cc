@@ -9,6 +9,7 @@
 
 #include "backends/cuda/measure/graph_timer.h"
 #include "backends/metal/metal_backend.h"
+#include "base/checked.h"
 #include "base/macros.h"
 #include "base/read_file.h"
 #include "base/text_table.h"
@@ -19,6 +20,7 @@
 #include "bench/gpu_report.h"
 #include "bench/load.h"
 #include "bench/model.h"
+#include "bench/moe.h"
 #include "bench/timed_device.h"
 #include "cli/command.h"
 #include "cli/device_argument.h"
@@ -34,14 +36,17 @@ using Json = nlohmann::ordered_json;
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("OP", &op_, "gemm, dequantize, model or load");
+    arguments.Positional("OP", &op_, "gemm, dequantize, moe, model or load");
     arguments.Positionals("MODEL", &models_, "model, load: a plain or quantized directory");
-    arguments.Option("--shape", &shapes_, "M,N,K", "May be repeated");
+    arguments.Option("--shape", &shapes_, "M,N,K",
+                     "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
     arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
+    arguments.Option("--experts", &experts_, {1, 4096}, "N", "moe: default 128");
+    arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "moe: experts of a token; default 8");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     device_argument_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "BASELINE",
@@ -127,39 +132,46 @@ class BenchCommand final : public Command {
     const auto refuse = [](std::string_view message) {
       return Status(Code::kInvalidArgument, message);
     };
-    if (op_ == "moe" || op_ == "sparse") {
-      return Status(Code::kUnsupported, fmt::format("bench {}: this version has no such op", op_));
+    if (op_ == "sparse") {
+      return Status(Code::kUnsupported, "bench sparse: this version has no such op");
     }
-    if (op_ != "gemm" && op_ != "dequantize" && !OfModels()) {
-      return refuse(fmt::format("bench: expected gemm, dequantize, model or load, got '{}'", op_));
+    if (op_ != "gemm" && op_ != "dequantize" && op_ != "moe" && !OfModels()) {
+      return refuse(
+          fmt::format("bench: expected gemm, dequantize, moe, model or load, got '{}'", op_));
     }
     const bool model = OfModels();
     if (models_.size() != (model ? 1U : 0U)) {
       return refuse(fmt::format("bench {}: expected {} directory, got {}", op_,
                                 model ? "one" : "no", models_.size()));
     }
-    const std::pair<const char*, bool> of_products[] = {
-        {"--shape", !shapes_.empty()},
-        {"--shapes", !shapes_file_.empty()},
-        {"--kernel", !kernel_.empty()},
-        {"--against", !against_.empty()},
-        {products_.Given(), products_.Given() != nullptr},
+    struct OptionOfOps {
+      const char* name;
+      bool given;
+      std::string_view ops;
     };
-    const std::pair<const char*, bool> of_models[] = {
-        {"--prompt-tokens", prompt_tokens_.has_value()},
-        {"--new-tokens", new_tokens_.has_value()},
-        {"--batch", batch_.has_value()},
+    constexpr std::string_view kKernels = "gemm dequantize";
+    constexpr std::string_view kShapes = "gemm dequantize moe";
+    const OptionOfOps options[] = {
+        {"--shape", !shapes_.empty(), kShapes},
+        {"--shapes", !shapes_file_.empty(), kShapes},
+        {"--kernel", !kernel_.empty(), kKernels},
+        {"--against", !against_.empty(), kKernels},
+        {products_.Given(), products_.Given() != nullptr, kShapes},
+        {"--experts", experts_.has_value(), "moe"},
+        {"--top-k", top_k_.has_value(), "moe"},
+        {"--prompt-tokens", prompt_tokens_.has_value(), "model"},
+        {"--new-tokens", new_tokens_.has_value(), "model"},
+        {"--batch", batch_.has_value(), "model"},
+        {"--prepared", !model_open_.prepared.empty(), "model load"},
     };
-    if (!model && !model_open_.prepared.empty()) {
-      return refuse(fmt::format("bench {}: has no --prepared", op_));
+    for (const OptionOfOps& option : options) {
+      if (option.given && option.ops.find(op_) == std::string_view::npos) {
+        return refuse(fmt::format("bench {}: has no {}", op_, option.name));
+      }
     }
-    const std::span<const std::pair<const char*, bool>> foreign =
-        model ? std::span(of_products) : std::span<const std::pair<const char*, bool>>(of_models);
-    for (const auto& [name, given] : foreign) {
-      if (given) return refuse(fmt::format("bench {}: has no {}", op_, name));
-    }
-    for (const auto& [name, given] : of_models) {
-      if (given && op_ == "load") return refuse(fmt::format("bench load: has no {}", name));
+    if (op_ == "moe" && top_k_.value_or(8) > experts_.value_or(128)) {
+      return refuse(fmt::format("--top-k: expected 1..{} (experts), got {}", experts_.value_or(128),
+                                top_k_.value_or(8)));
     }
     return {};
   }
@@ -167,8 +179,9 @@ class BenchCommand final : public Command {
   /// Runs on the CPU, or on a GPU that shares the host's memory.
   Status RunOnSharedMemory(Console& console, const Device& device, const bench::ReadProbe& probe,
                            const std::optional<Model>& model) {
-    MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     const DeviceInfo info = device.info();
+    if (op_ == "moe") return RunMoe(console, device, probe);
+    MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
 
@@ -207,9 +220,37 @@ class BenchCommand final : public Command {
         });
   }
 
+  Status RunMoe(Console& console, const Device& device, const bench::ReadProbe& probe) {
+    std::vector<bench::MoeResult> results;
+    MARLIN_RETURN_IF_ERROR(ForEachCase(
+        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result,
+                                  bench::RunMoe(device, MoeOf(bench), probe));
+          results.push_back(std::move(result));
+          return Status();
+        }));
+    const DeviceInfo info = device.info();
+    Json document = Document(info);
+    for (const bench::MoeResult& result : results) {
+      document["results"].push_back(result.ToJson(ceilings_));
+    }
+    return Report(console, document, Heading(info) + bench::MoeText(results, ceilings_));
+  }
+
+  /// The layers that together have the matrices of a case, three for every expert.
+  bench::MoeCase MoeOf(const bench::BenchCase& bench) const {
+    bench::MoeCase moe;
+    moe.gemm = bench;
+    moe.experts = experts_.value_or(moe.experts);
+    moe.top_k = top_k_.value_or(moe.top_k);
+    moe.layers = CeilDivide(bench.spec.experts, 3 * moe.experts);
+    return moe;
+  }
+
   Status RunOnGpu(Console& console, const Device& device) {
-    if (op_ == "model") {
-      return Status(Code::kUnsupported, "bench model: runs on the CPU, not on " + device_);
+    if (op_ == "model" || op_ == "moe") {
+      return Status(Code::kUnsupported,
+                    fmt::format("bench {}: runs on the CPU, not on {}", op_, device_));
     }
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
                             cuda::OpenGraphTimer(device_));
@@ -242,7 +283,7 @@ class BenchCommand final : public Command {
         console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
                                     shape.n, shape.k));
         const bench::BenchCase bench = MakeCase(format, shape, weight_bytes);
-        MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
+        if (op_ != "moe") MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
         MARLIN_RETURN_IF_ERROR(run(bench));
       }
     }
@@ -478,6 +519,8 @@ class BenchCommand final : public Command {
   ProductArguments products_;
   std::string accuracy_ = "default";
   std::string kernel_;
+  std::optional<int64_t> experts_;
+  std::optional<int64_t> top_k_;
   std::optional<int64_t> threads_;
   DeviceArgument device_argument_;
   std::string device_;  ///< The name as given; of "auto" the device that was opened.

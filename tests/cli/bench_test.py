@@ -25,6 +25,16 @@ class Bench(CommandTestCase):
                 self.assertGreater(row[key], 0)
             self.assertGreater(document["roofline"]["read_gbps"], 0)
 
+    def test_experts(self) -> None:
+        document = self.document("bench", "moe", "--shape", "3,32,64", "--experts", 4, "--top-k", 2,
+                                 "--format", "u4", "--group-size", 32, "--copies", 24)
+        (row,) = document["results"]
+        self.assertEqual((row["op"], row["m"], row["n"], row["k"]), ("moe", 3, 32, 64))
+        self.assertEqual((row["experts"], row["top_k"], row["format"]), (4, 2, "u4"))
+        self.assertGreaterEqual(row["active_experts"], 2)
+        for key in ("seconds", "gbps", "tflops", "roofline_fraction", "read_probe_fraction"):
+            self.assertGreater(row[key], 0)
+
     def test_models(self) -> None:
         quantized = self.directory / "out"
         self.succeed("quantize", GLM, "-o", quantized)
@@ -77,8 +87,11 @@ class Bench(CommandTestCase):
 
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                (("conv",), "expected gemm, dequantize, model or load, got 'conv'"),
-                (("moe",), "no such op"),
+                (("conv",), "expected gemm, dequantize, moe, model or load, got 'conv'"),
+                (("sparse",), "no such op"),
+                (("moe", "--kernel", "x"), "bench moe: has no --kernel"),
+                (("gemm", "--top-k", "2"), "bench gemm: has no --top-k"),
+                (("moe", "--experts", 4, "--top-k", 5), "--top-k: expected 1..4 (experts), got 5"),
                 (("model",), "bench model: expected one directory, got 0"),
                 (("gemm", QWEN), "bench gemm: expected no directory, got 1"),
                 (("model", QWEN, "--shape", "1,2,3"), "bench model: has no --shape"),

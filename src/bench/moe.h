@@ -1,0 +1,54 @@
+// Timing of the experts of a layer, on the CPU or on a GPU whose memory is the host's.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/gemm.h"
+#include "bench/timer.h"
+#include "marlin/device.h"
+#include "marlin/moe.h"
+
+namespace marlin::bench {
+
+/// A layer and a number of tokens, each of which selects top_k of the experts at random.
+struct MoeCase {
+  BenchCase gemm;  ///< m tokens, n inner features, k hidden features; the experts of all layers.
+  int64_t experts = 128;  ///< Of a layer.
+  int64_t top_k = 8;
+  int64_t layers = 1;  ///< To rotate through.
+
+  int64_t tokens() const { return gemm.shape.m; }
+  int64_t inner() const { return gemm.shape.n; }
+  int64_t hidden() const { return gemm.shape.k; }
+  /// The specs of the stacked matrices of all layers.
+  WeightsSpec GateUpSpec() const;
+  WeightsSpec DownSpec() const;
+  /// Bytes of the weights of one expert.
+  double ExpertBytes() const;
+};
+
+struct MoeResult {
+  MoeCase bench;
+  Timing timing;
+  double probe_rate = 0;      ///< As BenchResult::probe_rate.
+  double active_experts = 0;  ///< Mean number of experts that any token selects.
+  double weight_bytes = 0;    ///< Of those.
+  double operations = 0;
+
+  /// The time of the roofline over the measured time.
+  double Fraction(const MachineCeilings& ceilings) const;
+  /// One row of "results".
+  nlohmann::ordered_json ToJson(const MachineCeilings& ceilings) const;
+};
+
+/// Runs one case. The layers rotate, and so do the selections, so that weights come from memory.
+/// Errors: those of PlanExperts, kOutOfMemory.
+Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadProbe& probe);
+
+/// A table of results.
+std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings& ceilings);
+
+}  // namespace marlin::bench
