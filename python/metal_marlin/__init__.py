@@ -11,6 +11,7 @@ from . import errors, kernels
 from ._core import (
     Checkpoint,
     Device,
+    ExpertSet,
     MixedPrecisionConfig,
     PreparedWeights,
     QuantizedWeights,
@@ -41,6 +42,7 @@ from .linear import (
     unpack_weights,
 )
 from .models import Model, load, prepare_model, quantize_model
+from .moe import moe_experts, moe_router_topk, prepare_experts
 
 __version__ = "0.1.0"
 
@@ -48,6 +50,7 @@ __all__ = [
     "Checkpoint",
     "Device",
     "DeviceLostError",
+    "ExpertSet",
     "FileError",
     "InvalidArgumentError",
     "MalformedFileError",
@@ -67,11 +70,14 @@ __all__ = [
     "kernels",
     "load",
     "matmul",
+    "moe_experts",
+    "moe_router_topk",
     "open_device",
     "pack_fp4_weights",
     "pack_u4_weights",
     "pack_weights",
     "prepare",
+    "prepare_experts",
     "prepare_model",
     "quantize_model",
     "quantized_linear",

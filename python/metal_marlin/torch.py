@@ -60,7 +60,7 @@ def _linear(
 ) -> torch.Tensor:
     """x [..., in] times the weights of a handle (see register): [..., out] in x's type."""
     weights, shape = _weights_of(handle), x.shape
-    in_features = shape[-1]
+    count, in_features = math.prod(shape[:-1]), shape[-1]
     rows, stride = x, in_features
     if not x.is_contiguous():
         rows = _rows(x)
@@ -68,17 +68,12 @@ def _linear(
     out = x.new_empty((*shape[:-1], out_features))
     _core.gemm_at(
         weights,
-        x.get_device(),
         _FLOATS.get(x.dtype) or dtype_name(x),
-        math.prod(shape[:-1]),
-        rows.data_ptr(),
-        in_features,
-        stride,
-        out.data_ptr(),
-        out_features,
+        (rows.data_ptr(), count, in_features, stride),
+        (out.data_ptr(), count, out_features, out_features),
         None if bias is None else torch_view(bias.detach().contiguous()),
         expert,
-        current_stream(x),
+        (x.get_device(), current_stream(x)),
         allocator(x),
     )
     return out

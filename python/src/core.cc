@@ -227,6 +227,14 @@ DType ParseFloatType(const char* what, const std::string& name) {
              fmt::format("{}: expected float32, float16 or bfloat16, got {}", what, name)));
 }
 
+Accuracy ParseAccuracy(const std::string& name) {
+  if (name == "default") return Accuracy::kDefault;
+  if (name == "exact") return Accuracy::kExact;
+  if (name == "w4a8") return Accuracy::kW4A8;
+  throw StatusError(Status(Code::kInvalidArgument,
+                           "accuracy: unknown name '" + name + "'; known: default, exact, w4a8"));
+}
+
 Activation ParseActivation(const std::string& name) {
   if (name == "none") return Activation::kNone;
   if (name == "silu") return Activation::kSilu;
@@ -311,6 +319,7 @@ NB_MODULE(_core, module) {
   python::BindErrors(module);
   python::BindWeights(module);
   python::BindProducts(module);
+  python::BindExperts(module);
   python::BindMetal(module);
   python::BindCheckpoints(module);
   python::BindModels(module);

@@ -102,9 +102,10 @@ MutableTensorView ViewOf(const char* name, const MutableArray& array);
 /// A read-only NumPy array over a view; `owner` keeps the memory alive.
 nb::object ToNumPy(const TensorView& view, nb::handle owner);
 
-/// "float32", "float16" or "bfloat16"; both functions throw StatusError for unknown names.
+/// "float32", "float16" or "bfloat16"; these functions throw StatusError for unknown names.
 DType ParseFloatType(const char* what, const std::string& name);
 Activation ParseActivation(const std::string& name);
+Accuracy ParseAccuracy(const std::string& name);
 
 /// A path in the system's encoding: the bytes of str (as os.fsencode), bytes or os.PathLike. Throws
 /// StatusError naming the argument for anything else.
@@ -146,6 +147,7 @@ class CallbackError {
 void BindErrors(nb::module_& module);
 void BindWeights(nb::module_& module);
 void BindProducts(nb::module_& module);
+void BindExperts(nb::module_& module);
 void BindMetal(nb::module_& module);
 void BindCheckpoints(nb::module_& module);
 void BindModels(nb::module_& module);

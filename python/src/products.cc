@@ -1,27 +1,24 @@
 // Devices, prepared weights and GEMMs.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "core.h"
 #include "marlin/gemm.h"
 #include "mlx/product_table.h"
+#include "ready_weights.h"
 
 namespace marlin::python {
 namespace {
-
-Accuracy ParseAccuracy(const std::string& name) {
-  if (name == "default") return Accuracy::kDefault;
-  if (name == "exact") return Accuracy::kExact;
-  if (name == "w4a8") return Accuracy::kW4A8;
-  throw StatusError(Status(Code::kInvalidArgument,
-                           "accuracy: unknown name '" + name + "'; known: default, exact, w4a8"));
-}
 
 nb::dict DictOf(const DeviceInfo& info) {
   nb::list kernels;
@@ -43,12 +40,6 @@ nb::dict DictOf(const DeviceInfo& info) {
   dict["kernels"] = kernels;
   return dict;
 }
-
-/// Prepared weights and their device.
-struct ReadyWeights {
-  PreparedWeights weights;
-  OpenDevice device;
-};
 
 /// The GEMM that _mlx runs on the CPU.
 class ReadyProduct final : public CpuProduct {
@@ -162,17 +153,20 @@ void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::
   RunWith(product.allocate, on, from.view, ready, to.view, options);
 }
 
-/// The GEMM of PyTorch's operator, where a view of every tensor would cost more than the launch: x
-/// and out by address, with rows of contiguous columns, on the GPU of an index or, if that is
-/// negative, in host memory.
-void GemmAt(const ReadyWeights& ready, int index, const std::string& type, int64_t m, uintptr_t x,
-            int64_t k, int64_t x_stride, uintptr_t out, int64_t n, nb::handle bias, int64_t expert,
-            uintptr_t stream, nb::handle allocate) {
+/// The GEMM of PyTorch's operator, where a view of every tensor would cost more than the launch. x
+/// and out are [address, rows, columns, stride], on the GPU of an index or, if that is negative, in
+/// host memory.
+void GemmAt(const ReadyWeights& ready, const std::string& type, const std::array<int64_t, 4>& x,
+            const std::array<int64_t, 4>& out, nb::handle bias, int64_t expert,
+            const std::pair<int, uintptr_t>& index_and_stream, nb::handle allocate) {
   const OpenDevice& on = ready.device;
+  const auto [index, stream] = index_and_stream;
   CheckPlace("x", index < 0 ? Place() : Place{nb::device::cuda::value, index}, on);
   const DType dtype = ParseFloatType("x", type);
-  const TensorView from(reinterpret_cast<const void*>(x), dtype, {m, k}, {x_stride, 1});
-  const MutableTensorView to(reinterpret_cast<void*>(out), dtype, {m, n});
+  const auto view = [&](const std::array<int64_t, 4>& rows) {
+    return MutableTensorView(reinterpret_cast<void*>(rows[0]), dtype, {rows[1], rows[2]},
+                             {rows[3], 1});
+  };
   GemmOptions options;
   options.expert = expert;
   options.stream = reinterpret_cast<void*>(stream);
@@ -181,7 +175,7 @@ void GemmAt(const ReadyWeights& ready, int index, const std::string& type, int64
     added = InputOf("bias", bias, on);
     options.bias = added.view;
   }
-  RunWith(allocate, on, from, ready, to, options);
+  RunWith(allocate, on, view(x), ready, view(out), options);
 }
 
 void DequantizePrepared(const OpenDevice& on, const ReadyWeights& ready, nb::handle out,
@@ -275,11 +269,10 @@ void BindProducts(nb::module_& module) {
              nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
              "device. A GPU enqueues its work on options.stream.");
-  module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("index"), nb::arg("type"),
-             nb::arg("m"), nb::arg("x"), nb::arg("k"), nb::arg("x_stride"), nb::arg("out"),
-             nb::arg("n"), nb::arg("bias").none(), nb::arg("expert"), nb::arg("stream"),
+  module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("type"), nb::arg("x"), nb::arg("out"),
+             nb::arg("bias").none(), nb::arg("expert"), nb::arg("index_and_stream"),
              nb::arg("allocate").none(),
-             "gemm of x [m, k] and out [m, n], given by their addresses, which the caller vouches "
+             "gemm of x and out, both (address, rows, columns, stride), which the caller vouches "
              "for: memory of the GPU of an index, or of the host if it is negative.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
              nb::arg("out"), nb::arg("expert") = 0, nb::arg("stream") = 0);

@@ -16,7 +16,7 @@ namespace marlin::bench {
 /// A layer and a number of tokens, each of which selects top_k of the experts at random.
 struct MoeCase {
   BenchCase gemm;  ///< m tokens, n inner features, k hidden features; the experts of all layers.
-  int64_t experts = 128;  ///< Of a layer.
+  int64_t experts = 128;  ///< Number in a layer.
   int64_t top_k = 8;
   int64_t layers = 1;  ///< To rotate through.
 
@@ -35,7 +35,7 @@ struct MoeResult {
   Timing timing;
   double probe_rate = 0;      ///< As BenchResult::probe_rate.
   double active_experts = 0;  ///< Mean number of experts that any token selects.
-  double weight_bytes = 0;    ///< Of those.
+  double weight_bytes = 0;    ///< Bytes of their weights.
   double operations = 0;
 
   /// The time of the roofline over the measured time.

@@ -1,7 +1,6 @@
 #include "ops/host_experts.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -27,8 +26,8 @@ struct Layout {
 
 class HostExperts final : public PlannedExperts {
  public:
-  HostExperts(Device device, const ExpertsProblem& problem, const LayerExperts& experts)
-      : device_(std::move(device)), problem_(problem), layer_(experts) {
+  HostExperts(const Device& device, const ExpertsProblem& problem, const LayerExperts& experts)
+      : device_(device), problem_(problem), layer_(experts) {
     inner_ = layer_.shared.inner();
     for (const ExpertOperands& expert : layer_.experts) inner_ = std::max(inner_, expert.inner());
     const int64_t selections = problem.tokens * problem.top_k;

@@ -162,7 +162,7 @@ def test_errors() -> None:
     with pytest.raises(mm.InvalidArgumentError, match="array: on meta, which no device can access"):
         mm.matmul(torch.randn(2, 96, device="meta"), ready)
     module = make()
-    with pytest.raises(mm.InvalidArgumentError, match="x: expected float32, float16 or bfloat16, got float8_e4m3fn"):
+    with pytest.raises(mm.InvalidArgumentError, match="bfloat16, got float8_e4m3fn"):
         linear(torch.randn(2, 96).to(torch.float8_e4m3fn), None, module.handle(), 0, 40)
 
 

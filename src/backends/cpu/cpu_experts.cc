@@ -91,7 +91,7 @@ struct ExpertsLayout {
   int64_t jobs = 0;     ///< A JobList.
   int64_t packed = 0;   ///< The memory of its jobs.
   int64_t scratch = 0;
-  int64_t scratch_bytes = 0;  ///< Of each worker.
+  int64_t scratch_bytes = 0;  ///< Per worker.
   int64_t most_jobs = 0;
 
   int64_t Add(int64_t size) {
@@ -106,7 +106,7 @@ class CpuExperts final : public PlannedExperts {
   CpuExperts(Isa level, ThreadPool& pool, const ExpertsProblem& problem,
              const LayerExperts& experts, const SelectGemm& select);
 
-  /// Chooses the kernels of few rows, and sizes the workspace. Errors: kUnsupported for a GEMM
+  /// Selects the GEMV kernels, and sizes the workspace. Errors: kUnsupported for a GEMM
   /// without a kernel.
   Status Plan();
 
@@ -126,7 +126,7 @@ class CpuExperts final : public PlannedExperts {
     const ExpertsCall& call;
     int64_t tokens;
     ExpertSlots slots;
-    int workers;  ///< Of each expert, if they share the pool evenly.
+    int workers;  ///< Workers per expert, if the experts share the pool evenly.
 
     int64_t count(int64_t expert) const { return slots.begin[expert + 1] - slots.begin[expert]; }
     template <typename T>
@@ -219,18 +219,22 @@ Result<const KernelDesc*> CpuExperts::KernelOf(const GemmDesc& desc) const {
 
 /// The scratch of a worker for the largest job of any kernel.
 int64_t CpuExperts::ScratchBytes() const {
-  const int64_t most_rows = std::min(problem_.tokens, kTokensPerPass) * problem_.top_k;
   int64_t most = 0;
+  const auto add = [&](const KernelDesc& kernel, const GemmDesc& desc) {
+    for (int workers = 1; workers <= pool_.worker_count(); ++workers) {
+      most = std::max(most, JobBytesOf(kernel, desc, workers).worker);
+    }
+  };
+  const int64_t slots = std::min(problem_.tokens, kTokensPerPass) * problem_.top_k;
   for (const Choice& choice : choices_) {
     for (const KernelDesc& kernel : CpuKernels()) {
+      GemmDesc desc = choice.desc;
+      const int64_t rows = std::min(slots, MaxJobRows(kernel, desc));
       // Tasks of up to 8 rows have more columns than others.
-      for (const int64_t rows : {int64_t{8}, most_rows}) {
-        GemmDesc desc = choice.desc;
-        desc.m = std::min({rows, most_rows, MaxJobRows(kernel, desc)});
-        for (int workers = 1; workers <= pool_.worker_count(); ++workers) {
-          most = std::max(most, JobBytesOf(kernel, desc, workers).worker);
-        }
-      }
+      desc.m = std::min<int64_t>(rows, 8);
+      add(kernel, desc);
+      desc.m = rows;
+      add(kernel, desc);
     }
   }
   return most;

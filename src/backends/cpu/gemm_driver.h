@@ -1,4 +1,4 @@
-// What the CPU GEMMs share: tasks over columns, the functions of a kernel, the epilogue.
+// Tasks over columns, the functions of a kernel and the epilogue, shared by all jobs of GEMMs.
 #pragma once
 
 #include <cstdint>
