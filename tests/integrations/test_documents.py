@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *(f"docs/howto/{n}.md" for n in ("python", "pytorch", "mlx"))]
+PAGES = ["README.md", *(f"docs/howto/{n}.md" for n in ("python", "pytorch", "mlx", "experts"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
