@@ -76,6 +76,12 @@ typedef enum marlin_determinism {
   MARLIN_DETERMINISM_BATCH_INVARIANT = 1
 } marlin_determinism;
 
+typedef enum marlin_scoring {
+  MARLIN_SCORING_SOFTMAX = 0,
+  MARLIN_SCORING_SOFTMAX_OF_CHOSEN = 1,
+  MARLIN_SCORING_SIGMOID = 2
+} marlin_scoring;
+
 enum { MARLIN_MAX_RANK = 8 };
 
 /* A view of memory that the caller owns; strides are in elements. */
@@ -126,12 +132,64 @@ typedef struct marlin_gemm_arguments {
 #define MARLIN_GEMM_ARGUMENTS_INIT \
   { sizeof(marlin_gemm_arguments), NULL, NULL, 0, NULL, 0, NULL, 0 }
 
+/* The experts of a layer without their weights: marlin::ExpertsProblem. */
+typedef struct marlin_experts_problem {
+  size_t size;
+  int64_t tokens;
+  int64_t top_k;
+  int32_t x_type; /* A marlin_dtype, like out_type. */
+  int32_t out_type;
+  int32_t activation; /* A marlin_activation. */
+  float limit;        /* gpt-oss's clamped activation; 0: none. */
+  float alpha;
+  int32_t accuracy;         /* A marlin_accuracy. */
+  int32_t determinism;      /* A marlin_determinism. */
+  int32_t keep_activations; /* Never round fp16 and fp32 activations to bf16. */
+} marlin_experts_problem;
+#define MARLIN_EXPERTS_PROBLEM_INIT                                                               \
+  {                                                                                               \
+    sizeof(marlin_experts_problem), 0, 0, MARLIN_BF16, MARLIN_BF16, MARLIN_ACTIVATION_SILU, 0.0F, \
+        1.702F, MARLIN_ACCURACY_DEFAULT, MARLIN_DETERMINISM_DEFAULT, 0                            \
+  }
+
 typedef struct marlin_device marlin_device;
 typedef struct marlin_buffer marlin_buffer;
 typedef struct marlin_checkpoint marlin_checkpoint;
 typedef struct marlin_weights marlin_weights;
 typedef struct marlin_prepared marlin_prepared;
 typedef struct marlin_plan marlin_plan;
+typedef struct marlin_experts marlin_experts;
+typedef struct marlin_experts_plan marlin_experts_plan;
+
+/* A matrix of an expert: marlin::ExpertMatrix. All zero: there is none. */
+typedef struct marlin_expert_matrix {
+  const marlin_prepared* weights;
+  int64_t index;             /* Which one, of stacked matrices. */
+  const marlin_tensor* bias; /* f32 [n] in device memory that outlives the experts, or NULL. */
+} marlin_expert_matrix;
+
+/* The MLP of an expert: marlin::Expert. All zero: it is not on this device. */
+typedef struct marlin_expert {
+  marlin_expert_matrix gate; /* Without `up`, gate and up along n. */
+  marlin_expert_matrix up;
+  marlin_expert_matrix down;
+} marlin_expert;
+
+/* The router of a layer: marlin::Router. */
+typedef struct marlin_router {
+  size_t size;
+  const marlin_prepared* weights; /* [hidden, experts] */
+  const marlin_tensor* bias;      /* [experts], or NULL. */
+  int64_t top_k;
+  int32_t scoring;      /* A marlin_scoring. */
+  int32_t keep_weights; /* Do not divide the top-k weights by their sum. */
+  float scaling_factor;
+  int64_t groups;
+  int64_t top_groups;
+  const marlin_tensor* choice_bias; /* f32 [experts], or NULL. */
+} marlin_router;
+#define MARLIN_ROUTER_INIT \
+  { sizeof(marlin_router), NULL, NULL, 2, MARLIN_SCORING_SOFTMAX, 0, 1.0F, 1, 1, NULL }
 
 /* The version of the loaded library, "0.1.0". */
 MARLIN_C_API const char* marlin_version(void);
@@ -217,6 +275,40 @@ MARLIN_C_API int64_t marlin_plan_workspace_bytes(const marlin_plan* plan);
 MARLIN_C_API marlin_code marlin_plan_run(const marlin_plan* plan, const marlin_tensor* a,
                                          const marlin_tensor* out,
                                          const marlin_gemm_arguments* arguments);
+
+/* Checks the experts of a layer, in the order of their ids. `shared` runs for every token, times 1
+ * or, if shared_gate [hidden, 1] is not NULL, times its sigmoid; NULL: none. Weights and arrays may
+ * be destroyed after, biases not. */
+MARLIN_C_API marlin_code marlin_experts_create(const marlin_device* device,
+                                               const marlin_expert* experts, int64_t count,
+                                               const marlin_expert* shared,
+                                               const marlin_prepared* shared_gate,
+                                               marlin_experts** made);
+MARLIN_C_API void marlin_experts_destroy(marlin_experts* experts);
+/* Plans the experts for a number of tokens. */
+MARLIN_C_API marlin_code marlin_plan_experts(const marlin_device* device,
+                                             const marlin_experts* experts,
+                                             const marlin_experts_problem* problem,
+                                             marlin_experts_plan** plan);
+MARLIN_C_API void marlin_experts_plan_destroy(marlin_experts_plan* plan);
+MARLIN_C_API int64_t marlin_experts_plan_workspace_bytes(const marlin_experts_plan* plan);
+/* out = the sum of the selected experts of x [tokens, hidden], by ids (i32) and weights (f32), both
+ * [tokens, top_k]: marlin::ExpertsPlan::Run. Only the workspace and the stream of `arguments` are
+ * read; it may be NULL. */
+MARLIN_C_API marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan,
+                                                 const marlin_tensor* x, const marlin_tensor* ids,
+                                                 const marlin_tensor* weights,
+                                                 const marlin_tensor* out,
+                                                 const marlin_gemm_arguments* arguments);
+/* Selects experts for x [tokens, hidden]: ids (i32) and weights (f32), both [tokens, top_k]. */
+MARLIN_C_API marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor* x,
+                                             const marlin_router* router, const marlin_tensor* ids,
+                                             const marlin_tensor* weights, void* stream);
+/* The two in one call; tokens, top_k and types of the problem are those of the operands. */
+MARLIN_C_API marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor* x,
+                                            const marlin_router* router,
+                                            const marlin_experts* experts, const marlin_tensor* out,
+                                            const marlin_experts_problem* problem, void* stream);
 
 #ifdef __cplusplus
 }

@@ -6,10 +6,12 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
+#include "marlin/moe.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"
 #include "marlin/weights.h"
@@ -32,6 +34,12 @@ struct marlin_prepared {
 struct marlin_plan {
   marlin::GemmPlan plan;
 };
+struct marlin_experts {
+  marlin::ExpertSet experts;
+};
+struct marlin_experts_plan {
+  marlin::ExpertsPlan plan;
+};
 
 namespace marlin {
 namespace {
@@ -51,6 +59,9 @@ static_assert(static_cast<int>(Activation::kSilu) == MARLIN_ACTIVATION_SILU &&
 static_assert(static_cast<int>(Accuracy::kExact) == MARLIN_ACCURACY_EXACT &&
               static_cast<int>(Accuracy::kW4A8) == MARLIN_ACCURACY_W4A8);
 static_assert(static_cast<int>(Determinism::kBatchInvariant) == MARLIN_DETERMINISM_BATCH_INVARIANT);
+static_assert(static_cast<int>(RouterOptions::Scoring::kSoftmaxOfChosen) ==
+                  MARLIN_SCORING_SOFTMAX_OF_CHOSEN &&
+              static_cast<int>(RouterOptions::Scoring::kSigmoid) == MARLIN_SCORING_SIGMOID);
 static_assert(int{kMaxRank} == int{MARLIN_MAX_RANK});
 
 std::string& LastError() {
@@ -134,20 +145,22 @@ Result<MutableTensorView> ViewOf(const marlin_tensor* given, const char* name) {
                            {s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]});
 }
 
+/// A number as an enumerator, which the functions of the library check.
+template <typename Enum>
+Enum Enumerator(int32_t value) {
+  return static_cast<Enum>(value < 0 || value > UINT8_MAX ? UINT8_MAX : value);
+}
+
 Result<GemmProblem> ProblemOf(const marlin_gemm_problem* given) {
   marlin_gemm_problem read = MARLIN_GEMM_PROBLEM_INIT;
   if (Status status = Read(given, "problem", &read); !status.ok()) return status;
-  // PlanGemm rejects values outside of the enums.
-  const auto number = [](int32_t value) {
-    return static_cast<uint8_t>(value < 0 || value > UINT8_MAX ? UINT8_MAX : value);
-  };
   GemmProblem problem;
   problem.m = read.m;
-  problem.a_type = static_cast<DType>(number(read.a_type));
-  problem.out_type = static_cast<DType>(number(read.out_type));
-  problem.activation = static_cast<Activation>(number(read.activation));
-  problem.accuracy = static_cast<Accuracy>(number(read.accuracy));
-  problem.determinism = static_cast<Determinism>(number(read.determinism));
+  problem.a_type = Enumerator<DType>(read.a_type);
+  problem.out_type = Enumerator<DType>(read.out_type);
+  problem.activation = Enumerator<Activation>(read.activation);
+  problem.accuracy = Enumerator<Accuracy>(read.accuracy);
+  problem.determinism = Enumerator<Determinism>(read.determinism);
   problem.gated = read.gated != 0;
   problem.allow_bf16_activations = read.allow_bf16_activations != 0;
   problem.aligned = read.unaligned == 0;
@@ -176,6 +189,69 @@ Result<GemmArguments> ArgumentsOf(const marlin_gemm_arguments* given) {
   arguments.stream = read.stream;
   arguments.overlap_previous = read.overlap_previous != 0;
   return arguments;
+}
+
+/// The view of an optional tensor: empty if it is NULL.
+Result<TensorView> OptionalView(const marlin_tensor* given, const char* name) {
+  if (given == nullptr) return TensorView();
+  const Result<MutableTensorView> view = ViewOf(given, name);
+  if (!view.ok()) return view.status();
+  return TensorView(*view);
+}
+
+Result<ExpertsProblem> ProblemOf(const marlin_experts_problem* given) {
+  marlin_experts_problem read = MARLIN_EXPERTS_PROBLEM_INIT;
+  if (Status status = Read(given, "problem", &read); !status.ok()) return status;
+  ExpertsProblem problem;
+  problem.tokens = read.tokens;
+  problem.top_k = read.top_k;
+  problem.x_type = Enumerator<DType>(read.x_type);
+  problem.out_type = Enumerator<DType>(read.out_type);
+  problem.gate = {Enumerator<Activation>(read.activation), read.limit, read.alpha};
+  problem.accuracy = Enumerator<Accuracy>(read.accuracy);
+  problem.determinism = Enumerator<Determinism>(read.determinism);
+  problem.allow_bf16_activations = read.keep_activations == 0;
+  return problem;
+}
+
+Result<Router> RouterOf(const marlin_router* given) {
+  marlin_router read = MARLIN_ROUTER_INIT;
+  if (Status status = Read(given, "router", &read); !status.ok()) return status;
+  if (Status status = NotNull(read.weights, "router.weights"); !status.ok()) return status;
+  Router router;
+  router.weights = read.weights->weights;
+  const Result<TensorView> bias = OptionalView(read.bias, "router.bias");
+  if (!bias.ok()) return bias.status();
+  const Result<TensorView> choice_bias = OptionalView(read.choice_bias, "router.choice_bias");
+  if (!choice_bias.ok()) return choice_bias.status();
+  router.bias = *bias;
+  router.options.choice_bias = *choice_bias;
+  router.options.top_k = read.top_k;
+  router.options.scoring = Enumerator<RouterOptions::Scoring>(read.scoring);
+  router.options.normalize = read.keep_weights == 0;
+  router.options.scaling_factor = read.scaling_factor;
+  router.options.groups = read.groups;
+  router.options.top_groups = read.top_groups;
+  return router;
+}
+
+Status ReadMatrix(const marlin_expert_matrix& given, const std::string& name,
+                  ExpertMatrix* matrix) {
+  if (given.weights == nullptr) return {};
+  matrix->weights = given.weights->weights;
+  matrix->index = given.index;
+  const Result<TensorView> bias = OptionalView(given.bias, "bias");
+  if (!bias.ok()) return bias.status().WithContext(name);
+  matrix->bias = *bias;
+  return {};
+}
+
+Status ReadExpert(const marlin_expert& given, const std::string& name, Expert* expert) {
+  if (Status status = ReadMatrix(given.gate, name + " gate", &expert->gate); !status.ok()) {
+    return status;
+  }
+  if (Status status = ReadMatrix(given.up, name + " up", &expert->up); !status.ok()) return status;
+  return ReadMatrix(given.down, name + " down", &expert->down);
 }
 
 }  // namespace
@@ -395,5 +471,108 @@ marlin_code marlin_plan_run(const marlin_plan* plan, const marlin_tensor* a,
     const Result<GemmArguments> read = ArgumentsOf(arguments);
     if (!read.ok()) return read.status();
     return plan->plan.Run(*from, *to, *read);
+  });
+}
+
+marlin_code marlin_experts_create(const marlin_device* device, const marlin_expert* experts,
+                                  int64_t count, const marlin_expert* shared,
+                                  const marlin_prepared* shared_gate, marlin_experts** made) {
+  if (made != nullptr) *made = nullptr;
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(device);
+    MARLIN_NEED(made);
+    if (count > 0) MARLIN_NEED(experts);
+    std::vector<Expert> all(static_cast<size_t>(std::max<int64_t>(count, 0)));
+    for (size_t i = 0; i < all.size(); ++i) {
+      const std::string name = "expert " + std::to_string(i);
+      if (Status status = ReadExpert(experts[i], name, &all[i]); !status.ok()) return status;
+    }
+    SharedExpert added;
+    if (shared != nullptr) {
+      const Status status = ReadExpert(*shared, "shared expert", &added.expert);
+      if (!status.ok()) return status;
+    }
+    if (shared_gate != nullptr) added.gate = shared_gate->weights;
+    return Give(ExpertSet::Make(device->device, all, added), made);
+  });
+}
+
+void marlin_experts_destroy(marlin_experts* experts) { delete experts; }
+
+marlin_code marlin_plan_experts(const marlin_device* device, const marlin_experts* experts,
+                                const marlin_experts_problem* problem, marlin_experts_plan** plan) {
+  if (plan != nullptr) *plan = nullptr;
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(device);
+    MARLIN_NEED(experts);
+    MARLIN_NEED(plan);
+    const Result<ExpertsProblem> read = ProblemOf(problem);
+    if (!read.ok()) return read.status();
+    return Give(PlanExperts(device->device, *read, experts->experts), plan);
+  });
+}
+
+void marlin_experts_plan_destroy(marlin_experts_plan* plan) { delete plan; }
+
+int64_t marlin_experts_plan_workspace_bytes(const marlin_experts_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.workspace_bytes();
+}
+
+marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan, const marlin_tensor* x,
+                                    const marlin_tensor* ids, const marlin_tensor* weights,
+                                    const marlin_tensor* out,
+                                    const marlin_gemm_arguments* arguments) {
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(plan);
+    MutableTensorView views[4];
+    const std::pair<const marlin_tensor*, const char*> given[] = {
+        {x, "x"}, {ids, "ids"}, {weights, "weights"}, {out, "out"}};
+    for (size_t i = 0; i < 4; ++i) {
+      const Result<MutableTensorView> view = ViewOf(given[i].first, given[i].second);
+      if (!view.ok()) return view.status();
+      views[i] = *view;
+    }
+    const Result<GemmArguments> read = ArgumentsOf(arguments);
+    if (!read.ok()) return read.status();
+    return plan->plan.Run(views[0], views[1], views[2], views[3],
+                          {read->workspace, read->workspace_bytes, read->stream});
+  });
+}
+
+marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor* x,
+                                const marlin_router* router, const marlin_tensor* ids,
+                                const marlin_tensor* weights, void* stream) {
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(device);
+    const Result<Router> read = RouterOf(router);
+    if (!read.ok()) return read.status();
+    const Result<MutableTensorView> from = ViewOf(x, "x");
+    if (!from.ok()) return from.status();
+    const Result<MutableTensorView> chosen = ViewOf(ids, "ids");
+    if (!chosen.ok()) return chosen.status();
+    const Result<MutableTensorView> factors = ViewOf(weights, "weights");
+    if (!factors.ok()) return factors.status();
+    return RouteTokens(device->device, *from, *read, *chosen, *factors, stream);
+  });
+}
+
+marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor* x,
+                               const marlin_router* router, const marlin_experts* experts,
+                               const marlin_tensor* out, const marlin_experts_problem* problem,
+                               void* stream) {
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(device);
+    MARLIN_NEED(experts);
+    const Result<Router> read = RouterOf(router);
+    if (!read.ok()) return read.status();
+    const Result<ExpertsProblem> how = ProblemOf(problem);
+    if (!how.ok()) return how.status();
+    const Result<MutableTensorView> from = ViewOf(x, "x");
+    if (!from.ok()) return from.status();
+    const Result<MutableTensorView> to = ViewOf(out, "out");
+    if (!to.ok()) return to.status();
+    return MoeForward(
+        device->device, *from, *read, experts->experts, *to,
+        {how->gate, how->accuracy, how->determinism, how->allow_bf16_activations, stream});
   });
 }

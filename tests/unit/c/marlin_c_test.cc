@@ -213,6 +213,79 @@ TEST_F(MarlinC, BuffersHoldOperands) {
   marlin_buffer_destroy(out);
 }
 
+TEST_F(MarlinC, ExpertsRunAfterTheirRouter) {
+  constexpr int64_t kTokens = 4;
+  marlin_weights* back_weights = nullptr;
+  marlin_prepared* back = nullptr;
+  marlin_weights* router_weights = nullptr;
+  marlin_prepared* router_ready = nullptr;
+  const marlin_tensor dense_back = Matrix(dense_.data(), MARLIN_F32, kN / 2, kK);
+  const marlin_tensor dense_router = Matrix(dense_.data(), MARLIN_F32, kK, 3);
+  ASSERT_EQ(marlin_quantize(&dense_back, "u4/g32", &back_weights), MARLIN_OK);
+  ASSERT_EQ(marlin_prepare(back_weights, device_, &back), MARLIN_OK);
+  ASSERT_EQ(marlin_quantize(&dense_router, "fp32", &router_weights), MARLIN_OK);
+  ASSERT_EQ(marlin_prepare(router_weights, device_, &router_ready), MARLIN_OK);
+  // Two experts with the same weights; the third is on another device.
+  marlin_expert expert{};
+  expert.gate.weights = prepared_;
+  expert.down.weights = back;
+  const marlin_expert experts[] = {expert, expert, marlin_expert{}};
+  marlin_experts* set = nullptr;
+  ASSERT_EQ(marlin_experts_create(device_, experts, 3, &expert, nullptr, &set), MARLIN_OK)
+      << marlin_last_error();
+  marlin_router router = MARLIN_ROUTER_INIT;
+  router.weights = router_ready;
+  std::vector<int32_t> ids(kTokens * 2, -1);
+  std::vector<float> weights(kTokens * 2);
+  std::vector<float> out(kTokens * kK);
+  std::vector<float> both(kTokens * kK);
+  const marlin_tensor x = Matrix(a_.data(), MARLIN_F32, kTokens, kK);
+  const marlin_tensor ids_view = Matrix(ids.data(), MARLIN_I32, kTokens, 2);
+  const marlin_tensor weights_view = Matrix(weights.data(), MARLIN_F32, kTokens, 2);
+  const marlin_tensor out_view = Matrix(out.data(), MARLIN_F32, kTokens, kK);
+  const marlin_tensor both_view = Matrix(both.data(), MARLIN_F32, kTokens, kK);
+  ASSERT_EQ(marlin_route_tokens(device_, &x, &router, &ids_view, &weights_view, nullptr), MARLIN_OK)
+      << marlin_last_error();
+  marlin_experts_problem problem = MARLIN_EXPERTS_PROBLEM_INIT;
+  problem.tokens = kTokens;
+  problem.top_k = 2;
+  problem.x_type = problem.out_type = MARLIN_F32;
+  marlin_experts_plan* plan = nullptr;
+  ASSERT_EQ(marlin_plan_experts(device_, set, &problem, &plan), MARLIN_OK) << marlin_last_error();
+  EXPECT_GT(marlin_experts_plan_workspace_bytes(plan), 0);
+  ASSERT_EQ(marlin_experts_plan_run(plan, &x, &ids_view, &weights_view, &out_view, nullptr),
+            MARLIN_OK)
+      << marlin_last_error();
+  EXPECT_NE(out[0], 0.0F);
+  ASSERT_EQ(marlin_moe_forward(device_, &x, &router, set, &both_view, &problem, nullptr), MARLIN_OK)
+      << marlin_last_error();
+  EXPECT_EQ(out, both);
+  ids[1] = 3;
+  EXPECT_EQ(marlin_experts_plan_run(plan, &x, &ids_view, &weights_view, &out_view, nullptr),
+            MARLIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(marlin_last_error(), "ids: token 0, selection 1: 3 is not in 0..2");
+  EXPECT_EQ(marlin_experts_plan_run(plan, &x, nullptr, &weights_view, &out_view, nullptr),
+            MARLIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(marlin_last_error(), "ids: NULL");
+  router.scoring = 9;
+  EXPECT_EQ(marlin_route_tokens(device_, &x, &router, &ids_view, &weights_view, nullptr),
+            MARLIN_INVALID_ARGUMENT);
+  problem.activation = -1;
+  marlin_experts_plan* none = nullptr;
+  EXPECT_EQ(marlin_plan_experts(device_, set, &problem, &none), MARLIN_INVALID_ARGUMENT);
+  EXPECT_EQ(none, nullptr);
+  marlin_experts* empty = nullptr;
+  EXPECT_EQ(marlin_experts_create(device_, nullptr, 0, nullptr, nullptr, &empty),
+            MARLIN_INVALID_ARGUMENT);
+  // Handles may be destroyed in any order.
+  marlin_experts_destroy(set);
+  marlin_prepared_destroy(back);
+  marlin_weights_destroy(back_weights);
+  marlin_prepared_destroy(router_ready);
+  marlin_weights_destroy(router_weights);
+  marlin_experts_plan_destroy(plan);
+}
+
 TEST_F(MarlinC, EachThreadHasItsOwnError) {
   EXPECT_NE(marlin_plan_run(nullptr, nullptr, nullptr, nullptr), MARLIN_OK);
   const std::string here = marlin_last_error();
