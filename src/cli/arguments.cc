@@ -131,9 +131,11 @@ void ArgumentList::Positional(const char* name, std::string* value, const char* 
   app_.add_option(name, *value, help)->required()->type_name("");
 }
 
-void ArgumentList::Positionals(const char* name, std::vector<std::string>* values,
-                               const char* help) {
-  app_.add_option(name, *values, help)->type_name("");
+void ArgumentList::Positional(const char* name, std::optional<std::string>* value,
+                              const char* help) {
+  app_.add_option_function<std::string>(
+          name, [value](const std::string& given) { *value = given; }, help)
+      ->type_name("");
 }
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
@@ -160,8 +162,13 @@ void ArgumentList::Option(const char* names, std::optional<double>* value, const
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
                           const char* help) {
-  // One value per occurrence: "--override A B" must not swallow the positional B.
-  app_.add_option(names, *values, help)->type_name(type)->expected(1)->take_all();
+  // One value per occurrence: "--override A B" must not swallow the positional B. CLI11 would also
+  // read "[A,B]" as two values, in recursion, and "--stop [END]" as "END".
+  app_.add_option(names, *values, help)
+      ->type_name(type)
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false);
 }
 
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,

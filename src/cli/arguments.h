@@ -43,8 +43,8 @@ class ArgumentList {
   explicit ArgumentList(CLI::App& app) : app_(app) {}
 
   void Positional(const char* name, std::string* value, const char* help);
-  /// Takes all remaining positionals; may be empty.
-  void Positionals(const char* name, std::vector<std::string>* values, const char* help);
+  /// May be absent.
+  void Positional(const char* name, std::optional<std::string>* value, const char* help);
   /// `names` is "-o,--output" or "--recipe"; `type` is the value's name in --help.
   void Option(const char* names, std::string* value, const char* type, const char* help);
   void Option(const char* names, std::optional<std::string>* value, const char* type,

@@ -37,7 +37,7 @@ class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, moe, model or load");
-    arguments.Positionals("MODEL", &models_, "model, load: a plain or quantized directory");
+    arguments.Positional("MODEL", &model_path_, "model, load: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K",
                      "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
@@ -120,7 +120,7 @@ class BenchCommand final : public Command {
 
   Status RunLoad(Console& console, const Device& device) const {
     MARLIN_ASSIGN_OR_RETURN(const bench::LoadBench bench,
-                            bench::BenchLoad(models_.front(), device, model_open_));
+                            bench::BenchLoad(*model_path_, device, model_open_));
     device_argument_.SayTaken(console, bench.device);
     Json document = bench::DocumentHead(bench.device, commit_);
     document["results"] = Json::array({bench.ToJson()});
@@ -140,9 +140,9 @@ class BenchCommand final : public Command {
           fmt::format("bench: expected gemm, dequantize, moe, model or load, got '{}'", op_));
     }
     const bool model = OfModels();
-    if (models_.size() != (model ? 1U : 0U)) {
+    if (model_path_.has_value() != model) {
       return refuse(fmt::format("bench {}: expected {} directory, got {}", op_,
-                                model ? "one" : "no", models_.size()));
+                                model ? "one" : "no", model ? "none" : *model_path_));
     }
     struct OptionOfOps {
       const char* name;
@@ -187,7 +187,7 @@ class BenchCommand final : public Command {
 
   /// Opens the model before the machine is measured, so that errors come early.
   Result<Model> OpenModel(const Device& device) {
-    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(models_.front(), device, model_open_));
+    MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(*model_path_, device, model_open_));
     model_ = model.info();
     bench::ModelBenchOptions& options = model_options_;
     options.prompt_tokens =
@@ -401,7 +401,7 @@ class BenchCommand final : public Command {
     for (const bench::BenchResult& result : results_)
       document["results"].push_back(ResultJson(result));
     if (op_ != "model") return document;
-    document["model"] = {{"path", models_.front()},
+    document["model"] = {{"path", *model_path_},
                          {"model_type", model_.model_type},
                          {"recipe", model_.recipe},
                          {"parameters", model_.parameters},
@@ -468,7 +468,7 @@ class BenchCommand final : public Command {
     }
     return fmt::format(
         "{}: {} ({}), {} parameters, {}; {} sequences, {} tokens read, then {} written\n\n{}",
-        models_.front(), model_.model_type, model_.recipe.empty() ? "plain" : model_.recipe,
+        *model_path_, model_.model_type, model_.recipe.empty() ? "plain" : model_.recipe,
         FormatCount(model_.parameters), FormatBytes(model_.bytes), model_options_.batch,
         model_options_.prompt_tokens, model_options_.new_tokens, table.ToString());
   }
@@ -527,7 +527,7 @@ class BenchCommand final : public Command {
   std::vector<std::string> against_;
   std::string record_;
   std::string commit_;
-  std::vector<std::string> models_;
+  std::optional<std::string> model_path_;
   std::optional<int64_t> prompt_tokens_;
   std::optional<int64_t> new_tokens_;
   std::optional<int64_t> batch_;

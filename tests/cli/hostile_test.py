@@ -38,6 +38,16 @@ def memory_limit() -> Callable[[], None] | None:
     return limit_memory if done.returncode == 0 else None
 
 
+class Brackets(CommandTestCase):
+    """Brackets in values are text: CLI11 would read "[A,B]" as two values, in recursion."""
+
+    def test_brackets_are_text(self) -> None:
+        nested = "[" * 60000 + "]" * 60000
+        self.refuse(USAGE, "quantize", QWEN, "-o", self.directory / "out", "--override", nested,
+                    says=("got '[[[",))
+        self.refuse(USAGE, "bench", "gemm", "--shape", "[1,32,32]", says=("got '[1,32,32]'",))
+
+
 class HostileTestCase(CommandTestCase):
     """A plain model's directory to corrupt."""
 
