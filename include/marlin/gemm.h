@@ -142,6 +142,13 @@ Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const Prepa
 Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});
 
+/// Gemm with every matrix of stacked weights, planned once: a is [experts, m, k] and out
+/// [experts, m, n], with any stride between the matrices. options.bias is [n] for all of them or
+/// [experts, n], options.row_weight [experts, m], both contiguous; options.expert must be 0. All
+/// operands are checked before the first product runs. Errors: those of Gemm.
+Status BatchedGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                   const MutableTensorView& out, const GemmOptions& options = {});
+
 /// Gemm with m = 1: a is [k] and out is [n].
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
             const MutableTensorView& out, const GemmOptions& options = {});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "base/aligned_buffer.h"
@@ -376,6 +377,75 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
   MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, options.kernel));
   GemmCall call = MakeCall(desc, weights, a, out, arguments);
   return RunPlan(device, *planned, call, a, out, arguments);
+}
+
+namespace {
+
+/// Matrix `i` of a view of rank 3, or vector i of one of rank 2.
+template <typename View>
+View ItemOf(const View& view, int64_t i) {
+  const int64_t first = i * view.stride(0) * DTypeBytes(view.dtype());
+  auto* const data =
+      static_cast<
+          std::conditional_t<std::is_same_v<View, TensorView>, const std::byte, std::byte>*>(
+          view.data()) +
+      first;
+  if (view.rank() == 2) return View(data, view.dtype(), {view.dim(1)}, {view.stride(1)});
+  return View(data, view.dtype(), {view.dim(1), view.dim(2)}, {view.stride(1), view.stride(2)});
+}
+
+Status CheckBatch(const char* name, const TensorView& view, int rank, int64_t batch) {
+  if (view.rank() != rank) {
+    return Invalid(fmt::format("{}: expected rank {}, got {}", name, rank, view.rank()));
+  }
+  if (view.dim(0) == batch) return {};
+  return Invalid(fmt::format("{}: expected {} matrices, got {}", name, batch, view.dim(0)));
+}
+
+/// The options of one matrix of a batch.
+GemmOptions OptionsOf(const GemmOptions& options, int64_t i) {
+  GemmOptions own = options;
+  own.expert = i;
+  if (options.bias.rank() == 2) own.bias = ItemOf(options.bias, i);
+  if (!options.row_weight.empty()) own.row_weight = ItemOf(options.row_weight, i);
+  return own;
+}
+
+Status CheckBatches(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                    const MutableTensorView& out, const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights));
+  const int64_t batch = weights.spec().experts;
+  MARLIN_RETURN_IF_ERROR(CheckBatch("a", a, 3, batch));
+  MARLIN_RETURN_IF_ERROR(CheckBatch("out", out, 3, batch));
+  if (options.bias.rank() > 1) MARLIN_RETURN_IF_ERROR(CheckBatch("bias", options.bias, 2, batch));
+  if (!options.row_weight.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckBatch("row_weight", options.row_weight, 2, batch));
+  }
+  if (options.expert != 0) {
+    return Invalid(fmt::format("expert: expected 0 for a batch, got {}", options.expert));
+  }
+  // The matrices of out, and those of a, may only share bytes with themselves.
+  MARLIN_RETURN_IF_ERROR(CheckMemory("a", a));
+  MARLIN_RETURN_IF_ERROR(CheckMemory("out", out));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
+  for (int64_t i = 0; i < batch; ++i) {
+    const Result<GemmDesc> desc =
+        DescribeCall(device, ItemOf(a, i), weights, ItemOf(out, i), OptionsOf(options, i));
+    MARLIN_RETURN_IF_ERROR(desc.status().WithContext(fmt::format("matrix {}", i)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status BatchedGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                   const MutableTensorView& out, const GemmOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckBatches(device, a, weights, out, options));
+  for (int64_t i = 0; i < weights.spec().experts; ++i) {
+    MARLIN_RETURN_IF_ERROR(
+        Gemm(device, ItemOf(a, i), weights, ItemOf(out, i), OptionsOf(options, i)));
+  }
+  return {};
 }
 
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,
