@@ -6,10 +6,12 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <new>
 #include <string_view>
 
+#include "base/checked.h"
 #include "base/parse_number.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
@@ -125,6 +127,37 @@ Result<double> ParseOption(const char* option, const std::string& text, const Re
                         open ? "" : fmt::format(" and at most {}", range.most))
           : fmt::format("{}{}", range.least, open ? " or more" : fmt::format("..{}", range.most));
   return WrongNumber(option, "a number", expected, text, is_number);
+}
+
+Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
+  struct Unit {
+    std::string_view name;
+    int64_t bytes;
+  };
+  constexpr Unit kUnits[] = {
+      {"", 1},
+      {"B", 1},
+      {"kB", 1000},
+      {"KB", 1000},
+      {"MB", 1000 * 1000},
+      {"GB", 1000 * 1000 * 1000},
+      {"TB", int64_t{1000} * 1000 * 1000 * 1000},
+      {"KiB", 1 << 10},
+      {"MiB", 1 << 20},
+      {"GiB", 1 << 30},
+      {"TiB", int64_t{1} << 40},
+  };
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const std::string_view unit_name(stop, static_cast<size_t>(end - stop));
+  for (const Unit& unit : kUnits) {
+    if (error != std::errc() || unit.name != unit_name) continue;
+    const auto bytes = (Checked(number) * Checked(unit.bytes)).Take();
+    if (bytes && *bytes > 0) return *bytes;
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected a size such as 5GB, got '{}'", option, text));
 }
 
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {

@@ -37,6 +37,9 @@ inline constexpr WholeRange kThreadRange{1, 4096};
 Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range);
 Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range);
 
+/// Parses a number of bytes, at least 1: "5GB", "500MB", "2GiB", "65536". Errors: as above.
+Result<int64_t> ParseByteSize(const char* option, const std::string& text);
+
 /// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
 class ArgumentList {
  public:

@@ -42,6 +42,10 @@ class PlanCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
+    arguments.Option("--memory", &memory_text_, "SIZE",
+                     "Memory of a device, \"24GB\": what fits, and which experts stay on the host");
+    arguments.Option("--context", &context_, {.least = 0}, "N",
+                     "--memory: tokens in the KV cache; default 4096");
     arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
   }
 
@@ -50,9 +54,17 @@ class PlanCommand final : public Command {
       return Status(Code::kUnsupported,
                     fmt::format("--device {}: this build has only the device cpu", device_));
     }
+    if (context_ && !memory_text_) {
+      return Status(Code::kInvalidArgument, "--context: needs --memory");
+    }
+    int64_t memory = 0;
+    if (memory_text_) {
+      MARLIN_ASSIGN_OR_RETURN(memory, ParseByteSize("--memory", *memory_text_));
+    }
     MARLIN_ASSIGN_OR_RETURN(model_, DescribeSource(source_));
     MARLIN_ASSIGN_OR_RETURN(recipe_, recipe_arguments_.Build(model_.expert_count > 0));
     MARLIN_ASSIGN_OR_RETURN(plan_, MakeModelPlan(model_, recipe_));
+    if (memory_text_) placement_ = PlaceModel(model_, plan_, memory, Context());
     bandwidth_ = bandwidth_gbps_.value_or(0) * 1e9;
     if (!bandwidth_gbps_) {
       MARLIN_ASSIGN_OR_RETURN(bandwidth_, bench::MeasureReadBandwidth());
@@ -61,6 +73,45 @@ class PlanCommand final : public Command {
   }
 
  private:
+  int64_t Context() const { return context_.value_or(4096); }
+
+  Json PlacementJson() const {
+    const Placement& placement = *placement_;
+    return {{"memory_bytes", placement.memory},
+            {"context_tokens", Context()},
+            {"fits", placement.fits()},
+            {"resident_bytes", placement.resident_bytes},
+            {"kv_cache_bytes", placement.cache_bytes},
+            {"experts", placement.experts},
+            {"device_experts", placement.device_experts},
+            {"host_bytes", placement.host_bytes},
+            {"host_bytes_per_token", placement.host_token_bytes}};
+  }
+
+  std::string PlacementText() const {
+    const Placement& placement = *placement_;
+    const std::string memory = FormatBytes(placement.memory);
+    const std::string rest = fmt::format("{}, with the KV cache of {} tokens ({})",
+                                         FormatBytes(placement.resident_bytes), Context(),
+                                         FormatBytes(placement.cache_bytes));
+    const char* what = placement.experts > 0 ? "everything but the experts" : "the model";
+    if (!placement.fits()) {
+      return fmt::format("does not fit {}: {} takes {}\n", memory, what, rest);
+    }
+    const std::string fits = fmt::format("in {}: {} takes {}", memory, what, rest);
+    if (placement.experts == 0) return fits + "\n";
+    if (placement.device_experts == placement.experts) {
+      return fmt::format("{}; all experts fit beside it\n", fits);
+    }
+    return fmt::format(
+        "{}; {} of {} experts of every layer fit beside it; {} stay on the host ({}), where a "
+        "token "
+        "reads {} if all are equally frequent\n",
+        fits, placement.device_experts, placement.experts,
+        placement.experts - placement.device_experts, FormatBytes(placement.host_bytes),
+        FormatBytes(placement.host_token_bytes));
+  }
+
   double TokensPerSecond(int64_t bytes) const {
     return bytes == 0 ? 0.0 : bandwidth_ / static_cast<double>(bytes);
   }
@@ -83,6 +134,7 @@ class PlanCommand final : public Command {
                           {"bandwidth_source", bandwidth_gbps_ ? "given" : "measured"},
                           {"tokens_per_second", TokensPerSecond(plan_.decode_bytes)},
                           {"bf16_tokens_per_second", TokensPerSecond(plan_.bf16_decode_bytes)}};
+    if (placement_) document["placement"] = PlacementJson();
     document["layers"] = Json::array();
     for (size_t i = 0; i < plan_.layers.size(); ++i) {
       Json row = {{"name", fmt::format("model.layers.{}", i)}};
@@ -135,16 +187,20 @@ class PlanCommand final : public Command {
         FormatBytes(plan_.decode_bytes), TokensPerSecond(plan_.decode_bytes), bandwidth_ * 1e-9,
         bandwidth_gbps_ ? "given" : "measured on this machine",
         TokensPerSecond(plan_.bf16_decode_bytes));
+    if (placement_) text += PlacementText();
     return console.Print(text);
   }
 
   std::string source_;
   RecipeArguments recipe_arguments_;
   std::optional<double> bandwidth_gbps_;
+  std::optional<std::string> memory_text_;
+  std::optional<int64_t> context_;
   std::string device_ = "auto";
   ModelArchitecture model_;
   MixedPrecisionConfig recipe_;
   ModelPlan plan_;
+  std::optional<Placement> placement_;
   double bandwidth_ = 0;
 };
 

@@ -21,38 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// "5GB", "500MB", "2GiB", "65536".
-Result<int64_t> ParseSize(const std::string& text) {
-  struct Unit {
-    std::string_view name;
-    int64_t bytes;
-  };
-  constexpr Unit kUnits[] = {
-      {"", 1},
-      {"B", 1},
-      {"kB", 1000},
-      {"KB", 1000},
-      {"MB", 1000 * 1000},
-      {"GB", 1000 * 1000 * 1000},
-      {"TB", int64_t{1000} * 1000 * 1000 * 1000},
-      {"KiB", 1 << 10},
-      {"MiB", 1 << 20},
-      {"GiB", 1 << 30},
-      {"TiB", int64_t{1} << 40},
-  };
-  int64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  const std::string_view unit_name(stop, static_cast<size_t>(end - stop));
-  for (const Unit& unit : kUnits) {
-    if (error != std::errc() || unit.name != unit_name) continue;
-    const auto bytes = (Checked(number) * Checked(unit.bytes)).Take();
-    if (bytes && *bytes > 0) return *bytes;
-  }
-  return Status(Code::kInvalidArgument,
-                fmt::format("--shard-size: expected a size such as 5GB, got '{}'", text));
-}
-
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
 /// until it is complete, so there is nothing to clean up.
 class InterruptNotice {
@@ -97,7 +65,7 @@ class QuantizeCommand final : public Command {
     QuantizeCheckpointOptions options;
     MARLIN_RETURN_IF_ERROR(CheckSupported());
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
-    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseSize(shard_size_));
+    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
     if (source.quantized()) {
       return Status(Code::kInvalidArgument,

@@ -1,11 +1,14 @@
 #include "cli/model_plan.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <unordered_map>
 #include <utility>
 
 #include "base/macros.h"
 #include "marlin/quantize.h"
+#include "marlin/tensor.h"
 #include "marlin/weights.h"
 
 namespace marlin::cli {
@@ -93,7 +96,6 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
   plan.layers.resize(static_cast<size_t>(model.layer_count));
   plan.active_parameters = ActiveParameterCount(model);
   Sizer sizer(recipe);
-  int64_t routed_bytes = 0;
   int64_t routed_bf16_bytes = 0;
   for (const ModelTensor& tensor : model.tensors) {
     MARLIN_ASSIGN_OR_RETURN(const SizedTensor sized, sizer.SizeOf(tensor));
@@ -107,16 +109,40 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
     if (embedding) plan.embedding_parameters += sized.parameters;
     // Decoding reads one row of the embedding table, unless lm_head is tied to it.
     if (embedding && !model.tied_embeddings) continue;
-    (tensor.routed ? routed_bytes : plan.decode_bytes) += sized.bytes;
+    (tensor.routed ? plan.routed_bytes : plan.decode_bytes) += sized.bytes;
     (tensor.routed ? routed_bf16_bytes : plan.bf16_decode_bytes) += kKeptBytes * sized.parameters;
   }
-  plan.decode_bytes += RoutedShare(model, routed_bytes);
+  plan.decode_bytes += RoutedShare(model, plan.routed_bytes);
   plan.bf16_decode_bytes += RoutedShare(model, routed_bf16_bytes);
   for (const ModelTensor& tensor : model.prediction_tensors) {
     MARLIN_ASSIGN_OR_RETURN(const SizedTensor sized, sizer.SizeOf(tensor));
     Add(sized, &plan.prediction);
   }
   return plan;
+}
+
+Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int64_t memory,
+                     int64_t context_tokens) {
+  Placement placement;
+  placement.memory = memory;
+  placement.cache_bytes =
+      SaturatingProduct(kKeptBytes, SaturatingProduct(model.kv_cache_elements, context_tokens));
+  const int64_t weights = plan.total.bytes - plan.routed_bytes;
+  placement.resident_bytes =
+      placement.cache_bytes > INT64_MAX - weights ? INT64_MAX : weights + placement.cache_bytes;
+  placement.experts = plan.routed_bytes > 0 ? model.expert_count : 0;
+  if (placement.experts == 0) return placement;
+  // One expert of every layer.
+  const double each =
+      static_cast<double>(plan.routed_bytes) / static_cast<double>(placement.experts);
+  const double left = std::max(0.0, static_cast<double>(memory - placement.resident_bytes));
+  placement.device_experts =
+      std::min(placement.experts, static_cast<int64_t>(std::floor(left / each)));
+  const double share = static_cast<double>(placement.experts - placement.device_experts) /
+                       static_cast<double>(placement.experts);
+  placement.host_bytes = std::llround(share * static_cast<double>(plan.routed_bytes));
+  placement.host_token_bytes = RoutedShare(model, placement.host_bytes);
+  return placement;
 }
 
 }  // namespace marlin::cli

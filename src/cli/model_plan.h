@@ -33,7 +33,26 @@ struct ModelPlan {
   int64_t embedding_parameters = 0;
   int64_t decode_bytes = 0;       ///< Bytes read per token at batch 1, without KV cache.
   int64_t bf16_decode_bytes = 0;  ///< decode_bytes with every tensor in 16 bits.
+  int64_t routed_bytes = 0;       ///< Weights of routed experts.
 };
+
+/// A model in a device's memory: all of it, or as many experts of every layer as fit beside the
+/// rest, while the host keeps and computes the others.
+struct Placement {
+  int64_t memory = 0;
+  int64_t cache_bytes = 0;       ///< The KV cache of one sequence.
+  int64_t resident_bytes = 0;    ///< The weights without routed experts, and that cache.
+  int64_t experts = 0;           ///< Per layer; 0: a dense model.
+  int64_t device_experts = 0;    ///< How many of them fit.
+  int64_t host_bytes = 0;        ///< Weights of the other experts.
+  int64_t host_token_bytes = 0;  ///< What a token reads of these, if experts are equally frequent.
+
+  bool fits() const { return resident_bytes <= memory; }
+};
+
+/// Precondition: a plan of the model.
+Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int64_t memory,
+                     int64_t context_tokens);
 
 /// Errors: those of sizes that overflow.
 Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model, const MixedPrecisionConfig& recipe);

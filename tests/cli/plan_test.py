@@ -47,6 +47,45 @@ class Plan(CommandTestCase):
         self.assertTrue(1.5e9 < slow["bytes_per_token"] < 6.1e9)
         self.assertLess(slow["bf16_tokens_per_second"], slow["tokens_per_second"])
 
+    def test_placement(self) -> None:
+        def place(name: str, memory: str, *more: object) -> dict[str, int]:
+            plan = self.document("plan", CONFIGS / f"{name}.json", "--bandwidth", 1, "--memory",
+                                 memory, *more)
+            placement: dict[str, int] = plan["placement"]
+            if placement["experts"]:
+                routed = sum(row["bytes"] for row in plan["classes"]
+                             if row["layer_class"] == "moe_expert")
+                self.assertEqual(placement["resident_bytes"] - placement["kv_cache_bytes"],
+                                 plan["bytes"] - routed)
+                share = 1 - placement["device_experts"] / placement["experts"]
+                self.assertAlmostEqual(placement["host_bytes"], share * routed, delta=1)
+            return placement
+
+        whole = place("qwen3-30b-a3b", "24GB")
+        self.assertTrue(whole["fits"])
+        self.assertEqual((whole["experts"], whole["device_experts"]), (128, 128))
+        self.assertEqual((whole["host_bytes"], whole["context_tokens"]), (0, 4096))
+        part = place("qwen3-30b-a3b", "12GB", "--context", 32768)
+        self.assertTrue(0 < part["device_experts"] < 128)
+        self.assertEqual(part["kv_cache_bytes"], 8 * whole["kv_cache_bytes"])
+        # One more expert of every layer would not fit.
+        each = part["host_bytes"] / (128 - part["device_experts"])
+        used = part["resident_bytes"] + part["device_experts"] * each
+        self.assertTrue(used <= 12e9 < used + each)
+        self.assertAlmostEqual(part["host_bytes_per_token"], part["host_bytes"] / 16, delta=1)
+        self.assertFalse(place("deepseek-v3", "1GiB")["fits"])
+        self.assertEqual(place("llama-3-8b", "8GB")["experts"], 0)
+        for name, memory, says in (("qwen3-30b-a3b", "24GB", "all experts fit beside it"),
+                                   ("mixtral-8x7b", "16GB", "stay on the host"),
+                                   ("gpt-oss-120b", "1GB", "does not fit 1 GB"),
+                                   ("llama-3-8b", "24GB", "in 24 GB: the model takes")):
+            text = self.succeed("plan", CONFIGS / f"{name}.json", "--bandwidth", 1, "--memory",
+                                memory)
+            self.assertIn(says, text.replace(".00 ", " "))
+        self.refuse(USAGE, "plan", QWEN, "--memory", "24 GB",
+                    says=("--memory: expected a size such as 5GB, got '24 GB'",))
+        self.refuse(USAGE, "plan", QWEN, "--context", 5, says=("--context: needs --memory",))
+
     def test_bandwidth_is_measured_when_not_given(self) -> None:
         decode = self.document("plan", QWEN)["decode"]
         self.assertEqual(decode["bandwidth_source"], "measured")
