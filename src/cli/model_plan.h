@@ -45,7 +45,7 @@ struct Placement {
   int64_t experts = 0;           ///< Per layer; 0: a dense model.
   int64_t device_experts = 0;    ///< How many of them fit.
   int64_t host_bytes = 0;        ///< Weights of the other experts.
-  int64_t host_token_bytes = 0;  ///< What a token reads of these, if experts are equally frequent.
+  int64_t host_token_bytes = 0;  ///< Bytes of these per token, if experts are equally frequent.
 
   bool fits() const { return resident_bytes <= memory; }
 };
