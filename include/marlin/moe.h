@@ -53,9 +53,9 @@ struct Router {
 
 /// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
 /// of x and the router's weights. Errors: also those of Gemm.
-Status RouteTokens(const Device& device, const TensorView& x, const Router& router,
-                   const MutableTensorView& ids, const MutableTensorView& weights,
-                   void* stream = nullptr);
+Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
+                         const MutableTensorView& ids, const MutableTensorView& weights,
+                         void* stream = nullptr);
 
 /// A linear map of an expert: a matrix [k, n] of prepared weights, and a bias.
 struct ExpertMatrix {
@@ -159,7 +159,7 @@ struct MoeOptions {
   void* stream = nullptr;
 };
 
-/// out = the MoE block of x: RouteTokens, then the experts. Errors: theirs.
+/// out = the MoE block of x: RouteHiddenStates, then the experts. Errors: theirs.
 Status MoeForward(const Device& device, const TensorView& x, const Router& router,
                   const ExpertSet& experts, const MutableTensorView& out,
                   const MoeOptions& options = {});

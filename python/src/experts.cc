@@ -109,7 +109,7 @@ void RouteTopK(const OpenDevice& on, nb::handle x, const ReadyWeights& router,
     made.bias = bias.view;
   }
   const nb::gil_scoped_release released;
-  Check(RouteTokens(on.device, from.view, made, chosen.view, factors.view,
+  Check(RouteHiddenStates(on.device, from.view, made, chosen.view, factors.view,
                     reinterpret_cast<void*>(parts.stream)));
 }
 

@@ -552,7 +552,7 @@ marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor
     if (!chosen.ok()) return chosen.status();
     const Result<MutableTensorView> factors = ViewOf(weights, "weights");
     if (!factors.ok()) return factors.status();
-    return RouteTokens(device->device, *from, *read, *chosen, *factors, stream);
+    return RouteHiddenStates(device->device, *from, *read, *chosen, *factors, stream);
   });
 }
 

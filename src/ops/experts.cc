@@ -288,8 +288,9 @@ Status ExpertsPlan::Run(const TensorView& x, const TensorView& ids, const Tensor
   return status;
 }
 
-Status RouteTokens(const Device& device, const TensorView& x, const Router& router,
-                   const MutableTensorView& ids, const MutableTensorView& weights, void* stream) {
+Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
+                         const MutableTensorView& ids, const MutableTensorView& weights,
+                         void* stream) {
   if (x.rank() != 2) return Invalid(fmt::format("x: expected rank 2, got {}", x.rank()));
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, router.weights).WithContext("router"));
   const Shape shape{x.dim(0), router.weights.spec().n};
@@ -333,7 +334,7 @@ Status MoeForward(const Device& device, const TensorView& x, const Router& route
   const MutableTensorView ids(workspace.data, DType::kI32, selections);
   const MutableTensorView weights(static_cast<std::byte*>(workspace.data) + bytes / 2, DType::kF32,
                                   selections);
-  Status status = RouteTokens(device, x, router, ids, weights, options.stream);
+  Status status = RouteHiddenStates(device, x, router, ids, weights, options.stream);
   ExpertsArguments arguments;
   arguments.stream = options.stream;
   if (status.ok()) status = plan.Run(x, ids, weights, out, arguments);

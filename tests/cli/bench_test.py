@@ -101,7 +101,7 @@ class Bench(CommandTestCase):
                 (("model", QWEN, "--batch", "0"), "--batch: expected 1..4096, got 0"),
                 (("model", QWEN, "--threads", "0"), "--threads: expected 1..4096, got 0"),
                 (("gemm", "--shape", "1,2"), "--shape: expected M,N,K"),
-                (("gemm", "--shape", "[1,64,64]"), "--shape: expected M,N,K of at least 1, got '[1"),
+                (("gemm", "--shape", "[1,64,64]"), "expected M,N,K of at least 1, got '[1"),
                 (("gemm", "--against", "mkl"), "unknown baseline 'mkl'"),
                 (("gemm", "--format", "fp5"), "fp5"),
         ):

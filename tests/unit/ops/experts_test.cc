@@ -526,8 +526,8 @@ TEST_P(Experts, RouteAndRunInOneCall) {
   const Shape rows{batch.tokens, kHidden};
   const Shape selections{batch.tokens, 3};
   const TensorView x(batch.x.data(), DType::kF32, rows);
-  ASSERT_TRUE(RouteTokens(device_, x, router, {batch.ids.data(), DType::kI32, selections},
-                          {batch.weights.data(), DType::kF32, selections})
+  ASSERT_TRUE(RouteHiddenStates(device_, x, router, {batch.ids.data(), DType::kI32, selections},
+                                {batch.weights.data(), DType::kF32, selections})
                   .ok());
   std::vector<float> out(batch.x.size());
   const Status status = MoeForward(device_, x, router, set, {out.data(), DType::kF32, rows});
