@@ -489,7 +489,7 @@ marlin_code marlin_experts_create(const marlin_device* device, const marlin_expe
     }
     SharedExpert added;
     if (shared != nullptr) {
-      const Status status = ReadExpert(*shared, "shared expert", &added.expert);
+      Status status = ReadExpert(*shared, "shared expert", &added.expert);
       if (!status.ok()) return status;
     }
     if (shared_gate != nullptr) added.gate = shared_gate->weights;
