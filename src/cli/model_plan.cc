@@ -136,8 +136,8 @@ Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int6
   const double each =
       static_cast<double>(plan.routed_bytes) / static_cast<double>(placement.experts);
   const double left = std::max(0.0, static_cast<double>(memory - placement.resident_bytes));
-  placement.device_experts =
-      std::min(placement.experts, static_cast<int64_t>(std::floor(left / each)));
+  placement.device_experts = static_cast<int64_t>(
+      std::min(static_cast<double>(placement.experts), std::floor(left / each)));
   const double share = static_cast<double>(placement.experts - placement.device_experts) /
                        static_cast<double>(placement.experts);
   placement.host_bytes = std::llround(share * static_cast<double>(plan.routed_bytes));
