@@ -153,6 +153,8 @@ struct GateOptions {
   /// out = (up + 1) * gate * sigmoid(alpha * gate). 0 disables both.
   float limit = 0.0F;
   float alpha = 1.702F;
+
+  friend bool operator==(const GateOptions&, const GateOptions&) = default;
 };
 
 /// out = activation(gate) * up, all [tokens, n] with contiguous columns; out may be gate or up.

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "marlin/decoder.h"
@@ -111,6 +110,8 @@ struct ExpertsProblem {
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
   bool allow_bf16_activations = true;
+
+  friend bool operator==(const ExpertsProblem&, const ExpertsProblem&) = default;
 };
 
 /// The arguments of a run besides its operands, as in GemmArguments.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/aligned_buffer.h"
 #include "base/fixed_vector.h"
 #include "base/macros.h"
 #include "ops/device.h"
@@ -85,6 +86,36 @@ Status CheckVector(const char* name, const TensorView& view, int64_t count, bool
 Status CheckKnown(Activation activation) {
   if (activation <= Activation::kRelu) return {};
   return Invalid(fmt::format("activation: unknown number {}", static_cast<int>(activation)));
+}
+
+Status CheckKnown(Accuracy accuracy) {
+  if (accuracy <= Accuracy::kW4A8) return {};
+  return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(accuracy)));
+}
+
+Status CheckKnown(Determinism determinism) {
+  if (determinism <= Determinism::kBatchInvariant) return {};
+  return Invalid(fmt::format("determinism: unknown number {}", static_cast<int>(determinism)));
+}
+
+Status CheckSameType(const char* name, DType planned, DType given) {
+  if (planned == given) return {};
+  return Invalid(fmt::format("{}: expected {}, which the plan is for, got {}", name,
+                             DTypeName(planned), DTypeName(given)));
+}
+
+Status CheckWorkspace(const GivenWorkspace& given, int64_t bytes, const char* name,
+                      const TensorView& input, const MutableTensorView& out) {
+  if (given.bytes < bytes) {
+    return Invalid(
+        fmt::format("workspace: expected at least {} bytes, got {}", bytes, given.bytes));
+  }
+  if (reinterpret_cast<uintptr_t>(given.data) % kBufferAlignment != 0) {
+    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
+  }
+  const TensorView workspace(given.data, DType::kU8, {bytes});
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
+  return CheckNoOverlap(name, input, "the workspace", workspace, false);
 }
 
 Status CheckWeights(const Device& device, const PreparedWeights& weights) {

@@ -30,8 +30,22 @@ Status CheckMemory(const char* name, const TensorView& view);
 /// Checks for a contiguous, aligned vector of `count`, or an empty view.
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
 
-/// Checks that an activation is a declared enumerator.
+/// Checks that a value is a declared enumerator.
 Status CheckKnown(Activation activation);
+Status CheckKnown(Accuracy accuracy);
+Status CheckKnown(Determinism determinism);
+
+/// Checks an operand's type against the one that a plan is for.
+Status CheckSameType(const char* name, DType planned, DType given);
+
+/// A caller's workspace.
+struct GivenWorkspace {
+  void* data;
+  int64_t bytes;
+};
+/// Checks size, alignment and that neither the input `name` nor `out` overlaps the workspace.
+Status CheckWorkspace(const GivenWorkspace& given, int64_t bytes, const char* name,
+                      const TensorView& input, const MutableTensorView& out);
 
 /// Checks that weights were prepared for this device.
 Status CheckWeights(const Device& device, const PreparedWeights& weights);

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "marlin/moe.h"
 #include "ops/checks.h"
@@ -117,21 +116,8 @@ Status CheckProblem(const ExpertsProblem& problem, const ExpertSet& experts) {
   MARLIN_RETURN_IF_ERROR(CheckActivationType("x_type", problem.x_type));
   MARLIN_RETURN_IF_ERROR(CheckActivationType("out_type", problem.out_type));
   MARLIN_RETURN_IF_ERROR(CheckKnown(problem.gate.activation));
-  if (problem.accuracy > Accuracy::kW4A8) {
-    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(problem.accuracy)));
-  }
-  if (problem.determinism > Determinism::kBatchInvariant) {
-    return Invalid(
-        fmt::format("determinism: unknown number {}", static_cast<int>(problem.determinism)));
-  }
-  return {};
-}
-
-bool SameProblem(const ExpertsProblem& a, const ExpertsProblem& b) {
-  return a.tokens == b.tokens && a.top_k == b.top_k && a.x_type == b.x_type &&
-         a.out_type == b.out_type && a.gate.activation == b.gate.activation &&
-         a.gate.limit == b.gate.limit && a.gate.alpha == b.gate.alpha && a.accuracy == b.accuracy &&
-         a.determinism == b.determinism && a.allow_bf16_activations == b.allow_bf16_activations;
+  MARLIN_RETURN_IF_ERROR(CheckKnown(problem.accuracy));
+  return CheckKnown(problem.determinism);
 }
 
 /// The device's own plan, or the host's for a device that shares its memory.
@@ -157,7 +143,7 @@ Result<std::shared_ptr<const PlannedExperts>> FindPlan(const Device& device,
   {
     const std::lock_guard lock(set.mutex);
     for (const ExpertSet::Storage::Plan& plan : set.plans) {
-      if (SameProblem(plan.problem, problem)) return plan.planned;
+      if (plan.problem == problem) return plan.planned;
     }
   }
   MARLIN_ASSIGN_OR_RETURN(auto planned, Plan(device, problem, set.layer));
@@ -175,12 +161,8 @@ Status CheckOperands(const ExpertsProblem& problem, int64_t hidden, const Tensor
                      const MutableTensorView& out) {
   const Shape rows{problem.tokens, hidden};
   const Shape selections{problem.tokens, problem.top_k};
-  if (x.dtype() != problem.x_type || out.dtype() != problem.out_type) {
-    return Invalid(fmt::format(
-        "{}: expected {}, which the plan is for, got {}", x.dtype() != problem.x_type ? "x" : "out",
-        DTypeName(x.dtype() != problem.x_type ? problem.x_type : problem.out_type),
-        DTypeName(x.dtype() != problem.x_type ? x.dtype() : out.dtype())));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckSameType("x", problem.x_type, x.dtype()));
+  MARLIN_RETURN_IF_ERROR(CheckSameType("out", problem.out_type, out.dtype()));
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, rows));
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, rows));
   MARLIN_RETURN_IF_ERROR(CheckInt32("ids", ids, selections));
@@ -194,20 +176,6 @@ Status CheckOperands(const ExpertsProblem& problem, int64_t hidden, const Tensor
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "ids", ids));
   return CheckNoOverlapWithIndices("out", out, "weights", weights);
-}
-
-Status CheckWorkspace(const ExpertsArguments& arguments, int64_t bytes, const TensorView& x,
-                      const MutableTensorView& out) {
-  if (arguments.workspace_bytes < bytes) {
-    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
-                               arguments.workspace_bytes));
-  }
-  if (reinterpret_cast<uintptr_t>(arguments.workspace) % kBufferAlignment != 0) {
-    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
-  }
-  const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
-  return CheckNoOverlap("x", x, "the workspace", workspace, false);
 }
 
 }  // namespace
@@ -276,7 +244,8 @@ Status ExpertsPlan::Run(const TensorView& x, const TensorView& ids, const Tensor
   call.stream = arguments.stream;
   const int64_t bytes = state.planned->workspace_bytes();
   if (arguments.workspace != nullptr) {
-    MARLIN_RETURN_IF_ERROR(CheckWorkspace(arguments, bytes, x, out));
+    MARLIN_RETURN_IF_ERROR(
+        CheckWorkspace({arguments.workspace, arguments.workspace_bytes}, bytes, "x", x, out));
     call.workspace = static_cast<std::byte*>(arguments.workspace);
     return state.planned->Run(call);
   }

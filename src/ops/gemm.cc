@@ -46,13 +46,8 @@ namespace {
 /// Rejects values that are no enumerators, before anything depends on them.
 Status CheckChoices(const GemmProblem& problem, const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(problem.activation));
-  if (problem.accuracy > Accuracy::kW4A8) {
-    return Invalid(fmt::format("accuracy: unknown number {}", static_cast<int>(problem.accuracy)));
-  }
-  if (problem.determinism > Determinism::kBatchInvariant) {
-    return Invalid(
-        fmt::format("determinism: unknown number {}", static_cast<int>(problem.determinism)));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckKnown(problem.accuracy));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(problem.determinism));
   if (problem.gated && spec.n % 2 != 0) {
     return Invalid(fmt::format("gated: n must be even, got {}", spec.n));
   }
@@ -67,24 +62,15 @@ Status CheckProblem(const GemmProblem& problem, const WeightsSpec& spec) {
 }
 
 GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
-  const WeightsSpec& spec = weights.spec();
-  GemmDesc desc;
+  GemmDesc desc = DescribeWeights(*weights.storage());
   desc.m = problem.m;
-  desc.n = spec.n;
-  desc.k = spec.k;
-  desc.format = spec.format;
-  desc.group_size = spec.group_size;
-  desc.scale_type = spec.scale_type;
   desc.a_type = problem.a_type;
   desc.c_type = problem.out_type;
-  desc.has_zeros = spec.has_zeros;
-  desc.has_biases = spec.has_biases;
   desc.gated = problem.gated;
   desc.activation = problem.activation;
   desc.allow_bf16_activations = problem.allow_bf16_activations;
   desc.accuracy = problem.accuracy;
   desc.determinism = problem.determinism;
-  desc.weights = weights.storage()->traits;
   desc.aligned = problem.aligned;
   return desc;
 }
@@ -178,12 +164,6 @@ Result<GemmDesc> DescribeCall(const Device& device, const TensorView& a,
   return desc;
 }
 
-Status CheckSameType(const char* name, DType planned, DType given) {
-  if (planned == given) return {};
-  return Invalid(fmt::format("{}: expected {}, which the plan is for, got {}", name,
-                             DTypeName(planned), DTypeName(given)));
-}
-
 /// Checks operands against a problem that was not derived from them.
 Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const TensorView& a,
                        const MutableTensorView& out, int64_t expert) {
@@ -228,20 +208,6 @@ Result<std::shared_ptr<const PlannedGemm>> FindPlan(const Device& device, const 
   }
 }
 
-Status CheckWorkspace(const GemmArguments& arguments, int64_t bytes, const TensorView& a,
-                      const MutableTensorView& out) {
-  if (arguments.workspace_bytes < bytes) {
-    return Invalid(fmt::format("workspace: expected at least {} bytes, got {}", bytes,
-                               arguments.workspace_bytes));
-  }
-  if (reinterpret_cast<uintptr_t>(arguments.workspace) % kBufferAlignment != 0) {
-    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
-  }
-  const TensorView workspace(arguments.workspace, DType::kU8, {bytes});
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));
-  return CheckNoOverlap("a", a, "the workspace", workspace, false);
-}
-
 GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const TensorView& a,
                   const MutableTensorView& out, const GemmArguments& arguments) {
   GemmCall call;
@@ -266,7 +232,8 @@ Status RunPlan(const Device& device, const PlannedGemm& planned, GemmCall& call,
   if (call.desc.m == 0 || call.desc.n == 0) return {};
   const int64_t bytes = planned.workspace_bytes();
   if (arguments.workspace != nullptr) {
-    MARLIN_RETURN_IF_ERROR(CheckWorkspace(arguments, bytes, a, out));
+    MARLIN_RETURN_IF_ERROR(
+        CheckWorkspace({arguments.workspace, arguments.workspace_bytes}, bytes, "a", a, out));
     call.workspace = arguments.workspace;
     return planned.Run(call);
   }
@@ -424,16 +391,17 @@ Status CheckBatches(const Device& device, const TensorView& a, const PreparedWei
   if (options.expert != 0) {
     return Invalid(fmt::format("expert: expected 0 for a batch, got {}", options.expert));
   }
-  // The matrices of out, and those of a, may only share bytes with themselves.
+  // Shapes, types and strides are those of the first matrix; memory is checked whole.
   MARLIN_RETURN_IF_ERROR(CheckMemory("a", a));
   MARLIN_RETURN_IF_ERROR(CheckMemory("out", out));
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
-  for (int64_t i = 0; i < batch; ++i) {
-    const Result<GemmDesc> desc =
-        DescribeCall(device, ItemOf(a, i), weights, ItemOf(out, i), OptionsOf(options, i));
-    MARLIN_RETURN_IF_ERROR(desc.status().WithContext(fmt::format("matrix {}", i)));
+  for (const auto& [name, view] : {std::pair<const char*, TensorView>("a", a),
+                                   {"bias", options.bias},
+                                   {"row_weight", options.row_weight}}) {
+    if (!view.empty()) MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, view, false));
   }
-  return {};
+  if (batch == 0) return {};
+  return DescribeCall(device, ItemOf(a, 0), weights, ItemOf(out, 0), OptionsOf(options, 0))
+      .status();
 }
 
 }  // namespace

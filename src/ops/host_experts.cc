@@ -1,7 +1,6 @@
 #include "ops/host_experts.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -78,14 +77,11 @@ class HostExperts final : public PlannedExperts {
   }
 
   Result<ExpertSlots> Sort(const ExpertsCall& call) const {
-    std::vector<char> present;
-    for (const ExpertOperands& expert : layer_.experts) present.push_back(expert.present() ? 1 : 0);
-    const ExpertSlots slots{static_cast<int64_t>(present.size()), At<int32_t>(call, begin_at_),
-                            At<int32_t>(call, token_at_), At<float>(call, weight_at_),
-                            At<int32_t>(call, slot_of_at_)};
+    const ExpertSlots slots{static_cast<int64_t>(layer_.experts.size()),
+                            At<int32_t>(call, begin_at_), At<int32_t>(call, token_at_),
+                            At<float>(call, weight_at_), At<int32_t>(call, slot_of_at_)};
     const Selections selections{call.ids, call.weights, problem_.tokens, problem_.top_k, 0};
-    MARLIN_RETURN_IF_ERROR(
-        SortByExpert(selections, present.data(), layer_.shared.present(), slots));
+    MARLIN_RETURN_IF_ERROR(SortByExpert(selections, layer_, slots));
     return slots;
   }
 

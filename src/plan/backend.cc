@@ -4,6 +4,30 @@
 
 namespace marlin {
 
+GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count) {
+  GemmCall part = call;
+  part.desc.m = count;
+  part.a =
+      static_cast<const std::byte*>(call.a) + first * call.a_stride * DTypeBytes(call.desc.a_type);
+  part.c = static_cast<std::byte*>(call.c) + first * call.c_stride * DTypeBytes(call.desc.c_type);
+  if (call.epilogue.row_weight != nullptr) part.epilogue.row_weight += first;
+  return part;
+}
+
+GemmDesc DescribeWeights(const PreparedWeights::Storage& weights) {
+  const WeightsSpec& spec = weights.spec;
+  GemmDesc desc;
+  desc.n = spec.n;
+  desc.k = spec.k;
+  desc.format = spec.format;
+  desc.group_size = spec.group_size;
+  desc.scale_type = spec.scale_type;
+  desc.has_zeros = spec.has_zeros;
+  desc.has_biases = spec.has_biases;
+  desc.weights = weights.traits;
+  return desc;
+}
+
 std::shared_ptr<const PlannedGemm> PlanCache::Find(const GemmDesc& desc,
                                                    std::string_view forced) const {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -98,6 +98,12 @@ struct GemmCall {
   bool overlap_previous = false;  ///< GemmOptions::overlap_previous.
 };
 
+/// Rows [first, first + count) of a call.
+GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count);
+
+/// What the weights alone decide of a problem; the rest has its defaults.
+GemmDesc DescribeWeights(const PreparedWeights::Storage& weights);
+
 /// One backend's plan of one GEMM: the kernel, its tiling, its workspace. Immutable and usable from
 /// any thread; must not outlive the backend.
 class PlannedGemm {

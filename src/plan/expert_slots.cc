@@ -6,8 +6,9 @@
 
 namespace marlin {
 
-Status SortByExpert(const Selections& selections, const char* present, bool shared,
+Status SortByExpert(const Selections& selections, const LayerExperts& layer,
                     const ExpertSlots& slots) {
+  const auto present = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].present(); };
   const int64_t count = selections.tokens * selections.top_k;
   int32_t* const begin = slots.begin;
   std::fill(begin, begin + slots.experts + 2, 0);
@@ -19,13 +20,13 @@ Status SortByExpert(const Selections& selections, const char* present, bool shar
                                 selections.first + i / selections.top_k, i % selections.top_k, id,
                                 slots.experts - 1));
     }
-    if (present[id] != 0) ++begin[id + 1];
+    if (present(id)) ++begin[id + 1];
   }
   for (int64_t e = 0; e < slots.experts; ++e) begin[e + 1] += begin[e];
   // Counting upwards moves begin[e] to where begin[e + 1] was.
   for (int64_t i = 0; i < count; ++i) {
     const int32_t id = selections.ids[i];
-    const int32_t slot = present[id] != 0 ? begin[id]++ : -1;
+    const int32_t slot = present(id) ? begin[id]++ : -1;
     slots.slot_of[i] = slot;
     if (slot < 0) continue;
     slots.token[slot] = static_cast<int32_t>(i / selections.top_k);
@@ -35,7 +36,7 @@ Status SortByExpert(const Selections& selections, const char* present, bool shar
   begin[0] = 0;
   const int32_t routed = begin[slots.experts];
   begin[slots.experts + 1] = routed;
-  if (!shared) return {};
+  if (!layer.shared.present()) return {};
   for (int64_t t = 0; t < selections.tokens; ++t) {
     slots.token[routed + t] = static_cast<int32_t>(t);
   }

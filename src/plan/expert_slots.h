@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "marlin/status.h"
+#include "plan/experts.h"
 
 namespace marlin {
 
@@ -30,9 +31,8 @@ struct Selections {
   int64_t first;
 };
 
-/// Sorts selections. `present[e]` is not 0 if expert e is on this device. Errors: kInvalidArgument
-/// for an id that is no expert.
-Status SortByExpert(const Selections& selections, const char* present, bool shared,
+/// Sorts the selections of a layer's experts. Errors: kInvalidArgument for an id that is no expert.
+Status SortByExpert(const Selections& selections, const LayerExperts& layer,
                     const ExpertSlots& slots);
 
 }  // namespace marlin

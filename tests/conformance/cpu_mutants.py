@@ -95,10 +95,8 @@ MUTANTS = [
     # Tasks and experts.
     Mutant("tasks begin at the first column of a block", "rows_job.cc",
            "columns.first % kBlockRows", "0"),
-    Mutant("row weights of the first MC block for all", "gemm_job.cc", "first", "0",
-           "part.epilogue.row_weight += first"),
-    Mutant("activations of the first MC block for all", "gemm_job.cc", "first", "0",
-           "first * call.a_stride"),
+    Mutant("rows of the first MC block for all", "gemm_job.cc", "first", "0",
+           "RowsOf(call, first"),
     Mutant("every chunk dequantized to the first rows", "cpu_backend.cc", "chunk", "0",
            "StoreElement(out, chunk *"),
     Mutant("scales of the first expert for all", "prepared_panels.cc", "expert", "0",

@@ -158,7 +158,6 @@ class CpuExperts final : public PlannedExperts {
   const ExpertsProblem problem_;
   const LayerExperts& layer_;
   const SelectGemm select_;
-  std::vector<char> present_;
   std::vector<Choice> choices_;
   int64_t inner_ = 0;
   ExpertsLayout layout_;
@@ -172,10 +171,7 @@ CpuExperts::CpuExperts(Isa level, ThreadPool& pool, const ExpertsProblem& proble
       layer_(experts),
       select_(select),
       inner_(experts.shared.inner()) {
-  for (const ExpertOperands& expert : layer_.experts) {
-    present_.push_back(expert.present() ? 1 : 0);
-    inner_ = std::max(inner_, expert.inner());
-  }
+  for (const ExpertOperands& expert : layer_.experts) inner_ = std::max(inner_, expert.inner());
 }
 
 Status CpuExperts::Plan() {
@@ -220,21 +216,13 @@ Result<const KernelDesc*> CpuExperts::KernelOf(const GemmDesc& desc) const {
 /// The scratch of a worker for the largest job of any kernel.
 int64_t CpuExperts::ScratchBytes() const {
   int64_t most = 0;
-  const auto add = [&](const KernelDesc& kernel, const GemmDesc& desc) {
-    for (int workers = 1; workers <= pool_.worker_count(); ++workers) {
-      most = std::max(most, JobBytesOf(kernel, desc, workers).worker);
-    }
-  };
-  const int64_t slots = std::min(problem_.tokens, kTokensPerPass) * problem_.top_k;
   for (const Choice& choice : choices_) {
+    GemmDesc desc = choice.desc;
+    desc.m = std::min(problem_.tokens, kTokensPerPass) * problem_.top_k;
     for (const KernelDesc& kernel : CpuKernels()) {
-      GemmDesc desc = choice.desc;
-      const int64_t rows = std::min(slots, MaxJobRows(kernel, desc));
-      // Tasks of up to 8 rows have more columns than others.
-      desc.m = std::min<int64_t>(rows, 8);
-      add(kernel, desc);
-      desc.m = rows;
-      add(kernel, desc);
+      for (int workers = 1; workers <= pool_.worker_count(); ++workers) {
+        most = std::max(most, JobBytesOf(kernel, desc, workers).worker);
+      }
     }
   }
   return most;
@@ -287,8 +275,8 @@ Status CpuExperts::RunPass(const ExpertsCall& call, int64_t first, int64_t token
   pass.slots = {static_cast<int64_t>(layer_.experts.size()), pass.At<int32_t>(layout_.begin),
                 pass.At<int32_t>(layout_.token), pass.At<float>(layout_.weight),
                 pass.At<int32_t>(layout_.slot_of)};
-  MARLIN_RETURN_IF_ERROR(SortByExpert({call.ids, call.weights, tokens, problem_.top_k, first},
-                                      present_.data(), layer_.shared.present(), pass.slots));
+  MARLIN_RETURN_IF_ERROR(
+      SortByExpert({call.ids, call.weights, tokens, problem_.top_k, first}, layer_, pass.slots));
   int64_t active = 0;
   for (int64_t e = 0; e <= pass.slots.experts; ++e) active += pass.count(e) > 0 ? 1 : 0;
   pass.workers = static_cast<int>(CeilDivide(pool_.worker_count(), std::max<int64_t>(active, 1)));

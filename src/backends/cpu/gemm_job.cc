@@ -23,27 +23,16 @@ GemmJob MakeJob(const KernelDesc& kernel, const GemmCall& call, int workers, std
 }
 
 JobBytes JobBytesOf(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
-  const int64_t most = MaxJobRows(kernel, desc);
-  const JobBytes full = BytesOfRows(kernel, desc, std::min(desc.m, most), workers);
-  if (desc.m <= most) return full;
-  // The tasks of few rows have more columns, so the last job may need more than the others.
-  const JobBytes last = BytesOfRows(kernel, desc, (desc.m - 1) % most + 1, workers);
-  return {std::max(full.job, last.job), std::max(full.worker, last.worker)};
+  const int64_t most = std::min(desc.m, MaxJobRows(kernel, desc));
+  const JobBytes full = BytesOfRows(kernel, desc, most, workers);
+  // Tasks of small M are wider, so that their accumulators may need more than those of full blocks.
+  const JobBytes small = BytesOfRows(kernel, desc, std::min(most, kSmallM), workers);
+  return {full.job, std::max(full.worker, small.worker)};
 }
 
 int64_t MaxJobRows(const KernelDesc& kernel, const GemmDesc& desc) {
   return kernel.level == Isa::kAmx ? AmxJob::MaxRows()
                                    : RowsJob::MaxRows(desc, RowKernelsOf(kernel, desc));
-}
-
-GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count) {
-  GemmCall part = call;
-  part.desc.m = count;
-  part.a =
-      static_cast<const std::byte*>(call.a) + first * call.a_stride * DTypeBytes(call.desc.a_type);
-  part.c = static_cast<std::byte*>(call.c) + first * call.c_stride * DTypeBytes(call.desc.c_type);
-  if (call.epilogue.row_weight != nullptr) part.epilogue.row_weight += first;
-  return part;
 }
 
 int64_t GemmWorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers) {

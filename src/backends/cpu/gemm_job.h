@@ -10,6 +10,9 @@
 
 namespace marlin::cpu {
 
+/// The most rows of a GEMM that is bound by streaming its weights.
+inline constexpr int64_t kSmallM = 8;
+
 /// Sizes of a job's memory.
 struct JobBytes {
   int64_t job = 0;     ///< The bias and the packed activations.
@@ -82,7 +85,7 @@ class AmxJob {
 using GemmJob = std::variant<RowsJob, AmxJob>;
 GemmJob MakeJob(const KernelDesc& kernel, const GemmCall& call, int workers, std::byte* memory,
                 const JobRows& rows = {});
-/// The sizes of the jobs of a GEMM of any number of rows, each MaxJobRows or less.
+/// Enough for every job of a GEMM of up to desc.m rows.
 JobBytes JobBytesOf(const KernelDesc& kernel, const GemmDesc& desc, int workers);
 int64_t MaxJobRows(const KernelDesc& kernel, const GemmDesc& desc);
 
@@ -95,9 +98,6 @@ struct GemmBlocking {
 /// The sizes of the exact kernels; the others have the same columns, and as many rows or more.
 GemmBlocking RowsBlocking(const GemmDesc& desc, int workers);
 GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
-
-/// Rows [first, first + count) of a call.
-GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count);
 
 /// Runs a GEMM in `workspace`, which has GemmWorkspaceBytes.
 int64_t GemmWorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers);

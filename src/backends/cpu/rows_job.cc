@@ -27,8 +27,7 @@ int64_t RowsPerPass(const GemmDesc& desc, const RowKernels& kernels) {
 /// bandwidth (19.4 against 23 GB/s). At large M small tasks balance better.
 int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
   constexpr int64_t kMostBlocks = 64;
-  constexpr int64_t kFewRows = 8;
-  if (desc.m > kFewRows) return 4;
+  if (desc.m > kSmallM) return 4;
   const int64_t blocks = CeilDivide(desc.gated ? desc.n / 2 : desc.n, kBlockRows);
   return std::clamp<int64_t>(CeilDivide(blocks, 4 * workers), 1, kMostBlocks);
 }

@@ -36,7 +36,7 @@ class MetalGemm final : public PlannedGemm {
     for (int64_t first = 0; first < call.desc.m; first += parts_.rows) {
       const int64_t rows = std::min(parts_.rows, call.desc.m - first);
       const LaunchPlan& plan = rows == parts_.rows ? parts_.whole : parts_.last;
-      MARLIN_RETURN_IF_ERROR(driver_.Run(LaunchesOf(plan, PartOf(call, first, rows)), call.stream));
+      MARLIN_RETURN_IF_ERROR(driver_.Run(LaunchesOf(plan, RowsOf(call, first, rows)), call.stream));
     }
     return Status();
   }

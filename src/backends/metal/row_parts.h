@@ -15,7 +15,4 @@ inline constexpr int64_t kMostOperationsOfPart = int64_t{1} << 41;
 /// Rows per part: m, or a multiple of 64. m and n are not 0.
 int64_t RowsOfPart(const GemmDesc& desc);
 
-/// The GEMM of rows [first, first + rows) of a GEMM.
-GemmCall PartOf(const GemmCall& call, int64_t first, int64_t rows);
-
 }  // namespace marlin::metal

@@ -47,13 +47,13 @@ TEST(RowParts, BeginAtTheirRows) {
   call.c = c.data();
   call.c_stride = 12;
   call.epilogue.row_weight = weights.data();
-  const GemmCall part = PartOf(call, 64, 100);
+  const GemmCall part = RowsOf(call, 64, 100);
   EXPECT_EQ(part.desc.m, 100);
   EXPECT_EQ(static_cast<const std::byte*>(part.a) - a.data(), 64 * 24 * 2);
   EXPECT_EQ(static_cast<std::byte*>(part.c) - c.data(), 64 * 12 * 4);
   EXPECT_EQ(part.epilogue.row_weight - weights.data(), 64);
   call.epilogue.row_weight = nullptr;
-  EXPECT_EQ(PartOf(call, 64, 100).epilogue.row_weight, nullptr);
+  EXPECT_EQ(RowsOf(call, 64, 100).epilogue.row_weight, nullptr);
 }
 
 }  // namespace
