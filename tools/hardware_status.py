@@ -105,8 +105,9 @@ def page(root: Path) -> str:
         definitions = next((root / "src" / "backends" / backend).rglob("kernels.def"))
         names = kernels_of(definitions.read_text(encoding="utf-8"))
         pinned = read_json(root / "tests" / "conformance" / counts_file)
-        # Dequantize kernels are not in the GEMM kernel table.
-        names += [name for name in sorted(pinned) if name.startswith("marlin_dequantize_")]
+        # Operations that are no GEMM are not in its kernel table.
+        others = ("marlin_dequantize_", "marlin_experts_", "marlin_router_")
+        names += [name for name in sorted(pinned) if name.startswith(others)]
         text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
         for name in names:
             text += f"| `{name}` | {'; '.join(places(backend, name, root, records))} |\n"

@@ -35,6 +35,8 @@ struct ErrorModel {
   double activation_floor = 0;  ///< Relative to a row's amax; 0 when they are not e4m3.
   double block_unit = 0;
   int64_t block_depth = 0;  ///< Independent of k: after so many terms the sum is added in fp32.
+
+  friend bool operator==(const ErrorModel&, const ErrorModel&) = default;
 };
 
 /// Whether a kernel can run a problem, and if not, why. The reason is formatted only when it is

@@ -16,8 +16,6 @@ double At(const TensorView& view, int64_t i, int64_t j, int64_t k) {
                      i * view.stride(0) + j * view.stride(1) + k * view.stride(2));
 }
 
-double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
 /// Indices of `values` in descending order; ties keep their order.
 std::vector<int32_t> Ranked(const std::vector<double>& values) {
   std::vector<int32_t> order(values.size());
@@ -59,18 +57,7 @@ void KeepBestGroups(const RouterOptions& options, std::vector<double>* choice) {
 
 }  // namespace
 
-std::vector<double> Elements(const TensorView& view) {
-  std::vector<double> elements;
-  Shape index;
-  for (int i = 0; i < view.rank(); ++i) index.Append(0);
-  for (int64_t count = view.ElementCount(); count > 0; --count) {
-    int64_t offset = 0;
-    for (int i = 0; i < view.rank(); ++i) offset += index[i] * view.stride(i);
-    elements.push_back(LoadElement(view.data(), view.dtype(), offset));
-    for (int i = view.rank() - 1; i >= 0 && ++index[i] == view.dim(i); --i) index[i] = 0;
-  }
-  return elements;
-}
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, double epsilon) {
   std::vector<double> out = Elements(x);
@@ -145,20 +132,19 @@ std::vector<double> Attention(const AttentionInput& input, const AttentionOption
   return out;
 }
 
+double ApplyGate(double gate, double up, const GateOptions& options) {
+  const auto limit = static_cast<double>(options.limit);
+  if (limit == 0) return Activate(options.activation, gate) * up;
+  const double g = std::min(gate, limit);
+  const double u = std::clamp(up, -limit, limit);
+  return (u + 1) * g * Sigmoid(static_cast<double>(options.alpha) * g);
+}
+
 std::vector<double> ApplyGate(const TensorView& gate, const TensorView& up,
                               const GateOptions& options) {
   std::vector<double> out = Elements(gate);
   const std::vector<double> ups = Elements(up);
-  const auto limit = static_cast<double>(options.limit);
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (limit == 0) {
-      out[i] = Activate(options.activation, out[i]) * ups[i];
-      continue;
-    }
-    const double g = std::min(out[i], limit);
-    const double u = std::clamp(ups[i], -limit, limit);
-    out[i] = (u + 1) * g * Sigmoid(static_cast<double>(options.alpha) * g);
-  }
+  for (size_t i = 0; i < out.size(); ++i) out[i] = ApplyGate(out[i], ups[i], options);
   return out;
 }
 

@@ -9,9 +9,6 @@
 
 namespace marlin::reference {
 
-/// The elements of a view in C order.
-std::vector<double> Elements(const TensorView& view);
-
 /// [rows, columns] in C order; x and out as for RmsNorm.
 std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, double epsilon);
 
@@ -22,6 +19,11 @@ std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const i
 /// [tokens, heads, value_dim] in C order.
 std::vector<double> Attention(const AttentionInput& input, const AttentionOptions& options);
 
+/// 1 / (1 + e^-x).
+double Sigmoid(double x);
+
+/// One product of a gated activation, as GateOptions defines it.
+double ApplyGate(double gate, double up, const GateOptions& options);
 /// [tokens, n] in C order.
 std::vector<double> ApplyGate(const TensorView& gate, const TensorView& up,
                               const GateOptions& options);

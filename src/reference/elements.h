@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "base/scalars.h"
 #include "marlin/tensor.h"
@@ -35,6 +36,20 @@ inline double LoadElement(const void* data, DType dtype, int64_t index) {
     default:
       return std::numeric_limits<double>::quiet_NaN();
   }
+}
+
+/// The elements of a view in C order.
+inline std::vector<double> Elements(const TensorView& view) {
+  std::vector<double> elements;
+  Shape index;
+  for (int i = 0; i < view.rank(); ++i) index.Append(0);
+  for (int64_t count = view.ElementCount(); count > 0; --count) {
+    int64_t offset = 0;
+    for (int i = 0; i < view.rank(); ++i) offset += index[i] * view.stride(i);
+    elements.push_back(LoadElement(view.data(), view.dtype(), offset));
+    for (int i = view.rank() - 1; i >= 0 && ++index[i] == view.dim(i); --i) index[i] = 0;
+  }
+  return elements;
 }
 
 /// Significand bits, smallest exponent and largest finite value of an output type.

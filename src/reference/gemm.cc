@@ -6,9 +6,9 @@
 
 namespace marlin::reference {
 
-Product Multiply(const TensorView& a, const DenseWeights& weights) {
+Product Multiply(std::span<const double> a, int64_t rows, const DenseWeights& weights) {
   const int64_t n_count = weights.n;
-  Product product{a.dim(0), n_count, {}, {}, {}};
+  Product product{rows, n_count, {}, {}, {}};
   const auto count = static_cast<size_t>(product.m * n_count);
   product.sum.resize(count);
   product.magnitude.resize(count);
@@ -18,7 +18,7 @@ Product Multiply(const TensorView& a, const DenseWeights& weights) {
     double* magnitude = product.magnitude.data() + m * n_count;
     double* square = product.root_square.data() + m * n_count;
     for (int64_t k = 0; k < weights.k; ++k) {
-      const double x = LoadElement(a.data(), a.dtype(), m * a.stride(0) + k * a.stride(1));
+      const double x = a[static_cast<size_t>(m * weights.k + k)];
       const double* value = weights.value.data() + k * n_count;
       const double* bound = weights.magnitude.data() + k * n_count;
       for (int64_t n = 0; n < n_count; ++n) {
@@ -31,6 +31,10 @@ Product Multiply(const TensorView& a, const DenseWeights& weights) {
     for (int64_t n = 0; n < n_count; ++n) square[n] = std::sqrt(square[n]);
   }
   return product;
+}
+
+Product Multiply(const TensorView& a, const DenseWeights& weights) {
+  return Multiply(Elements(a), a.dim(0), weights);
 }
 
 double Activate(Activation activation, double x) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "marlin/gemm.h"
@@ -22,6 +23,8 @@ struct Product {
 /// Multiplies A [m, k] (f32, bf16, f16, any strides) with W. NaN and Inf propagate as IEEE says.
 /// Precondition: a.dim(1) == weights.k.
 Product Multiply(const TensorView& a, const DenseWeights& weights);
+/// The same with A [rows, weights.k] in C order.
+Product Multiply(std::span<const double> a, int64_t rows, const DenseWeights& weights);
 
 /// none, SiLU x / (1 + e^-x), GELU by tanh, ReLU; NaN stays NaN.
 double Activate(Activation activation, double x);

@@ -37,6 +37,7 @@ constexpr Named<DataClass> kDataClasses[] = {
     {"extremes", DataClass::kExtremes},
     {"subnormal", DataClass::kSubnormal},
     {"non_finite", DataClass::kNonFinite},
+    {"lattice_small", DataClass::kLatticeSmall},
 };
 constexpr Named<Activation> kActivations[] = {
     {"none", Activation::kNone},
@@ -179,7 +180,7 @@ Status ParseEpilogue(std::string_view part, Case* c) {
 
 bool IsLattice(DataClass data) {
   return data == DataClass::kLattice || data == DataClass::kLatticeWide ||
-         data == DataClass::kLatticeInt8;
+         data == DataClass::kLatticeInt8 || data == DataClass::kLatticeSmall;
 }
 
 std::string CaseName(const Case& c) {

@@ -32,11 +32,12 @@ enum class DataClass : uint8_t {
   kLatticeWide,  ///< The same with activations of up to 11 bits: two bf16 terms.
   kLatticeInt8,  ///< The same with activations that int8 blocks represent exactly.
   kGaussian,
-  kHeavy,      ///< Outlier channels and scales over several orders of magnitude.
-  kOneHot,     ///< One nonzero activation per row: detects permutations.
-  kExtremes,   ///< Largest and smallest codes, large activations.
-  kSubnormal,  ///< Scales in the subnormal range of their type.
-  kNonFinite,  ///< One row with a NaN and one with an Inf among Gaussian rows.
+  kHeavy,         ///< Outlier channels and scales over several orders of magnitude.
+  kOneHot,        ///< One nonzero activation per row: detects permutations.
+  kExtremes,      ///< Largest and smallest codes, large activations.
+  kSubnormal,     ///< Scales in the subnormal range of their type.
+  kNonFinite,     ///< One row with a NaN and one with an Inf among Gaussian rows.
+  kLatticeSmall,  ///< The lattice with fewer bits, so that a chain of two GEMMs is exact.
 };
 
 struct Case {

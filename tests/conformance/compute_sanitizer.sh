@@ -21,6 +21,16 @@ export shapes+='|m16_n64_k16384'
 # Larger shapes for the kernels that use TMA multicast or reduce split-K partials in global memory.
 export meeting='m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344|m40_n2320_k2064'
 cases() {
+  case $1 in
+    marlin_router_*)
+      echo "^router/cuda/$1/tokens(1|3|37|40)/"
+      return
+      ;;
+    marlin_experts_*)
+      echo "^experts/cuda/$1/tokens(1|9|33)/experts[0-9]+/top2/hidden96/"
+      return
+      ;;
+  esac
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
   case $1 in
     marlin_gemv_mma | marlin_gemm_wgmma)
@@ -58,6 +68,7 @@ export -f cases check
 }
 if grep '^skipped: no CUDA device' "$logs/plain.log"; then exit 0; fi
 
-for row in $("$program" --device cuda --list | cut -d/ -f4 | sort -u); do
+rows=$("$program" --device cuda --list | grep -oE '/cuda/[a-z0-9_]+' | cut -d/ -f3 | sort -u)
+for row in $rows; do
   for tool in memcheck racecheck synccheck initcheck; do echo "$row $tool"; done
 done | xargs -P "${2:-6}" -L 1 bash -c 'set -u; check "$1" "$2"' check || exit 1

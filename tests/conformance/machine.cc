@@ -110,11 +110,9 @@ Status Machine::AddCpu(std::optional<Isa> only) {
     rows_.push_back(std::move(row));
   }
   rows_.push_back({std::string(kPlanned), "cpu", "gemm", best, nullptr, ""});
-  // Dequantize is not in the kernel table: the device's level selects its decoder.
+  // The other operations are not in the kernel table: the device's level selects their code.
   for (Isa level : kLevels) {
-    if (!judged(level)) continue;
-    rows_.push_back({fmt::format("marlin_dequantize_{}", IsaName(level)), "cpu", "dequantize",
-                     level, nullptr, missing[level]});
+    if (judged(level)) AddOperations(IsaName(level), "cpu", level, missing[level]);
   }
   return Status();
 }
@@ -136,7 +134,15 @@ void Machine::AddDevice(std::string_view backend, Isa level, const Result<Device
     rows_.push_back(std::move(row));
   }
   rows_.push_back({std::string(kPlanned), name, "gemm", level, nullptr, missing});
-  rows_.push_back({"marlin_dequantize_" + name, name, "dequantize", level, nullptr, missing});
+  AddOperations(name, name, level, missing);
+}
+
+void Machine::AddOperations(const std::string& suffix, const std::string& backend, Isa level,
+                            const std::string& missing) {
+  for (const char* op : {"dequantize", "router", "experts"}) {
+    rows_.push_back(
+        {fmt::format("marlin_{}_{}", op, suffix), backend, op, level, nullptr, missing});
+  }
 }
 
 const Row* Machine::Find(std::string_view backend, std::string_view name) const {

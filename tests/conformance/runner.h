@@ -38,9 +38,9 @@ struct CaseResult {
 struct Row {
   std::string name;
   std::string backend;
-  std::string op;  ///< "gemm" or "dequantize".
+  std::string op;  ///< "gemm", "dequantize", "router" or "experts".
   Isa level = Isa::kScalar;
-  const KernelDesc* desc = nullptr;  ///< Null for the planned row and for dequantize.
+  const KernelDesc* desc = nullptr;  ///< Null for the planned row and for what is no GEMM.
   std::string unavailable;           ///< Why this machine cannot run it; empty if it can.
 };
 
@@ -75,6 +75,8 @@ class Machine {
   Status AddCpu(std::optional<Isa> only);
   void AddDevice(std::string_view backend, Isa level, const Result<Device>& device,
                  std::span<const KernelDesc> kernels);
+  void AddOperations(const std::string& suffix, const std::string& backend, Isa level,
+                     const std::string& missing);
 
   std::vector<Row> rows_;
   std::vector<std::string> backends_;

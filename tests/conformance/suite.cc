@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "cases.h"
 #include "report.h"
 #include "runner.h"
+#include "subject.h"
 
 namespace marlin::conformance {
 namespace {
@@ -36,8 +38,10 @@ class Suite {
         filter_(options.filter),
         counts_(machine.rows().size()) {}
 
-  // Runs problems, several at a time, until a failure stops the run; reports in order.
-  void RunProblems(const std::vector<Case>& problems, int jobs) {
+  // Runs problems, several at a time, until a failure stops the run; reports in order. S is the
+  // kind of subject of a case.
+  template <typename S, typename C>
+  void RunProblems(const std::vector<C>& problems, int jobs) {
     ThreadPool pool(jobs);
     // A single worker stops right at the first failure; larger batches keep several workers busy.
     const size_t batch =
@@ -47,12 +51,18 @@ class Suite {
       std::vector<std::vector<CaseRun>> runs(count);
       pool.Run(static_cast<int64_t>(count), [&](int64_t i, int) {
         const auto at = static_cast<size_t>(i);
-        runs[at] = RunProblem(problems[begin + at]);
+        S subject(problems[begin + at]);
+        runs[at] = RunProblem(subject);
       });
       for (const std::vector<CaseRun>& of_problem : runs) {
         for (const CaseRun& run : of_problem) Record(run);
       }
     }
+  }
+
+  // Runs one problem on the row of this name.
+  void RunOn(Subject& subject, const Row& row) {
+    if (subject.Takes(row)) Record(RunProblemOn(subject, row));
   }
 
   // Prints the summary; returns the exit code.
@@ -79,53 +89,27 @@ class Suite {
   bool Stopped() const { return options_.stop_at_failure && failed_ > 0; }
 
   // Runs one problem on all matching rows that pass the filter.
-  std::vector<CaseRun> RunProblem(const Case& problem) const {
+  std::vector<CaseRun> RunProblem(Subject& subject) const {
     std::vector<CaseRun> runs;
-    std::unique_ptr<Problem> data;
     for (const Row& row : machine_.rows()) {
-      if (!Takes(row, problem)) continue;
-      Case c = problem;
-      c.kernel = row.name;
-      CaseRun run{&row, CaseName(c), false, {}};
-      if (!options_.filter.empty() && !std::regex_search(run.name, filter_)) continue;
-      const Result<Case> parsed = ParseCase(run.name);
-      if (!parsed.ok() || *parsed != c) {
-        run.result = {Outcome::kFailed, "the name does not give this case back", 0};
-      } else if (options_.list || !row.unavailable.empty()) {
-        run.skipped = true;
-      } else {
-        run.result = RunOn(row, problem, &data);
-      }
-      runs.push_back(std::move(run));
+      if (!subject.Takes(row)) continue;
+      const bool filtered =
+          !options_.filter.empty() && !std::regex_search(subject.Name(row), filter_);
+      if (!filtered) runs.push_back(RunProblemOn(subject, row));
     }
     return runs;
   }
 
-  // `data` is created on first use.
-  CaseResult RunOn(const Row& row, const Case& problem, std::unique_ptr<Problem>* data) const {
-    if (*data == nullptr) {
-      Result<std::unique_ptr<Problem>> made = MakeProblem(problem);
-      if (!made.ok()) return {Outcome::kFailed, made.status().message(), 0};
-      *data = std::move(*made);
+  CaseRun RunProblemOn(Subject& subject, const Row& row) const {
+    CaseRun run{&row, subject.Name(row), false, {}};
+    if (!subject.NameGivesCaseBack(row)) {
+      run.result = {Outcome::kFailed, "the name does not give this case back", 0};
+    } else if (options_.list || !row.unavailable.empty()) {
+      run.skipped = true;
+    } else {
+      run.result = subject.Run(machine_, row, options_.repetitions);
     }
-    return RunCase(machine_, row, **data, options_.repetitions);
-  }
-
-  static bool Takes(const Row& row, const Case& problem) {
-    if (row.backend != problem.backend) return false;
-    // One-row periodic problems also test dequantize.
-    if (problem.check == Check::kPeriodic && problem.m == 1 && !problem.gated) return true;
-    // So do repeat checks whose weights are small enough to download repeatedly.
-    constexpr int64_t kMostRepeatedWeights = 1 << 20;
-    if (problem.check == Check::kRepeat && problem.n * problem.k <= kMostRepeatedWeights) {
-      return true;
-    }
-    const bool wants_dequantize = problem.check == Check::kDequantize;
-    if (wants_dequantize != (row.op == "dequantize")) return false;
-    if (problem.data != DataClass::kLatticeInt8 || wants_dequantize) return true;
-    // The int8 lattice runs on the int8 kernels, and on the scalar one to validate the data.
-    if (row.desc == nullptr) return false;
-    return row.desc->grade == Grade::kW4A8 || row.level == Isa::kScalar;
+    return run;
   }
 
   // Returns the problem-independent part of "no kernel for <problem>: <kernel>: <reason>".
@@ -266,20 +250,37 @@ class Suite {
 };
 
 int RunNamedCase(const SuiteOptions& options, const Machine& machine) {
-  const Result<Case> c = ParseCase(options.name);
-  if (!c.ok()) {
-    fmt::print(stderr, "{}\n", c.status().message());
+  const Result<NamedSubject> named = ParseSubject(options.name);
+  if (!named.ok()) {
+    fmt::print(stderr, "{}\n", named.status().message());
     return 1;
   }
-  if (machine.Find(c->backend, c->kernel) == nullptr) {
-    fmt::print(stderr, "case: no kernel named '{}'\n", c->kernel);
+  const Row* const row = machine.Find(named->backend, named->row);
+  if (row == nullptr) {
+    fmt::print(stderr, "case: no kernel named '{}'\n", named->row);
     return 1;
   }
-  SuiteOptions one = options;
-  one.filter = "/" + c->kernel + "/";
-  Suite suite(one, machine);
-  suite.RunProblems({*c}, 1);
+  Suite suite(options, machine);
+  suite.RunOn(*named->subject, *row);
   return suite.Finish();
+}
+
+// Runs the router and the experts of a backend.
+void RunMoe(const SuiteOptions& options, const std::string& backend, Suite* suite) {
+  std::vector<RouterCase> routers = SelectRouterCases(backend, options.nightly);
+  // A device reports the errors of its kernels when any thread waits for it.
+  std::vector<RouterCase> wrong_routers;
+  std::copy_if(routers.begin(), routers.end(), std::back_inserter(wrong_routers), ExpectsError);
+  std::erase_if(routers, ExpectsError);
+  std::vector<ExpertsCase> experts = SelectExpertsCases(backend, options.nightly);
+  std::vector<ExpertsCase> wrong_experts;
+  const auto wrong = [](const ExpertsCase& c) { return c.check == ExpertsCheck::kBadId; };
+  std::copy_if(experts.begin(), experts.end(), std::back_inserter(wrong_experts), wrong);
+  std::erase_if(experts, wrong);
+  suite->RunProblems<RouterSubject>(routers, options.jobs);
+  suite->RunProblems<RouterSubject>(wrong_routers, 1);
+  suite->RunProblems<ExpertsSubject>(experts, options.jobs);
+  suite->RunProblems<ExpertsSubject>(wrong_experts, 1);
 }
 
 // Every backend's counts are in a separate file.
@@ -316,9 +317,11 @@ int RunSuite(const SuiteOptions& options) {
   Suite suite(options, *machine);
   for (const std::string& backend : machine->backends()) {
     if (!options.large) {
-      suite.RunProblems(SelectProblems(backend, KernelTable(backend), size), options.jobs);
+      suite.RunProblems<GemmSubject>(SelectProblems(backend, KernelTable(backend), size),
+                                     options.jobs);
+      RunMoe(options, backend, &suite);
     } else if (backend == "cuda") {
-      suite.RunProblems(LargeProblems(backend), 1);  // Each uses much of the memory.
+      suite.RunProblems<GemmSubject>(LargeProblems(backend), 1);  // Each uses much of the memory.
     }
   }
   return suite.Finish();

@@ -35,7 +35,14 @@ uint32_t WindowedFp8(Random& random, int exponent_bits, int64_t column) {
   return static_cast<uint32_t>(random.Integer(0, 1) << 7) | (exponent << mantissa_bits) | mantissa;
 }
 
-bool IsNumber(float value) { return std::isfinite(value); }
+// Whether a value may occur: every number, in the small lattice those of up to 16 and, of fp8,
+// those in [1, 2), whose products and sums need few bits.
+bool MayOccur(const Case& c, float value) {
+  if (c.data != DataClass::kLatticeSmall) return std::isfinite(value);
+  const float magnitude = std::fabs(value);
+  const bool fp8 = c.format == Format::kFp8E4M3 || c.format == Format::kFp8E5M2;
+  return fp8 ? magnitude >= 1 && magnitude < 2 : magnitude <= 16;
+}
 
 uint32_t ExtremeCode(Random& random, Format format, int64_t k, int64_t n) {
   const std::span<const float> values = FormatValues(format);
@@ -53,11 +60,12 @@ uint32_t ExtremeCode(Random& random, Format format, int64_t k, int64_t n) {
 uint32_t RandomCode(Random& random, const Case& c, int64_t k, int64_t n) {
   if (c.data == DataClass::kExtremes) return ExtremeCode(random, c.format, k, n);
   const FormatInfo& info = GetFormatInfo(c.format);
+  const bool windowed = IsLattice(c.data) && c.data != DataClass::kLatticeSmall;
   for (;;) {
     uint32_t code = static_cast<uint32_t>(random.Integer(0, (int64_t{1} << info.bits) - 1));
-    if (IsLattice(c.data) && c.format == Format::kFp8E4M3) code = WindowedFp8(random, 4, n);
-    if (IsLattice(c.data) && c.format == Format::kFp8E5M2) code = WindowedFp8(random, 5, n);
-    if (IsNumber(FormatValues(c.format)[code])) return code;
+    if (windowed && c.format == Format::kFp8E4M3) code = WindowedFp8(random, 4, n);
+    if (windowed && c.format == Format::kFp8E5M2) code = WindowedFp8(random, 5, n);
+    if (MayOccur(c, FormatValues(c.format)[code])) return code;
   }
 }
 
@@ -85,7 +93,9 @@ void FillUnquantized(Random& random, const Case& c, DType dtype, std::byte* data
   for (int64_t i = 0; i < c.experts * c.k * c.n; ++i) {
     double value = random.Gaussian() * 0.05;
     if (IsLattice(c.data)) {
-      value = std::ldexp(static_cast<double>(random.Integer(-15, 15)), -static_cast<int>(i % 3));
+      const int64_t most = c.data == DataClass::kLatticeSmall ? 7 : 15;
+      value =
+          std::ldexp(static_cast<double>(random.Integer(-most, most)), -static_cast<int>(i % 3));
     }
     if (c.data == DataClass::kExtremes) value = (i % 3 == 0 ? -1.0 : 1.0) * 60000.0;
     if (c.data == DataClass::kSubnormal) {
@@ -98,7 +108,10 @@ void FillUnquantized(Random& random, const Case& c, DType dtype, std::byte* data
 
 // Neighbours along n and along the groups differ, so that a wrong index is detected.
 double LatticeScale(const Case& c, int64_t group, int64_t n) {
-  const double scale = std::ldexp(1.0, static_cast<int>((n + 2 * group) % 5) - 2);
+  const int exponent = c.data == DataClass::kLatticeSmall
+                           ? static_cast<int>((n + 2 * group) % 3) - 1
+                           : static_cast<int>((n + 2 * group) % 5) - 2;
+  const double scale = std::ldexp(1.0, exponent);
   const bool negative = c.scale_type != ScaleType::kE8M0 && (n + group) % 7 == 3;
   return negative ? -scale : scale;
 }
