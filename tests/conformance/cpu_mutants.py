@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+SRC = Path(__file__).resolve().parents[2] / "src"
+FOLDERS = ("backends/cpu", "plan")  # Those of SRC with sources that have faults.
+
+
 class Mutant(NamedTuple):
     what: str
     file: str
@@ -112,6 +116,60 @@ MUTANTS = [
            "group - parameters.first_group", "0"),
     Mutant("int8: the last row of A left out", "w4a8_kernel.inl.h", "m", "m - 1",
            "for (; i < m; ++i)"),
+    # The router.
+    Mutant("router: a chosen expert can be chosen again", "cpu_router.cc", "kNever", "0.0",
+           "choice_[best] = kNever"),
+    Mutant("router: ties drop the earlier group", "cpu_router.cc", "sum <= worst_sum",
+           "sum < worst_sum"),
+    Mutant("router: a group's score is its best expert", "cpu_router.cc", "best + second", "best"),
+    Mutant("router: a large guard against sums of 0", "cpu_router.cc", "1e-20", "1e-2"),
+    Mutant("router: no scaling factor", "cpu_router.cc", "options_.scaling_factor", "1.0F"),
+    Mutant("router: softmax without its sum", "cpu_router.cc", "sum", "1.0",
+           "if (!sigmoid) score_[e] /= sum"),
+    Mutant("router: -Inf is an error", "cpu_router.cc", "logit > 0", "logit < 0"),
+    Mutant("router: the last token of a task left out", "cpu_router.cc", "(task + 1) * per_task",
+           "(task + 1) * per_task - 1"),
+    Mutant("router: the bias of the first expert for all", "cpu_router.cc", "bias[e]", "bias[0]",
+           "static_cast<double>(bias[e])"),
+    Mutant("router: the last expert is no candidate", "cpu_router.cc", "choice_ + experts_",
+           "choice_ + experts_ - 1", "std::max_element(choice_, choice_ + experts_)"),
+    # The experts of a layer.
+    Mutant("experts: gathers rows of the first expert", "cpu_experts.cc", "first", "0",
+           "pass.slots.token + first"),
+    Mutant("experts: gathers rows of the first MC block", "cpu_experts.cc", "first", "0",
+           "rows.gather = gather + first"),
+    Mutant("experts: the first matrix of a stack", "cpu_experts.cc", "matrix.index", "0",
+           "gemm.expert = matrix.index;\n      gemm.a = pass.call.x"),
+    Mutant("experts: no biases of gate and up", "cpu_experts.cc", "matrix.bias", "nullptr",
+           "gemm.epilogue.bias = matrix.bias;\n      return"),
+    Mutant("experts: up at the place of the largest expert", "cpu_experts.cc", "expert.inner()",
+           "inner_", "inner + expert.inner()"),
+    Mutant("experts: the gate for up", "cpu_experts.cc", "gate + width", "gate"),
+    Mutant("experts: the shared gate's sigmoid of -x", "cpu_experts.cc", "-weight", "weight",
+           "std::exp(-weight)"),
+    Mutant("experts: weights of the first expert", "cpu_experts.cc", "first", "0",
+           "gemm.epilogue.row_weight = pass.slots.weight + first"),
+    Mutant("experts: half of the second result", "cpu_experts.cc", "1.0F", "0.5F",
+           "add_scaled(row, 1.0F"),
+    Mutant("experts: no last selection", "cpu_experts.cc", "problem_.top_k", "problem_.top_k - 1",
+           "for (int64_t s = 0; s < problem_.top_k; ++s)"),
+    Mutant("experts: half of a row without experts", "cpu_experts.cc", "hidden * size", "hidden",
+           "std::fill(out, out + hidden * size"),
+    Mutant("experts: ids of the first pass for all", "cpu_experts.cc", "first", "0",
+           "part.ids += first"),
+    Mutant("experts: the first output rows for every pass", "cpu_experts.cc", "first", "0",
+           "static_cast<std::byte*>(call.out) + first"),
+    # Their selections, sorted.
+    Mutant("selections: weights of the first", "expert_slots.cc", "selections.weights[i]",
+           "selections.weights[0]"),
+    Mutant("selections: the number of experts is an id", "expert_slots.cc", "id >= slots.experts",
+           "id > slots.experts"),
+    Mutant("selections: errors count tokens of a pass", "expert_slots.cc", "selections.first", "0",
+           "selections.first + i"),
+    Mutant("selections: missing experts have rows", "expert_slots.cc",
+           "present(id) ? begin[id]++ : -1", "begin[id]++"),
+    Mutant("selections: the first token for the shared expert", "expert_slots.cc",
+           "static_cast<int32_t>(t)", "0"),
 ]
 
 
@@ -148,8 +206,9 @@ def main() -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("copy", type=Path)
     options = parser.parse_args()
+    sources = {path.name for folder in FOLDERS for path in (SRC / folder).iterdir()}
     for mutant in MUTANTS:
-        if not (options.source.parent / mutant.file).exists():
+        if mutant.file not in sources:
             raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
     text = with_faults(options.source.read_text(encoding="utf-8"), options.source.name)
     # An unchanged copy keeps its time, so that a change of the table recompiles only its file.

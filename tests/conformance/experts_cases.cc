@@ -87,21 +87,20 @@ void AddActivations(ExpertsCases& cases) {
   for (const GateKind gate :
        {GateKind::kNone, GateKind::kRelu, GateKind::kSilu, GateKind::kGelu, GateKind::kClamped}) {
     for (const SharedKind shared : {SharedKind::kNone, SharedKind::kPlain, SharedKind::kGated}) {
-      for (const bool biased : {false, true}) {
-        for (const Accuracy accuracy : {Accuracy::kDefault, Accuracy::kExact}) {
-          ExpertsCase c = cases.Make(biased ? 17 : 4, DataClass::kGaussian);
-          c.gate = gate;
-          c.shared = shared;
-          c.biased = biased;
-          c.accuracy = accuracy;
-          c.allow_bf16 = accuracy == Accuracy::kDefault && biased;
-          c.format = biased ? "mixed" : "fp4_e2m1";
-          cases.Add(c);
-          const bool exact = gate == GateKind::kNone || gate == GateKind::kRelu;
-          if (!exact || shared == SharedKind::kGated) continue;
-          c.data = DataClass::kLatticeSmall;
-          cases.Add(c);
-        }
+      for (int flags = 0; flags < 4; ++flags) {
+        const bool biased = flags >= 2;
+        ExpertsCase c = cases.Make(biased ? 17 : 4, DataClass::kGaussian);
+        c.gate = gate;
+        c.shared = shared;
+        c.biased = biased;
+        c.accuracy = flags % 2 == 0 ? Accuracy::kDefault : Accuracy::kExact;
+        c.allow_bf16 = c.accuracy == Accuracy::kDefault && biased;
+        c.format = biased ? "mixed" : "fp4_e2m1";
+        cases.Add(c);
+        const bool exact = gate == GateKind::kNone || gate == GateKind::kRelu;
+        if (!exact || shared == SharedKind::kGated) continue;
+        c.data = DataClass::kLatticeSmall;
+        cases.Add(c);
       }
     }
   }
@@ -155,6 +154,11 @@ void AddSelections(ExpertsCases& cases) {
   ExpertsCase c = cases.Make(5, DataClass::kGaussian);
   c.experts = 40;
   c.top_k = 32;
+  cases.Add(c);
+  // More than the CPU runs in one pass.
+  c = cases.Make(1030, DataClass::kLatticeSmall);
+  c.hidden = 32;
+  c.inner = 16;
   cases.AddBoth(c);
 }
 
@@ -204,9 +208,11 @@ void AddPromises(ExpertsCases& cases) {
       }
     }
   }
-  for (const int64_t tokens : {1, 50}) {
+  for (const int64_t tokens : {1, 50, 1030}) {
     ExpertsCase c = cases.Make(tokens, DataClass::kGaussian);
     c.check = ExpertsCheck::kBadId;
+    c.hidden = 32;
+    c.inner = 16;
     cases.Add(c);
   }
 }

@@ -205,7 +205,7 @@ CaseResult Poison(const Bench& bench, const ExpertsData& data) {
 
 CaseResult RefuseBadIds(const Bench& bench, const ExpertsData& data) {
   const ExpertsCase& c = data.c;
-  const int64_t token = c.tokens / 2;
+  const int64_t token = c.tokens - 1;
   const int64_t selection = c.top_k - 1;
   for (const int64_t id : {c.experts, int64_t{-1}, int64_t{1} << 30}) {
     ExpertsData wrong;

@@ -159,7 +159,7 @@ Status ExpertsRun::Run() {
 }
 
 Status ExpertsRun::CheckDamage() {
-  const auto damaged = [](std::string what) { return Status(Code::kInternal, std::move(what)); };
+  const auto damaged = [](const std::string& what) { return Status(Code::kInternal, what); };
   if (!out_.host().Intact()) return damaged("output: wrote outside of it");
   if (workspace_.data() != nullptr && !workspace_.host().Intact()) {
     return damaged("workspace: wrote outside of it");

@@ -79,17 +79,15 @@ void AddOptions(RouterCases& cases) {
   constexpr Groups kGroups[] = {{1, 1}, {8, 4}, {8, 1}, {64, 8}, {2, 2}};
   for (const NameWord<Scoring>& scoring : kScorings) {
     for (const Groups& groups : kGroups) {
-      for (const bool bias : {false, true}) {
-        for (const bool normalize : {false, true}) {
-          const RouterData data = groups.groups == 2 ? RouterData::kTies : RouterData::kGaussian;
-          RouterCase c = cases.Make(37, 64, 8, data);
-          c.scoring = scoring.value;
-          c.groups = groups.groups;
-          c.top_groups = groups.top_groups;
-          c.bias = bias;
-          c.normalize = normalize;
-          cases.Add(c);
-        }
+      for (int flags = 0; flags < 8; ++flags) {
+        const RouterData data = flags >= 4 ? RouterData::kTies : RouterData::kGaussian;
+        RouterCase c = cases.Make(37, 64, 8, data);
+        c.scoring = scoring.value;
+        c.groups = groups.groups;
+        c.top_groups = groups.top_groups;
+        c.bias = flags % 4 >= 2;
+        c.normalize = flags % 2 == 1;
+        cases.Add(c);
       }
     }
   }

@@ -8,8 +8,8 @@ namespace marlin::conformance {
 SumErrors::SumErrors(const SumOperands& operands, const ErrorModel& model, Grade grade)
     : operands_(operands) {
   const int64_t k_count = operands.weights.k;
-  const auto depth =
-      static_cast<double>((k_count + model.lanes - 1) / model.lanes + model.extra_depth);
+  const int64_t steps = (k_count + model.lanes - 1) / model.lanes;
+  const auto depth = static_cast<double>(steps + model.extra_depth);
   const double u = model.accumulate_unit;
   const auto gamma_of = [](double d, double unit) { return d * unit / (1.0 - d * unit); };
   const auto block_depth = static_cast<double>(model.block_depth);

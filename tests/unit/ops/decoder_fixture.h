@@ -14,6 +14,7 @@
 #include "marlin/device.h"
 #include "marlin/tensor.h"
 #include "reference/decoder.h"
+#include "reference/elements.h"
 
 namespace marlin {
 
