@@ -10,6 +10,7 @@
 #include "marlin/decoder.h"
 #include "marlin/device.h"
 #include "marlin/evaluate.h"
+#include "marlin/expert_cache.h"
 #include "marlin/format.h"
 #include "marlin/gemm.h"
 #include "marlin/generate.h"
