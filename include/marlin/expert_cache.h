@@ -25,12 +25,14 @@ struct ExpertKey {
 /// Which expert makes room for another.
 enum class CachePolicy : uint8_t {
   kLru,        ///< The least recently used one.
-  kFrequency,  ///< The least frequently used one; the longer ago its uses, the less they count.
+  kFrequency,  ///< The one used least often, evicted experts' uses included; old uses count less.
 };
 
 struct ExpertCacheOptions {
   int64_t capacity_bytes = int64_t{512} << 20;  ///< Bound on the memory of all entries.
   CachePolicy policy = CachePolicy::kLru;
+  /// kFrequency: so many uses of any experts later, a use counts half; 1 or more.
+  int64_t half_life = int64_t{1} << 18;
 };
 
 /// What a cache has done so far, and holds now.

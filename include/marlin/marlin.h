@@ -20,6 +20,7 @@
 #include "marlin/prepared.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"
+#include "marlin/routing.h"
 #include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"

@@ -25,6 +25,7 @@
 #include "cli/command.h"
 #include "cli/device_argument.h"
 #include "cli/product_arguments.h"
+#include "cli/trace_arguments.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
 
@@ -61,10 +62,13 @@ class BenchCommand final : public Command {
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
                      "model, load: weights that `prepare` wrote");
     arguments.Option("--commit", &commit_, "HASH", "Recorded with the results");
+    trace_.Declare(arguments);
   }
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
+    MARLIN_RETURN_IF_ERROR(trace_.Check());
+    if (trace_.given()) return ReplayTrace(console);
     MARLIN_ASSIGN_OR_RETURN(device_, device_argument_.Name());
     MARLIN_RETURN_IF_ERROR(bench::CheckTimed(device_));
     // One pool for the device and the probes: two would spin against each other.
@@ -159,6 +163,7 @@ class BenchCommand final : public Command {
         {products_.Given(), products_.Given() != nullptr, kShapes},
         {"--experts", experts_.has_value(), "moe"},
         {"--top-k", top_k_.has_value(), "moe"},
+        {"--trace", trace_.given(), "moe"},
         {"--prompt-tokens", prompt_tokens_.has_value(), "model"},
         {"--new-tokens", new_tokens_.has_value(), "model"},
         {"--batch", batch_.has_value(), "model"},
@@ -235,6 +240,26 @@ class BenchCommand final : public Command {
       document["results"].push_back(result.ToJson(ceilings_));
     }
     return Report(console, document, Heading(info) + bench::MoeText(results, ceilings_));
+  }
+
+  /// Replays a trace of routing, which needs no device.
+  Status ReplayTrace(Console& console) {
+    if (shapes_.size() != 1 || !shapes_file_.empty()) {
+      return Status(Code::kInvalidArgument,
+                    "--trace: expected one --shape, for the size of the experts");
+    }
+    MARLIN_RETURN_IF_ERROR(ReadArguments());
+    std::vector<bench::TraceExperts> experts;
+    for (const Format format : products_.formats()) {
+      const bench::MoeCase moe = MoeOf(MakeCase(format, parsed_shapes_.front(), 0));
+      experts.push_back({format, static_cast<int64_t>(moe.ExpertBytes())});
+    }
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::TraceReplay> replays, trace_.Replay(experts));
+    Json document = {{"results", Json::array()}};
+    for (const bench::TraceReplay& replay : replays) {
+      document["results"].push_back(replay.ToJson());
+    }
+    return Report(console, document, bench::TraceText(replays));
   }
 
   /// The layers that together have the matrices of a case, three for every expert.
@@ -522,6 +547,7 @@ class BenchCommand final : public Command {
   std::optional<int64_t> experts_;
   std::optional<int64_t> top_k_;
   std::optional<int64_t> threads_;
+  TraceArguments trace_;
   DeviceArgument device_argument_;
   std::string device_;  ///< The name as given; of "auto" the device that was opened.
   std::vector<std::string> against_;

@@ -1,10 +1,25 @@
 // The operations of a layer of experts.
+#include <vector>
+
 #include "base/macros.h"
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
 #include "model/forward.h"
 
 namespace marlin {
+namespace {
+
+/// Tells the selections of a layer, once the device knows them.
+Status Observe(const Pass& pass, int64_t index) {
+  const TensorView& ids = pass.values.expert_ids;
+  std::vector<int32_t> host(static_cast<size_t>(ids.ElementCount()));
+  MARLIN_RETURN_IF_ERROR(pass.device.Synchronize());
+  MARLIN_RETURN_IF_ERROR(pass.arena.Download(ids, host.data()));
+  pass.routing->Add(index, host);
+  return {};
+}
+
+}  // namespace
 
 Status RunRoute(const Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
@@ -18,7 +33,9 @@ Status RunRoute(const Pass& pass, int64_t index) {
       Apply(pass.device, layer.experts.router, values.normed, {Accuracy::kExact, false}, logits));
   RouterOptions options = pass.decoder.config.router;
   options.choice_bias = layer.experts.choice_bias.view();
-  return RouteTokens(pass.device, logits, options, values.expert_ids, values.expert_weights);
+  MARLIN_RETURN_IF_ERROR(
+      RouteTokens(pass.device, logits, options, values.expert_ids, values.expert_weights));
+  return pass.routing == nullptr ? Status() : Observe(pass, index);
 }
 
 Status RunExperts(const Pass& pass, int64_t index) {

@@ -58,6 +58,14 @@ class ArenaScope {
   Arena::Mark mark_;
 };
 
+/// Learns the experts that tokens select.
+class RoutingObserver {
+ public:
+  virtual ~RoutingObserver() = default;
+  /// The selections of a pass's tokens in a layer, [tokens, top_k].
+  virtual void Add(int64_t layer, std::span<const int32_t> ids) = 0;
+};
+
 /// The arguments that the operations of a pass share.
 struct Pass {
   const Device& device;
@@ -65,6 +73,7 @@ struct Pass {
   const PagePool& pool;
   ProductOptions products;
   Arena& arena;
+  RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
   StepValues values = {};
 
   int64_t rows() const { return values.rows(); }

@@ -81,7 +81,8 @@ class ForwardCall {
 
   Status RunPass(const PassPlan& plan) {
     const ArenaScope scope(arena_);
-    Pass pass{model_.device, model_.decoder, *model_.pool, model_.products, arena_};
+    Pass pass{model_.device,   model_.decoder, *model_.pool,
+              model_.products, arena_,         wanted_.routing};
     PassRows rows;
     for (const PassPlan::Chunk& chunk : plan.chunks) {
       MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));

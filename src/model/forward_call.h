@@ -10,11 +10,14 @@
 
 namespace marlin {
 
+class RoutingObserver;
+
 /// The requested results of a call: logits in host memory, or sampled tokens.
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
   MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in device memory, or empty.
   std::span<int32_t> tokens;   ///< One per input, if there are samplers.
+  RoutingObserver* routing = nullptr;
 };
 
 /// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;

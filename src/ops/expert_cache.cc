@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <condition_variable>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <new>
@@ -28,7 +31,7 @@ int64_t WeightBytes(const Expert& expert) {
 }
 
 /// The entries that can be evicted, the first one first: priority, last use, key.
-using Order = std::set<std::tuple<int64_t, int64_t, ExpertKey>>;
+using Order = std::set<std::tuple<double, int64_t, ExpertKey>>;
 
 struct Entry {
   int64_t bytes = 0;
@@ -36,8 +39,7 @@ struct Entry {
   Expert expert;
   int64_t leases = 0;  ///< A load counts as one.
   int64_t pins = 0;
-  int64_t uses = 0;
-  int64_t priority = 0;
+  double priority = 0;
   int64_t last_use = 0;
   Order::node_type place;  ///< While it cannot be evicted.
 
@@ -47,7 +49,9 @@ struct Entry {
 }  // namespace
 
 struct ExpertCache::State {
-  explicit State(const ExpertCacheOptions& given) : options(given) {}
+  explicit State(ExpertCacheOptions given) : options(given) {
+    options.half_life = std::max<int64_t>(options.half_life, 1);
+  }
 
   using Entries = std::map<ExpertKey, Entry>;
 
@@ -77,7 +81,6 @@ struct ExpertCache::State {
     }
     while (wanted > options.capacity_bytes - statistics.bytes) {
       const auto victim = entries.find(std::get<2>(*order.begin()));
-      age = victim->second.priority;
       order.erase(order.begin());
       Erase(victim);
       ++statistics.evictions;
@@ -91,14 +94,16 @@ struct ExpertCache::State {
     entries.erase(entry);
   }
 
-  /// Counts a use. The entry is leased, so that it is not in the order.
-  void Use(Entry& entry) {
+  /// Counts a use of an entry, which is leased and so not in the order. The frequency of an expert
+  /// is the sum of 2^(time / half-life) over its uses, in units of uses: relative to the present,
+  /// old uses count less. It is kept as its logarithm, which never overflows.
+  void Use(Entry& entry, double& frequency) {
     entry.last_use = ++clock;
     if (options.policy == CachePolicy::kLru) return;
-    // LFU with dynamic ageing: counts begin at the priority of the entry evicted last, which
-    // uses long ago do not keep up with.
-    ++entry.uses;
-    entry.priority = age + entry.uses;
+    const double now = static_cast<double>(clock) / static_cast<double>(options.half_life);
+    const double more = std::max(frequency, now);
+    frequency = more + std::log2(1 + std::exp2(std::min(frequency, now) - more));
+    entry.priority = frequency;
   }
 
   /// Takes an entry out of the order while it is in use, or puts it back, without allocating.
@@ -154,14 +159,14 @@ struct ExpertCache::State {
     Release(key, entries.find(key)->second, &Entry::leases);
   }
 
-  const ExpertCacheOptions options;
+  ExpertCacheOptions options;
   mutable std::mutex mutex;
   std::condition_variable load_done;
   Entries entries;
   Order order;
   ExpertCacheStatistics statistics;
   int64_t clock = 0;
-  int64_t age = 0;
+  std::map<ExpertKey, double> frequencies;  ///< Of all experts ever used.
 };
 
 ExpertCache::ExpertCache(const ExpertCacheOptions& options)
@@ -171,6 +176,8 @@ Result<ExpertLease> ExpertCache::Get(const ExpertKey& key, int64_t bytes, const 
   State& state = *state_;
   try {
     std::unique_lock lock(state.mutex);
+    constexpr double kNever = -std::numeric_limits<double>::infinity();
+    double& frequency = state.frequencies.try_emplace(key, kNever).first->second;
     auto found = state.Find(key, lock);
     if (found != state.entries.end()) {
       ++state.statistics.hits;
@@ -181,7 +188,7 @@ Result<ExpertLease> ExpertCache::Get(const ExpertKey& key, int64_t bytes, const 
       found = state.Reserve(key, bytes);
       MARLIN_RETURN_IF_ERROR(state.Load(found, load, lock));
     }
-    state.Use(found->second);
+    state.Use(found->second, frequency);
     const auto release = [owner = state_, key](const Expert*) { owner->ReturnLease(key); };
     lock.unlock();
     return ExpertLease(std::shared_ptr<const Expert>(&found->second.expert, release));

@@ -21,7 +21,8 @@ Result<Expert> Nothing(const ExpertKey& /*key*/) { return Expert(); }
 /// A cache of entries of kBytes.
 class Cache {
  public:
-  Cache(int64_t entries, CachePolicy policy) : cache_({entries * kBytes, policy}) {}
+  Cache(int64_t entries, CachePolicy policy, int64_t half_life = 1 << 18)
+      : cache_({entries * kBytes, policy, half_life}) {}
 
   Result<ExpertLease> Get(int64_t expert) { return cache_.Get({0, expert}, kBytes, Nothing); }
   void Use(std::initializer_list<int64_t> experts) {
@@ -72,11 +73,26 @@ TEST(ExpertCache, EvictsTheLeastFrequentlyUsed) {
 }
 
 TEST(ExpertCache, UsesOfLongAgoDoNotCountForEver) {
-  Cache cache(2, CachePolicy::kFrequency);
-  for (int i = 0; i < 20; ++i) cache.Use({1});
-  // Each of the others is used once and makes room for the next; together they outlive expert 1.
-  for (int64_t expert = 2; expert < 60; ++expert) cache.Use({expert});
-  EXPECT_FALSE(cache.Holds(1));
+  for (const int64_t half_life : {10, 1000}) {
+    Cache cache(2, CachePolicy::kFrequency, half_life);
+    for (int i = 0; i < 20; ++i) cache.Use({1});
+    for (int i = 0; i < 15; ++i) cache.Use({2, 3});
+    // With the short half-life, the last 15 uses of 2 and 3 count more than 20 before them.
+    EXPECT_EQ(cache.Holds(1), half_life == 1000);
+  }
+}
+
+TEST(ExpertCache, RemembersUsesOfEvictedExperts) {
+  // More experts take turns than there is room for: LRU never has the next one, and one that
+  // forgot evicted experts would do no better.
+  Cache recent(2, CachePolicy::kLru);
+  Cache frequent(2, CachePolicy::kFrequency);
+  for (int i = 0; i < 100; ++i) {
+    recent.Use({1, 2, 3, 1, 4, 5});
+    frequent.Use({1, 2, 3, 1, 4, 5});
+  }
+  EXPECT_EQ(recent->statistics().hits, 0);
+  EXPECT_GT(frequent->statistics().hits, 190);
 }
 
 TEST(ExpertCache, CountsWhatItDoes) {

@@ -1,0 +1,172 @@
+// analyze: counts which experts of a model the tokens of some texts select.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+
+#include "base/macros.h"
+#include "base/printable.h"
+#include "base/text_table.h"
+#include "cli/command.h"
+#include "cli/model_arguments.h"
+#include "cli/progress_bar.h"
+#include "marlin/routing.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Texts = std::vector<std::vector<int32_t>>;
+
+constexpr int64_t kDefaultWindow = 256;
+
+/// Cuts a text into parts of up to `most` tokens.
+void AddParts(const std::vector<int32_t>& tokens, int64_t most, Texts* texts) {
+  const auto size = static_cast<size_t>(most);
+  for (size_t first = 0; first < tokens.size(); first += size) {
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
+    const size_t count = std::min(size, tokens.size() - first);
+    texts->emplace_back(begin, begin + static_cast<std::ptrdiff_t>(count));
+  }
+}
+
+/// How unevenly the tokens use the experts of a layer.
+struct LayerUse {
+  int64_t used = 0;      ///< Experts with a selection.
+  double largest = 0;    ///< Fraction of the selections that are the favourite expert.
+  int64_t for_half = 0;  ///< The fewest experts that half of the selections are.
+  int64_t for_most = 0;  ///< The same for 90 %.
+};
+
+LayerUse UseOf(std::vector<int64_t> counts) {
+  std::sort(counts.rbegin(), counts.rend());
+  const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  LayerUse use;
+  use.largest = static_cast<double>(counts.front()) / total;
+  double sum = 0;
+  for (const int64_t count : counts) {
+    use.used += count > 0 ? 1 : 0;
+    use.for_half += sum < 0.5 * total ? 1 : 0;
+    use.for_most += sum < 0.9 * total ? 1 : 0;
+    sum += static_cast<double>(count);
+  }
+  return use;
+}
+
+class AnalyzeCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
+    arguments.Option("--prompts", &prompts_, "FILE", "A text file; every line is a sequence");
+    arguments.Option("--tokens", &tokens_, "FILE",
+                     "Token ids instead, separated by spaces or commas");
+    arguments.Option("--window", &window_, {.least = 1}, "N",
+                     "Longer texts are cut into sequences of N tokens; default 256, for --prompts "
+                     "the context");
+    arguments.Option("-o,--output", &output_, "FILE",
+                     "Writes the frequencies, which recipes read, to FILE");
+    arguments.Option("--trace", &trace_, "FILE",
+                     "Writes the experts of every token, which `bench moe --trace` replays");
+    run_.Declare(arguments);
+  }
+
+  Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(Check(console));
+    MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
+    MARLIN_ASSIGN_OR_RETURN(const Texts texts, Read(console, model));
+    RoutingOptions options;
+    ProgressBar bar(console, "analyze");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    // Files that cannot be written are found before the model runs.
+    std::ofstream output;
+    if (output_) output.open(*output_, std::ios::trunc);
+    if (!output) return CannotWrite(*output_);
+    std::ofstream trace;
+    if (trace_) {
+      trace.open(*trace_, std::ios::trunc);
+      options.trace = [&](const TokenRouting& token) -> Status {
+        trace << RoutingTraceLine(token) << '\n';
+        return trace ? Status() : CannotWrite(*trace_);
+      };
+    }
+    MARLIN_ASSIGN_OR_RETURN(const RoutingFrequencies frequencies,
+                            CountRouting(model, texts, options));
+    bar.Clear();
+    trace.close();
+    if (trace_ && !trace) return CannotWrite(*trace_);
+    if (output_) output << frequencies.ToJson() << "\n";
+    output.close();
+    if (output_ && !output) return CannotWrite(*output_);
+    if (console.json()) return console.PrintJson(Json::parse(frequencies.ToJson()));
+    return console.Print(Text(frequencies));
+  }
+
+ private:
+  static Status CannotWrite(const std::string& path) {
+    return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
+  }
+
+  Status Check(const Console& console) const {
+    const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
+    if (!routing_) return wrong("analyze: expected --routing");
+    if (prompts_.has_value() == tokens_.has_value()) {
+      return wrong(prompts_ ? "--prompts and --tokens exclude each other"
+                            : "--prompts or --tokens is needed");
+    }
+    return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
+  }
+
+  Result<Texts> Read(const Console& console, const Model& model) const {
+    const int64_t context = model.info().max_positions;
+    Texts texts;
+    if (tokens_) {
+      MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadTokens(*tokens_));
+      AddParts(tokens, window_.value_or(std::min(kDefaultWindow, context)), &texts);
+      return texts;
+    }
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_, model));
+    MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      Result<std::vector<int32_t>> tokens = EncodeText(*codec, line, path_, model);
+      if (!tokens.ok()) return tokens.status().WithContext(*prompts_);
+      AddParts(*tokens, window_.value_or(context), &texts);
+    }
+    return texts;
+  }
+
+  static std::string Text(const RoutingFrequencies& frequencies) {
+    Table table({"layer", "experts", "used", "favourite", "50 % in", "90 % in"});
+    for (const RoutingFrequencies::Layer& layer : frequencies.layers) {
+      const LayerUse use = UseOf(layer.counts);
+      const auto favourite =
+          std::max_element(layer.counts.begin(), layer.counts.end()) - layer.counts.begin();
+      table.AddRow({std::to_string(layer.layer), std::to_string(layer.counts.size()),
+                    std::to_string(use.used),
+                    fmt::format("{} ({:.1f} %)", favourite, 100 * use.largest),
+                    std::to_string(use.for_half), std::to_string(use.for_most)});
+    }
+    return fmt::format("{} tokens, {} experts each\n\n{}", frequencies.tokens, frequencies.top_k,
+                       table.ToString());
+  }
+
+  std::string path_;
+  bool routing_ = false;
+  std::optional<std::string> prompts_;
+  std::optional<std::string> tokens_;
+  std::optional<int64_t> window_;
+  std::optional<std::string> output_;
+  std::optional<std::string> trace_;
+  RunArguments run_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_analyze() { return std::make_unique<AnalyzeCommand>(); }
+
+}  // namespace marlin::cli

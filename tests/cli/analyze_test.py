@@ -1,0 +1,96 @@
+"""analyze --routing: counts, files, and the replay of its traces by bench moe."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from command_line import IO, MALFORMED, QWEN, USAGE, CommandTestCase
+
+EXPERT = ("--shape", "1,64,128", "--format", "u4", "--group-size", 32)
+
+
+class Analyze(CommandTestCase):
+    """The sample model on a few tokens."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.tokens = self.directory / "tokens.txt"
+        self.tokens.write_text(" ".join(str(i * i % 250) for i in range(300)))
+        self.trace = self.directory / "trace.jsonl"
+
+    def analyze(self, *arguments: object) -> dict:
+        return self.document("analyze", QWEN, "--routing", "--tokens", self.tokens, *arguments)
+
+    def test_counts(self) -> None:
+        frequencies = self.directory / "frequencies.json"
+        document = self.analyze("-o", frequencies, "--trace", self.trace, "--window", 70)
+        self.assertEqual(json.loads(frequencies.read_text()), document)
+        self.assertEqual((document["model_type"], document["tokens"]), ("qwen3_moe", 300))
+        counts = {layer["layer"]: [0] * len(layer["counts"]) for layer in document["layers"]}
+        lines = self.trace.read_text().splitlines()
+        self.assertEqual(len(lines), 300)
+        for line in lines:
+            for layer in json.loads(line)["layers"]:
+                for expert in layer["experts"]:
+                    counts[layer["layer"]][expert] += 1
+        self.assertEqual(counts, {layer["layer"]: layer["counts"] for layer in document["layers"]})
+        # Windows are sequences of their own.
+        self.assertNotEqual(self.analyze(), document)
+        text = self.succeed("analyze", QWEN, "--routing", "--tokens", self.tokens)
+        self.assertIn("300 tokens, 2 experts each", text)
+
+    def test_replay(self) -> None:
+        self.analyze("--trace", self.trace)
+        small, large = ({row["policy"]: row for row in self.document(
+            "bench", "moe", "--trace", self.trace, *EXPERT, "--cache", size)["results"]}
+            for size in ("64KiB", "1GB"))
+        for rows in (small, large):
+            self.assertEqual(sorted(rows), ["frequency", "lru"])
+            for row in rows.values():
+                self.assertEqual((row["tokens"], row["format"]), (300, "u4"))
+                self.assertEqual(row["hits"] + row["misses"], 300 * 4 * 2)
+                self.assertEqual(row["fetched_bytes"], row["misses"] * row["expert_bytes"])
+        for policy in ("frequency", "lru"):
+            # Everything fits: each expert is fetched once.
+            self.assertEqual(large[policy]["evictions"], 0)
+            self.assertLessEqual(large[policy]["misses"], 4 * 8)
+            self.assertGreater(small[policy]["evictions"], 0)
+        self.assertIn("hit rate", self.succeed("bench", "moe", "--trace", self.trace, *EXPERT))
+        self.trace.write_text('{"layers":[{"layer":0,"experts":[1,2,1]}]}\n')
+        rows = self.document("bench", "moe", "--trace", self.trace, *EXPERT)["results"]
+        self.assertEqual([(row["hits"], row["misses"]) for row in rows], [(1, 2), (1, 2)])
+
+    def test_wrong_use(self) -> None:
+        for arguments, says in (
+                ((), "analyze: expected --routing"),
+                (("--routing",), "--prompts or --tokens is needed"),
+                (("--routing", "--tokens", "a", "--prompts", "b"), "exclude each other"),
+                (("--routing", "--prompts", "b"), "--prompts: this program has no tokenizer"),
+                (("--routing", "--tokens", self.tokens, "--window", 0), "--window"),
+        ):
+            self.refuse(USAGE, "analyze", QWEN, *arguments, says=(says,))
+        absent = self.directory / "absent" / "file"
+        for option in ("--tokens", "-o", "--trace"):
+            given = () if option == "--tokens" else ("--tokens", self.tokens)
+            self.refuse(IO, "analyze", QWEN, "--routing", *given, option, absent,
+                        says=(str(absent),))
+
+    def test_wrong_traces(self) -> None:
+        for arguments, says in (
+                (("--trace", self.trace), "--trace: expected one --shape"),
+                (("--cache", "1GB"), "--cache: needs --trace"),
+                (("--trace", self.trace, *EXPERT, "--cache", "1GBit"), "--cache"),
+        ):
+            self.refuse(USAGE, "bench", "moe", *arguments, says=(says,))
+        self.refuse(USAGE, "bench", "gemm", "--trace", self.trace, says=("has no --trace",))
+        self.refuse(IO, "bench", "moe", "--trace", self.trace, *EXPERT, says=("trace.jsonl",))
+        self.trace.write_text('{"layers":[{"layer":0,"experts":[1]}]}\n{"layers":[3]}\n')
+        self.refuse(MALFORMED, "bench", "moe", "--trace", self.trace, *EXPERT, says=("line 2",))
+        self.trace.write_text('{"layers":[{"layer":0,"experts":[1]}]}\n')
+        self.refuse(USAGE, "bench", "moe", "--trace", self.trace, *EXPERT, "--cache", "1000",
+                    says=("layer 0, expert 1: ", "the capacity is 1000"))
+
+
+if __name__ == "__main__":
+    unittest.main()
