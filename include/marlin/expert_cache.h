@@ -42,7 +42,7 @@ struct ExpertCacheStatistics {
   int64_t evictions = 0;
   int64_t loaded_bytes = 0;  ///< By all misses.
   int64_t entries = 0;
-  int64_t bytes = 0;  ///< Of the entries.
+  int64_t bytes = 0;  ///< The entries' sum.
 };
 
 /// An entry of an ExpertCache in use: it stays there as long as the lease lives, which may be

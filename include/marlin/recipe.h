@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "marlin/format.h"
 #include "marlin/quantize.h"
+#include "marlin/routing.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
@@ -63,11 +67,39 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text);
 /// Validates a group size. Errors: kInvalidArgument unless it is 0 or a positive multiple of 16.
 Status CheckGroupSize(int64_t group_size);
 
+/// A tensor of a checkpoint, without its data.
+struct TensorShape {
+  std::string_view name;
+  Shape shape;
+};
+
 /// A choice for all tensors whose name matches a pattern; the last matching override wins.
 struct RecipeOverride {
   std::string pattern;
   bool is_regex = false;  ///< Regular expression, unanchored; otherwise a glob on the whole name.
   FormatChoice choice;
+};
+
+/// A choice for some experts of every layer instead of that of their class: those that texts select
+/// most often. They must be stored one by one.
+struct HotExperts {
+  struct Layer {
+    int64_t layer = 0;
+    int64_t experts = 0;       ///< The model's.
+    std::vector<int64_t> hot;  ///< In ascending order.
+
+    friend bool operator==(const Layer&, const Layer&) = default;
+  };
+  FormatChoice choice;
+  std::vector<Layer> layers;  ///< In ascending order.
+
+  /// The most frequent experts of every layer, ties to the lower one: `fraction` of them in (0, 1],
+  /// rounded, at least one.
+  static HotExperts Of(const RoutingFrequencies& frequencies, double fraction,
+                       const FormatChoice& choice);
+  bool Contains(int64_t layer, int64_t expert) const;
+
+  friend bool operator==(const HotExperts&, const HotExperts&) = default;
 };
 
 /// A recipe: the format of every tensor. Presets: default_dense, default_moe, aggressive_moe and
@@ -80,10 +112,12 @@ class MixedPrecisionConfig {
   static MixedPrecisionConfig AggressiveMoe();
   /// One choice for every attention, MLP and expert matrix, e.g. "fp4_e2m1/g32".
   static Result<MixedPrecisionConfig> Uniform(std::string_view choice);
-  /// Parses a recipe document. Errors: kInvalidArgument naming the unknown or invalid key, class or
-  /// format.
+  /// Parses a recipe document; a file of frequencies that it names is relative to the working
+  /// directory. Errors: kInvalidArgument naming the unknown or invalid key, class or format; those
+  /// of RoutingFrequencies::FromFile.
   static Result<MixedPrecisionConfig> FromJson(std::string_view text);
-  /// Reads a recipe file. Errors: kIo, and those of FromJson prefixed with the path.
+  /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and those of
+  /// FromJson prefixed with the path.
   static Result<MixedPrecisionConfig> FromFile(const std::string& path);
   /// Accepts a preset's name, "uniform:...", or the path of a JSON file. Errors: those of FromFile.
   static Result<MixedPrecisionConfig> FromNameOrFile(const std::string& name);
@@ -98,8 +132,14 @@ class MixedPrecisionConfig {
   Status AddOverride(RecipeOverride entry);
   const std::vector<RecipeOverride>& overrides() const { return overrides_; }
 
-  /// The choice for a tensor: the last matching override, else that of its class. Tensors for which
-  /// IsWeightMatrix is false, and classes without an entry, are kept.
+  void set_hot_experts(HotExperts hot) { hot_experts_ = std::move(hot); }
+  const std::optional<HotExperts>& hot_experts() const { return hot_experts_; }
+  /// Checks that hot experts are those of a model with these tensors. Errors: kInvalidArgument
+  /// naming the layer that differs, or a tensor that holds several experts.
+  Status CheckHotExperts(std::span<const TensorShape> tensors) const;
+
+  /// The choice for a tensor: the last matching override, else that of hot experts, else that of
+  /// its class. Tensors for which IsWeightMatrix is false, and classes without an entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 
   /// The recipe as a JSON document that FromJson parses.
@@ -112,6 +152,7 @@ class MixedPrecisionConfig {
   std::map<LayerClass, FormatChoice> classes_;
   std::vector<RecipeOverride> overrides_;
   std::vector<std::shared_ptr<const Matcher>> matchers_;  ///< One per override.
+  std::optional<HotExperts> hot_experts_;
 };
 
 }  // namespace marlin

@@ -15,7 +15,7 @@ namespace marlin::bench {
 /// Experts of one format, all of one size.
 struct TraceExperts {
   Format format = Format::kFp4E2M1;
-  int64_t bytes = 0;  ///< Of one expert.
+  int64_t bytes = 0;  ///< Each expert's.
 };
 
 struct TraceReplay {

@@ -54,6 +54,7 @@ class Planner {
 
   Status PlanTensor(size_t tensor);
   Status PlanStacks();
+  Status CheckHotExperts() const;
   Status AddModule(const Candidate& first, const std::string& name, std::vector<size_t> sources,
                    bool stacked);
   Status AddSingle(const Candidate& candidate);
@@ -209,7 +210,22 @@ Status Planner::PlanStacks() {
   return {};
 }
 
+Status Planner::CheckHotExperts() const {
+  if (!options_.recipe.hot_experts()) return {};
+  // Layers beyond these predict further tokens; no text was routed through them.
+  const Json layers =
+      source_.config.is_object() ? source_.config.value("num_hidden_layers", Json()) : Json();
+  const int64_t count = layers.is_number_unsigned() ? layers.get<int64_t>() : INT64_MAX;
+  std::vector<TensorShape> tensors;
+  for (const TensorInfo& info : source_.tensors) {
+    const std::optional<ExpertPlace> place = ParseExpertPlace(info.name);
+    if (!place || place->layer < count) tensors.push_back({info.name, info.shape});
+  }
+  return options_.recipe.CheckHotExperts(tensors);
+}
+
 Result<QuantizePlan> Planner::Run() {
+  MARLIN_RETURN_IF_ERROR(CheckHotExperts());
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     plan_.parameters += Info(i).shape.ElementCount();
     MARLIN_RETURN_IF_ERROR(PlanTensor(i));

@@ -95,6 +95,9 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
   ModelPlan plan;
   plan.layers.resize(static_cast<size_t>(model.layer_count));
   plan.active_parameters = ActiveParameterCount(model);
+  std::vector<TensorShape> tensors;
+  for (const ModelTensor& tensor : model.tensors) tensors.push_back({tensor.name, tensor.shape});
+  MARLIN_RETURN_IF_ERROR(recipe.CheckHotExperts(tensors));
   Sizer sizer(recipe);
   int64_t routed_bf16_bytes = 0;
   for (const ModelTensor& tensor : model.tensors) {

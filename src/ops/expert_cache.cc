@@ -166,7 +166,7 @@ struct ExpertCache::State {
   Order order;
   ExpertCacheStatistics statistics;
   int64_t clock = 0;
-  std::map<ExpertKey, double> frequencies;  ///< Of all experts ever used.
+  std::map<ExpertKey, double> frequencies;  ///< By any expert ever used.
 };
 
 ExpertCache::ExpertCache(const ExpertCacheOptions& options)

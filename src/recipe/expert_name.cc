@@ -3,21 +3,46 @@
 #include <charconv>
 
 namespace marlin {
+namespace {
+
+/// The number after a word, and where it ends. Numbers have at most 6 digits and no leading zero.
+struct NumberAfter {
+  int64_t number = 0;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+std::optional<NumberAfter> FindNumberAfter(std::string_view name, std::string_view word) {
+  const size_t at = name.find(word);
+  if (at == std::string_view::npos) return std::nullopt;
+  NumberAfter found{0, at + word.size(), name.find('.', at + word.size())};
+  if (found.end == std::string_view::npos) return std::nullopt;
+  const std::string_view digits = name.substr(found.begin, found.end - found.begin);
+  if (digits.empty() || digits.size() > 6) return std::nullopt;
+  if (digits.size() > 1 && digits[0] == '0') return std::nullopt;
+  const char* const last = digits.data() + digits.size();
+  const auto parsed = std::from_chars(digits.data(), last, found.number);
+  if (parsed.ec != std::errc() || parsed.ptr != last || found.number < 0) return std::nullopt;
+  return found;
+}
+
+constexpr std::string_view kExperts = ".experts.";
+
+}  // namespace
 
 std::optional<ExpertName> ParseExpertName(std::string_view name) {
-  constexpr std::string_view kExperts = ".experts.";
-  const size_t begin = name.find(kExperts);
-  if (begin == std::string_view::npos) return std::nullopt;
-  const std::string_view head = name.substr(0, begin + kExperts.size());
-  const std::string_view rest = name.substr(head.size());
-  const size_t digits = rest.find('.');
-  if (digits == std::string_view::npos || digits == 0 || digits > 6) return std::nullopt;
-  if (digits > 1 && rest[0] == '0') return std::nullopt;
-  ExpertName result;
-  const auto parsed = std::from_chars(rest.data(), rest.data() + digits, result.expert);
-  if (parsed.ec != std::errc() || parsed.ptr != rest.data() + digits) return std::nullopt;
-  result.common = std::string(head) + "*" + std::string(rest.substr(digits));
-  return result;
+  const auto expert = FindNumberAfter(name, kExperts);
+  if (!expert) return std::nullopt;
+  return ExpertName{
+      std::string(name.substr(0, expert->begin)) + "*" + std::string(name.substr(expert->end)),
+      expert->number};
+}
+
+std::optional<ExpertPlace> ParseExpertPlace(std::string_view name) {
+  const auto layer = FindNumberAfter(name, "layers.");
+  const auto expert = FindNumberAfter(name, kExperts);
+  if (!layer || !expert) return std::nullopt;
+  return ExpertPlace{layer->number, expert->number};
 }
 
 }  // namespace marlin

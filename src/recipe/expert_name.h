@@ -18,4 +18,13 @@ struct ExpertName {
 /// the name can be rebuilt from the number.
 std::optional<ExpertName> ParseExpertName(std::string_view name);
 
+/// The layer and the number of an expert: those of "a.layers.3.b.experts.7.c" are 3 and 7.
+struct ExpertPlace {
+  int64_t layer = 0;
+  int64_t expert = 0;
+};
+
+/// Nothing if the name has no layer or no expert.
+std::optional<ExpertPlace> ParseExpertPlace(std::string_view name);
+
 }  // namespace marlin

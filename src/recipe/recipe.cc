@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "recipe/expert_name.h"
 #include "recipe/glob.h"
 #include "recipe/regex.h"
 
@@ -131,7 +132,12 @@ FormatChoice MixedPrecisionConfig::Choose(std::string_view tensor_name, const Sh
   for (size_t i = matchers_.size(); i-- > 0;) {
     if (matchers_[i]->Matches(tensor_name)) return overrides_[i].choice;
   }
-  const auto entry = classes_.find(ClassifyTensor(tensor_name));
+  const LayerClass layer_class = ClassifyTensor(tensor_name);
+  if (hot_experts_ && layer_class == LayerClass::kMoeExpert) {
+    const auto place = ParseExpertPlace(tensor_name);
+    if (place && hot_experts_->Contains(place->layer, place->expert)) return hot_experts_->choice;
+  }
+  const auto entry = classes_.find(layer_class);
   return entry == classes_.end() ? FormatChoice() : entry->second;
 }
 

@@ -1,9 +1,14 @@
 // Recipes as JSON documents, and the recipe names of the command line. docs/howto/recipes.md
-// documents the schema: {"name", "base", "classes": {CLASS: CHOICE}, "overrides": [...]}.
+// documents the schema: {"name", "base", "classes": {CLASS: CHOICE}, "hot_experts", "overrides"}.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <system_error>
+#include <utility>
 
 #include "base/json.h"
 #include "base/macros.h"
@@ -29,6 +34,16 @@ Result<Json> ParseDocument(std::string_view text) {
     return Invalid(document.status().message());
   }
   return document;
+}
+
+Status CheckKeys(const Json& object, std::span<const std::string_view> known,
+                 const std::string& where) {
+  for (const auto& [key, value] : object.items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    return Invalid(fmt::format("{}unknown key '{}'; known: {}", where, Printable(key),
+                               fmt::join(known, ", ")));
+  }
+  return Status();
 }
 
 Result<std::string> StringOf(const Json& value, const std::string& where) {
@@ -70,12 +85,8 @@ Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
 
 Status ReadOverride(const Json& entry, const std::string& where, MixedPrecisionConfig* recipe) {
   if (!entry.is_object()) return Invalid(where + ": expected an object");
-  for (const auto& [key, value] : entry.items()) {
-    if (key != "glob" && key != "regex" && key != "choice") {
-      return Invalid(
-          fmt::format("{}: unknown key '{}'; known: glob, regex, choice", where, Printable(key)));
-    }
-  }
+  constexpr std::string_view kKeys[] = {"glob", "regex", "choice"};
+  MARLIN_RETURN_IF_ERROR(CheckKeys(entry, kKeys, where + ": "));
   if (entry.contains("glob") == entry.contains("regex")) {
     return Invalid(where + ": expected exactly one of 'glob' and 'regex'");
   }
@@ -97,16 +108,98 @@ Status ReadOverrides(const Json& overrides, MixedPrecisionConfig* recipe) {
   return Status();
 }
 
-}  // namespace
-
-Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view text) {
-  MARLIN_ASSIGN_OR_RETURN(const Json document, ParseDocument(text));
-  for (const auto& [key, value] : document.items()) {
-    if (key != "name" && key != "base" && key != "classes" && key != "overrides") {
-      return Invalid(
-          fmt::format("unknown key '{}'; known: name, base, classes, overrides", Printable(key)));
-    }
+/// {"frequencies": FILE, "fraction": NUMBER, "choice": CHOICE}. `directory` is what FILE is
+/// relative to.
+Result<HotExperts> HotExpertsFromFile(const Json& rule, const FormatChoice& choice,
+                                      const std::filesystem::path& directory) {
+  constexpr std::string_view kKeys[] = {"frequencies", "fraction", "choice"};
+  MARLIN_RETURN_IF_ERROR(CheckKeys(rule, kKeys, "hot_experts: "));
+  MARLIN_ASSIGN_OR_RETURN(const std::string file,
+                          StringOf(rule["frequencies"], "hot_experts.frequencies"));
+  MARLIN_RETURN_IF_ERROR(CheckPath(file).WithContext("recipe: hot_experts.frequencies"));
+  const auto fraction = rule.find("fraction");
+  const bool number = fraction != rule.end() && fraction->is_number();
+  const double value = number ? fraction->get<double>() : 0.0;
+  if (!(value > 0 && value <= 1)) {
+    return Invalid("hot_experts.fraction: expected a number above 0, at most 1");
   }
+  MARLIN_ASSIGN_OR_RETURN(const RoutingFrequencies frequencies,
+                          RoutingFrequencies::FromFile((directory / file).string()));
+  return HotExperts::Of(frequencies, value, choice);
+}
+
+/// Whole numbers below `limit` in ascending order, or nothing.
+std::optional<std::vector<int64_t>> AscendingNumbers(const Json& list, int64_t limit) {
+  if (!list.is_array()) return std::nullopt;
+  std::vector<int64_t> numbers;
+  for (const Json& value : list) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() >= static_cast<uint64_t>(limit)) {
+      return std::nullopt;
+    }
+    const auto number = value.get<int64_t>();
+    if (!numbers.empty() && number <= numbers.back()) return std::nullopt;
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+/// {"layer", "experts", "hot": [...]}
+Result<HotExperts::Layer> HotLayerOf(const Json& entry) {
+  constexpr std::string_view kKeys[] = {"layer", "experts", "hot"};
+  constexpr int64_t kMost = int64_t{1} << 20;
+  if (!entry.is_object()) return Invalid("hot_experts.layers: expected objects");
+  MARLIN_RETURN_IF_ERROR(CheckKeys(entry, kKeys, "hot_experts.layers: "));
+  const auto layer = AscendingNumbers(Json::array({entry.value("layer", Json())}), kMost);
+  const auto experts = AscendingNumbers(Json::array({entry.value("experts", Json())}), kMost);
+  if (!layer || !experts) {
+    return Invalid("hot_experts.layers: 'layer' and 'experts': expected whole numbers");
+  }
+  auto hot = AscendingNumbers(entry.value("hot", Json()), experts->front());
+  if (!hot) {
+    return Invalid(fmt::format("hot_experts.layers: hot: expected ascending numbers below {}",
+                               experts->front()));
+  }
+  return HotExperts::Layer{layer->front(), experts->front(), *std::move(hot)};
+}
+
+/// {"choice": CHOICE, "layers": [...]}, which ToJson writes.
+Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& choice) {
+  constexpr std::string_view kKeys[] = {"choice", "layers"};
+  MARLIN_RETURN_IF_ERROR(CheckKeys(rule, kKeys, "hot_experts: "));
+  const auto layers = rule.find("layers");
+  if (layers == rule.end() || !layers->is_array()) {
+    return Invalid("hot_experts: expected 'frequencies' and 'fraction', or 'layers'");
+  }
+  HotExperts hot;
+  hot.choice = choice;
+  for (const Json& entry : *layers) {
+    MARLIN_ASSIGN_OR_RETURN(HotExperts::Layer layer, HotLayerOf(entry));
+    if (!hot.layers.empty() && layer.layer <= hot.layers.back().layer) {
+      return Invalid("hot_experts.layers: expected layers in ascending order");
+    }
+    hot.layers.push_back(std::move(layer));
+  }
+  return hot;
+}
+
+Status ReadHotExperts(const Json& rule, const std::filesystem::path& directory,
+                      MixedPrecisionConfig* recipe) {
+  if (!rule.is_object()) return Invalid("hot_experts: expected an object");
+  if (!rule.contains("choice")) return Invalid("hot_experts: the key 'choice' is missing");
+  MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
+                          ChoiceOf(rule["choice"], "hot_experts.choice"));
+  Result<HotExperts> hot = rule.contains("frequencies")
+                               ? HotExpertsFromFile(rule, choice, directory)
+                               : HotExpertsFromLayers(rule, choice);
+  if (!hot.ok()) return hot.status();
+  recipe->set_hot_experts(*std::move(hot));
+  return Status();
+}
+
+Result<MixedPrecisionConfig> Parse(std::string_view text, const std::filesystem::path& directory) {
+  MARLIN_ASSIGN_OR_RETURN(const Json document, ParseDocument(text));
+  constexpr std::string_view kKeys[] = {"name", "base", "classes", "hot_experts", "overrides"};
+  MARLIN_RETURN_IF_ERROR(CheckKeys(document, kKeys, ""));
   MixedPrecisionConfig recipe;
   recipe.set_name("custom");
   if (document.contains("base")) {
@@ -121,10 +214,19 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view tex
   if (document.contains("classes")) {
     MARLIN_RETURN_IF_ERROR(ReadClasses(document["classes"], &recipe));
   }
+  if (document.contains("hot_experts")) {
+    MARLIN_RETURN_IF_ERROR(ReadHotExperts(document["hot_experts"], directory, &recipe));
+  }
   if (document.contains("overrides")) {
     MARLIN_RETURN_IF_ERROR(ReadOverrides(document["overrides"], &recipe));
   }
   return recipe;
+}
+
+}  // namespace
+
+Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view text) {
+  return Parse(text, {});
 }
 
 Result<MixedPrecisionConfig> MixedPrecisionConfig::FromFile(const std::string& path) {
@@ -133,7 +235,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromFile(const std::string& p
     return Invalid(text.status().message());
   }
   if (!text.ok()) return text.status();
-  Result<MixedPrecisionConfig> recipe = FromJson(*text);
+  Result<MixedPrecisionConfig> recipe = Parse(*text, std::filesystem::path(path).parent_path());
   if (!recipe.ok()) return recipe.status().WithContext(Printable(path));
   return recipe;
 }
@@ -158,6 +260,15 @@ std::string MixedPrecisionConfig::ToJson() const {
   document["classes"] = OrderedJson::object();
   for (const auto& [layer_class, choice] : classes_) {
     document["classes"][std::string(LayerClassName(layer_class))] = choice.ToString();
+  }
+  if (hot_experts_) {
+    OrderedJson& rule = document["hot_experts"];
+    rule["choice"] = hot_experts_->choice.ToString();
+    rule["layers"] = OrderedJson::array();
+    for (const HotExperts::Layer& layer : hot_experts_->layers) {
+      rule["layers"].push_back(
+          {{"layer", layer.layer}, {"experts", layer.experts}, {"hot", layer.hot}});
+    }
   }
   document["overrides"] = OrderedJson::array();
   for (const RecipeOverride& entry : overrides_) {

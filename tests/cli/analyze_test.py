@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import unittest
 
-from command_line import IO, MALFORMED, QWEN, USAGE, CommandTestCase
+from command_line import GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase
 
 EXPERT = ("--shape", "1,64,128", "--format", "u4", "--group-size", 32)
 
@@ -60,6 +61,34 @@ class Analyze(CommandTestCase):
         self.trace.write_text('{"layers":[{"layer":0,"experts":[1,2,1]}]}\n')
         rows = self.document("bench", "moe", "--trace", self.trace, *EXPERT)["results"]
         self.assertEqual([(row["hits"], row["misses"]) for row in rows], [(1, 2), (1, 2)])
+
+    def test_recipe(self) -> None:
+        frequencies = self.directory / "routing.json"
+        document = self.analyze("-o", frequencies)
+        recipe = self.directory / "recipe.json"
+        rule = {"frequencies": "routing.json", "fraction": 0.25, "choice": "s8/g64"}
+        recipe.write_text(json.dumps({"base": "default_moe", "hot_experts": rule}))
+        hot = {layer["layer"]: sorted(range(8), key=[-count for count in layer["counts"]]
+                                      .__getitem__)[:2] for layer in document["layers"]}
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out, "--recipe", recipe)
+        formats = {}
+        for tensor in self.document("inspect", out)["tensors"]:
+            found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.up_proj\.weight",
+                                 tensor["name"])
+            if found:
+                formats[int(found[1]), int(found[2])] = tensor["format"]
+        self.assertEqual(formats, {(layer, expert): "s8" if expert in hot[layer] else "fp4_e2m1"
+                                   for layer in range(4) for expert in range(8)})
+        # The quantized model runs with experts of two formats.
+        self.succeed("analyze", out, "--routing", "--tokens", self.tokens)
+        plans = [self.document("plan", QWEN / "config.json", "--recipe", name)
+                 for name in (recipe, "default_moe")]
+        self.assertGreater(*(plan["bytes"] for plan in plans))
+        self.refuse(USAGE, "quantize", GLM, "-o", self.directory / "glm", "--recipe", recipe,
+                    says=("hot_experts: frequencies of another model: layer ",))
+        self.refuse(USAGE, "plan", GLM / "config.json", "--recipe", recipe,
+                    says=("frequencies of another model",))
 
     def test_wrong_use(self) -> None:
         for arguments, says in (
