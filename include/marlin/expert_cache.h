@@ -35,7 +35,7 @@ struct ExpertCacheOptions {
   int64_t half_life = int64_t{1} << 18;
 };
 
-/// What a cache has done so far, and holds now.
+/// Counts since the cache was made, and its present contents.
 struct ExpertCacheStatistics {
   int64_t hits = 0;
   int64_t misses = 0;

@@ -13,7 +13,6 @@
 
 #include "marlin/format.h"
 #include "marlin/quantize.h"
-#include "marlin/routing.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
@@ -79,6 +78,8 @@ struct RecipeOverride {
   bool is_regex = false;  ///< Regular expression, unanchored; otherwise a glob on the whole name.
   FormatChoice choice;
 };
+
+struct RoutingFrequencies;
 
 /// A choice for some experts of every layer instead of that of their class: those that texts select
 /// most often. They must be stored one by one.

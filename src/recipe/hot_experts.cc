@@ -8,6 +8,7 @@
 
 #include "base/printable.h"
 #include "marlin/recipe.h"
+#include "marlin/routing.h"
 #include "recipe/expert_name.h"
 
 namespace marlin {

@@ -16,6 +16,7 @@
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "marlin/recipe.h"
+#include "marlin/routing.h"
 
 namespace marlin {
 namespace {

@@ -114,6 +114,23 @@ def recipes() -> Seeds:
         "regex-depth": of("regex", "(" * 16_000 + ")" * 16_000),
         "regex-stars": of("regex", "(.*)*!"),
         "regex-long": of("regex", "a" * 100_000),
+        "hot-experts": text_of({"hot_experts": {"choice": "s8/g32", "layers": [
+            {"layer": 0, "experts": 8, "hot": [1, 6]}, {"layer": 3, "experts": 8, "hot": []}]}}),
+        "hot-experts-file": text_of({"hot_experts": {"choice": "s8/g32", "fraction": 0.5,
+                                                     "frequencies": "absent.json"}}),
+        **json_shapes(),
+    }
+
+
+def routing_files() -> Seeds:
+    line = text_of({"layers": [{"layer": 0, "experts": [3, 6]}, {"layer": 2, "experts": [1]}]})
+    return {
+        "frequencies": text_of({"model_type": "a", "tokens": 3, "top_k": 2, "layers": [
+            {"layer": 0, "counts": [3, 0, 2, 1]}, {"layer": 7, "counts": [6]}]}),
+        "sum-overflows": text_of({"model_type": "a", "tokens": 2**62, "top_k": 4, "layers": [
+            {"layer": 0, "counts": [2**63 - 2, 2**63 - 2]}]}),
+        "trace": line + b"\n" + line + b"\n",
+        "trace-1000": (line + b"\n") * 1000,
         **json_shapes(),
     }
 
@@ -359,6 +376,7 @@ TARGETS = {
     "prepared_fuzz": Target(SMALL, prepared_indices, ("src/model/prepared_file.cc",), JSON_WORDS),
     "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
     "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
+    "routing_fuzz": Target(TEXT, routing_files, ("src/recipe/routing_files.cc",), JSON_WORDS),
     "safetensors_fuzz": Target(TEXT, safetensors, ("src/checkpoint/safetensors.cc",), JSON_WORDS),
     "token_file_fuzz": Target(256 << 10, token_files),
     "tuning_fuzz": Target(STRUCTURE, nothing, ("src/plan/tuning_table.cc",)),

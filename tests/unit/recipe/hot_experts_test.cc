@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "marlin/recipe.h"
+#include "marlin/routing.h"
 
 namespace marlin {
 namespace {
