@@ -30,6 +30,7 @@ from .errors import (
     UnsupportedError,
 )
 from .linear import (
+    batched_gemm,
     default_device,
     dequantize,
     matmul,
@@ -42,7 +43,7 @@ from .linear import (
     unpack_weights,
 )
 from .models import Model, load, prepare_model, quantize_model
-from .moe import moe_experts, moe_router_topk, prepare_experts
+from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
 
 __version__ = "0.1.0"
 
@@ -55,13 +56,16 @@ __all__ = [
     "InvalidArgumentError",
     "MalformedFileError",
     "MarlinError",
+    "MarlinMoE",
     "MixedPrecisionConfig",
     "Model",
     "NonFiniteInputError",
     "OutOfMemoryError",
     "PreparedWeights",
     "QuantizedWeights",
+    "SharedExpert",
     "UnsupportedError",
+    "batched_gemm",
     "default_device",
     "dequantize",
     "devices",

@@ -74,23 +74,31 @@ def as_array(name: str, value: Any) -> Any:
 
 def as_matrix(array: Any, columns: int) -> Any:
     """An array [..., columns] as 2-D rows that the core can read: a view if its strides allow."""
-    rows = array.reshape((math.prod(array.shape[:-1]), columns))
+    return as_readable(array.reshape((math.prod(array.shape[:-1]), columns)))
+
+
+def as_readable(array: Any) -> Any:
+    """An array that the core can read: itself if its last dimension is contiguous and its elements
+    do not overlap, otherwise a contiguous copy."""
     kind = kind_of(array)
     if kind == "mlx":
-        return rows  # Exported as contiguous rows, even if it is a view.
+        return array  # Exported as contiguous, even if it is a view.
     if kind == "torch":
-        between, along = rows.stride()
-        aligned = True
+        strides, aligned = list(array.stride()), True
     else:
-        size = rows.dtype.itemsize
-        between, along = (stride / size for stride in rows.strides)
-        aligned = kind == "cupy" or rows.flags.aligned
-    apart = rows.shape[0] <= 1 or (between >= columns and between == int(between))
-    if aligned and apart and (columns <= 1 or along == 1):
-        return rows
+        strides = [stride / array.dtype.itemsize for stride in array.strides]
+        aligned = kind == "cupy" or array.flags.aligned
+    extent = array.shape[-1]
+    readable = aligned and (extent <= 1 or strides[-1] == 1)
+    for stride, size in sorted(zip(strides[:-1], array.shape[:-1], strict=True)):
+        if size > 1:
+            readable = readable and stride >= extent and stride == int(stride)
+            extent += (size - 1) * stride
+    if readable:
+        return array
     if kind == "torch":
-        return rows.contiguous()
-    return sys.modules["cupy" if kind == "cupy" else "numpy"].array(rows, order="C", copy=True)
+        return array.contiguous()
+    return sys.modules["cupy" if kind == "cupy" else "numpy"].array(array, order="C", copy=True)
 
 
 def as_vector(name: str, value: Any) -> Any:
@@ -191,6 +199,17 @@ def run_into(like: Any, shape: tuple[int, ...], write: Any) -> Any:
     out = np.empty(shape, np.asarray(like).dtype)
     write(out)
     return out
+
+
+def empty_like_kind(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialized array where `like` is that the core can write; NumPy for MLX's."""
+    kind = kind_of(like)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if kind == "cupy":
+        return sys.modules["cupy"].empty(shape, dtype)
+    return np.empty(shape, dtype)
 
 
 def like_kind(like: Any, array: Any) -> Any:

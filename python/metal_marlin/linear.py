@@ -14,6 +14,7 @@ from ._arrays import (
     allocator,
     as_array,
     as_matrix,
+    as_readable,
     as_vector,
     call,
     check_float,
@@ -213,6 +214,56 @@ def matmul(
     with stream_scope(x, stream):
         product.stream = current_stream(x)
         return run_into(x, (*x.shape[:-1], columns), write)
+
+
+def _bias_rows(bias: Any, experts: int) -> Any:
+    """A contiguous bias [n] or [experts, n]."""
+    bias = as_array("bias", bias)
+    if bias.ndim not in (1, 2) or (bias.ndim == 2 and bias.shape[0] != experts):
+        raise InvalidArgumentError(f"bias: expected [n] or [{experts}, n], got {list(bias.shape)}")
+    return as_vector("bias", bias.reshape((-1,))).reshape(bias.shape)
+
+
+def batched_gemm(
+    x: Any,
+    weights: PreparedWeights,
+    bias: Any = None,
+    *,
+    activation: str = "none",
+    gated: bool = False,
+    accuracy: str = "default",
+    batch_invariant: bool = False,
+    stream: int | None = None,
+) -> Any:
+    """x [experts, M, K] times every matrix of stacked weights: [experts, M, N], or N/2 when gated.
+
+    bias is [N] for all experts or [experts, N]. Everything else as in `matmul`.
+    """
+    x = as_array("x", x)
+    check_float("x", x)
+    wanted = [weights.experts, "M", weights.k]
+    if x.ndim != 3 or x.shape[0] != wanted[0] or x.shape[2] != wanted[2]:
+        raise InvalidArgumentError(
+            f"x: expected [{', '.join(map(str, wanted))}], got {list(x.shape)}"
+        )
+    columns = weights.n // 2 if gated else weights.n
+    product = options(
+        _core.ProductOptions(),
+        bias=None if bias is None else to_core(_bias_rows(bias, weights.experts)),
+        activation=activation,
+        gated=gated,
+        accuracy=accuracy,
+        batch_invariant=batch_invariant,
+        allocate=allocator(x),
+    )
+
+    def write(out: Any) -> None:
+        rows = to_core(as_readable(x))
+        call(_core.batched_gemm, weights.device, rows, weights, to_core(out), product)
+
+    with stream_scope(x, stream):
+        product.stream = current_stream(x)
+        return run_into(x, (*x.shape[:2], columns), write)
 
 
 _prepared: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Any]] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import _core
 from ._arrays import (
+    allocator,
     as_array,
     as_matrix,
     as_vector,
@@ -16,19 +20,37 @@ from ._arrays import (
     check_float,
     current_stream,
     device_name,
+    dtype_name,
+    empty_like_kind,
     kind_of,
-    like_kind,
     options,
     run_into,
     to_core,
     to_host,
 )
-from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights
-from .errors import InvalidArgumentError, UnsupportedError
+from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_columns
+from .errors import InvalidArgumentError
 from .linear import default_device, open_device, pack_weights, prepare
 
 # Weights of one matrix of all experts: a stack, or a matrix per expert (None: elsewhere).
-Matrices = QuantizedWeights | PreparedWeights | Sequence[QuantizedWeights | PreparedWeights | None]
+Weights = QuantizedWeights | PreparedWeights
+Matrices = Weights | Sequence[Weights | None]
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """An expert that every token runs, added last; the fields are as in `prepare_experts`.
+
+    `scale` [hidden, 1], an array or weights, multiplies its result by sigmoid(x scale).
+    """
+
+    gate: Weights
+    up: Weights | None
+    down: Weights
+    gate_bias: Any = None
+    up_bias: Any = None
+    down_bias: Any = None
+    scale: Any = None
 
 
 def _device(device: Device | str | None) -> Device:
@@ -37,11 +59,59 @@ def _device(device: Device | str | None) -> Device:
     return default_device() if device is None else open_device(device)
 
 
-def _ready(weights: QuantizedWeights | PreparedWeights, device: Device) -> PreparedWeights:
+def _ready(weights: Weights, device: Device) -> PreparedWeights:
     return weights if isinstance(weights, PreparedWeights) else prepare(weights, device)
 
 
-def _matrices(matrices: Matrices, bias: Any, device: Device) -> list[Any]:
+def _plain(weights: Any, device: Device) -> PreparedWeights:
+    """Weights, or a dense array [k, n] whose values are kept."""
+    if not isinstance(weights, (QuantizedWeights, PreparedWeights)):
+        weights = pack_weights(weights, "fp32", 0)
+    return _ready(weights, device)
+
+
+def _host_float32(array: Any) -> np.ndarray:
+    """A contiguous copy or view of an array in host memory."""
+    kind = kind_of(array)
+    if kind == "torch":
+        array = array.detach().float().cpu()
+    elif kind == "mlx":
+        import mlx.core as mx
+
+        array = array.astype(mx.float32)
+    elif kind == "cupy":
+        array = array.get()
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _host_vector(name: str, value: Any) -> np.ndarray | None:
+    """A bias, which the core copies."""
+    if value is None:
+        return None
+    vector = as_vector(name, value)
+    check_float(name, vector)
+    return _host_float32(vector)
+
+
+def _split(matrices: Matrices, bias: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """(weights, bias) of gate and of up from alternating columns of both."""
+
+    def half(weights: Weights | None, first: int) -> QuantizedWeights | None:
+        if weights is None:
+            return None
+        if isinstance(weights, PreparedWeights):
+            raise InvalidArgumentError("gate: interleaved columns require quantized weights")
+        return take_columns(weights, first, 2, weights.n // 2)
+
+    whole = isinstance(matrices, (QuantizedWeights, PreparedWeights))
+    halves = []
+    for first in (0, 1):
+        own = half(matrices, first) if whole else [half(each, first) for each in matrices]
+        halves.append((own, None if bias is None else as_array("gate_bias", bias)[..., first::2]))
+    return halves[0], halves[1]
+
+
+def _matrices(name: str, matrices: Matrices, bias: Any, device: Device) -> list[Any]:
     """A _core.ExpertMatrix of every expert."""
     found: list[tuple[PreparedWeights | None, int]]
     if isinstance(matrices, (QuantizedWeights, PreparedWeights)):
@@ -49,18 +119,54 @@ def _matrices(matrices: Matrices, bias: Any, device: Device) -> list[Any]:
         found = [(stack, index) for index in range(stack.experts)]
     else:
         found = [(None if each is None else _ready(each, device), 0) for each in matrices]
+    if bias is not None:
+        bias = as_array(f"{name}_bias", bias)
+        if bias.ndim != 2 or bias.shape[0] != len(found):
+            raise InvalidArgumentError(
+                f"{name}_bias: expected [{len(found)}, n], got {list(bias.shape)}"
+            )
     made = []
     for expert, (weights, index) in enumerate(found):
-        own = None if bias is None else to_host(as_vector("bias", as_array("bias", bias)[expert]))
+        own = None if bias is None or weights is None else bias[expert]
         made.append(
             options(
                 _core.ExpertMatrix(),
                 weights=weights,
                 index=index,
-                bias=None if own is None else np.ascontiguousarray(own, np.float32),
+                bias=_host_vector(f"{name}_bias", own),
             )
         )
     return made
+
+
+def _experts(
+    gate: Matrices,
+    up: Matrices | None,
+    down: Matrices,
+    biases: tuple[Any, Any, Any],
+    interleaved: bool,
+    device: Device,
+) -> list[tuple[Any, Any, Any]]:
+    """(gate, up, down) of every expert."""
+    gate_bias, up_bias, down_bias = biases
+    if interleaved:
+        if up is not None:
+            raise InvalidArgumentError("up: expected None with interleaved columns of gate and up")
+        (gate, gate_bias), (up, up_bias) = _split(gate, gate_bias)
+    if up is None and up_bias is not None:
+        raise InvalidArgumentError("up_bias: expected None without up; gate_bias is [2 inner]")
+    parts = [_matrices("gate", gate, gate_bias, device)]
+    if up is not None:
+        parts.append(_matrices("up", up, up_bias, device))
+    parts.append(_matrices("down", down, down_bias, device))
+    counts = [len(part) for part in parts]
+    if len(set(counts)) != 1:
+        raise InvalidArgumentError(f"experts: the matrices are of different numbers {counts}")
+    none = _core.ExpertMatrix()
+    return [
+        (own[0], own[1] if up is not None else none, own[-1])
+        for own in zip(*parts, strict=True)
+    ]
 
 
 def prepare_experts(
@@ -71,32 +177,59 @@ def prepare_experts(
     gate_bias: Any = None,
     up_bias: Any = None,
     down_bias: Any = None,
+    interleaved: bool = False,
+    shared: SharedExpert | None = None,
     device: Device | str | None = None,
 ) -> ExpertSet:
     """Prepares the experts of a layer: each computes down(activation(gate(x)) * up(x)).
 
     gate and up are [experts, hidden, inner], down [experts, inner, hidden]: a stack, or one matrix
     per expert, whose formats may differ; None: an expert that is elsewhere, which adds nothing to
-    the tokens that select it. Without `up`, gate is [hidden, 2 inner], gate beside up. Biases are
-    [experts, n]. `device` as in `prepare`.
+    the tokens that select it. Without `up`, gate is [hidden, 2 inner]: gate beside up, or, if
+    `interleaved`, alternating columns of both as in gpt-oss. Biases are [experts, n] and copied.
+    `device` as in `prepare`.
     """
     on = _device(device)
-    if on.name.startswith("cuda"):
-        raise UnsupportedError(f"experts: no kernels for {on.name}; supported: the CPU")
-    parts = [
-        _matrices(gate, gate_bias, on),
-        None if up is None else _matrices(up, up_bias, on),
-        _matrices(down, down_bias, on),
-    ]
-    counts = [len(part) for part in parts if part is not None]
-    if len(set(counts)) != 1:
-        raise InvalidArgumentError(f"experts: the matrices are of different numbers {counts}")
-    none = _core.ExpertMatrix()
-    return call(
-        _core.make_experts,
-        on,
-        [[part[i] if part is not None else none for part in parts] for i in range(counts[0])],
+    experts = _experts(gate, up, down, (gate_bias, up_bias, down_bias), interleaved, on)
+    one = tuple(_core.ExpertMatrix() for _ in range(3))
+    scale = None
+    if shared is not None:
+        biases = tuple(
+            None if bias is None else as_vector("shared bias", bias).reshape((1, -1))
+            for bias in (shared.gate_bias, shared.up_bias, shared.down_bias)
+        )
+        up_of = None if shared.up is None else [shared.up]
+        ((one),) = _experts([shared.gate], up_of, [shared.down], biases, False, on)
+        scale = None if shared.scale is None else _plain(shared.scale, on)
+    return call(_core.make_experts, on, experts, one, scale)
+
+
+def make_router(
+    weights: Any,
+    top_k: int,
+    device: Device | str | None = None,
+    *,
+    bias: Any = None,
+    scoring: str = "softmax",
+    normalize: bool = True,
+    scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    choice_bias: Any = None,
+) -> _core.Router:
+    """Prepares a router; the arguments are those of moe_router_topk."""
+    routing = options(
+        _core.RouterOptions(),
+        top_k=top_k,
+        scoring=scoring,
+        normalize=normalize,
+        scaling_factor=scaling_factor,
+        groups=groups,
+        top_groups=top_groups,
+        bias=_host_vector("bias", bias),
+        choice_bias=_host_vector("choice_bias", choice_bias),
     )
+    return call(_core.make_router, _plain(weights, _device(device)), routing)
 
 
 def moe_router_topk(
@@ -121,41 +254,88 @@ def moe_router_topk(
     """
     x = as_array("x", x)
     check_float("x", x)
-    if isinstance(router_weight, PreparedWeights):
-        router = router_weight
-    else:
-        router = prepare(pack_weights(router_weight, "fp32"), device_name(x))
-    if x.ndim < 1 or x.shape[-1] != router.k:
-        raise InvalidArgumentError(f"x: expected [..., {router.k}], got {list(x.shape)}")
-    routing = options(
-        _core.RouterOptions(),
-        top_k=top_k,
+    router = make_router(
+        router_weight,
+        top_k,
+        device_name(x),
+        bias=bias,
         scoring=scoring,
         normalize=normalize,
         scaling_factor=scaling_factor,
         groups=groups,
         top_groups=top_groups,
-        bias=None if bias is None else to_core(as_vector("bias", bias)),
-        choice_bias=None if choice_bias is None else to_core(as_vector("choice_bias", choice_bias)),
-        stream=current_stream(x),
+        choice_bias=choice_bias,
     )
-    rows = as_matrix(x, router.k)
-    shape = (*x.shape[:-1], max(int(top_k), 0))
-    ids = np.empty((rows.shape[0], shape[-1]), np.int32)
-    weights = np.empty(ids.shape, np.float32)
-    if router.device.name.startswith("cuda"):
-        raise UnsupportedError(f"router: no kernels for {router.device.name}; supported: the CPU")
-    call(_core.route_top_k, router.device, to_core(rows), router, routing, ids, weights)
-    return like_kind(x, ids.reshape(shape)), like_kind(x, weights.reshape(shape))
+    _check_rows(x, router.hidden)
+    rows = as_matrix(x, router.hidden)
+    selections = (math.prod(x.shape[:-1]), max(int(top_k), 0))
+    ids = empty_like_kind(x, selections, "int32")
+    weights = empty_like_kind(x, selections, "float32")
+    arrays = [to_core(array) for array in (rows, ids, weights)]
+    call(_core.route_top_k, router, *arrays, current_stream(x))
+    shape = (*x.shape[:-1], selections[1])
+    if kind_of(x) == "mlx":
+        import mlx.core as mx
+
+        ids, weights = mx.array(ids), mx.array(weights)
+    return ids.reshape(shape), weights.reshape(shape)
 
 
-def _int32(ids: Any) -> np.ndarray:
-    array = np.asarray(ids if kind_of(ids) == "numpy" else to_host(ids))
-    if array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"ids: expected integers, got {array.dtype}")
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise InvalidArgumentError("ids: beyond 32 bits")
-    return np.ascontiguousarray(array, np.int32)
+def _check_rows(x: Any, hidden: int) -> None:
+    if x.ndim < 1 or x.shape[-1] != hidden:
+        raise InvalidArgumentError(f"x: expected [..., {hidden}], got {list(x.shape)}")
+
+
+def _selections(x: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+    """ids as int32 and weights as float32, contiguous, where x is."""
+    kind = kind_of(x)
+    if kind == "torch":
+        ids, weights = (sys.modules["torch"].as_tensor(a, device=x.device) for a in (ids, weights))
+    elif kind == "cupy":
+        ids, weights = (sys.modules["cupy"].asarray(a) for a in (ids, weights))
+    else:
+        ids = np.asarray(ids if kind_of(ids) == "numpy" else to_host(ids))
+        weights = as_array("weights", weights)
+    if not dtype_name(ids).startswith(("int", "uint")):
+        raise InvalidArgumentError(f"ids: expected integers, got {dtype_name(ids)}")
+    if dtype_name(ids) != "int32":
+        # Clipped, because an id of more bits that wraps around could become a valid one.
+        wide = ids.long() if kind == "torch" else ids.astype("int64")
+        ids = wide.clip(-1, 2**31 - 1)
+    if kind == "torch":
+        return ids.int().contiguous(), weights.detach().float().contiguous()
+    if kind == "cupy":
+        return ids.astype("int32", order="C"), weights.astype("float32", order="C")
+    return np.ascontiguousarray(ids, np.int32), _host_float32(weights)
+
+
+def moe_options(
+    activation: str = "silu",
+    limit: float = 0.0,
+    alpha: float = 1.702,
+    accuracy: str = "default",
+    batch_invariant: bool = False,
+) -> _core.ExpertsOptions:
+    """The options of a layer's experts."""
+    return options(
+        _core.ExpertsOptions(),
+        activation=activation,
+        limit=limit,
+        alpha=alpha,
+        accuracy=accuracy,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _run(x: Any, hidden: int, compute: Any) -> Any:
+    """compute(rows, out, run) for x [..., hidden], into a new array like x."""
+    run = _core.RunOptions(current_stream(x), allocator(x))
+
+    def write(out: Any) -> None:
+        rows = as_matrix(x, hidden)
+        compute(to_core(rows), to_core(out.reshape((rows.shape[0], hidden))), run)
+
+    return run_into(x, tuple(x.shape), write)
 
 
 def moe_experts(
@@ -175,40 +355,65 @@ def moe_experts(
     ids and weights are [..., top_k], as moe_router_topk returns them; results are added in the
     order of the selections, in float32, so they are deterministic. activation: "silu" (SwiGLU),
     "gelu_tanh" (GeGLU), "relu" or "none"; with a `limit` it is gpt-oss's clamped form. accuracy and
-    batch_invariant as in `matmul`.
+    batch_invariant as in `matmul`. NumPy and MLX arrays are copied to a GPU and back; tensors of
+    PyTorch and CuPy must be there, and an id that is no expert is then reported by
+    `experts.device.synchronize()`.
     """
     x = as_array("x", x)
     check_float("x", x)
-    hidden = experts.hidden
-    if x.ndim < 1 or x.shape[-1] != hidden:
-        raise InvalidArgumentError(f"x: expected [..., {hidden}], got {list(x.shape)}")
-    chosen = _int32(ids)
-    factors = np.ascontiguousarray(np.asarray(to_host(as_array("weights", weights))), np.float32)
-    if chosen.shape[:-1] != tuple(x.shape[:-1]) or chosen.shape != factors.shape:
+    _check_rows(x, experts.hidden)
+    chosen, factors = _selections(x, ids, weights)
+    if tuple(chosen.shape[:-1]) != tuple(x.shape[:-1]) or chosen.shape != factors.shape:
         raise InvalidArgumentError(
             f"ids: expected [..., top_k] as x and weights, got {list(chosen.shape)} for x "
             f"{list(x.shape)} and weights {list(factors.shape)}"
         )
-    how = options(
-        _core.ExpertsOptions(),
-        activation=activation,
-        limit=limit,
-        alpha=alpha,
-        accuracy=accuracy,
-        batch_invariant=batch_invariant,
-    )
-    top_k = chosen.shape[-1]
+    how = moe_options(activation, limit, alpha, accuracy, batch_invariant)
+    lists = [to_core(one.reshape((-1, chosen.shape[-1]))) for one in (chosen, factors)]
 
-    def write(out: Any) -> None:
-        rows = as_matrix(x, hidden)
-        call(
-            _core.run_experts,
-            experts,
-            to_core(rows),
-            chosen.reshape(-1, top_k),
-            factors.reshape(-1, top_k),
-            to_core(out.reshape((rows.shape[0], hidden))),
-            how,
-        )
+    def compute(rows: Any, out: Any, run: Any) -> None:
+        call(_core.run_experts, experts, rows, *lists, out, how, run)
 
-    return run_into(x, tuple(x.shape), write)
+    return _run(x, experts.hidden, compute)
+
+
+class MarlinMoE:
+    """A mixture-of-experts block, y = moe(x): router, experts and shared expert in one call.
+
+    For arrays of every kind; `metal_marlin.torch` and `metal_marlin.mlx` have modules. x is
+    [..., hidden], y the same in x's type. router_weight is [hidden, experts], an array or weights
+    prepared for the device of `experts`; the other arguments are those of moe_router_topk and
+    moe_experts. Immutable and usable from any thread.
+    """
+
+    def __init__(
+        self,
+        experts: ExpertSet,
+        router_weight: Any,
+        top_k: int,
+        *,
+        activation: str = "silu",
+        limit: float = 0.0,
+        alpha: float = 1.702,
+        accuracy: str = "default",
+        batch_invariant: bool = False,
+        **routing: Any,
+    ) -> None:
+        self.experts = experts
+        self.router = make_router(router_weight, top_k, experts.device, **routing)
+        self.how = moe_options(activation, limit, alpha, accuracy, batch_invariant)
+        if self.router.experts != experts.count:
+            raise InvalidArgumentError(
+                f"router_weight: expected [hidden, {experts.count}], "
+                f"got [{self.router.hidden}, {self.router.experts}]"
+            )
+
+    def __call__(self, x: Any) -> Any:
+        x = as_array("x", x)
+        check_float("x", x)
+        _check_rows(x, self.router.hidden)
+
+        def compute(rows: Any, out: Any, run: Any) -> None:
+            call(_core.run_moe, self.experts, self.router, rows, out, self.how, run)
+
+        return _run(x, self.router.hidden, compute)

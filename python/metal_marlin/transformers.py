@@ -19,8 +19,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
+from ._torch_experts import ACTIVATIONS, gated
+from ._torch_moe import Projection
 from .errors import MalformedFileError, UnsupportedError
-from .torch import KeptMatrix, MarlinLinear, MarlinMoE, MarlinStack, Projection, RoutedExperts
+from .moe import moe_options
+from .torch import KeptMatrix, MarlinExperts, MarlinLinear, MarlinStack
 
 try:
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -107,79 +110,27 @@ class _Sizes:
         self.width = both // 2
 
 
-class _SplitExperts(MarlinMoE):
-    """Experts whose matrices are stored one by one."""
+def _gate_options(owner: str, module: Any) -> dict[str, Any]:
+    """The options of MarlinExperts for the gate function of transformers' expert module.
 
-    def __init__(
-        self, replaced: nn.Module, projections: list[Projection], names: tuple[str, str, str]
-    ) -> None:
-        gate, up, down = projections
-        super().__init__(gate, up, down, _Gate(replaced), names)
-
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """The input of the down projection."""
-        inner: torch.Tensor = self.act_fn.split(gate, up)
-        return inner
-
-
-class _FusedExperts(RoutedExperts):
-    """Experts with fused gate and up projections, with biases if the model has them. An unquantized
-    projection stays transformers' parameter."""
-
-    def __init__(self, replaced: nn.Module, sizes: _Sizes, stacks: dict[str, MarlinStack]) -> None:
-        super().__init__()
-        self.experts, self.transposed = sizes.experts, sizes.transposed
-        for name in FUSED_EXPERT_PROJECTIONS:
-            if name in stacks:
-                self.add_module(name, stacks[name])
-            else:
-                self.register_parameter(name, getattr(replaced, name))
-            self.register_parameter(f"{name}_bias", getattr(replaced, f"{name}_bias", None))
-        self.gate = _Gate(replaced)
-
-    def _project(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor:
-        matrices: Any = getattr(self, name)
-        biases = getattr(self, f"{name}_bias")
-        bias = None if biases is None else biases[expert]
-        if isinstance(matrices, MarlinStack):
-            return matrices.apply_expert(x, expert, bias)
-        matrix = matrices[expert].T if self.transposed else matrices[expert]
-        return nn.functional.linear(x, matrix, bias)
-
-    def run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        """x [rows, in] through one expert: [rows, in]."""
-        inner = self.gate(self._project("gate_up_proj", x, expert))
-        return self._project("down_proj", inner, expert)
-
-
-class _Gate:
-    """The gate function of transformers' expert module, applied to fused gate and up outputs.
-
-    It is not a module, because weight initialization would look for the removed parameters.
+    Found by their values, because modules do not name them: gpt-oss's clamped form is a method.
     """
-
-    def __init__(self, replaced: nn.Module) -> None:
-        for name in list(replaced._parameters):
-            delattr(replaced, name)
-        self._replaced: Any = replaced
-        own = getattr(type(replaced), "_apply_gate", None)
-        self._usual = getattr(own, "__name__", "_default_apply_gate") == "_default_apply_gate"
-
-    def split(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """The same for separate gate and up outputs."""
-        inner: torch.Tensor
-        if self._usual:
-            inner = self._replaced.act_fn(gate) * up
-        else:
-            inner = self(torch.cat((gate, up), -1))
-        return inner
-
-    def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        if self._usual:
-            gate, up = both.chunk(2, dim=-1)
-            return self.split(gate, up)
-        inner: torch.Tensor = self._replaced._apply_gate(both)
-        return inner
+    where = {"dtype": torch.float32, "device": "cpu"}
+    gates, ups = torch.linspace(-12, 12, 49, **where), torch.linspace(-9, 9, 7, **where)
+    gate, up = torch.meshgrid(gates, ups, indexing="ij")
+    if hasattr(module, "_apply_gate"):
+        # With one gate and one up, it makes no difference whether columns alternate.
+        wanted = module._apply_gate(torch.stack((gate, up), -1)).squeeze(-1)
+    else:
+        wanted = module.act_fn(gate) * up
+    choices: list[dict[str, Any]] = [{"activation": name} for name in ACTIVATIONS]
+    limit, alpha = _attribute(module, "limit"), _attribute(module, "alpha")
+    if limit and alpha:
+        choices.append({"limit": float(limit), "alpha": float(alpha)})
+    for options in choices:
+        if torch.allclose(gated(moe_options(**options), gate, up), wanted, rtol=1e-4, atol=1e-5):
+            return options
+    raise UnsupportedError(f"{owner}: the gate function of {type(module).__name__} is unknown")
 
 
 @register_quantizer(_METHOD)
@@ -259,17 +210,10 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 self._projection(owner, name, block, sizes, down=name == names[2])
                 for name in names
             ]
-            made: nn.Module = _SplitExperts(old, projections, names)
+            gate, up, down = projections
+            made = MarlinExperts(gate, up, down, names=names, **_gate_options(owner, old))
         elif block.parts() == {*block.fused} and block.parts() <= {*FUSED_EXPERT_PROJECTIONS}:
-            stacks = {}
-            for name, module in block.fused.items():
-                k, n = sizes.hidden, 2 * sizes.width
-                k, n = (sizes.width, sizes.hidden) if name == "down_proj" else (k, n)
-                _check_shape(f"{owner}.{name}", module, [sizes.experts, k, n])
-                stacks[name] = MarlinStack(
-                    k, n, experts=sizes.experts, stacked=True, **_parts(module)
-                )
-            made = _FusedExperts(old, sizes, stacks)
+            made = self._fused(owner, old, block, sizes)
         else:
             expected = FUSED_EXPERT_PROJECTIONS if sizes.biased or names is None else names
             raise UnsupportedError(
@@ -277,6 +221,32 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"got {', '.join(sorted(block.parts()))}"
             )
         setattr(parent, child, made)
+
+    def _fused(self, owner: str, old: Any, block: _Block, sizes: _Sizes) -> MarlinExperts:
+        """Experts in two stacks. One that is not quantized stays transformers' parameter."""
+        held: list[Projection] = []
+        for name in FUSED_EXPERT_PROJECTIONS:
+            if name not in block.fused:
+                held.append(getattr(old, name))
+                continue
+            k, n = sizes.hidden, 2 * sizes.width
+            k, n = (sizes.width, sizes.hidden) if name == "down_proj" else (k, n)
+            _check_shape(f"{owner}.{name}", block.fused[name], [sizes.experts, k, n])
+            parts = _parts(block.fused[name])
+            held.append(MarlinStack(k, n, experts=sizes.experts, stacked=True, **parts))
+        names = FUSED_EXPERT_PROJECTIONS
+        gate_bias, down_bias = (_attribute(old, f"{name}_bias") for name in names)
+        return MarlinExperts(
+            held[0],
+            None,
+            held[1],
+            gate_bias=gate_bias,
+            down_bias=down_bias,
+            interleaved=not sizes.concatenated,
+            transposed=sizes.transposed,
+            names=names,
+            **_gate_options(owner, old),
+        )
 
     def _projection(
         self, owner: str, name: str, block: _Block, sizes: _Sizes, down: bool
@@ -354,8 +324,9 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         if torch.cuda.is_initialized():
             # The loader put the stored form on the GPU; free it before preparing the weights there.
             torch.cuda.empty_cache()
-        for stack in stacks:
-            stack.refresh()
+        for module in model.modules():
+            if isinstance(module, (MarlinStack, MarlinExperts)):
+                module.refresh()
         return model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

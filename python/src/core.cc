@@ -157,7 +157,8 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
   };
   constexpr Known kTypes[] = {
       {"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBf16},
-      {"float64", DType::kF64}, {"uint8", DType::kU8},
+      {"float64", DType::kF64}, {"uint8", DType::kU8},    {"int32", DType::kI32},
+      {"int64", DType::kI64},
   };
   const Known* known = std::find_if(std::begin(kTypes), std::end(kTypes),
                                     [&](const Known& type) { return type.name == dtype; });

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core.h"
+#include "device_arrays.h"
 #include "marlin/gemm.h"
 #include "mlx/product_table.h"
 #include "ready_weights.h"
@@ -123,34 +124,78 @@ void RunWith(nb::handle allocate, const OpenDevice& on, const TensorView& a,
   arguments.row_weight = options.row_weight;
   arguments.expert = options.expert;
   arguments.stream = options.stream;
-  nb::object memory;
-  Output workspace;
-  if (plan->workspace_bytes() > 0) {
-    memory = allocate(plan->workspace_bytes());
-    workspace = OutputOf("workspace", memory, on);
-    arguments.workspace = workspace.view.data();
-    arguments.workspace_bytes = workspace.view.ByteCount();
-  }
+  const Scratch workspace(allocate, plan->workspace_bytes(), on);
+  arguments.workspace = workspace.data();
+  arguments.workspace_bytes = workspace.bytes();
   const nb::gil_scoped_release released;
   Check(NamingX(plan->Run(a, out, arguments)));
 }
 
-void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
-             const ProductOptions& product) {
-  GemmOptions options = OptionsOf(product);
-  const Input from = InputOf("x", a, on);
-  const Output to = OutputOf("out", out, on);
+/// The operands of a GEMM as Python passes them.
+struct GemmOperands {
+  GemmOperands(const OpenDevice& on, nb::handle x, nb::handle y, const ProductOptions& product)
+      : options(OptionsOf(product)), a(InputOf("x", x, on)), out(OutputOf("out", y, on)) {
+    if (!product.bias.is_none()) {
+      bias = InputOf("bias", product.bias, on);
+      options.bias = bias.view;
+    }
+    if (!product.row_weight.is_none()) {
+      row_weight = InputOf("row_weight", product.row_weight, on);
+      options.row_weight = row_weight.view;
+    }
+  }
+
+  GemmOptions options;
+  Input a;
+  Output out;
   Input bias;
   Input row_weight;
-  if (!product.bias.is_none()) {
-    bias = InputOf("bias", product.bias, on);
-    options.bias = bias.view;
+};
+
+void RunGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
+             const ProductOptions& product) {
+  const GemmOperands operands(on, a, out, product);
+  RunWith(product.allocate, on, operands.a.view, ready, operands.out.view, operands.options);
+}
+
+/// The workspace that every GEMM of a batch can use; 0 for operands that BatchedGemm rejects.
+int64_t BatchWorkspace(const OpenDevice& on, const TensorView& a, const ReadyWeights& ready,
+                       const MutableTensorView& out, const GemmOptions& options) {
+  const int64_t batch = ready.weights.spec().experts;
+  const bool fits =
+      a.rank() == 3 && out.rank() == 3 && a.dim(0) == batch && out.dim(0) == batch && a.dim(1) > 0;
+  int64_t bytes = 0;
+  for (int64_t i = 0; fits && i < batch; ++i) {
+    const int64_t a_size = DTypeBytes(a.dtype());
+    const int64_t out_size = DTypeBytes(out.dtype());
+    const TensorView rows(a.As<std::byte>() + i * a.stride(0) * a_size, a.dtype(),
+                          {a.dim(1), a.dim(2)}, {a.stride(1), a.stride(2)});
+    const MutableTensorView to(out.As<std::byte>() + i * out.stride(0) * out_size, out.dtype(),
+                               {out.dim(1), out.dim(2)}, {out.stride(1), out.stride(2)});
+    GemmOptions own = options;
+    own.bias = {};
+    own.row_weight = {};
+    own.expert = i;
+    const Result<GemmPlan> plan = PlanGemm(on.device, rows, ready.weights, to, own);
+    Check(NamingX(plan.status()));
+    bytes = std::max(bytes, plan->workspace_bytes());
   }
-  if (!product.row_weight.is_none()) {
-    row_weight = InputOf("row_weight", product.row_weight, on);
-    options.row_weight = row_weight.view;
-  }
-  RunWith(product.allocate, on, from.view, ready, to.view, options);
+  return bytes;
+}
+
+void RunBatchedGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& ready, nb::handle out,
+                    const ProductOptions& product) {
+  GemmOperands operands(on, a, out, product);
+  GemmOptions& options = operands.options;
+  const int64_t bytes = product.allocate.is_none() ? 0
+                                                   : BatchWorkspace(on, operands.a.view, ready,
+                                                                    operands.out.view, options);
+  const Scratch workspace(product.allocate, bytes, on);
+  options.workspace = workspace.data();
+  options.workspace_bytes = workspace.bytes();
+  const nb::gil_scoped_release released;
+  Check(
+      NamingX(BatchedGemm(on.device, operands.a.view, ready.weights, operands.out.view, options)));
 }
 
 /// The GEMM of PyTorch's operator, where a view of every tensor would cost more than the launch. x
@@ -269,6 +314,9 @@ void BindProducts(nb::module_& module) {
              nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
              "device. A GPU enqueues its work on options.stream.");
+  module.def("batched_gemm", &RunBatchedGemm, nb::arg("device"), nb::arg("a"), nb::arg("weights"),
+             nb::arg("out"), nb::arg("options"),
+             "gemm of a[experts, m, k] with every matrix of stacked weights.");
   module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("type"), nb::arg("x"), nb::arg("out"),
              nb::arg("bias").none(), nb::arg("expert"), nb::arg("index_and_stream"),
              nb::arg("allocate").none(),

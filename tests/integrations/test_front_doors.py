@@ -298,11 +298,11 @@ def test_a_choice_among_scores_below_zero(
 @pytest.mark.parametrize("case", [*EXPERTS, "gpt_oss"])
 def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
     from metal_marlin.mlx import MarlinSwitchLinear
-    from metal_marlin.torch import MarlinStack, RoutedExperts
+    from metal_marlin.torch import MarlinExperts, MarlinStack
 
     path, _ = quantized.make(case)
     model = load_transformers(path)
-    blocks = [module for module in model.modules() if isinstance(module, RoutedExperts)]
+    blocks = [module for module in model.modules() if isinstance(module, MarlinExperts)]
     assert blocks
     for block in blocks:
         assert any(isinstance(module, MarlinStack) for module in block.modules())

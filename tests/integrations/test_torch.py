@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import metal_marlin as mm
-import metal_marlin.torch as mt
+import metal_marlin._torch_linear as mt
 import numpy as np
 import pytest
 import torch
-from metal_marlin.torch import MarlinLinear, MarlinMoE, MarlinStack, linear
+from metal_marlin.torch import MarlinLinear, linear
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [ROOT / "examples" / "tiny-qwen3-moe", ROOT / "tests" / "data" / "tiny-glm4-moe"]
@@ -109,7 +109,7 @@ def test_strides() -> None:
 def test_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make()
     x = torch.randn(2, 96)
-    want, handle, count = module(x), module.handle(), len(mt._weights)
+    want, handle, count = module(x), module.handle(), len(mt.weights_of)
     calls: list[str] = []
     prepare = mt.prepare
 
@@ -122,33 +122,12 @@ def test_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(module(x), want) and module.device == torch.device("cpu")
     assert calls == [] and module.handle() == handle
     module.refresh()
-    assert calls == ["cpu"] and len(mt._weights) == count
+    assert calls == ["cpu"] and len(mt.weights_of) == count
     with pytest.raises(mm.InvalidArgumentError, match=f"handle: {handle} is not valid"):
         linear(x, None, handle, 0, 40)
     empty = MarlinLinear(96, 40, group_size=32).to("meta")
     with pytest.raises(mm.UnsupportedError, match="on the meta device"):
         empty(x)
-
-
-def test_a_mixture_of_experts() -> None:
-    stacks, dense = [], []
-    for k, n in ((32, 48), (32, 48), (48, 32)):
-        weights = mm.pack_weights(torch.randn(6, k, n) / k**0.5, "s8", 16)
-        stacks.append(MarlinStack(k, n, "s8", 16, experts=6, zeros=weights.zeros is not None))
-        stacks[-1].fill(weights)
-        dense.append(torch.from_numpy(mm.dequantize(weights)))
-    moe = MarlinMoE(stacks[0], stacks[1], stacks[2], torch.nn.SiLU())
-    for tokens in (0, 1, 20):
-        x = torch.randn(tokens, 32)
-        weights, chosen = torch.topk(torch.softmax(torch.randn(tokens, 6), -1), 2)
-        want = torch.zeros_like(x)
-        for token, choice in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
-            gate, up, down = (d[chosen[token, choice]] for d in dense)
-            inner = torch.nn.functional.silu(x[token] @ gate) * (x[token] @ up)
-            want[token] += weights[token, choice] * (inner @ down)
-        assert torch.allclose(moe(x, chosen, weights), want, atol=0.02)
-    with pytest.raises(mm.InvalidArgumentError, match=r"top_k_index: expected experts 0\.\.5"):
-        moe(torch.randn(1, 32), torch.tensor([[0, 6]]), torch.ones(1, 2))
 
 
 def test_errors() -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import metal_marlin as mm
-import metal_marlin.torch as mt
+import metal_marlin._torch_linear as mt
 import numpy as np
 import pytest
 import torch
 from metal_marlin import _core
-from metal_marlin.torch import MarlinLinear, MarlinMoE, MarlinStack
+from metal_marlin.torch import MarlinLinear, MarlinStack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -329,20 +329,20 @@ def test_moving_prepares_once_and_keeps_the_state(monkeypatch: pytest.MonkeyPatc
         return prepare(weights, device)
 
     monkeypatch.setattr(mt, "prepare", counted)
-    count = len(mt._weights)
+    count = len(mt.weights_of)
     assert module.to(CUDA) is module and module.device == CUDA
     assert module.bias is not None and module.bias.device == CUDA
     assert torch.equal(module(x.to(CUDA)).cpu(), want)
     module.cuda().to(CUDA).half().float()
     assert torch.equal(module(x.to(CUDA)).cpu(), want)
-    assert calls == ["cuda:0"] and len(mt._weights) == count
+    assert calls == ["cuda:0"] and len(mt.weights_of) == count
     after = module.state_dict()
     assert list(after) == list(before)
     for name, value in before.items():
         assert after[name].dtype == value.dtype and torch.equal(after[name].cpu(), value)
     module.cpu()
     assert torch.equal(module(x), want) and module.device == torch.device("cpu")
-    assert calls == ["cuda:0", "cpu"] and len(mt._weights) == count
+    assert calls == ["cuda:0", "cpu"] and len(mt.weights_of) == count
 
 
 def test_the_stored_form_stays_in_the_host_s_memory() -> None:
@@ -375,37 +375,6 @@ def test_quantizing_a_layer_on_the_device() -> None:
     assert module.device == CUDA
     x = random(4, 128).to(CUDA)
     assert relative_error(module(x), expected(module, x)) < 0.015
-
-
-def make_moe() -> tuple[MarlinMoE, list[np.ndarray]]:
-    stacks, dense = [], []
-    for seed, (k, n) in enumerate(((64, 96), (64, 96), (96, 64))):
-        weights = mm.pack_weights(random(8, k, n, seed=seed) / k**0.5, "fp8_e4m3", 32)
-        stack = MarlinStack(k, n, "fp8_e4m3", 32, experts=8)
-        stack.fill(weights)
-        stacks.append(stack)
-        dense.append(mm.dequantize(weights).astype(np.float64))
-    return MarlinMoE(stacks[0], stacks[1], stacks[2], torch.nn.SiLU()), dense
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 3, 70])
-def test_a_mixture_of_experts(tokens: int) -> None:
-    moe, dense = make_moe()
-    moe = moe.to(CUDA)
-    hidden = random(tokens, 64, seed=9).to(CUDA)
-    weights, chosen = torch.topk(torch.softmax(random(tokens, 8, seed=10), -1), 2)
-    got = moe(hidden, chosen.to(CUDA), weights.to(CUDA))
-    assert got.shape == hidden.shape and got.device == CUDA
-    gate, up, down = (torch.from_numpy(d) for d in dense)
-    want = torch.zeros(tokens, 64, dtype=torch.float64)
-    for token in range(tokens):
-        x = hidden[token].cpu().double()
-        for expert, weight in zip(chosen[token].tolist(), weights[token].double(), strict=True):
-            inner = torch.nn.functional.silu(x @ gate[expert]) * (x @ up[expert])
-            want[token] += weight * (inner @ down[expert])
-    if tokens:
-        assert relative_error(got, want) < 0.02
-        assert torch.equal(got, moe(hidden, chosen.to(CUDA), weights.to(CUDA)))
 
 
 # --- functions ----------------------------------------------------------------------------------
