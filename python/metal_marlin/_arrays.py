@@ -82,7 +82,9 @@ def as_readable(array: Any) -> Any:
     do not overlap, otherwise a contiguous copy."""
     kind = kind_of(array)
     if kind == "mlx":
-        return array  # Exported as contiguous, even if it is a view.
+        import mlx.core as mx
+
+        return mx.contiguous(array)  # MLX does not tell strides; contiguous arrays stay.
     if kind == "torch":
         strides, aligned = list(array.stride()), True
     else:

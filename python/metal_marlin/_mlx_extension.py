@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import _core, linear
 from ._core import QuantizedWeights
 from ._mlx_kernels import check_input, self_test
 from .errors import InvalidArgumentError
+from .moe import MarlinMoE
 
 # Written when the module was built. MLX's C++ interface changes with every version, so the version
 # is compared before anything is loaded.
@@ -71,6 +73,17 @@ def _metal_weights(module: Any, weights: QuantizedWeights) -> Any:
     )
 
 
+def block_function(block: MarlinMoE) -> Callable[[mx.array], mx.array]:
+    """A MoE block, whose experts are on the CPU, as an MLX operation of x [..., hidden]."""
+    module, reason = _loaded()
+    if reason:
+        raise ImportError(f"metal_marlin._mlx: {reason}")
+    hidden = block.experts.hidden
+    product = _core.moe_product(block.experts, block.router, block.how)
+    weights = module.Weights.on_cpu(product, hidden, hidden, 1)
+    return lambda x: weights.matmul(x, None, 0)
+
+
 class ExtensionWeights:
     """Weights of the primitive, prepared for one device."""
 
@@ -98,4 +111,4 @@ class ExtensionWeights:
         return self._weights.matmul(x, bias, expert)
 
 
-__all__ = ["ExtensionWeights", "why_not"]
+__all__ = ["ExtensionWeights", "block_function", "why_not"]

@@ -54,6 +54,13 @@ class Projection:
         assert self.weights is not None
         return (len(self.weights), self.weights[0].n, self.weights[0].k)
 
+    def quantized(self) -> QuantizedWeights | list[QuantizedWeights]:
+        """The matrices for a call with quantized ones; the values of a plain array are kept."""
+        if self.weights is not None:
+            return self.weights
+        assert self.plain is not None
+        return _as_weights(self.plain)
+
 
 class ExpertBlocks:
     """Extracts the experts from a directory's modules and plain tensors."""
@@ -148,12 +155,12 @@ def _shape(one: Any) -> tuple[int, ...]:
 
 
 def _as_weights(one: Any) -> QuantizedWeights:
-    """A matrix for use with quantized ones: itself, or a plain [out, in] with unchanged values."""
+    """A matrix for use with quantized ones: itself, or a plain [..., out, in] as it is."""
     if isinstance(one, QuantizedWeights):
         return one
     if one.dtype not in _FORMATS:
         raise UnsupportedError(f"experts: {one.dtype} matrix among quantized ones")
-    values = np.array(one.astype(mx.float32)).T
+    values = np.array(one.astype(mx.float32)).swapaxes(-1, -2)
     return pack_weights(values, _FORMATS[one.dtype], 0)
 
 

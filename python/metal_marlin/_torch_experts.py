@@ -20,7 +20,7 @@ from ._torch_linear import FLOATS, Handles, library, matrix_of
 from .errors import InvalidArgumentError, UnsupportedError
 
 # The activations by name, and their gradients.
-ACTIVATIONS: dict[str, Any] = {
+_ACTIVATIONS: dict[str, Any] = {
     "silu": nn.functional.silu,
     "gelu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
     "relu": nn.functional.relu,
@@ -129,10 +129,10 @@ def _(x: torch.Tensor, handle: int) -> torch.Tensor:
 # --- gradients ----------------------------------------------------------------------------------
 
 
-def gated(how: _core.ExpertsOptions, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _gated(how: _core.ExpertsOptions, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The input of the down projection, as the core computes it."""
     if how.limit <= 0:
-        inner: torch.Tensor = ACTIVATIONS[how.activation](gate) * up
+        inner: torch.Tensor = _ACTIVATIONS[how.activation](gate) * up
         return inner
     gate, up = gate.clamp(max=how.limit), up.clamp(-how.limit, how.limit)
     return (up + 1) * gate * torch.sigmoid(how.alpha * gate)
@@ -141,10 +141,10 @@ def gated(how: _core.ExpertsOptions, gate: torch.Tensor, up: torch.Tensor) -> to
 def _gated_grad(
     how: _core.ExpertsOptions, grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of gate and up of `gated`."""
+    """The gradients of gate and up of _gated."""
     if how.limit <= 0:
         own = _GRADIENTS[how.activation](grad * up, gate)
-        return own, grad * ACTIVATIONS[how.activation](gate)
+        return own, grad * _ACTIVATIONS[how.activation](gate)
     low, mid = gate.clamp(max=how.limit), up.clamp(-how.limit, how.limit)
     share = torch.sigmoid(how.alpha * low)
     slope = share * (1 + how.alpha * low * (1 - share))
@@ -186,7 +186,7 @@ class _DenseExpert:
         linear = nn.functional.linear
         both = linear(x, *gate) if up is None else torch.cat((linear(x, *gate), linear(x, *up)), -1)
         halves = both.chunk(2, -1)
-        result = linear(gated(self._how, *halves), *down)
+        result = linear(_gated(self._how, *halves), *down)
         grad_weight = (result * grad).sum(-1)
         if weight is not None:
             grad = grad * weight[:, None]

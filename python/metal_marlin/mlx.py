@@ -18,8 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from . import _mlx_extension, linear
-from ._core import QuantizedWeights
+from . import _mlx_extension, linear, moe
+from ._core import ExpertSet, QuantizedWeights
 from ._mlx_kernels import MetalWeights, check_input, self_test
 from .errors import InvalidArgumentError, UnsupportedError
 
@@ -59,7 +59,8 @@ class _CopiedWeights:
         return mx.array(y.reshape(*x.shape[:-1], prepared.n)).astype(x.dtype)
 
 
-def _on_metal() -> bool:
+def on_metal() -> bool:
+    """Whether layers made now run on an Apple GPU."""
     return bool(mx.default_device() == mx.gpu and mx.metal.is_available())
 
 
@@ -81,11 +82,11 @@ def backend() -> Backend:
 
 
 def _no_extension() -> str:
-    return _mlx_extension.why_not("gpu" if _on_metal() else "cpu")
+    return _mlx_extension.why_not("gpu" if on_metal() else "cpu")
 
 
 def _no_metal_kernel() -> str:
-    if not _on_metal():
+    if not on_metal():
         return "MLX's default device is not a GPU with Metal"
     return str(self_test()["wrong"])
 
@@ -93,7 +94,7 @@ def _no_metal_kernel() -> str:
 def _prepare(weights: QuantizedWeights) -> _Weights:
     name = backend().name
     if name == "extension":
-        return _mlx_extension.ExtensionWeights(weights, "gpu" if _on_metal() else "cpu")
+        return _mlx_extension.ExtensionWeights(weights, "gpu" if on_metal() else "cpu")
     return MetalWeights(weights) if name == "metal_kernel" else _CopiedWeights(weights)
 
 
@@ -201,4 +202,66 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
 
 
-__all__ = ["Backend", "MarlinLinear", "MarlinSwitchLinear", "backend", "quantized_linear"]
+class MarlinMoE(nn.Module):  # type: ignore[misc]
+    """A mixture-of-experts block, y = moe(x): router, experts and shared expert in one call.
+
+    The arguments are those of metal_marlin.MarlinMoE; experts are prepared for the CPU, whatever
+    MLX's default device is. With the extension it is an MLX operation: lazy, and compatible with
+    mx.compile. By copies, x is evaluated.
+    """
+
+    def __init__(
+        self, experts: ExpertSet, router_weight: Any, top_k: int, **options: Any
+    ) -> None:
+        super().__init__()
+        block = moe.MarlinMoE(experts, router_weight, top_k, **options)
+        lazy = backend().name != "copies" and not _mlx_extension.why_not("cpu")
+        self._run = _mlx_extension.block_function(block) if lazy else block
+        self.hidden, self.top_k = experts.hidden, top_k
+        self.freeze()
+
+    def __call__(self, x: mx.array) -> mx.array:
+        check_input(x, self.hidden)
+        y: mx.array = self._run(x)
+        return y
+
+
+class MarlinSwitchGLU(nn.Module):  # type: ignore[misc]
+    """All experts of a layer in one call, with the interface of mlx_lm's SwitchGLU: x [..., in] and
+    indices [..., top_k] -> [..., top_k, in], which the caller weighs and adds.
+
+    The experts run on the CPU. The host reads the indices, so compiled functions cannot use this
+    module. `options` are those of metal_marlin.moe_experts.
+    """
+
+    def __init__(self, experts: ExpertSet, **options: Any) -> None:
+        super().__init__()
+        moe.moe_options(**options)  # Reports wrong ones now.
+        self._set, self._options = experts, options
+        self.experts, self.hidden = experts.count, experts.hidden
+        self.freeze()
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        check_input(x, self.hidden)
+        shape = (*indices.shape, self.hidden)
+        if x.shape[:-1] != indices.shape[:-1]:
+            raise InvalidArgumentError(
+                f"indices: expected [..., top_k] as x, got {[*indices.shape]} for x {[*x.shape]}"
+            )
+        # One selection per row, because the results are not added here.
+        rows = mx.broadcast_to(mx.expand_dims(x, -2), shape).reshape(-1, self.hidden)
+        ids = np.array(indices).reshape(-1, 1)
+        ones = np.ones(ids.shape, np.float32)
+        y: mx.array = moe.moe_experts(rows, ids, ones, self._set, **self._options)
+        return y.reshape(shape)
+
+
+__all__ = [
+    "Backend",
+    "MarlinLinear",
+    "MarlinMoE",
+    "MarlinSwitchGLU",
+    "MarlinSwitchLinear",
+    "backend",
+    "quantized_linear",
+]

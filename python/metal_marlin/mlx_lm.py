@@ -15,11 +15,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ._core import Checkpoint, describe_decoder, supported_model_types
-from ._mlx_lm_experts import ExpertBlocks
+from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import MalformedFileError, UnsupportedError
 from .linear import dequantize
-from .mlx import MarlinLinear, MarlinSwitchLinear
+from .mlx import MarlinLinear, MarlinSwitchGLU, MarlinSwitchLinear, on_metal
+from .moe import find_gate_options, prepare_experts
 
 
 def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
@@ -233,7 +234,7 @@ class _Loader:
         self.tensors[f"{owner}.embed_q.weight"] = mx.contiguous(both[:, :key].swapaxes(-1, -2))
         self.tensors[f"{owner}.unembed_out.weight"] = mx.contiguous(both[:, key:])
 
-    def _place_experts(self, owner: str, projections: dict[str, Any]) -> None:
+    def _place_experts(self, owner: str, projections: dict[str, Projection]) -> None:
         """Places gate_proj, up_proj and down_proj of all experts."""
         path = self._path(owner)
         # mlx_lm names a stack of experts switch_mlp, but experts in gpt_oss.
@@ -244,14 +245,58 @@ class _Loader:
         for name, projection in projections.items():
             old = self._find(f"{block}.{name}")
             _check_shape(f"{owner}.*.{name}", projection.shape, old.weight.shape)
+            if ("bias" in old) != (projection.bias is not None):
+                what = "no tensor for" if "bias" in old else "no place for"
+                raise _mismatch(f"{what} {block}.{name}.bias")
+            if projection.bias is not None:
+                wanted = old.weight.shape[:-1]
+                _check_shape(f"{block}.{name}.bias", tuple(projection.bias.shape), wanted)
+        if all(projection.plain is not None for projection in projections.values()):
+            for name, projection in projections.items():
+                self.tensors[f"{block}.{name}.weight"] = projection.plain
+                if projection.bias is not None:
+                    self.tensors[f"{block}.{name}.bias"] = projection.bias
+        elif on_metal():
+            # The CPU would have to wait for the GPU in every layer.
+            self._place_on_gpu(block, projections)
+        else:
+            self._replace(block, self._one_call(owner, self._find(block), projections))
+
+    def _place_on_gpu(self, block: str, projections: dict[str, Projection]) -> None:
+        for name, projection in projections.items():
+            if projection.plain is None:
+                assert projection.weights is not None
+                made = MarlinSwitchLinear(projection.weights, projection.bias)
+                self._replace(f"{block}.{name}", made)
+                continue
+            self.tensors[f"{block}.{name}.weight"] = projection.plain
             if projection.bias is not None:
                 self.tensors[f"{block}.{name}.bias"] = projection.bias
-            if projection.plain is not None:
-                self.tensors[f"{block}.{name}.weight"] = projection.plain
-            else:
-                bias = self._bias(f"{block}.{name}", old)
-                made = MarlinSwitchLinear(projection.weights, bias)
-                self._replace(f"{block}.{name}", made)
+
+    def _one_call(
+        self, owner: str, old: Any, projections: dict[str, Projection]
+    ) -> MarlinSwitchGLU:
+        """The experts of a SwitchGLU, with its activation."""
+
+        def function(gate: Any, up: Any) -> Any:
+            return old.activation(mx.array(up), mx.array(gate))
+
+        known = self.decoder or {}
+        options = find_gate_options(function, known.get("gate_limit"), known.get("gate_alpha"))
+        if options is None:
+            name = type(old.activation).__name__
+            raise UnsupportedError(f"{owner}: the gate function {name} is unknown")
+        gate, up, down = (projections[name] for name in ("gate_proj", "up_proj", "down_proj"))
+        experts = prepare_experts(
+            gate.quantized(),
+            up.quantized(),
+            down.quantized(),
+            gate_bias=gate.bias,
+            up_bias=up.bias,
+            down_bias=down.bias,
+            device="cpu",
+        )
+        return MarlinSwitchGLU(experts, **options)
 
     def _check_complete(self) -> None:
         """Checks that the model's parameters and the directory's tensors match exactly."""

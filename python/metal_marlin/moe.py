@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from ._arrays import (
 from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_columns
 from .errors import InvalidArgumentError
 from .linear import default_device, open_device, pack_weights, prepare
+
+ACTIVATIONS = ("silu", "gelu_tanh", "relu", "none")
 
 # Weights of one matrix of all experts: a stack, or a matrix per expert (None: elsewhere).
 Weights = QuantizedWeights | PreparedWeights
@@ -325,6 +327,29 @@ def moe_options(
         accuracy=accuracy,
         batch_invariant=batch_invariant,
     )
+
+
+def find_gate_options(
+    function: Callable[[np.ndarray, np.ndarray], Any], limit: Any = None, alpha: Any = None
+) -> dict[str, Any] | None:
+    """The options of moe_experts that compute function(gate, up) of float32 matrices [rows, n].
+
+    Found by comparing values, because frameworks' modules do not name their functions. limit and
+    alpha are those that the module has for gpt-oss's clamped form. None: the function is unknown.
+    """
+    gate, up = np.meshgrid(
+        np.linspace(-12, 12, 49, dtype=np.float32), np.linspace(-9, 9, 7, dtype=np.float32)
+    )
+    wanted = np.asarray(function(gate, up), np.float32)
+    choices: list[dict[str, Any]] = [{"activation": name} for name in ACTIVATIONS]
+    if limit and alpha:
+        choices.append({"limit": float(limit), "alpha": float(alpha)})
+    for choice in choices:
+        got = np.empty_like(gate)
+        _core.apply_gate(open_device("cpu"), moe_options(**choice), gate, up, got)
+        if np.allclose(got, wanted, rtol=1e-4, atol=1e-5):
+            return choice
+    return None
 
 
 def _run(x: Any, hidden: int, compute: Any) -> Any:

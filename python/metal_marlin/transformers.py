@@ -19,10 +19,9 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
-from ._torch_experts import ACTIVATIONS, gated
 from ._torch_moe import Projection
 from .errors import MalformedFileError, UnsupportedError
-from .moe import moe_options
+from .moe import find_gate_options
 from .torch import KeptMatrix, MarlinExperts, MarlinLinear, MarlinStack
 
 try:
@@ -111,26 +110,20 @@ class _Sizes:
 
 
 def _gate_options(owner: str, module: Any) -> dict[str, Any]:
-    """The options of MarlinExperts for the gate function of transformers' expert module.
+    """The options of MarlinExperts for the gate function of transformers' expert module."""
 
-    Found by their values, because modules do not name them: gpt-oss's clamped form is a method.
-    """
-    where = {"dtype": torch.float32, "device": "cpu"}
-    gates, ups = torch.linspace(-12, 12, 49, **where), torch.linspace(-9, 9, 7, **where)
-    gate, up = torch.meshgrid(gates, ups, indexing="ij")
-    if hasattr(module, "_apply_gate"):
+    def function(gate: Any, up: Any) -> Any:
+        gate, up = torch.from_numpy(gate), torch.from_numpy(up)
+        if not hasattr(module, "_apply_gate"):
+            return module.act_fn(gate) * up
         # With one gate and one up, it makes no difference whether columns alternate.
-        wanted = module._apply_gate(torch.stack((gate, up), -1)).squeeze(-1)
-    else:
-        wanted = module.act_fn(gate) * up
-    choices: list[dict[str, Any]] = [{"activation": name} for name in ACTIVATIONS]
+        return module._apply_gate(torch.stack((gate, up), -1)).squeeze(-1)
+
     limit, alpha = _attribute(module, "limit"), _attribute(module, "alpha")
-    if limit and alpha:
-        choices.append({"limit": float(limit), "alpha": float(alpha)})
-    for options in choices:
-        if torch.allclose(gated(moe_options(**options), gate, up), wanted, rtol=1e-4, atol=1e-5):
-            return options
-    raise UnsupportedError(f"{owner}: the gate function of {type(module).__name__} is unknown")
+    options = find_gate_options(function, limit, alpha)
+    if options is None:
+        raise UnsupportedError(f"{owner}: the gate function of {type(module).__name__} is unknown")
+    return options
 
 
 @register_quantizer(_METHOD)

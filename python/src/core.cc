@@ -320,6 +320,7 @@ NB_MODULE(_core, module) {
   python::BindErrors(module);
   python::BindWeights(module);
   python::BindProducts(module);
+  python::BindExpertCalls(module);
   python::BindExperts(module);
   python::BindMetal(module);
   python::BindCheckpoints(module);

@@ -148,6 +148,7 @@ void BindErrors(nb::module_& module);
 void BindWeights(nb::module_& module);
 void BindProducts(nb::module_& module);
 void BindExperts(nb::module_& module);
+void BindExpertCalls(nb::module_& module);
 void BindMetal(nb::module_& module);
 void BindCheckpoints(nb::module_& module);
 void BindModels(nb::module_& module);

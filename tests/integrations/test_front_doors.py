@@ -297,7 +297,7 @@ def test_a_choice_among_scores_below_zero(
 
 @pytest.mark.parametrize("case", [*EXPERTS, "gpt_oss"])
 def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
-    from metal_marlin.mlx import MarlinSwitchLinear
+    from metal_marlin.mlx import MarlinSwitchGLU
     from metal_marlin.torch import MarlinExperts, MarlinStack
 
     path, _ = quantized.make(case)
@@ -309,14 +309,14 @@ def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
         # The remaining parameters are biases.
         assert all(parameter.dim() == 2 for parameter in block.parameters())
     layers = load_mlx(path).model.layers
-    switches = [
+    calls = [
         module
         for layer in layers
         for _, module in layer.named_modules()
-        if isinstance(module, MarlinSwitchLinear)
+        if isinstance(module, MarlinSwitchGLU)
     ]
-    assert len(switches) == 3 * len(blocks)
-    assert all([*switch.parameters()] in ([], ["bias"]) for switch in switches)
+    assert len(calls) == len(blocks)
+    assert all([*call.parameters()] == [] for call in calls)
 
 
 # --- faults -------------------------------------------------------------------------------------

@@ -182,6 +182,86 @@ def test_experts() -> None:
     assert layer(x[:0], indices[:0]).shape == (0, 2, 1, 24)
 
 
+def expert_set() -> mm.ExpertSet:
+    rng = np.random.default_rng(3)
+    shapes = [(4, 64, 48), (4, 64, 48), (4, 48, 64)]
+    parts = [
+        mm.pack_weights(rng.standard_normal(shape).astype(np.float32) / 8, "fp4_e2m1", 16)
+        for shape in shapes
+    ]
+    shared = mm.SharedExpert(
+        *(
+            mm.pack_weights(rng.standard_normal(shape[1:], np.float32), "u4", 16)
+            for shape in shapes
+        ),
+        scale=rng.standard_normal((64, 1)).astype(np.float32),
+    )
+    return mm.prepare_experts(*parts, shared=shared)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_block_of_experts(dtype: str, path: str) -> None:
+    from metal_marlin.mlx import MarlinMoE
+
+    experts = expert_set()
+    router = np.random.default_rng(5).standard_normal((64, 4)).astype(np.float32)
+    options: dict[str, Any] = {"scoring": "sigmoid", "activation": "gelu_tanh"}
+    block = MarlinMoE(experts, router, 2, choice_bias=[0, 1, 0, 0], **options)
+    plain = mm.MarlinMoE(experts, router, 2, choice_bias=[0, 1, 0, 0], **options)
+    for shape in ((2, 3, 64), (64,), (0, 64), (40, 64)):
+        x = mx.random.normal(shape, key=mx.random.key(1)).astype(getattr(mx, dtype))
+        got = block(x)
+        assert same_bits(got, plain(x))
+        if dtype != "bfloat16":
+            assert np.array_equal(np.array(got), plain(np.array(x)))
+        assert same_bits(block(mx.broadcast_to(x, (3, *shape)))[1], got)
+    assert not block.trainable_parameters()
+    if path == "extension":
+        compiled = mx.compile(lambda x: block(x * 2) + x)
+        assert same_bits(compiled(x), block(x * 2) + x)
+    for wrong, says in (
+        (x[:, 1:], r"expected \[\.\.\., 64\]"),
+        (x.astype(mx.int32), "expected float32"),
+    ):
+        with pytest.raises(mm.InvalidArgumentError, match=says):
+            block(wrong)
+    with pytest.raises(mm.InvalidArgumentError, match=r"router_weight: expected \[hidden, 4\]"):
+        MarlinMoE(experts, router[:, :3], 2)
+
+
+def test_switch_glu() -> None:
+    from metal_marlin.mlx import MarlinSwitchGLU
+
+    experts = expert_set()
+    layer = MarlinSwitchGLU(experts, activation="relu")
+    x = mx.random.normal((2, 5, 64), key=mx.random.key(1)).astype(mx.bfloat16)
+    indices = mx.array(np.random.default_rng(4).integers(0, 4, (2, 5, 3)))
+    got = layer(x, indices)
+    assert got.shape == (2, 5, 3, 64) and got.dtype == mx.bfloat16
+    for slot in range(3):
+        own = [indices[..., slot : slot + 1], mx.ones((2, 5, 1))]
+        want = mm.moe_experts(x, *own, experts, activation="relu", batch_invariant=True)
+        error = mx.abs((got[..., slot, :] - want).astype(mx.float32)).max()
+        assert float(error) < 0.01 * float(mx.abs(want.astype(mx.float32)).max())
+    assert layer(x[:0], indices[:0]).shape == (0, 5, 3, 64)
+    for wrong, says in (
+        (lambda: layer(x, indices[:1]), r"indices: expected \[\.\.\., top_k\] as x"),
+        (lambda: layer(x, indices + 4), r"is not in 0\.\.3"),
+        (lambda: layer(x, indices.astype(mx.float32)), "ids: expected integers"),
+        (lambda: MarlinSwitchGLU(experts, activation="tanh"), "unknown name 'tanh'"),
+    ):
+        with pytest.raises(mm.InvalidArgumentError, match=says):
+            wrong()
+
+
+def test_functions_take_views() -> None:
+    """MLX exports a broadcast array with strides of zero."""
+    ready = mm.prepare(weights_of(96, 40))
+    row = mx.random.normal((1, 96))
+    wide = mx.broadcast_to(row, (4, 96))
+    assert same_bits(mm.matmul(wide, ready), mm.matmul(mx.array(np.array(wide)), ready))
+
+
 def test_quantized_linear() -> None:
     from metal_marlin.mlx import quantized_linear
 
