@@ -35,7 +35,7 @@ _GRADIENTS: dict[str, Any] = {
 
 
 class Layer(NamedTuple):
-    """What a handle refers to."""
+    """Experts, options and router of a handle."""
 
     experts: _core.ExpertSet
     how: _core.ExpertsOptions
@@ -100,6 +100,8 @@ def _experts(
 def _moe(x: torch.Tensor, handle: int) -> torch.Tensor:
     """The MoE block of x [..., hidden], in x's type."""
     layer = layers.find(handle)
+    if layer.router is None:
+        raise InvalidArgumentError(f"handle: {handle} has no router; use experts")
     out = x.new_empty(x.shape)
     operands, rows = _operands(x, out)
     _core.moe_at(layer.experts, layer.router, layer.how, operands, allocator(rows))

@@ -39,7 +39,7 @@ Kept = TypeVar("Kept")
 
 
 class Handles(Generic[Kept]):
-    """What an operator refers to by number; it lives as long as a module, or until dropped."""
+    """Objects that operators refer to by number, kept as long as a module or until dropped."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -31,9 +31,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 # One projection of all experts: a stack; a matrix per expert, None: the expert is elsewhere; or a
 # parameter [experts, out, in].
-Projection = MarlinStack | Sequence[MarlinStack | KeptMatrix | None] | nn.Parameter
-Formats = str | Sequence[str]
-GroupSizes = int | Sequence[int]
+Projection: TypeAlias = MarlinStack | Sequence[MarlinStack | KeptMatrix | None] | nn.Parameter
 
 
 class _Prepared(nn.Module):
@@ -343,19 +341,22 @@ class MarlinExperts(_Experts):
         plain = self._parameters.get(name)
         if plain is not None:
             return _as_weights(plain if self.transposed else plain.mT)
-        return [
-            _weights_of(getattr(self._modules.get(str(expert)), name, None))
-            for expert in range(self.experts)
-        ]
+        modules = [self._modules.get(str(expert)) for expert in range(self.experts)]
+        matrices = [getattr(module, name, None) for module in modules]
+        return [None if matrix is None else _weights_of(matrix) for matrix in matrices]
 
     def _shared(self) -> SharedExpert | None:
         if self.shared_expert is None:
             return None
-        linears = [_linear_of(self.shared_expert, name) for name in _SPLIT]
-        gate, up, down = (_weights_of(one) for one in linears)
+        gate, up, down = (_linear_of(self.shared_expert, name) for name in _SPLIT)
         scale = _on_host(self.shared_expert_gate)
         return SharedExpert(
-            gate, up, down, *(_on_host(one.bias) for one in linears),
+            _weights_of(gate),
+            _weights_of(up),
+            _weights_of(down),
+            gate_bias=_on_host(gate.bias),
+            up_bias=_on_host(up.bias),
+            down_bias=_on_host(down.bias),
             scale=None if scale is None else scale.reshape(-1, 1),
         )
 
@@ -378,6 +379,8 @@ class MarlinMoE(_Prepared):
     `moe_router_topk`. There is no gradient through the router: to train what precedes the block,
     select experts with PyTorch and call `experts`.
     """
+
+    choice_bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -432,10 +435,13 @@ class MarlinMoE(_Prepared):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         kept = self.choice_bias
-        result = super()._apply(fn, recurse)
-        if kept is not None and self.choice_bias.dtype != kept.dtype:
-            # Selection depends on it: .half() must not round it.
-            self.choice_bias = kept.to(self.choice_bias.device)
+        self.choice_bias = None  # Selection depends on it: .half() must not round it.
+        try:
+            result = super()._apply(fn, recurse)
+        finally:
+            self.choice_bias = kept
+        if kept is not None:
+            self.choice_bias = kept.to(self.router_weight.device)
         return result
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -472,9 +478,7 @@ def _as_weights(dense: torch.Tensor) -> _core.QuantizedWeights:
     return pack_weights(dense.detach(), _PLAIN[dense.dtype], 0)
 
 
-def _weights_of(module: nn.Module | None) -> _core.QuantizedWeights | None:
-    if module is None:
-        return None
+def _weights_of(module: nn.Module) -> _core.QuantizedWeights:
     if isinstance(module, MarlinStack):
         return module.quantized()
     dense: Any = module.kept if isinstance(module, KeptMatrix) else module.weight

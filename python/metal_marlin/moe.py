@@ -105,10 +105,12 @@ def _split(matrices: Matrices, bias: Any) -> tuple[tuple[Any, Any], tuple[Any, A
             raise InvalidArgumentError("gate: interleaved columns require quantized weights")
         return take_columns(weights, first, 2, weights.n // 2)
 
-    whole = isinstance(matrices, (QuantizedWeights, PreparedWeights))
     halves = []
     for first in (0, 1):
-        own = half(matrices, first) if whole else [half(each, first) for each in matrices]
+        if isinstance(matrices, (QuantizedWeights, PreparedWeights)):
+            own: Any = half(matrices, first)
+        else:
+            own = [half(each, first) for each in matrices]
         halves.append((own, None if bias is None else as_array("gate_bias", bias)[..., first::2]))
     return halves[0], halves[1]
 
@@ -193,15 +195,16 @@ def prepare_experts(
     """
     on = _device(device)
     experts = _experts(gate, up, down, (gate_bias, up_bias, down_bias), interleaved, on)
-    one = tuple(_core.ExpertMatrix() for _ in range(3))
+    one = (_core.ExpertMatrix(), _core.ExpertMatrix(), _core.ExpertMatrix())
     scale = None
     if shared is not None:
-        biases = tuple(
+        gate_bias, up_bias, down_bias = (
             None if bias is None else as_vector("shared bias", bias).reshape((1, -1))
             for bias in (shared.gate_bias, shared.up_bias, shared.down_bias)
         )
         up_of = None if shared.up is None else [shared.up]
-        ((one),) = _experts([shared.gate], up_of, [shared.down], biases, False, on)
+        own_biases = (gate_bias, up_bias, down_bias)
+        one = _experts([shared.gate], up_of, [shared.down], own_biases, False, on)[0]
         scale = None if shared.scale is None else _plain(shared.scale, on)
     return call(_core.make_experts, on, experts, one, scale)
 

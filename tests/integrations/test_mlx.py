@@ -189,14 +189,16 @@ def expert_set() -> mm.ExpertSet:
         mm.pack_weights(rng.standard_normal(shape).astype(np.float32) / 8, "fp4_e2m1", 16)
         for shape in shapes
     ]
+    gate, up, down = (
+        mm.pack_weights(rng.standard_normal(shape[1:], np.float32), "u4", 16) for shape in shapes
+    )
     shared = mm.SharedExpert(
-        *(
-            mm.pack_weights(rng.standard_normal(shape[1:], np.float32), "u4", 16)
-            for shape in shapes
-        ),
+        gate,
+        up,
+        down,
         scale=rng.standard_normal((64, 1)).astype(np.float32),
     )
-    return mm.prepare_experts(*parts, shared=shared)
+    return mm.prepare_experts(parts[0], parts[1], parts[2], shared=shared)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -239,8 +241,8 @@ def test_switch_glu() -> None:
     got = layer(x, indices)
     assert got.shape == (2, 5, 3, 64) and got.dtype == mx.bfloat16
     for slot in range(3):
-        own = [indices[..., slot : slot + 1], mx.ones((2, 5, 1))]
-        want = mm.moe_experts(x, *own, experts, activation="relu", batch_invariant=True)
+        own = indices[..., slot : slot + 1]
+        want = mm.moe_experts(x, own, mx.ones((2, 5, 1)), experts, activation="relu")
         error = mx.abs((got[..., slot, :] - want).astype(mx.float32)).max()
         assert float(error) < 0.01 * float(mx.abs(want.astype(mx.float32)).max())
     assert layer(x[:0], indices[:0]).shape == (0, 5, 3, 64)

@@ -367,10 +367,11 @@ def test_compile_without_graph_breaks(device: torch.device) -> None:
 
 def test_gradients(device: torch.device) -> None:
     shared = MLP(50)
-    for options, gate in (
+    both: list[tuple[dict[str, Any], Any]] = [
         ({"shared": shared, "shared_scale": random(1, HIDDEN, seed=8)}, silu),
         ({"limit": 2.0}, clamped),
-    ):
+    ]
+    for options, gate in both:
         module = MarlinExperts.from_modules(mlps(bias=True), group_size=32, **options).to(device)
         matrices = matrices_of(module)
         x = random(7, HIDDEN).to(device).requires_grad_()
@@ -409,6 +410,7 @@ def test_memory_of_the_caller() -> None:
     block = MarlinMoE(made(torch.device("cpu")), router(), TOP_K)
     x = random(9, HIDDEN)
     layer = layers.find(block.handle())
+    assert layer.router is not None
     taken: list[torch.Tensor] = []
 
     def allocate(count: int) -> _core.ArrayView:
@@ -493,6 +495,7 @@ def test_errors(device: torch.device) -> None:
         (lambda: MarlinExperts([], None, [KeptMatrix(4, 4)]), r"different counts \[0, 1\]"),
         (lambda: experts(x, ids, weights, 0), "handle: 0 is not valid"),
         (lambda: moe(x, module.handle() + 10**6), "is not valid"),
+        (lambda: moe(x, module.handle()), "has no router"),
     ]
     for call, says in refused:
         with pytest.raises(mm.InvalidArgumentError, match=says) as caught:
