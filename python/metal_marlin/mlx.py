@@ -237,6 +237,8 @@ class MarlinSwitchGLU(nn.Module):  # type: ignore[misc]
     def __init__(self, experts: ExpertSet, **options: Any) -> None:
         super().__init__()
         moe.moe_options(**options)  # Reports wrong ones now.
+        if experts.matrix(experts.count, 2) is not None:
+            raise InvalidArgumentError("experts: a shared expert would be part of every selection")
         self._set, self._options = experts, options
         self.experts, self.hidden = experts.count, experts.hidden
         self.freeze()

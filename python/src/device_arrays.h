@@ -47,7 +47,7 @@ class Scratch {
   /// Calls allocate(bytes), which returns an array of that size on the device; no call for 0.
   Scratch(nb::handle allocate, int64_t bytes, const OpenDevice& on);
   void* data() const { return memory_.view.data(); }
-  int64_t bytes() const { return memory_.view.ByteCount(); }
+  int64_t bytes() const { return data() == nullptr ? 0 : memory_.view.ByteCount(); }
 
  private:
   nb::object owner_;

@@ -182,7 +182,7 @@ def test_experts() -> None:
     assert layer(x[:0], indices[:0]).shape == (0, 2, 1, 24)
 
 
-def expert_set() -> mm.ExpertSet:
+def expert_set(with_shared: bool = True) -> mm.ExpertSet:
     rng = np.random.default_rng(3)
     shapes = [(4, 64, 48), (4, 64, 48), (4, 48, 64)]
     parts = [
@@ -198,7 +198,7 @@ def expert_set() -> mm.ExpertSet:
         down,
         scale=rng.standard_normal((64, 1)).astype(np.float32),
     )
-    return mm.prepare_experts(parts[0], parts[1], parts[2], shared=shared)
+    return mm.prepare_experts(*parts[:3], shared=shared if with_shared else None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -234,7 +234,7 @@ def test_a_block_of_experts(dtype: str, path: str) -> None:
 def test_switch_glu() -> None:
     from metal_marlin.mlx import MarlinSwitchGLU
 
-    experts = expert_set()
+    experts = expert_set(with_shared=False)
     layer = MarlinSwitchGLU(experts, activation="relu")
     x = mx.random.normal((2, 5, 64), key=mx.random.key(1)).astype(mx.bfloat16)
     indices = mx.array(np.random.default_rng(4).integers(0, 4, (2, 5, 3)))
@@ -251,6 +251,7 @@ def test_switch_glu() -> None:
         (lambda: layer(x, indices + 4), r"is not in 0\.\.3"),
         (lambda: layer(x, indices.astype(mx.float32)), "ids: expected integers"),
         (lambda: MarlinSwitchGLU(experts, activation="tanh"), "unknown name 'tanh'"),
+        (lambda: MarlinSwitchGLU(expert_set()), "a shared expert would be part of every"),
     ):
         with pytest.raises(mm.InvalidArgumentError, match=says):
             wrong()

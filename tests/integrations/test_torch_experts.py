@@ -407,7 +407,8 @@ def test_no_gradient_through_the_router(device: torch.device) -> None:
 
 def test_memory_of_the_caller() -> None:
     """With an allocator, as on a GPU: all memory comes from it, and the bits are the same."""
-    block = MarlinMoE(made(torch.device("cpu")), router(), TOP_K)
+    module = made(torch.device("cpu"), shared=MLP(50))
+    block = MarlinMoE(module, router(), TOP_K, bias=random(EXPERTS, seed=3))
     x = random(9, HIDDEN)
     layer = layers.find(block.handle())
     assert layer.router is not None
@@ -467,6 +468,25 @@ def test_state_copies_and_types(device: torch.device) -> None:
     empty = MarlinExperts.from_modules(mlps(), group_size=32).to("meta")
     with pytest.raises(mm.UnsupportedError, match="on the meta device"):
         empty(x, ids, weights)
+
+
+def test_loading_changes_what_is_not_quantized(device: torch.device) -> None:
+    one, other = (
+        MarlinExperts.from_modules(modules, format="fp32").to(device)
+        for modules in (mlps(), mlps()[::-1])
+    )
+    x = random(6, HIDDEN).to(device)
+    first, second = (MarlinMoE(e, router(i), TOP_K).to(device) for i, e in enumerate((one, other)))
+    want, before = first(x), second(x)
+    other.load_state_dict(one.state_dict())
+    assert not torch.equal(second(x), before)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(x), want)
+    with torch.no_grad():
+        first.router_weight.copy_(router(3).weight)
+    assert torch.equal(first(x), want)  # Prepared once, as documented.
+    first.refresh()
+    assert not torch.equal(first(x), want)
 
 
 def test_errors(device: torch.device) -> None:

