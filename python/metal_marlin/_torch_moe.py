@@ -56,17 +56,25 @@ class _Prepared(nn.Module):
 
     def handle(self) -> int:
         """The handle of the prepared form."""
-        if self._handle is None:
-            self.refresh()
-        assert self._handle is not None
-        return self._handle
+        handle = self._handle
+        return self._prepare() if handle is None else handle
 
     def refresh(self) -> None:
-        """Prepares everything again; required after changing parameters by hand."""
+        """Prepares everything again; required after changing tensors by hand."""
         self.release()
+        self._prepare()
+
+    def _prepare(self) -> int:
+        # Without releasing: another thread may be in its first call.
+        self._settle()
         self._device = self.device
         check_preparable(self._device)
-        self._handle = layers.add(self, self._layer())
+        handle = layers.add(self, self._layer())
+        self._handle = handle
+        return handle
+
+    def _settle(self) -> None:
+        """Moves buffers to where they belong, which sets `device`."""
 
     def release(self) -> None:
         """Drops the prepared form; the next call prepares it again."""
@@ -360,11 +368,9 @@ class MarlinExperts(_Experts):
             scale=None if scale is None else scale.reshape(-1, 1),
         )
 
-    def refresh(self) -> None:
-        """Prepares everything again; required after changing parameters by hand."""
+    def _settle(self) -> None:
         for part in self._parts():
             part.settle()
-        super().refresh()
 
     def extra_repr(self) -> str:
         """The text between the parentheses of repr()."""

@@ -527,6 +527,24 @@ def test_layouts_of_experts_that_are_not_known() -> None:
             quantizer._replace_modules(model)
 
 
+def test_gate_functions() -> None:
+    from metal_marlin.transformers import _gate_options
+
+    module = make_model("qwen3_moe").model.layers[0].mlp.experts
+    functions = transformers.activations.ACT2FN
+    for name, wanted in (
+        ("silu", "silu"), ("relu", "relu"), ("gelu_pytorch_tanh", "gelu_tanh"), ("linear", "none")
+    ):
+        module.act_fn = functions[name]
+        assert _gate_options("layer", module) == {"activation": wanted}
+    for name in ("gelu", "mish", "sigmoid"):
+        module.act_fn = functions[name]
+        with pytest.raises(mm.UnsupportedError, match="layer: the gate function of Qwen3MoeExp"):
+            _gate_options("layer", module)
+    module = make_model("gpt_oss").model.layers[1].mlp.experts
+    assert _gate_options("layer", module) == {"limit": module.limit, "alpha": module.alpha}
+
+
 def test_types_and_functions_that_mlx_lm_lacks(tmp_path: Path) -> None:
     pytest.importorskip("mlx.core")
     from metal_marlin.mlx_lm import load_model
