@@ -61,15 +61,32 @@ def _device(device: Device | str | None) -> Device:
     return default_device() if device is None else open_device(device)
 
 
-def _ready(weights: Weights, device: Device) -> PreparedWeights:
-    return weights if isinstance(weights, PreparedWeights) else prepare(weights, device)
+def _ready(name: str, weights: Any, device: Device) -> PreparedWeights:
+    if isinstance(weights, PreparedWeights):
+        return weights
+    if not isinstance(weights, QuantizedWeights):
+        raise InvalidArgumentError(
+            f"{name}: expected weights of pack_weights or prepare, got {type(weights).__name__}"
+        )
+    return prepare(weights, device)
 
 
-def _plain(weights: Any, device: Device) -> PreparedWeights:
+def _check_set(experts: Any) -> None:
+    if not isinstance(experts, ExpertSet):
+        raise InvalidArgumentError(
+            f"experts: expected an ExpertSet of prepare_experts, got {type(experts).__name__}"
+        )
+
+
+def _plain(name: str, weights: Any, device: Device) -> PreparedWeights:
     """Weights, or a dense array [k, n] whose values are kept."""
     if not isinstance(weights, (QuantizedWeights, PreparedWeights)):
+        weights = as_array(name, weights)
+        check_float(name, weights)
+        if weights.ndim != 2:
+            raise InvalidArgumentError(f"{name}: expected [k, n], got {list(weights.shape)}")
         weights = pack_weights(weights, "fp32", 0)
-    return _ready(weights, device)
+    return _ready(name, weights, device)
 
 
 def _host_float32(array: Any) -> np.ndarray:
@@ -98,19 +115,24 @@ def _host_vector(name: str, value: Any) -> np.ndarray | None:
 def _split(matrices: Matrices, bias: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """(weights, bias) of gate and of up from alternating columns of both."""
 
-    def half(weights: Weights | None, first: int) -> QuantizedWeights | None:
+    def half(weights: Any, first: int) -> QuantizedWeights | None:
         if weights is None:
             return None
-        if isinstance(weights, PreparedWeights):
-            raise InvalidArgumentError("gate: interleaved columns require quantized weights")
+        if not isinstance(weights, QuantizedWeights):
+            raise InvalidArgumentError(
+                "gate: interleaved columns require weights of pack_weights, "
+                f"got {type(weights).__name__}"
+            )
+        if weights.n % 2 != 0:
+            raise InvalidArgumentError(f"gate: interleaved columns are even, got {weights.n}")
         return take_columns(weights, first, 2, weights.n // 2)
 
     halves = []
     for first in (0, 1):
-        if isinstance(matrices, (QuantizedWeights, PreparedWeights)):
-            own: Any = half(matrices, first)
+        if isinstance(matrices, Sequence):
+            own: Any = [half(each, first) for each in matrices]
         else:
-            own = [half(each, first) for each in matrices]
+            own = half(matrices, first)
         halves.append((own, None if bias is None else as_array("gate_bias", bias)[..., first::2]))
     return halves[0], halves[1]
 
@@ -119,10 +141,14 @@ def _matrices(name: str, matrices: Matrices, bias: Any, device: Device) -> list[
     """A _core.ExpertMatrix of every expert."""
     found: list[tuple[PreparedWeights | None, int]]
     if isinstance(matrices, (QuantizedWeights, PreparedWeights)):
-        stack = _ready(matrices, device)
+        stack = _ready(name, matrices, device)
         found = [(stack, index) for index in range(stack.experts)]
+    elif isinstance(matrices, Sequence):
+        found = [(None if one is None else _ready(name, one, device), 0) for one in matrices]
     else:
-        found = [(None if each is None else _ready(each, device), 0) for each in matrices]
+        raise InvalidArgumentError(
+            f"{name}: expected weights, or a list of them, got {type(matrices).__name__}"
+        )
     if bias is not None:
         bias = as_array(f"{name}_bias", bias)
         if bias.ndim != 2 or bias.shape[0] != len(found):
@@ -205,7 +231,7 @@ def prepare_experts(
         up_of = None if shared.up is None else [shared.up]
         own_biases = (gate_bias, up_bias, down_bias)
         one = _experts([shared.gate], up_of, [shared.down], own_biases, False, on)[0]
-        scale = None if shared.scale is None else _plain(shared.scale, on)
+        scale = None if shared.scale is None else _plain("shared scale", shared.scale, on)
     return call(_core.make_experts, on, experts, one, scale)
 
 
@@ -234,7 +260,7 @@ def make_router(
         bias=_host_vector("bias", bias),
         choice_bias=_host_vector("choice_bias", choice_bias),
     )
-    return call(_core.make_router, _plain(weights, _device(device)), routing)
+    return call(_core.make_router, _plain("router_weight", weights, _device(device)), routing)
 
 
 def moe_router_topk(
@@ -387,6 +413,7 @@ def moe_experts(
     PyTorch and CuPy must be there, and an id that is no expert is then reported by
     `experts.device.synchronize()`.
     """
+    _check_set(experts)
     x = as_array("x", x)
     check_float("x", x)
     _check_rows(x, experts.hidden)
@@ -427,6 +454,7 @@ class MarlinMoE:
         batch_invariant: bool = False,
         **routing: Any,
     ) -> None:
+        _check_set(experts)
         self.experts = experts
         self.router = make_router(router_weight, top_k, experts.device, **routing)
         self.how = moe_options(activation, limit, alpha, accuracy, batch_invariant)

@@ -319,6 +319,22 @@ def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
     assert all([*call.parameters()] == [] for call in calls)
 
 
+@pytest.mark.parametrize("case, how", [("mixtral", "patchwork"), ("gpt_oss", "fused")])
+def test_experts_of_mlx_on_a_gpu(
+    case: str, how: str, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There they stay MLX's layers, one matmul per expert."""
+    _mlx()
+    from metal_marlin.mlx import MarlinSwitchGLU, MarlinSwitchLinear
+
+    monkeypatch.setattr("metal_marlin.mlx_lm.on_metal", lambda: True)
+    path, want = quantized.make(case, how)
+    model = load_mlx(path)
+    kinds = {type(module) for _, module in model.named_modules()}
+    assert MarlinSwitchLinear in kinds and MarlinSwitchGLU not in kinds
+    assert error(mlx_logits(model), want) < BOUND
+
+
 # --- faults -------------------------------------------------------------------------------------
 
 
