@@ -59,7 +59,7 @@ DeviceOutput::DeviceOutput(const char* name, nb::handle object, const OpenDevice
     return;
   }
   const MutableTensorView target = ViewOf(name, host_);
-  if (!target.IsContiguous()) {
+  if (target.ByteCount() > 0 && !target.IsContiguous()) {
     throw StatusError(Status(Code::kInvalidArgument,
                              fmt::format("{}: expected a contiguous array on the host", name)));
   }
