@@ -16,7 +16,8 @@ from torch import nn
 
 from . import _core
 from ._arrays import allocator, current_stream, dtype_name, torch_view
-from ._torch_linear import FLOATS, Handles, library, matrix_of
+from ._torch_linear import library, matrix_of
+from ._torch_prepared import FLOATS, Handles
 from .errors import InvalidArgumentError, UnsupportedError
 
 # The activations by name, and their gradients.

@@ -8,10 +8,9 @@ graphs can capture it.
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,18 @@ from torch import nn
 
 from . import _core
 from ._arrays import allocator, current_stream, dtype_name, options, torch_view
-from .errors import InvalidArgumentError, UnsupportedError
+from ._torch_prepared import (
+    FLOATS,
+    HOST,
+    KERNELS_FOR,
+    Handles,
+    check_input,
+    check_preparable,
+    release_owner,
+)
+from .errors import UnsupportedError
 from .linear import open_device, pack_weights, prepare
 
-FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _SCALE_TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -32,42 +39,6 @@ _SCALE_TYPES = {
     "e4m3": torch.float8_e4m3fn,
 }
 _CODEBOOK_BITS = {"nf4": 4, "nf3": 3, "nf2": 2, "codebook4": 4}
-_KERNELS_FOR = ("cpu", "cuda")
-HOST = torch.device("cpu")
-_numbers = itertools.count(1)
-Kept = TypeVar("Kept")
-
-
-class Handles(Generic[Kept]):
-    """Objects that operators refer to by number, kept as long as a module or until dropped."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Kept] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def add(self, owner: object, value: Kept) -> int:
-        """A handle of value, dropped with its owner."""
-        handle = next(_numbers)
-        self._kept[handle] = value
-        weakref.finalize(owner, self.drop, handle)
-        return handle
-
-    def drop(self, handle: int) -> None:
-        """Forgets the value of a handle."""
-        self._kept.pop(handle, None)
-
-    def find(self, handle: int) -> Kept:
-        """The value of a handle. Raises InvalidArgumentError if it was dropped."""
-        value = self._kept.get(handle)
-        if value is None:
-            raise InvalidArgumentError(
-                f"handle: {handle} is not valid; its module was moved, changed or freed"
-            )
-        return value
-
-
 weights_of: Handles[_core.PreparedWeights] = Handles()
 
 
@@ -119,7 +90,7 @@ def _(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.custom_op("metal_marlin::linear_grad", mutates_args=(), device_types=_KERNELS_FOR)
+@torch.library.custom_op("metal_marlin::linear_grad", mutates_args=(), device_types=KERNELS_FOR)
 def linear_grad(grad: torch.Tensor, handle: int, expert: int, in_features: int) -> torch.Tensor:
     """The gradient of x: grad [..., out] times the transposed weights."""
     weights = weights_of.find(handle)
@@ -154,48 +125,12 @@ torch.library.register_autograd(
 linear = torch.ops.metal_marlin.linear.default
 
 
-def check_preparable(device: torch.device) -> None:
-    """Raises UnsupportedError unless weights can be prepared for a device now."""
-    if device.type not in _KERNELS_FOR:
-        raise UnsupportedError(f"weights: no kernels for {device}; supported: CPU and CUDA")
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(
-            "weights: cannot be prepared while a graph is captured; call the module once before"
-        )
-
-
 def register(
     owner: object, weights: _core.QuantizedWeights, device: torch.device = HOST
 ) -> int:
     """Prepares weights for a device; returns a handle that lives as long as `owner`."""
     check_preparable(device)
     return weights_of.add(owner, prepare(weights, open_device(str(device))))
-
-
-def check_input(x: torch.Tensor, device: torch.device, features: int) -> None:
-    """Raises InvalidArgumentError unless a module with weights on a device can take x."""
-    if x.device != device:
-        raise InvalidArgumentError(f"x: on {x.device}, but the weights are on {device}")
-    if x.dtype not in FLOATS:
-        raise InvalidArgumentError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
-    if x.dim() < 1 or x.shape[-1] != features:
-        raise InvalidArgumentError(f"x: expected [..., {features}], got {list(x.shape)}")
-
-
-def adopt(owner: nn.Module, parts: Any) -> None:
-    """Makes `owner` prepare the weights of its parts: `release` of a part calls that of the owner.
-
-    The owner calls this again in __setstate__, because copies do not keep the reference.
-    """
-    for part in parts:
-        part._owner = weakref.ref(owner)
-
-
-def release_owner(part: Any) -> None:
-    """Tells the owner of a part that its prepared form is out of date."""
-    owner = None if part._owner is None else part._owner()
-    if owner is not None:
-        owner.release()
 
 
 def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:

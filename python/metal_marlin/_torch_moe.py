@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from . import _core
 from ._torch_experts import Layer, experts, layers, moe
-from ._torch_linear import (
-    KeptMatrix,
-    MarlinLinear,
-    MarlinStack,
-    adopt,
-    check_input,
-    check_preparable,
-    release_owner,
+from ._torch_linear import MarlinStack
+from ._torch_prepared import HOST, adopt, check_input, check_preparable, release_owner
+from ._torch_quantize import (
+    Projection,
+    as_weights,
+    fixed,
+    in_features_of,
+    linear_of,
+    on_host,
+    per_expert,
+    quantize_matrix,
+    quantize_stack,
+    quantized_of,
+    stacked_bias,
 )
 from .errors import InvalidArgumentError, UnsupportedError
-from .linear import open_device, pack_weights
+from .linear import open_device
 from .moe import SharedExpert, make_router, moe_options, prepare_experts
 
-_PLAIN = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_UNQUANTIZED = {name: dtype for dtype, name in _PLAIN.items()}
 _SPLIT = ("gate_proj", "up_proj", "down_proj")
 _FUSED = ("gate_up_proj", "down_proj")
-
-# One projection of all experts: a stack; a matrix per expert, None: the expert is elsewhere; or a
-# parameter [experts, out, in].
-Projection: TypeAlias = MarlinStack | Sequence[MarlinStack | KeptMatrix | None] | nn.Parameter
 
 
 class _Prepared(nn.Module):
@@ -39,7 +39,7 @@ class _Prepared(nn.Module):
 
     _handle: int | None = None
     _owner: weakref.ref[Any] | None = None
-    _device = torch.device("cpu")
+    _device = HOST
 
     def _parts(self) -> Iterable[Any]:
         """The modules whose prepared forms this one includes."""
@@ -198,11 +198,11 @@ class MarlinExperts(_Experts):
         if len(set(counts)) != 1:
             raise InvalidArgumentError(f"experts: projections have different counts {counts}")
         self.experts = counts[0]
-        self.hidden = _in_features(gate, transposed)
+        self.hidden = in_features_of(gate, transposed)
         for name, bias in zip(self.names, biases, strict=True):
-            self.register_parameter(f"{name}_bias", _fixed(bias))
+            self.register_parameter(f"{name}_bias", fixed(bias))
         self.shared_expert = shared
-        self.register_parameter("shared_expert_gate", _fixed(shared_scale))
+        self.register_parameter("shared_expert_gate", fixed(shared_scale))
         self.requires_grad_(False)
         adopt(self, self._parts())
         self.register_load_state_dict_post_hook(_refresh_after_loading)
@@ -213,7 +213,8 @@ class MarlinExperts(_Experts):
             self.add_module(name, projection)
             return projection.experts
         if isinstance(projection, torch.Tensor):
-            self.register_parameter(name, _fixed(projection))
+            own = isinstance(projection, nn.Parameter)
+            self.register_parameter(name, projection if own else fixed(projection))
             return int(projection.shape[0])
         for expert, matrix in enumerate(projection):
             if matrix is None:
@@ -242,21 +243,21 @@ class MarlinExperts(_Experts):
         values of that type. Other options are those of MarlinExperts.
         """
         modules = list(experts)
-        formats = _per_expert("format", format, len(modules))
-        groups = _per_expert("group_size", group_size, len(modules))
+        formats = per_expert("format", format, len(modules))
+        groups = per_expert("group_size", group_size, len(modules))
         projections: list[list[Any]] = []
         biases = []
         for name in names:
-            linears = [None if m is None else _linear_of(m, name) for m in modules]
+            linears = [None if m is None else linear_of(m, name) for m in modules]
             projections.append(
                 [
                     one
                     if one is None or isinstance(one, MarlinStack)
-                    else _matrix(one.weight, form, group, scale_type, method)
+                    else quantize_matrix(one.weight, form, group, scale_type, method)
                     for one, form, group in zip(linears, formats, groups, strict=True)
                 ]
             )
-            biases.append(_stacked_bias(linears))
+            biases.append(stacked_bias(linears))
         gate, *up, down = projections
         gate_bias, *up_bias, down_bias = biases
         made = cls(
@@ -298,14 +299,14 @@ class MarlinExperts(_Experts):
             matrices = tensor.mT if transposed else tensor
             if isinstance(format, str) and isinstance(group_size, int):
                 how = (format, group_size, scale_type, method)
-                projections.append(_stack(matrices, *how))
+                projections.append(quantize_stack(matrices, *how))
                 continue
             count = len(matrices)
-            formats = _per_expert("format", format, count)
-            groups = _per_expert("group_size", group_size, count)
+            formats = per_expert("format", format, count)
+            groups = per_expert("group_size", group_size, count)
             projections.append(
                 [
-                    _matrix(one, form, group, scale_type, method)
+                    quantize_matrix(one, form, group, scale_type, method)
                     for one, form, group in zip(matrices, formats, groups, strict=True)
                 ]
             )
@@ -326,7 +327,7 @@ class MarlinExperts(_Experts):
     def _layer(self) -> Layer:
         gate, *up, down = (self._weights(name) for name in self.names)
         gate_bias, *up_bias, down_bias = (
-            _on_host(self._parameters[f"{name}_bias"]) for name in self.names
+            on_host(self._parameters[f"{name}_bias"]) for name in self.names
         )
         prepared = prepare_experts(
             gate,
@@ -348,23 +349,23 @@ class MarlinExperts(_Experts):
             return stack.quantized()
         plain = self._parameters.get(name)
         if plain is not None:
-            return _as_weights(plain if self.transposed else plain.mT)
+            return as_weights(plain if self.transposed else plain.mT)
         modules = [self._modules.get(str(expert)) for expert in range(self.experts)]
         matrices = [getattr(module, name, None) for module in modules]
-        return [None if matrix is None else _weights_of(matrix) for matrix in matrices]
+        return [None if matrix is None else quantized_of(matrix) for matrix in matrices]
 
     def _shared(self) -> SharedExpert | None:
         if self.shared_expert is None:
             return None
-        gate, up, down = (_linear_of(self.shared_expert, name) for name in _SPLIT)
-        scale = _on_host(self.shared_expert_gate)
+        gate, up, down = (linear_of(self.shared_expert, name) for name in _SPLIT)
+        scale = on_host(self.shared_expert_gate)
         return SharedExpert(
-            _weights_of(gate),
-            _weights_of(up),
-            _weights_of(down),
-            gate_bias=_on_host(gate.bias),
-            up_bias=_on_host(up.bias),
-            down_bias=_on_host(down.bias),
+            quantized_of(gate),
+            quantized_of(up),
+            quantized_of(down),
+            gate_bias=on_host(gate.bias),
+            up_bias=on_host(up.bias),
+            down_bias=on_host(down.bias),
             scale=None if scale is None else scale.reshape(-1, 1),
         )
 
@@ -408,8 +409,8 @@ class MarlinMoE(_Prepared):
         if list(router.shape) != wanted:
             raise InvalidArgumentError(f"router: expected {wanted}, got {list(router.shape)}")
         self.experts, self.top_k, self._routing = experts, top_k, routing
-        self.register_parameter("router_weight", _fixed(router))
-        self.register_parameter("router_bias", _fixed(bias))
+        self.register_parameter("router_weight", fixed(router))
+        self.register_parameter("router_bias", fixed(bias))
         kept = None if choice_bias is None else choice_bias.detach().float().clone()
         self.register_buffer("choice_bias", kept)
         adopt(self, self._parts())
@@ -427,14 +428,14 @@ class MarlinMoE(_Prepared):
 
     def _layer(self) -> Layer:
         layer = layers.find(self.experts.handle())
-        weight = _on_host(self.router_weight)
+        weight = on_host(self.router_weight)
         assert weight is not None
         router = make_router(
             weight.T,
             self.top_k,
             layer.experts.device,
-            bias=_on_host(self.router_bias),
-            choice_bias=_on_host(self.choice_bias),
+            bias=on_host(self.router_bias),
+            choice_bias=on_host(self.choice_bias),
             **self._routing,
         )
         return layer._replace(router=router)
@@ -456,88 +457,3 @@ class MarlinMoE(_Prepared):
         check_input(hidden_states, self._device, self.experts.hidden)
         result: torch.Tensor = moe(hidden_states, handle)
         return result
-
-
-# --- weights ------------------------------------------------------------------------------------
-
-
-def _fixed(tensor: torch.Tensor | None) -> nn.Parameter | None:
-    return None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False)
-
-
-def _on_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().float().cpu()
-
-
-def _in_features(gate: Projection, transposed: bool) -> int:
-    if isinstance(gate, MarlinStack):
-        return gate.in_features
-    if isinstance(gate, torch.Tensor):
-        return int(gate.shape[1 if transposed else 2])
-    return next((matrix.in_features for matrix in gate if matrix is not None), 0)
-
-
-def _as_weights(dense: torch.Tensor) -> _core.QuantizedWeights:
-    """A dense matrix [in, out], or several, with unchanged values."""
-    if dense.dtype not in _PLAIN:
-        raise UnsupportedError(f"experts: {dense.dtype} matrices are not supported")
-    return pack_weights(dense.detach(), _PLAIN[dense.dtype], 0)
-
-
-def _weights_of(module: nn.Module) -> _core.QuantizedWeights:
-    if isinstance(module, MarlinStack):
-        return module.quantized()
-    dense: Any = module.kept if isinstance(module, KeptMatrix) else module.weight
-    return _as_weights(dense.T)
-
-
-def _linear_of(module: nn.Module, name: str) -> Any:
-    found = getattr(module, name, None)
-    if not isinstance(found, (nn.Linear, MarlinLinear)):
-        raise InvalidArgumentError(
-            f"{name}: expected a linear layer of {type(module).__name__}, "
-            f"got {type(found).__name__}"
-        )
-    return found
-
-
-def _per_expert(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, (str, int)):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise InvalidArgumentError(f"{name}: expected {count}, one per expert, got {len(values)}")
-    return values
-
-
-def _stacked_bias(linears: Sequence[Any]) -> torch.Tensor | None:
-    """[experts, out]; zeros for experts without a bias."""
-    given = next((one.bias for one in linears if one is not None and one.bias is not None), None)
-    if given is None:
-        return None
-    zeros = torch.zeros_like(given)
-    return torch.stack(
-        [zeros if one is None or one.bias is None else one.bias.detach() for one in linears]
-    )
-
-
-def _matrix(
-    weight: torch.Tensor, format: str, group_size: int, scale_type: str, method: str
-) -> MarlinStack | KeptMatrix:
-    """A matrix [out, in], quantized or in one of the formats that keep values."""
-    if format in _UNQUANTIZED:
-        made = KeptMatrix(weight.shape[1], weight.shape[0])
-        made.kept = nn.Parameter(weight.detach().to(_UNQUANTIZED[format]), requires_grad=False)
-        return made
-    packed = pack_weights(weight.detach().mT, format, group_size, scale_type, method)
-    return MarlinStack.from_weights(packed, weight.device)
-
-
-def _stack(
-    weights: torch.Tensor, format: str, group_size: int, scale_type: str, method: str
-) -> Projection:
-    """Matrices [experts, out, in], as _matrix."""
-    if format in _UNQUANTIZED:
-        return nn.Parameter(weights.detach().to(_UNQUANTIZED[format]), requires_grad=False)
-    packed = pack_weights(weights.detach().mT, format, group_size, scale_type, method)
-    return MarlinStack.from_weights(packed, weights.device, stacked=True)

@@ -19,7 +19,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
-from ._torch_moe import Projection
+from ._torch_quantize import Projection
 from .errors import MalformedFileError, UnsupportedError
 from .moe import find_gate_options
 from .torch import KeptMatrix, MarlinExperts, MarlinLinear, MarlinStack

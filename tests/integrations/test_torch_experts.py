@@ -478,6 +478,10 @@ def test_loading_changes_what_is_not_quantized(device: torch.device) -> None:
     x = random(6, HIDDEN).to(device)
     first, second = (MarlinMoE(e, router(i), TOP_K).to(device) for i, e in enumerate((one, other)))
     want, before = first(x), second(x)
+    given = router(1)
+    own = MarlinMoE(one, given, TOP_K)
+    own.load_state_dict(first.state_dict())
+    assert torch.equal(given.weight, router(1).weight)  # The caller's stays.
     other.load_state_dict(one.state_dict())
     assert not torch.equal(second(x), before)
     second.load_state_dict(first.state_dict())
