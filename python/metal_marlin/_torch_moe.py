@@ -28,7 +28,7 @@ from ._torch_quantize import (
 )
 from .errors import InvalidArgumentError, UnsupportedError
 from .linear import open_device
-from .moe import SharedExpert, make_router, moe_options, prepare_experts
+from .moe import SharedExpert, check_set, make_router, moe_options, prepare_experts
 
 _SPLIT = ("gate_proj", "up_proj", "down_proj")
 _FUSED = ("gate_up_proj", "down_proj")
@@ -135,6 +135,7 @@ class PreparedExperts(_Experts):
 
     def __init__(self, experts: _core.ExpertSet, **options: Any) -> None:
         super().__init__()
+        check_set(experts)
         name = experts.device.name
         if name != "cpu" and not name.startswith("cuda"):
             raise UnsupportedError(f"experts: on {name}, where PyTorch has no tensors")
@@ -194,6 +195,8 @@ class MarlinExperts(_Experts):
         biases = [gate_bias, down_bias] if up is None else [gate_bias, up_bias, down_bias]
         if up is None and up_bias is not None:
             raise InvalidArgumentError("up_bias: expected None without up")
+        if shared is None and shared_scale is not None:
+            raise InvalidArgumentError("shared_scale: expected None without shared")
         counts = [self._place(*pair) for pair in zip(self.names, projections, strict=True)]
         if len(set(counts)) != 1:
             raise InvalidArgumentError(f"experts: projections have different counts {counts}")
@@ -322,7 +325,7 @@ class MarlinExperts(_Experts):
         """The device of x."""
         for part in self._parts():
             return part.device
-        return next(self.parameters()).device
+        return next((parameter.device for parameter in self.parameters()), HOST)
 
     def _layer(self) -> Layer:
         gate, *up, down = (self._weights(name) for name in self.names)
@@ -400,7 +403,7 @@ class MarlinMoE(_Prepared):
         **routing: Any,
     ) -> None:
         super().__init__()
-        if isinstance(experts, _core.ExpertSet):
+        if not isinstance(experts, _Experts):
             experts = PreparedExperts(experts)
         if isinstance(router, nn.Linear):
             bias = router.bias if bias is None else bias

@@ -71,7 +71,8 @@ def _ready(name: str, weights: Any, device: Device) -> PreparedWeights:
     return prepare(weights, device)
 
 
-def _check_set(experts: Any) -> None:
+def check_set(experts: Any) -> None:
+    """Raises InvalidArgumentError for anything but an ExpertSet."""
     if not isinstance(experts, ExpertSet):
         raise InvalidArgumentError(
             f"experts: expected an ExpertSet of prepare_experts, got {type(experts).__name__}"
@@ -413,7 +414,7 @@ def moe_experts(
     PyTorch and CuPy must be there, and an id that is no expert is then reported by
     `experts.device.synchronize()`.
     """
-    _check_set(experts)
+    check_set(experts)
     x = as_array("x", x)
     check_float("x", x)
     _check_rows(x, experts.hidden)
@@ -454,7 +455,7 @@ class MarlinMoE:
         batch_invariant: bool = False,
         **routing: Any,
     ) -> None:
-        _check_set(experts)
+        check_set(experts)
         self.experts = experts
         self.router = make_router(router_weight, top_k, experts.device, **routing)
         self.how = moe_options(activation, limit, alpha, accuracy, batch_invariant)

@@ -317,9 +317,11 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         if torch.cuda.is_initialized():
             # The loader put the stored form on the GPU; free it before preparing the weights there.
             torch.cuda.empty_cache()
-        for module in model.modules():
-            if isinstance(module, (MarlinStack, MarlinExperts)):
-                module.refresh()
+        # Experts last: a stack that changes drops the prepared form of the experts that own it.
+        for kind in (MarlinStack, MarlinExperts):
+            for module in model.modules():
+                if isinstance(module, kind):
+                    module.refresh()
         return model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

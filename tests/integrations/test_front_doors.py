@@ -306,6 +306,8 @@ def test_experts_are_not_expanded(case: str, quantized: Quantized) -> None:
     assert blocks
     for block in blocks:
         assert any(isinstance(module, MarlinStack) for module in block.modules())
+        assert block._handle is not None  # Prepared at load, together.
+        assert all(part._handle is None for part in block._parts())
         # The remaining parameters are biases.
         assert all(parameter.dim() == 2 for parameter in block.parameters())
     layers = load_mlx(path).model.layers

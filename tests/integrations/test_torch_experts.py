@@ -509,6 +509,8 @@ def test_errors(device: torch.device) -> None:
         (lambda: module(x, ids.float(), weights), "ids: expected int32 or int64, got float32"),
         (lambda: module(x, ids[:, :0], weights[:, :0]), "top_k: expected 1 or more, got 0"),
         (lambda: MarlinMoE(module, router(), 7), "top_k: expected 1..6"),
+        (lambda: MarlinMoE(nn.Linear(2, 2), router(), 2), "experts: expected an ExpertSet"),
+        (lambda: made(device, shared_scale=random(1, HIDDEN)), "shared_scale: expected None"),
         (lambda: MarlinMoE(module, router().weight[:4], 2), r"router: expected \[6, 64\]"),
         (lambda: MarlinMoE(module, router(), 2, scoring="max"), "scoring: unknown name 'max'"),
         (lambda: made(device, activation="tanh"), "activation: unknown name 'tanh'"),
