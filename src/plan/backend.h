@@ -101,7 +101,7 @@ struct GemmCall {
 /// Rows [first, first + count) of a call.
 GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count);
 
-/// What the weights alone decide of a problem; the rest has its defaults.
+/// A problem as far as the weights decide it; the rest has its defaults.
 GemmDesc DescribeWeights(const PreparedWeights::Storage& weights);
 
 /// One backend's plan of one GEMM: the kernel, its tiling, its workspace. Immutable and usable from

@@ -9,9 +9,12 @@
 #include "backends/cuda/cublas/cublas_library.h"
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
+#include "backends/cuda/kernels/experts/cuda_experts.h"
+#include "backends/cuda/kernels/router/cuda_decoder.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/runtime/device_memory.h"
+#include "backends/cuda/runtime/value_errors.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "backends/cuda/weights/weights_launch.h"
@@ -56,9 +59,11 @@ class CudaBackend final : public Backend {
     }
   }
 
-  /// Allocates the split-K scratch memory; call it before the first Plan.
-  Status MakeScratch() {
+  /// Allocates what kernels share; call it before the first Plan.
+  Status MakeShared() {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
+    MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(*device_));
+    decoder_.emplace(*device_, *value_errors_);
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();
   }
@@ -131,6 +136,12 @@ class CudaBackend final : public Backend {
     return kMakers[&kernel - CudaKernels().data()](request);
   }
 
+  Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
+      const ExpertsProblem& problem, const LayerExperts& experts,
+      const SelectGemm& /*select*/) const override {
+    return PlanCudaExperts(*context_, device_, *value_errors_, problem, experts);
+  }
+
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                     const MutableTensorView& out, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
@@ -149,7 +160,7 @@ class CudaBackend final : public Backend {
     return device_->errors.Check(launch(), "marlin_dequantize");
   }
 
-  const DecoderBackend* decoder() const override { return nullptr; }
+  const DecoderBackend* decoder() const override { return &*decoder_; }
 
   Result<void*> Allocate(int64_t bytes) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
@@ -177,8 +188,9 @@ class CudaBackend final : public Backend {
   Status Synchronize(void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    return device_->errors.Check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
-                                 "cudaStreamSynchronize");
+    MARLIN_RETURN_IF_ERROR(device_->errors.Check(
+        cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize"));
+    return value_errors_->Take();
   }
   bool calls_block() const override { return false; }
 
@@ -206,6 +218,8 @@ class CudaBackend final : public Backend {
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<SplitKScratch> scratch_;
+  std::unique_ptr<ValueErrors> value_errors_;
+  std::optional<CudaDecoder> decoder_;
   std::optional<LaunchContext> context_;
 };
 
@@ -249,7 +263,7 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
                       "; the kernels are for 9.0 (Hopper)");
   }
   auto backend = std::make_unique<CudaBackend>(index, properties);
-  MARLIN_RETURN_IF_ERROR(backend->MakeScratch());
+  MARLIN_RETURN_IF_ERROR(backend->MakeShared());
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

@@ -19,7 +19,7 @@ struct ExactParts {
   int parts = 1;
 };
 
-inline ExactParts PlanExactParts(int k) {
+MARLIN_HOST_DEVICE ExactParts PlanExactParts(int k) {
   ExactParts plan;
   plan.units = (k + kExactUnit - 1) / kExactUnit;
   plan.units_of_part = (plan.units + kMaxExactParts - 1) / kMaxExactParts;

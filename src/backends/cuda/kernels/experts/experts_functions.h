@@ -1,0 +1,23 @@
+// Entry points of the experts' kernels for cudaLaunchKernelExC, one for each kind of codes.
+#pragma once
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// The GEMV kernel; its parameters: ExpertGemvArguments. `octets`: n8 tiles of rows, 1 or 2.
+template <CodeKind kKind>
+const void* ExpertGemvFunction(bool bf16, ParameterUse use, int octets);
+/// The exact kernel; its parameters: ExpertExactArguments of TileView, or else of CanonicalView.
+template <CodeKind kKind>
+const void* ExpertExactFunction(bool tiled);
+
+#define MARLIN_KIND(kind)                                                                  \
+  template <>                                                                              \
+  const void* ExpertGemvFunction<CodeKind::kind>(bool bf16, ParameterUse use, int octets); \
+  template <>                                                                              \
+  const void* ExpertExactFunction<CodeKind::kind>(bool tiled);
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+
+}  // namespace marlin::cuda

@@ -1,0 +1,339 @@
+// The GEMMs of a layer's experts with tiled weights: one launch for all experts of one kind of
+// codes, with a tile scheduler over the slots that the sort has counted.
+//
+//   item: an n-tile of 32 outputs of one matrix, for up to 8 or 16 of its expert's rows
+//
+//     expert 0            expert 3                    experts without rows have no items; a CTA
+//     [rows 0..7: n-tiles][rows 0..7: n-tiles][8..15] takes a run of adjacent items, so that its
+//     '------ CTA 0 -----'------ CTA 1 ----- ...      rows change once or twice
+//
+//   C^T = W^T A^T with m16n8k16, as the GEMV kernel (gemv_kernel.cuh), whose tile product this is:
+//   warps / share units at a time, `share` warps split the k of a unit. The rows of a run of items
+//   are gathered to shared memory by all threads, rounded to 16 bits; the down projection computes
+//   the gated activation there. Every warp streams its weight tiles through a ring of its own,
+//   which it fills ahead across changes of rows.
+//
+//   A row's sums depend on k and the row alone: neither on the rows beside it nor on how many there
+//   are.
+#pragma once
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/experts/experts_layout.h"
+#include "backends/cuda/kernels/experts/experts_rows.cuh"
+#include "backends/cuda/kernels/gemv/gemv_kernel.cuh"
+
+namespace marlin::cuda {
+
+constexpr int kExpertThreads = 512;
+constexpr int kExpertWarps = kExpertThreads / 32;
+
+/// A run of items of one matrix and one tile of rows.
+struct ExpertRun {
+  const TileExpert* matrix = nullptr;
+  int first_slot = 0;
+  int rows = 0;
+  int first_strip = 0;
+  int end_strip = 0;
+  int end_item = 0;
+};
+
+/// The tile scheduler: items of all matrices, counted from the sorted slots.
+class ExpertSchedule {
+ public:
+  /// `memory`: [matrices + 1] first items, then [kExpertWarps] sums of the scan.
+  MARLIN_DEVICE ExpertSchedule(const ExpertGemvArguments& args, int* memory)
+      : args_(args), matrices_((args.slots.experts + 1) * args.sides), first_(memory) {}
+
+  static MARLIN_HOST_DEVICE constexpr int64_t Bytes(int64_t experts, int sides) {
+    return ((experts + 1) * sides + 1 + kExpertWarps) * int64_t{sizeof(int)};
+  }
+
+  /// Called by all threads; __syncthreads() has to follow.
+  MARLIN_DEVICE void Count() {
+    const int thread = static_cast<int>(threadIdx.x);
+    int* const warp_sums = first_ + matrices_ + 1;
+    const int per_thread = (matrices_ + kExpertThreads - 1) / kExpertThreads;
+    const int begin = min(thread * per_thread, matrices_);
+    const int end = min(begin + per_thread, matrices_);
+    int mine = 0;
+    for (int i = begin; i < end; ++i) mine += ItemsOf(i);
+    int inclusive = mine;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(0xffffffffU, inclusive, step);
+      if ((thread & 31) >= step) inclusive += before;
+    }
+    if ((thread & 31) == 31) warp_sums[thread >> 5] = inclusive;
+    __syncthreads();
+    int item = inclusive - mine;
+    for (int w = 0; w < thread >> 5; ++w) item += warp_sums[w];
+    for (int i = begin; i < end; ++i) {
+      first_[i] = item;
+      item += ItemsOf(i);
+    }
+    if (thread == kExpertThreads - 1) first_[matrices_] = item;
+  }
+
+  /// This CTA's items: [First(block), First(block + 1)).
+  MARLIN_DEVICE int First(int block) const {
+    return static_cast<int>(static_cast<int64_t>(first_[matrices_]) * block /
+                            static_cast<int>(gridDim.x));
+  }
+
+  /// The run that begins with `item`, up to item `end` at most.
+  MARLIN_DEVICE ExpertRun RunAt(int item, int end) const {
+    int low = 0;
+    int high = matrices_;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first_[middle] <= item ? low : high) = middle;
+    }
+    ExpertRun run;
+    run.matrix = args_.table + low;
+    const int expert = low / args_.sides;
+    const int strips = StripsOf(run.matrix->n);
+    const int local = item - first_[low];
+    const int tile = local / strips;
+    const int last_slot = args_.slots.begin[expert + 1];
+    run.first_slot = args_.slots.begin[expert] + tile * args_.tile_rows;
+    run.rows = min(last_slot - run.first_slot, args_.tile_rows);
+    run.first_strip = local - tile * strips;
+    run.end_item = min(first_[low] + (tile + 1) * strips, end);
+    run.end_strip = run.first_strip + run.end_item - item;
+    return run;
+  }
+
+ private:
+  static MARLIN_DEVICE int StripsOf(int n) { return (n + kStripOutputs - 1) / kStripOutputs; }
+
+  MARLIN_DEVICE int ItemsOf(int i) const {
+    const TileExpert& matrix = args_.table[i];
+    if (matrix.tiles == nullptr) return 0;
+    const int expert = i / args_.sides;
+    const int rows = args_.slots.begin[expert + 1] - args_.slots.begin[expert];
+    return (rows + args_.tile_rows - 1) / args_.tile_rows * StripsOf(matrix.n);
+  }
+
+  const ExpertGemvArguments& args_;
+  int matrices_;
+  int* first_;
+};
+
+/// The weight tiles of a warp in the order of its MMAs, across runs.
+struct ExpertStream {
+  const ExpertGemvArguments& args;
+  const ExpertSchedule& schedule;
+  int unit_lane;
+  int sharer;
+  int end;  ///< The CTA's last item + 1.
+  ExpertRun run;
+  int strip = 0;
+  int tile = 0;
+  bool has_tile = false;
+
+  /// Goes to the first tile from `item` on.
+  MARLIN_DEVICE void Begin(int item) {
+    has_tile = false;
+    tile = sharer;
+    if (sharer >= args.weights.tiles_of_strip) return;
+    while (item < end) {
+      run = schedule.RunAt(item, end);
+      strip = run.first_strip + unit_lane;
+      if (strip < run.end_strip) {
+        has_tile = true;
+        return;
+      }
+      item = run.end_item;
+    }
+  }
+
+  /// Called by all lanes; the one with `copies` issues the copy.
+  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
+    if (copies) {
+      ArriveExpecting(barrier, args.weights.tile_bytes);
+      CopyBulk(slot, run.matrix->tiles + TileOffset(args.weights, strip, tile),
+               args.weights.tile_bytes, barrier);
+    }
+    tile += 1 << args.share_log2;
+    if (tile < args.weights.tiles_of_strip) return;
+    tile = sharer;
+    strip += kExpertWarps >> args.share_log2;
+    if (strip >= run.end_strip) Begin(run.end_item);
+  }
+};
+
+/// Eight adjacent numbers of a slot's row as operands; zeros beyond the row's `columns`.
+template <typename T>
+MARLIN_DEVICE uint4 LoadEightOfRow(const ExpertGemvArguments& args, int slot, int k) {
+  const int columns = args.weights.k;
+  const ExpertRows& rows = args.rows;
+  const Element own = T::kIsBf16 ? Element::kBf16 : Element::kF16;
+  if (!rows.gated && rows.type == own && k + 8 <= columns) {
+    const auto* from =
+        static_cast<const uint16_t*>(rows.data) + args.slots.token[slot] * rows.stride + k;
+    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) return *reinterpret_cast<const uint4*>(from);
+  }
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    values[i] = k + i < columns ? LoadRowElement(rows, args.slots, slot, columns, k + i) : 0.0f;
+  }
+  return {T::Pack(values[0], values[1]), T::Pack(values[2], values[3]),
+          T::Pack(values[4], values[5]), T::Pack(values[6], values[7])};
+}
+
+/// Loads the rows of a run to shared memory. Called by all threads.
+template <typename T>
+MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const ExpertRun& run,
+                               uint8_t* shared) {
+  const int chunks = args.weights.tiles_of_strip * (kTileK / 8);
+  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks; i += kExpertThreads) {
+    const int row = i / chunks;
+    const int chunk = i - row * chunks;
+    *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =
+        LoadEightOfRow<T>(args, run.first_slot + row, chunk * 8);
+  }
+}
+
+/// A barrier across the warps of a unit.
+MARLIN_DEVICE void SyncUnit(const ExpertGemvArguments& args, int unit_lane) {
+  __syncwarp();
+  if (args.share_log2 > 0) {
+    asm volatile("bar.sync %0, %1;" ::"r"(unit_lane + 1), "r"(32 << args.share_log2) : "memory");
+  }
+}
+
+/// Adds the sums of a unit's warps, in their order, and stores the rows' results.
+template <int kOctets>
+MARLIN_DEVICE void FinishExpertUnit(const ExpertGemvArguments& args, const ExpertRun& run,
+                                    int strip, const float (&acc)[2][kOctets][4], float factor,
+                                    float* sums, int unit_lane, int sharer, int lane) {
+  const int share = 1 << args.share_log2;
+  float* const first = sums + unit_lane * share * kSumFloats;
+  float* const mine = first + sharer * kSumFloats;
+#pragma unroll
+  for (int o = 0; o < kOctets; ++o) {
+    if (o * kOctet >= run.rows) break;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = (lane & 3) * 2 + (e & 1);
+        mine[row * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][o][e] * factor;
+      }
+    }
+    SyncUnit(args, unit_lane);
+    const int rows = min(run.rows - o * kOctet, kOctet);
+    for (int i = sharer * 32 + lane; i < rows * kStripOutputs; i += 32 * share) {
+      const int row = i / kStripOutputs;
+      const int n = strip * kStripOutputs + i % kStripOutputs;
+      const float* from = first + row * kSumStride + i % kStripOutputs;
+      float sum = from[0];
+      for (int s = 1; s < share; ++s) sum += from[s * kSumFloats];
+      if (n >= run.matrix->n) continue;
+      sum *= run.matrix->multiplier;
+      if (run.matrix->bias != nullptr) sum += run.matrix->bias[n];
+      const int64_t slot = run.first_slot + o * kOctet + row;
+      args.out[slot * args.out_stride + run.matrix->column + n] = sum;
+    }
+    // Before the sums are overwritten.
+    SyncUnit(args, unit_lane);
+  }
+}
+
+template <CodeKind kKind, typename T, ParameterUse kUse, int kOctets>
+__global__ void __launch_bounds__(kExpertThreads, 1)
+    ExpertGemvKernel(const __grid_constant__ ExpertGemvArguments args) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t base = SharedAddress(shared);
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int unit_lane = warp >> args.share_log2;
+  const int sharer = warp & ((1 << args.share_log2) - 1);
+  const int lanes = kExpertWarps >> args.share_log2;
+  const int slot_bytes = args.weights.tile_bytes;
+  const uint32_t ring = base + warp * args.stages * slot_bytes;
+  const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
+  if (lane == 0) {
+    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
+    FenceBarrierInit();
+  }
+  if constexpr (kKind == CodeKind::kTable4) {
+    SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
+  }
+  // The slots are there before earlier work ends, unless that is the sort. Triggering comes after
+  // waiting in all kernels, so that at this kernel's start all but the last one have ended.
+  if (!args.sorted_early) WaitForEarlierWork();
+  ExpertSchedule schedule(args, reinterpret_cast<int*>(shared + args.schedule_offset));
+  schedule.Count();
+  __syncthreads();
+  const int block = static_cast<int>(blockIdx.x);
+  const int end = schedule.First(block + 1);
+  int item = schedule.First(block);
+  ExpertStream stream{args, schedule, unit_lane, sharer, end, {}};
+  stream.Begin(item);
+#pragma unroll 1
+  for (int s = 0; s < args.stages && stream.has_tile; ++s) {
+    stream.Copy(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
+  }
+  if (args.sorted_early) WaitForEarlierWork();
+  TriggerDependentLaunch();
+
+  const auto table = [&] {
+    if constexpr (kKind == CodeKind::kTable4) {
+      return SharedPairTable<T>(base + args.table_offset);
+    } else {
+      return DecodeTable<kKind, T>(args.weights);
+    }
+  }();
+  const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
+  const TileLane tile_lane(lane);
+  auto* const sums = reinterpret_cast<float*>(shared + args.sums_offset);
+  int slot = 0;
+  int parity = 0;
+#pragma unroll 1
+  while (item < end) {
+    const ExpertRun run = schedule.RunAt(item, end);
+    LoadRunRows<T>(args, run, shared);
+    __syncthreads();
+    uint32_t my_rows[kOctets];
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      // Rows beyond the run repeat its last one.
+      my_rows[o] = base + args.rows_offset + (lane >> 3) * 16 + sharer * (kTileK * 2) +
+                   min(o * kOctet + (lane & 7), run.rows - 1) * args.row_bytes;
+    }
+#pragma unroll 1
+    for (int strip = run.first_strip + unit_lane; strip < run.end_strip; strip += lanes) {
+      float acc[2][kOctets][4] = {};
+      uint32_t rows[kOctets];
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) rows[o] = my_rows[o];
+#pragma unroll 1
+      for (int tile = sharer; tile < args.weights.tiles_of_strip; tile += 1 << args.share_log2) {
+        const uint32_t address = ring + slot * slot_bytes;
+        const uint32_t barrier = barriers + slot * 8;
+        Wait(barrier, parity);
+        const auto release = [&] {
+          __syncwarp();
+          if (stream.has_tile) stream.Copy(address, barrier, lane == 0);
+        };
+        TileProduct<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
+                                                     table, acc, release);
+        if (++slot == args.stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
+      }
+      FinishExpertUnit<kOctets>(args, run, strip, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
+                                unit_lane, sharer, lane);
+    }
+    item = run.end_item;
+    // Before the rows are overwritten.
+    __syncthreads();
+  }
+}
+
+}  // namespace marlin::cuda

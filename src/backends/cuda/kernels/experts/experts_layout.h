@@ -1,0 +1,133 @@
+// The experts of a layer in device memory: descriptors of matrices, sorted selections, and the
+// parameters of the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/layout/device_views.h"
+#include "backends/cuda/layout/tile_layout.h"
+#include "backends/cuda/layout/value_record.h"
+
+namespace marlin::cuda {
+
+/// Selections sorted by expert, as ExpertSlots (plan/expert_slots.h), in device memory.
+struct SlotsView {
+  int experts = 0;             ///< Without the shared one.
+  int32_t* begin = nullptr;    ///< [experts + 2]
+  int32_t* token = nullptr;    ///< [slots]
+  int32_t* slot_of = nullptr;  ///< [tokens, top_k], -1: no such expert here.
+};
+
+/// The parameters of the sort; `selections` = tokens x top_k.
+struct SortArguments {
+  const int32_t* ids = nullptr;
+  int tokens = 0;
+  int top_k = 0;
+  const uint8_t* present = nullptr;  ///< [experts]
+  bool shared = false;
+  int warps = 1;  ///< Of the CTA; each has a histogram [experts] in shared memory.
+  SlotsView slots;
+  ValueRecord* errors = nullptr;
+};
+inline constexpr int kMaxSortWarps = 32;
+/// Shared memory of the sort: the histograms, and the sums of the scan.
+constexpr int64_t SortBytes(int64_t experts, int warps) {
+  return (experts * warps + kMaxSortWarps + 1) * int64_t{sizeof(int32_t)};
+}
+
+/// Which matrices a GEMM runs: gates, ups and the shared expert's gate, or downs.
+inline constexpr int kMaxSides = 3;
+
+/// A matrix of an expert that the GEMV kernel runs.
+struct TileExpert {
+  const uint8_t* tiles = nullptr;  ///< Null: not in this launch.
+  const float* bias = nullptr;     ///< [n] or null.
+  float multiplier = 1;            ///< Scales every sum.
+  int n = 0;
+  int column = 0;  ///< Of the first output in a row of the result.
+};
+
+/// A matrix of an expert that the exact kernel runs.
+template <typename View>
+struct ExactExpert {
+  View weights;  ///< n = 0: not in this launch.
+  const float* bias = nullptr;
+  int column = 0;
+};
+
+/// The gated activation, as GateOptions.
+struct GateView {
+  int activation = 0;
+  float limit = 0;
+  float alpha = 0;
+};
+
+/// The rows that a GEMM of experts multiplies.
+struct ExpertRows {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  Element type = Element::kBf16;
+  /// True: row `slot` is activation(gate) * up of f32 [gate: k | up: k]. False: it is row
+  /// token[slot], of this type.
+  bool gated = false;
+  GateView gate;
+};
+
+/// The parameters of the GEMV kernel: one launch runs the matrices of one kind, layout and k.
+struct ExpertGemvArguments {
+  TileView weights;                   ///< What all matrices share: all but tiles, multiplier and n.
+  const TileExpert* table = nullptr;  ///< [experts + 1][sides]; the shared expert is the last.
+  int sides = 1;
+  bool sorted_early = false;  ///< The sort ended before the previous kernel began.
+  SlotsView slots;
+  ExpertRows rows;
+  float* out = nullptr;  ///< [slots, stride]
+  int64_t out_stride = 0;
+  int tile_rows = 8;   ///< Rows of an output tile, at most.
+  int row_bytes = 0;   ///< Of activations in shared memory.
+  int share_log2 = 0;  ///< log2 of the warps that split the k of a unit.
+  int stages = 2;      ///< Weight tiles in flight per warp.
+  // Offsets in shared memory; the rings of weight tiles come first.
+  int barriers_offset = 0;
+  int rows_offset = 0;
+  int sums_offset = 0;
+  int table_offset = 0;  ///< kTable4: kPairTableBytes.
+  int schedule_offset = 0;
+};
+
+/// The parameters of the exact kernel.
+template <typename View>
+struct ExpertExactArguments {
+  const ExactExpert<View>* table = nullptr;  ///< [experts + 1][sides]
+  int sides = 1;
+  SlotsView slots;
+  ActivationView a;  ///< [slots, stride]; m and k are the kernel's to set.
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+/// Gathers rows, or computes the gated activation of rows, for the exact kernel.
+struct StageRowsArguments {
+  ExpertRows rows;
+  SlotsView slots;
+  int k = 0;
+  void* out = nullptr;  ///< [slots, k] of the type of `rows`, or f32 if gated.
+};
+
+/// out[t] = the sum over s of weights[t, s] * results[slot_of[t, s]], then the shared expert's.
+struct SumArguments {
+  SlotsView slots;
+  const float* results = nullptr;  ///< [slots, hidden]
+  const float* weights = nullptr;  ///< [tokens, top_k]
+  bool shared = false;
+  const float* shared_scores = nullptr;  ///< Of slots, at multiples of score_stride; or null.
+  int64_t score_stride = 0;
+  int tokens = 0;
+  int top_k = 0;
+  int hidden = 0;
+  void* out = nullptr;
+  int64_t out_stride = 0;
+  Element out_type = Element::kBf16;
+};
+
+}  // namespace marlin::cuda

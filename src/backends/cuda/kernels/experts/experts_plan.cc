@@ -1,0 +1,72 @@
+#include "backends/cuda/kernels/experts/experts_plan.h"
+
+#include <algorithm>
+
+#include "backends/cuda/kernels/gemv/gemv_layout.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr int kMaxStages = 2;
+
+/// log2 of the warps that split k: the most of which at most a third idles on the last tiles.
+int ShareLog2For(int tiles) {
+  int best = 0;
+  for (int log2 = 1; 1 << log2 <= kWarps; ++log2) {
+    const int rounds = Ceil(tiles, 1 << log2);
+    if (3 * rounds * (1 << log2) <= 4 * tiles) best = log2;
+  }
+  return best;
+}
+
+/// Lays out shared memory.
+struct SharedLayout {
+  int bytes = 0;
+
+  int Add(int64_t size) {
+    const int offset = bytes;
+    bytes += static_cast<int>(RoundUp(size, int64_t{128}));
+    return offset;
+  }
+};
+
+}  // namespace
+
+std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
+                                             const DeviceShape& device) {
+  ExpertGemvPlan plan;
+  ExpertGemvArguments& args = plan.arguments;
+  args.weights = problem.weights;
+  args.sides = problem.sides;
+  args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip);
+  // 16 bytes of padding, so that the rows of a matrix are in different banks.
+  args.row_bytes = problem.weights.tiles_of_strip * kTileK * 2 + 16;
+  const int64_t schedule = ((problem.experts + 1) * problem.sides + 1 + kWarps) * 4;
+  for (args.stages = kMaxStages; args.stages > 0; --args.stages) {
+    SharedLayout layout;
+    layout.Add(int64_t{kWarps} * args.stages * problem.weights.tile_bytes);
+    args.barriers_offset = layout.Add(kWarps * args.stages * kBarrierBytes);
+    args.sums_offset = layout.Add(int64_t{kWarps} * kSumFloats * 4);
+    args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
+    args.schedule_offset = layout.Add(schedule);
+    const int64_t fit = (device.shared_bytes - layout.bytes) / args.row_bytes;
+    // With one stage a warp waits for every tile: better than reading weights again for each row.
+    if (fit < (args.stages > 1 ? kOctet : 1)) continue;
+    plan.octets = problem.rows_per_expert > kOctet && fit >= 2 * kOctet ? 2 : 1;
+    args.tile_rows = static_cast<int>(std::min<int64_t>(fit, plan.octets * kOctet));
+    args.rows_offset = layout.Add(int64_t{args.tile_rows} * args.row_bytes);
+    plan.shared_bytes = layout.bytes;
+    if (plan.shared_bytes > device.shared_bytes) continue;
+    return plan;
+  }
+  return std::nullopt;
+}
+
+int SortWarpsFor(int64_t selections, int64_t experts, const DeviceShape& device) {
+  const int64_t wanted = std::clamp<int64_t>(CeilDivide(selections, 32), 1, kMaxSortWarps);
+  const int64_t bytes = device.shared_bytes - 1024 - SortBytes(0, 0);
+  return static_cast<int>(std::min(wanted, bytes / (experts * int64_t{sizeof(int32_t)})));
+}
+
+}  // namespace marlin::cuda

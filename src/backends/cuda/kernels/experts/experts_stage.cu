@@ -1,0 +1,90 @@
+// The kernels around the experts' GEMMs: staged rows for the exact kernel, and the weighted sum.
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/experts/experts_kernels.h"
+#include "backends/cuda/kernels/experts/experts_rows.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMaxBlocks = 132 * 16;
+
+unsigned BlocksFor(int64_t count) {
+  const int64_t blocks = (count + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    StageRowsKernel(const __grid_constant__ StageRowsArguments args) {
+  WaitForEarlierWork();
+  TriggerDependentLaunch();
+  const int64_t count = static_cast<int64_t>(args.slots.begin[args.slots.experts + 1]) * args.k;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const Element type = args.rows.gated ? Element::kF32 : args.rows.type;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += step) {
+    const int slot = static_cast<int>(i / args.k);
+    const int k = static_cast<int>(i % args.k);
+    StoreFloat(args.out, type, i, LoadRowElement(args.rows, args.slots, slot, args.k, k));
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ SumArguments args) {
+  WaitForEarlierWork();
+  TriggerDependentLaunch();
+  const int64_t count = static_cast<int64_t>(args.tokens) * args.hidden;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int routed = args.shared ? args.slots.begin[args.slots.experts] : 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += step) {
+    const int64_t token = i / args.hidden;
+    const int column = static_cast<int>(i % args.hidden);
+    float sum = 0.0f;
+    bool empty = true;
+    const auto add = [&](int slot, float weight) {
+      const float term = args.results[static_cast<int64_t>(slot) * args.hidden + column] * weight;
+      sum = empty ? term : sum + term;
+      empty = false;
+    };
+#pragma unroll 4
+    for (int s = 0; s < args.top_k; ++s) {
+      const int slot = args.slots.slot_of[token * args.top_k + s];
+      if (slot >= 0) add(slot, args.weights[token * args.top_k + s]);
+    }
+    if (args.shared) {
+      const int slot = routed + static_cast<int>(token);
+      const float weight = args.shared_scores == nullptr
+                               ? 1.0f
+                               : TimesSigmoid(1.0f, args.shared_scores[slot * args.score_stride]);
+      add(slot, weight);
+    }
+    StoreFloat(args.out, args.out_type, token * args.out_stride + column, sum);
+  }
+}
+
+/// Programmatic dependent launch: every kernel of the experts waits for the one before.
+template <typename Arguments>
+cudaError_t LaunchChained(void (*kernel)(Arguments), unsigned blocks, const Arguments& args,
+                          cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  cudaLaunchAttribute attribute = ChainedLaunch();
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+}  // namespace
+
+cudaError_t LaunchStageRows(const StageRowsArguments& args, int64_t slots, cudaStream_t stream) {
+  return LaunchChained(StageRowsKernel, BlocksFor(slots * args.k), args, stream);
+}
+
+cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {
+  const int64_t count = static_cast<int64_t>(args.tokens) * args.hidden;
+  return LaunchChained(SumKernel, BlocksFor(count), args, stream);
+}
+
+}  // namespace marlin::cuda

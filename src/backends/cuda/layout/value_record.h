@@ -1,0 +1,33 @@
+// Records of invalid values in device memory; of a kind, the one with the smallest key stays.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// Why a row of logits cannot be routed.
+enum class LogitError : uint8_t { kNaNBias, kNaN, kInf, kNoFinite };
+
+struct ValueRecord {
+  static constexpr unsigned long long kNone = ~0ULL;
+  /// RouterKey of the first logit or bias, or kNone.
+  unsigned long long router = kNone;
+  /// Not 0: a selection is no expert; the fields below are valid.
+  int bad_selection = 0;
+  int token = 0;
+  int selection = 0;
+  int id = 0;
+  int experts = 0;
+};
+
+/// Orders errors by token, biases first, then by expert.
+MARLIN_HOST_DEVICE constexpr unsigned long long RouterKey(LogitError error, int token, int expert) {
+  const unsigned long long row =
+      error == LogitError::kNaNBias ? 0 : static_cast<unsigned long long>(token) + 1;
+  return row << 33 | static_cast<unsigned long long>(expert) << 2 |
+         static_cast<unsigned long long>(error);
+}
+
+}  // namespace marlin::cuda
