@@ -67,13 +67,14 @@ class NameReader {
     }
     Fail(fmt::format("case: '{}' is not understood", part));
   }
+  /// Numbers are at least 1.
   template <typename T>
   void Number(std::string_view prefix, T& value) {
     const std::string_view part = Next();
     const char* const end = part.data() + part.size();
     if (part.starts_with(prefix)) {
       const auto [stop, error] = std::from_chars(part.data() + prefix.size(), end, value);
-      if (error == std::errc() && stop == end) return Take();
+      if (error == std::errc() && stop == end && value >= 1) return Take();
     }
     Fail(fmt::format("case: expected {}<number>, got '{}'", prefix, part));
   }
