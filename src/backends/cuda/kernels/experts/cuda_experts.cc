@@ -59,7 +59,7 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled) {
 struct Matrix {
   const ExpertOperand* operand = nullptr;
   int64_t row = 0;  ///< expert * sides + side.
-  int column = 0;   ///< Of its first output in a row of results.
+  int column = 0;   ///< Column of its first output in a row of results.
   GemmDesc desc;
   bool exact = false;
 

@@ -25,12 +25,12 @@ struct SortArguments {
   int top_k = 0;
   const uint8_t* present = nullptr;  ///< [experts]
   bool shared = false;
-  int warps = 1;  ///< Of the CTA; each has a histogram [experts] in shared memory.
+  int warps = 1;  ///< Per CTA; each has a histogram [experts] in shared memory.
   SlotsView slots;
   ValueRecord* errors = nullptr;
 };
 inline constexpr int kMaxSortWarps = 32;
-/// Shared memory of the sort: the histograms, and the sums of the scan.
+/// Shared memory for the sort: the histograms, and the sums of the scan.
 constexpr int64_t SortBytes(int64_t experts, int warps) {
   return (experts * warps + kMaxSortWarps + 1) * int64_t{sizeof(int32_t)};
 }
@@ -44,7 +44,7 @@ struct TileExpert {
   const float* bias = nullptr;     ///< [n] or null.
   float multiplier = 1;            ///< Scales every sum.
   int n = 0;
-  int column = 0;  ///< Of the first output in a row of the result.
+  int column = 0;  ///< Column of its first output in a row of the result.
 };
 
 /// A matrix of an expert that the exact kernel runs.
@@ -120,7 +120,7 @@ struct SumArguments {
   const float* results = nullptr;  ///< [slots, hidden]
   const float* weights = nullptr;  ///< [tokens, top_k]
   bool shared = false;
-  const float* shared_scores = nullptr;  ///< Of slots, at multiples of score_stride; or null.
+  const float* shared_scores = nullptr;  ///< One per slot, at multiples of score_stride; or null.
   int64_t score_stride = 0;
   int tokens = 0;
   int top_k = 0;
