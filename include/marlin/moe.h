@@ -59,8 +59,9 @@ Status RouteHiddenStates(const Device& device, const TensorView& x, const Router
 /// A linear map of an expert: a matrix [k, n] of prepared weights, and a bias.
 struct ExpertMatrix {
   PreparedWeights weights;
-  int64_t index = 0;     ///< Which one, of stacked matrices.
-  TensorView bias = {};  ///< f32 [n], device memory that outlives the experts; or empty.
+  int64_t index = 0;  ///< Which one, of stacked matrices.
+  /// f32 [n], device memory that outlives the experts and keeps its values; or empty.
+  TensorView bias = {};
 };
 
 /// The MLP of an expert: down(activation(gate(x)) * up(x)). Formats may differ between the matrices

@@ -14,7 +14,6 @@
 #include "ops/checks.h"
 #include "ops/decoder_checks.h"
 #include "ops/device.h"
-#include "ops/host_experts.h"
 #include "ops/select_for.h"
 
 namespace marlin {
@@ -120,7 +119,6 @@ Status CheckProblem(const ExpertsProblem& problem, const ExpertSet& experts) {
   return CheckKnown(problem.determinism);
 }
 
-/// The device's own plan, or the host's for a device that shares its memory.
 Result<std::shared_ptr<const PlannedExperts>> Plan(const Device& device,
                                                    const ExpertsProblem& problem,
                                                    const LayerExperts& layer) {
@@ -130,10 +128,7 @@ Result<std::shared_ptr<const PlannedExperts>> Plan(const Device& device,
   };
   MARLIN_ASSIGN_OR_RETURN(auto planned, impl.backend().PlanExperts(problem, layer, select));
   if (planned != nullptr) return planned;
-  if (impl.decoder() == nullptr || !impl.decoder()->reads_host_memory()) {
-    return Status(Code::kUnsupported, impl.backend().Info().name + ": cannot run experts");
-  }
-  return PlanHostExperts(device, problem, layer);
+  return Status(Code::kUnsupported, impl.backend().Info().name + ": cannot run experts");
 }
 
 /// The plan of a problem, from the set's memory if it is there.

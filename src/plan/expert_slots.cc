@@ -6,6 +6,12 @@
 
 namespace marlin {
 
+Status WrongExpert(SelectionPlace place, int32_t id, int64_t experts) {
+  return Status(Code::kInvalidArgument,
+                fmt::format("ids: token {}, selection {}: {} is not in 0..{}", place.token,
+                            place.selection, id, experts - 1));
+}
+
 Status SortByExpert(const Selections& selections, const LayerExperts& layer,
                     const ExpertSlots& slots) {
   const auto present = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].present(); };
@@ -15,10 +21,8 @@ Status SortByExpert(const Selections& selections, const LayerExperts& layer,
   for (int64_t i = 0; i < count; ++i) {
     const int32_t id = selections.ids[i];
     if (id < 0 || id >= slots.experts) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("ids: token {}, selection {}: {} is not in 0..{}",
-                                selections.first + i / selections.top_k, i % selections.top_k, id,
-                                slots.experts - 1));
+      return WrongExpert({selections.first + i / selections.top_k, i % selections.top_k}, id,
+                         slots.experts);
     }
     if (present(id)) ++begin[id + 1];
   }

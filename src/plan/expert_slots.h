@@ -31,6 +31,15 @@ struct Selections {
   int64_t first;
 };
 
+/// One of a token's selections.
+struct SelectionPlace {
+  int64_t token;
+  int64_t selection;
+};
+
+/// The error of an id that is none of `experts` experts.
+Status WrongExpert(SelectionPlace place, int32_t id, int64_t experts);
+
 /// Sorts the selections of a layer's experts. Errors: kInvalidArgument for an id that is no expert.
 Status SortByExpert(const Selections& selections, const LayerExperts& layer,
                     const ExpertSlots& slots);

@@ -175,6 +175,7 @@ struct Binding {
 
 struct Dispatch {
   Reference<Pipeline> pipeline;
+  std::vector<Reference<Buffer>> used;  ///< Not bound, but resident: useResources.
   std::map<int, Binding> buffers;
   std::map<int, std::vector<uint8_t>> values;
   Size groups;
@@ -262,9 +263,19 @@ metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim:
   return values;
 }
 
+/// Most kernels write only the output, and absent operands are bound to the weights. Those of the
+/// sort by experts have no absent operands and write several arrays.
+bool WritesAll(const std::string& function) {
+  constexpr std::array<const char*, 4> kSorts = {"moe_sort_experts", "moe_rank_selections",
+                                                 "moe_scan_experts", "moe_scatter_selections"};
+  return std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end();
+}
+
 /// Corrupts results as a different GPU might.
 void Disturb(const Dispatch& dispatch) {
-  const Binding& out = dispatch.buffers.at(MARLIN_BUFFER_OUTPUT);
+  const auto found = dispatch.buffers.find(MARLIN_BUFFER_OUTPUT);
+  if (found == dispatch.buffers.end()) return;
+  const Binding& out = found->second;
   auto* numbers = reinterpret_cast<float*>(static_cast<std::byte*>(out.buffer->data) + out.offset);
   if (dispatch.pipeline->function->name != "marlin_self_test") {
     if (TheBehaviour().breaks_sums) numbers[0] += 1;
@@ -296,9 +307,12 @@ std::string RunDispatch(const Dispatch& dispatch) {
     metal_sim::BufferBinding bound;
     bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
     bound.bytes = BytesOf(dispatch, binding);
-    // Kernels write only the output; absent operands are bound to the weights.
-    bound.read_only = index != MARLIN_BUFFER_OUTPUT;
+    bound.read_only = index != MARLIN_BUFFER_OUTPUT && !WritesAll(function.name);
     launch.buffers[index] = bound;
+  }
+  for (const Reference<Buffer>& buffer : dispatch.used) {
+    const auto* data = static_cast<const std::byte*>(buffer->data);
+    launch.reached_ranges.emplace_back(data, data + buffer->length);
   }
   const auto report = metal_sim::Simulate(**kernel, launch, {});
   if (!report.ok()) return report.status().message();
@@ -485,6 +499,8 @@ void AddCompiling() {
 
 void AddMemory() {
   Answer("MTLBuffer", "contents", [](Buffer* self, SEL) { return self->data; });
+  Answer("MTLBuffer", "gpuAddress",
+         [](Buffer* self, SEL) { return reinterpret_cast<uint64_t>(self->data); });
   Answer("MTLBuffer", "length", [](Buffer* self, SEL) { return self->length; });
   Answer("class MTLResidencySetDescriptor", "alloc",
          [](Object*, SEL) -> Object* { return new Object("MTLResidencySetDescriptor"); });
@@ -562,6 +578,12 @@ void AddEncoder() {
            if (length > kMostBytesInline || index >= kBufferSlots) Fail("setBytes: too long");
            self->state.buffers.erase(static_cast<int>(index));
            self->state.values[static_cast<int>(index)].assign(bytes, bytes + length);
+         });
+  Answer("MTLComputeCommandEncoder", "useResources:count:usage:",
+         [](Encoder* self, SEL, Buffer* const* buffers, uint64_t count, uint64_t usage) {
+           constexpr uint64_t kRead = 1;
+           if (usage != kRead) Fail("expected resources that are read");
+           for (uint64_t i = 0; i < count; ++i) self->state.used.emplace_back(buffers[i]);
          });
   Answer("MTLComputeCommandEncoder", "dispatchThreadgroups:threadsPerThreadgroup:",
          [](Encoder* self, SEL, Size groups, Size threads) {

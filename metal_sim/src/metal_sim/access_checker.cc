@@ -2,6 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace metal_sim {
 namespace {
 
@@ -14,14 +17,20 @@ const char* Verb(const MemoryAccess& access) {
 
 AccessChecker::AccessChecker(CheckedMemory* memory, const AccessOrder* order, FindingLog* log,
                              Counters* counters, Triple threadgroups_per_grid, bool check,
-                             const std::vector<std::pair<const void*, const void*>>& program_ranges)
+                             const Launch& launch)
     : memory_(*memory),
       order_(*order),
       log_(*log),
       counters_(*counters),
       threadgroups_per_grid_(threadgroups_per_grid),
       check_(check),
-      program_ranges_(program_ranges) {}
+      program_ranges_(launch.program_ranges) {
+  for (const auto& [begin, end] : launch.reached_ranges) {
+    reached_ranges_.emplace_back(reinterpret_cast<uintptr_t>(begin),
+                                 reinterpret_cast<uintptr_t>(end));
+  }
+  std::sort(reached_ranges_.begin(), reached_ranges_.end());
+}
 
 std::string AccessChecker::ThreadText(uint32_t group, uint32_t thread) const {
   return fmt::format("thread {} of threadgroup {}", thread,
@@ -116,6 +125,11 @@ bool AccessChecker::CheckOther(const Thread& thread, const MemoryAccess& access)
     ReportWild(thread, access, "the kernels' own code and constants");
     return false;
   }
+  if (InReached(access)) {
+    if (!access.writes) return true;
+    ReportWild(thread, access, "memory reached through an address, which is read-only");
+    return false;
+  }
   if (memory_.stacks.Contains(access.address)) {
     const uintptr_t from_bottom = access.address - thread.stack_bottom;
     const bool overflow = from_bottom + MappedMemory::WholePages(1) < MappedMemory::WholePages(1);
@@ -138,6 +152,16 @@ bool AccessChecker::InProgram(const MemoryAccess& access) const {
     if (offset <= length && access.bytes <= length - offset) return true;
   }
   return false;
+}
+
+bool AccessChecker::InReached(const MemoryAccess& access) const {
+  // The last range that begins at the address or before it.
+  const std::pair<uintptr_t, uintptr_t> last_at(access.address,
+                                                std::numeric_limits<uintptr_t>::max());
+  const auto after = std::upper_bound(reached_ranges_.begin(), reached_ranges_.end(), last_at);
+  if (after == reached_ranges_.begin()) return false;
+  const uintptr_t end = std::prev(after)->second;
+  return access.address < end && access.bytes <= end - access.address;
 }
 
 void AccessChecker::ReportOutOfBounds(const Thread& thread, const MemoryAccess& access,

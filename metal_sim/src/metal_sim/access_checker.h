@@ -34,10 +34,9 @@ struct CheckedMemory {
 
 class AccessChecker {
  public:
-  /// `program_ranges` as in Launch. Everything must outlive the checker.
+  /// The ranges are those of `launch`. Everything must outlive the checker.
   AccessChecker(CheckedMemory* memory, const AccessOrder* order, FindingLog* log,
-                Counters* counters, Triple threadgroups_per_grid, bool check,
-                const std::vector<std::pair<const void*, const void*>>& program_ranges);
+                Counters* counters, Triple threadgroups_per_grid, bool check, const Launch& launch);
 
   /// Checks an access outside of the thread's own stack. Returns whether it can be let happen;
   /// false: the memory is not there.
@@ -79,6 +78,7 @@ class AccessChecker {
   void ReportWild(const Thread& thread, const MemoryAccess& access, const std::string& what);
   CurrentAccess Current(const Thread& thread, const MemoryAccess& access, MemoryKind kind) const;
   bool InProgram(const MemoryAccess& access) const;
+  bool InReached(const MemoryAccess& access) const;
 
   CheckedMemory& memory_;
   const AccessOrder& order_;
@@ -87,6 +87,7 @@ class AccessChecker {
   Triple threadgroups_per_grid_;
   bool check_;
   const std::vector<std::pair<const void*, const void*>>& program_ranges_;
+  std::vector<std::pair<uintptr_t, uintptr_t>> reached_ranges_;  ///< Sorted.
 };
 
 }  // namespace metal_sim

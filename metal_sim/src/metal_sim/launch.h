@@ -37,6 +37,9 @@ struct Launch {
   std::map<int, BufferBinding> buffers;
   std::map<int, std::vector<uint8_t>> values;  ///< setBytes: at most 4096 bytes each.
   std::map<int, int64_t> threadgroup_memory;   ///< In bytes, multiples of 16.
+  /// [begin, end) of memory that the kernel reads through addresses in its buffers (gpuAddress):
+  /// read in place, never written, initialised. The ranges do not overlap.
+  std::vector<std::pair<const void*, const void*>> reached_ranges;
   /// [begin, end) of the kernels' library: its constants may be read, nothing else of it.
   std::vector<std::pair<const void*, const void*>> program_ranges;
 };

@@ -53,7 +53,7 @@ Status Simulation::Prepare() {
                              CollectBuffers(kernel_, launch_));
   METAL_SIM_RETURN_IF_ERROR(PlaceMemory(contents));
   checker_.emplace(memory_.get(), &order_, &log_, &counters_, grid_.threadgroups, options_.check,
-                   launch_.program_ranges);
+                   launch_);
   rendezvous_.emplace(&order_, &log_, &counters_, &*checker_,
                       [this](Thread& first, void* const* data, uint32_t lanes) {
                         RunCollective(first, data, lanes);

@@ -3,13 +3,17 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "backends/metal/kernels/expert_parameters.h"
 #include "backends/metal/kernels/parameters.h"
 #include "base/fixed_vector.h"
 #include "marlin/status.h"
@@ -28,6 +32,17 @@ struct KernelBuffer {
 /// Function constants by MARLIN_CONSTANT_...; those that a source does not declare are ignored.
 using FunctionConstants = std::array<int32_t, MARLIN_CONSTANT_COUNT>;
 
+struct MemoryRange {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+/// Memory that kernels read through addresses in their buffers; a driver's own form of it.
+class ReachedMemory {
+ public:
+  virtual ~ReachedMemory() = default;
+};
+
 /// One dispatch of a kernel.
 struct KernelLaunch {
   std::string_view source;    ///< "gemv.metal"
@@ -35,9 +50,21 @@ struct KernelLaunch {
   FunctionConstants constants{};
   FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
   kernels::Parameters parameters{};
+  /// Parameters of kernels that take these instead.
+  std::optional<kernels::ExpertParameters> expert_parameters;
+  std::shared_ptr<const ReachedMemory> reached;  ///< Null: none.
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 32;  ///< Threads per threadgroup.
 };
+
+/// The bytes bound to MARLIN_BUFFER_PARAMETERS.
+inline std::span<const std::byte> ParameterBytes(const KernelLaunch& launch) {
+  if (launch.expert_parameters) return std::as_bytes(std::span(&*launch.expert_parameters, 1));
+  return std::as_bytes(std::span(&launch.parameters, 1));
+}
+
+/// Looks at the results of completed work for errors of its operands.
+using ResultCheck = std::function<Status()>;
 
 /// Device properties that launch plans depend on.
 struct DeviceShape {
@@ -61,8 +88,13 @@ class Driver {
   virtual DeviceShape Shape() const = 0;
 
   /// Runs launches in order: each sees the writes of those before it. May return before they
-  /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
-  virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
+  /// complete. `check` runs once they have; its error is Run's own if calls_block(), else that of
+  /// the next Synchronize. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
+  virtual Status Run(std::span<const KernelLaunch> launches, void* stream,
+                     const ResultCheck& check) = 0;
+  Status Run(std::span<const KernelLaunch> launches, void* stream) {
+    return Run(launches, stream, nullptr);
+  }
   /// Waits for all work on the stream; null: on every stream. Errors: those of the work.
   virtual Status Synchronize(void* stream) = 0;
   /// false: Run may return before its work completes.
@@ -71,6 +103,10 @@ class Driver {
   /// Aligned to 64 bytes or more. Errors: kOutOfMemory.
   virtual Result<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* data) = 0;
+  /// The address, for kernels, of memory that Allocate gave.
+  virtual uint64_t AddressOf(const void* data) const = 0;
+  /// Ranges of such memory, for KernelLaunch::reached. They must not overlap.
+  virtual std::shared_ptr<const ReachedMemory> Reach(std::span<const MemoryRange> ranges) const = 0;
 };
 
 struct FreeDriverMemory {

@@ -27,10 +27,6 @@ uint32_t Count(int64_t count) { return static_cast<uint32_t>(count); }
 
 int64_t Chunks(const GemmDesc& desc) { return CeilDivide(desc.k, int64_t{kChunkK}); }
 
-/// Simdgroups per GEMV threadgroup; a small n gets more per strip. Must depend on n only, because
-/// it determines the order of sums and so batch invariance.
-int64_t SimdgroupsFor(int64_t strips, bool paired) { return strips >= 512 && !paired ? 4 : 8; }
-
 /// Whether the gate and up halves of n are whole strips. The same threads can then accumulate both
 /// and apply the epilogue.
 bool CanPair(const GemmDesc& desc) { return desc.gated && desc.n % (2 * kStripOutputs) == 0; }
@@ -48,7 +44,7 @@ LaunchPlan PlanGemv(const GemmDesc& desc) {
   plan.source = "gemv.metal";
   plan.function = kFunctions[rows_log2];
   plan.threadgroups = {Count(paired ? strips / 2 : strips), Count(CeilDivide(desc.m, rows)), 1};
-  plan.threads = Count(SimdgroupsFor(strips, paired) * kLanes);
+  plan.threads = Count(GemvSimdgroups(strips, paired) * kLanes);
   return plan;
 }
 
@@ -126,6 +122,8 @@ LaunchPlan PlanSums(std::string_view kernel, const GemmDesc& desc, const DeviceS
 }
 
 }  // namespace
+
+int64_t GemvSimdgroups(int64_t strips, bool paired) { return strips >= 512 && !paired ? 4 : 8; }
 
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device) {
   LaunchPlan plan = PlanSums(kernel.name, desc, device);

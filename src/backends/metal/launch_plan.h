@@ -31,6 +31,11 @@ struct LaunchPlan {
   bool zeroes = false;     ///< marlin_zero_reduction clears the workspace first.
 };
 
+/// Simdgroups per GEMV threadgroup; a small n gets more per strip. `paired`: the same threadgroups
+/// accumulate gate and up. Must depend on n only, because it determines the order of sums and so
+/// batch invariance.
+int64_t GemvSimdgroups(int64_t strips, bool paired);
+
 /// Precondition: the kernel supports the problem, whose m and n are not 0.
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device);
 

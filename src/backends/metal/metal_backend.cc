@@ -9,9 +9,11 @@
 
 #include "backends/metal/apple/apple_driver.h"
 #include "backends/metal/driver.h"
+#include "backends/metal/error_words.h"
 #include "backends/metal/kernel_check.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
+#include "backends/metal/metal_experts.h"
 #include "backends/metal/prepared_strips.h"
 #include "backends/metal/product_launches.h"
 #include "backends/metal/row_parts.h"
@@ -76,7 +78,8 @@ class MetalGemm final : public PlannedGemm {
 
 class MetalBackend final : public Backend {
  public:
-  explicit MetalBackend(std::unique_ptr<Driver> driver) : driver_(std::move(driver)), pool_(0) {}
+  explicit MetalBackend(std::unique_ptr<Driver> driver)
+      : driver_(std::move(driver)), errors_(std::make_shared<ErrorWords>(*driver_)), pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -123,6 +126,12 @@ class MetalBackend final : public Backend {
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& /*weights*/) const override {
     return {std::make_shared<const MetalGemm>(kernel, desc, variant, *driver_)};
+  }
+
+  Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
+      const ExpertsProblem& problem, const LayerExperts& experts,
+      const SelectGemm& select) const override {
+    return PlanMetalExperts(problem, experts, select, *driver_, errors_);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -183,6 +192,7 @@ class MetalBackend final : public Backend {
 
  private:
   std::shared_ptr<Driver> driver_;
+  std::shared_ptr<ErrorWords> errors_;
   mutable ThreadPool pool_;
 };
 

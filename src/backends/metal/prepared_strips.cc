@@ -120,6 +120,11 @@ void PackGroups(const uint8_t* from, int64_t element_bytes, int64_t groups, int6
 
 }  // namespace
 
+int64_t ExtraBytes(const WeightsSpec& spec) {
+  if (spec.has_zeros) return 2;
+  return spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0;
+}
+
 Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeights& weights,
                                                              const Backend* backend,
                                                              const std::shared_ptr<Driver>& driver,
@@ -134,8 +139,7 @@ Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeig
   strips->chunks_ = CeilDivide(spec.k, int64_t{kChunkK});
   const int64_t group_elements =
       info.quantized ? strips->strips_ * GroupCount(spec) * kStripOutputs : 0;
-  const int64_t extra_bytes =
-      spec.has_zeros ? 2 : (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
+  const int64_t extra_bytes = ExtraBytes(spec);
   const bool table = info.quantized && CodeKindOf(spec.format) == kernels::kCodesTable;
   const auto padded = [](int64_t size) { return RoundUp(size, kPartAlignment); };
   strips->codes_bytes_ = padded(strips->strips_ * strips->chunks_ * ChunkBytes(info.bits));

@@ -17,6 +17,9 @@ struct StripPart {
   int64_t bytes = 0;
 };
 
+/// Bytes of a zero point or bias; 0: there are none.
+int64_t ExtraBytes(const WeightsSpec& spec);
+
 class PreparedStrips : public PreparedWeights::Storage {
  public:
   /// Packs validated weights into memory of `driver`, which it keeps alive. Errors: kOutOfMemory.

@@ -22,6 +22,8 @@ GroupSpan SpanOf(const WeightsSpec& spec) {
   return kernels::kSpanBlock;
 }
 
+}  // namespace
+
 FunctionConstants WeightConstants(const WeightsSpec& spec) {
   FunctionConstants constants{};
   constants[MARLIN_CONSTANT_CODE_KIND] = CodeKindOf(spec.format);
@@ -49,6 +51,14 @@ kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expe
   return parameters;
 }
 
+int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type,
+                    int64_t column_stride) {
+  if (rows == 0) return 0;
+  return ((rows - 1) * stride + (columns - 1) * column_stride + 1) * DTypeBytes(type);
+}
+
+namespace {
+
 /// Binds the weights. Arrays that a format does not have are bound to the codes, and not read.
 void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* launch) {
   const StripPart codes = weights.codes(expert);
@@ -60,13 +70,6 @@ void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* la
   bind(MARLIN_BUFFER_SCALES, weights.scales(expert));
   bind(MARLIN_BUFFER_EXTRAS, weights.extras(expert));
   bind(MARLIN_BUFFER_TABLE, weights.table());
-}
-
-/// Bytes from the first element to the end of the last one.
-int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type,
-                    int64_t column_stride = 1) {
-  if (rows == 0) return 0;
-  return ((rows - 1) * stride + (columns - 1) * column_stride + 1) * DTypeBytes(type);
 }
 
 /// Launch parameters shared by dequantization and embedding lookup: one chunk per simdgroup.

@@ -11,6 +11,16 @@
 
 namespace marlin::metal {
 
+/// The function constants that prepared weights decide.
+FunctionConstants WeightConstants(const WeightsSpec& spec);
+
+/// The parameters of an expert's matrix of prepared weights, without m and strides.
+kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expert);
+
+/// Bytes from the first element to the end of the last one.
+int64_t ExtentBytes(int64_t rows, int64_t columns, int64_t stride, DType type,
+                    int64_t column_stride = 1);
+
 /// The launches of a GEMM, in order: clear partials, main loop, reduction with the epilogue.
 using GemmLaunches = FixedVector<KernelLaunch, 3>;
 

@@ -112,9 +112,11 @@ class SimulatedDriver final : public HostMemoryDriver {
   }
   DeviceShape Shape() const override { return {kSimulatedCores, true, fast_math_}; }
 
-  Status Run(std::span<const KernelLaunch> launches, void* /*stream*/) override {
+  using HostMemoryDriver::Run;
+  Status Run(std::span<const KernelLaunch> launches, void* /*stream*/,
+             const ResultCheck& check) override {
     for (const KernelLaunch& launch : launches) MARLIN_RETURN_IF_ERROR(RunOne(launch));
-    return Status();
+    return check ? check() : Status();
   }
 
  private:
@@ -141,9 +143,13 @@ class SimulatedDriver final : public HostMemoryDriver {
       binding.initialised = buffer.cleared;
       described.buffers[buffer.index] = binding;
     }
+    if (launch.reached != nullptr) {
+      described.reached_ranges = static_cast<const HostRanges&>(*launch.reached).ranges;
+    }
+    const std::span<const std::byte> bytes = ParameterBytes(launch);
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
-    parameters.resize(sizeof(launch.parameters));
-    std::memcpy(parameters.data(), &launch.parameters, sizeof(launch.parameters));
+    parameters.resize(bytes.size());
+    std::memcpy(parameters.data(), bytes.data(), bytes.size());
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Report report,
                             FromSimulator(metal_sim::Simulate(*kernel, described, options_)));
     if (record_ != nullptr) record_->push_back({std::string(launch.function), report.counters});

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -50,6 +51,11 @@ int FamilyOf(MTL::Device* device) {
 
 /// The first GPU family with simdgroup_matrix: M1, A14.
 constexpr int kOldestFamily = 7;
+
+/// The buffers that ranges are in.
+struct ReachedBuffers final : ReachedMemory {
+  std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
+};
 
 /// A launch with its pipeline and buffers resolved.
 struct BoundLaunch {
@@ -98,7 +104,9 @@ class AppleDriver final : public Driver {
 
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
-  Status Run(std::span<const KernelLaunch> launches, void* stream) override;
+  using Driver::Run;
+  Status Run(std::span<const KernelLaunch> launches, void* stream,
+             const ResultCheck& check) override;
   Status Synchronize(void* stream) override {
     return work_.Wait(static_cast<const MTL::CommandQueue*>(stream));
   }
@@ -109,6 +117,8 @@ class AppleDriver final : public Driver {
     return memory_.Allocate(bytes);
   }
   void Free(void* data) override { memory_.Free(data); }
+  uint64_t AddressOf(const void* data) const override;
+  std::shared_ptr<const ReachedMemory> Reach(std::span<const MemoryRange> ranges) const override;
 
  private:
   Status FindCallerMemory(std::span<const KernelLaunch> launches, CallerMemory* caller) const;
@@ -155,6 +165,23 @@ DriverInfo AppleDriver::Info() const {
   return info;
 }
 
+uint64_t AppleDriver::AddressOf(const void* data) const {
+  const auto place = memory_.Find(data, 1);
+  if (!place.ok() || !*place) return 0;
+  return (*place)->buffer->gpuAddress() + (*place)->offset;
+}
+
+std::shared_ptr<const ReachedMemory> AppleDriver::Reach(std::span<const MemoryRange> ranges) const {
+  auto reached = std::make_shared<ReachedBuffers>();
+  std::set<const MTL::Buffer*> known;
+  for (const MemoryRange& range : ranges) {
+    const auto place = memory_.Find(range.data, range.bytes);
+    if (!place.ok() || !*place || !known.insert((*place)->buffer.get()).second) continue;
+    reached->buffers.push_back((*place)->buffer);
+  }
+  return reached;
+}
+
 /// Collects the buffers that lie in none of this driver's allocations.
 Status AppleDriver::FindCallerMemory(std::span<const KernelLaunch> launches,
                                      CallerMemory* caller) const {
@@ -192,6 +219,16 @@ Result<std::vector<BoundLaunch>> AppleDriver::Bind(std::span<const KernelLaunch>
   return all;
 }
 
+/// Makes memory resident, and tells Metal that it is read, for hazards with earlier work.
+void UseReached(const ReachedMemory& memory, MTL::ComputeCommandEncoder* encoder) {
+  const auto& buffers = static_cast<const ReachedBuffers&>(memory).buffers;
+  std::vector<const MTL::Resource*> resources;
+  resources.reserve(buffers.size());
+  for (const auto& buffer : buffers) resources.push_back(buffer.get());
+  if (resources.empty()) return;
+  encoder->useResources(resources.data(), resources.size(), MTL::ResourceUsageRead);
+}
+
 Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
     MTL::CommandQueue* queue, std::span<const BoundLaunch> launches) {
   // A command buffer retains the buffers that it references until it has completed.
@@ -204,6 +241,7 @@ Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
     return Status(Code::kDeviceLost,
                   fmt::format("metal: {}: cannot create a command buffer", model_));
   }
+  const ReachedMemory* reached = nullptr;
   for (const BoundLaunch& bound : launches) {
     const KernelLaunch& launch = *bound.launch;
     encoder->setComputePipelineState(bound.pipeline);
@@ -211,7 +249,13 @@ Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
       const auto index = static_cast<NS::UInteger>(launch.buffers[i].index);
       encoder->setBuffer(bound.buffers[i].buffer.get(), bound.buffers[i].offset, index);
     }
-    encoder->setBytes(&launch.parameters, sizeof(launch.parameters), MARLIN_BUFFER_PARAMETERS);
+    const std::span<const std::byte> parameters = ParameterBytes(launch);
+    encoder->setBytes(parameters.data(), parameters.size(), MARLIN_BUFFER_PARAMETERS);
+    // It stays resident until the encoder ends.
+    if (launch.reached != nullptr && launch.reached.get() != reached) {
+      reached = launch.reached.get();
+      UseReached(*launch.reached, encoder);
+    }
     const auto& groups = launch.threadgroups;
     encoder->dispatchThreadgroups(MTL::Size(groups[0], groups[1], groups[2]),
                                   MTL::Size(launch.threads, 1, 1));
@@ -220,7 +264,8 @@ Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
   return commands;
 }
 
-Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream) {
+Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream,
+                        const ResultCheck& check) {
   MARLIN_RETURN_IF_ERROR(work_.Check());
   if (launches.empty()) return Status();
   const AutoreleaseScope scope;
@@ -237,12 +282,13 @@ Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream) {
   // All errors of the launches are found before the first one runs.
   MARLIN_ASSIGN_OR_RETURN(const std::vector<BoundLaunch> bound, Bind(launches, *caller));
   MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::CommandBuffer> commands, Encode(queue, bound));
-  std::string what;
+  Submitted submitted{commands, queue, {}, caller, check, {}};
   for (const KernelLaunch& launch : launches) {
-    what += fmt::format("{}{}", what.empty() ? "" : ", ", launch.function);
+    submitted.what += fmt::format("{}{}", submitted.what.empty() ? "" : ", ", launch.function);
+    if (launch.reached != nullptr) submitted.reached.push_back(launch.reached);
   }
   commands->commit();
-  work_.Add({commands, queue, std::move(what), caller});
+  work_.Add(std::move(submitted));
   if (!caller->copied()) return Status();
   commands->waitUntilCompleted();
   MARLIN_RETURN_IF_ERROR(work_.Check());

@@ -36,7 +36,10 @@ Status SubmittedWork::Check() {
 Status SubmittedWork::CheckLocked() {
   std::erase_if(work_, [&](const Submitted& work) {
     if (!HasEnded(work)) return false;
-    if (failure_.ok()) failure_ = OutcomeOf(work);
+    const Status outcome = OutcomeOf(work);
+    if (failure_.ok()) failure_ = outcome;
+    if (!outcome.ok() || !work.check) return true;
+    if (Status wrong = work.check(); !wrong.ok()) wrong_.push_back({work.queue, std::move(wrong)});
     return true;
   });
   return failure_;
@@ -59,7 +62,19 @@ Status SubmittedWork::WaitFor(const Wanted& wanted) {
 }
 
 Status SubmittedWork::Wait(const MTL::CommandQueue* queue) {
-  return WaitFor([&](const Submitted& work) { return queue == nullptr || work.queue == queue; });
+  const auto is_its = [&](const MTL::CommandQueue* other) {
+    return queue == nullptr || other == queue;
+  };
+  const Status waited = WaitFor([&](const Submitted& work) { return is_its(work.queue); });
+  if (!waited.ok()) return waited;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Status first;
+  std::erase_if(wrong_, [&](const WrongOperand& wrong) {
+    if (!is_its(wrong.queue)) return false;
+    if (first.ok()) first = wrong.status;
+    return true;
+  });
+  return first;
 }
 
 Status SubmittedWork::WaitForConflicts(const MTL::CommandQueue* queue, const CallerMemory& caller) {

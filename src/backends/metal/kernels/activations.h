@@ -8,15 +8,22 @@
 namespace marlin {
 namespace kernels {
 
+/// The memory of A.
+struct Input {
+  device const uchar* data;
+  device const int* gather;  ///< If `gathered`: row i of A is row gather[i] of the data.
+};
+
 /// Elements k to k + 3 of a row, k a multiple of 4.
-static inline float4 LoadInput(device const uchar* input, int row, int k, Parameters p) {
+static inline float4 LoadInput(Input input, int row, int k, Parameters p) {
   float4 values = float4(0.0f);
   if (row >= p.m || k >= p.k) return values;
-  const long at = long(row) * p.input_stride + k;
-  if (aligned_input && k + 4 <= p.k) return LoadQuad(input, input_type, at);
+  const int stored = gathered ? input.gather[row] : row;
+  const long at = long(stored) * p.input_stride + k;
+  if (aligned_input && k + 4 <= p.k) return LoadQuad(input.data, input_type, at);
   MARLIN_UNROLL
   for (int i = 0; i < 4; ++i) {
-    if (k + i < p.k) values[i] = LoadElement(input, input_type, at + i);
+    if (k + i < p.k) values[i] = LoadElement(input.data, input_type, at + i);
   }
   return values;
 }

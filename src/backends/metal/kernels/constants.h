@@ -22,6 +22,8 @@ constant int has_bias [[function_constant(MARLIN_CONSTANT_HAS_BIAS)]];
 constant int activation [[function_constant(MARLIN_CONSTANT_ACTIVATION)]];
 constant int has_row_weight [[function_constant(MARLIN_CONSTANT_HAS_ROW_WEIGHT)]];
 constant int gated [[function_constant(MARLIN_CONSTANT_GATED)]];
+constant int gathered [[function_constant(MARLIN_CONSTANT_GATHERED)]];
+constant int gate_limited [[function_constant(MARLIN_CONSTANT_GATE_LIMITED)]];
 
 }  // namespace kernels
 }  // namespace marlin

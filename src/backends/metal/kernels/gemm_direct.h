@@ -40,8 +40,7 @@ struct InputBlock {
   float4 second;
 };
 
-static inline InputBlock LoadInputBlock(device const uchar* input, int row, int k, ushort lane,
-                                        Parameters p) {
+static inline InputBlock LoadInputBlock(Input input, int row, int k, ushort lane, Parameters p) {
   const int first = k + 4 * FragmentColumn(lane);
   InputBlock block;
   block.first = LoadInput(input, row + FragmentRow(lane), first, p);
@@ -77,19 +76,14 @@ static METAL_FUNC void MultiplyStrip(thread DirectSums<kRowFragments, kStrips>& 
   }
 }
 
-template <int kRowFragments, int kStrips, int kSimdgroupColumns>
-static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* input, Output output,
-                                  uint3 group, ushort simdgroup, ushort lane, Parameters p) {
-  constexpr int kSimdgroupRows = kDirectSimdgroups / kSimdgroupColumns;
-  const int row =
-      (int(group.y) * kSimdgroupRows + simdgroup / kSimdgroupColumns) * (kRowFragments * kSide);
-  const int half_strips = p.n / 2 / kStripOutputs;
-  const int run = Paired() ? kStrips / 2 : kStrips;  // Adjacent strips: gate strips if paired.
-  const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * run;
-  const int last_strip = Paired() ? half_strips - 1 : (p.n - 1) / kStripOutputs;
-  if (row >= p.m || strip > last_strip) return;
+/// The strips of a simdgroup.
+template <int kStrips>
+struct DirectStrips {
+  Strip strip[kStrips];
+};
 
-  DirectSums<kRowFragments, kStrips> sums;
+template <int kRowFragments, int kStrips>
+static METAL_FUNC void ClearSums(thread DirectSums<kRowFragments, kStrips>& sums) {
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     MARLIN_UNROLL
@@ -97,19 +91,20 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
       sums.fragment[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
   }
-  const int first_chunk = int(group.z) * p.steps_of_split;
-  const int end_chunk = metal::min(first_chunk + p.steps_of_split, p.chunks);
-  for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
-    Strip strips[kStrips];
+}
+
+/// Main loop: multiply-accumulates rows of A from `row` on with chunks [chunk, end) of the strips.
+template <int kRowFragments, int kStrips>
+static METAL_FUNC void AddChunks(thread DirectSums<kRowFragments, kStrips>& sums,
+                                 thread DirectStrips<kStrips>& strips, Input input, int row,
+                                 int chunk, int end, ushort lane, Parameters p) {
+  for (; chunk < end; ++chunk) {
     ChunkCodes chunk_codes[kStrips];
     GroupPair chunk_group[kStrips];
     MARLIN_UNROLL
     for (int j = 0; j < kStrips; ++j) {
-      // Strips beyond the last one repeat it; their accumulators are not stored.
-      const int of_run = metal::min(strip + j % run, last_strip);
-      strips[j] = StripAt(of_run + j / run * half_strips, weights, p);
-      chunk_codes[j] = LoadCodes(strips[j], chunk, lane);
-      chunk_group[j] = LoadChunkGroup(strips[j], chunk, lane);
+      chunk_codes[j] = LoadCodes(strips.strip[j], chunk, lane);
+      chunk_group[j] = LoadChunkGroup(strips.strip[j], chunk, lane);
     }
     MARLIN_UNROLL
     for (int s = 0; s < kChunkK / kBlockK; ++s) {
@@ -121,11 +116,37 @@ static METAL_FUNC void GemmDirect(PackedWeights weights, device const uchar* inp
       MARLIN_UNROLL
       for (int j = 0; j < kStrips; ++j) {
         const BlockWeights w =
-            DecodeBlock(strips[j], chunk_codes[j], chunk_group[j], chunk, s, lane);
+            DecodeBlock(strips.strip[j], chunk_codes[j], chunk_group[j], chunk, s, lane);
         MultiplyStrip<kRowFragments, kStrips>(sums, a, w, j);
       }
     }
   }
+}
+
+template <int kRowFragments, int kStrips, int kSimdgroupColumns>
+static METAL_FUNC void GemmDirect(PackedWeights weights, Input input, Output output, uint3 group,
+                                  ushort simdgroup, ushort lane, Parameters p) {
+  constexpr int kSimdgroupRows = kDirectSimdgroups / kSimdgroupColumns;
+  const int row =
+      (int(group.y) * kSimdgroupRows + simdgroup / kSimdgroupColumns) * (kRowFragments * kSide);
+  const int half_strips = p.n / 2 / kStripOutputs;
+  const int run = Paired() ? kStrips / 2 : kStrips;  // Adjacent strips: gate strips if paired.
+  const int strip = (int(group.x) * kSimdgroupColumns + simdgroup % kSimdgroupColumns) * run;
+  const int last_strip = Paired() ? half_strips - 1 : (p.n - 1) / kStripOutputs;
+  if (row >= p.m || strip > last_strip) return;
+
+  DirectStrips<kStrips> strips;
+  MARLIN_UNROLL
+  for (int j = 0; j < kStrips; ++j) {
+    // Strips beyond the last one repeat it; their accumulators are not stored.
+    const int of_run = metal::min(strip + j % run, last_strip);
+    strips.strip[j] = StripAt(of_run + j / run * half_strips, weights, p);
+  }
+  DirectSums<kRowFragments, kStrips> sums;
+  ClearSums<kRowFragments, kStrips>(sums);
+  const int first_chunk = int(group.z) * p.steps_of_split;
+  const int end_chunk = metal::min(first_chunk + p.steps_of_split, p.chunks);
+  AddChunks<kRowFragments, kStrips>(sums, strips, input, row, first_chunk, end_chunk, lane, p);
 
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {

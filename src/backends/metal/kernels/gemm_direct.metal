@@ -19,8 +19,9 @@ template <int kRowFragments, int kStrips, int kSimdgroupColumns>
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   const PackedWeights weights = {codes, scales, extras, table};
+  const Input rows = {input, nullptr};
   const Output output = {out, bias, row_weight};
-  GemmDirect<kRowFragments, kStrips, kSimdgroupColumns>(weights, input, output, group, simdgroup,
+  GemmDirect<kRowFragments, kStrips, kSimdgroupColumns>(weights, rows, output, group, simdgroup,
                                                         lane, p);
 }
 

@@ -72,7 +72,7 @@ struct Fetched {
 /// The input operands.
 struct Operands {
   PackedWeights weights;
-  device const uchar* input;
+  Input input;
 };
 
 static inline Strip StripOfThread(Operands from, TilePlace place, int i, ushort simdgroup,

@@ -18,7 +18,7 @@ template <typename T, int kBuffers>
     uint group [[threadgroup_position_in_grid]],
     ushort thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 buffers[StagedQuads<T, kBuffers>::kCount];
-  const Operands from = {{codes, scales, extras, table}, input};
+  const Operands from = {{codes, scales, extras, table}, {input, nullptr}};
   const Output output = {out, bias, row_weight};
   GemmStaged<T, kBuffers>(from, output, buffers, group, thread_index, p);
 }

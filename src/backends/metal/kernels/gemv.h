@@ -55,17 +55,13 @@ static inline float2 SumOverRows(float2 sum) {
   return sum;
 }
 
+/// Main loop: sums of kRows rows from `first_row` on over every simdgroups-th chunk of a strip from
+/// `first_chunk` on; reduces them over lanes into *sums, [simdgroups][kRows][8], and waits until
+/// every simdgroup has done so.
 template <int kRows>
-static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Output output,
-                            threadgroup float* sums, uint2 group, SimdgroupPlace place,
-                            Parameters p) {
-  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
-  const bool is_gate = place.simdgroup < simdgroups;  // Always true without pairing.
-  const long strip_index = is_gate ? group.x : group.x + uint(p.n / 2 / kStripOutputs);
-  const Strip strip = StripAt(strip_index, weights, p);
-  const int first_row = int(group.y) * kRows;
-  const int first_chunk = is_gate ? place.simdgroup : place.simdgroup - simdgroups;
-
+static METAL_FUNC void SumStrip(Strip strip, Input input, threadgroup float* sums, int first_row,
+                                int first_chunk, int simdgroups, SimdgroupPlace place,
+                                Parameters p) {
   float2 sum[kRows];
   MARLIN_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = float2(0.0f);
@@ -96,6 +92,19 @@ static METAL_FUNC void Gemv(PackedWeights weights, device const uchar* input, Ou
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+template <int kRows>
+static METAL_FUNC void Gemv(PackedWeights weights, Input input, Output output,
+                            threadgroup float* sums, uint2 group, SimdgroupPlace place,
+                            Parameters p) {
+  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
+  const bool is_gate = place.simdgroup < simdgroups;  // Always true without pairing.
+  const long strip_index = is_gate ? group.x : group.x + uint(p.n / 2 / kStripOutputs);
+  const int first_row = int(group.y) * kRows;
+  const int first_chunk = is_gate ? place.simdgroup : place.simdgroup - simdgroups;
+  SumStrip<kRows>(StripAt(strip_index, weights, p), input, sums, first_row, first_chunk, simdgroups,
+                  place, p);
   constexpr int kStride = kRows * kStripOutputs;
   for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
     const int row = first_row + i / kStripOutputs;

@@ -21,9 +21,10 @@ template <int kRows>
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float sums[GemvSums<kRows>::kCount];
   const PackedWeights weights = {codes, scales, extras, table};
+  const Input rows = {input, nullptr};
   const Output output = {out, bias, row_weight};
   const SimdgroupPlace place = {simdgroup, simdgroups, lane};
-  Gemv<kRows>(weights, input, output, sums, group, place, p);
+  Gemv<kRows>(weights, rows, output, sums, group, place, p);
 }
 
 #define MARLIN_GEMV(name, ...)                                     \

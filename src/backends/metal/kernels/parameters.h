@@ -98,7 +98,9 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_ACTIVATION 11  // marlin::Activation
 #define MARLIN_CONSTANT_HAS_ROW_WEIGHT 12
 #define MARLIN_CONSTANT_GATED 13
-#define MARLIN_CONSTANT_COUNT 14
+#define MARLIN_CONSTANT_GATHERED 14      // Rows of A are gathered (Input::gather).
+#define MARLIN_CONSTANT_GATE_LIMITED 15  // GateOptions::limit is not 0; kernels of experts only.
+#define MARLIN_CONSTANT_COUNT 16
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.
 #define MARLIN_BUFFER_CODES 0

@@ -37,7 +37,7 @@ template <typename T>
   using Layout = TileLayout<T>;
   using Extents = dextents<int, 2>;
   threadgroup float4 buffers[StagedQuads<T, 1>::kCount];
-  const Operands from = {{codes, scales, extras, table}, input};
+  const Operands from = {{codes, scales, extras, table}, {input, nullptr}};
   const TilePlace place = {int(group.y) * kTile, int(group.x) * kTileStrips,
                            (p.n - 1) / kStripOutputs};
 
