@@ -81,6 +81,21 @@ TEST_F(AccessTest, TheLibrarysConstantsMayBeRead) {
   Only(FindingKind::kWildAccess, [] { Load(&constants[1] + 1, 1); });
 }
 
+TEST_F(AccessTest, ReachedMemoryIsReadOnlyAndHasBounds) {
+  static const uint32_t words[] = {3, 4, 5, 6, 7};
+  launch_.reached_ranges = {{&words[3], &words[5]}, {&words[0], &words[2]}};
+  EXPECT_TRUE(Run([] {
+                EXPECT_EQ(Load(&words[0], 1), 3U);
+                EXPECT_EQ(Load(&words[1], 1), 4U);
+                EXPECT_EQ(Load(&words[4], 1), 7U);
+              }).clean());
+  Only(FindingKind::kWildAccess, [] { Load(&words[2], 1); });
+  Only(FindingKind::kWildAccess, [] { Load(reinterpret_cast<const uint64_t*>(&words[4]), 1); });
+  const Finding finding = Only(FindingKind::kWildAccess,
+                               [] { Sim().access(&words[1], sizeof(uint32_t), true, Site(1)); });
+  EXPECT_NE(finding.text.find("read-only"), std::string::npos) << finding.text;
+}
+
 TEST_F(AccessTest, OnlyTheOwnStackIsPrivate) {
   static uint32_t* shared;
   launch_.threads_per_threadgroup = {2, 1, 1};

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Mutation test of the Metal conformance cases: introduces one fault at a time into the kernel
-sources and requires that the conformance program, which runs them in the simulator, fails.
+sources and requires that the conformance program, which runs them in the simulator, fails; for the
+kernels of experts, that their unit test does.
 
-Usage: metal_mutants.py PROGRAM [--only I]... [--jobs N]
-PROGRAM is marlin_conformance of a build with the simulator.
+Usage: metal_mutants.py PROGRAM EXPERTS_TEST [--only I]... [--jobs N]
+PROGRAM is marlin_conformance of a build with the simulator, EXPERTS_TEST its
+unit.backends.metal.simulated_experts_test.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ DIRECT_GATED = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused).*gated"
 FINISHED = r"^gemm/(u4|nf3|fp8_e4m3)/metal/marlin_gemv_wide/"
 DECODED = r"^(gemm/.*/metal/marlin_gemv_wide|dequantize/.*)/"
 DEQUANTIZED = r"^dequantize/(u4|int3)/"
+
+SORT_BARRIER = ("metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup | "
+                "metal::mem_flags::mem_device);")
+# Tests of the kernels of experts, as a filter of googletest.
+EXPERTS = "SimulatedExperts.*"
 
 BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
@@ -72,8 +79,10 @@ MUTANTS = [
     Mutant("a vector load across the end of k", "activations.h", "k + 4 <= p.k", "k <= p.k",
            FEW_ROWS),
     Mutant("elements beyond k are read", "activations.h", "if (k + i < p.k) ", "", FEW_ROWS),
-    Mutant("rows are contiguous", "activations.h", "long(row) * p.input_stride",
-           "long(row) * p.k", FEW_ROWS),
+    Mutant("rows are contiguous", "activations.h", "long(stored) * p.input_stride",
+           "long(stored) * p.k", FEW_ROWS),
+    Mutant("rows are not gathered", "activations.h", "gathered ? input.gather[row] : row", "row",
+           EXPERTS),
     # Decoders.
     Mutant("the first group's scale for all groups", "decode.h",
            "metal::min(k / strip.group_size, strip.groups - 1)", "0", DECODED),
@@ -199,6 +208,106 @@ MUTANTS = [
            "if (chunk >= p.chunks) return;", "", DEQUANTIZED),
     Mutant("the second output of a pair twice", "dequantize.metal", "w.pair[j].x", "w.pair[j].y",
            DEQUANTIZED),
+    # Sort of the selections by expert.
+    Mutant("no barrier before ranks are counted", "sort_experts.h", SORT_BARRIER, "", EXPERTS),
+    Mutant("a barrier of threadgroup memory before counts", "sort_experts.h",
+           "mem_threadgroup | metal::mem_flags::mem_device", "mem_threadgroup", EXPERTS),
+    Mutant("no barrier between scan and scatter", "sort_experts.metal",
+           "threadgroup_barrier(mem_flags::mem_device);", "", EXPERTS),
+    Mutant("no barrier between ranks and scan", "sort_experts.metal",
+           "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);", "", EXPERTS),
+    Mutant("no barrier before the least is read", "sort_experts.h", BARRIER, "", EXPERTS, 0),
+    Mutant("no barrier before the scan's sums are read", "sort_experts.h", BARRIER, "", EXPERTS, 1),
+    Mutant("no barrier after the scan's sums are read", "sort_experts.h", BARRIER, "", EXPERTS, 2),
+    Mutant("ranks count the selection itself", "sort_experts.h", "other < thread_index",
+           "other <= thread_index", EXPERTS),
+    Mutant("the first selection counts for all", "sort_experts.h", "after == 0", "before == 0",
+           EXPERTS),
+    Mutant("counts are not cleared", "sort_experts.h", "counts[e] = 0;", "continue;", EXPERTS),
+    Mutant("blocks without offsets", "sort_experts.h", "*count = sum;", "*count = 0;", EXPERTS),
+    Mutant("256 experts begin anew", "sort_experts.h",
+           "carried += scratch->of_simdgroup[i];", "", EXPERTS),
+    Mutant("no slots for the shared expert", "sort_experts.h", "rows = p.tokens;", "rows = 0;",
+           EXPERTS),
+    Mutant("ids beyond the last expert", "sort_experts.h", "if (id < 0 || id >= p.experts)",
+           "if (id < 0)", EXPERTS),
+    Mutant("negative ids", "sort_experts.h", "if (id < 0 || id >= p.experts)",
+           "if (id >= p.experts)", EXPERTS),
+    Mutant("negative ids are not reported", "sort_experts.h", "memory.ids[selection] < 0 || ", "",
+           EXPERTS),
+    Mutant("wrong selections of 256 blocks only", "sort_experts.h",
+           "block < blocks; block += kSortThreads",
+           "block < metal::min(blocks, kSortThreads); block += kSortThreads", EXPERTS),
+    Mutant("absent experts have slots", "sort_experts.h", "== kNoKind ? -1 : id", "== 99 ? -1 : id",
+           EXPERTS),
+    Mutant("tiles count from the first expert", "sort_experts.h", "(tile - first_tiles[expert])",
+           "tile", EXPERTS),
+    Mutant("the GEMV's tiles for the GEMM", "sort_experts.h", "memory.begin + 2 * ends, tile",
+           "memory.begin + ends, tile", EXPERTS),
+    # GEMMs of experts.
+    Mutant("matrices of every kind", "expert_gemm.h", " || tile.matrix->kind != OwnKind()", "",
+           EXPERTS),
+    Mutant("tiles that do not exist", "expert_gemm.h", "place.x < 0 || ", "", EXPERTS),
+    Mutant("the GEMV's tiles for every launch", "expert_gemm.h", "p.first_tile + int(group.y)",
+           "int(group.y)", EXPERTS),
+    Mutant("tokens of the first expert", "expert_gemm.h", "buffers.tokens + first_slot",
+           "buffers.tokens", EXPERTS),
+    Mutant("rows of the first expert", "expert_gemm.h", "gathered ? 0 : first_slot * p.input",
+           "gathered ? 0 : 0 * p.input", EXPERTS),
+    Mutant("results of the first expert", "expert_gemm.h", "buffers.out + first_slot *",
+           "buffers.out + 0 *", EXPERTS),
+    Mutant("up in the gate's place", "expert_gemm.h", "long(group.z) * parts[kPartDown].k", "0",
+           EXPERTS),
+    Mutant("rows beyond the expert's are stored", "expert_gemm.h", "row >= tile.rows || ", "",
+           EXPERTS),
+    Mutant("columns beyond the matrix are stored", "expert_gemm.h", " || column >= tile.matrix->n",
+           "", EXPERTS),
+    Mutant("strips beyond the matrix", "expert_gemm.h", " || first_column >= tile.matrix->n", "",
+           EXPERTS),
+    Mutant("strips of a simdgroup beyond the matrix", "expert_gemm.h",
+           "metal::min(strip + j % run, last_strip)", "strip + j % run", EXPERTS),
+    Mutant("the gate's weights for up: GEMV", "expert_gemm.h", "*tile.matrix : *tile.up;",
+           "*tile.matrix : *tile.matrix;", EXPERTS),
+    Mutant("the gate's weights for up: GEMM", "expert_gemm.h", "*tile.matrix : *tile.up,",
+           "*tile.matrix : *tile.matrix,", EXPERTS),
+    Mutant("the gate's bias for up", "expert_gemm.h", "WithBias(tile.up,", "WithBias(tile.matrix,",
+           EXPERTS),
+    Mutant("the bias of the first column", "expert_gemm.h", "matrix->bias[column]",
+           "matrix->bias[0]", EXPERTS),
+    Mutant("up begins at a later chunk", "expert_gemm.h", "place.simdgroup - simdgroups,",
+           "place.simdgroup,", EXPERTS),
+    Mutant("the gate's sums for up", "expert_gemm.h", "sums + i + simdgroups * kStride", "sums + i",
+           EXPERTS),
+    Mutant("the gate's fragments for up", "expert_gemm.h", "(j + kStrips / 2) % kStrips", "j",
+           EXPERTS),
+    Mutant("fragments beyond the gate's are stored", "expert_gemm.h",
+           "if (gated && j >= kStrips / 2) continue;", "", EXPERTS),
+    Mutant("rows of the first simdgroup", "expert_gemm.h",
+           "tile.row + simdgroup / kSimdgroupColumns * (kRowFragments * kSide)", "tile.row",
+           EXPERTS),
+    Mutant("the scale of another matrix", "expert_gemm.h", "= matrix.global_scale", "= 2.0f",
+           EXPERTS),
+    # Activation and sum of experts.
+    Mutant("up clamped from above only", "expert_gate.h", "AtMost(-AtMost(-up, p.gate_limit),",
+           "AtMost(up,", EXPERTS),
+    Mutant("the gate is not clamped", "expert_gate.h", "AtMost(gate, p.gate_limit)", "gate",
+           EXPERTS),
+    Mutant("clamped NaNs", "expert_gate.h", "!is_nan && x > limit", "!(x <= limit)", EXPERTS),
+    Mutant("the clamped gate without alpha", "expert_gate.h", "p.gate_alpha * g", "g", EXPERTS),
+    Mutant("the activation twice", "combine_experts.h", "if (is_done || ", "if (", EXPERTS),
+    Mutant("the activation of other experts' rows", "combine_experts.h",
+           "metal::min(tile.y + p.tile_rows, rows)", "tile.y + p.tile_rows", EXPERTS),
+    Mutant("the gate times itself", "combine_experts.h", "gate[inner]", "gate[0]", EXPERTS),
+    Mutant("the weight of another selection", "combine_experts.h", "buffers.weights[selection]",
+           "buffers.weights[token * p.top_k]", EXPERTS),
+    Mutant("slots of absent experts are added", "combine_experts.h", "if (slot < 0) continue;", "",
+           EXPERTS),
+    Mutant("the shared expert without its gate", "combine_experts.h",
+           "TimesSigmoid(value, buffers.scores[slot])", "value", EXPERTS),
+    Mutant("the shared expert of the first token", "combine_experts.h",
+           "buffers.begin[p.experts] + token", "buffers.begin[p.experts]", EXPERTS),
+    Mutant("rows of the sum are contiguous", "combine_experts.h", "token * p.output_stride",
+           "token * p.columns", EXPERTS),
 ]
 
 
@@ -210,10 +319,30 @@ def replace(text: str, mutant: Mutant) -> str:
     return mutant.before.join(parts[:at]) + mutant.after + mutant.before.join(parts[at:])
 
 
-def run(program: Path, cases: str, sources: Path) -> tuple[bool, str]:
+class Programs(NamedTuple):
+    conformance: Path
+    experts_test: Path
+
+
+def run_test(program: Path, tests: str, environment: dict[str, str]) -> tuple[bool, str]:
+    """Returns whether a program of googletest passed, and its first failure."""
+    command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast"]
+    result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
+                            check=False)
+    if result.returncode == 0:
+        count = result.stdout.count("[       OK ]")
+        return True, f"{count} cases passed, {result.stdout.count('[  SKIPPED ]')} skipped"
+    failure = result.stdout.partition(": Failure\n")[2].partition("\n[")[0].strip().splitlines()
+    return False, failure[-1] if failure else f"exit code {result.returncode}"
+
+
+def run(programs: Programs, cases: str, sources: Path) -> tuple[bool, str]:
     """Returns whether the program passed, and its first message."""
     environment = dict(os.environ, MARLIN_METAL_SIM_SOURCES=str(sources))
-    command = [str(program), "--device", "metal", "--stop", "--json", "--filter", cases]
+    if cases == EXPERTS:
+        return run_test(programs.experts_test, cases, environment)
+    command = [str(programs.conformance), "--device", "metal", "--stop", "--json", "--filter",
+               cases]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
                             check=False)
     try:
@@ -226,27 +355,29 @@ def run(program: Path, cases: str, sources: Path) -> tuple[bool, str]:
     return False, failures[0]["message"] if failures else f"exit code {result.returncode}"
 
 
-def try_mutant(program: Path, mutant: Mutant) -> tuple[bool, str]:
+def try_mutant(programs: Programs, mutant: Mutant) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as directory:
         kernels = Path(directory) / KERNELS
         shutil.copytree(ROOT / "src" / KERNELS, kernels)
         file = kernels / mutant.file
         file.write_text(replace(file.read_text(), mutant))
-        return run(program, mutant.cases, Path(directory))
+        return run(programs, mutant.cases, Path(directory))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
+    parser.add_argument("experts_test", type=Path)
     parser.add_argument("--only", type=int, action="append", help="numbers from 1")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    programs = Programs(options.program, options.experts_test)
     for mutant in MUTANTS:
         replace((ROOT / "src" / KERNELS / mutant.file).read_text(), mutant)
 
     started = time.monotonic()
     for cases in sorted({mutant.cases for mutant in MUTANTS}):
-        healthy, what = run(options.program, cases, ROOT / "src")
+        healthy, what = run(programs, cases, ROOT / "src")
         if "skipped" in what and what.startswith("0 cases"):
             print("skipped: no metal device (no simulator, or no clang++ for it)")
             return 77
@@ -257,7 +388,7 @@ def main() -> int:
     killed = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         tried = [(number, MUTANTS[number - 1]) for number in chosen]
-        outcomes = pool.map(lambda one: try_mutant(options.program, one[1]), tried)
+        outcomes = pool.map(lambda one: try_mutant(programs, one[1]), tried)
         for (number, mutant), (survived, what) in zip(tried, outcomes, strict=True):
             verdict = "SURVIVED" if survived else "killed"
             print(f"{number:3d} {verdict:8s} {mutant.what}: {what}", flush=True)

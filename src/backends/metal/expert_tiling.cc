@@ -4,16 +4,9 @@
 #include <limits>
 
 #include "backends/metal/launch_plan.h"
-#include "backends/metal/row_parts.h"
 #include "base/checked.h"
 
 namespace marlin::metal {
-namespace {
-
-/// Workspace of a pass: rows enough that every expert of a large layer has whole tiles.
-constexpr int64_t kMostBytesOfPass = int64_t{1} << 28;
-
-}  // namespace
 
 ExpertTiling TileExperts(const ExpertPass& pass, const DeviceShape& device) {
   const int64_t selections = pass.selections();
@@ -25,7 +18,7 @@ ExpertTiling TileExperts(const ExpertPass& pass, const DeviceShape& device) {
   const bool gemv_only = pass.batch_invariant || !device.known_fragments;
   tiling.most_few_rows = gemv_only ? std::numeric_limits<int32_t>::max() : kGemvRows;
   // Some experts have twice the mean: rows of a tile without a token cost less than a second tile.
-  const int64_t rows = selections == 1 ? 1 : std::min(2 * mean, kGemvRows);
+  const int64_t rows = pass.tokens == 1 ? 1 : std::min(2 * mean, kGemvRows);
   while (tiling.few_tile_rows < rows) tiling.few_tile_rows *= 2;
   tiling.many_tile_rows = mean <= 32 ? 32 : 64;
 
@@ -46,8 +39,8 @@ ExpertTiling TileExperts(const ExpertPass& pass, const DeviceShape& device) {
   return tiling;
 }
 
-int64_t TokensOfPass(const ExpertsProblem& problem, const LayerExperts& layer,
-                     int64_t inner_stride) {
+int64_t TokensOfPass(const ExpertsProblem& problem, const LayerExperts& layer, int64_t inner_stride,
+                     const PassLimits& limits) {
   const int64_t rows = problem.top_k + (layer.shared.present() ? 1 : 0);
   int64_t inner = layer.shared.inner();
   for (const ExpertOperands& expert : layer.experts) inner = std::max(inner, expert.inner());
@@ -55,7 +48,7 @@ int64_t TokensOfPass(const ExpertsProblem& problem, const LayerExperts& layer,
       SaturatingProduct(rows * int64_t{sizeof(float)}, inner_stride + layer.hidden);
   const int64_t operations =
       SaturatingProduct(6 * rows * layer.hidden, std::max<int64_t>(inner, 1));
-  const int64_t most = std::min(kMostBytesOfPass / bytes, kMostOperationsOfPart / operations);
+  const int64_t most = std::min(limits.workspace_bytes / bytes, limits.operations / operations);
   return std::clamp<int64_t>(most, 1, problem.tokens);
 }
 

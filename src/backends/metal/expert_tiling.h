@@ -7,6 +7,7 @@
 
 #include "backends/metal/driver.h"
 #include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/row_parts.h"
 #include "plan/experts.h"
 
 namespace marlin::metal {
@@ -37,9 +38,14 @@ struct ExpertTiling {
 
 ExpertTiling TileExperts(const ExpertPass& pass, const DeviceShape& device);
 
-/// Tokens per pass: they bound the workspace and the time of a command buffer (row_parts.h).
-/// `inner_stride` as in ExpertTable.
-int64_t TokensOfPass(const ExpertsProblem& problem, const LayerExperts& layer,
-                     int64_t inner_stride);
+/// Bounds of a pass of more than one token.
+struct PassLimits {
+  int64_t workspace_bytes = int64_t{1} << 28;  ///< Rows enough for whole tiles in large layers.
+  int64_t operations = kMostOperationsOfPart;
+};
+
+/// Tokens per pass, at least 1. `inner_stride` as in ExpertTable.
+int64_t TokensOfPass(const ExpertsProblem& problem, const LayerExperts& layer, int64_t inner_stride,
+                     const PassLimits& limits);
 
 }  // namespace marlin::metal

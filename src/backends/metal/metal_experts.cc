@@ -40,13 +40,13 @@ class MetalExperts final : public PlannedExperts {
  public:
   MetalExperts(const ExpertsProblem& problem, const LayerExperts& layer,
                std::shared_ptr<const ExpertTable> table, Driver& driver,
-               std::shared_ptr<ErrorWords> errors)
+               std::shared_ptr<ErrorWords> errors, const PassLimits& limits)
       : problem_(problem),
         layer_(layer),
         table_(std::move(table)),
         driver_(driver),
         errors_(std::move(errors)),
-        tokens_of_pass_(TokensOfPass(problem, layer, table_->inner_stride())),
+        tokens_of_pass_(TokensOfPass(problem, layer, table_->inner_stride(), limits)),
         whole_(PlanPass(tokens_of_pass_)),
         last_(PlanPass(problem.tokens % tokens_of_pass_)) {}
 
@@ -112,11 +112,12 @@ class MetalExperts final : public PlannedExperts {
 
 Result<std::shared_ptr<const PlannedExperts>> PlanMetalExperts(
     const ExpertsProblem& problem, const LayerExperts& experts, const SelectGemm& select,
-    Driver& driver, const std::shared_ptr<ErrorWords>& errors) {
+    Driver& driver, const std::shared_ptr<ErrorWords>& errors, const PassLimits& limits) {
   MARLIN_RETURN_IF_ERROR(CheckGemms(problem, experts, select));
   MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertTable> table,
                           ExpertTable::Make(experts, driver));
-  return {std::make_shared<const MetalExperts>(problem, experts, std::move(table), driver, errors)};
+  return {std::make_shared<const MetalExperts>(problem, experts, std::move(table), driver, errors,
+                                               limits)};
 }
 
 }  // namespace marlin::metal

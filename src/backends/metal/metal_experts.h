@@ -5,6 +5,7 @@
 
 #include "backends/metal/driver.h"
 #include "backends/metal/error_words.h"
+#include "backends/metal/expert_tiling.h"
 #include "plan/experts.h"
 
 namespace marlin::metal {
@@ -12,6 +13,6 @@ namespace marlin::metal {
 /// Plans the experts of a layer; as Backend::PlanExperts. `errors` is the driver's.
 Result<std::shared_ptr<const PlannedExperts>> PlanMetalExperts(
     const ExpertsProblem& problem, const LayerExperts& experts, const SelectGemm& select,
-    Driver& driver, const std::shared_ptr<ErrorWords>& errors);
+    Driver& driver, const std::shared_ptr<ErrorWords>& errors, const PassLimits& limits = {});
 
 }  // namespace marlin::metal

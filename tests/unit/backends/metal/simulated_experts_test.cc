@@ -1,0 +1,648 @@
+// The kernels of experts in the simulator: every routing, shape and format, and what is launched.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/metal/error_words.h"
+#include "backends/metal/expert_launches.h"
+#include "backends/metal/expert_table.h"
+#include "backends/metal/expert_tiling.h"
+#include "backends/metal/metal_backend.h"
+#include "backends/metal/metal_experts.h"
+#include "backends/metal/simulated_driver.h"
+#include "base/scalars.h"
+#include "marlin/moe.h"
+#include "marlin/quantize.h"
+#include "ops/device.h"
+#include "ops/select_for.h"
+#include "plan/expert_slots.h"
+
+namespace marlin::metal {
+namespace {
+
+using testing::ElementsAre;
+
+/// A matrix, and what it decodes to.
+struct Matrix {
+  PreparedWeights ready;
+  std::vector<float> dense;
+  std::vector<float> bias;
+
+  ExpertMatrix operand() const {
+    ExpertMatrix made;
+    made.weights = ready;
+    if (!bias.empty()) {
+      made.bias = TensorView(bias.data(), DType::kF32, {static_cast<int64_t>(bias.size())});
+    }
+    return made;
+  }
+};
+
+/// An expert, with gate and up side by side in `gate` if `up` is empty.
+struct Mlp {
+  Matrix gate;
+  Matrix up;
+  Matrix down;
+  bool present = true;
+
+  Expert operands() const {
+    Expert expert;
+    if (!present) return expert;
+    expert.gate = gate.operand();
+    if (up.ready.storage() != nullptr) expert.up = up.operand();
+    expert.down = down.operand();
+    return expert;
+  }
+};
+
+/// Sizes of a layer, and how its weights are made.
+struct LayerOptions {
+  int64_t hidden = 24;
+  int64_t inner = 16;
+  int64_t experts = 3;
+  bool apart = false;
+  bool biased = false;
+  bool shared = false;
+  bool shared_gate = false;
+  /// Without quantization options: weights -1, 0 and 1, so that every order of sums gives the same.
+  std::optional<QuantizeOptions> quantized = {};
+};
+
+struct Layer {
+  LayerOptions options;
+  std::vector<Mlp> experts;
+  Mlp shared;
+  Matrix shared_gate;
+  ExpertSet set;
+};
+
+/// Operands of a run; x is exact in every activation type.
+struct Batch {
+  int64_t tokens = 0;
+  int64_t top_k = 0;
+  std::vector<float> x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+class SimulatedExperts : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto driver = OpenSimulatedDriver(&launches_);
+    opened_ = driver.status();
+    if (!opened_.ok()) return;
+    device_.emplace(std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
+  }
+  static void TearDownTestSuite() { device_.reset(); }
+  void SetUp() override {
+    if (!opened_.ok()) GTEST_SKIP() << opened_.message();
+  }
+
+  Matrix MakeMatrix(int64_t k, int64_t n, const std::optional<QuantizeOptions>& quantized,
+                    bool biased) {
+    std::vector<float> values(static_cast<size_t>(k * n));
+    for (float& value : values) {
+      value = quantized ? static_cast<float>(random_() % 2048) / 1024.0F - 1.0F
+                        : static_cast<float>(static_cast<int>(random_() % 3) - 1);
+    }
+    const QuantizeOptions options = quantized.value_or(QuantizeOptions{.format = Format::kBf16});
+    const auto weights = Quantize({values.data(), DType::kF32, {k, n}}, options);
+    EXPECT_TRUE(weights.ok()) << weights.status().message();
+    Matrix matrix;
+    matrix.ready = *Prepare(*weights, *device_);
+    matrix.dense.resize(values.size());
+    EXPECT_TRUE(Dequantize(*weights, {matrix.dense.data(), DType::kF32, {k, n}}).ok());
+    for (int64_t i = 0; biased && i < n; ++i) {
+      matrix.bias.push_back(static_cast<float>(static_cast<int>(random_() % 5) - 2));
+    }
+    return matrix;
+  }
+
+  Mlp MakeMlp(const LayerOptions& options) {
+    const auto matrix = [&](int64_t k, int64_t n) {
+      return MakeMatrix(k, n, options.quantized, options.biased);
+    };
+    Mlp mlp;
+    mlp.gate = matrix(options.hidden, options.inner * (options.apart ? 1 : 2));
+    if (options.apart) mlp.up = matrix(options.hidden, options.inner);
+    mlp.down = matrix(options.inner, options.hidden);
+    return mlp;
+  }
+
+  Layer MakeLayer(const LayerOptions& options) {
+    Layer layer;
+    layer.options = options;
+    for (int64_t e = 0; e < options.experts; ++e) layer.experts.push_back(MakeMlp(options));
+    if (options.shared) layer.shared = MakeMlp(options);
+    if (options.shared_gate) {
+      layer.shared_gate =
+          MakeMatrix(options.hidden, 1, QuantizeOptions{.format = Format::kFp32}, false);
+    }
+    return layer;
+  }
+
+  static void MakeSet(Layer* layer) {
+    std::vector<Expert> all;
+    for (const Mlp& mlp : layer->experts) all.push_back(mlp.operands());
+    SharedExpert shared;
+    if (layer->options.shared) shared.expert = layer->shared.operands();
+    if (layer->options.shared_gate) shared.gate = layer->shared_gate.ready;
+    const auto set = ExpertSet::Make(*device_, all, shared);
+    ASSERT_TRUE(set.ok()) << set.status().message();
+    layer->set = *set;
+  }
+
+  /// Selections of all experts at random, the same one possibly several times.
+  Batch MakeBatch(const Layer& layer, int64_t tokens, int64_t top_k) {
+    Batch batch{tokens, top_k, {}, {}, {}};
+    for (int64_t i = 0; i < tokens * layer.options.hidden; ++i) {
+      batch.x.push_back(static_cast<float>(static_cast<int>(random_() % 3) - 1));
+    }
+    for (int64_t i = 0; i < tokens * top_k; ++i) {
+      batch.ids.push_back(static_cast<int32_t>(random_() % layer.experts.size()));
+      batch.weights.push_back(static_cast<float>(1 + random_() % 4));
+    }
+    return batch;
+  }
+
+  static ExpertsProblem ProblemOf(const Batch& batch) {
+    ExpertsProblem problem{batch.tokens, batch.top_k, DType::kF32, DType::kF32};
+    problem.gate.activation = Activation::kRelu;
+    problem.accuracy = Accuracy::kExact;
+    problem.allow_bf16_activations = false;
+    return problem;
+  }
+
+  static Status TryRun(const Layer& layer, const Batch& batch, const ExpertsProblem& problem,
+                       std::vector<float>* out) {
+    const Shape rows{batch.tokens, layer.options.hidden};
+    const Shape selections{batch.tokens, batch.top_k};
+    out->assign(batch.x.size(), -7.0F);
+    const auto plan = PlanExperts(*device_, problem, layer.set);
+    if (!plan.ok()) return plan.status();
+    launches_.clear();
+    return plan->Run(
+        {batch.x.data(), DType::kF32, rows}, {batch.ids.data(), DType::kI32, selections},
+        {batch.weights.data(), DType::kF32, selections}, {out->data(), DType::kF32, rows});
+  }
+
+  static std::vector<float> Run(const Layer& layer, const Batch& batch,
+                                const ExpertsProblem& problem) {
+    std::vector<float> out;
+    const Status status = TryRun(layer, batch, problem, &out);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return out;
+  }
+
+  static std::vector<std::string> Functions() {
+    std::vector<std::string> names;
+    for (const SimulatedLaunch& launch : launches_) names.push_back(launch.function);
+    return names;
+  }
+  static bool Launched(const std::string& name) {
+    const std::vector<std::string> names = Functions();
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& each) { return each.starts_with(name); });
+  }
+
+  std::mt19937 random_{7};
+  inline static Status opened_;
+  inline static std::vector<SimulatedLaunch> launches_;
+  inline static std::optional<Device> device_;
+};
+
+std::vector<double> Times(const Matrix& matrix, const std::vector<double>& x) {
+  const size_t n = matrix.dense.size() / x.size();
+  std::vector<double> y(n, 0.0);
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t j = 0; j < n; ++j) y[j] += x[i] * matrix.dense[i * n + j];
+  }
+  for (size_t j = 0; j < matrix.bias.size(); ++j) y[j] += matrix.bias[j];
+  return y;
+}
+
+double Gated(const GateOptions& gate, double g, double u) {
+  if (gate.limit == 0) return std::max(g, 0.0) * u;
+  const double limit = gate.limit;
+  g = std::min(g, limit);
+  return (std::clamp(u, -limit, limit) + 1) * g / (1 + std::exp(-gate.alpha * g));
+}
+
+std::vector<double> RunMlp(const Mlp& mlp, const GateOptions& gate, const std::vector<double>& x) {
+  std::vector<double> values = Times(mlp.gate, x);
+  std::vector<double> ups;
+  if (mlp.up.dense.empty()) {
+    ups.assign(values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+    values.resize(ups.size());
+  } else {
+    ups = Times(mlp.up, x);
+  }
+  for (size_t i = 0; i < values.size(); ++i) values[i] = Gated(gate, values[i], ups[i]);
+  return Times(mlp.down, values);
+}
+
+/// The layer in double precision, with ReLU or the clamped activation.
+std::vector<double> Reference(const Layer& layer, const Batch& batch,
+                              const GateOptions& gate = {}) {
+  const int64_t hidden = layer.options.hidden;
+  std::vector<double> out;
+  for (int64_t t = 0; t < batch.tokens; ++t) {
+    const std::vector<double> x(batch.x.begin() + t * hidden, batch.x.begin() + (t + 1) * hidden);
+    std::vector<double> sum(static_cast<size_t>(hidden), 0.0);
+    const auto add = [&](const Mlp& mlp, double weight) {
+      const std::vector<double> y = RunMlp(mlp, gate, x);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += weight * y[i];
+    };
+    for (int64_t i = t * batch.top_k; i < (t + 1) * batch.top_k; ++i) {
+      const Mlp& mlp = layer.experts[static_cast<size_t>(batch.ids[static_cast<size_t>(i)])];
+      if (mlp.present) add(mlp, batch.weights[static_cast<size_t>(i)]);
+    }
+    double weight = 1;
+    if (layer.options.shared_gate) weight = 1 / (1 + std::exp(-Times(layer.shared_gate, x)[0]));
+    if (layer.options.shared) add(layer.shared, weight);
+    out.insert(out.end(), sum.begin(), sum.end());
+  }
+  return out;
+}
+
+void ExpectEqual(const std::vector<float>& out, const std::vector<double>& expected) {
+  ASSERT_EQ(out.size(), expected.size());
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], expected[i]) << i;
+}
+
+void ExpectClose(const std::vector<float>& out, const std::vector<double>& expected) {
+  ASSERT_EQ(out.size(), expected.size());
+  double largest = 0;
+  for (const double value : expected) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < out.size(); ++i) {
+    ASSERT_NEAR(out[i], expected[i], 0x1p-18 * largest) << i;
+  }
+}
+
+TEST_F(SimulatedExperts, DecodeIsFourLaunches) {
+  Layer layer = MakeLayer({});
+  MakeSet(&layer);
+  const Batch batch = MakeBatch(layer, 1, 2);
+  ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+  EXPECT_THAT(Functions(), ElementsAre("moe_sort_experts", "moe_expert_gemv_1", "moe_expert_gemv_1",
+                                       "moe_sum_experts"));
+}
+
+TEST_F(SimulatedExperts, RowsAroundTheEdgesOfTiles) {
+  Layer layer = MakeLayer({.hidden = 72, .inner = 40});
+  MakeSet(&layer);
+  for (const int64_t rows : {1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64, 65, 129}) {
+    // Expert 1 takes `rows` rows, expert 0 one, expert 2 none.
+    Batch batch = MakeBatch(layer, rows + 1, 1);
+    std::fill(batch.ids.begin(), batch.ids.end(), 1);
+    batch.ids[batch.ids.size() / 2] = 0;
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_EQ(Launched("moe_expert_gemm"), rows >= 16) << rows;
+  }
+}
+
+TEST_F(SimulatedExperts, TailsOfEveryDimension) {
+  for (const auto& [hidden, inner] :
+       {std::pair<int64_t, int64_t>{1, 1}, {8, 8}, {7, 20}, {130, 72}, {136, 4}, {33, 129}}) {
+    for (const bool apart : {false, true}) {
+      for (const bool biased : {false, true}) {
+        Layer layer =
+            MakeLayer({.hidden = hidden, .inner = inner, .apart = apart, .biased = biased});
+        MakeSet(&layer);
+        for (const int64_t tokens : {int64_t{2}, int64_t{35}}) {
+          const Batch batch = MakeBatch(layer, tokens, 2);
+          SCOPED_TRACE(testing::Message()
+                       << hidden << " " << inner << " " << apart << " " << tokens);
+          ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+          // Gate and up side by side can be computed together if both are whole strips.
+          EXPECT_EQ(Launched("moe_gate_experts"), !apart && inner % 8 != 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SimulatedExperts, SelectionsOfSeveralBlocks) {
+  Layer layer = MakeLayer({.hidden = 8, .inner = 8, .experts = 5, .shared = true});
+  layer.experts[2].present = false;
+  MakeSet(&layer);
+  for (const int64_t tokens : {128, 129, 300}) {
+    const Batch batch = MakeBatch(layer, tokens, 2);
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_EQ(Launched("moe_sort_experts"), tokens == 128);
+    EXPECT_EQ(Launched("moe_scan_experts"), tokens != 128);
+  }
+}
+
+TEST_F(SimulatedExperts, AThousandExpertsOfWhichMostAreElsewhere) {
+  Layer layer = MakeLayer({.hidden = 8, .inner = 8});
+  layer.experts.resize(1024, layer.experts[0]);
+  for (size_t e = 0; e < layer.experts.size(); ++e) layer.experts[e].present = e % 3 != 1;
+  layer.experts[1023] = layer.experts[2];
+  MakeSet(&layer);
+  for (const int64_t tokens : {int64_t{1}, int64_t{12}}) {
+    Batch batch = MakeBatch(layer, tokens, 32);
+    batch.ids[3] = 1023;
+    batch.ids[4] = 1;
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+  }
+}
+
+TEST_F(SimulatedExperts, OfWhichNoneIsHere) {
+  for (const bool shared : {false, true}) {
+    Layer layer = MakeLayer({.shared = shared});
+    for (size_t e = 0; e < 3; ++e) layer.experts[e].present = e == 2;
+    MakeSet(&layer);
+    Batch batch = MakeBatch(layer, 20, 5);  // More than there are.
+    for (int32_t& id : batch.ids) id %= 2;
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+  }
+}
+
+TEST_F(SimulatedExperts, TheSharedExpertTakesEveryToken) {
+  for (const bool gated : {false, true}) {
+    Layer layer = MakeLayer({.experts = 2, .shared = true, .shared_gate = gated});
+    MakeSet(&layer);
+    for (const int64_t tokens : {1, 16, 17, 40}) {
+      const Batch batch = MakeBatch(layer, tokens, 1);
+      ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    }
+  }
+}
+
+TEST_F(SimulatedExperts, EveryFormatAndItsGroups) {
+  for (const FormatInfo& info : AllFormats()) {
+    for (const int64_t group_size : {int64_t{16}, int64_t{128}}) {
+      for (const bool symmetric : {false, true}) {
+        const bool has_choice = info.zero_point == ZeroPoint::kOptional;
+        if (!has_choice && symmetric) continue;
+        if (!info.quantized && group_size != 16) continue;
+        LayerOptions options{.hidden = 160, .inner = 48, .experts = 2};
+        options.quantized = QuantizeOptions{
+            .format = info.format, .group_size = group_size, .symmetric = symmetric};
+        SCOPED_TRACE(testing::Message() << info.name << " " << group_size << " " << symmetric);
+        Layer layer = MakeLayer(options);
+        MakeSet(&layer);
+        // One expert for the GEMV, one for the GEMM.
+        Batch batch = MakeBatch(layer, 20, 1);
+        std::fill(batch.ids.begin(), batch.ids.end(), 1);
+        batch.ids[2] = batch.ids[7] = batch.ids[19] = 0;
+        ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+        EXPECT_TRUE(Launched("moe_expert_gemm"));
+      }
+    }
+  }
+}
+
+TEST_F(SimulatedExperts, FormatsMayDifferInOneExpertAndOneLayer) {
+  LayerOptions options{.hidden = 96, .inner = 64, .experts = 4, .apart = true, .biased = true};
+  options.quantized = QuantizeOptions{.format = Format::kU4, .group_size = 32};
+  Layer layer = MakeLayer(options);
+  const auto other = [&](Format format, ScaleType scale, int64_t k, int64_t n, bool biased) {
+    return MakeMatrix(
+        k, n, QuantizeOptions{.format = format, .group_size = 32, .scale_type = scale}, biased);
+  };
+  layer.experts[1].up = other(Format::kNf4, ScaleType::kF32, 96, 64, true);
+  layer.experts[2].gate = other(Format::kFp8E4M3, ScaleType::kBf16, 96, 128, false);
+  layer.experts[2].up = Matrix();
+  layer.experts[2].down = other(Format::kFp4E2M1, ScaleType::kE4M3, 64, 96, true);
+  layer.experts[3].up = other(Format::kU4, ScaleType::kF16, 96, 64, false);  // Without a bias.
+  MakeSet(&layer);
+  for (const int64_t tokens : {int64_t{3}, int64_t{50}}) {
+    const Batch batch = MakeBatch(layer, tokens, 2);
+    ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_TRUE(Launched("moe_gate_experts"));
+  }
+}
+
+TEST_F(SimulatedExperts, SizesMayDifferInOneLayer) {
+  for (const bool apart : {false, true}) {
+    Layer layer = MakeLayer({.hidden = 40, .experts = 0, .apart = apart, .shared = true});
+    for (const int64_t inner : {8, 72, 200}) {
+      LayerOptions options = layer.options;
+      options.inner = inner;
+      layer.experts.push_back(MakeMlp(options));
+    }
+    MakeSet(&layer);
+    for (const int64_t tokens : {int64_t{3}, int64_t{60}}) {
+      const Batch batch = MakeBatch(layer, tokens, 2);
+      ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    }
+  }
+}
+
+TEST_F(SimulatedExperts, ClampsKeepNans) {
+  for (const bool apart : {false, true}) {
+    LayerOptions options{.hidden = 8, .inner = 4, .experts = 1, .apart = apart, .biased = true};
+    Layer layer = MakeLayer(options);
+    MakeSet(&layer);
+    Batch batch = MakeBatch(layer, 3, 1);
+    ExpertsProblem problem = ProblemOf(batch);
+    problem.gate = {Activation::kSilu, 1.5F, 1.7F};
+    ExpectClose(Run(layer, batch, problem), Reference(layer, batch, problem.gate));
+    batch.x[8] = NAN;
+    const std::vector<float> out = Run(layer, batch, problem);
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 8 == 1) << i;
+  }
+}
+
+TEST_F(SimulatedExperts, UnalignedAndStridedRows) {
+  Layer layer = MakeLayer({.hidden = 40});
+  MakeSet(&layer);
+  const Batch batch = MakeBatch(layer, 20, 2);
+  const std::vector<double> expected = Reference(layer, batch);
+  for (const int64_t stride : {41, 48}) {
+    for (const int64_t first : {int64_t{0}, int64_t{1}}) {
+      ExpertsProblem problem = ProblemOf(batch);
+      problem.x_type = problem.out_type = DType::kF16;
+      std::vector<uint16_t> x(static_cast<size_t>(first + 20 * stride), 0x7e00);
+      std::vector<uint16_t> out(x.size(), 0x1234);
+      for (size_t i = 0; i < batch.x.size(); ++i) {
+        x[static_cast<size_t>(first) + i / 40 * static_cast<size_t>(stride) + i % 40] =
+            FloatToHalf(batch.x[i]);
+      }
+      const auto plan = PlanExperts(*device_, problem, layer.set);
+      const Shape rows{20, 40};
+      const Status status = plan->Run({x.data() + first, DType::kF16, rows, {stride, 1}},
+                                      {batch.ids.data(), DType::kI32, {20, 2}},
+                                      {batch.weights.data(), DType::kF32, {20, 2}},
+                                      {out.data() + first, DType::kF16, rows, {stride, 1}});
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (size_t i = static_cast<size_t>(first); i < out.size(); ++i) {
+        const size_t row = (i - static_cast<size_t>(first)) / static_cast<size_t>(stride);
+        const size_t column = (i - static_cast<size_t>(first)) % static_cast<size_t>(stride);
+        const uint16_t wanted =
+            column < 40 ? FloatToHalf(static_cast<float>(expected[row * 40 + column])) : 0x1234;
+        ASSERT_EQ(out[i], wanted) << stride << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(SimulatedExperts, RowsHaveTheSameBitsHoweverManyThereAre) {
+  LayerOptions options{.hidden = 160, .inner = 48, .experts = 3, .shared = true};
+  options.quantized = QuantizeOptions{.format = Format::kU4, .group_size = 32};
+  Layer layer = MakeLayer(options);
+  MakeSet(&layer);
+  const Batch all = MakeBatch(layer, 33, 2);
+  ExpertsProblem problem = ProblemOf(all);
+  problem.determinism = Determinism::kBatchInvariant;
+  std::vector<float> expected;
+  const Status status = TryRun(layer, all, problem, &expected);
+  if (status.code() == Code::kUnsupported) GTEST_SKIP() << status.message();
+  EXPECT_FALSE(Launched("moe_expert_gemm"));
+  for (const int64_t tokens : {1, 2, 5, 16, 17}) {
+    Batch some{tokens, 2, {}, {}, {}};
+    some.x.assign(all.x.begin(), all.x.begin() + tokens * 160);
+    some.ids.assign(all.ids.begin(), all.ids.begin() + tokens * 2);
+    some.weights.assign(all.weights.begin(), all.weights.begin() + tokens * 2);
+    problem.tokens = tokens;
+    const std::vector<float> out = Run(layer, some, problem);
+    EXPECT_TRUE(std::equal(out.begin(), out.end(), expected.begin())) << tokens;
+  }
+}
+
+TEST_F(SimulatedExperts, NameTheFirstWrongSelection) {
+  Layer layer = MakeLayer({.hidden = 8, .inner = 8});
+  MakeSet(&layer);
+  for (const int64_t tokens : {int64_t{4}, int64_t{300}}) {
+    Batch batch = MakeBatch(layer, tokens, 2);
+    const size_t first = batch.ids.size() / 2;  // Not in the last block, of several.
+    batch.ids[first] = -5;
+    batch.ids[first + 1] = 3;
+    batch.ids.back() = 1 << 20;
+    std::vector<float> out;
+    const Status status = TryRun(layer, batch, ProblemOf(batch), &out);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_EQ(status.message(),
+              "ids: token " + std::to_string(tokens / 2) + ", selection 0: -5 is not in 0..2");
+  }
+}
+
+/// The operands of a layer as the backend gets them; the vector has the experts'.
+LayerExperts OperandsOf(const Layer& layer, std::vector<ExpertOperands>* operands) {
+  const auto take = [](const Mlp& mlp) {
+    ExpertOperands made;
+    if (!mlp.present || mlp.down.ready.storage() == nullptr) return made;
+    made.gate.weights = mlp.gate.ready.storage();
+    made.down.weights = mlp.down.ready.storage();
+    return made;
+  };
+  for (const Mlp& mlp : layer.experts) operands->push_back(take(mlp));
+  LayerExperts experts;
+  experts.experts = *operands;
+  experts.shared = take(layer.shared);
+  experts.hidden = layer.options.hidden;
+  return experts;
+}
+
+/// The arrays of a sort of so many selections on the host.
+struct HostSort {
+  HostSort(const LayerExperts& layer, const Batch& batch)
+      : begin(layer.experts.size() + 2),
+        token(batch.ids.size() + static_cast<size_t>(batch.tokens)),
+        weight(token.size()),
+        slot_of(batch.ids.size()) {
+    const ExpertSlots slots{static_cast<int64_t>(layer.experts.size()), begin.data(), token.data(),
+                            weight.data(), slot_of.data()};
+    EXPECT_TRUE(SortByExpert({batch.ids.data(), batch.weights.data(), batch.tokens, batch.top_k, 0},
+                             layer, slots)
+                    .ok());
+    token.resize(static_cast<size_t>(slots.slots()));
+  }
+  std::vector<int32_t> begin;
+  std::vector<int32_t> token;
+  std::vector<float> weight;
+  std::vector<int32_t> slot_of;
+};
+
+std::vector<int32_t> Words(const MemoryRange& range, size_t count) {
+  const auto* const data = static_cast<const int32_t*>(range.data);
+  return {data, data + count};
+}
+
+TEST_F(SimulatedExperts, TheSortIsTheHosts) {
+  for (const auto& [tokens, top_k, count] :
+       {std::array<int64_t, 3>{4, 1, 1}, {8, 32, 300}, {400, 3, 700}, {2100, 32, 40}}) {
+    Layer layer = MakeLayer({.hidden = 8, .inner = 8, .experts = 1, .shared = count != 300});
+    layer.experts.resize(static_cast<size_t>(count), layer.experts[0]);
+    for (size_t e = 0; e < layer.experts.size(); ++e) layer.experts[e].present = e % 7 != 3;
+    std::vector<ExpertOperands> operands;
+    const LayerExperts experts = OperandsOf(layer, &operands);
+    Batch batch = MakeBatch(layer, tokens, top_k);
+    const ExpertsProblem problem = ProblemOf(batch);
+    Driver& driver = DriverOf(device_->impl().backend());
+    const std::shared_ptr<const ExpertTable> table = *ExpertTable::Make(experts, driver);
+    PlannedPass planned{{tokens, top_k, table->present_experts(), layer.options.shared, false}, {}};
+    planned.tiling = TileExperts(planned.pass, {});
+    const int64_t bytes = LayOutArrays(planned, experts, *table, nullptr).bytes;
+    const DriverMemory<std::byte> workspace = *AllocateMemory<std::byte>(driver, bytes);
+    ExpertsCall call;
+    call.ids = batch.ids.data();
+    call.workspace = workspace.get();
+    ErrorWords::Word error{};
+    std::vector<KernelLaunch> launches =
+        ExpertLaunches(planned, problem, experts, *table, call, &error);
+    std::erase_if(launches,
+                  [](const KernelLaunch& each) { return each.source != "sort_experts.metal"; });
+    const HostSort host(experts, batch);
+    ASSERT_TRUE(driver.Run(launches, nullptr).ok());
+    const ExpertArrays arrays = LayOutArrays(planned, experts, *table, workspace.get());
+    EXPECT_EQ(Words(arrays.begin, host.begin.size()), host.begin);
+    EXPECT_EQ(Words(arrays.tokens, host.token.size()), host.token);
+    EXPECT_EQ(Words(arrays.slot_of, host.slot_of.size()), host.slot_of);
+    EXPECT_EQ(error.selection, kernels::kNoSelection);
+    // An id that is no expert, in the last block.
+    batch.ids.back() = -9;
+    ASSERT_TRUE(driver.Run(launches, nullptr).ok());
+    EXPECT_EQ(error.selection, tokens * top_k - 1);
+    EXPECT_EQ(error.id, -9);
+  }
+}
+
+TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
+  Layer layer = MakeLayer({.hidden = 16, .inner = 8, .experts = 2, .shared = true});
+  MakeSet(&layer);
+  Batch batch = MakeBatch(layer, 20, 2);
+  const ExpertsProblem problem = ProblemOf(batch);
+  std::vector<ExpertOperands> operands;
+  const LayerExperts experts = OperandsOf(layer, &operands);
+  Driver& driver = DriverOf(device_->impl().backend());
+  const SelectGemm select = [](const GemmDesc& desc) { return SelectFor(device_->impl(), desc); };
+  // 3 x 24 floats per token: passes of 9, 9 and 2 tokens.
+  const auto plan = PlanMetalExperts(problem, experts, select, driver,
+                                     std::make_shared<ErrorWords>(driver), {9 * 3 * 24 * 4});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<std::byte> workspace(static_cast<size_t>((*plan)->workspace_bytes()) + 64);
+  std::vector<float> out(batch.x.size());
+  ExpertsCall call;
+  call.x = batch.x.data();
+  call.x_stride = call.out_stride = 16;
+  call.ids = batch.ids.data();
+  call.weights = batch.weights.data();
+  call.out = out.data();
+  const auto address = reinterpret_cast<uintptr_t>(workspace.data());
+  call.workspace = workspace.data() + (64 - address % 64) % 64;
+  launches_.clear();
+  Status status = (*plan)->Run(call);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ExpectEqual(out, Reference(layer, batch));
+  const std::vector<std::string> names = Functions();
+  EXPECT_EQ(std::count(names.begin(), names.end(), "moe_sum_experts"), 3);
+  batch.ids[2 * 18 + 1] = 2;
+  status = (*plan)->Run(call);
+  EXPECT_EQ(status.message(), "ids: token 18, selection 1: 2 is not in 0..1");
+}
+
+}  // namespace
+}  // namespace marlin::metal
