@@ -37,10 +37,11 @@ struct MemoryRange {
   int64_t bytes = 0;
 };
 
-/// Memory that kernels read through addresses in their buffers; a driver's own form of it.
-class ReachedMemory {
- public:
+/// Memory that kernels read through addresses in their buffers. Drivers may derive their own.
+struct ReachedMemory {
+  explicit ReachedMemory(std::span<const MemoryRange> all) : ranges(all.begin(), all.end()) {}
   virtual ~ReachedMemory() = default;
+  const std::vector<MemoryRange> ranges;
 };
 
 /// One dispatch of a kernel.
@@ -88,12 +89,14 @@ class Driver {
   virtual DeviceShape Shape() const = 0;
 
   /// Runs launches in order: each sees the writes of those before it. May return before they
-  /// complete. `check` runs once they have; its error is Run's own if calls_block(), else that of
-  /// the next Synchronize. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
-  virtual Status Run(std::span<const KernelLaunch> launches, void* stream,
-                     const ResultCheck& check) = 0;
-  Status Run(std::span<const KernelLaunch> launches, void* stream) {
-    return Run(launches, stream, nullptr);
+  /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
+  virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
+  /// The same, with a check once they have completed, whose error is that of the next Synchronize
+  /// unless calls_block(). The default is for drivers whose calls do.
+  virtual Status RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
+                             const ResultCheck& check) {
+    const Status status = Run(launches, stream);
+    return status.ok() ? check() : status;
   }
   /// Waits for all work on the stream; null: on every stream. Errors: those of the work.
   virtual Status Synchronize(void* stream) = 0;
@@ -103,10 +106,12 @@ class Driver {
   /// Aligned to 64 bytes or more. Errors: kOutOfMemory.
   virtual Result<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* data) = 0;
-  /// The address, for kernels, of memory that Allocate gave.
-  virtual uint64_t AddressOf(const void* data) const = 0;
+  /// The address, for kernels, of memory that Allocate gave. The default: the host's.
+  virtual uint64_t AddressOf(const void* data) const { return reinterpret_cast<uintptr_t>(data); }
   /// Ranges of such memory, for KernelLaunch::reached. They must not overlap.
-  virtual std::shared_ptr<const ReachedMemory> Reach(std::span<const MemoryRange> ranges) const = 0;
+  virtual std::shared_ptr<const ReachedMemory> Reach(std::span<const MemoryRange> ranges) const {
+    return std::make_shared<ReachedMemory>(ranges);
+  }
 };
 
 struct FreeDriverMemory {

@@ -18,8 +18,7 @@ class HostMemory final : public HostMemoryDriver {
  public:
   DriverInfo Info() const override { return {"memory", "memory", {}}; }
   DeviceShape Shape() const override { return {}; }
-  Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/,
-             const ResultCheck& /*check*/) override {
+  Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
     return Status(Code::kUnsupported, "weights for other frameworks: this driver runs no kernels");
   }
 };

@@ -9,7 +9,6 @@
 
 #include "backends/metal/apple/apple_driver.h"
 #include "backends/metal/driver.h"
-#include "backends/metal/error_words.h"
 #include "backends/metal/kernel_check.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
@@ -79,7 +78,7 @@ class MetalGemm final : public PlannedGemm {
 class MetalBackend final : public Backend {
  public:
   explicit MetalBackend(std::unique_ptr<Driver> driver)
-      : driver_(std::move(driver)), errors_(std::make_shared<ErrorWords>(*driver_)), pool_(0) {}
+      : driver_(std::move(driver)), experts_(*driver_), pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -131,7 +130,7 @@ class MetalBackend final : public Backend {
   Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
       const ExpertsProblem& problem, const LayerExperts& experts,
       const SelectGemm& select) const override {
-    return PlanMetalExperts(problem, experts, select, *driver_, errors_);
+    return experts_.Plan(problem, experts, select);
   }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
@@ -192,7 +191,7 @@ class MetalBackend final : public Backend {
 
  private:
   std::shared_ptr<Driver> driver_;
-  std::shared_ptr<ErrorWords> errors_;
+  ExpertPlanner experts_;
   mutable ThreadPool pool_;
 };
 

@@ -95,7 +95,7 @@ class MetalExperts final : public PlannedExperts {
       return WrongExpert({first + error->selection / top_k, error->selection % top_k}, error->id,
                          experts);
     };
-    return driver_.Run(launches, call.stream, check);
+    return driver_.RunAndCheck(launches, call.stream, check);
   }
 
   const ExpertsProblem problem_;
@@ -110,13 +110,24 @@ class MetalExperts final : public PlannedExperts {
 
 }  // namespace
 
-Result<std::shared_ptr<const PlannedExperts>> PlanMetalExperts(
-    const ExpertsProblem& problem, const LayerExperts& experts, const SelectGemm& select,
-    Driver& driver, const std::shared_ptr<ErrorWords>& errors, const PassLimits& limits) {
-  MARLIN_RETURN_IF_ERROR(CheckGemms(problem, experts, select));
+Result<std::shared_ptr<const ExpertTable>> ExpertPlanner::TableOf(const LayerExperts& layer) const {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(tables_, [](const auto& known) { return known.second.expired(); });
+  std::weak_ptr<const ExpertTable>& known = tables_[&layer];
+  if (std::shared_ptr<const ExpertTable> table = known.lock()) return table;
   MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertTable> table,
-                          ExpertTable::Make(experts, driver));
-  return {std::make_shared<const MetalExperts>(problem, experts, std::move(table), driver, errors,
+                          ExpertTable::Make(layer, driver_));
+  known = table;
+  return table;
+}
+
+Result<std::shared_ptr<const PlannedExperts>> ExpertPlanner::Plan(const ExpertsProblem& problem,
+                                                                  const LayerExperts& layer,
+                                                                  const SelectGemm& select,
+                                                                  const PassLimits& limits) const {
+  MARLIN_RETURN_IF_ERROR(CheckGemms(problem, layer, select));
+  MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertTable> table, TableOf(layer));
+  return {std::make_shared<const MetalExperts>(problem, layer, std::move(table), driver_, errors_,
                                                limits)};
 }
 

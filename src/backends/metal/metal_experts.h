@@ -1,18 +1,39 @@
 // The experts of a layer on the device: sorted, multiplied and added without the host.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "backends/metal/driver.h"
 #include "backends/metal/error_words.h"
+#include "backends/metal/expert_table.h"
 #include "backends/metal/expert_tiling.h"
 #include "plan/experts.h"
 
 namespace marlin::metal {
 
-/// Plans the experts of a layer; as Backend::PlanExperts. `errors` is the driver's.
-Result<std::shared_ptr<const PlannedExperts>> PlanMetalExperts(
-    const ExpertsProblem& problem, const LayerExperts& experts, const SelectGemm& select,
-    Driver& driver, const std::shared_ptr<ErrorWords>& errors, const PassLimits& limits = {});
+/// Plans experts on a driver, which outlives it and the plans. Thread-safe.
+class ExpertPlanner {
+ public:
+  explicit ExpertPlanner(Driver& driver)
+      : driver_(driver), errors_(std::make_shared<ErrorWords>(driver)) {}
+
+  /// As Backend::PlanExperts.
+  Result<std::shared_ptr<const PlannedExperts>> Plan(const ExpertsProblem& problem,
+                                                     const LayerExperts& layer,
+                                                     const SelectGemm& select,
+                                                     const PassLimits& limits = {}) const;
+
+ private:
+  /// The table of a layer, which all its plans share.
+  Result<std::shared_ptr<const ExpertTable>> TableOf(const LayerExperts& layer) const;
+
+  Driver& driver_;
+  const std::shared_ptr<ErrorWords> errors_;
+  mutable std::mutex mutex_;
+  /// Of layers that have plans: a layer outlives its plans.
+  mutable std::map<const LayerExperts*, std::weak_ptr<const ExpertTable>> tables_;
+};
 
 }  // namespace marlin::metal

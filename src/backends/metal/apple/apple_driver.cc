@@ -54,6 +54,7 @@ constexpr int kOldestFamily = 7;
 
 /// The buffers that ranges are in.
 struct ReachedBuffers final : ReachedMemory {
+  using ReachedMemory::ReachedMemory;
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
 };
 
@@ -104,9 +105,11 @@ class AppleDriver final : public Driver {
 
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
-  using Driver::Run;
-  Status Run(std::span<const KernelLaunch> launches, void* stream,
-             const ResultCheck& check) override;
+  Status Run(std::span<const KernelLaunch> launches, void* stream) override {
+    return RunAndCheck(launches, stream, nullptr);
+  }
+  Status RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
+                     const ResultCheck& check) override;
   Status Synchronize(void* stream) override {
     return work_.Wait(static_cast<const MTL::CommandQueue*>(stream));
   }
@@ -172,7 +175,7 @@ uint64_t AppleDriver::AddressOf(const void* data) const {
 }
 
 std::shared_ptr<const ReachedMemory> AppleDriver::Reach(std::span<const MemoryRange> ranges) const {
-  auto reached = std::make_shared<ReachedBuffers>();
+  auto reached = std::make_shared<ReachedBuffers>(ranges);
   std::set<const MTL::Buffer*> known;
   for (const MemoryRange& range : ranges) {
     const auto place = memory_.Find(range.data, range.bytes);
@@ -264,8 +267,8 @@ Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
   return commands;
 }
 
-Status AppleDriver::Run(std::span<const KernelLaunch> launches, void* stream,
-                        const ResultCheck& check) {
+Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
+                                const ResultCheck& check) {
   MARLIN_RETURN_IF_ERROR(work_.Check());
   if (launches.empty()) return Status();
   const AutoreleaseScope scope;

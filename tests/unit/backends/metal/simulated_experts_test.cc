@@ -620,8 +620,7 @@ TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
   Driver& driver = DriverOf(device_->impl().backend());
   const SelectGemm select = [](const GemmDesc& desc) { return SelectFor(device_->impl(), desc); };
   // 3 x 24 floats per token: passes of 9, 9 and 2 tokens.
-  const auto plan = PlanMetalExperts(problem, experts, select, driver,
-                                     std::make_shared<ErrorWords>(driver), {9 * 3 * 24 * 4});
+  const auto plan = ExpertPlanner(driver).Plan(problem, experts, select, {9 * 3 * 24 * 4});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   std::vector<std::byte> workspace(static_cast<size_t>((*plan)->workspace_bytes()) + 64);
   std::vector<float> out(batch.x.size());
