@@ -111,6 +111,19 @@ TEST_F(AppleExperts, HaveTheSimulatorsBits) {
   EXPECT_EQ(run(*apple_), run(*Device::Open("metal-sim")));
 }
 
+// Opening a device compares a layer with the host.
+TEST_F(AppleExperts, AreCheckedWhenTheDeviceOpens) {
+  ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
+  for (const char* const function : {"moe_expert_gemm_32x64", "moe_sum_experts"}) {
+    fake_gpu::TheBehaviour().breaks = function;
+    const Result<Device> broken = Device::Open("metal");
+    ASSERT_FALSE(broken.ok()) << function;
+    EXPECT_EQ(broken.status().code(), Code::kUnsupported);
+    EXPECT_THAT(broken.status().message(),
+                testing::StartsWith("metal: self-test: experts: out[0, 0] is "));
+  }
+}
+
 TEST_F(AppleExperts, TellOfWrongIdsWhenSynchronized) {
   Layer layer(*apple_);
   const ExpertsPlan plan = layer.Plan();

@@ -278,7 +278,8 @@ void Disturb(const Dispatch& dispatch) {
   const Binding& out = found->second;
   auto* numbers = reinterpret_cast<float*>(static_cast<std::byte*>(out.buffer->data) + out.offset);
   if (dispatch.pipeline->function->name != "marlin_self_test") {
-    if (TheBehaviour().breaks_sums) numbers[0] += 1;
+    const bool breaks = dispatch.pipeline->function->name == TheBehaviour().breaks;
+    if (TheBehaviour().breaks_sums || breaks) numbers[0] += 1;
     return;
   }
   if (TheBehaviour().rotates_fragments) std::rotate(numbers, numbers + 2, numbers + 64);

@@ -37,6 +37,7 @@ struct Behaviour {
   bool rotates_fragments = false;  ///< Fragments have another layout than on Apple's GPUs.
   bool breaks_products = false;    ///< Corrupts matrix products in the self-test.
   bool breaks_sums = false;        ///< Corrupts the first output of all other kernels.
+  std::string breaks;              ///< Corrupts the first output of this function.
 };
 
 /// To be set before a device is opened.

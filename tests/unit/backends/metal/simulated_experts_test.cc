@@ -206,6 +206,7 @@ class SimulatedExperts : public testing::Test {
 
   static std::vector<std::string> Functions() {
     std::vector<std::string> names;
+    names.reserve(launches_.size());
     for (const SimulatedLaunch& launch : launches_) names.push_back(launch.function);
     return names;
   }
@@ -312,22 +313,23 @@ TEST_F(SimulatedExperts, RowsAroundTheEdgesOfTiles) {
 }
 
 TEST_F(SimulatedExperts, TailsOfEveryDimension) {
+  std::vector<LayerOptions> layers;
   for (const auto& [hidden, inner] :
        {std::pair<int64_t, int64_t>{1, 1}, {8, 8}, {7, 20}, {130, 72}, {136, 4}, {33, 129}}) {
     for (const bool apart : {false, true}) {
-      for (const bool biased : {false, true}) {
-        Layer layer =
-            MakeLayer({.hidden = hidden, .inner = inner, .apart = apart, .biased = biased});
-        MakeSet(&layer);
-        for (const int64_t tokens : {int64_t{2}, int64_t{35}}) {
-          const Batch batch = MakeBatch(layer, tokens, 2);
-          SCOPED_TRACE(testing::Message()
-                       << hidden << " " << inner << " " << apart << " " << tokens);
-          ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
-          // Gate and up side by side can be computed together if both are whole strips.
-          EXPECT_EQ(Launched("moe_gate_experts"), !apart && inner % 8 != 0);
-        }
-      }
+      layers.push_back({.hidden = hidden, .inner = inner, .apart = apart, .biased = false});
+      layers.push_back({.hidden = hidden, .inner = inner, .apart = apart, .biased = true});
+    }
+  }
+  for (const LayerOptions& options : layers) {
+    Layer layer = MakeLayer(options);
+    MakeSet(&layer);
+    for (const int64_t tokens : {int64_t{2}, int64_t{35}}) {
+      SCOPED_TRACE(testing::Message() << options.hidden << " " << options.inner << " " << tokens);
+      const Batch batch = MakeBatch(layer, tokens, 2);
+      ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+      // Gate and up side by side can be computed together if both are whole strips.
+      EXPECT_EQ(Launched("moe_gate_experts"), !options.apart && options.inner % 8 != 0);
     }
   }
 }
