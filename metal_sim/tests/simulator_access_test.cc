@@ -84,11 +84,14 @@ TEST_F(AccessTest, TheLibrarysConstantsMayBeRead) {
 TEST_F(AccessTest, ReachedMemoryIsReadOnlyAndHasBounds) {
   static const uint32_t words[] = {3, 4, 5, 6, 7};
   launch_.reached_ranges = {{&words[3], &words[5]}, {&words[0], &words[2]}};
-  EXPECT_TRUE(Run([] {
-                EXPECT_EQ(Load(&words[0], 1), 3U);
-                EXPECT_EQ(Load(&words[1], 1), 4U);
-                EXPECT_EQ(Load(&words[4], 1), 7U);
-              }).clean());
+  launch_.threads_per_threadgroup = {2, 1, 1};
+  const Report report = Run([] {
+    EXPECT_EQ(Load(&words[0], 1), 3U);
+    EXPECT_EQ(Load(&words[1], 1), 4U);
+    EXPECT_EQ(Load(&words[4], 1), 7U);
+  });
+  EXPECT_TRUE(report.clean()) << Text(report);
+  EXPECT_EQ(report.counters.reached_bytes_read, 2 * 3 * 4);
   Only(FindingKind::kWildAccess, [] { Load(&words[2], 1); });
   Only(FindingKind::kWildAccess, [] { Load(reinterpret_cast<const uint64_t*>(&words[4]), 1); });
   const Finding finding = Only(FindingKind::kWildAccess,

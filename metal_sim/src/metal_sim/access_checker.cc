@@ -126,6 +126,7 @@ bool AccessChecker::CheckOther(const Thread& thread, const MemoryAccess& access)
     return false;
   }
   if (InReached(access)) {
+    counters_.reached_bytes_read += access.reads ? static_cast<int64_t>(access.bytes) : 0;
     if (!access.writes) return true;
     ReportWild(thread, access, "memory reached through an address, which is read-only");
     return false;

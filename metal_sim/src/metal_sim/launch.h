@@ -100,6 +100,7 @@ struct BufferCounters {
 
 struct Counters {
   std::vector<BufferCounters> buffers;  ///< By index.
+  int64_t reached_bytes_read = 0;       ///< From Launch::reached_ranges, over all threads.
   int64_t threadgroup_bytes = 0;        ///< Memory of one threadgroup: the largest.
   int64_t threadgroup_bytes_read = 0;
   int64_t threadgroup_bytes_written = 0;

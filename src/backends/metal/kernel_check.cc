@@ -183,8 +183,8 @@ Result<ExpertWeights> MakeExpert(const Backend& backend, Format format) {
   return expert;
 }
 
-/// Output `column` of an expert for an x that is 1 at the first `ones` features: less than 2^24 times
-/// the unit of all summands, and so exact in any order.
+/// Output `column` of an expert for an x that is 1 at the first `ones` features: less than 2^24
+/// times the unit of all summands, and so exact in any order.
 float ExpertResult(const ExpertWeights& expert, int64_t ones, int64_t column) {
   float sum = 0;
   for (int64_t i = 0; i < kInner; ++i) {
@@ -208,7 +208,9 @@ Status RunExperts(const Backend& backend, const LayerExperts& layer, std::vector
   problem.top_k = 1;
   problem.x_type = problem.out_type = DType::kF32;
   problem.gate.activation = Activation::kRelu;
-  const SelectGemm select = [](const GemmDesc& /*desc*/) { return Result<KernelChoice>(KernelChoice()); };
+  const SelectGemm select = [](const GemmDesc& /*desc*/) {
+    return Result<KernelChoice>(KernelChoice());
+  };
   MARLIN_ASSIGN_OR_RETURN(const auto plan, backend.PlanExperts(problem, layer, select));
   constexpr int64_t kRows = kTokens * kHidden * int64_t{sizeof(float)};
   DeviceBlock block(backend);

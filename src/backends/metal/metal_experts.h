@@ -32,7 +32,7 @@ class ExpertPlanner {
   Driver& driver_;
   const std::shared_ptr<ErrorWords> errors_;
   mutable std::mutex mutex_;
-  /// Of layers that have plans: a layer outlives its plans.
+  /// Tables of the layers that have plans: a layer outlives its plans.
   mutable std::map<const LayerExperts*, std::weak_ptr<const ExpertTable>> tables_;
 };
 

@@ -299,6 +299,23 @@ TEST_F(SimulatedExperts, DecodeIsFourLaunches) {
                                        "moe_sum_experts"));
 }
 
+// Weights without scales: the kernels read nothing but codes through addresses.
+TEST_F(SimulatedExperts, ReadTheWeightsOfChosenExpertsOnce) {
+  Layer layer = MakeLayer({.hidden = 256, .inner = 128, .experts = 5});
+  MakeSet(&layer);
+  constexpr int64_t kBytesOfExpert = 3 * 256 * 128 * 2;
+  for (const int64_t tokens : {1, 2, 16}) {
+    // Every token selects experts 1 and 3.
+    Batch batch = MakeBatch(layer, tokens, 2);
+    for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = i % 2 == 0 ? 3 : 1;
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    int64_t bytes = 0;
+    for (const SimulatedLaunch& launch : launches_) bytes += launch.counters.reached_bytes_read;
+    const int64_t rows = tokens == 1 ? 1 : TileExperts({tokens, 2, 5, false, false}, {}).few_tile_rows;
+    EXPECT_EQ(bytes, 2 * kBytesOfExpert * ((tokens + rows - 1) / rows)) << tokens;
+  }
+}
+
 TEST_F(SimulatedExperts, RowsAroundTheEdgesOfTiles) {
   Layer layer = MakeLayer({.hidden = 72, .inner = 40});
   MakeSet(&layer);
