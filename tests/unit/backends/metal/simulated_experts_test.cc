@@ -351,6 +351,19 @@ TEST_F(SimulatedExperts, TailsOfEveryDimension) {
   }
 }
 
+TEST_F(SimulatedExperts, WithoutInnerFeaturesAreBiases) {
+  for (const bool apart : {false, true}) {
+    Layer layer = MakeLayer({.inner = 0, .experts = 2, .apart = apart, .biased = true});
+    MakeSet(&layer);
+    const Batch batch = MakeBatch(layer, 3, 1);
+    const std::vector<float> out = Run(layer, batch, ProblemOf(batch));
+    for (size_t i = 0; i < out.size(); ++i) {
+      const Mlp& mlp = layer.experts[static_cast<size_t>(batch.ids[i / 24])];
+      ASSERT_EQ(out[i], batch.weights[i / 24] * mlp.down.bias[i % 24]) << i;
+    }
+  }
+}
+
 TEST_F(SimulatedExperts, SelectionsOfSeveralBlocks) {
   Layer layer = MakeLayer({.hidden = 8, .inner = 8, .experts = 5, .shared = true});
   layer.experts[2].present = false;
