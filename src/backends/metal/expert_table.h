@@ -14,8 +14,8 @@ namespace marlin::metal {
 
 /// Matrices that one launch computes: those of one kind (kernels::WeightKind), of any expert.
 struct MatrixGroup {
-  FunctionConstants
-      constants{};  ///< Those that weights and biases decide, and whether it is gated.
+  /// Those that weights and biases decide, and whether the activation is part of the epilogue.
+  FunctionConstants constants{};
   kernels::ExpertPart part = kernels::kPartGate;
   int parts = 1;        ///< 2: of `part` and of the part after it.
   int64_t columns = 0;  ///< The largest n.

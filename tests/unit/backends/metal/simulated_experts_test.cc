@@ -311,9 +311,32 @@ TEST_F(SimulatedExperts, ReadTheWeightsOfChosenExpertsOnce) {
     ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
     int64_t bytes = 0;
     for (const SimulatedLaunch& launch : launches_) bytes += launch.counters.reached_bytes_read;
-    const int64_t rows = tokens == 1 ? 1 : TileExperts({tokens, 2, 5, false, false}, {}).few_tile_rows;
+    const int64_t rows =
+        tokens == 1 ? 1 : TileExperts({tokens, 2, 5, false, false}, {}).few_tile_rows;
     EXPECT_EQ(bytes, 2 * kBytesOfExpert * ((tokens + rows - 1) / rows)) << tokens;
   }
+}
+
+TEST_F(SimulatedExperts, KeepTheirBudgets) {
+  Layer layer = MakeLayer({.hidden = 64, .inner = 64, .experts = 4});
+  MakeSet(&layer);
+  Batch batch = MakeBatch(layer, 60, 2);
+  std::fill(batch.ids.begin(), batch.ids.begin() + 80, 1);  // Both kinds of tiles.
+  ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+  for (const SimulatedLaunch& launch : launches_) {
+    const metal_sim::Counters& counters = launch.counters;
+    if (launch.function == "moe_sort_experts") {
+      EXPECT_EQ(counters.threadgroup_bytes, 1152);
+      EXPECT_EQ(counters.threadgroup_barriers, 7);
+    } else if (launch.function == "moe_expert_gemv_16") {
+      EXPECT_EQ(counters.threadgroup_bytes, 256 * 16);
+      EXPECT_LE(counters.threadgroup_barriers, counters.threadgroups);
+    } else {
+      EXPECT_EQ(counters.threadgroup_bytes, 0) << launch.function;
+      EXPECT_EQ(counters.threadgroup_barriers, 0) << launch.function;
+    }
+  }
+  EXPECT_TRUE(Launched("moe_expert_gemm_32x64"));
 }
 
 TEST_F(SimulatedExperts, RowsAroundTheEdgesOfTiles) {
