@@ -626,33 +626,51 @@ std::vector<int32_t> Words(const MemoryRange& range, size_t count) {
   return {data, data + count};
 }
 
+/// A layer's pass as ExpertLaunches takes it.
+struct PlannedLayer {
+  PlannedLayer(const Layer& layer, int64_t tokens, int64_t top_k, Driver& driver)
+      : experts(OperandsOf(layer, &operands)), table(*ExpertTable::Make(experts, driver)) {
+    planned.pass = {tokens, top_k, table->present_experts(), layer.options.shared, false};
+    planned.tiling = TileExperts(planned.pass, {});
+  }
+  PlannedLayer(const PlannedLayer&) = delete;
+  PlannedLayer& operator=(const PlannedLayer&) = delete;
+
+  ExpertArrays Arrays(std::byte* workspace) const {
+    return LayOutArrays(planned, experts, *table, workspace);
+  }
+  std::vector<KernelLaunch> Launches(const ExpertsProblem& problem, const ExpertsCall& call,
+                                     ErrorWords::Word* error) const {
+    return ExpertLaunches(planned, problem, experts, *table, call, error);
+  }
+
+  std::vector<ExpertOperands> operands;
+  LayerExperts experts;
+  std::shared_ptr<const ExpertTable> table;
+  PlannedPass planned;
+};
+
 TEST_F(SimulatedExperts, TheSortIsTheHosts) {
   for (const auto& [tokens, top_k, count] :
        {std::array<int64_t, 3>{4, 1, 1}, {8, 32, 300}, {400, 3, 700}, {2100, 32, 40}}) {
     Layer layer = MakeLayer({.hidden = 8, .inner = 8, .experts = 1, .shared = count != 300});
     layer.experts.resize(static_cast<size_t>(count), layer.experts[0]);
     for (size_t e = 0; e < layer.experts.size(); ++e) layer.experts[e].present = e % 7 != 3;
-    std::vector<ExpertOperands> operands;
-    const LayerExperts experts = OperandsOf(layer, &operands);
     Batch batch = MakeBatch(layer, tokens, top_k);
-    const ExpertsProblem problem = ProblemOf(batch);
     Driver& driver = DriverOf(device_->impl().backend());
-    const std::shared_ptr<const ExpertTable> table = *ExpertTable::Make(experts, driver);
-    PlannedPass planned{{tokens, top_k, table->present_experts(), layer.options.shared, false}, {}};
-    planned.tiling = TileExperts(planned.pass, {});
-    const int64_t bytes = LayOutArrays(planned, experts, *table, nullptr).bytes;
-    const DriverMemory<std::byte> workspace = *AllocateMemory<std::byte>(driver, bytes);
+    const PlannedLayer plan(layer, tokens, top_k, driver);
+    const DriverMemory<std::byte> workspace =
+        *AllocateMemory<std::byte>(driver, plan.Arrays(nullptr).bytes);
     ExpertsCall call;
     call.ids = batch.ids.data();
     call.workspace = workspace.get();
     ErrorWords::Word error{};
-    std::vector<KernelLaunch> launches =
-        ExpertLaunches(planned, problem, experts, *table, call, &error);
+    std::vector<KernelLaunch> launches = plan.Launches(ProblemOf(batch), call, &error);
     std::erase_if(launches,
                   [](const KernelLaunch& each) { return each.source != "sort_experts.metal"; });
-    const HostSort host(experts, batch);
+    const HostSort host(plan.experts, batch);
     ASSERT_TRUE(driver.Run(launches, nullptr).ok());
-    const ExpertArrays arrays = LayOutArrays(planned, experts, *table, workspace.get());
+    const ExpertArrays arrays = plan.Arrays(workspace.get());
     EXPECT_EQ(Words(arrays.begin, host.begin.size()), host.begin);
     EXPECT_EQ(Words(arrays.tokens, host.token.size()), host.token);
     EXPECT_EQ(Words(arrays.slot_of, host.slot_of.size()), host.slot_of);
@@ -663,6 +681,28 @@ TEST_F(SimulatedExperts, TheSortIsTheHosts) {
     EXPECT_EQ(error.selection, tokens * top_k - 1);
     EXPECT_EQ(error.id, -9);
   }
+}
+
+// The simulator's processor reads vectors at any address, a GPU does not.
+TEST_F(SimulatedExperts, VectorLoadsAreForAlignedRows) {
+  const Layer layer = MakeLayer({});
+  const PlannedLayer plan(layer, 2, 1, DriverOf(device_->impl().backend()));
+  ExpertsProblem problem{2, 1, DType::kF16, DType::kF32};
+  const auto aligned = [&](uintptr_t address, int64_t stride) {
+    ExpertsCall call;
+    call.x = reinterpret_cast<const void*>(address);
+    call.x_stride = stride;
+    std::vector<int32_t> constants;
+    for (const KernelLaunch& launch : plan.Launches(problem, call, nullptr)) {
+      if (launch.source != "expert_gemm.metal") continue;
+      constants.push_back(launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT]);
+    }
+    return constants;
+  };
+  // Gate and up, then down.
+  EXPECT_THAT(aligned(4096, 24), ElementsAre(1, 1));
+  EXPECT_THAT(aligned(4098, 24), ElementsAre(0, 1));
+  EXPECT_THAT(aligned(4096, 28), ElementsAre(0, 1));
 }
 
 TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
