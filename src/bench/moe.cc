@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <set>
@@ -75,6 +76,54 @@ WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
   return spec;
 }
 
+ExpertsProblem ProblemOf(const MoeCase& bench) {
+  ExpertsProblem problem;
+  problem.tokens = bench.tokens();
+  problem.top_k = bench.top_k;
+  problem.x_type = bench.gemm.activation_type;
+  problem.out_type = bench.gemm.activation_type;
+  problem.accuracy = bench.gemm.options.accuracy;
+  return problem;
+}
+
+/// Normally distributed activations [tokens, hidden] of the case's type.
+std::vector<std::byte> RandomRows(const MoeCase& bench) {
+  const DType type = bench.gemm.activation_type;
+  const auto count = static_cast<size_t>(bench.tokens() * bench.hidden());
+  const auto size = static_cast<size_t>(DTypeBytes(type));
+  std::vector<std::byte> rows(count * size);
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = normal(random);
+    const uint16_t half = type == DType::kBf16 ? FloatToBf16(value) : FloatToHalf(value);
+    std::memcpy(rows.data() + i * size,
+                type == DType::kF32 ? static_cast<const void*>(&value) : &half, size);
+  }
+  return rows;
+}
+
+template <typename T>
+Result<DeviceBuffer> Uploaded(const Device& device, const std::vector<T>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(device, bytes));
+  MARLIN_RETURN_IF_ERROR(buffer.CopyFrom(values.data(), bytes));
+  return buffer;
+}
+
+MoeResult ResultOf(const MoeCase& bench, const Routing& routing, const Timing& timing,
+                   double probe_rate) {
+  MoeResult result;
+  result.bench = bench;
+  result.timing = timing;
+  result.probe_rate = probe_rate;
+  result.active_experts = routing.active_experts;
+  result.weight_bytes = routing.active_experts * bench.ExpertBytes();
+  result.operations = 6.0 * static_cast<double>(bench.tokens() * bench.top_k) *
+                      static_cast<double>(bench.hidden()) * static_cast<double>(bench.inner());
+  return result;
+}
+
 }  // namespace
 
 WeightsSpec MoeCase::GateUpSpec() const { return SpecOf(*this, hidden(), 2 * inner()); }
@@ -117,24 +166,9 @@ Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadP
   const Routing routing = RandomRouting(bench);
   const DType type = bench.gemm.activation_type;
   const Shape rows{bench.tokens(), bench.hidden()};
-  std::vector<float> x(static_cast<size_t>(rows.ElementCount()));
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  for (float& value : x) value = normal(random);
-  if (type != DType::kF32) {
-    auto* const half = reinterpret_cast<uint16_t*>(x.data());
-    for (size_t i = 0; i < x.size(); ++i) {
-      half[i] = type == DType::kBf16 ? FloatToBf16(x[i]) : FloatToHalf(x[i]);
-    }
-  }
-  std::vector<float> out(x.size());
-  ExpertsProblem problem;
-  problem.tokens = bench.tokens();
-  problem.top_k = bench.top_k;
-  problem.x_type = type;
-  problem.out_type = type;
-  problem.accuracy = bench.gemm.options.accuracy;
-  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, problem, set));
+  const std::vector<std::byte> x = RandomRows(bench);
+  std::vector<std::byte> out(x.size());
+  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
   const Shape selections{bench.tokens(), bench.top_k};
   const auto run = [&](int64_t i) {
     const std::vector<int32_t>& ids = routing.ids[static_cast<size_t>(i) % routing.ids.size()];
@@ -152,15 +186,43 @@ Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadP
   });
   bodies.emplace_back([&](int64_t) { probe.read(); });
   const std::vector<Timing> timings = MeasureTogether(bodies);
-  MoeResult result;
-  result.bench = bench;
-  result.timing = PerCall(timings[0], calls);
-  result.probe_rate = probe.bytes / timings[1].median;
-  result.active_experts = routing.active_experts;
-  result.weight_bytes = routing.active_experts * bench.ExpertBytes();
-  result.operations = 6.0 * static_cast<double>(selections.ElementCount()) *
-                      static_cast<double>(bench.hidden()) * static_cast<double>(bench.inner());
-  return result;
+  return ResultOf(bench, routing, PerCall(timings[0], calls), probe.bytes / timings[1].median);
+}
+
+Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::GraphTimer& timer,
+                              double read_rate) {
+  MARLIN_ASSIGN_OR_RETURN(const ExpertSet set, MakeSet(device, bench));
+  const Routing routing = RandomRouting(bench);
+  const DType type = bench.gemm.activation_type;
+  const Shape rows{bench.tokens(), bench.hidden()};
+  const Shape selections{bench.tokens(), bench.top_k};
+  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer x, Uploaded(device, RandomRows(bench)));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer out, DeviceBuffer::Allocate(device, x.bytes()));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer weights, Uploaded(device, routing.weights));
+  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer workspace,
+                          DeviceBuffer::Allocate(device, plan.workspace_bytes()));
+  std::vector<DeviceBuffer> ids;
+  for (const std::vector<int32_t>& batch : routing.ids) {
+    MARLIN_ASSIGN_OR_RETURN(DeviceBuffer uploaded, Uploaded(device, batch));
+    ids.push_back(std::move(uploaded));
+  }
+  const cuda::Launch launch = [&](int i, void* stream) {
+    ExpertsArguments arguments{workspace.data(), workspace.bytes(), stream};
+    const DeviceBuffer& batch = ids[static_cast<size_t>(i) % ids.size()];
+    return plan.Run({x.data(), type, rows}, {batch.data(), DType::kI32, selections},
+                    {weights.data(), DType::kF32, selections}, {out.data(), type, rows}, arguments);
+  };
+  MARLIN_ASSIGN_OR_RETURN(const auto captured, timer.Capture(static_cast<int>(ids.size()), launch));
+  constexpr int kReplays = 51;
+  std::vector<double> seconds;
+  MARLIN_RETURN_IF_ERROR(captured->Replay().status());
+  for (int i = 0; i < kReplays; ++i) {
+    MARLIN_ASSIGN_OR_RETURN(const double replay, captured->Replay());
+    seconds.push_back(replay);
+  }
+  MARLIN_RETURN_IF_ERROR(device.Synchronize());
+  return ResultOf(bench, routing, SummarizeSeconds(std::move(seconds)), read_rate);
 }
 
 std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings& ceilings) {

@@ -1,4 +1,4 @@
-// Timing of the experts of a layer, on the CPU or on a GPU whose memory is the host's.
+// Timing of the experts of a layer.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/measure/graph_timer.h"
 #include "bench/gemm.h"
 #include "bench/timer.h"
 #include "marlin/device.h"
@@ -44,9 +45,14 @@ struct MoeResult {
   nlohmann::ordered_json ToJson(const MachineCeilings& ceilings) const;
 };
 
-/// Runs one case. The layers rotate, and so do the selections, so that weights come from memory.
-/// Errors: those of PlanExperts, kOutOfMemory.
+/// Runs one case on the CPU, or on a GPU whose memory is the host's. The layers rotate, and so do
+/// the selections, so that weights come from memory. Errors: those of PlanExperts, kOutOfMemory.
 Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadProbe& probe);
+
+/// The same on a CUDA device: the median of replays of a graph of calls. `read_rate` becomes
+/// MoeResult::probe_rate. Errors: also kDeviceLost.
+Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::GraphTimer& timer,
+                              double read_rate);
 
 /// A table of results.
 std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings& ceilings);

@@ -185,7 +185,11 @@ class BenchCommand final : public Command {
   Status RunOnSharedMemory(Console& console, const Device& device, const bench::ReadProbe& probe,
                            const std::optional<Model>& model) {
     const DeviceInfo info = device.info();
-    if (op_ == "moe") return RunMoe(console, device, probe);
+    if (op_ == "moe") {
+      return RunMoeCases(console, device, bench::kBeyondCacheBytes, [&](const bench::MoeCase& moe) {
+        return bench::RunMoe(device, moe, probe);
+      });
+    }
     MARLIN_RETURN_IF_ERROR(model ? RunModel(*model) : RunCases(console, device, probe));
     return Report(console, Document(info), Heading(info) + (op_ == "model" ? ModelText() : Text()));
   }
@@ -225,12 +229,12 @@ class BenchCommand final : public Command {
         });
   }
 
-  Status RunMoe(Console& console, const Device& device, const bench::ReadProbe& probe) {
+  Status RunMoeCases(Console& console, const Device& device, int64_t weight_bytes,
+                     const std::function<Result<bench::MoeResult>(const bench::MoeCase&)>& run) {
     std::vector<bench::MoeResult> results;
-    MARLIN_RETURN_IF_ERROR(ForEachCase(
-        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
-          MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result,
-                                  bench::RunMoe(device, MoeOf(bench), probe));
+    MARLIN_RETURN_IF_ERROR(
+        ForEachCase(console, device, weight_bytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result, run(MoeOf(bench)));
           results.push_back(std::move(result));
           return Status();
         }));
@@ -273,7 +277,7 @@ class BenchCommand final : public Command {
   }
 
   Status RunOnGpu(Console& console, const Device& device) {
-    if (op_ == "model" || op_ == "moe") {
+    if (op_ == "model") {
       return Status(Code::kUnsupported,
                     fmt::format("bench {}: runs on the CPU, not on {}", op_, device_));
     }
@@ -284,6 +288,13 @@ class BenchCommand final : public Command {
     if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
     bench::GpuBench gpu(device, *timer, cublas.ok() ? &cublas->baseline : nullptr);
     MARLIN_ASSIGN_OR_RETURN(const bench::GpuCeilings ceilings, gpu.MeasureCeilings());
+    if (op_ == "moe") {
+      ceilings_.read = std::max(ceilings.read_bulk, ceilings.read_loads);
+      ceilings_.bf16 = ceilings.tensor;
+      return RunMoeCases(console, device, bench::kBeyondL2Bytes, [&](const bench::MoeCase& moe) {
+        return bench::RunMoeOnGpu(device, moe, *timer, ceilings_.read);
+      });
+    }
     std::vector<bench::GpuBenchResult> results;
     MARLIN_RETURN_IF_ERROR(ForEachCase(
         console, device, bench::kBeyondL2Bytes, [&](const bench::BenchCase& bench) -> Status {

@@ -62,7 +62,7 @@ class CudaBackend final : public Backend {
   /// Allocates what kernels share; call it before the first Plan.
   Status MakeShared() {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
-    MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(*device_));
+    MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     decoder_.emplace(*device_, *value_errors_);
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();

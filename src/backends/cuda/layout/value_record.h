@@ -10,6 +10,7 @@ namespace marlin::cuda {
 /// Why a row of logits cannot be routed.
 enum class LogitError : uint8_t { kNaNBias, kNaN, kInf, kNoFinite };
 
+/// In device memory; of a kind, the first error stays.
 struct ValueRecord {
   static constexpr unsigned long long kNone = ~0ULL;
   /// RouterKey of the first logit or bias, or kNone.
@@ -20,6 +21,12 @@ struct ValueRecord {
   int selection = 0;
   int id = 0;
   int experts = 0;
+};
+
+/// How kernels record errors.
+struct ErrorView {
+  ValueRecord* record = nullptr;
+  int* any = nullptr;  ///< Host memory; not 0: there is a record.
 };
 
 /// Orders errors by token, biases first, then by expert.

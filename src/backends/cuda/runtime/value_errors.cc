@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <new>
-
 #include "base/macros.h"
 
 namespace marlin::cuda {
@@ -30,39 +28,47 @@ Status RouterError(unsigned long long key) {
 
 }  // namespace
 
-Result<std::unique_ptr<ValueErrors>> ValueErrors::Make(DeviceHandle& device) {
-  const DeviceScope scope(device.index);
-  void* memory = nullptr;
-  MARLIN_RETURN_IF_ERROR(device.errors.Check(
-      cudaHostAlloc(&memory, sizeof(ValueRecord), cudaHostAllocMapped | cudaHostAllocPortable),
+Result<std::unique_ptr<ValueErrors>> ValueErrors::Make(
+    const std::shared_ptr<DeviceHandle>& device) {
+  const DeviceScope scope(device->index);
+  MARLIN_ASSIGN_OR_RETURN(DeviceMemory record, DeviceMemory::Allocate(device, sizeof(ValueRecord)));
+  std::unique_ptr<ValueErrors> errors(new ValueErrors(device, std::move(record)));
+  void* any = nullptr;
+  MARLIN_RETURN_IF_ERROR(device->errors.Check(
+      cudaHostAlloc(&any, sizeof(int), cudaHostAllocMapped | cudaHostAllocPortable),
       "cudaHostAlloc"));
-  auto* const record = new (memory) ValueRecord();
+  errors->any_ = static_cast<int*>(any);
   void* on_device = nullptr;
-  const Status mapped =
-      device.errors.Check(cudaHostGetDevicePointer(&on_device, memory, 0), "cudaHostAlloc");
-  std::unique_ptr<ValueErrors> errors(
-      new ValueErrors(record, static_cast<ValueRecord*>(on_device)));
-  MARLIN_RETURN_IF_ERROR(mapped);
+  MARLIN_RETURN_IF_ERROR(
+      device->errors.Check(cudaHostGetDevicePointer(&on_device, any, 0), "cudaHostAlloc"));
+  errors->view_ = {reinterpret_cast<ValueRecord*>(errors->record_.data()),
+                   static_cast<int*>(on_device)};
+  MARLIN_RETURN_IF_ERROR(errors->Reset());
   return errors;
 }
 
-ValueErrors::~ValueErrors() { cudaFreeHost(record_); }
+ValueErrors::~ValueErrors() { cudaFreeHost(const_cast<int*>(any_)); }
+
+Status ValueErrors::Reset() {
+  *any_ = 0;
+  const ValueRecord empty;
+  MARLIN_RETURN_IF_ERROR(device_->errors.Check(
+      cudaMemcpy(record_.data(), &empty, sizeof(empty), cudaMemcpyHostToDevice), "cudaMemcpy"));
+  // The copy from pageable memory may return before it is done.
+  return device_->errors.Check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
+}
 
 Status ValueErrors::Take() {
   const std::lock_guard lock(mutex_);
-  // Kernels write behind the compiler's back.
-  volatile ValueRecord& record = *record_;
-  if (record.router == ValueRecord::kNone && record.bad_selection == 0) return {};
-  const unsigned long long router = record.router;
-  Status status =
-      router != ValueRecord::kNone
-          ? RouterError(router)
-          : Status(Code::kInvalidArgument,
-                   fmt::format("ids: token {}, selection {}: {} is not in 0..{}", int{record.token},
-                               int{record.selection}, int{record.id}, record.experts - 1));
-  record.router = ValueRecord::kNone;
-  record.bad_selection = 0;
-  return status;
+  if (*any_ == 0) return {};
+  ValueRecord record;
+  MARLIN_RETURN_IF_ERROR(device_->errors.Check(
+      cudaMemcpy(&record, record_.data(), sizeof(record), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+  MARLIN_RETURN_IF_ERROR(Reset());
+  if (record.router != ValueRecord::kNone) return RouterError(record.router);
+  return Status(Code::kInvalidArgument,
+                fmt::format("ids: token {}, selection {}: {} is not in 0..{}", record.token,
+                            record.selection, record.id, record.experts - 1));
 }
 
 }  // namespace marlin::cuda

@@ -6,33 +6,37 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "backends/cuda/layout/value_record.h"
 #include "backends/cuda/runtime/device_memory.h"
 
 namespace marlin::cuda {
 
-/// Host memory that kernels write to.
+/// A record in the device's memory and a flag in the host's, so that Take costs no copy unless
+/// there is an error.
 class ValueErrors {
  public:
   /// Errors: kOutOfMemory, kDeviceLost.
-  static Result<std::unique_ptr<ValueErrors>> Make(DeviceHandle& device);
+  static Result<std::unique_ptr<ValueErrors>> Make(const std::shared_ptr<DeviceHandle>& device);
   ~ValueErrors();
   ValueErrors(const ValueErrors&) = delete;
   ValueErrors& operator=(const ValueErrors&) = delete;
 
-  /// The record as kernels address it.
-  ValueRecord* on_device() const { return on_device_; }
+  ErrorView view() const { return view_; }
   /// The error that kernels have recorded since the last call, or Ok. Call it after the work.
   Status Take();
 
  private:
-  ValueErrors(ValueRecord* record, ValueRecord* on_device)
-      : record_(record), on_device_(on_device) {}
+  ValueErrors(std::shared_ptr<DeviceHandle> device, DeviceMemory record)
+      : device_(std::move(device)), record_(std::move(record)) {}
+  Status Reset();
 
   std::mutex mutex_;
-  ValueRecord* record_;
-  ValueRecord* on_device_;
+  std::shared_ptr<DeviceHandle> device_;
+  DeviceMemory record_;
+  volatile int* any_ = nullptr;
+  ErrorView view_;
 };
 
 }  // namespace marlin::cuda

@@ -102,6 +102,7 @@ struct ExpertLaunch {
   const void* function = nullptr;
   ExpertGemvPlan gemv;
   DeviceMemory table;
+  DeviceMemory members;  ///< Exact: StageRowsArguments::members.
   int64_t k = 0;
   int strips = 0;  ///< Exact: n-tiles of the widest matrix.
 };
@@ -352,6 +353,7 @@ template <typename View>
 Status CudaExperts::PlanExact(const std::vector<Matrix>& matrices, int sides,
                               ExpertLaunch* launch) const {
   std::vector<ExactExpert<View>> table(static_cast<size_t>((experts() + 1) * sides));
+  std::vector<uint8_t> members(static_cast<size_t>(experts() + 1));
   for (const Matrix& matrix : matrices) {
     ExactExpert<View>& expert = table[static_cast<size_t>(matrix.row)];
     if constexpr (std::is_same_v<View, TileView>) {
@@ -362,7 +364,9 @@ Status CudaExperts::PlanExact(const std::vector<Matrix>& matrices, int sides,
     expert.bias = matrix.operand->bias;
     expert.column = matrix.column;
     launch->strips = std::max(launch->strips, Ceil(expert.weights.n, kStripOutputs));
+    members[static_cast<size_t>(matrix.row / sides)] = 1;
   }
+  MARLIN_RETURN_IF_ERROR(Upload(members, &launch->members));
   return Upload(table, &launch->table);
 }
 
@@ -406,7 +410,7 @@ Status CudaExperts::Sort(const Pass& pass) const {
   args.shared = layer_.shared.present();
   args.warps = sort_warps_;
   args.slots = pass.slots;
-  args.errors = errors_.on_device();
+  args.errors = errors_.view();
   return Check(LaunchSort(args, pass.stream), "moe_sort");
 }
 
@@ -447,10 +451,11 @@ Status CudaExperts::RunExact(const Pass& pass, const ExpertLaunch& launch, int s
   StageRowsArguments stage;
   stage.rows = rows;
   stage.slots = pass.slots;
+  stage.members = launch.members.data();
   stage.k = static_cast<int>(launch.k);
   stage.out = pass.staged;
   if (launch.k > 0) {
-    MARLIN_RETURN_IF_ERROR(Check(LaunchStageRows(stage, slots_, pass.stream), "moe_stage"));
+    MARLIN_RETURN_IF_ERROR(Check(LaunchStageRows(stage, pass.stream), "moe_stage"));
   }
   ExpertExactArguments<View> args;
   args.table = reinterpret_cast<const ExactExpert<View>*>(launch.table.data());

@@ -11,8 +11,7 @@ namespace marlin::cuda {
 cudaError_t AllowSort();
 /// Sorts selections by expert, in one CTA: stable, so that slots do not depend on timing.
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream);
-/// `slots`: the most there can be.
-cudaError_t LaunchStageRows(const StageRowsArguments& args, int64_t slots, cudaStream_t stream);
+cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream);
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream);
 
 }  // namespace marlin::cuda

@@ -27,7 +27,7 @@ struct SortArguments {
   bool shared = false;
   int warps = 1;  ///< Per CTA; each has a histogram [experts] in shared memory.
   SlotsView slots;
-  ValueRecord* errors = nullptr;
+  ErrorView errors;
 };
 inline constexpr int kMaxSortWarps = 32;
 /// Shared memory for the sort: the histograms, and the sums of the scan.
@@ -73,9 +73,9 @@ struct ExpertRows {
   GateView gate;
 };
 
-/// The parameters of the GEMV kernel: one launch runs the matrices of one kind, layout and k.
+/// The parameters of the GEMV kernel, which runs the matrices of one kind, layout and k.
 struct ExpertGemvArguments {
-  TileView weights;                   ///< What all matrices share: all but tiles, multiplier and n.
+  TileView weights;                   ///< Common to all matrices but for tiles, multiplier and n.
   const TileExpert* table = nullptr;  ///< [experts + 1][sides]; the shared expert is the last.
   int sides = 1;
   bool sorted_early = false;  ///< The sort ended before the previous kernel began.
@@ -84,7 +84,7 @@ struct ExpertGemvArguments {
   float* out = nullptr;  ///< [slots, stride]
   int64_t out_stride = 0;
   int tile_rows = 8;   ///< Rows of an output tile, at most.
-  int row_bytes = 0;   ///< Of activations in shared memory.
+  int row_bytes = 0;   ///< Row stride of activations in shared memory.
   int share_log2 = 0;  ///< log2 of the warps that split the k of a unit.
   int stages = 2;      ///< Weight tiles in flight per warp.
   // Offsets in shared memory; the rings of weight tiles come first.
@@ -110,6 +110,7 @@ struct ExpertExactArguments {
 struct StageRowsArguments {
   ExpertRows rows;
   SlotsView slots;
+  const uint8_t* members = nullptr;  ///< [experts + 1]: whether the launch has one of its matrices.
   int k = 0;
   void* out = nullptr;  ///< [slots, k] of the type of `rows`, or f32 if gated.
 };

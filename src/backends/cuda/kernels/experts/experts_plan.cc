@@ -41,7 +41,9 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
   args.sides = problem.sides;
   args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip);
   // 16 bytes of padding, so that the rows of a matrix are in different banks.
-  args.row_bytes = problem.weights.tiles_of_strip * kTileK * 2 + 16;
+  const int64_t row_bytes = int64_t{problem.weights.tiles_of_strip} * kTileK * 2 + 16;
+  if (row_bytes > device.shared_bytes) return std::nullopt;
+  args.row_bytes = static_cast<int>(row_bytes);
   const int64_t schedule = ((problem.experts + 1) * problem.sides + 1 + kWarps) * 4;
   for (args.stages = kMaxStages; args.stages > 0; --args.stages) {
     SharedLayout layout;

@@ -92,11 +92,13 @@ MARLIN_DEVICE void ScanCounts(const SortArguments& args, int32_t* counts, int32_
 }
 
 MARLIN_DEVICE void ReportSelection(const SortArguments& args, int selection) {
-  if (atomicCAS_system(&args.errors->bad_selection, 0, 1) != 0) return;
-  args.errors->token = selection / args.top_k;
-  args.errors->selection = selection % args.top_k;
-  args.errors->id = args.ids[selection];
-  args.errors->experts = args.slots.experts;
+  ValueRecord& record = *args.errors.record;
+  if (atomicCAS(&record.bad_selection, 0, 1) != 0) return;
+  record.token = selection / args.top_k;
+  record.selection = selection % args.top_k;
+  record.id = args.ids[selection];
+  record.experts = args.slots.experts;
+  *args.errors.any = 1;
 }
 
 __global__ void __launch_bounds__(kMaxSortWarps * 32)

@@ -18,14 +18,14 @@ __global__ void __launch_bounds__(kThreads)
     StageRowsKernel(const __grid_constant__ StageRowsArguments args) {
   WaitForEarlierWork();
   TriggerDependentLaunch();
-  const int64_t count = static_cast<int64_t>(args.slots.begin[args.slots.experts + 1]) * args.k;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const auto expert = static_cast<int>(blockIdx.x);
+  if (args.members[expert] == 0) return;
   const Element type = args.rows.gated ? Element::kF32 : args.rows.type;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
-       i += step) {
-    const int slot = static_cast<int>(i / args.k);
-    const int k = static_cast<int>(i % args.k);
-    StoreFloat(args.out, type, i, LoadRowElement(args.rows, args.slots, slot, args.k, k));
+  for (int slot = args.slots.begin[expert]; slot < args.slots.begin[expert + 1]; ++slot) {
+    for (int k = static_cast<int>(threadIdx.x); k < args.k; k += kThreads) {
+      const int64_t to = static_cast<int64_t>(slot) * args.k + k;
+      StoreFloat(args.out, type, to, LoadRowElement(args.rows, args.slots, slot, args.k, k));
+    }
   }
 }
 
@@ -78,8 +78,9 @@ cudaError_t LaunchChained(void (*kernel)(Arguments), unsigned blocks, const Argu
 
 }  // namespace
 
-cudaError_t LaunchStageRows(const StageRowsArguments& args, int64_t slots, cudaStream_t stream) {
-  return LaunchChained(StageRowsKernel, BlocksFor(slots * args.k), args, stream);
+cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream) {
+  return LaunchChained(StageRowsKernel, static_cast<unsigned>(args.slots.experts) + 1, args,
+                       stream);
 }
 
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {

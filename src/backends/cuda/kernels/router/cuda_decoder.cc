@@ -35,7 +35,7 @@ Status CudaDecoder::Run(const RouteTokensCall& call, const OperationContext& con
   args.normalize = call.options.normalize;
   args.scaling_factor = static_cast<double>(call.options.scaling_factor);
   args.scores = static_cast<double*>(context.workspace);
-  args.errors = errors_.on_device();
+  args.errors = errors_.view();
   return device_.errors.Check(LaunchRouter(args, static_cast<cudaStream_t>(context.stream)),
                               "moe_router_topk");
 }

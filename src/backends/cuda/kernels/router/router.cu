@@ -30,6 +30,11 @@ MARLIN_DEVICE double MaxOfWarp(double value) {
   return value;
 }
 
+MARLIN_DEVICE void Record(const ErrorView& errors, unsigned long long key) {
+  atomicMin(&errors.record->router, key);
+  *errors.any = 1;
+}
+
 /// Routes one token with one warp.
 class TokenRouter {
  public:
@@ -76,7 +81,7 @@ class TokenRouter {
     if (!__any_sync(kAll, finite) && lane_ == 0) {
       key = min(key, RouterKey(LogitError::kNoFinite, token_, args_.experts));
     }
-    if (key != ValueRecord::kNone) atomicMin_system(&args_.errors->router, key);
+    if (key != ValueRecord::kNone) Record(args_.errors, key);
     return !__any_sync(kAll, key != ValueRecord::kNone);
   }
 
@@ -209,7 +214,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (blockIdx.x == 0 && args.bias != nullptr) {
     for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += kWarps * 32) {
       if (isnan(args.bias[e])) {
-        atomicMin_system(&args.errors->router, RouterKey(LogitError::kNaNBias, 0, e));
+        Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
       }
     }
   }

@@ -27,7 +27,7 @@ struct RouterArguments {
   bool normalize = true;
   double scaling_factor = 1;
   double* scores = nullptr;  ///< [tokens, 2, experts] of scratch.
-  ValueRecord* errors = nullptr;
+  ErrorView errors;
 };
 
 cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream);

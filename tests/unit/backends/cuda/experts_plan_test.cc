@@ -1,0 +1,119 @@
+// Plans of the experts' GEMV launches: shared memory holds all parts, apart from each other, for
+// every kind of codes and k that is planned at all.
+#include "backends/cuda/kernels/experts/experts_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/kernels/gemv/gemv_layout.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kWarps = 16;
+
+ExpertGemvProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t experts = 128) {
+  ExpertGemvProblem problem;
+  problem.weights.k = static_cast<int>(k);
+  problem.weights.tiles_of_strip = static_cast<int>((k + kTileK - 1) / kTileK);
+  problem.weights.tile_bytes = TileCodeBytes(bits) + (bits == 16 ? 0 : kGroupBytes);
+  problem.kind = bits == 16 ? CodeKind::kDense16 : CodeKind::kTable4;
+  problem.experts = experts;
+  problem.sides = kMaxSides;
+  problem.rows_per_expert = rows;
+  return problem;
+}
+
+void ExpectApart(const ExpertGemvProblem& problem, const ExpertGemvPlan& plan) {
+  const ExpertGemvArguments& args = plan.arguments;
+  const int table = problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0;
+  const auto schedule = static_cast<int>(((problem.experts + 1) * problem.sides + 1 + kWarps) * 4);
+  std::vector<std::pair<int, int>> parts = {
+      {0, kWarps * args.stages * problem.weights.tile_bytes},
+      {args.barriers_offset, kWarps * args.stages * kBarrierBytes},
+      {args.sums_offset, kWarps * kSumFloats * 4},
+      {args.table_offset, table},
+      {args.schedule_offset, schedule},
+      {args.rows_offset, args.tile_rows * args.row_bytes}};
+  std::sort(parts.begin(), parts.end());
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    EXPECT_LE(parts[i].first + parts[i].second, parts[i + 1].first) << "part " << i;
+  }
+  EXPECT_LE(parts.back().first + parts.back().second, plan.shared_bytes);
+  EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
+  EXPECT_EQ(args.rows_offset % 16, 0);
+  EXPECT_EQ(args.row_bytes % 16, 0);
+  EXPECT_EQ(args.row_bytes % 128, 16) << "rows of a matrix in one bank";
+}
+
+TEST(ExpertGemvPlan, PartsFitSharedMemory) {
+  for (const int bits : {2, 3, 4, 8, 16}) {
+    for (const int64_t k : {0, 1, 128, 768, 2048, 2880, 4096, 7168, 14336, 28672, 65536}) {
+      for (const int64_t rows : {1, 8, 9, 500}) {
+        const ExpertGemvProblem problem = Problem(k, bits, rows);
+        const auto plan = PlanExpertGemv(problem, DeviceShape());
+        if (!plan) continue;
+        SCOPED_TRACE(testing::Message() << bits << " bits, k " << k << ", rows " << rows);
+        ExpectApart(problem, *plan);
+        EXPECT_GE(plan->arguments.tile_rows, 1);
+        EXPECT_LE(plan->arguments.tile_rows, plan->octets * kOctet);
+      }
+    }
+  }
+}
+
+TEST(ExpertGemvPlan, TilesHaveSixteenRowsOnlyForManyRows) {
+  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 8), DeviceShape())->octets, 1);
+  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 9), DeviceShape())->arguments.tile_rows, 16);
+}
+
+TEST(ExpertGemvPlan, SumsDoNotDependOnTheNumberOfRows) {
+  for (const int64_t k : {128, 768, 2048, 7168, 14336}) {
+    const auto few = PlanExpertGemv(Problem(k, 4, 1), DeviceShape());
+    const auto many = PlanExpertGemv(Problem(k, 4, 100), DeviceShape());
+    ASSERT_TRUE(few && many);
+    EXPECT_EQ(few->arguments.share_log2, many->arguments.share_log2) << k;
+  }
+}
+
+TEST(ExpertGemvPlan, WarpsThatShareAUnitAreBusy) {
+  for (const auto& [k, share] : {std::pair<int64_t, int>{128, 0}, {256, 1}, {768, 3}, {2048, 4}}) {
+    EXPECT_EQ(PlanExpertGemv(Problem(k), DeviceShape())->arguments.share_log2, share) << k;
+  }
+}
+
+TEST(ExpertGemvPlan, RowsLargerThanSharedMemoryHaveNoPlan) {
+  EXPECT_TRUE(PlanExpertGemv(Problem(28672), DeviceShape()).has_value());
+  EXPECT_FALSE(PlanExpertGemv(Problem(int64_t{1} << 17), DeviceShape()).has_value());
+  EXPECT_FALSE(PlanExpertGemv(Problem((int64_t{1} << 30) - 1), DeviceShape()).has_value());
+}
+
+TEST(ExpertSort, HistogramsFitSharedMemory) {
+  const DeviceShape device;
+  EXPECT_EQ(SortWarpsFor(8, 128, device), 1);
+  EXPECT_EQ(SortWarpsFor(512, 128, device), 16);
+  EXPECT_EQ(SortWarpsFor(int64_t{1} << 20, 128, device), kMaxSortWarps);
+  for (const int64_t experts : {1, 1024, 4096, 50000}) {
+    const int warps = SortWarpsFor(int64_t{1} << 20, experts, device);
+    ASSERT_GE(warps, 1) << experts;
+    EXPECT_LE(SortBytes(experts, warps), device.shared_bytes - 1024) << experts;
+  }
+  EXPECT_EQ(SortWarpsFor(8, 100000, device), 0);
+}
+
+TEST(ValueRecord, TheFirstErrorHasTheSmallestKey) {
+  const auto bias = RouterKey(LogitError::kNaNBias, 0, 1000);
+  const auto first = RouterKey(LogitError::kInf, 0, 7);
+  EXPECT_LT(bias, first);
+  EXPECT_LT(first, RouterKey(LogitError::kNaN, 0, 8));
+  EXPECT_LT(RouterKey(LogitError::kNoFinite, 0, 1 << 20), RouterKey(LogitError::kNaN, 1, 0));
+  EXPECT_LT(RouterKey(LogitError::kNaN, (1 << 30) - 1, 0), ValueRecord::kNone);
+}
+
+}  // namespace
+}  // namespace marlin::cuda
