@@ -64,6 +64,7 @@ class CudaBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     decoder_.emplace(*device_, *value_errors_);
+    MARLIN_RETURN_IF_ERROR(decoder_->Load());
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();
   }

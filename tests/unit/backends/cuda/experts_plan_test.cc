@@ -36,7 +36,7 @@ void ExpectApart(const ExpertGemvProblem& problem, const ExpertGemvPlan& plan) {
   std::vector<std::pair<int, int>> parts = {
       {0, kWarps * args.stages * problem.weights.tile_bytes},
       {args.barriers_offset, kWarps * args.stages * kBarrierBytes},
-      {args.sums_offset, kWarps * kSumFloats * 4},
+      {args.sums_offset, 2 * kWarps * kSumFloats * 4},
       {args.table_offset, table},
       {args.schedule_offset, schedule},
       {args.rows_offset, args.tile_rows * args.row_bytes}};

@@ -107,6 +107,18 @@ struct ExpertLaunch {
   int strips = 0;  ///< Exact: n-tiles of the widest matrix.
 };
 
+/// Lets this thread allocate while a stream is captured: planning belongs to no graph.
+class AllowAllocation {
+ public:
+  AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowAllocation(const AllowAllocation&) = delete;
+  AllowAllocation& operator=(const AllowAllocation&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 /// Offsets into a workspace.
 struct Layout {
   int64_t bytes = 0;
@@ -211,7 +223,7 @@ Status CudaExperts::Plan() {
     return Status(Code::kUnsupported,
                   fmt::format("experts: {} are more than a GPU sorts by", experts()));
   }
-  MARLIN_RETURN_IF_ERROR(Check(AllowSort(), "moe_sort"));
+  MARLIN_RETURN_IF_ERROR(Check(LoadExpertKernels(), "moe_sort"));
   MARLIN_RETURN_IF_ERROR(UploadPresent());
   std::vector<Matrix> up;
   std::vector<Matrix> down;
@@ -253,10 +265,15 @@ template <typename T>
 Status CudaExperts::Upload(const std::vector<T>& table, DeviceMemory* memory) const {
   const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
   MARLIN_ASSIGN_OR_RETURN(*memory, DeviceMemory::Allocate(device_, bytes));
-  MARLIN_RETURN_IF_ERROR(Check(
-      cudaMemcpy(memory->data(), table.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
-      "cudaMemcpy of experts"));
-  return Check(cudaStreamSynchronize(nullptr), "cudaMemcpy of experts");
+  // Not the default stream, which may not be used while another stream is captured.
+  cudaStream_t stream = nullptr;
+  MARLIN_RETURN_IF_ERROR(
+      Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
+  cudaError_t copied = cudaMemcpyAsync(memory->data(), table.data(), static_cast<size_t>(bytes),
+                                       cudaMemcpyHostToDevice, stream);
+  if (copied == cudaSuccess) copied = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  return Check(copied, "cudaMemcpy of experts");
 }
 
 Status CudaExperts::UploadPresent() {
@@ -498,6 +515,7 @@ Result<std::shared_ptr<const PlannedExperts>> PlanCudaExperts(
     const ValueErrors& errors, const ExpertsProblem& problem, const LayerExperts& layer) {
   MARLIN_RETURN_IF_ERROR(device->errors.Lost());
   const DeviceScope scope(device->index);
+  const AllowAllocation allow;
   auto planned = std::make_shared<CudaExperts>(context, device, errors, problem, layer);
   MARLIN_RETURN_IF_ERROR(planned->Plan());
   return std::shared_ptr<const PlannedExperts>(std::move(planned));

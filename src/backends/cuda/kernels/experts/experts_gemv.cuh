@@ -203,43 +203,67 @@ MARLIN_DEVICE void SyncUnit(const ExpertGemvArguments& args, int unit_lane) {
   }
 }
 
-/// Adds the sums of a unit's warps, in their order, and stores the rows' results.
+/// Adds the sums of a unit's warps, in their order, and stores the rows' results. The warps write
+/// to two buffers in turn, so that one barrier is enough: who writes to a buffer again has passed
+/// the next barrier, which the readers passed after their last read.
 template <int kOctets>
-MARLIN_DEVICE void FinishExpertUnit(const ExpertGemvArguments& args, const ExpertRun& run,
-                                    int strip, const float (&acc)[2][kOctets][4], float factor,
-                                    float* sums, int unit_lane, int sharer, int lane) {
-  const int share = 1 << args.share_log2;
-  float* const first = sums + unit_lane * share * kSumFloats;
-  float* const mine = first + sharer * kSumFloats;
+class UnitFinish {
+ public:
+  MARLIN_DEVICE UnitFinish(const ExpertGemvArguments& args, float* sums, int unit_lane, int sharer,
+                           int lane)
+      : args_(args),
+        share_(1 << args.share_log2),
+        first_(sums + 2 * unit_lane * share_ * kSumFloats),
+        unit_lane_(unit_lane),
+        sharer_(sharer),
+        lane_(lane) {}
+
+  MARLIN_DEVICE void Run(const ExpertRun& run, int strip, const float (&acc)[2][kOctets][4],
+                         float factor) {
 #pragma unroll
-  for (int o = 0; o < kOctets; ++o) {
-    if (o * kOctet >= run.rows) break;
+    for (int o = 0; o < kOctets; ++o) {
+      if (o * kOctet >= run.rows) break;
+      float* const buffer = first_ + (turn_ & 1) * share_ * kSumFloats;
+      float* const mine = buffer + sharer_ * kSumFloats;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = (lane & 3) * 2 + (e & 1);
-        mine[row * kSumStride + r * 16 + (lane >> 2) + 8 * (e >> 1)] = acc[r][o][e] * factor;
+        for (int e = 0; e < 4; ++e) {
+          const int row = (lane_ & 3) * 2 + (e & 1);
+          mine[row * kSumStride + r * 16 + (lane_ >> 2) + 8 * (e >> 1)] = acc[r][o][e] * factor;
+        }
       }
+      SyncUnit(args_, unit_lane_);
+      Store(run, strip, o, buffer);
+      ++turn_;
     }
-    SyncUnit(args, unit_lane);
-    const int rows = min(run.rows - o * kOctet, kOctet);
-    for (int i = sharer * 32 + lane; i < rows * kStripOutputs; i += 32 * share) {
-      const int row = i / kStripOutputs;
-      const int n = strip * kStripOutputs + i % kStripOutputs;
-      const float* from = first + row * kSumStride + i % kStripOutputs;
+  }
+
+ private:
+  /// The warps begin with another row each time, so that with few rows they take turns.
+  MARLIN_DEVICE void Store(const ExpertRun& run, int strip, int octet, const float* buffer) const {
+    const int rows = min(run.rows - octet * kOctet, kOctet);
+    const int n = strip * kStripOutputs + lane_;
+    if (n >= run.matrix->n) return;
+    for (int row = (sharer_ + turn_) & (share_ - 1); row < rows; row += share_) {
+      const float* from = buffer + row * kSumStride + lane_;
       float sum = from[0];
-      for (int s = 1; s < share; ++s) sum += from[s * kSumFloats];
-      if (n >= run.matrix->n) continue;
+      for (int s = 1; s < share_; ++s) sum += from[s * kSumFloats];
       sum *= run.matrix->multiplier;
       if (run.matrix->bias != nullptr) sum += run.matrix->bias[n];
-      const int64_t slot = run.first_slot + o * kOctet + row;
-      args.out[slot * args.out_stride + run.matrix->column + n] = sum;
+      const int64_t slot = run.first_slot + octet * kOctet + row;
+      args_.out[slot * args_.out_stride + run.matrix->column + n] = sum;
     }
-    // Before the sums are overwritten.
-    SyncUnit(args, unit_lane);
   }
-}
+
+  const ExpertGemvArguments& args_;
+  int share_;
+  float* first_;
+  int unit_lane_;
+  int sharer_;
+  int lane_;
+  int turn_ = 0;
+};
 
 template <CodeKind kKind, typename T, ParameterUse kUse, int kOctets>
 __global__ void __launch_bounds__(kExpertThreads, 1)
@@ -288,7 +312,8 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   }();
   const ParameterMode mode = ParameterModeOf<kKind, T>(args.weights);
   const TileLane tile_lane(lane);
-  auto* const sums = reinterpret_cast<float*>(shared + args.sums_offset);
+  UnitFinish<kOctets> finish(args, reinterpret_cast<float*>(shared + args.sums_offset), unit_lane,
+                             sharer, lane);
   int slot = 0;
   int parity = 0;
 #pragma unroll 1
@@ -327,8 +352,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
       }
-      FinishExpertUnit<kOctets>(args, run, strip, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
-                                unit_lane, sharer, lane);
+      finish.Run(run, strip, acc, GroupSums<kKind, T, kUse>::kUnit);
     }
     item = run.end_item;
     // Before the rows are overwritten.

@@ -7,8 +7,12 @@
 
 namespace marlin::cuda {
 
-/// Call it before the first LaunchSort.
-cudaError_t AllowSort();
+/// Call it before the first launch.
+cudaError_t LoadExpertKernels();
+cudaError_t LoadSort();
+/// Asks for the split of shared memory and L1 cache that the GEMV kernels have: a multiprocessor
+/// drains to change it.
+cudaError_t PreferShared(const void* function);
 /// Sorts selections by expert, in one CTA: stable, so that slots do not depend on timing.
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream);
 cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream);

@@ -49,7 +49,7 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
     SharedLayout layout;
     layout.Add(int64_t{kWarps} * args.stages * problem.weights.tile_bytes);
     args.barriers_offset = layout.Add(kWarps * args.stages * kBarrierBytes);
-    args.sums_offset = layout.Add(int64_t{kWarps} * kSumFloats * 4);
+    args.sums_offset = layout.Add(int64_t{2} * kWarps * kSumFloats * 4);
     args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
     args.schedule_offset = layout.Add(schedule);
     const int64_t fit = (device.shared_bytes - layout.bytes) / args.row_bytes;

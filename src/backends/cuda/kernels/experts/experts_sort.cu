@@ -1,6 +1,7 @@
 // Sorting selections by expert, on the device: a counting sort in one CTA. Every warp counts and
 // then places a run of adjacent selections, so the sort is stable.
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
 
 namespace marlin::cuda {
@@ -149,16 +150,19 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
 
 }  // namespace
 
-cudaError_t AllowSort() {
+cudaError_t LoadSort() {
   constexpr int kSharedBytes = 227 * 1024;
-  return cudaFuncSetAttribute(SortKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              kSharedBytes - 1024);
+  const cudaError_t error = cudaFuncSetAttribute(
+      SortKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes - 1024);
+  return error != cudaSuccess ? error : PreferShared(reinterpret_cast<const void*>(&SortKernel));
 }
 
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream) {
-  const auto bytes = static_cast<size_t>(SortBytes(args.slots.experts, args.warps));
-  SortKernel<<<1, static_cast<unsigned>(args.warps) * 32, bytes, stream>>>(args);
-  return cudaGetLastError();
+  SortArguments copy = args;
+  void* parameters[] = {&copy};
+  const LaunchSize size = {dim3(1), args.warps * 32,
+                           static_cast<int>(SortBytes(args.slots.experts, args.warps)), true};
+  return Launch(reinterpret_cast<const void*>(&SortKernel), size, parameters, stream);
 }
 
 }  // namespace marlin::cuda

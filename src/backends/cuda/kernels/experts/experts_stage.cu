@@ -1,5 +1,6 @@
 // The kernels around the experts' GEMMs: staged rows for the exact kernel, and the weighted sum.
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
 #include "backends/cuda/kernels/experts/experts_rows.cuh"
 
@@ -64,19 +65,26 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
 
 /// Programmatic dependent launch: every kernel of the experts waits for the one before.
 template <typename Arguments>
-cudaError_t LaunchChained(void (*kernel)(Arguments), unsigned blocks, const Arguments& args,
+cudaError_t LaunchChained(void (*kernel)(Arguments), unsigned blocks, Arguments args,
                           cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute = ChainedLaunch();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  void* parameters[] = {&args};
+  const LaunchSize size = {dim3(blocks), kThreads, 0, true};
+  return Launch(reinterpret_cast<const void*>(kernel), size, parameters, stream);
 }
 
 }  // namespace
+
+cudaError_t PreferShared(const void* function) {
+  return cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+cudaError_t LoadExpertKernels() {
+  cudaError_t error = LoadSort();
+  if (error == cudaSuccess) error = PreferShared(reinterpret_cast<const void*>(&StageRowsKernel));
+  if (error == cudaSuccess) error = PreferShared(reinterpret_cast<const void*>(&SumKernel));
+  return error;
+}
 
 cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream) {
   return LaunchChained(StageRowsKernel, static_cast<unsigned>(args.slots.experts) + 1, args,

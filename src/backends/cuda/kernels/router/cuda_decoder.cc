@@ -1,14 +1,16 @@
 #include "backends/cuda/kernels/router/cuda_decoder.h"
 
+#include <fmt/format.h>
+
 #include "backends/cuda/kernels/router/router_launch.h"
-#include "base/checked.h"
 #include "base/macros.h"
 #include "plan/decoder_calls.h"
 
 namespace marlin::cuda {
 
-int64_t CudaDecoder::WorkspaceBytes(const RouteTokensCall& call) const {
-  return call.logits.shape().ElementCount() * 2 * int64_t{sizeof(double)};
+Status CudaDecoder::Load() const {
+  const DeviceScope scope(device_.index);
+  return device_.errors.Check(LoadRouter(), "moe_router_topk");
 }
 
 // The kernel switches on these numbers.
@@ -17,6 +19,10 @@ static_assert(static_cast<int>(RouterOptions::Scoring::kSigmoid) == 2);
 
 Status CudaDecoder::Run(const RouteTokensCall& call, const OperationContext& context) const {
   MARLIN_RETURN_IF_ERROR(device_.errors.Lost());
+  if (call.logits.dim(1) > kMostRouterExperts) {
+    return Status(Code::kUnsupported, fmt::format("router: {} experts; supported: up to {}",
+                                                  call.logits.dim(1), kMostRouterExperts));
+  }
   const DeviceScope scope(device_.index);
   RouterArguments args;
   args.logits = call.logits.As<float>();
@@ -34,7 +40,6 @@ Status CudaDecoder::Run(const RouteTokensCall& call, const OperationContext& con
   args.top_groups = static_cast<int>(call.options.top_groups);
   args.normalize = call.options.normalize;
   args.scaling_factor = static_cast<double>(call.options.scaling_factor);
-  args.scores = static_cast<double*>(context.workspace);
   args.errors = errors_.view();
   return device_.errors.Check(LaunchRouter(args, static_cast<cudaStream_t>(context.stream)),
                               "moe_router_topk");

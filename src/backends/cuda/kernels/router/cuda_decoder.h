@@ -11,6 +11,8 @@ class CudaDecoder final : public DecoderBackend {
  public:
   /// Both outlive the decoder.
   CudaDecoder(DeviceHandle& device, const ValueErrors& errors) : device_(device), errors_(errors) {}
+  /// Call it before the first Run.
+  Status Load() const;
 
   bool reads_host_memory() const override { return false; }
   bool Has(DecoderOperation operation) const override {
@@ -19,13 +21,11 @@ class CudaDecoder final : public DecoderBackend {
   int64_t cache_page_tokens() const override { return 1; }
   int64_t sampler_state_bytes(int64_t /*vocab*/) const override { return 0; }
 
-  int64_t WorkspaceBytes(const RouteTokensCall& call) const override;
   Status Run(const RouteTokensCall& call, const OperationContext& context) const override;
 
  private:
   // The operations that are not overridden.
   using DecoderBackend::Run;
-  using DecoderBackend::WorkspaceBytes;
 
   DeviceHandle& device_;
   const ValueErrors& errors_;

@@ -1,6 +1,6 @@
 // MoE routing: top-k expert selection, one warp per token. Scores are in double, as in the CPU's
 // router (backends/cpu/cpu_router.cc), so that rounding does not decide the selection. They are in
-// global memory, which the caches hold: a token has 2 x experts of them, for any number of experts.
+// shared memory, 2 x experts for a token.
 #include <cfloat>
 #include <cmath>
 
@@ -10,7 +10,11 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kMostWarps = 4;
+constexpr int kSharedBytes = 227 * 1024;
+
+constexpr int64_t BytesOfToken(int64_t experts) { return 2 * experts * int64_t{sizeof(double)}; }
+static_assert(BytesOfToken(kMostRouterExperts) <= kSharedBytes);
 constexpr int kSoftmaxOfChosen = 1;
 constexpr int kSigmoid = 2;
 constexpr unsigned kAll = 0xffffffffU;
@@ -38,12 +42,12 @@ MARLIN_DEVICE void Record(const ErrorView& errors, unsigned long long key) {
 /// Routes one token with one warp.
 class TokenRouter {
  public:
-  MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token)
+  MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token, double* scores)
       : args_(args),
         token_(token),
         lane_(static_cast<int>(threadIdx.x) & 31),
         logits_(args.logits + token * args.logits_stride),
-        choice_(args.scores + static_cast<int64_t>(token) * 2 * args.experts),
+        choice_(scores),
         score_(choice_ + args.experts) {}
 
   MARLIN_DEVICE void Route() {
@@ -207,26 +211,36 @@ class TokenRouter {
   double* score_;
 };
 
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kMostWarps * 32)
     RouterKernel(const __grid_constant__ RouterArguments args) {
+  extern __shared__ double scores[];
   WaitForEarlierWork();
   TriggerDependentLaunch();
+  const auto threads = static_cast<int>(blockDim.x);
   if (blockIdx.x == 0 && args.bias != nullptr) {
-    for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += kWarps * 32) {
-      if (isnan(args.bias[e])) {
-        Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
-      }
+    for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += threads) {
+      if (isnan(args.bias[e])) Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
     }
   }
-  const int token = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
-  if (token < args.tokens) TokenRouter(args, token).Route();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int token = static_cast<int>(blockIdx.x) * (threads / 32) + warp;
+  if (token >= args.tokens) return;
+  TokenRouter(args, token, scores + warp * 2 * args.experts).Route();
 }
 
 }  // namespace
 
+cudaError_t LoadRouter() {
+  return cudaFuncSetAttribute(RouterKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              kSharedBytes);
+}
+
 cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((args.tokens + kWarps - 1) / kWarps);
-  RouterKernel<<<blocks, kWarps * 32, 0, stream>>>(args);
+  const int64_t bytes = BytesOfToken(args.experts);
+  const auto warps = static_cast<unsigned>(
+      bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps} : kSharedBytes / bytes);
+  const unsigned blocks = (static_cast<unsigned>(args.tokens) + warps - 1) / warps;
+  RouterKernel<<<blocks, warps * 32, static_cast<size_t>(bytes) * warps, stream>>>(args);
   return cudaGetLastError();
 }
 

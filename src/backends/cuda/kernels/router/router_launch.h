@@ -26,10 +26,14 @@ struct RouterArguments {
   int top_groups = 1;
   bool normalize = true;
   double scaling_factor = 1;
-  double* scores = nullptr;  ///< [tokens, 2, experts] of scratch.
   ErrorView errors;
 };
 
+/// The most experts whose scores fit in shared memory.
+inline constexpr int64_t kMostRouterExperts = 14000;
+
+/// Call it before the first LaunchRouter.
+cudaError_t LoadRouter();
 cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream);
 
 }  // namespace marlin::cuda
