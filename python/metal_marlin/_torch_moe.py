@@ -444,15 +444,19 @@ class MarlinMoE(_Prepared):
         return layer._replace(router=router)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = self.choice_bias
-        self.choice_bias = None  # Selection depends on it: .half() must not round it.
+        # Selection depends on it: .half() must not round it.
+        self.__dict__["_kept_bias"] = self.choice_bias
+        self.choice_bias = None
         try:
-            result = super()._apply(fn, recurse)
+            return super()._apply(fn, recurse)
         finally:
-            self.choice_bias = kept
+            self._settle()
+
+    def _settle(self) -> None:
+        """Puts back the bias that _apply set aside, before the router is prepared with it."""
+        kept = self.__dict__.pop("_kept_bias", None)
         if kept is not None:
             self.choice_bias = kept.to(self.router_weight.device)
-        return result
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden [..., in] -> [..., in], in hidden's type."""

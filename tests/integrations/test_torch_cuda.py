@@ -538,7 +538,7 @@ def test_errors_of_products() -> None:
         shifted, shifted.data_ptr() + 2, "float32", (2, 256), (256, 1), "cuda", 0
     )
     out = torch.empty(2, 96, device=CUDA)
-    with pytest.raises(mm.InvalidArgumentError, match="a: data is not aligned"):
+    with pytest.raises(mm.InvalidArgumentError, match="x: data is not aligned"):
         _core.gemm(on_device.device, view, on_device, out, _core.ProductOptions())
 
 
