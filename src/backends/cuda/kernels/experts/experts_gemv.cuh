@@ -204,8 +204,8 @@ MARLIN_DEVICE void SyncUnit(const ExpertGemvArguments& args, int unit_lane) {
 }
 
 /// Adds the sums of a unit's warps, in their order, and stores the rows' results. The warps write
-/// to two buffers in turn, so that one barrier is enough: who writes to a buffer again has passed
-/// the next barrier, which the readers passed after their last read.
+/// to two buffers in turn, so that one barrier is enough: a warp that writes to a buffer again has
+/// passed the next barrier, which the readers passed after their last read.
 template <int kOctets>
 class UnitFinish {
  public:
