@@ -10,16 +10,26 @@ constexpr size_t kStackBytes = size_t{256} << 10;
 
 Status FiberStacks::Place(size_t count) {
   if (count <= count_) return {};
-  count_ = 0;
+  Release();
   guard_ = MappedMemory::WholePages(1);
   stride_ = guard_ + kStackBytes;
-  memory_ = MappedMemory();
   METAL_SIM_ASSIGN_OR_RETURN(memory_, MappedMemory::Reserve(count * stride_));
   for (size_t index = 0; index < count; ++index) {
     METAL_SIM_RETURN_IF_ERROR(memory_.Open(index * stride_ + guard_, kStackBytes));
   }
   count_ = count;
   return {};
+}
+
+void FiberStacks::Release() {
+#if defined(METAL_SIM_FIBERS_UNDER_ASAN)
+  // Frames of fibers never return, so their poison would stay for whatever is mapped here next.
+  for (size_t index = 0; index < count_; ++index) {
+    __asan_unpoison_memory_region(Bottom(index), usable_bytes());
+  }
+#endif
+  count_ = 0;
+  memory_ = MappedMemory();
 }
 
 struct Fiber::Switch {

@@ -37,6 +37,11 @@ namespace metal_sim {
 /// accessed. Serves one launch after the other: to map the pages takes longer than many launches.
 class FiberStacks {
  public:
+  FiberStacks() = default;
+  ~FiberStacks() { Release(); }
+  FiberStacks(const FiberStacks&) = delete;
+  FiberStacks& operator=(const FiberStacks&) = delete;
+
   /// Makes sure that there are so many; those there were stay. Errors: kOutOfMemory.
   Status Place(size_t count);
 
@@ -47,6 +52,8 @@ class FiberStacks {
   bool Contains(uintptr_t address) const { return address - memory_.address() < memory_.size(); }
 
  private:
+  void Release();
+
   MappedMemory memory_;
   size_t count_ = 0;
   size_t stride_ = 0;
