@@ -49,7 +49,7 @@ void PlantError(RouterProblem& problem) {
   if (c.data == RouterData::kNanBias) problem.bias[static_cast<size_t>(BadExpert(c))] = kNan;
 }
 
-// What the message of an error must contain; empty for a case without one.
+// Expected substring of the error message; empty for a case without an error.
 std::string ExpectedError(const RouterCase& c) {
   switch (c.data) {
     case RouterData::kNan:

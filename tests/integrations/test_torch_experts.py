@@ -29,7 +29,7 @@ HIDDEN, INNER, EXPERTS, TOP_K = 64, 48, 6, 2
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 GPU = torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not GPU, reason="no CUDA device")
-# What the type of x and default accuracy may lose, and what exact float32 GEMMs may.
+# Tolerances: rounding to the type of x at default accuracy, and exact float32 GEMMs.
 ROUNDED = {torch.float32: 0.006, torch.bfloat16: 0.02, torch.float16: 0.006}
 EXACT = 2e-6
 

@@ -40,11 +40,6 @@ constexpr MakeGemm kMakers[] = {
 #undef MARLIN_CUDA_KERNEL
 };
 
-Element ElementOf(DType type) {
-  if (type == DType::kBf16) return Element::kBf16;
-  return type == DType::kF16 ? Element::kF16 : Element::kF32;
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int index, const cudaDeviceProp& properties)

@@ -26,6 +26,8 @@ struct KernelFamily {
 
 /// Conditions common to the kernels that multiply tiled weights as 16-bit operands.
 Support SupportsTiles(const GemmDesc& desc);
+/// Conditions of the exact kernels.
+Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
 
 /// The largest m that kernels index in 32 bits.
 inline constexpr int64_t kMostRows = (int64_t{1} << 30) - 1;

@@ -9,11 +9,6 @@
 namespace marlin::cuda {
 namespace {
 
-Element ElementOf(DType type) {
-  if (type == DType::kBf16) return Element::kBf16;
-  return type == DType::kF16 ? Element::kF16 : Element::kF32;
-}
-
 /// Rows of staged activations are padded to multiples of 16 bytes.
 int StagedColumns(const GemmDesc& desc) { return static_cast<int>(RoundUp(desc.k, int64_t{8})); }
 
@@ -23,6 +18,11 @@ int64_t StagedBytes(const GemmDesc& desc) {
 }
 
 }  // namespace
+
+Element ElementOf(DType type) {
+  if (type == DType::kBf16) return Element::kBf16;
+  return type == DType::kF16 ? Element::kF16 : Element::kF32;
+}
 
 ActivationView ActivationsOf(const GemmCall& call) {
   return {call.a, call.a_stride, ElementOf(call.desc.a_type), static_cast<int>(call.desc.m),

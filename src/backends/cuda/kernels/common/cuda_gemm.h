@@ -58,6 +58,8 @@ class CudaGemm : public PlannedGemm {
   const LaunchContext& context_;
 };
 
+/// The element of an activation type.
+Element ElementOf(DType type);
 ActivationView ActivationsOf(const GemmCall& call);
 EpilogueView EpilogueOf(const GemmCall& call);
 

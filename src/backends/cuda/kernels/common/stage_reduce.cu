@@ -2,6 +2,7 @@
 // layout that async copies need, and the split-K reduction with the epilogue.
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/common/tile_gemm.h"
 
 namespace marlin::cuda {
@@ -52,18 +53,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned BlocksFor(int64_t count) {
-  constexpr int64_t kMaxBlocks = 132 * 16;
-  const int64_t blocks = (count + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-}
-
 }  // namespace
 
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
                                    cudaStream_t stream) {
   const int pairs = k_padded / 2;
-  const unsigned blocks = BlocksFor(static_cast<int64_t>(a.m) * pairs);
+  const unsigned blocks = ElementwiseBlocks(static_cast<int64_t>(a.m) * pairs, kThreads);
   auto* to = static_cast<uint32_t*>(out);
   if (bf16) {
     StageActivationsKernel<Bf16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
@@ -77,7 +72,7 @@ cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
                                  const EpilogueView& epilogue, bool chained, cudaStream_t stream) {
   const int columns = epilogue.gated ? epilogue.n / 2 : epilogue.n;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(BlocksFor(static_cast<int64_t>(m) * columns));
+  config.gridDim = dim3(ElementwiseBlocks(static_cast<int64_t>(m) * columns, kThreads));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   cudaLaunchAttribute attribute = ChainedLaunch();

@@ -21,14 +21,7 @@
 
 namespace marlin::cuda {
 
-Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
-
 namespace {
-
-Element ElementOf(DType type) {
-  if (type == DType::kBf16) return Element::kBf16;
-  return type == DType::kF16 ? Element::kF16 : Element::kF32;
-}
 
 const void* GemvFunctionOf(CodeKind kind, bool bf16, ParameterUse use, int octets) {
   switch (kind) {
@@ -339,10 +332,10 @@ Status CudaExperts::PlanLaunch(const std::vector<Matrix>& matrices, int sides,
   launch->k = first.desc.k;
   if (!first.exact) return PlanGemv(matrices, sides, launch);
   launch->function = ExactFunctionOf(first.kind(), first.tiled());
-  MARLIN_RETURN_IF_ERROR(
-      Check(cudaFuncSetAttribute(launch->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 ExactSharedBytes(8, kMaxExactParts, kMaxExactParts)),
-            "moe_expert_gemm_exact"));
+  MARLIN_RETURN_IF_ERROR(Check(
+      cudaFuncSetAttribute(launch->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           ExactSharedBytes(kExpertExactRows, kMaxExactParts, kMaxExactParts)),
+      "moe_expert_gemm_exact"));
   return first.tiled() ? PlanExact<TileView>(matrices, sides, launch)
                        : PlanExact<CanonicalView>(matrices, sides, launch);
 }
@@ -457,8 +450,8 @@ Status CudaExperts::RunGemv(const Pass& pass, const ExpertLaunch& launch, const 
   args.out = out;
   args.out_stride = out_stride;
   void* parameters[] = {&args};
-  const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)), 512,
-                           launch.gemv.shared_bytes, true};
+  const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)),
+                           kExpertThreads, launch.gemv.shared_bytes, true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 
@@ -487,7 +480,8 @@ Status CudaExperts::RunExact(const Pass& pass, const ExpertLaunch& launch, int s
   void* parameters[] = {&args};
   const LaunchSize size = {
       dim3(static_cast<unsigned>(launch.strips), static_cast<unsigned>((experts() + 1) * sides)),
-      32 * kMaxExactParts, ExactSharedBytes(8, kMaxExactParts, kMaxExactParts), true};
+      32 * kMaxExactParts, ExactSharedBytes(kExpertExactRows, kMaxExactParts, kMaxExactParts),
+      true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm_exact");
 }
 

@@ -9,8 +9,6 @@
 
 namespace marlin::cuda {
 
-constexpr int kExpertExactRows = 8;
-
 template <typename Weights, CodeKind kKind>
 __global__ void __launch_bounds__(kExactThreads)
     ExpertExactKernel(const __grid_constant__ ExpertExactArguments<typename Weights::View> args) {

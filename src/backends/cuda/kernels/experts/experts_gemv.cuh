@@ -18,14 +18,12 @@
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/block_scan.cuh"
 #include "backends/cuda/kernels/experts/experts_layout.h"
 #include "backends/cuda/kernels/experts/experts_rows.cuh"
 #include "backends/cuda/kernels/gemv/gemv_kernel.cuh"
 
 namespace marlin::cuda {
-
-constexpr int kExpertThreads = 512;
-constexpr int kExpertWarps = kExpertThreads / 32;
 
 /// A run of items of one matrix and one tile of rows.
 struct ExpertRun {
@@ -40,13 +38,9 @@ struct ExpertRun {
 /// The tile scheduler: items of all matrices, counted from the sorted slots.
 class ExpertSchedule {
  public:
-  /// `memory`: [matrices + 1] first items, then [kExpertWarps] sums of the scan.
+  /// `memory`: ScheduleBytes of shared memory.
   MARLIN_DEVICE ExpertSchedule(const ExpertGemvArguments& args, int* memory)
       : args_(args), matrices_((args.slots.experts + 1) * args.sides), first_(memory) {}
-
-  static MARLIN_HOST_DEVICE constexpr int64_t Bytes(int64_t experts, int sides) {
-    return ((experts + 1) * sides + 1 + kExpertWarps) * int64_t{sizeof(int)};
-  }
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
@@ -57,16 +51,7 @@ class ExpertSchedule {
     const int end = min(begin + per_thread, matrices_);
     int mine = 0;
     for (int i = begin; i < end; ++i) mine += ItemsOf(i);
-    int inclusive = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(0xffffffffU, inclusive, step);
-      if ((thread & 31) >= step) inclusive += before;
-    }
-    if ((thread & 31) == 31) warp_sums[thread >> 5] = inclusive;
-    __syncthreads();
-    int item = inclusive - mine;
-    for (int w = 0; w < thread >> 5; ++w) item += warp_sums[w];
+    int item = SumBefore(mine, warp_sums);
     for (int i = begin; i < end; ++i) {
       first_[i] = item;
       item += ItemsOf(i);
@@ -240,7 +225,7 @@ class UnitFinish {
   }
 
  private:
-  /// The warps begin with another row each time, so that with few rows they take turns.
+  /// The row at which a warp starts rotates, which spreads few rows over the warps.
   MARLIN_DEVICE void Store(const ExpertRun& run, int strip, int octet, const float* buffer) const {
     const int rows = min(run.rows - octet * kOctet, kOctet);
     const int n = strip * kStripOutputs + lane_;

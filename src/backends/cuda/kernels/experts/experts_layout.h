@@ -30,9 +30,10 @@ struct SortArguments {
   ErrorView errors;
 };
 inline constexpr int kMaxSortWarps = 32;
-/// Shared memory for the sort: the histograms, and the sums of the scan.
+/// Shared memory for the sort: the histograms, the sums of the scan, the routed slots and the first
+/// wrong selection.
 constexpr int64_t SortBytes(int64_t experts, int warps) {
-  return (experts * warps + kMaxSortWarps + 1) * int64_t{sizeof(int32_t)};
+  return (experts * warps + kMaxSortWarps + 2) * int64_t{sizeof(int32_t)};
 }
 
 /// Which matrices a GEMM runs: gates, ups and the shared expert's gate, or downs.
@@ -72,6 +73,17 @@ struct ExpertRows {
   bool gated = false;
   GateView gate;
 };
+
+inline constexpr int kExpertThreads = 512;  ///< Per CTA of the GEMV kernel.
+inline constexpr int kExpertWarps = kExpertThreads / 32;
+/// Shared memory for the GEMV kernel's schedule: the first item of every matrix and an end, then
+/// the sums of the scan.
+constexpr int64_t ScheduleBytes(int64_t experts, int sides) {
+  return ((experts + 1) * sides + 1 + kExpertWarps) * int64_t{sizeof(int)};
+}
+
+/// Rows that a CTA of the exact kernel multiplies at a time.
+inline constexpr int kExpertExactRows = 8;
 
 /// The parameters of the GEMV kernel, which runs the matrices of one kind, layout and k.
 struct ExpertGemvArguments {

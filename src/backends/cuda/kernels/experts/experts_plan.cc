@@ -7,13 +7,12 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kWarps = 16;
 constexpr int kMaxStages = 2;
 
 /// log2 of the warps that split k: the most of which at most a third idles on the last tiles.
 int ShareLog2For(int tiles) {
   int best = 0;
-  for (int log2 = 1; 1 << log2 <= kWarps; ++log2) {
+  for (int log2 = 1; 1 << log2 <= kExpertWarps; ++log2) {
     const int rounds = Ceil(tiles, 1 << log2);
     if (3 * rounds * (1 << log2) <= 4 * tiles) best = log2;
   }
@@ -44,14 +43,13 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
   const int64_t row_bytes = int64_t{problem.weights.tiles_of_strip} * kTileK * 2 + 16;
   if (row_bytes > device.shared_bytes) return std::nullopt;
   args.row_bytes = static_cast<int>(row_bytes);
-  const int64_t schedule = ((problem.experts + 1) * problem.sides + 1 + kWarps) * 4;
   for (args.stages = kMaxStages; args.stages > 0; --args.stages) {
     SharedLayout layout;
-    layout.Add(int64_t{kWarps} * args.stages * problem.weights.tile_bytes);
-    args.barriers_offset = layout.Add(kWarps * args.stages * kBarrierBytes);
-    args.sums_offset = layout.Add(int64_t{2} * kWarps * kSumFloats * 4);
+    layout.Add(int64_t{kExpertWarps} * args.stages * problem.weights.tile_bytes);
+    args.barriers_offset = layout.Add(kExpertWarps * args.stages * kBarrierBytes);
+    args.sums_offset = layout.Add(int64_t{2} * kExpertWarps * kSumFloats * 4);
     args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
-    args.schedule_offset = layout.Add(schedule);
+    args.schedule_offset = layout.Add(ScheduleBytes(problem.experts, problem.sides));
     const int64_t fit = (device.shared_bytes - layout.bytes) / args.row_bytes;
     // With one stage a warp waits for every tile: better than reading weights again for each row.
     if (fit < (args.stages > 1 ? kOctet : 1)) continue;
@@ -67,7 +65,7 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
 
 int SortWarpsFor(int64_t selections, int64_t experts, const DeviceShape& device) {
   const int64_t wanted = std::clamp<int64_t>(CeilDivide(selections, 32), 1, kMaxSortWarps);
-  const int64_t bytes = device.shared_bytes - 1024 - SortBytes(0, 0);
+  const int64_t bytes = device.shared_bytes - SortBytes(0, 0);
   return static_cast<int>(std::min(wanted, bytes / (experts * int64_t{sizeof(int32_t)})));
 }
 

@@ -1,6 +1,7 @@
 // Sorting selections by expert, on the device: a counting sort in one CTA. Every warp counts and
 // then places a run of adjacent selections, so the sort is stable.
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/block_scan.cuh"
 #include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
 
@@ -66,16 +67,7 @@ MARLIN_DEVICE void ScanCounts(const SortArguments& args, int32_t* counts, int32_
   for (int e = first; e < end; ++e) {
     for (int w = 0; w < args.warps; ++w) mine += counts[w * experts + e];
   }
-  int inclusive = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(kAll, inclusive, step);
-    if ((thread & 31) >= step) inclusive += before;
-  }
-  if ((thread & 31) == 31) warp_sums[thread >> 5] = inclusive;
-  __syncthreads();
-  int slot = inclusive - mine;
-  for (int w = 0; w < thread >> 5; ++w) slot += warp_sums[w];
+  int slot = SumBefore(mine, warp_sums);
   for (int e = first; e < end; ++e) {
     args.slots.begin[e] = slot;
     for (int w = 0; w < args.warps; ++w) {
@@ -105,12 +97,13 @@ MARLIN_DEVICE void ReportSelection(const SortArguments& args, int selection) {
 __global__ void __launch_bounds__(kMaxSortWarps * 32)
     SortKernel(const __grid_constant__ SortArguments args) {
   extern __shared__ int32_t counts[];
-  __shared__ int first_bad;
   const int experts = args.slots.experts;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
   const int lane = thread & 31;
   int32_t* const mine = counts + warp * experts;
+  int32_t* const warp_sums = counts + args.warps * experts;
+  int32_t& first_bad = warp_sums[kMaxSortWarps + 1];
   for (int i = thread; i < args.warps * experts; i += static_cast<int>(blockDim.x)) counts[i] = 0;
   if (thread == 0) first_bad = 0x7fffffff;
   WaitForEarlierWork();
@@ -126,7 +119,6 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
       [&](int selection) { atomicMin(&first_bad, selection); });
   __syncthreads();
   if (thread == 0 && first_bad != 0x7fffffff) ReportSelection(args, first_bad);
-  int32_t* const warp_sums = counts + args.warps * experts;
   ScanCounts(args, counts, warp_sums);
   run.ForEach(
       [&](int selection, int expert, bool inside) {
@@ -151,10 +143,9 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
 }  // namespace
 
 cudaError_t LoadSort() {
-  constexpr int kSharedBytes = 227 * 1024;
-  const cudaError_t error = cudaFuncSetAttribute(
-      SortKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes - 1024);
-  return error != cudaSuccess ? error : PreferShared(reinterpret_cast<const void*>(&SortKernel));
+  const auto* const function = reinterpret_cast<const void*>(&SortKernel);
+  const cudaError_t error = AllowAllShared(function);
+  return error != cudaSuccess ? error : PreferShared(function);
 }
 
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream) {

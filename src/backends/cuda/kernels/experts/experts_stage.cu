@@ -8,12 +8,6 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxBlocks = 132 * 16;
-
-unsigned BlocksFor(int64_t count) {
-  const int64_t blocks = (count + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
-}
 
 __global__ void __launch_bounds__(kThreads)
     StageRowsKernel(const __grid_constant__ StageRowsArguments args) {
@@ -93,7 +87,7 @@ cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream)
 
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {
   const int64_t count = static_cast<int64_t>(args.tokens) * args.hidden;
-  return LaunchChained(SumKernel, BlocksFor(count), args, stream);
+  return LaunchChained(SumKernel, ElementwiseBlocks(count, kThreads), args, stream);
 }
 
 }  // namespace marlin::cuda

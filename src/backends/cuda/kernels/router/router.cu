@@ -5,13 +5,15 @@
 #include <cmath>
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/router/router_launch.h"
+#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kMostWarps = 4;
-constexpr int kSharedBytes = 227 * 1024;
+constexpr int kSharedBytes = DeviceShape().shared_bytes;
 
 constexpr int64_t BytesOfToken(int64_t experts) { return 2 * experts * int64_t{sizeof(double)}; }
 static_assert(BytesOfToken(kMostRouterExperts) <= kSharedBytes);
@@ -230,10 +232,7 @@ __global__ void __launch_bounds__(kMostWarps * 32)
 
 }  // namespace
 
-cudaError_t LoadRouter() {
-  return cudaFuncSetAttribute(RouterKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              kSharedBytes);
-}
+cudaError_t LoadRouter() { return AllowAllShared(reinterpret_cast<const void*>(&RouterKernel)); }
 
 cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream) {
   const int64_t bytes = BytesOfToken(args.experts);
