@@ -4,6 +4,7 @@
     bench/record.py build/bin/metal-marlin --commit HASH -o bench/records/gemm-DEVICE.json
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
     bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
+    bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject moe
 
 Every run is one `metal-marlin bench` that measures its own ceilings, so ratios compare values of
 the same run. Run it on an otherwise idle machine. An interrupted recording resumes: finished runs
@@ -77,7 +78,29 @@ METAL_RUNS: list[tuple[str, list[str]]] = [
     ("", ["dequantize", "--format", "fp4_e2m1", "--shape", "1,4096,4096"]),
 ]
 
-RUNS = {"cpu": CPU_RUNS, "cuda": CUDA_RUNS, "metal": METAL_RUNS}
+QWEN3 = shapes_of(768, 2048, 1, 8, 16, 32, 64, 128, 512, 2048, 8192)
+MOE = ["moe", "--experts", "128", "--top-k", "8"]
+GPT_OSS = ["moe", "--experts", "128", "--top-k", "4", "--group-size", "32", "--scale-dtype", "e8m0"]
+MIXTRAL = ["moe", "--experts", "8", "--top-k", "2"]
+MOE_RUNS: list[tuple[str, list[str]]] = [
+    ("", [*MOE, *QWEN3]),
+    ("", [*MOE, "--batch-invariant", *shapes_of(768, 2048, 1, 8, 64, 128, 512)]),
+    ("", [*MOE, "--group-size", "32", "--scale-dtype", "e8m0", *shapes_of(768, 2048, 8, 64, 8192)]),
+    *(("", [*MOE, "--format", name, *shapes_of(768, 2048, 8, 64, 2048)]) for name in FORMATS),
+    ("", [*GPT_OSS, *shapes_of(2880, 2880, 1, 8, 64, 2048)]),
+    ("", [*MIXTRAL, *shapes_of(14336, 4096, 1, 8, 64, 2048)]),
+]
+RUNS = {
+    ("gemm", "cpu"): CPU_RUNS,
+    ("gemm", "cuda"): CUDA_RUNS,
+    ("gemm", "metal"): METAL_RUNS,
+    ("moe", "cpu"): MOE_RUNS,
+    ("moe", "cuda"): MOE_RUNS,
+}
+# Programs of another library, in the same recording.
+PEERS: dict[tuple[str, str], list[list[str]]] = {
+    ("moe", "cuda"): [["moe_torch.py", *QWEN3]],
+}
 
 
 def named(arguments: list[str]) -> list[str]:
@@ -108,19 +131,33 @@ def measure(command: str, level: str, arguments: list[str], commit: str) -> dict
     return document
 
 
+def measure_peer(program: list[str], commit: str) -> dict[str, Any]:
+    """Runs a program of this folder; exits with its message when it fails."""
+    line = [sys.executable, str(BENCH / program[0]), *program[1:]]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(line)}: {done.stderr.strip()}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {**document, "commit": commit, "level": "peer", "arguments": program}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure")
     parser.add_argument("--commit", required=True)
-    parser.add_argument("--device", choices=tuple(RUNS), default="cpu")
-    parser.add_argument("-o", "--output", type=Path, help="cuda: default records/gemm-h200.json")
+    parser.add_argument("--device", choices=("cpu", "cuda", "metal"), default="cpu")
+    parser.add_argument("--subject", choices=("gemm", "moe"), default="gemm")
+    parser.add_argument("-o", "--output", type=Path, help="cuda: default records/SUBJECT-h200.json")
     options = parser.parse_args()
     output: Path | None = options.output
-    runs = RUNS[options.device]
+    subject = (options.subject, options.device)
+    if subject not in RUNS:
+        parser.error(f"--subject {options.subject}: has no runs on {options.device}")
+    runs = RUNS[subject]
     if options.device != "cpu":
         runs = [(level, [*arguments, "--device", options.device]) for level, arguments in runs]
     if output is None and options.device == "cuda":
-        output = BENCH / "records" / "gemm-h200.json"
+        output = BENCH / "records" / f"{options.subject}-h200.json"
     if output is None:
         parser.error(f"-o: needed for {options.device}")
     partial = output.with_name(output.name + ".partial")
@@ -132,6 +169,11 @@ def main() -> None:
             continue
         documents.append(measure(options.command, level, arguments, options.commit))
         partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+    for program in PEERS.get(subject, []):
+        print(f"peer {' '.join(program)}", file=sys.stderr)
+        if ("peer", program) not in done:
+            documents.append(measure_peer(program, options.commit))
+            partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
     partial.replace(output)
 
 

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Selections of some batches of tokens, in turn from every layer.
+/// Selections of some batches of tokens; batch i is for layer i modulo the layers.
 struct Routing {
   std::vector<std::vector<int32_t>> ids;
   std::vector<float> weights;
@@ -34,9 +34,8 @@ Routing RandomRouting(const MoeCase& bench) {
   Routing routing;
   for (int64_t batch = 0; batch < std::max(bench.layers, kBatches); ++batch) {
     std::vector<int32_t> ids;
-    const auto first = static_cast<int32_t>(batch % bench.layers * bench.experts);
     for (int64_t token = 0; token < bench.tokens(); ++token) {
-      std::iota(order.begin(), order.end(), first);
+      std::iota(order.begin(), order.end(), 0);
       // The first top_k of a shuffle.
       for (int64_t i = 0; i < bench.top_k; ++i) {
         const auto left = static_cast<uint32_t>(bench.experts - i);
@@ -58,14 +57,41 @@ Result<PreparedWeights> Prepared(const Device& device, const WeightsSpec& spec) 
   return Prepare(weights, device);
 }
 
-Result<ExpertSet> MakeSet(const Device& device, const MoeCase& bench) {
+ExpertsProblem ProblemOf(const MoeCase& bench) {
+  ExpertsProblem problem;
+  problem.tokens = bench.tokens();
+  problem.top_k = bench.top_k;
+  problem.x_type = bench.gemm.activation_type;
+  problem.out_type = bench.gemm.activation_type;
+  problem.accuracy = bench.gemm.options.accuracy;
+  problem.determinism = bench.gemm.options.determinism;
+  return problem;
+}
+
+/// The layers and their plans.
+struct Layers {
+  std::vector<ExpertSet> sets;
+  std::vector<ExpertsPlan> plans;
+  int64_t workspace_bytes = 0;  ///< Of any of them.
+};
+
+Result<Layers> MakeLayers(const Device& device, const MoeCase& bench) {
   MARLIN_ASSIGN_OR_RETURN(const PreparedWeights gate_up, Prepared(device, bench.GateUpSpec()));
   MARLIN_ASSIGN_OR_RETURN(const PreparedWeights down, Prepared(device, bench.DownSpec()));
-  std::vector<Expert> experts;
-  for (int64_t e = 0; e < bench.layers * bench.experts; ++e) {
-    experts.push_back({{gate_up, e}, {}, {down, e}});
+  Layers layers;
+  for (int64_t layer = 0; layer < bench.layers; ++layer) {
+    std::vector<Expert> experts;
+    for (int64_t e = 0; e < bench.experts; ++e) {
+      const int64_t index = layer * bench.experts + e;
+      experts.push_back({{gate_up, index}, {}, {down, index}});
+    }
+    MARLIN_ASSIGN_OR_RETURN(const ExpertSet set, ExpertSet::Make(device, experts));
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
+    layers.workspace_bytes = std::max(layers.workspace_bytes, plan.workspace_bytes());
+    layers.sets.push_back(set);
+    layers.plans.push_back(plan);
   }
-  return ExpertSet::Make(device, experts);
+  return layers;
 }
 
 WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
@@ -74,16 +100,6 @@ WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
   spec.k = k;
   spec.n = n;
   return spec;
-}
-
-ExpertsProblem ProblemOf(const MoeCase& bench) {
-  ExpertsProblem problem;
-  problem.tokens = bench.tokens();
-  problem.top_k = bench.top_k;
-  problem.x_type = bench.gemm.activation_type;
-  problem.out_type = bench.gemm.activation_type;
-  problem.accuracy = bench.gemm.options.accuracy;
-  return problem;
 }
 
 /// Normally distributed activations [tokens, hidden] of the case's type.
@@ -143,6 +159,7 @@ Json MoeResult::ToJson(const MachineCeilings& ceilings) const {
   const WeightsSpec& spec = bench.gemm.spec;
   Json row = {{"op", "moe"},
               {"kernel", "experts"},
+              {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
               {"format", FormatName(spec.format)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
@@ -162,18 +179,19 @@ Json MoeResult::ToJson(const MachineCeilings& ceilings) const {
 }
 
 Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadProbe& probe) {
-  MARLIN_ASSIGN_OR_RETURN(const ExpertSet set, MakeSet(device, bench));
+  MARLIN_ASSIGN_OR_RETURN(const Layers layers, MakeLayers(device, bench));
   const Routing routing = RandomRouting(bench);
   const DType type = bench.gemm.activation_type;
   const Shape rows{bench.tokens(), bench.hidden()};
   const std::vector<std::byte> x = RandomRows(bench);
   std::vector<std::byte> out(x.size());
-  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
   const Shape selections{bench.tokens(), bench.top_k};
   const auto run = [&](int64_t i) {
-    const std::vector<int32_t>& ids = routing.ids[static_cast<size_t>(i) % routing.ids.size()];
-    return plan.Run({x.data(), type, rows}, {ids.data(), DType::kI32, selections},
-                    {routing.weights.data(), DType::kF32, selections}, {out.data(), type, rows});
+    const auto batch = static_cast<size_t>(i) % routing.ids.size();
+    const std::vector<int32_t>& ids = routing.ids[batch];
+    return layers.plans[batch % layers.plans.size()].Run(
+        {x.data(), type, rows}, {ids.data(), DType::kI32, selections},
+        {routing.weights.data(), DType::kF32, selections}, {out.data(), type, rows});
   };
   MARLIN_RETURN_IF_ERROR(run(0));
   MARLIN_RETURN_IF_ERROR(device.Synchronize());
@@ -191,17 +209,16 @@ Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadP
 
 Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::GraphTimer& timer,
                               double read_rate) {
-  MARLIN_ASSIGN_OR_RETURN(const ExpertSet set, MakeSet(device, bench));
+  MARLIN_ASSIGN_OR_RETURN(const Layers layers, MakeLayers(device, bench));
   const Routing routing = RandomRouting(bench);
   const DType type = bench.gemm.activation_type;
   const Shape rows{bench.tokens(), bench.hidden()};
   const Shape selections{bench.tokens(), bench.top_k};
-  MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer x, Uploaded(device, RandomRows(bench)));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer out, DeviceBuffer::Allocate(device, x.bytes()));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer weights, Uploaded(device, routing.weights));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer workspace,
-                          DeviceBuffer::Allocate(device, plan.workspace_bytes()));
+                          DeviceBuffer::Allocate(device, layers.workspace_bytes));
   std::vector<DeviceBuffer> ids;
   for (const std::vector<int32_t>& batch : routing.ids) {
     MARLIN_ASSIGN_OR_RETURN(DeviceBuffer uploaded, Uploaded(device, batch));
@@ -209,9 +226,10 @@ Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::
   }
   const cuda::Launch launch = [&](int i, void* stream) {
     ExpertsArguments arguments{workspace.data(), workspace.bytes(), stream};
-    const DeviceBuffer& batch = ids[static_cast<size_t>(i) % ids.size()];
-    return plan.Run({x.data(), type, rows}, {batch.data(), DType::kI32, selections},
-                    {weights.data(), DType::kF32, selections}, {out.data(), type, rows}, arguments);
+    const auto batch = static_cast<size_t>(i) % ids.size();
+    return layers.plans[batch % layers.plans.size()].Run(
+        {x.data(), type, rows}, {ids[batch].data(), DType::kI32, selections},
+        {weights.data(), DType::kF32, selections}, {out.data(), type, rows}, arguments);
   };
   MARLIN_ASSIGN_OR_RETURN(const auto captured, timer.Capture(static_cast<int>(ids.size()), launch));
   constexpr int kReplays = 51;

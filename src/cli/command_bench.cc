@@ -44,6 +44,8 @@ class BenchCommand final : public Command {
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
     arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
+    arguments.Flag("--batch-invariant", &batch_invariant_,
+                   "gemm, moe: results of a row do not depend on the other rows");
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
     arguments.Option("--experts", &experts_, {1, 4096}, "N", "moe: default 128");
@@ -395,6 +397,8 @@ class BenchCommand final : public Command {
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
                              : accuracy_ == "w4a8" ? Accuracy::kW4A8
                                                    : Accuracy::kDefault;
+    bench.options.determinism =
+        batch_invariant_ ? Determinism::kBatchInvariant : Determinism::kDefault;
     return bench;
   }
 
@@ -467,6 +471,7 @@ class BenchCommand final : public Command {
     Json row = {{"op", op_},
                 {"kernel", result.kernel},
                 {"accuracy", result.accuracy},
+                {"batch_invariant", batch_invariant_},
                 {"format", FormatName(result.bench.spec.format)},
                 {"group_size", result.bench.spec.group_size},
                 {"scale_type", ScaleTypeName(result.bench.spec.scale_type)},
@@ -554,6 +559,7 @@ class BenchCommand final : public Command {
   std::string shapes_file_;
   ProductArguments products_;
   std::string accuracy_ = "default";
+  bool batch_invariant_ = false;
   std::string kernel_;
   std::optional<int64_t> experts_;
   std::optional<int64_t> top_k_;

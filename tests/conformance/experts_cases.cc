@@ -260,6 +260,37 @@ void AddRandom(ExpertsCases& cases, int count) {
   }
 }
 
+/// Several tiles of rows for every expert, and more selections than a GPU sorts in one CTA.
+void AddManyRows(ExpertsCases& cases) {
+  for (const char* format : {"fp4_e2m1", "u4", "nf4", "s8", "bf16", "mixed"}) {
+    for (const int64_t tokens : {180, 700}) {
+      ExpertsCase c = cases.Make(tokens, DataClass::kGaussian);
+      c.experts = 3;
+      c.hidden = 256;
+      c.inner = 192;
+      c.format = format;
+      c.stacked = c.format != "mixed" && tokens == 700;
+      c.biased = tokens == 180;
+      c.shared = tokens == 180 ? SharedKind::kGated : SharedKind::kNone;
+      cases.Add(c);
+    }
+  }
+  for (const bool missing : {false, true}) {
+    ExpertsCase c = cases.Make(2300, DataClass::kLatticeSmall);
+    c.experts = 9;
+    c.hidden = 32;
+    c.inner = 16;
+    c.missing = missing;
+    c.shared = missing ? SharedKind::kNone : SharedKind::kPlain;
+    cases.AddBoth(c);
+  }
+  ExpertsCase c = cases.Make(2300, DataClass::kGaussian);
+  c.check = ExpertsCheck::kBadId;
+  c.hidden = 32;
+  c.inner = 16;
+  cases.Add(c);
+}
+
 void AddNightly(ExpertsCases& cases) {
   AddRandom(cases, 1500);
   for (const int64_t tokens : {1023, 1024, 1025, 4096}) {
@@ -295,6 +326,7 @@ std::vector<ExpertsCase> SelectExpertsCases(std::string_view backend, bool night
   AddPromises(cases);
   AddW4A8(cases);
   AddRandom(cases, 60);
+  if (backend == "cuda" || nightly) AddManyRows(cases);
   if (nightly && backend != "metal") AddNightly(cases);
   std::vector<ExpertsCase> selected = cases.Take();
   if (backend != "cpu") {

@@ -15,19 +15,27 @@
 namespace marlin::cuda {
 namespace {
 
-ExpertGemvProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t experts = 128) {
-  ExpertGemvProblem problem;
+CodeKind KindOf(int bits) {
+  for (const CodeKind kind :
+       {CodeKind::kTable4, CodeKind::kTable2, CodeKind::kTable3, CodeKind::kInt8}) {
+    if (CodeBits(kind) == bits) return kind;
+  }
+  return CodeKind::kDense16;
+}
+
+ExpertTilesProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t experts = 128) {
+  ExpertTilesProblem problem;
+  problem.kind = KindOf(bits);
   problem.weights.k = static_cast<int>(k);
   problem.weights.tiles_of_strip = static_cast<int>((k + kTileK - 1) / kTileK);
   problem.weights.tile_bytes = TileCodeBytes(bits) + (bits == 16 ? 0 : kGroupBytes);
-  problem.kind = bits == 16 ? CodeKind::kDense16 : CodeKind::kTable4;
   problem.experts = experts;
   problem.sides = kMaxSides;
   problem.rows_per_expert = rows;
   return problem;
 }
 
-void ExpectApart(const ExpertGemvProblem& problem, const ExpertGemvPlan& plan) {
+void ExpectApart(const ExpertTilesProblem& problem, const ExpertGemvPlan& plan) {
   const ExpertGemvArguments& args = plan.arguments;
   const int table = problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0;
   const auto schedule = static_cast<int>(ScheduleBytes(problem.experts, problem.sides));
@@ -53,7 +61,7 @@ TEST(ExpertGemvPlan, PartsFitSharedMemory) {
   for (const int bits : {2, 3, 4, 8, 16}) {
     for (const int64_t k : {0, 1, 128, 768, 2048, 2880, 4096, 7168, 14336, 28672, 65536}) {
       for (const int64_t rows : {1, 8, 9, 500}) {
-        const ExpertGemvProblem problem = Problem(k, bits, rows);
+        const ExpertTilesProblem problem = Problem(k, bits, rows);
         const auto plan = PlanExpertGemv(problem, DeviceShape());
         if (!plan) continue;
         SCOPED_TRACE(testing::Message() << bits << " bits, k " << k << ", rows " << rows);
@@ -91,11 +99,61 @@ TEST(ExpertGemvPlan, RowsLargerThanSharedMemoryHaveNoPlan) {
   EXPECT_FALSE(PlanExpertGemv(Problem((int64_t{1} << 30) - 1), DeviceShape()).has_value());
 }
 
+TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
+  const DeviceShape device;
+  for (const int bits : {2, 3, 4, 8, 16}) {
+    for (const int64_t experts : {1, 128, 1024, 5000}) {
+      const bool gated = experts != 5000;
+      const ExpertTilesProblem problem = Problem(2048, bits, 100, experts);
+      SCOPED_TRACE(testing::Message() << bits << " bits, " << experts << " experts");
+      const auto plan = PlanExpertWgmma(problem, gated, device);
+      ASSERT_TRUE(plan.has_value());
+      const WgmmaArguments& gemm = plan->arguments.gemm;
+      EXPECT_GE(gemm.slots, bits == 16 || experts == 5000 ? 2 : 3);
+      EXPECT_LE(gemm.slots * StepActivationBytes(plan->arguments.tile_rows), gemm.weights_offset);
+      EXPECT_LE(gemm.weights_offset + gemm.slots * kStripsOfBlock * problem.weights.tile_bytes,
+                gemm.exchange_offset);
+      EXPECT_LE(gemm.exchange_offset + kExchangeBytes, gemm.barriers_offset);
+      EXPECT_LE(gemm.barriers_offset + (2 * gemm.slots + 1) * kBarrierBytes,
+                plan->arguments.exchange_offset);
+      EXPECT_LE(plan->arguments.exchange_offset + (gated ? kGatedExchangeBytes : 0),
+                plan->arguments.schedule_offset);
+      EXPECT_LE(plan->arguments.schedule_offset + WgmmaScheduleBytes(experts, problem.sides),
+                plan->shared_bytes);
+      EXPECT_EQ(plan->arguments.schedule_offset % 4, 0);
+      EXPECT_EQ(plan->arguments.exchange_offset % 16, 0);
+      EXPECT_LE(plan->shared_bytes, device.shared_bytes);
+    }
+  }
+}
+
+TEST(ExpertWgmmaPlan, NeedsRowsAndColumnsAndRoomForItsSchedule) {
+  const DeviceShape device;
+  EXPECT_TRUE(PlanExpertWgmma(Problem(2048, 4, 100), false, device));
+  EXPECT_FALSE(PlanExpertWgmma(Problem(2048, 4, 1), false, device));
+  EXPECT_FALSE(PlanExpertWgmma(Problem(0, 4, 100), false, device));
+  EXPECT_FALSE(PlanExpertWgmma(Problem(2048, 4, 100, 50000), false, device));
+}
+
+TEST(ExpertWgmmaPlan, WidthsAreTheNarrowestThatFit) {
+  EXPECT_EQ(ExpertTileRows(CodeKind::kFp4), 192);
+  EXPECT_EQ(ExpertTileRows(CodeKind::kInt8), 128);
+  for (int rows = 1; rows <= 192; ++rows) {
+    const int width = WidthOf(rows);
+    EXPECT_GE(RowsOfWidth(width), rows);
+    EXPECT_TRUE(width == 0 || RowsOfWidth(width - 1) < rows) << rows;
+  }
+}
+
 TEST(ExpertSort, HistogramsFitSharedMemory) {
   const DeviceShape device;
   EXPECT_EQ(SortWarpsFor(8, 128, device), 1);
   EXPECT_EQ(SortWarpsFor(512, 128, device), 16);
   EXPECT_EQ(SortWarpsFor(int64_t{1} << 20, 128, device), kMaxSortWarps);
+  EXPECT_EQ(SortPartsFor(512), 1);
+  EXPECT_EQ(SortPartsFor(8192), 8);
+  EXPECT_EQ(SortWarpsFor(8192, 128, device), kMaxSortWarps);
+  EXPECT_EQ(SortPartsFor(int64_t{1} << 20), kMaxSortParts);
   for (const int64_t experts : {1, 1024, 4096, 50000}) {
     const int warps = SortWarpsFor(int64_t{1} << 20, experts, device);
     ASSERT_GE(warps, 1) << experts;

@@ -1,6 +1,5 @@
 #include "backends/cuda/kernels/common/launch.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -71,11 +70,6 @@ cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int ele
              steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-unsigned ElementwiseBlocks(int64_t count, int threads) {
-  constexpr int64_t kMaxBlocks = 132 * 16;
-  return static_cast<unsigned>(std::clamp<int64_t>((count + threads - 1) / threads, 1, kMaxBlocks));
 }
 
 bool StoresAsOne(const EpilogueView& view, int count) {

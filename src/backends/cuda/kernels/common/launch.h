@@ -30,9 +30,6 @@ cudaError_t Launch(const void* function, const LaunchSize& size, void** paramete
 cudaError_t EncodeMap(const ActivationView& a, CUtensorMapDataType type, int element_bytes,
                       int tokens, CUtensorMap* map);
 
-/// CTAs of a kernel whose threads stride over `count` elements: at most 16 per SM of an H200.
-unsigned ElementwiseBlocks(int64_t count, int threads);
-
 /// Whether `count` adjacent 16-bit outputs can be written with one aligned, vectorized store.
 bool StoresAsOne(const EpilogueView& view, int count);
 

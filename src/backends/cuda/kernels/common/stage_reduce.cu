@@ -1,8 +1,9 @@
 // Kernels that run before and after the GEMMs with tiled weights: staging of activations in the
 // layout that async copies need, and the split-K reduction with the epilogue.
+#include <algorithm>
+
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
-#include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/common/tile_gemm.h"
 
 namespace marlin::cuda {
@@ -53,12 +54,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+unsigned BlocksFor(int64_t count) {
+  constexpr int64_t kMaxBlocks = 132 * 16;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
+}
+
 }  // namespace
 
 cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_padded, bool bf16,
                                    cudaStream_t stream) {
   const int pairs = k_padded / 2;
-  const unsigned blocks = ElementwiseBlocks(static_cast<int64_t>(a.m) * pairs, kThreads);
+  const unsigned blocks = BlocksFor(static_cast<int64_t>(a.m) * pairs);
   auto* to = static_cast<uint32_t*>(out);
   if (bf16) {
     StageActivationsKernel<Bf16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
@@ -72,7 +79,7 @@ cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
                                  const EpilogueView& epilogue, bool chained, cudaStream_t stream) {
   const int columns = epilogue.gated ? epilogue.n / 2 : epilogue.n;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(ElementwiseBlocks(static_cast<int64_t>(m) * columns, kThreads));
+  config.gridDim = dim3(BlocksFor(static_cast<int64_t>(m) * columns));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   cudaLaunchAttribute attribute = ChainedLaunch();

@@ -8,6 +8,10 @@ namespace marlin::cuda {
 /// The GEMV kernel; its parameters: ExpertGemvArguments. `octets`: n8 tiles of rows, 1 or 2.
 template <CodeKind kKind>
 const void* ExpertGemvFunction(bool bf16, ParameterUse use, int octets);
+/// The WGMMA kernel; its parameters: ExpertMaps (a CUtensorMap for every width),
+/// ExpertWgmmaArguments.
+template <CodeKind kKind>
+const void* ExpertWgmmaFunction(bool bf16, ParameterUse use);
 /// The exact kernel; its parameters: ExpertExactArguments of TileView, or else of CanonicalView.
 template <CodeKind kKind>
 const void* ExpertExactFunction(bool tiled);
@@ -15,6 +19,8 @@ const void* ExpertExactFunction(bool tiled);
 #define MARLIN_KIND(kind)                                                                  \
   template <>                                                                              \
   const void* ExpertGemvFunction<CodeKind::kind>(bool bf16, ParameterUse use, int octets); \
+  template <>                                                                              \
+  const void* ExpertWgmmaFunction<CodeKind::kind>(bool bf16, ParameterUse use);            \
   template <>                                                                              \
   const void* ExpertExactFunction<CodeKind::kind>(bool tiled);
 #include "backends/cuda/layout/code_kinds.def"

@@ -18,9 +18,9 @@
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
-#include "backends/cuda/kernels/common/block_scan.cuh"
 #include "backends/cuda/kernels/experts/experts_layout.h"
 #include "backends/cuda/kernels/experts/experts_rows.cuh"
+#include "backends/cuda/kernels/experts/experts_schedule.cuh"
 #include "backends/cuda/kernels/gemv/gemv_kernel.cuh"
 
 namespace marlin::cuda {
@@ -44,19 +44,8 @@ class ExpertSchedule {
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
-    const int thread = static_cast<int>(threadIdx.x);
-    int* const warp_sums = first_ + matrices_ + 1;
-    const int per_thread = (matrices_ + kExpertThreads - 1) / kExpertThreads;
-    const int begin = min(thread * per_thread, matrices_);
-    const int end = min(begin + per_thread, matrices_);
-    int mine = 0;
-    for (int i = begin; i < end; ++i) mine += ItemsOf(i);
-    int item = SumBefore(mine, warp_sums);
-    for (int i = begin; i < end; ++i) {
-      first_[i] = item;
-      item += ItemsOf(i);
-    }
-    if (thread == kExpertThreads - 1) first_[matrices_] = item;
+    CountItems<kExpertThreads>(
+        matrices_, [&](int i) { return ItemsOf(i); }, first_);
   }
 
   /// This CTA's items: [First(block), First(block + 1)).
@@ -94,8 +83,8 @@ class ExpertSchedule {
   MARLIN_DEVICE int ItemsOf(int i) const {
     const TileExpert& matrix = args_.table[i];
     if (matrix.tiles == nullptr) return 0;
-    const int expert = i / args_.sides;
-    const int rows = args_.slots.begin[expert + 1] - args_.slots.begin[expert];
+    const int* const begin = args_.slots.begin + i / args_.sides;
+    const int rows = begin[1] - begin[0];
     return (rows + args_.tile_rows - 1) / args_.tile_rows * StripsOf(matrix.n);
   }
 
@@ -147,26 +136,6 @@ struct ExpertStream {
   }
 };
 
-/// Eight adjacent numbers of a slot's row as operands; zeros beyond the row's `columns`.
-template <typename T>
-MARLIN_DEVICE uint4 LoadEightOfRow(const ExpertGemvArguments& args, int slot, int k) {
-  const int columns = args.weights.k;
-  const ExpertRows& rows = args.rows;
-  const Element own = T::kIsBf16 ? Element::kBf16 : Element::kF16;
-  if (!rows.gated && rows.type == own && k + 8 <= columns) {
-    const auto* from =
-        static_cast<const uint16_t*>(rows.data) + args.slots.token[slot] * rows.stride + k;
-    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) return *reinterpret_cast<const uint4*>(from);
-  }
-  float values[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    values[i] = k + i < columns ? LoadRowElement(rows, args.slots, slot, columns, k + i) : 0.0f;
-  }
-  return {T::Pack(values[0], values[1]), T::Pack(values[2], values[3]),
-          T::Pack(values[4], values[5]), T::Pack(values[6], values[7])};
-}
-
 /// Loads the rows of a run to shared memory. Called by all threads.
 template <typename T>
 MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const ExpertRun& run,
@@ -176,7 +145,7 @@ MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const ExpertRun&
     const int row = i / chunks;
     const int chunk = i - row * chunks;
     *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =
-        LoadEightOfRow<T>(args, run.first_slot + row, chunk * 8);
+        LoadEightOfRow<T>(args.rows, args.slots, run.first_slot + row, args.weights.k, chunk * 8);
   }
 }
 

@@ -13,9 +13,11 @@ cudaError_t LoadSort();
 /// Asks for the split of shared memory and L1 cache that the GEMV kernels have: a multiprocessor
 /// drains to change it.
 cudaError_t PreferShared(const void* function);
-/// Sorts selections by expert, in one CTA: stable, so that slots do not depend on timing.
+/// Sorts selections by expert: stable, so that slots do not depend on timing.
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream);
-cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream);
+/// `rows_per_expert`: about how many.
+cudaError_t LaunchStageRows(const StageRowsArguments& args, int rows_per_expert,
+                            cudaStream_t stream);
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream);
 
 }  // namespace marlin::cuda

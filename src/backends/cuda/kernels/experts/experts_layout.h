@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernels/wgmma/wgmma_layout.h"
 #include "backends/cuda/layout/device_views.h"
 #include "backends/cuda/layout/tile_layout.h"
 #include "backends/cuda/layout/value_record.h"
@@ -25,11 +26,16 @@ struct SortArguments {
   int top_k = 0;
   const uint8_t* present = nullptr;  ///< [experts]
   bool shared = false;
+  int parts = 1;  ///< CTAs.
   int warps = 1;  ///< Per CTA; each has a histogram [experts] in shared memory.
+  /// With several parts: [parts][experts + 1], the selections of every expert in every part, and
+  /// the part's first selection of no expert.
+  int32_t* part_counts = nullptr;
   SlotsView slots;
   ErrorView errors;
 };
 inline constexpr int kMaxSortWarps = 32;
+inline constexpr int kMaxSortParts = 64;
 /// Shared memory for the sort: the histograms, the sums of the scan, the routed slots and the first
 /// wrong selection.
 constexpr int64_t SortBytes(int64_t experts, int warps) {
@@ -39,13 +45,14 @@ constexpr int64_t SortBytes(int64_t experts, int warps) {
 /// Which matrices a GEMM runs: gates, ups and the shared expert's gate, or downs.
 inline constexpr int kMaxSides = 3;
 
-/// A matrix of an expert that the GEMV kernel runs.
+/// A matrix of an expert that the GEMV or the WGMMA kernel runs.
 struct TileExpert {
   const uint8_t* tiles = nullptr;  ///< Null: not in this launch.
   const float* bias = nullptr;     ///< [n] or null.
   float multiplier = 1;            ///< Scales every sum.
   int n = 0;
   int column = 0;  ///< Column of its first output in a row of the result.
+  int strip = 0;   ///< Its first n-tile, of those at `tiles`; not 0 in WGMMA's gated form only.
 };
 
 /// A matrix of an expert that the exact kernel runs.
@@ -76,8 +83,8 @@ struct ExpertRows {
 
 inline constexpr int kExpertThreads = 512;  ///< Per CTA of the GEMV kernel.
 inline constexpr int kExpertWarps = kExpertThreads / 32;
-/// Shared memory for the GEMV kernel's schedule: the first item of every matrix and an end, then
-/// the sums of the scan.
+/// Shared memory for a schedule: the first item of every matrix and an end, then the sums of the
+/// scan.
 constexpr int64_t ScheduleBytes(int64_t experts, int sides) {
   return ((experts + 1) * sides + 1 + kExpertWarps) * int64_t{sizeof(int)};
 }
@@ -107,6 +114,45 @@ struct ExpertGemvArguments {
   int schedule_offset = 0;
 };
 
+/// Rows of an output tile of the WGMMA kernel, in five widths: 16, 32, 64, 128 and 192.
+inline constexpr int kExpertWidths = 5;
+MARLIN_HOST_DEVICE constexpr int RowsOfWidth(int width) { return width < 4 ? 16 << width : 192; }
+/// The narrowest width for so many rows.
+MARLIN_HOST_DEVICE constexpr int WidthOf(int rows) {
+  int width = 0;
+  while (width < kExpertWidths - 1 && RowsOfWidth(width) < rows) ++width;
+  return width;
+}
+/// The widest tile, of which three pipeline stages fit in shared memory.
+MARLIN_HOST_DEVICE constexpr int ExpertTileRows(CodeKind kind) {
+  return RowsOfWidth(CodeBits(kind) < 8 ? 4 : 3);
+}
+
+/// The parameters of the WGMMA kernel, which runs the matrices of one kind, layout and k. Its rows
+/// are 16-bit, in the order of the slots, and come by TMA: a tensor map for every width.
+struct ExpertWgmmaArguments {
+  WgmmaArguments gemm;                ///< The pipeline, the weights' layout, and `tiles`.
+  const TileExpert* table = nullptr;  ///< [experts + 1][sides]
+  int sides = 1;
+  /// Sides are a gate and an up; the result is the gated activation, 16-bit, of `gate`.
+  bool gated = false;
+  GateView gate;
+  int tile_rows = 128;  ///< ExpertTileRows of the kind.
+  SlotsView slots;
+  void* out = nullptr;  ///< [slots, stride]; f32, gated: bf16.
+  int64_t out_stride = 0;
+  // Offsets in shared memory.
+  int schedule_offset = 0;  ///< WgmmaScheduleBytes.
+  int exchange_offset = 0;  ///< Gated: kGatedExchangeBytes.
+};
+/// Two buffers of 2 KB for each of four pairs of warps.
+inline constexpr int kGatedExchangeBytes = 4 * 2 * 2048;
+/// A schedule, then SlotsView::begin.
+constexpr int64_t WgmmaScheduleBytes(int64_t experts, int sides) {
+  const int64_t bytes = ScheduleBytes(experts, sides) + (experts + 2) * int64_t{sizeof(int)};
+  return (bytes + 15) / 16 * 16;
+}
+
 /// The parameters of the exact kernel.
 template <typename View>
 struct ExpertExactArguments {
@@ -118,14 +164,17 @@ struct ExpertExactArguments {
   int64_t out_stride = 0;
 };
 
-/// Gathers rows, or computes the gated activation of rows, for the exact kernel.
+/// Gathers rows, or computes the gated activation of rows, in the order of the slots.
 struct StageRowsArguments {
   ExpertRows rows;
   SlotsView slots;
   const uint8_t* members = nullptr;  ///< [experts + 1]: whether the launch has one of its matrices.
   int k = 0;
-  void* out = nullptr;  ///< [slots, k] of the type of `rows`, or f32 if gated.
+  void* out = nullptr;  ///< [slots, StagedStride(k)]
+  Element type = Element::kBf16;
 };
+/// Staged rows begin at multiples of 16 bytes, as TMA requires.
+constexpr int64_t StagedStride(int64_t k) { return (k + 7) / 8 * 8; }
 
 /// out[t] = the sum over s of weights[t, s] * results[slot_of[t, s]], then the shared expert's.
 struct SumArguments {

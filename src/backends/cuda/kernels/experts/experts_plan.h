@@ -1,4 +1,5 @@
-// Plans the GEMV launches of a layer's experts: a pure function of the problem and the device.
+// Plans the GEMV and WGMMA launches of a layer's experts: a pure function of the problem and the
+// device.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace marlin::cuda {
 
 /// The matrices of one launch.
-struct ExpertGemvProblem {
+struct ExpertTilesProblem {
   TileView weights;
   CodeKind kind = CodeKind::kFp4;
   int64_t experts = 0;  ///< Without the shared one.
@@ -24,12 +25,24 @@ struct ExpertGemvPlan {
   int shared_bytes = 0;
 };
 
+struct ExpertWgmmaPlan {
+  ExpertWgmmaArguments arguments;  ///< Without table, slots, activation and out.
+  int shared_bytes = 0;
+};
+
 /// The tiling does not depend on the number of rows but for how many a tile has, which changes no
 /// sums. Null: not even one row fits in shared memory.
-std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertGemvProblem& problem,
+std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
                                              const DeviceShape& device);
 
-/// Warps of the sort's CTA; 0: the histogram of so many experts does not fit in shared memory.
+/// Null: too few rows for the kernel to pay, no k, or its schedule does not fit in shared memory.
+/// `gated`: sides are a gate and an up.
+std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem, bool gated,
+                                               const DeviceShape& device);
+
+/// CTAs of the sort.
+int SortPartsFor(int64_t selections);
+/// Warps of such a CTA; 0: the histogram of so many experts does not fit in shared memory.
 int SortWarpsFor(int64_t selections, int64_t experts, const DeviceShape& device);
 
 }  // namespace marlin::cuda

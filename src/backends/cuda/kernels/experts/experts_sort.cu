@@ -1,5 +1,6 @@
-// Sorting selections by expert, on the device: a counting sort in one CTA. Every warp counts and
-// then places a run of adjacent selections, so the sort is stable.
+// Sorting selections by expert, on the device: a counting sort. Every warp counts and then places a
+// run of adjacent selections, so the sort is stable. Few selections are sorted by one CTA; many are
+// divided into parts, a CTA for each, after a kernel that counts every part.
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/block_scan.cuh"
 #include "backends/cuda/kernels/common/launch.h"
@@ -15,10 +16,12 @@ constexpr int kAtOnce = 4;
 /// A warp's run of selections, 32 x kAtOnce at a time.
 class SelectionRun {
  public:
+  /// `warp`: of all parts.
   MARLIN_DEVICE SelectionRun(const SortArguments& args, int warp, int lane)
       : args_(args), lane_(lane) {
     const int64_t selections = static_cast<int64_t>(args.tokens) * args.top_k;
-    const int64_t per_warp = (selections + args.warps - 1) / args.warps;
+    const int warps = args.parts * args.warps;
+    const int64_t per_warp = (selections + warps - 1) / warps;
     first_ = min(warp * per_warp, selections);
     end_ = min(first_ + per_warp, selections);
   }
@@ -54,9 +57,75 @@ class SelectionRun {
   int64_t end_;
 };
 
-/// Replaces the warps' counts of every expert by where each warp's slots begin, and stores the
-/// first slot of every expert.
-MARLIN_DEVICE void ScanCounts(const SortArguments& args, int32_t* counts, int32_t* warp_sums) {
+constexpr int kNoneBad = 0x7fffffff;
+
+/// Dynamic shared memory of a CTA.
+struct SortMemory {
+  int32_t* counts;     ///< [warps][experts]
+  int32_t* warp_sums;  ///< [kMaxSortWarps]
+  int32_t* routed;     ///< Slots of all experts but the shared one.
+  int32_t* first_bad;  ///< The first selection of no expert, or kNoneBad.
+
+  MARLIN_DEVICE SortMemory(const SortArguments& args, int32_t* memory)
+      : counts(memory),
+        warp_sums(memory + args.warps * args.slots.experts),
+        routed(warp_sums + kMaxSortWarps),
+        first_bad(routed + 1) {}
+};
+
+MARLIN_DEVICE int Part() { return static_cast<int>(blockIdx.x); }
+
+/// Waits for earlier work and counts this CTA's selections, per warp and expert.
+MARLIN_DEVICE SelectionRun CountSelections(const SortArguments& args, const SortMemory& memory) {
+  const int experts = args.slots.experts;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread >> 5;
+  const int lane = thread & 31;
+  for (int i = thread; i < args.warps * experts; i += static_cast<int>(blockDim.x)) {
+    memory.counts[i] = 0;
+  }
+  if (thread == 0) *memory.first_bad = kNoneBad;
+  WaitForEarlierWork();
+  TriggerDependentLaunch();
+  __syncthreads();
+  int32_t* const mine = memory.counts + warp * experts;
+  const SelectionRun run(args, Part() * args.warps + warp, lane);
+  run.ForEach(
+      [&](int, int expert, bool) {
+        const unsigned peers = __match_any_sync(kAll, expert);
+        if (expert >= 0 && lane == __ffs(peers) - 1) mine[expert] += __popc(peers);
+        __syncwarp();
+      },
+      [&](int selection) { atomicMin(memory.first_bad, selection); });
+  __syncthreads();
+  return run;
+}
+
+/// An expert's selections in all parts, and in those before this one.
+struct ExpertCount {
+  int all = 0;
+  int before = 0;
+};
+
+MARLIN_DEVICE ExpertCount CountOf(const SortArguments& args, const int32_t* counts, int expert) {
+  const int experts = args.slots.experts;
+  ExpertCount count;
+  if (args.parts == 1) {
+    for (int w = 0; w < args.warps; ++w) count.all += counts[w * experts + expert];
+    return count;
+  }
+#pragma unroll 8
+  for (int p = 0; p < args.parts; ++p) {
+    const int there = args.part_counts[p * (experts + 1) + expert];
+    count.all += there;
+    count.before += p < Part() ? there : 0;
+  }
+  return count;
+}
+
+/// Replaces the warps' counts of every expert by where each warp's slots begin; the first part
+/// stores the first slot of every expert.
+MARLIN_DEVICE void ScanCounts(const SortArguments& args, const SortMemory& memory) {
   const int experts = args.slots.experts;
   const int threads = static_cast<int>(blockDim.x);
   const int thread = static_cast<int>(threadIdx.x);
@@ -64,67 +133,75 @@ MARLIN_DEVICE void ScanCounts(const SortArguments& args, int32_t* counts, int32_
   const int first = min(thread * per_thread, experts);
   const int end = min(first + per_thread, experts);
   int mine = 0;
+  for (int e = first; e < end; ++e) mine += CountOf(args, memory.counts, e).all;
+  int slot = SumBefore(mine, memory.warp_sums);
   for (int e = first; e < end; ++e) {
-    for (int w = 0; w < args.warps; ++w) mine += counts[w * experts + e];
-  }
-  int slot = SumBefore(mine, warp_sums);
-  for (int e = first; e < end; ++e) {
-    args.slots.begin[e] = slot;
+    const ExpertCount count = CountOf(args, memory.counts, e);
+    if (Part() == 0) args.slots.begin[e] = slot;
+    int next = slot + count.before;
     for (int w = 0; w < args.warps; ++w) {
-      const int count = counts[w * experts + e];
-      counts[w * experts + e] = slot;
-      slot += count;
+      const int of_warp = memory.counts[w * experts + e];
+      memory.counts[w * experts + e] = next;
+      next += of_warp;
     }
+    slot += count.all;
   }
   if (thread == threads - 1) {
-    args.slots.begin[experts] = slot;
-    args.slots.begin[experts + 1] = slot + (args.shared ? args.tokens : 0);
-    warp_sums[kMaxSortWarps] = slot;
+    *memory.routed = slot;
+    if (Part() == 0) {
+      args.slots.begin[experts] = slot;
+      args.slots.begin[experts + 1] = slot + (args.shared ? args.tokens : 0);
+    }
   }
   __syncthreads();
 }
 
-MARLIN_DEVICE void ReportSelection(const SortArguments& args, int selection) {
+/// Called by one thread of the first part.
+MARLIN_DEVICE void ReportFirstBad(const SortArguments& args, int first_bad) {
+  for (int p = 0; args.parts > 1 && p < args.parts; ++p) {
+    first_bad = min(first_bad, args.part_counts[(p + 1) * (args.slots.experts + 1) - 1]);
+  }
+  if (first_bad == kNoneBad) return;
   ValueRecord& record = *args.errors.record;
   if (atomicCAS(&record.bad_selection, 0, 1) != 0) return;
-  record.token = selection / args.top_k;
-  record.selection = selection % args.top_k;
-  record.id = args.ids[selection];
+  record.token = first_bad / args.top_k;
+  record.selection = first_bad % args.top_k;
+  record.id = args.ids[first_bad];
   record.experts = args.slots.experts;
   *args.errors.any = 1;
 }
 
+/// Counts the selections of every part, where there are several.
+__global__ void __launch_bounds__(kMaxSortWarps * 32)
+    CountKernel(const __grid_constant__ SortArguments args) {
+  extern __shared__ int32_t shared[];
+  const SortMemory memory(args, shared);
+  CountSelections(args, memory);
+  const int experts = args.slots.experts;
+  int32_t* const to = args.part_counts + Part() * (experts + 1);
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    int count = 0;
+    for (int w = 0; w < args.warps; ++w) count += memory.counts[w * experts + e];
+    to[e] = count;
+  }
+  if (threadIdx.x == 0) to[experts] = *memory.first_bad;
+}
+
 __global__ void __launch_bounds__(kMaxSortWarps * 32)
     SortKernel(const __grid_constant__ SortArguments args) {
-  extern __shared__ int32_t counts[];
-  const int experts = args.slots.experts;
+  extern __shared__ int32_t shared[];
+  const SortMemory memory(args, shared);
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread >> 5;
   const int lane = thread & 31;
-  int32_t* const mine = counts + warp * experts;
-  int32_t* const warp_sums = counts + args.warps * experts;
-  int32_t& first_bad = warp_sums[kMaxSortWarps + 1];
-  for (int i = thread; i < args.warps * experts; i += static_cast<int>(blockDim.x)) counts[i] = 0;
-  if (thread == 0) first_bad = 0x7fffffff;
-  WaitForEarlierWork();
-  TriggerDependentLaunch();
-  __syncthreads();
-  const SelectionRun run(args, warp, lane);
-  run.ForEach(
-      [&](int, int expert, bool) {
-        const unsigned peers = __match_any_sync(kAll, expert);
-        if (expert >= 0 && lane == __ffs(peers) - 1) mine[expert] += __popc(peers);
-        __syncwarp();
-      },
-      [&](int selection) { atomicMin(&first_bad, selection); });
-  __syncthreads();
-  if (thread == 0 && first_bad != 0x7fffffff) ReportSelection(args, first_bad);
-  ScanCounts(args, counts, warp_sums);
+  int32_t* const mine = memory.counts + (thread >> 5) * args.slots.experts;
+  const SelectionRun run = CountSelections(args, memory);
+  if (thread == 0 && Part() == 0) ReportFirstBad(args, *memory.first_bad);
+  ScanCounts(args, memory);
   run.ForEach(
       [&](int selection, int expert, bool inside) {
         const unsigned peers = __match_any_sync(kAll, expert);
         const int before = __popc(peers & ((1U << lane) - 1));
-        int slot = expert >= 0 ? mine[expert] + before : -1;
+        const int slot = expert >= 0 ? mine[expert] + before : -1;
         __syncwarp();
         if (expert >= 0 && before == 0) mine[expert] += __popc(peers);
         __syncwarp();
@@ -134,25 +211,34 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
       },
       [](int) {});
   if (!args.shared) return;
-  const int routed = warp_sums[kMaxSortWarps];
-  for (int t = thread; t < args.tokens; t += static_cast<int>(blockDim.x)) {
-    args.slots.token[routed + t] = t;
+  const auto threads = static_cast<int>(blockDim.x);
+  for (int t = Part() * threads + thread; t < args.tokens; t += args.parts * threads) {
+    args.slots.token[*memory.routed + t] = t;
   }
+}
+
+cudaError_t LoadKernel(const void* function) {
+  const cudaError_t error = AllowAllShared(function);
+  return error != cudaSuccess ? error : PreferShared(function);
 }
 
 }  // namespace
 
 cudaError_t LoadSort() {
-  const auto* const function = reinterpret_cast<const void*>(&SortKernel);
-  const cudaError_t error = AllowAllShared(function);
-  return error != cudaSuccess ? error : PreferShared(function);
+  const cudaError_t error = LoadKernel(reinterpret_cast<const void*>(&CountKernel));
+  return error != cudaSuccess ? error : LoadKernel(reinterpret_cast<const void*>(&SortKernel));
 }
 
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream) {
   SortArguments copy = args;
   void* parameters[] = {&copy};
-  const LaunchSize size = {dim3(1), args.warps * 32,
+  const LaunchSize size = {dim3(static_cast<unsigned>(args.parts)), args.warps * 32,
                            static_cast<int>(SortBytes(args.slots.experts, args.warps)), true};
+  if (args.parts > 1) {
+    const cudaError_t error =
+        Launch(reinterpret_cast<const void*>(&CountKernel), size, parameters, stream);
+    if (error != cudaSuccess) return error;
+  }
   return Launch(reinterpret_cast<const void*>(&SortKernel), size, parameters, stream);
 }
 

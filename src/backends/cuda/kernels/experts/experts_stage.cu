@@ -1,4 +1,6 @@
-// The kernels around the experts' GEMMs: staged rows for the exact kernel, and the weighted sum.
+// The kernels around the experts' GEMMs: staged rows, and the weighted sum.
+#include <algorithm>
+
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
@@ -8,61 +10,102 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+/// CTAs that stride over rows, at most.
+constexpr int kMostBlocks = 1024;
 
+template <typename T>
+MARLIN_DEVICE void StageRow(const StageRowsArguments& args, int slot, int lane) {
+  const auto chunks = static_cast<int>(StagedStride(args.k) / 8);
+  uint4* const to = static_cast<uint4*>(args.out) + static_cast<int64_t>(slot) * chunks;
+#pragma unroll 4
+  for (int i = lane; i < chunks; i += 32) {
+    to[i] = LoadEightOfRow<T>(args.rows, args.slots, slot, args.k, i * 8);
+  }
+}
+
+MARLIN_DEVICE void StageFloats(const StageRowsArguments& args, int slot, int lane) {
+  float* const to = static_cast<float*>(args.out) + slot * StagedStride(args.k);
+#pragma unroll 4
+  for (int k = lane; k < args.k; k += 32) {
+    to[k] = LoadRowElement(args.rows, args.slots, slot, args.k, k);
+  }
+}
+
+/// blockIdx.x: expert; blockIdx.y and the warps stride over its rows.
 __global__ void __launch_bounds__(kThreads)
     StageRowsKernel(const __grid_constant__ StageRowsArguments args) {
   WaitForEarlierWork();
   TriggerDependentLaunch();
   const auto expert = static_cast<int>(blockIdx.x);
   if (args.members[expert] == 0) return;
-  const Element type = args.rows.gated ? Element::kF32 : args.rows.type;
-  for (int slot = args.slots.begin[expert]; slot < args.slots.begin[expert + 1]; ++slot) {
-    for (int k = static_cast<int>(threadIdx.x); k < args.k; k += kThreads) {
-      const int64_t to = static_cast<int64_t>(slot) * args.k + k;
-      StoreFloat(args.out, type, to, LoadRowElement(args.rows, args.slots, slot, args.k, k));
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const auto warp = static_cast<int>(blockIdx.y * kWarps + (threadIdx.x >> 5));
+  const int end = args.slots.begin[expert + 1];
+  for (int slot = args.slots.begin[expert] + warp; slot < end;
+       slot += static_cast<int>(gridDim.y) * kWarps) {
+    if (args.type == Element::kF32) {
+      StageFloats(args, slot, lane);
+    } else if (args.type == Element::kBf16) {
+      StageRow<Bf16x2>(args, slot, lane);
+    } else {
+      StageRow<F16x2>(args, slot, lane);
     }
   }
 }
 
+/// Up to four adjacent columns of a result; zeros beyond `hidden`.
+MARLIN_DEVICE float4 LoadFour(const SumArguments& args, int slot, int column) {
+  const float* const from = args.results + static_cast<int64_t>(slot) * args.hidden + column;
+  if (args.hidden % 4 == 0) return *reinterpret_cast<const float4*>(from);
+  const auto at = [&](int i) { return column + i < args.hidden ? from[i] : 0.0f; };
+  return {at(0), at(1), at(2), at(3)};
+}
+
+/// blockIdx.x and the threads: four columns each; blockIdx.y strides over the tokens.
 __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ SumArguments args) {
   WaitForEarlierWork();
   TriggerDependentLaunch();
-  const int64_t count = static_cast<int64_t>(args.tokens) * args.hidden;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int column = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 4;
+  if (column >= args.hidden) return;
   const int routed = args.shared ? args.slots.begin[args.slots.experts] : 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
-       i += step) {
-    const int64_t token = i / args.hidden;
-    const int column = static_cast<int>(i % args.hidden);
-    float sum = 0.0f;
+  for (int token = static_cast<int>(blockIdx.y); token < args.tokens;
+       token += static_cast<int>(gridDim.y)) {
+    float sum[4] = {};
     bool empty = true;
     const auto add = [&](int slot, float weight) {
-      const float term = args.results[static_cast<int64_t>(slot) * args.hidden + column] * weight;
-      sum = empty ? term : sum + term;
+      const float4 result = LoadFour(args, slot, column);
+      const float terms[4] = {result.x * weight, result.y * weight, result.z * weight,
+                              result.w * weight};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = empty ? terms[i] : sum[i] + terms[i];
       empty = false;
     };
+    const int64_t first = static_cast<int64_t>(token) * args.top_k;
 #pragma unroll 4
     for (int s = 0; s < args.top_k; ++s) {
-      const int slot = args.slots.slot_of[token * args.top_k + s];
-      if (slot >= 0) add(slot, args.weights[token * args.top_k + s]);
+      const int slot = args.slots.slot_of[first + s];
+      if (slot >= 0) add(slot, args.weights[first + s]);
     }
     if (args.shared) {
-      const int slot = routed + static_cast<int>(token);
+      const int slot = routed + token;
       const float weight = args.shared_scores == nullptr
                                ? 1.0f
                                : TimesSigmoid(1.0f, args.shared_scores[slot * args.score_stride]);
       add(slot, weight);
     }
-    StoreFloat(args.out, args.out_type, token * args.out_stride + column, sum);
+    for (int i = 0; i < 4 && column + i < args.hidden; ++i) {
+      StoreFloat(args.out, args.out_type, token * args.out_stride + column + i, sum[i]);
+    }
   }
 }
 
 /// Programmatic dependent launch: every kernel of the experts waits for the one before.
 template <typename Arguments>
-cudaError_t LaunchChained(void (*kernel)(Arguments), unsigned blocks, Arguments args,
+cudaError_t LaunchChained(void (*kernel)(Arguments), dim3 blocks, Arguments args,
                           cudaStream_t stream) {
   void* parameters[] = {&args};
-  const LaunchSize size = {dim3(blocks), kThreads, 0, true};
+  const LaunchSize size = {blocks, kThreads, 0, true};
   return Launch(reinterpret_cast<const void*>(kernel), size, parameters, stream);
 }
 
@@ -80,14 +123,18 @@ cudaError_t LoadExpertKernels() {
   return error;
 }
 
-cudaError_t LaunchStageRows(const StageRowsArguments& args, cudaStream_t stream) {
-  return LaunchChained(StageRowsKernel, static_cast<unsigned>(args.slots.experts) + 1, args,
-                       stream);
+cudaError_t LaunchStageRows(const StageRowsArguments& args, int rows_per_expert,
+                            cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(args.slots.experts) + 1,
+                    static_cast<unsigned>(std::clamp(rows_per_expert / kWarps, 1, kMostBlocks)));
+  return LaunchChained(StageRowsKernel, blocks, args, stream);
 }
 
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {
-  const int64_t count = static_cast<int64_t>(args.tokens) * args.hidden;
-  return LaunchChained(SumKernel, ElementwiseBlocks(count, kThreads), args, stream);
+  constexpr int kColumns = 4 * kThreads;
+  const dim3 blocks(static_cast<unsigned>(std::max((args.hidden + kColumns - 1) / kColumns, 1)),
+                    static_cast<unsigned>(std::clamp(args.tokens, 1, kMostBlocks)));
+  return LaunchChained(SumKernel, blocks, args, stream);
 }
 
 }  // namespace marlin::cuda

@@ -64,6 +64,11 @@ MARLIN_DEVICE int WarpOfBlock() {
   return static_cast<int>(__reduce_or_sync(~0u, threadIdx.x / 32));
 }
 
+/// A barrier across the warps of a consumer warpgroup.
+MARLIN_DEVICE void SyncWarpgroup(int warpgroup) {
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+}
+
 /// A consumer thread's position in its CTA.
 struct ConsumerPlace {
   int lane;

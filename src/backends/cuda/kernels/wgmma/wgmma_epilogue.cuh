@@ -9,6 +9,12 @@
 
 namespace marlin::cuda {
 
+/// Offset of 8 outputs of a token in a buffer of 16 tokens x 16 outputs of 16 bits, swizzled so
+/// that neither stmatrix rows nor whole tokens have bank conflicts.
+MARLIN_DEVICE uint32_t VectorAt(int token, int half) {
+  return static_cast<uint32_t>(token * 32 + (half ^ (token >> 2 & 1)) * 16);
+}
+
 /// The epilogue of an output tile. `acc[4 i + e]` is output g + 8 (e >> 1) of the warp's 16 and
 /// token 8 i + 2 t + (e & 1), for lane 4 g + t. Each warp stores partial sums, fp32 outputs and
 /// plain 16-bit outputs (a multiplier and a bias) by itself, the last transposed in its part of the
@@ -79,13 +85,6 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// Offset of 8 outputs of a token in the warp's part of the exchange buffer (two buffers of 16
-  /// tokens x 16 outputs of 16 bits), swizzled so that neither stmatrix rows nor whole tokens have
-  /// bank conflicts.
-  static MARLIN_DEVICE uint32_t VectorAt(int token, int half) {
-    return static_cast<uint32_t>(token * 32 + (half ^ (token >> 2 & 1)) * 16);
-  }
-
   /// Vectorized stores of eight adjacent 16-bit outputs per lane, transposed through shared memory.
   /// Precondition: they are one aligned store.
   template <typename Out>
@@ -131,13 +130,13 @@ struct WgmmaEpilogue {
       const int first_m = item.token_tile * kTokens + chunk * kExchangeTokens;
       if (first_m >= args.m) break;
       Put(acc, chunk);
-      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+      SyncWarpgroup(warpgroup);
       if (args.half_strips != 0) {
         StoreGated(item, first_m);
       } else {
         StorePairs(item, first_m);
       }
-      asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+      SyncWarpgroup(warpgroup);
     }
   }
 

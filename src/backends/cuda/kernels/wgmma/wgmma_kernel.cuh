@@ -262,6 +262,9 @@ struct WarpTile {
 /// registers: fetching them from the kernel parameters in every step costs 3 %.
 template <int kTokens, int kSlotsOfStep, bool kUniform>
 struct ConsumerCursor {
+  static constexpr int kSlots = kSlotsOfStep;
+  static constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;  ///< Of 64 k.
+
   uint32_t full;         ///< The full mbarrier of the stage.
   uint32_t tile;         ///< The warp's weight tile.
   uint32_t activations;  ///< The low half of their descriptor.
@@ -329,11 +332,10 @@ struct WgmmaConsumer {
   DecodeTable<kKind, T> table;
   ParameterMode mode;
 
-  static constexpr int kSlots = SlotsOfStep(CodeBits(kKind), kTokens);
   /// With 64 tokens and codes other than FP4, uniform registers make the compiler schedule the loop
   /// worse: 1 to 5 %.
   static constexpr bool kUniformPlaces = kTokens != 64 || (kKind == CodeKind::kFp4 && T::kIsBf16);
-  using Cursor = ConsumerCursor<kTokens, kSlots, kUniformPlaces>;
+  using Cursor = ConsumerCursor<kTokens, SlotsOfStep(CodeBits(kKind), kTokens), kUniformPlaces>;
 
   /// `activations`: the low half of the descriptor, from UniformActivations.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
@@ -347,8 +349,9 @@ struct WgmmaConsumer {
     CommitProducts();
   }
 
-  MARLIN_DEVICE void Run(int tiles, Cursor& cursor, float (&acc)[kTokens / 2]) const {
-    constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;
+  /// `Stages`: a ConsumerCursor whose stages hold kTokens tokens or more.
+  template <typename Stages>
+  MARLIN_DEVICE void Run(int tiles, Stages& cursor, float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
     uint32_t fragments[2][4][4];
     WarpTile<kKind, T, kUse> weights;
@@ -364,13 +367,13 @@ struct WgmmaConsumer {
       WaitForProducts<1>();
       if (tile > 0) ReleaseStage(empty_before, place.lane);
       const uint32_t empty_first = cursor.Empty();
-      activations += kHalfBytes >> 4;
-      if constexpr (kSlots == 2) {
+      activations += Stages::kHalfBytes >> 4;
+      if constexpr (Stages::kSlots == 2) {
         cursor.NextSlot();
         activations = cursor.UniformActivations();
       }
       weights.Decode(1, place, groups, mode, table, fragments[1]);
-      if constexpr (kSlots == 2) Wait(cursor.full, cursor.parity);
+      if constexpr (Stages::kSlots == 2) Wait(cursor.full, cursor.parity);
       Multiply(fragments[1], activations, true, acc);
       empty_before = cursor.Empty();
       cursor.NextStep();
@@ -381,7 +384,7 @@ struct WgmmaConsumer {
         weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
-      if constexpr (kSlots == 2) ReleaseStage(empty_first, place.lane);
+      if constexpr (Stages::kSlots == 2) ReleaseStage(empty_first, place.lane);
     }
     WaitForProducts<0>();
     PinSums(acc);

@@ -135,7 +135,8 @@ void DivideSharedFor(const TileProblem& problem, int slots, WgmmaLaunch* launch)
   launch->shared_bytes = args.barriers_offset + (slots * 2 + 1) * kBarrierBytes;
 }
 
-/// The same with as many stages as are useful and fit.
+}  // namespace
+
 void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch) {
   // On an H200 more gain nothing, and cost up to 2 % with 64 tokens.
   constexpr int kMaxSteps = 5;
@@ -144,6 +145,8 @@ void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLa
     DivideSharedFor(problem, slots, launch);
   } while (launch->shared_bytes > device.shared_bytes && --slots > 1);
 }
+
+namespace {
 
 /// Stream-K: divides the k-iterations of a plan's last output tiles among all CTAs.
 void StreamItems(int streamed, int blocks, WgmmaPlan* plan) {

@@ -26,6 +26,9 @@ struct WgmmaPlan : WgmmaLaunch {
 inline int PartsOf(const WgmmaPlan& plan) {
   return plan.arguments.in_cluster ? 1 : plan.arguments.splits;
 }
+/// Lays out the shared memory of a launch whose `tokens` are set, with as many pipeline stages as
+/// are useful and fit.
+void DivideShared(const TileProblem& problem, const DeviceShape& device, WgmmaLaunch* launch);
 /// Bytes of the tile counters of a stream-K plan, which lie before its parts.
 int64_t StreamCounterBytes(const WgmmaPlan& plan);
 /// Bytes of the workspace that a plan takes.

@@ -132,9 +132,7 @@ struct StreamReduction {
 
   MARLIN_DEVICE int Thread() const { return static_cast<int>(threadIdx.x) & 127; }
   MARLIN_DEVICE int Mine() const { return static_cast<int>(blockIdx.y) - first_block; }
-  MARLIN_DEVICE void WaitForWarpgroup() const {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-  }
+  MARLIN_DEVICE void WaitForWarpgroup() const { SyncWarpgroup(warpgroup); }
 
   /// Parts are indexed by CTA, because a CTA begins at most one output tile in its middle; first
   /// parts, with which a tile begins, come after them, indexed by tile.
