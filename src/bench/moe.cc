@@ -72,7 +72,7 @@ ExpertsProblem ProblemOf(const MoeCase& bench) {
 struct Layers {
   std::vector<ExpertSet> sets;
   std::vector<ExpertsPlan> plans;
-  int64_t workspace_bytes = 0;  ///< Of any of them.
+  int64_t workspace_bytes = 0;  ///< The largest.
 };
 
 Result<Layers> MakeLayers(const Device& device, const MoeCase& bench) {

@@ -136,13 +136,25 @@ TEST(ExpertWgmmaPlan, NeedsRowsAndColumnsAndRoomForItsSchedule) {
 }
 
 TEST(ExpertWgmmaPlan, WidthsAreTheNarrowestThatFit) {
-  EXPECT_EQ(ExpertTileRows(CodeKind::kFp4), 192);
-  EXPECT_EQ(ExpertTileRows(CodeKind::kInt8), 128);
+  EXPECT_EQ(MaxTileRows(4), 192);
+  EXPECT_EQ(MaxTileRows(8), 128);
   for (int rows = 1; rows <= 192; ++rows) {
     const int width = WidthOf(rows);
     EXPECT_GE(RowsOfWidth(width), rows);
     EXPECT_TRUE(width == 0 || RowsOfWidth(width - 1) < rows) << rows;
   }
+}
+
+TEST(ExpertWgmmaPlan, StagesHoldTwiceTheRowsOfAnExpert) {
+  const DeviceShape device;
+  for (const auto& [rows, tile_rows] :
+       {std::pair<int64_t, int>{6, 16}, {8, 16}, {9, 32}, {17, 64}, {64, 128}, {65, 192}}) {
+    const auto plan = PlanExpertWgmma(Problem(2048, 4, rows), true, device);
+    ASSERT_TRUE(plan.has_value()) << rows;
+    EXPECT_EQ(plan->arguments.tile_rows, tile_rows) << rows;
+    EXPECT_GE(plan->arguments.gemm.slots, tile_rows == 192 ? 3 : 4) << rows;
+  }
+  EXPECT_EQ(PlanExpertWgmma(Problem(2048, 8, 100), true, device)->arguments.tile_rows, 128);
 }
 
 TEST(ExpertSort, HistogramsFitSharedMemory) {

@@ -44,7 +44,7 @@ struct ExpertPhases {
   /// The launch of the gates and ups computes the gated activation, and all downs read that.
   bool fused = false;
   int64_t inner = 0;         ///< The widest expert's.
-  int64_t score_column = 0;  ///< Of the shared expert's score in a row of the results of `up`.
+  int64_t score_column = 0;  ///< Column of the shared expert's score in the results of `up`.
 };
 
 /// Plans the launches of a layer; their tables lie in device memory. Errors: kUnsupported naming

@@ -124,8 +124,8 @@ MARLIN_HOST_DEVICE constexpr int WidthOf(int rows) {
   return width;
 }
 /// The widest tile, of which three pipeline stages fit in shared memory.
-MARLIN_HOST_DEVICE constexpr int ExpertTileRows(CodeKind kind) {
-  return RowsOfWidth(CodeBits(kind) < 8 ? 4 : 3);
+MARLIN_HOST_DEVICE constexpr int MaxTileRows(int code_bits) {
+  return RowsOfWidth(code_bits < 8 ? 4 : 3);
 }
 
 /// The parameters of the WGMMA kernel, which runs the matrices of one kind, layout and k. Its rows
@@ -137,7 +137,7 @@ struct ExpertWgmmaArguments {
   /// Sides are a gate and an up; the result is the gated activation, 16-bit, of `gate`.
   bool gated = false;
   GateView gate;
-  int tile_rows = 128;  ///< ExpertTileRows of the kind.
+  int tile_rows = 128;  ///< RowsOfWidth; at most MaxTileRows.
   SlotsView slots;
   void* out = nullptr;  ///< [slots, stride]; f32, gated: bf16.
   int64_t out_stride = 0;

@@ -1,8 +1,9 @@
 // The GEMMs of a layer's experts with many rows, with Hopper's warpgroup MMA (WGMMA): one launch
 // for all experts of one kind of codes.
 //
-//   output tile: 128 outputs of a matrix, or 64 gates and their 64 ups, for up to 192 rows of its
-//   expert. The last tile of an expert has 16, 32, 64, 128 or 192 rows, as few as fit.
+//   output tile: 128 outputs of a matrix, or 64 gates and their 64 ups, for up to 16, 32, 64, 128
+//   or 192 rows of its expert: with fewer rows more pipeline stages fit in shared memory. The last
+//   tile of an expert has as few of these rows as fit.
 //
 //     expert 0                 expert 3              experts without rows have no tiles
 //     [rows   0..191: blocks]  [rows 0..31: blocks]
@@ -28,7 +29,7 @@ struct ExpertMaps {
 
 struct ExpertTile {
   const TileExpert* matrix = nullptr;  ///< Gated: the gate, and the up behind it.
-  int block = 0;                       ///< Of 128 outputs, or of 64 gates and their ups.
+  int block = 0;                       ///< Block of 128 outputs, or of 64 gates and their ups.
   int first_slot = 0;
   int rows = 0;
 
@@ -153,10 +154,9 @@ MARLIN_DEVICE void ProduceExpertWeights(const ExpertWgmmaArguments& args, const 
 }
 
 /// The activation producer, one thread of another warp.
-template <int kTileRows>
 MARLIN_DEVICE void ProduceExpertRows(const ExpertWgmmaArguments& args, const ExpertMaps& maps,
                                      const WgmmaShared& shared, const int* schedule) {
-  constexpr int kHalfBytes = StepActivationBytes(kTileRows) / 2;
+  const int half_bytes = StepActivationBytes(args.tile_rows) / 2;
   SlotCursor cursor;
   ExpertTiles tiles(args, schedule);
   const int total = tiles.total();
@@ -167,10 +167,10 @@ MARLIN_DEVICE void ProduceExpertRows(const ExpertWgmmaArguments& args, const Exp
 #pragma unroll 1
     for (int step = 0; step < args.gemm.tiles; ++step, k += kTileK) {
       const uint32_t full = shared.full + 8 * cursor.slot;
-      const uint32_t to = shared.activations + cursor.slot * (2 * kHalfBytes);
+      const uint32_t to = shared.activations + cursor.slot * (2 * half_bytes);
       Wait(shared.empty + 8 * cursor.slot, cursor.parity ^ 1);
       CopyBox(to, map, k, tile.first_slot, full);
-      CopyBox(to + kHalfBytes, map, k + kTileK / 2, tile.first_slot, full);
+      CopyBox(to + half_bytes, map, k + kTileK / 2, tile.first_slot, full);
       cursor.Advance(args.gemm.slots);
     }
   }
@@ -288,7 +288,7 @@ class GatedEpilogue {
   const ExpertTile& tile_;
   int lane_;
   bool of_ups_;
-  int pair_;     ///< Of the CTA's four pairs of warps.
+  int pair_;     ///< Which of the CTA's four pairs of warps.
   int first_n_;  ///< The pair's first gate.
   uint8_t* pair_memory_;
   uint32_t vectors_;
@@ -326,10 +326,16 @@ MARLIN_DEVICE void StoreSums(const ExpertWgmmaArguments& args, const ConsumerPla
   }
 }
 
+/// Stages hold the rows of a whole tile, which the plan chooses.
+struct PlannedStages {
+  int half_bytes;
+  MARLIN_DEVICE int HalfBytes() const { return half_bytes; }
+};
+
 template <CodeKind kKind, typename T, ParameterUse kUse>
 struct ExpertConsumer {
   static constexpr bool kUniformPlaces = true;
-  using Cursor = ConsumerCursor<ExpertTileRows(kKind), 1, kUniformPlaces>;
+  using Cursor = ConsumerCursor<PlannedStages, 1, kUniformPlaces>;
 
   const ExpertWgmmaArguments& args;
   ConsumerPlace place;
@@ -351,7 +357,7 @@ struct ExpertConsumer {
   }
 
   MARLIN_DEVICE void Run(const WgmmaShared& shared, const int* schedule) const {
-    Cursor cursor(args.gemm, shared, place);
+    Cursor cursor(args.gemm, shared, place, {StepActivationBytes(args.tile_rows) / 2});
     int turn = 0;
     ExpertTiles tiles(args, schedule);
     // Read anew for every tile: a register less in the products.
@@ -371,7 +377,7 @@ struct ExpertConsumer {
           RunTile<RowsOfWidth(3)>(tile, cursor, &turn);
           break;
         default:
-          if constexpr (ExpertTileRows(kKind) == RowsOfWidth(4)) {
+          if constexpr (MaxTileRows(CodeBits(kKind)) == RowsOfWidth(4)) {
             RunTile<RowsOfWidth(4)>(tile, cursor, &turn);
           }
       }
@@ -391,7 +397,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceExpertWeights(args, shared, schedule);
-    if (threadIdx.x == 32) ProduceExpertRows<ExpertTileRows(kKind)>(args, maps, shared, schedule);
+    if (threadIdx.x == 32) ProduceExpertRows(args, maps, shared, schedule);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const ExpertConsumer<kKind, T, kUse> consumer{args, PlaceOf(args.gemm, WarpOfBlock() - 4),

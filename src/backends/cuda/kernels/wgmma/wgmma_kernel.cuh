@@ -256,15 +256,22 @@ struct WarpTile {
   }
 };
 
+/// The bytes of 64 k of a stage's activations where every stage has kTokens tokens.
+template <int kTokens>
+struct FixedStages {
+  static MARLIN_DEVICE constexpr int HalfBytes() { return StepActivationBytes(kTokens) / 2; }
+};
+
 /// A consumer warp's position in the pipelines, counted in stages. The compiler sees that these are
 /// the same for all lanes and keeps addresses in uniform registers (unless kUniform is false),
 /// which costs less than addresses that every lane advances. The terms of addresses are pinned to
-/// registers: fetching them from the kernel parameters in every step costs 3 %.
-template <int kTokens, int kSlotsOfStep, bool kUniform>
+/// registers: fetching them from the kernel parameters in every step costs 3 %. `Stages`: the size
+/// of a stage, as FixedStages.
+template <typename Stages, int kSlotsOfStep, bool kUniform>
 struct ConsumerCursor {
   static constexpr int kSlots = kSlotsOfStep;
-  static constexpr int kHalfBytes = StepActivationBytes(kTokens) / 2;  ///< Of 64 k.
 
+  Stages stages;
   uint32_t full;         ///< The full mbarrier of the stage.
   uint32_t tile;         ///< The warp's weight tile.
   uint32_t activations;  ///< The low half of their descriptor.
@@ -280,8 +287,9 @@ struct ConsumerCursor {
   int to_empty;      ///< From the full mbarrier of a stage to its empty mbarrier.
 
   MARLIN_DEVICE ConsumerCursor(const WgmmaArguments& args, const WgmmaShared& shared,
-                               const ConsumerPlace& place)
-      : full(shared.full),
+                               const ConsumerPlace& place, const Stages& size = {})
+      : stages(size),
+        full(shared.full),
         tile(shared.weights + place.tile * args.weights.tile_bytes),
         activations((shared.activations & 0x3ffffu) >> 4 | 1u << 16),
         last_slot(args.slots - 1),
@@ -309,7 +317,7 @@ struct ConsumerCursor {
     if (!kUniform) asm volatile("" : "+r"(slot));
     parity ^= anew ? 1 : 0;
     full = first_full + slot * 8;
-    activations = first_activations + slot * (kSlotBytes >> 4);
+    activations = first_activations + slot * (2 * stages.HalfBytes() / kSlotsOfStep >> 4);
     if (kSlotsOfStep == 1) tile = first_tile + slot * weight_bytes;
   }
   /// From the last stage of a step to the first of the next one.
@@ -319,9 +327,6 @@ struct ConsumerCursor {
     weight_slot = weight_slot == last_weight_slot ? 0 : weight_slot + 1;
     tile = first_tile + weight_slot * weight_bytes;
   }
-
- private:
-  static constexpr int kSlotBytes = StepActivationBytes(kTokens) / kSlotsOfStep;
 };
 
 /// Computes the sums of one output tile.
@@ -335,7 +340,8 @@ struct WgmmaConsumer {
   /// With 64 tokens and codes other than FP4, uniform registers make the compiler schedule the loop
   /// worse: 1 to 5 %.
   static constexpr bool kUniformPlaces = kTokens != 64 || (kKind == CodeKind::kFp4 && T::kIsBf16);
-  using Cursor = ConsumerCursor<kTokens, SlotsOfStep(CodeBits(kKind), kTokens), kUniformPlaces>;
+  using Cursor =
+      ConsumerCursor<FixedStages<kTokens>, SlotsOfStep(CodeBits(kKind), kTokens), kUniformPlaces>;
 
   /// `activations`: the low half of the descriptor, from UniformActivations.
   MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
@@ -349,9 +355,9 @@ struct WgmmaConsumer {
     CommitProducts();
   }
 
-  /// `Stages`: a ConsumerCursor whose stages hold kTokens tokens or more.
-  template <typename Stages>
-  MARLIN_DEVICE void Run(int tiles, Stages& cursor, float (&acc)[kTokens / 2]) const {
+  /// `AnyCursor`: a ConsumerCursor whose stages hold kTokens tokens or more.
+  template <typename AnyCursor>
+  MARLIN_DEVICE void Run(int tiles, AnyCursor& cursor, float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
     uint32_t fragments[2][4][4];
     WarpTile<kKind, T, kUse> weights;
@@ -367,13 +373,13 @@ struct WgmmaConsumer {
       WaitForProducts<1>();
       if (tile > 0) ReleaseStage(empty_before, place.lane);
       const uint32_t empty_first = cursor.Empty();
-      activations += Stages::kHalfBytes >> 4;
-      if constexpr (Stages::kSlots == 2) {
+      activations += cursor.stages.HalfBytes() >> 4;
+      if constexpr (AnyCursor::kSlots == 2) {
         cursor.NextSlot();
         activations = cursor.UniformActivations();
       }
       weights.Decode(1, place, groups, mode, table, fragments[1]);
-      if constexpr (Stages::kSlots == 2) Wait(cursor.full, cursor.parity);
+      if constexpr (AnyCursor::kSlots == 2) Wait(cursor.full, cursor.parity);
       Multiply(fragments[1], activations, true, acc);
       empty_before = cursor.Empty();
       cursor.NextStep();
@@ -384,7 +390,7 @@ struct WgmmaConsumer {
         weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
-      if constexpr (Stages::kSlots == 2) ReleaseStage(empty_first, place.lane);
+      if constexpr (AnyCursor::kSlots == 2) ReleaseStage(empty_first, place.lane);
     }
     WaitForProducts<0>();
     PinSums(acc);
