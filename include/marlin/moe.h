@@ -25,7 +25,7 @@ struct RouterOptions {
   };
   int64_t top_k = 2;
   Scoring scoring = Scoring::kSoftmax;
-  bool normalize = true;        ///< Divides the top-k weights by their sum.
+  bool normalize = true;        ///< Divides the top-k weights by their sum + 1e-20, never by 0.
   float scaling_factor = 1.0F;  ///< Multiplies the weights last.
   int64_t groups = 1;           ///< Group-limited routing: number of equal groups of experts ...
   int64_t top_groups = 1;       ///< ... and of groups kept, by their two best biased scores.
