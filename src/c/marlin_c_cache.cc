@@ -12,7 +12,7 @@
 struct marlin_expert_cache {
   marlin::ExpertCache cache;
 };
-/// What a loader fills.
+/// The target of a loader.
 struct marlin_loaded_expert {
   marlin::Expert expert;
   bool set = false;

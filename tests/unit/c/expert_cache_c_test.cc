@@ -29,7 +29,7 @@ marlin_prepared* Prepared(const marlin_device* device, int64_t rows, int64_t col
   return prepared;
 }
 
-/// What a loader does, and what it was asked for.
+/// The orders of a loader, and the last request that it got.
 struct Source {
   const marlin_device* device = nullptr;
   marlin_code code = MARLIN_OK;
