@@ -82,6 +82,11 @@ typedef enum marlin_scoring {
   MARLIN_SCORING_SIGMOID = 2
 } marlin_scoring;
 
+typedef enum marlin_cache_policy {
+  MARLIN_CACHE_LRU = 0,
+  MARLIN_CACHE_FREQUENCY = 1
+} marlin_cache_policy;
+
 enum { MARLIN_MAX_RANK = 8 };
 
 /* A view of memory that the caller owns; strides are in elements. */
@@ -152,6 +157,29 @@ typedef struct marlin_experts_problem {
         1.702F, MARLIN_ACCURACY_DEFAULT, MARLIN_DETERMINISM_DEFAULT, 0                            \
   }
 
+/* A bounded cache of experts: marlin::ExpertCacheOptions. */
+typedef struct marlin_expert_cache_options {
+  size_t size;
+  int64_t capacity_bytes; /* Bound on the memory of all entries. */
+  int64_t half_life;      /* MARLIN_CACHE_FREQUENCY: so many uses later, a use counts half. */
+  int32_t policy;         /* A marlin_cache_policy. */
+} marlin_expert_cache_options;
+#define MARLIN_EXPERT_CACHE_OPTIONS_INIT \
+  { sizeof(marlin_expert_cache_options), (int64_t)512 << 20, (int64_t)1 << 18, MARLIN_CACHE_LRU }
+
+/* Counts since a cache was made, and its present contents: marlin::ExpertCacheStatistics. */
+typedef struct marlin_expert_cache_statistics {
+  size_t size;
+  int64_t hits;
+  int64_t misses;
+  int64_t evictions;
+  int64_t loaded_bytes; /* By all misses. */
+  int64_t entries;
+  int64_t bytes; /* The entries' sum. */
+} marlin_expert_cache_statistics;
+#define MARLIN_EXPERT_CACHE_STATISTICS_INIT \
+  { sizeof(marlin_expert_cache_statistics), 0, 0, 0, 0, 0, 0 }
+
 typedef struct marlin_device marlin_device;
 typedef struct marlin_buffer marlin_buffer;
 typedef struct marlin_checkpoint marlin_checkpoint;
@@ -160,6 +188,9 @@ typedef struct marlin_prepared marlin_prepared;
 typedef struct marlin_plan marlin_plan;
 typedef struct marlin_experts marlin_experts;
 typedef struct marlin_experts_plan marlin_experts_plan;
+typedef struct marlin_expert_cache marlin_expert_cache;
+typedef struct marlin_expert_lease marlin_expert_lease;
+typedef struct marlin_loaded_expert marlin_loaded_expert;
 
 /* A matrix of an expert: marlin::ExpertMatrix. All zero: there is none. */
 typedef struct marlin_expert_matrix {
@@ -304,11 +335,53 @@ MARLIN_C_API marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan
 MARLIN_C_API marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor* x,
                                              const marlin_router* router, const marlin_tensor* ids,
                                              const marlin_tensor* weights, void* stream);
-/* The two in one call; tokens, top_k and types of the problem are those of the operands. */
+/* The two in one call; tokens, top_k and types of the problem are those of the operands. Only the
+ * workspace and the stream of `arguments` are read; it may be NULL. */
 MARLIN_C_API marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor* x,
                                             const marlin_router* router,
                                             const marlin_experts* experts, const marlin_tensor* out,
-                                            const marlin_experts_problem* problem, void* stream);
+                                            const marlin_experts_problem* problem,
+                                            const marlin_gemm_arguments* arguments);
+/* The workspace that marlin_moe_forward needs for the tokens and types of the problem; its top_k is
+ * the router's: marlin::MoeWorkspaceBytes. */
+MARLIN_C_API marlin_code marlin_moe_workspace_bytes(const marlin_device* device,
+                                                    const marlin_router* router,
+                                                    const marlin_experts* experts,
+                                                    const marlin_experts_problem* problem,
+                                                    int64_t* bytes);
+
+/* Makes a cache of experts, marlin::ExpertCache. `options` may be NULL. */
+MARLIN_C_API marlin_code marlin_expert_cache_create(const marlin_expert_cache_options* options,
+                                                    marlin_expert_cache** cache);
+/* Leases keep their entries. */
+MARLIN_C_API void marlin_expert_cache_destroy(marlin_expert_cache* cache);
+/* Loads an expert on a miss: prepares its weights, hands them to marlin_loaded_expert_set and
+ * returns MARLIN_OK, or returns the code of its failure, whose message is marlin_last_error. Runs
+ * on the thread that calls marlin_expert_cache_get; must neither use the cache nor throw. */
+typedef marlin_code (*marlin_expert_loader)(void* context, int64_t layer, int64_t expert,
+                                            marlin_loaded_expert* loaded);
+/* For a loader: the expert that it loaded. The handles of its weights may be destroyed after; its
+ * biases must outlive the entry. */
+MARLIN_C_API marlin_code marlin_loaded_expert_set(marlin_loaded_expert* loaded,
+                                                  const marlin_expert* expert);
+/* Leases an expert, from memory or loaded. A miss makes room for `bytes`, the size of the expert's
+ * prepared weights: marlin::ExpertCache::Get. */
+MARLIN_C_API marlin_code marlin_expert_cache_get(marlin_expert_cache* cache, int64_t layer,
+                                                 int64_t expert, int64_t bytes,
+                                                 marlin_expert_loader load, void* context,
+                                                 marlin_expert_lease** lease);
+/* The leased expert, for marlin_experts_create; valid as long as the lease. */
+MARLIN_C_API const marlin_expert* marlin_expert_lease_expert(const marlin_expert_lease* lease);
+/* Returns the entry, which may be evicted from then on. */
+MARLIN_C_API void marlin_expert_lease_destroy(marlin_expert_lease* lease);
+/* Keeps an expert that is there until it is unpinned as often. */
+MARLIN_C_API marlin_code marlin_expert_cache_pin(marlin_expert_cache* cache, int64_t layer,
+                                                 int64_t expert);
+MARLIN_C_API marlin_code marlin_expert_cache_unpin(marlin_expert_cache* cache, int64_t layer,
+                                                   int64_t expert);
+/* Writes the fields within `size` of the statistics. */
+MARLIN_C_API marlin_code marlin_expert_cache_get_statistics(
+    const marlin_expert_cache* cache, marlin_expert_cache_statistics* statistics);
 
 #ifdef __cplusplus
 }

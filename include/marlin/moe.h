@@ -25,7 +25,7 @@ struct RouterOptions {
   };
   int64_t top_k = 2;
   Scoring scoring = Scoring::kSoftmax;
-  bool normalize = true;        ///< Divides the top-k weights by their sum.
+  bool normalize = true;        ///< Divides the top-k weights by their sum + 1e-20, never by 0.
   float scaling_factor = 1.0F;  ///< Multiplies the weights last.
   int64_t groups = 1;           ///< Group-limited routing: number of equal groups of experts ...
   int64_t top_groups = 1;       ///< ... and of groups kept, by their two best biased scores.
@@ -158,10 +158,23 @@ struct MoeOptions {
   Accuracy accuracy = Accuracy::kDefault;
   Determinism determinism = Determinism::kDefault;
   bool allow_bf16_activations = true;
+  /// Device scratch memory of at least MoeWorkspaceBytes, 64-byte aligned, for this call alone
+  /// until its work is done; null: the device's own workspace, which grows on demand.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
   void* stream = nullptr;
 };
 
-/// out = the MoE block of x: RouteHiddenStates, then the experts. Errors: theirs.
+/// Minimum size of MoeOptions::workspace for x [tokens, hidden] of x_type and out of out_type: of
+/// this number of tokens, since fewer may run on other kernels that need more. Of the options only
+/// those of ExpertsProblem matter. Errors: those of PlanExperts and PlanGemm.
+Result<int64_t> MoeWorkspaceBytes(const Device& device, int64_t tokens, DType x_type,
+                                  DType out_type, const Router& router, const ExpertSet& experts,
+                                  const MoeOptions& options = {});
+
+/// out = the MoE block of x: RouteHiddenStates, then the experts; x and out are [tokens, hidden].
+/// All intermediate results are in one workspace. Errors: theirs, and kInvalidArgument for a
+/// workspace that is too small (naming both sizes), not aligned or overlaps x or out.
 Status MoeForward(const Device& device, const TensorView& x, const Router& router,
                   const ExpertSet& experts, const MutableTensorView& out,
                   const MoeOptions& options = {});

@@ -93,6 +93,7 @@ struct HotExperts {
   };
   FormatChoice choice;
   std::vector<Layer> layers;  ///< In ascending order.
+  std::string model_type;     ///< That of the frequencies, "qwen3_moe"; empty: unknown.
 
   /// The most frequent experts of every layer, ties to the lower one: `fraction` of them in (0, 1],
   /// rounded, at least one.
@@ -135,9 +136,10 @@ class MixedPrecisionConfig {
 
   void set_hot_experts(HotExperts hot) { hot_experts_ = std::move(hot); }
   const std::optional<HotExperts>& hot_experts() const { return hot_experts_; }
-  /// Checks that hot experts are those of a model with these tensors. Errors: kInvalidArgument
-  /// naming the layer that differs, or a tensor that holds several experts.
-  Status CheckHotExperts(std::span<const TensorShape> tensors) const;
+  /// Checks that hot experts are those of a model of this type (empty: unknown) with these tensors.
+  /// Errors: kInvalidArgument naming both types, the layer that differs, or a tensor that holds
+  /// several experts.
+  Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;
 
   /// The choice for a tensor: the last matching override, else that of hot experts, else that of
   /// its class. Tensors for which IsWeightMatrix is false, and classes without an entry, are kept.

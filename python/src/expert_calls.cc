@@ -3,13 +3,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "base/checked.h"
 #include "core.h"
 #include "device_arrays.h"
 #include "marlin/decoder.h"
@@ -69,50 +67,21 @@ void RunSelected(const ReadyExperts& experts, const TensorView& x, const TensorV
   Check(plan.Run(x, ids, weights, out, arguments));
 }
 
-/// MoeForward with all memory from `allocate`.
-void ForwardIn(const ReadyExperts& experts, const ReadyRouter& ready, const TensorView& x,
-               const MutableTensorView& out, const MoeOptions& moe, nb::handle allocate) {
-  const OpenDevice& on = experts.device;
+/// Router and experts; all memory is from `allocate` unless it is None.
+void Forward(const ReadyExperts& experts, const ReadyRouter& ready, const TensorView& x,
+             const MutableTensorView& out, MoeOptions moe, nb::handle allocate) {
+  const Device& device = experts.device.device;
   const Router& router = ready.router;
-  const int64_t count = router.weights.spec().n;
-  if (count != experts.set.count()) {
-    throw StatusError(Status(Code::kInvalidArgument, "router: " + std::to_string(count) +
-                                                         " experts, but the set has " +
-                                                         std::to_string(experts.set.count())));
+  int64_t bytes = 0;
+  if (!allocate.is_none() && x.rank() == 2) {
+    bytes =
+        Take(MoeWorkspaceBytes(device, x.dim(0), x.dtype(), out.dtype(), router, experts.set, moe));
   }
-  const Shape selections{x.dim(0), router.options.top_k};
-  const ExpertsPlan plan = PlanFor(experts, x, router.options.top_k, out.dtype(), moe);
-  const int64_t logit_bytes = RoundUp(SaturatingProduct(x.dim(0), count) * 4, 64);
-  const int64_t list_bytes = RoundUp(selections.ElementCount() * 4, 64);
-  const Scratch memory(allocate, logit_bytes + 2 * list_bytes, on);
-  auto* const begin = static_cast<std::byte*>(memory.data());
-  const MutableTensorView logits(begin, DType::kF32, {x.dim(0), count});
-  const MutableTensorView ids(begin + logit_bytes, DType::kI32, selections);
-  const MutableTensorView weights(begin + logit_bytes + list_bytes, DType::kF32, selections);
-  GemmOptions gemm;
-  gemm.accuracy = Accuracy::kExact;  // As RouteHiddenStates: rounding could select others.
-  const GemmPlan scores = Take(PlanGemm(on.device, x, router.weights, logits, gemm));
-  const Scratch workspace(allocate, std::max(scores.workspace_bytes(), plan.workspace_bytes()), on);
-  GemmArguments arguments;
-  arguments.bias = router.bias;
-  arguments.workspace = workspace.data();
-  arguments.workspace_bytes = workspace.bytes();
-  arguments.stream = moe.stream;
+  const Scratch workspace(allocate, bytes, experts.device);
+  moe.workspace = workspace.data();
+  moe.workspace_bytes = workspace.bytes();
   const nb::gil_scoped_release released;
-  Check(scores.Run(x, logits, arguments));
-  Check(RouteTokens(on.device, logits, router.options, ids, weights, moe.stream));
-  Check(plan.Run(x, ids, weights, out, {workspace.data(), workspace.bytes(), moe.stream}));
-}
-
-/// Router and experts.
-void Forward(const ReadyExperts& experts, const ReadyRouter& router, const TensorView& x,
-             const MutableTensorView& out, const MoeOptions& moe, nb::handle allocate) {
-  if (!allocate.is_none() && x.rank() == 2 && x.dim(0) > 0 && router.router.options.top_k > 0) {
-    ForwardIn(experts, router, x, out, moe, allocate);
-    return;
-  }
-  const nb::gil_scoped_release released;
-  Check(MoeForward(experts.device.device, x, router.router, experts.set, out, moe));
+  Check(MoeForward(device, x, router, experts.set, out, moe));
 }
 
 void RunExperts(const ReadyExperts& experts, nb::handle x, nb::handle ids, nb::handle weights,

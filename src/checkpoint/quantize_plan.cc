@@ -221,7 +221,9 @@ Status Planner::CheckHotExperts() const {
     const std::optional<ExpertPlace> place = ParseExpertPlace(info.name);
     if (!place || place->layer < count) tensors.push_back({info.name, info.shape});
   }
-  return options_.recipe.CheckHotExperts(tensors);
+  const Json type =
+      source_.config.is_object() ? source_.config.value("model_type", Json()) : Json();
+  return options_.recipe.CheckHotExperts(type.is_string() ? type.get<std::string>() : "", tensors);
 }
 
 Result<QuantizePlan> Planner::Run() {

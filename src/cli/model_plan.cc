@@ -97,7 +97,7 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
   plan.active_parameters = ActiveParameterCount(model);
   std::vector<TensorShape> tensors;
   for (const ModelTensor& tensor : model.tensors) tensors.push_back({tensor.name, tensor.shape});
-  MARLIN_RETURN_IF_ERROR(recipe.CheckHotExperts(tensors));
+  MARLIN_RETURN_IF_ERROR(recipe.CheckHotExperts(model.model_type, tensors));
   Sizer sizer(recipe);
   int64_t routed_bf16_bytes = 0;
   for (const ModelTensor& tensor : model.tensors) {

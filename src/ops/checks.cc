@@ -110,8 +110,10 @@ Status CheckWorkspace(const GivenWorkspace& given, int64_t bytes, const char* na
     return Invalid(
         fmt::format("workspace: expected at least {} bytes, got {}", bytes, given.bytes));
   }
-  if (reinterpret_cast<uintptr_t>(given.data) % kBufferAlignment != 0) {
-    return Invalid(fmt::format("workspace: must be aligned to {} bytes", kBufferAlignment));
+  constexpr auto kAlignment = static_cast<uintptr_t>(kBufferAlignment);
+  if (const auto past = reinterpret_cast<uintptr_t>(given.data) % kAlignment; past != 0) {
+    return Invalid(fmt::format(
+        "workspace: must be aligned to {} bytes, got an address {} bytes past", kAlignment, past));
   }
   const TensorView workspace(given.data, DType::kU8, {bytes});
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "the workspace", workspace, false));

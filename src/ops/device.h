@@ -77,15 +77,16 @@ Result<const DecoderBackend*> DecoderOf(const Device& device);
 /// Checks that the device has an operation. Errors: kUnsupported naming device and operation.
 Status CheckHas(const Device& device, DecoderOperation operation);
 
-/// Runs a validated call in a workspace of the device.
+/// Runs a validated call in `given`, which has the call's WorkspaceBytes, or if it is null in a
+/// workspace of the device.
 template <typename Call>
-Status RunOperation(const Device& device, const Call& call, void* stream) {
+Status RunOperation(const Device& device, const Call& call, void* stream, void* given = nullptr) {
   const DecoderBackend* const decoder = device.impl().decoder();
   if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
     return CheckHas(device, kOperationOf<Call>);
   }
   const int64_t bytes = decoder->WorkspaceBytes(call);
-  if (bytes == 0) return decoder->Run(call, {stream, nullptr});
+  if (bytes == 0 || given != nullptr) return decoder->Run(call, {stream, given});
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
   Status status = decoder->Run(call, {stream, workspace.data});
   device.impl().ReturnWorkspace(workspace);

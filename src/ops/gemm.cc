@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <new>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -226,22 +228,29 @@ GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const Te
   return call;
 }
 
-/// Runs a plan on checked operands.
-Status RunPlan(const Device& device, const PlannedGemm& planned, GemmCall& call,
+Status RunIn(const PlannedGemm& planned, std::span<GemmCall> calls, void* workspace,
+             int64_t workspace_bytes) {
+  for (GemmCall& call : calls) call.workspace = workspace;
+  return calls.size() == 1 ? planned.Run(calls[0]) : planned.RunBatch(calls, workspace_bytes);
+}
+
+/// Runs a plan on checked operands: one call, or several of a batch, whose operands are parts of a
+/// and out.
+Status RunPlan(const Device& device, const PlannedGemm& planned, std::span<GemmCall> calls,
                const TensorView& a, const MutableTensorView& out, const GemmArguments& arguments) {
-  if (call.desc.m == 0 || call.desc.n == 0) return {};
-  const int64_t bytes = planned.workspace_bytes();
+  if (calls[0].desc.m == 0 || calls[0].desc.n == 0) return {};
   if (arguments.workspace != nullptr) {
-    MARLIN_RETURN_IF_ERROR(
-        CheckWorkspace({arguments.workspace, arguments.workspace_bytes}, bytes, "a", a, out));
-    call.workspace = arguments.workspace;
-    return planned.Run(call);
+    const GivenWorkspace given = {arguments.workspace, arguments.workspace_bytes};
+    MARLIN_RETURN_IF_ERROR(CheckWorkspace(given, planned.workspace_bytes(), "a", a, out));
+    return RunIn(planned, calls, given.data, given.bytes);
   }
-  if (bytes == 0) return planned.Run(call);
+  const int64_t bytes = calls.size() == 1
+                            ? planned.workspace_bytes()
+                            : planned.batch_workspace_bytes(static_cast<int64_t>(calls.size()));
+  if (bytes == 0) return RunIn(planned, calls, nullptr, 0);
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(call.stream, bytes));
-  call.workspace = workspace.data;
-  Status status = planned.Run(call);
+                          device.impl().TakeWorkspace(arguments.stream, bytes));
+  Status status = RunIn(planned, calls, workspace.data, workspace.bytes);
   device.impl().ReturnWorkspace(workspace);
   return status;
 }
@@ -275,7 +284,7 @@ Status GemmPlan::Run(const TensorView& a, const MutableTensorView& out,
       CheckPlannedFor(state.desc, state.weights.spec(), a, out, arguments.expert));
   MARLIN_RETURN_IF_ERROR(CheckOperands(state.desc, a, out, arguments));
   GemmCall call = MakeCall(state.desc, state.weights, a, out, arguments);
-  return RunPlan(state.device, *state.planned, call, a, out, arguments);
+  return RunPlan(state.device, *state.planned, {&call, 1}, a, out, arguments);
 }
 
 namespace {
@@ -343,7 +352,7 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
   const GemmArguments arguments = ArgumentsOf(options);
   MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, options.kernel));
   GemmCall call = MakeCall(desc, weights, a, out, arguments);
-  return RunPlan(device, *planned, call, a, out, arguments);
+  return RunPlan(device, *planned, {&call, 1}, a, out, arguments);
 }
 
 namespace {
@@ -409,11 +418,26 @@ Status CheckBatches(const Device& device, const TensorView& a, const PreparedWei
 Status BatchedGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                    const MutableTensorView& out, const GemmOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckBatches(device, a, weights, out, options));
+  // Calls of one problem run together. The matrices may differ in their alignment.
+  std::array<GemmCall, 16> calls;
+  size_t count = 0;
+  const auto run = [&]() -> Status {
+    MARLIN_ASSIGN_OR_RETURN(const auto planned,
+                            FindPlan(device, calls[0].desc, weights, options.kernel));
+    const std::span<GemmCall> together(calls.data(), std::exchange(count, 0));
+    return RunPlan(device, *planned, together, a, out, ArgumentsOf(options));
+  };
   for (int64_t i = 0; i < weights.spec().experts; ++i) {
-    MARLIN_RETURN_IF_ERROR(
-        Gemm(device, ItemOf(a, i), weights, ItemOf(out, i), OptionsOf(options, i)));
+    const TensorView from = ItemOf(a, i);
+    const MutableTensorView to = ItemOf(out, i);
+    const GemmOptions own = OptionsOf(options, i);
+    MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, from, weights, to, own));
+    if (count == calls.size() || (count > 0 && !(desc == calls[0].desc))) {
+      MARLIN_RETURN_IF_ERROR(run());
+    }
+    calls[count++] = MakeCall(desc, weights, from, to, ArgumentsOf(own));
   }
-  return {};
+  return count == 0 ? Status() : run();
 }
 
 Status Gemv(const Device& device, const TensorView& a, const PreparedWeights& weights,

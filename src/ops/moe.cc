@@ -5,6 +5,7 @@
 #include "base/macros.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/moe.h"
 #include "plan/decoder_calls.h"
 
 namespace marlin {
@@ -44,8 +45,22 @@ Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
 
 }  // namespace
 
+int64_t RouterWorkspaceBytes(const Device& device, const Shape& logits) {
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (decoder == nullptr || !decoder->Has(DecoderOperation::kRouteTokens)) return 0;
+  const RouterOptions options;
+  const TensorView shaped(nullptr, DType::kF32, logits);
+  return decoder->WorkspaceBytes(RouteTokensCall{shaped, options, {}, {}});
+}
+
 Status RouteTokens(const Device& device, const TensorView& logits, const RouterOptions& options,
                    const MutableTensorView& ids, const MutableTensorView& weights, void* stream) {
+  return RouteTokensIn(device, logits, options, ids, weights, {stream, nullptr});
+}
+
+Status RouteTokensIn(const Device& device, const TensorView& logits, const RouterOptions& options,
+                     const MutableTensorView& ids, const MutableTensorView& weights,
+                     const OperationContext& context) {
   if (logits.rank() != 2 || logits.dtype() != DType::kF32) {
     return Invalid(fmt::format("logits: expected f32 of rank 2, got {} of rank {}",
                                DTypeName(logits.dtype()), logits.rank()));
@@ -59,7 +74,8 @@ Status RouteTokens(const Device& device, const TensorView& logits, const RouterO
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
-  return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, stream);
+  return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, context.stream,
+                      context.workspace);
 }
 
 }  // namespace marlin

@@ -123,6 +123,16 @@ class PlannedGemm {
   /// on success, takes no lock, and returns once the work is enqueued on the stream.
   virtual Status Run(const GemmCall& call) const = 0;
 
+  /// The workspace with which RunBatch of `count` calls is fastest; workspace_bytes() are enough.
+  virtual int64_t batch_workspace_bytes(int64_t /*count*/) const { return workspace_bytes_; }
+  /// Run of every call, with the same bits. The calls share a workspace of `workspace_bytes`.
+  virtual Status RunBatch(std::span<const GemmCall> calls, int64_t /*workspace_bytes*/) const {
+    for (const GemmCall& call : calls) {
+      if (Status status = Run(call); !status.ok()) return status;
+    }
+    return {};
+  }
+
  private:
   const KernelDesc& kernel_;
   const KernelVariant variant_;

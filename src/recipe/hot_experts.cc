@@ -31,6 +31,7 @@ HotExperts HotExperts::Of(const RoutingFrequencies& frequencies, double fraction
                           const FormatChoice& choice) {
   HotExperts hot;
   hot.choice = choice;
+  hot.model_type = frequencies.model_type;
   for (const RoutingFrequencies::Layer& from : frequencies.layers) {
     const auto experts = static_cast<int64_t>(from.counts.size());
     std::vector<int64_t> order(from.counts.size());
@@ -51,8 +52,14 @@ bool HotExperts::Contains(int64_t layer, int64_t expert) const {
   return found != nullptr && std::binary_search(found->hot.begin(), found->hot.end(), expert);
 }
 
-Status MixedPrecisionConfig::CheckHotExperts(std::span<const TensorShape> tensors) const {
+Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
+                                             std::span<const TensorShape> tensors) const {
   if (!hot_experts_) return {};
+  const std::string& counted = hot_experts_->model_type;
+  if (!counted.empty() && !model_type.empty() && counted != model_type) {
+    return Invalid(fmt::format("frequencies of another model: of model_type '{}', not '{}'",
+                               Printable(counted), Printable(model_type)));
+  }
   std::map<int64_t, int64_t> experts;  // Their number in every layer.
   for (const TensorShape& tensor : tensors) {
     if (!IsWeightMatrix(tensor.name, tensor.shape)) continue;

@@ -163,9 +163,10 @@ Result<HotExperts::Layer> HotLayerOf(const Json& entry) {
   return HotExperts::Layer{layer->front(), experts->front(), *std::move(hot)};
 }
 
-/// {"choice": CHOICE, "layers": [...]}, which ToJson writes.
+/// {"choice": CHOICE, "model_type": TYPE, "layers": [...]}, which ToJson writes; without a type, it
+/// is unknown.
 Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& choice) {
-  constexpr std::string_view kKeys[] = {"choice", "layers"};
+  constexpr std::string_view kKeys[] = {"choice", "model_type", "layers"};
   MARLIN_RETURN_IF_ERROR(CheckKeys(rule, kKeys, "hot_experts: "));
   const auto layers = rule.find("layers");
   if (layers == rule.end() || !layers->is_array()) {
@@ -173,6 +174,9 @@ Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& ch
   }
   HotExperts hot;
   hot.choice = choice;
+  if (const auto type = rule.find("model_type"); type != rule.end()) {
+    MARLIN_ASSIGN_OR_RETURN(hot.model_type, StringOf(*type, "hot_experts.model_type"));
+  }
   for (const Json& entry : *layers) {
     MARLIN_ASSIGN_OR_RETURN(HotExperts::Layer layer, HotLayerOf(entry));
     if (!hot.layers.empty() && layer.layer <= hot.layers.back().layer) {
@@ -265,6 +269,7 @@ std::string MixedPrecisionConfig::ToJson() const {
   if (hot_experts_) {
     OrderedJson& rule = document["hot_experts"];
     rule["choice"] = hot_experts_->choice.ToString();
+    if (!hot_experts_->model_type.empty()) rule["model_type"] = hot_experts_->model_type;
     rule["layers"] = OrderedJson::array();
     for (const HotExperts::Layer& layer : hot_experts_->layers) {
       rule["layers"].push_back(

@@ -171,8 +171,7 @@ Route RouteToken(const std::vector<double>& logits, const RouterOptions& options
   } else {
     gather(scores);
   }
-  const double guard = options.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
-  const double sum = std::accumulate(route.weights.begin(), route.weights.end(), guard);
+  const double sum = std::accumulate(route.weights.begin(), route.weights.end(), 1e-20);
   const bool divide = options.normalize && options.scoring != Scoring::kSoftmaxOfChosen;
   for (double& weight : route.weights) {
     weight *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);

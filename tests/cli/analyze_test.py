@@ -86,7 +86,8 @@ class Analyze(CommandTestCase):
                  for name in (recipe, "default_moe")]
         self.assertGreater(*(plan["bytes"] for plan in plans))
         self.refuse(USAGE, "quantize", GLM, "-o", self.directory / "glm", "--recipe", recipe,
-                    says=("hot_experts: frequencies of another model: layer ",))
+                    says=("hot_experts: frequencies of another model: of model_type 'qwen3_moe', ",
+                          "not 'glm4_moe"))
         self.refuse(USAGE, "plan", GLM / "config.json", "--recipe", recipe,
                     says=("frequencies of another model",))
 

@@ -123,6 +123,8 @@ MUTANTS = [
            "sum < worst_sum"),
     Mutant("router: a group's score is its best expert", "cpu_router.cc", "best + second", "best"),
     Mutant("router: a large guard against sums of 0", "cpu_router.cc", "1e-20", "1e-2"),
+    Mutant("router: no guard against sums of 0", "cpu_router.cc", "divide ? sum : 1.0",
+           "divide ? sum - 1e-20 : 1.0"),
     Mutant("router: no scaling factor", "cpu_router.cc", "options_.scaling_factor", "1.0F"),
     Mutant("router: softmax without its sum", "cpu_router.cc", "sum", "1.0",
            "if (!sigmoid) score_[e] /= sum"),

@@ -14,12 +14,16 @@ using Scoring = RouterOptions::Scoring;
 constexpr NameWord<Scoring> kScorings[] = {{"softmax", Scoring::kSoftmax},
                                            {"softmax_of_chosen", Scoring::kSoftmaxOfChosen},
                                            {"sigmoid", Scoring::kSigmoid}};
-constexpr NameWord<RouterData> kData[] = {
-    {"gaussian", RouterData::kGaussian}, {"ties", RouterData::kTies},
-    {"wide", RouterData::kWide},         {"excluded", RouterData::kExcluded},
-    {"hidden", RouterData::kHidden},     {"nan", RouterData::kNan},
-    {"inf", RouterData::kInf},           {"none_finite", RouterData::kNoneFinite},
-    {"nan_bias", RouterData::kNanBias}};
+constexpr NameWord<RouterData> kData[] = {{"gaussian", RouterData::kGaussian},
+                                          {"ties", RouterData::kTies},
+                                          {"wide", RouterData::kWide},
+                                          {"excluded", RouterData::kExcluded},
+                                          {"vanishing", RouterData::kVanishing},
+                                          {"hidden", RouterData::kHidden},
+                                          {"nan", RouterData::kNan},
+                                          {"inf", RouterData::kInf},
+                                          {"none_finite", RouterData::kNoneFinite},
+                                          {"nan_bias", RouterData::kNanBias}};
 
 template <typename Io>
 void Parts(Io& io, RouterCase& c) {
@@ -118,6 +122,27 @@ void AddSizes(RouterCases& cases, bool nightly) {
   }
 }
 
+/// Sums of scores that are 0 or nearly so: sigmoid of very negative logits, and softmax whose bias
+/// selects experts far below the best.
+void AddVanishing(RouterCases& cases) {
+  struct Kind {
+    Scoring scoring;
+    bool bias;
+  };
+  for (const Kind kind :
+       {Kind{Scoring::kSigmoid, false}, {Scoring::kSigmoid, true}, {Scoring::kSoftmax, true}}) {
+    for (const int64_t groups : {1, 8}) {
+      RouterCase c = cases.Make(37, 64, 4, RouterData::kVanishing);
+      c.scoring = kind.scoring;
+      c.groups = groups;
+      c.top_groups = groups / 2 + groups % 2;
+      c.normalize = true;
+      c.bias = kind.bias;
+      cases.Add(c);
+    }
+  }
+}
+
 void AddHiddenStates(RouterCases& cases) {
   for (const int64_t tokens : {1, 5, 40}) {
     for (const int64_t experts : {1, 6, 64, 128}) {
@@ -164,6 +189,7 @@ std::vector<RouterCase> SelectRouterCases(std::string_view backend, bool nightly
   AddSizes(cases, nightly);
   AddHiddenStates(cases);
   AddErrors(cases);
+  AddVanishing(cases);
   return cases.Take();
 }
 

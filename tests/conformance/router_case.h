@@ -13,10 +13,11 @@ namespace marlin::conformance {
 
 enum class RouterData : uint8_t {
   kGaussian,
-  kTies,      ///< Few different logits: the lower expert wins.
-  kWide,      ///< Logits over several hundred: most scores underflow in fp32.
-  kExcluded,  ///< Half of the logits are -Inf.
-  kHidden,    ///< The logits are the exact GEMM of integers: RouteHiddenStates.
+  kTies,       ///< Few different logits: the lower expert wins.
+  kWide,       ///< Logits over several hundred: most scores underflow in fp32.
+  kExcluded,   ///< Half of the logits are -Inf.
+  kVanishing,  ///< The sum of the selected scores underflows to 0, or nearly.
+  kHidden,     ///< The logits are the exact GEMM of integers: RouteHiddenStates.
   // Errors that name token and expert:
   kNan,
   kInf,

@@ -114,7 +114,7 @@ def recipes() -> Seeds:
         "regex-depth": of("regex", "(" * 16_000 + ")" * 16_000),
         "regex-stars": of("regex", "(.*)*!"),
         "regex-long": of("regex", "a" * 100_000),
-        "hot-experts": text_of({"hot_experts": {"choice": "s8/g32", "layers": [
+        "hot-experts": text_of({"hot_experts": {"choice": "s8/g32", "model_type": "a", "layers": [
             {"layer": 0, "experts": 8, "hot": [1, 6]}, {"layer": 3, "experts": 8, "hot": []}]}}),
         "hot-experts-file": text_of({"hot_experts": {"choice": "s8/g32", "fraction": 0.5,
                                                      "frequencies": "absent.json"}}),

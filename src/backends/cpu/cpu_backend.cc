@@ -42,6 +42,7 @@ class CpuGemm final : public PlannedGemm {
   CpuGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
           ThreadPool& pool)
       : PlannedGemm(kernel, variant, GemmWorkspaceBytes(kernel, desc, pool.worker_count())),
+        desc_(desc),
         pool_(pool) {}
 
   Status Run(const GemmCall& call) const override {
@@ -49,7 +50,17 @@ class CpuGemm final : public PlannedGemm {
     return Status();
   }
 
+  int64_t batch_workspace_bytes(int64_t count) const override {
+    return std::max(workspace_bytes(),
+                    SharedRunBytes(kernel(), desc_, count, pool_.worker_count()));
+  }
+  Status RunBatch(std::span<const GemmCall> calls, int64_t workspace_bytes) const override {
+    RunGemms(kernel(), calls, workspace_bytes, pool_);
+    return Status();
+  }
+
  private:
+  const GemmDesc desc_;
   ThreadPool& pool_;
 };
 

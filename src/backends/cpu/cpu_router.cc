@@ -33,8 +33,9 @@ class TokenRouter {
       choice_[best] = kNever;
     }
     if (OfChosen()) ScoreChosen(logits, ids);
-    // Guard against a sum of 0, as in DeepSeek-V3.
-    double sum = options_.scoring == Scoring::kSigmoid ? 1e-20 : 0.0;
+    // All chosen scores may underflow to 0, which must not become 0 / 0. DeepSeek-V3 adds the same
+    // number; a sum that contains the largest softmax score absorbs it.
+    double sum = 1e-20;
     for (int64_t i = 0; i < options_.top_k; ++i) sum += score_[ids[i]];
     const bool divide = options_.normalize || OfChosen();
     for (int64_t i = 0; i < options_.top_k; ++i) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backends/cpu/job_list.h"
+#include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/thread_pool.h"
 
@@ -12,6 +14,37 @@ JobBytes BytesOfRows(const KernelDesc& kernel, GemmDesc desc, int64_t rows, int 
   desc.m = rows;
   return kernel.level == Isa::kAmx ? AmxJob::Bytes(desc, workers)
                                    : RowsJob::Bytes(desc, RowKernelsOf(kernel, desc), workers);
+}
+
+/// The memory of jobs that share a run: their list, then each job's own, then the workers'.
+struct SharedRun {
+  int workers = 0;  ///< Per job.
+  JobBytes each;
+  int64_t list = 0;
+
+  SharedRun(const KernelDesc& kernel, const GemmDesc& desc, int64_t count, int pool_workers)
+      : workers(static_cast<int>(CeilDivide(pool_workers, count))),
+        each(JobBytesOf(kernel, desc, workers)),
+        list(JobList::BytesFor(count)) {
+    each.job = RoundUp(each.job, kBufferAlignment);
+  }
+  int64_t Bytes(int64_t count, int pool_workers) const {
+    return list + count * each.job + pool_workers * each.worker;
+  }
+};
+
+/// Runs GEMMs of one MC block each.
+void RunShared(const KernelDesc& kernel, std::span<const GemmCall> calls, ThreadPool& pool) {
+  auto* const memory = static_cast<std::byte*>(calls[0].workspace);
+  const auto count = static_cast<int64_t>(calls.size());
+  const SharedRun run(kernel, calls[0].desc, count, pool.worker_count());
+  JobList jobs(memory, count);
+  std::byte* next = memory + run.list;
+  for (const GemmCall& call : calls) {
+    jobs.Add(MakeJob(kernel, call, run.workers, next));
+    next += run.each.job;
+  }
+  jobs.Run(pool, next, run.each.worker);
 }
 
 }  // namespace
@@ -56,6 +89,30 @@ void RunGemm(const KernelDesc& kernel, const GemmCall& call, ThreadPool& pool) {
           });
         },
         job);
+  }
+}
+
+int64_t SharedRunBytes(const KernelDesc& kernel, const GemmDesc& desc, int64_t count, int workers) {
+  if (count < 2 || desc.m > MaxJobRows(kernel, desc)) return 0;
+  return SharedRun(kernel, desc, count, workers).Bytes(count, workers);
+}
+
+void RunGemms(const KernelDesc& kernel, std::span<const GemmCall> calls, int64_t workspace_bytes,
+              ThreadPool& pool) {
+  while (!calls.empty()) {
+    size_t count = calls.size();
+    const auto shared_bytes = [&] {
+      return SharedRunBytes(kernel, calls[0].desc, static_cast<int64_t>(count),
+                            pool.worker_count());
+    };
+    while (shared_bytes() > workspace_bytes) --count;
+    if (shared_bytes() == 0) {
+      count = 1;
+      RunGemm(kernel, calls[0], pool);
+    } else {
+      RunShared(kernel, calls.first(count), pool);
+    }
+    calls = calls.subspan(count);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <variant>
 
 #include "backends/cpu/gemm_driver.h"
@@ -102,5 +103,13 @@ GemmBlocking AmxBlocking(const GemmDesc& desc, int workers);
 /// Runs a GEMM in `workspace`, which has GemmWorkspaceBytes.
 int64_t GemmWorkspaceBytes(const KernelDesc& kernel, const GemmDesc& desc, int workers);
 void RunGemm(const KernelDesc& kernel, const GemmCall& call, ThreadPool& pool);
+
+/// The workspace in which `count` GEMMs of a problem share one run of the pool; 0 if they do not,
+/// because each has several MC blocks, and so more work than a fork and join.
+int64_t SharedRunBytes(const KernelDesc& kernel, const GemmDesc& desc, int64_t count, int workers);
+/// Runs GEMMs of one problem in the workspace of the first, of `workspace_bytes`: as many at a time
+/// as it has room for, at least one.
+void RunGemms(const KernelDesc& kernel, std::span<const GemmCall> calls, int64_t workspace_bytes,
+              ThreadPool& pool);
 
 }  // namespace marlin::cpu

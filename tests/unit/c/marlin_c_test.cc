@@ -47,6 +47,39 @@ class MarlinC : public testing::Test {
     marlin_plan_destroy(plan_);
   }
 
+  /// marlin_moe_forward with exactly the workspace it needs, on device memory, gives `expected`.
+  void ExpectForwardInWorkspace(const marlin_tensor& x, const marlin_router& router,
+                                const marlin_experts* set, const marlin_experts_problem& problem,
+                                const std::vector<float>& expected) {
+    int64_t bytes = 0;
+    ASSERT_EQ(marlin_moe_workspace_bytes(device_, &router, set, &problem, &bytes), MARLIN_OK)
+        << marlin_last_error();
+    ASSERT_GT(bytes, 0);
+    marlin_buffer* memory = nullptr;
+    ASSERT_EQ(marlin_buffer_allocate(device_, bytes, &memory), MARLIN_OK);
+    std::vector<float> out(expected.size(), -1.0F);
+    const marlin_tensor out_view = Matrix(out.data(), MARLIN_F32, x.shape[0], x.shape[1]);
+    marlin_gemm_arguments arguments = MARLIN_GEMM_ARGUMENTS_INIT;
+    arguments.workspace = marlin_buffer_data(memory);
+    arguments.workspace_bytes = bytes;
+    const auto forward = [&] {
+      return marlin_moe_forward(device_, &x, &router, set, &out_view, &problem, &arguments);
+    };
+    EXPECT_EQ(forward(), MARLIN_OK) << marlin_last_error();
+    EXPECT_EQ(out, expected);
+    --arguments.workspace_bytes;
+    EXPECT_EQ(forward(), MARLIN_INVALID_ARGUMENT);
+    EXPECT_EQ(marlin_last_error(), "workspace: expected at least " + std::to_string(bytes) +
+                                       " bytes, got " + std::to_string(bytes - 1));
+    EXPECT_EQ(marlin_moe_workspace_bytes(device_, &router, set, &problem, nullptr),
+              MARLIN_INVALID_ARGUMENT);
+    EXPECT_STREQ(marlin_last_error(), "bytes: NULL");
+    EXPECT_EQ(marlin_moe_workspace_bytes(device_, &router, set, nullptr, &bytes),
+              MARLIN_INVALID_ARGUMENT);
+    EXPECT_STREQ(marlin_last_error(), "problem: NULL");
+    marlin_buffer_destroy(memory);
+  }
+
   marlin_code Plan() { return marlin_plan_gemm(device_, prepared_, &problem_, &plan_); }
 
   std::vector<float> dense_;
@@ -260,6 +293,7 @@ TEST_F(MarlinC, ExpertsRunAfterTheirRouter) {
   ASSERT_EQ(marlin_moe_forward(device_, &x, &router, set, &both_view, &problem, nullptr), MARLIN_OK)
       << marlin_last_error();
   EXPECT_EQ(out, both);
+  ExpectForwardInWorkspace(x, router, set, problem, both);
   ids[1] = 3;
   EXPECT_EQ(marlin_experts_plan_run(plan, &x, &ids_view, &weights_view, &out_view, nullptr),
             MARLIN_INVALID_ARGUMENT);

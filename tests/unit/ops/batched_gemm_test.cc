@@ -81,6 +81,49 @@ TEST_P(BatchedGemmTest, HasTheBitsOfOneGemmPerMatrix) {
   }
 }
 
+/// Workspaces from that of one matrix on, more matrices than one run takes, one and several blocks
+/// of rows.
+TEST_P(BatchedGemmTest, HasTheBitsOfOneGemmPerMatrixInEveryWorkspace) {
+  constexpr int64_t kMany = 19;
+  const std::vector<float> dense = Ramp(kMany * kK * kN, 53);
+  const auto quantized = Quantize({dense.data(), DType::kF32, {kMany, kK, kN}}, {.group_size = 32});
+  ASSERT_TRUE(quantized.ok()) << quantized.status().message();
+  const PreparedWeights weights = *Prepare(*quantized, device_);
+  for (const int64_t m : {1, 3, 40, 700}) {
+    const std::vector<float> a = Ramp(kMany * m * kK, 29);
+    std::vector<float> expected(static_cast<size_t>(kMany * m * kN));
+    int64_t least = 0;
+    for (int64_t b = 0; b < kMany; ++b) {
+      GemmOptions options;
+      options.expert = b;
+      const TensorView rows(a.data() + b * m * kK, DType::kF32, {m, kK});
+      const MutableTensorView to(expected.data() + b * m * kN, DType::kF32, {m, kN});
+      const auto plan = PlanGemm(device_, rows, weights, to, options);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      least = plan->workspace_bytes();
+      ASSERT_TRUE(Gemm(device_, rows, weights, to, options).ok());
+    }
+    ASSERT_TRUE(device_.Synchronize().ok());
+    const int64_t sizes[] = {0, least, 2 * least + 1000, 40 * least + 100'000};
+    for (const int64_t bytes : sizes) {
+      const DeviceBuffer memory = *DeviceBuffer::Allocate(device_, bytes + 64);
+      std::vector<uint8_t> guard(64, 0xa5);
+      ASSERT_TRUE(memory.CopyFrom(guard.data(), 64, bytes).ok());
+      GemmOptions options;
+      options.workspace = bytes == 0 ? nullptr : memory.data();
+      options.workspace_bytes = bytes;
+      std::vector<float> out(expected.size(), -1.0F);
+      const Status status = BatchedGemm(device_, {a.data(), DType::kF32, {kMany, m, kK}}, weights,
+                                        {out.data(), DType::kF32, {kMany, m, kN}}, options);
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(device_.Synchronize().ok());
+      ASSERT_EQ(out, expected) << m << " rows, " << bytes << " bytes";
+      ASSERT_TRUE(memory.CopyTo(guard.data(), 64, bytes).ok());
+      ASSERT_EQ(guard, std::vector<uint8_t>(64, 0xa5)) << m << " rows, " << bytes << " bytes";
+    }
+  }
+}
+
 TEST_P(BatchedGemmTest, ChecksEveryMatrixBeforeTheFirst) {
   const TensorView a(a_.data(), DType::kF32, {kBatch, kM, kK});
   const MutableTensorView out(out_.data(), DType::kF32, {kBatch, kM, kN});

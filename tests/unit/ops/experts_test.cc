@@ -546,6 +546,58 @@ TEST_P(Experts, RouteAndRunInOneCall) {
   }
 }
 
+TEST_P(Experts, RouteAndRunInTheWorkspaceOfTheCaller) {
+  const Layer layer = MakeLayer(6, {});
+  const Matrix gate = MakeMatrix(device_, kHidden, 6, {.format = Format::kFp32}, 700);
+  const ExpertSet set = *layer.Set(device_);
+  Router router{gate.ready, {}, {}};
+  router.options.top_k = 3;
+  constexpr int64_t kGuard = 64;
+  for (const int64_t tokens : {1, 11, 40}) {
+    const Batch batch = MakeBatch(tokens, 3, 6, 14);
+    const Shape rows{tokens, kHidden};
+    const TensorView x(batch.x.data(), DType::kF32, rows);
+    std::vector<float> expected(batch.x.size());
+    ASSERT_TRUE(MoeForward(device_, x, router, set, {expected.data(), DType::kF32, rows}).ok());
+    ASSERT_TRUE(device_.Synchronize().ok());
+    const auto bytes = MoeWorkspaceBytes(device_, tokens, DType::kF32, DType::kF32, router, set);
+    ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+    const DeviceBuffer memory = *DeviceBuffer::Allocate(device_, *bytes + kGuard);
+    const std::vector<uint8_t> fill(static_cast<size_t>(*bytes + kGuard), 0xa5);
+    ASSERT_TRUE(memory.CopyFrom(fill.data(), *bytes + kGuard).ok());
+    MoeOptions options;
+    options.workspace = memory.data();
+    options.workspace_bytes = *bytes;
+    std::vector<float> out(batch.x.size());
+    const MutableTensorView to(out.data(), DType::kF32, rows);
+    const Status status = MoeForward(device_, x, router, set, to, options);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(device_.Synchronize().ok());
+    EXPECT_EQ(out, expected);
+    std::vector<uint8_t> after(fill.size());
+    ASSERT_TRUE(memory.CopyTo(after.data(), *bytes + kGuard).ok());
+    EXPECT_TRUE(std::equal(after.end() - kGuard, after.end(), fill.end() - kGuard));
+    // Not only the logits and the selections are there, but also the values of the experts.
+    const auto changed =
+        std::count_if(after.begin(), after.end(), [](uint8_t value) { return value != 0xa5; });
+    EXPECT_GT(changed, tokens * 3 * kHidden);
+    options.workspace_bytes = *bytes - 1;
+    const Status small = MoeForward(device_, x, router, set, to, options);
+    EXPECT_EQ(small.code(), Code::kInvalidArgument);
+    EXPECT_EQ(small.message(), "workspace: expected at least " + std::to_string(*bytes) +
+                                   " bytes, got " + std::to_string(*bytes - 1));
+    options.workspace = static_cast<std::byte*>(memory.data()) + 4;
+    options.workspace_bytes = *bytes;
+    const Status shifted = MoeForward(device_, x, router, set, to, options);
+    EXPECT_EQ(shifted.code(), Code::kInvalidArgument);
+    EXPECT_EQ(shifted.message(),
+              "workspace: must be aligned to 64 bytes, got an address 4 bytes past");
+  }
+  const auto none = MoeWorkspaceBytes(device_, 0, DType::kF32, DType::kF32, router, set);
+  ASSERT_TRUE(none.ok()) << none.status().message();
+  EXPECT_EQ(*none, 0);
+}
+
 TEST_P(Experts, WithoutTokensDoNothing) {
   const Layer layer = MakeLayer(2, {});
   const Batch batch = MakeBatch(0, 2, 2, 15);
@@ -602,6 +654,32 @@ TEST_F(WrongExperts, AreRefusedByName) {
             std::string::npos);
   EXPECT_EQ(Message(PlanExperts(device_, {1, 1}, ExpertSet()).status()), "experts: an empty set");
   EXPECT_EQ(Message(ExpertsPlan().Run({}, {}, {}, {})), "plan: an empty plan cannot run");
+}
+
+TEST_F(WrongExperts, BlocksAreRefusedByName) {
+  Layer layer;
+  layer.experts = {MakeMlp(device_, {}, 1), MakeMlp(device_, {}, 2)};
+  const ExpertSet set = *layer.Set(device_);
+  const Matrix gate = MakeMatrix(device_, kHidden, 3, {.format = Format::kFp32}, 3);
+  const auto bytes = [&](int64_t tokens, DType type, const Router& router) {
+    return Message(MoeWorkspaceBytes(device_, tokens, type, DType::kF32, router, set).status());
+  };
+  EXPECT_EQ(bytes(1, DType::kF32, {gate.ready, {}, {}}), "router: 3 experts, but the set has 2");
+  EXPECT_EQ(bytes(1, DType::kF32, {}), "router: weights: not prepared");
+  const Matrix two = MakeMatrix(device_, kHidden, 2, {.format = Format::kFp32}, 3);
+  EXPECT_EQ(bytes(-1, DType::kF32, {two.ready, {}, {}}), "tokens: expected 0 or more, got -1");
+  EXPECT_NE(bytes(1, DType::kI32, {two.ready, {}, {}}).find("x_type: "), std::string::npos);
+  // A workspace that overlaps out.
+  std::vector<float> out(1 << 20);
+  const std::vector<float> x(kHidden, 1.0F);
+  const Shape rows{1, kHidden};
+  MoeOptions options;
+  options.workspace =
+      reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(out.data()) + 63) / 64 * 64);
+  options.workspace_bytes = int64_t{4} * ((1 << 20) - 16);
+  const Status over = MoeForward(device_, {x.data(), DType::kF32, rows}, {two.ready, {}, {}}, set,
+                                 {out.data(), DType::kF32, rows}, options);
+  EXPECT_NE(Message(over).find("overlap"), std::string::npos);
 }
 
 TEST_F(WrongExperts, OperandsAreRefusedByName) {

@@ -98,6 +98,7 @@ TEST_F(HotExpertsFile, ErrorsNameTheKey) {
                "unknown key 'count'"},
            Bad{R"({"choice": "bf16", "frequencies": 3, "fraction": 1})", "frequencies: expected"},
            Bad{R"({"choice": "bf16", "layers": [3]})", "layers: expected objects"},
+           Bad{R"({"choice": "bf16", "layers": [], "model_type": 3})", "hot_experts.model_type"},
            Bad{R"({"choice": "bf16", "layers": [{"layer": 0, "experts": -1, "hot": []}]})",
                "expected whole numbers"},
            Bad{R"({"choice": "bf16", "layers": [{"layer": 0, "experts": 4, "hot": [4]}]})",
@@ -118,6 +119,30 @@ TEST_F(HotExpertsFile, ErrorsNameTheKey) {
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr("absent.json"));
 }
 
+TEST(HotExperts, FitOneModelType) {
+  MixedPrecisionConfig recipe = MixedPrecisionConfig::DefaultMoe();
+  HotExperts hot = HotExperts::Of(Frequencies(), 0.5, *ParseFormatChoice("bf16"));
+  EXPECT_EQ(hot.model_type, "qwen3_moe");
+  std::vector<std::string> names;
+  for (const int layer : {1, 2}) {
+    for (int expert = 0; expert < 4; ++expert) names.push_back(NameOf(layer, expert));
+  }
+  std::vector<TensorShape> tensors;
+  for (const std::string& name : names) tensors.push_back({name, {64, 192}});
+  recipe.set_hot_experts(hot);
+  EXPECT_TRUE(recipe.CheckHotExperts("qwen3_moe", tensors).ok());
+  const Status other = recipe.CheckHotExperts("glm4_moe", tensors);
+  EXPECT_EQ(other.code(), Code::kInvalidArgument);
+  EXPECT_EQ(other.message(),
+            "recipe: hot_experts: frequencies of another model: of model_type 'qwen3_moe', not "
+            "'glm4_moe'");
+  // Where one of the types is unknown, the layers decide alone.
+  EXPECT_TRUE(recipe.CheckHotExperts("", tensors).ok());
+  hot.model_type.clear();
+  recipe.set_hot_experts(hot);
+  EXPECT_TRUE(recipe.CheckHotExperts("glm4_moe", tensors).ok());
+}
+
 TEST(HotExperts, FitOneModel) {
   MixedPrecisionConfig recipe = MixedPrecisionConfig::DefaultMoe();
   recipe.set_hot_experts(HotExperts::Of(Frequencies(), 0.5, *ParseFormatChoice("bf16")));
@@ -129,7 +154,7 @@ TEST(HotExperts, FitOneModel) {
     }
     std::vector<TensorShape> tensors;
     for (const std::string& name : names) tensors.push_back({name, {64, 192}});
-    return recipe.CheckHotExperts(tensors);
+    return recipe.CheckHotExperts("qwen3_moe", tensors);
   };
   const auto message = [](const Status& status) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -142,7 +167,7 @@ TEST(HotExperts, FitOneModel) {
   EXPECT_THAT(message(check({{0, 4}, {1, 4}, {2, 4}})), HasSubstr("layer 0 has 4 experts, not 0"));
   const std::vector<TensorShape> fused = {
       {"model.layers.1.mlp.experts.gate_up_proj", {4, 64, 192}}};
-  EXPECT_THAT(message(recipe.CheckHotExperts(fused)),
+  EXPECT_THAT(message(recipe.CheckHotExperts("qwen3_moe", fused)),
               HasSubstr("experts.gate_up_proj\" holds several experts, which share one choice"));
 }
 

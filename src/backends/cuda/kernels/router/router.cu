@@ -181,8 +181,8 @@ class TokenRouter {
   MARLIN_DEVICE void Weigh(const int32_t* ids) {
     if (lane_ != 0) return;
     if (OfChosen()) ScoreChosen(ids);
-    // Guard against a sum of 0, as in DeepSeek-V3.
-    double sum = args_.scoring == kSigmoid ? 1e-20 : 0.0;
+    // All chosen scores may underflow to 0, which must not become 0 / 0: see the CPU's router.
+    double sum = 1e-20;
     for (int i = 0; i < args_.top_k; ++i) sum += score_[ids[i]];
     const bool divide = args_.normalize || OfChosen();
     float* const weights = args_.weights + token_ * args_.weights_stride;
