@@ -30,7 +30,8 @@ Result<std::vector<std::vector<int64_t>>> ChooseDeviceExperts(const RoutingFrequ
                                                               std::span<const int64_t> expert_bytes,
                                                               int64_t budget_bytes);
 
-/// What the two sides of a placement served since it was made.
+/// Counts of both sides of a placement since it was made. Runs with all experts on the device are
+/// not counted: their ids stay there.
 struct PlacementStatistics {
   int64_t runs = 0;
   int64_t device_selections = 0;

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 struct Layers {
   std::vector<ExpertSet> sets;
   std::vector<ExpertsPlan> plans;
-  int64_t workspace_bytes = 0;  ///< Of any of them.
+  int64_t workspace_bytes = 0;  ///< The most of any of them.
 };
 
 Result<Layers> MakeLayers(const Device& device, const MoeCase& bench) {

@@ -144,7 +144,7 @@ class Fetch {
     }
     return {};
   }
-  /// Of the last run.
+  /// Copied by the last run.
   int64_t bytes() const { return static_cast<int64_t>(selected_.size()) * expert_bytes_; }
 
  private:

@@ -15,7 +15,7 @@ namespace marlin::bench {
 struct PlacementResult {
   MoeCase bench;
   int64_t host_experts = 0;  ///< The least frequent ones of every layer.
-  double host_share = 0;     ///< Of the selections, on the host.
+  double host_share = 0;     ///< Share of the selections.
   double host_rows = 0;      ///< Tokens with one, mean per run.
   double fetched_bytes = 0;  ///< Weights of the host's experts that are selected, mean per run.
   Timing placed;             ///< Rows in device memory; waits for the result, as the others do.

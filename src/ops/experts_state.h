@@ -1,4 +1,4 @@
-// What is behind the handles of experts and of their plans.
+// The objects behind the handles of experts and of their plans.
 #pragma once
 
 #include <memory>

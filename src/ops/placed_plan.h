@@ -71,7 +71,7 @@ class PlacedPlan final : public PlannedExperts {
   HostLayout at_;
   bool runs_on_device_ = false;  ///< Whether the device has any expert.
   int64_t sum_at_ = 0;           ///< Offsets into the workspace.
-  int64_t host_sums_at_ = 0;     ///< What HostLayout has from slot_of on.
+  int64_t host_sums_at_ = 0;     ///< The copy of HostLayout from slot_of on.
   int64_t device_plan_at_ = 0;
   int64_t workspace_bytes_ = 0;
 };

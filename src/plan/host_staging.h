@@ -1,5 +1,5 @@
-// What a device needs where the host computes a part of its work: memory to exchange rows with the
-// host, and their sum.
+// Operations for devices where the host computes a part of the work: memory to exchange rows with
+// the host, and their sum.
 #pragma once
 
 #include <cstddef>
