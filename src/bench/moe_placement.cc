@@ -61,15 +61,17 @@ struct PlacedLayers {
   std::vector<ExpertsPlan> placed_plans;
   std::vector<ExpertsPlan> host_plans;
   std::vector<ExpertsPlan> device_plans;
-  std::vector<std::set<int32_t>> host_experts;  ///< By layer.
+  std::set<int32_t> host_experts;  ///< The same in every layer.
 };
 
-/// The experts of one layer that are on the host: those that its batches select least.
-Result<std::set<int32_t>> LeastFrequent(const MoeCase& bench, const Routing& routing, size_t layer,
-                                        int64_t host_experts) {
+/// The experts that a sample of the same routing selects least.
+Result<std::set<int32_t>> LeastFrequent(const MoeCase& bench, int64_t host_experts) {
+  constexpr int64_t kSampleTokens = 256;
+  MoeCase sample = bench;
+  sample.gemm.shape.m = kSampleTokens;
   std::vector<int64_t> counts(static_cast<size_t>(bench.experts));
-  for (size_t i = layer; i < routing.ids.size(); i += static_cast<size_t>(bench.layers)) {
-    for (const int32_t id : routing.ids[i]) ++counts[static_cast<size_t>(id)];
+  for (const std::vector<int32_t>& ids : RandomRouting(sample).ids) {
+    for (const int32_t id : ids) ++counts[static_cast<size_t>(id)];
   }
   MARLIN_ASSIGN_OR_RETURN(const std::vector<int64_t> hot,
                           ChooseDeviceExperts(counts, bench.experts - host_experts));
@@ -80,19 +82,21 @@ Result<std::set<int32_t>> LeastFrequent(const MoeCase& bench, const Routing& rou
 }
 
 Result<PlacedLayers> MakeLayers(const Device& device, const Device& host, const MoeCase& bench,
-                                const Routing& routing, int64_t host_experts) {
+                                int64_t host_experts) {
   MARLIN_ASSIGN_OR_RETURN(const std::vector<Expert> here, PrepareExperts(device, bench));
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<Expert> there, PrepareExperts(host, bench));
+  std::vector<Expert> there = here;
+  if (host.shared() != device.shared()) {
+    MARLIN_ASSIGN_OR_RETURN(there, PrepareExperts(host, bench));
+  }
   const ExpertsProblem problem = ProblemOf(bench);
   const auto count = static_cast<size_t>(bench.experts);
   PlacedLayers layers;
+  MARLIN_ASSIGN_OR_RETURN(layers.host_experts, LeastFrequent(bench, host_experts));
   for (size_t layer = 0; layer < static_cast<size_t>(bench.layers); ++layer) {
-    MARLIN_ASSIGN_OR_RETURN(const std::set<int32_t> cold,
-                            LeastFrequent(bench, routing, layer, host_experts));
     std::vector<Expert> hot_experts(count);
     std::vector<Expert> cold_experts(count);
     for (size_t e = 0; e < count; ++e) {
-      const bool on_host = cold.count(static_cast<int32_t>(e)) > 0;
+      const bool on_host = layers.host_experts.count(static_cast<int32_t>(e)) > 0;
       const size_t i = layer * count + e;
       (on_host ? cold_experts : hot_experts)[e] = (on_host ? there : here)[i];
     }
@@ -113,7 +117,6 @@ Result<PlacedLayers> MakeLayers(const Device& device, const Device& host, const 
     layers.placed_plans.push_back(placed_plan);
     layers.host_plans.push_back(host_plan);
     layers.device_plans.push_back(device_plan);
-    layers.host_experts.push_back(cold);
   }
   return layers;
 }
@@ -167,16 +170,10 @@ Json PeerJson(const char* name, const Timing& timing, const Timing& placed) {
 
 }  // namespace
 
-int64_t PlacementBytes(int64_t experts, int64_t host_experts) {
-  constexpr int64_t kMostBytes = int64_t{4} << 30;
-  return std::min(kBeyondCacheBytes / std::max<int64_t>(host_experts, 1) * experts, kMostBytes);
-}
-
 Result<PlacementResult> RunPlacement(const Device& device, const Device& host, const MoeCase& bench,
                                      int64_t host_experts) {
   const Routing routing = RandomRouting(bench);
-  MARLIN_ASSIGN_OR_RETURN(const PlacedLayers layers,
-                          MakeLayers(device, host, bench, routing, host_experts));
+  MARLIN_ASSIGN_OR_RETURN(const PlacedLayers layers, MakeLayers(device, host, bench, host_experts));
   MARLIN_ASSIGN_OR_RETURN(const Operands here, Operands::Make(device, bench, routing));
   MARLIN_ASSIGN_OR_RETURN(const Operands there, Operands::Make(host, bench, routing));
   MARLIN_ASSIGN_OR_RETURN(Fetch fetch, Fetch::Make(device, bench, host_experts));
@@ -194,7 +191,7 @@ Result<PlacementResult> RunPlacement(const Device& device, const Device& host, c
     return status.ok() ? device.Synchronize() : status;
   };
   const auto run_fetch = [&](size_t batch) {
-    const Status status = fetch.Run(here.ids(batch), layers.host_experts[layer_of(batch)]);
+    const Status status = fetch.Run(here.ids(batch), layers.host_experts);
     return status.ok() ? run_device(batch) : status;
   };
   PlacementResult result;

@@ -14,7 +14,7 @@ namespace marlin::bench {
 
 struct PlacementResult {
   MoeCase bench;
-  int64_t host_experts = 0;  ///< The least frequent ones of every layer.
+  int64_t host_experts = 0;  ///< The least frequent ones, in every layer.
   double host_share = 0;     ///< Share of the selections.
   double host_rows = 0;      ///< Tokens with one, mean per run.
   double fetched_bytes = 0;  ///< Weights of the host's experts that are selected, mean per run.
@@ -26,10 +26,6 @@ struct PlacementResult {
   /// One row of "results".
   nlohmann::ordered_json ToJson() const;
 };
-
-/// The bytes of weights that a case of placement needs, so that those of the host's experts exceed
-/// its caches; at most 4 GiB.
-int64_t PlacementBytes(int64_t experts, int64_t host_experts);
 
 /// Times one case with 0..experts experts of every layer on `host`, a CPU, which may be the same
 /// device. Layers and selections rotate. Errors: those of PlanExperts and of runs, kOutOfMemory.

@@ -266,9 +266,8 @@ class BenchCommand final : public Command {
       MARLIN_ASSIGN_OR_RETURN(host, Device::Open("cpu", options));
     }
     std::vector<bench::PlacementResult> results;
-    const int64_t bytes = bench::PlacementBytes(experts_.value_or(128), *host_experts_);
-    MARLIN_RETURN_IF_ERROR(
-        ForEachCase(console, device, bytes, [&](const bench::BenchCase& bench) -> Status {
+    MARLIN_RETURN_IF_ERROR(ForEachCase(
+        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
           MARLIN_ASSIGN_OR_RETURN(bench::PlacementResult result,
                                   bench::RunPlacement(device, *host, MoeOf(bench), *host_experts_));
           results.push_back(std::move(result));

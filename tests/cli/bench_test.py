@@ -42,9 +42,9 @@ class Bench(CommandTestCase):
         (row,) = document["results"]
         self.assertEqual((row["op"], row["m"], row["n"], row["k"]), ("moe", 3, 32, 64))
         self.assertEqual((row["experts"], row["top_k"], row["host_experts"]), (4, 2, 1))
-        # The least frequent of four experts has at most a quarter of the selections.
-        self.assertGreater(row["host_share"], 0)
-        self.assertLessEqual(row["host_share"], 0.25)
+        # One of four experts has about a quarter of the random selections.
+        self.assertGreater(row["host_share"], 0.15)
+        self.assertLess(row["host_share"], 0.35)
         self.assertLessEqual(row["host_rows"], 3)
         for key in ("seconds", "host_rows", "fetched_bytes"):
             self.assertGreater(row[key], 0)
