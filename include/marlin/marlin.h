@@ -11,6 +11,7 @@
 #include "marlin/device.h"
 #include "marlin/evaluate.h"
 #include "marlin/expert_cache.h"
+#include "marlin/expert_placement.h"
 #include "marlin/format.h"
 #include "marlin/gemm.h"
 #include "marlin/generate.h"

@@ -94,6 +94,7 @@ class ExpertSet {
   int64_t hidden() const;  ///< Features of x and of the result; 0 if all experts are elsewhere.
   /// For the library's own use.
   const Storage* storage() const { return storage_.get(); }
+  const std::shared_ptr<const Storage>& shared() const { return storage_; }
 
  private:
   std::shared_ptr<const Storage> storage_;

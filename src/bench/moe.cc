@@ -3,14 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <set>
+#include <span>
 
-#include "base/checked.h"
 #include "base/macros.h"
-#include "base/scalars.h"
 #include "base/text_table.h"
 #include "bench/document.h"
 #include "bench/timed_device.h"
@@ -20,54 +15,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Selections of some batches of tokens; batch i is for layer i modulo the layers.
-struct Routing {
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<float> weights;
-  double active_experts = 0;  ///< Mean per batch.
-};
-
-Routing RandomRouting(const MoeCase& bench) {
-  constexpr int64_t kBatches = 32;
-  std::mt19937 random(5);
-  std::vector<int32_t> order(static_cast<size_t>(bench.experts));
-  Routing routing;
-  for (int64_t batch = 0; batch < std::max(bench.layers, kBatches); ++batch) {
-    std::vector<int32_t> ids;
-    for (int64_t token = 0; token < bench.tokens(); ++token) {
-      std::iota(order.begin(), order.end(), 0);
-      // The first top_k of a shuffle.
-      for (int64_t i = 0; i < bench.top_k; ++i) {
-        const auto left = static_cast<uint32_t>(bench.experts - i);
-        std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(i) + random() % left]);
-        ids.push_back(order[static_cast<size_t>(i)]);
-      }
-    }
-    routing.active_experts += static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size());
-    routing.ids.push_back(std::move(ids));
-  }
-  routing.active_experts /= static_cast<double>(routing.ids.size());
-  routing.weights.assign(static_cast<size_t>(bench.tokens() * bench.top_k),
-                         1.0F / static_cast<float>(bench.top_k));
-  return routing;
-}
-
-Result<PreparedWeights> Prepared(const Device& device, const WeightsSpec& spec) {
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
-  return Prepare(weights, device);
-}
-
-ExpertsProblem ProblemOf(const MoeCase& bench) {
-  ExpertsProblem problem;
-  problem.tokens = bench.tokens();
-  problem.top_k = bench.top_k;
-  problem.x_type = bench.gemm.activation_type;
-  problem.out_type = bench.gemm.activation_type;
-  problem.accuracy = bench.gemm.options.accuracy;
-  problem.determinism = bench.gemm.options.determinism;
-  return problem;
-}
-
 /// The layers and their plans.
 struct Layers {
   std::vector<ExpertSet> sets;
@@ -76,15 +23,11 @@ struct Layers {
 };
 
 Result<Layers> MakeLayers(const Device& device, const MoeCase& bench) {
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights gate_up, Prepared(device, bench.GateUpSpec()));
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights down, Prepared(device, bench.DownSpec()));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<Expert> all, PrepareExperts(device, bench));
   Layers layers;
   for (int64_t layer = 0; layer < bench.layers; ++layer) {
-    std::vector<Expert> experts;
-    for (int64_t e = 0; e < bench.experts; ++e) {
-      const int64_t index = layer * bench.experts + e;
-      experts.push_back({{gate_up, index}, {}, {down, index}});
-    }
+    const std::span<const Expert> experts(all.data() + layer * bench.experts,
+                                          static_cast<size_t>(bench.experts));
     MARLIN_ASSIGN_OR_RETURN(const ExpertSet set, ExpertSet::Make(device, experts));
     MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanExperts(device, ProblemOf(bench), set));
     layers.workspace_bytes = std::max(layers.workspace_bytes, plan.workspace_bytes());
@@ -92,39 +35,6 @@ Result<Layers> MakeLayers(const Device& device, const MoeCase& bench) {
     layers.plans.push_back(plan);
   }
   return layers;
-}
-
-WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
-  WeightsSpec spec = bench.gemm.spec;
-  spec.experts = bench.layers * bench.experts;
-  spec.k = k;
-  spec.n = n;
-  return spec;
-}
-
-/// Normally distributed activations [tokens, hidden] of the case's type.
-std::vector<std::byte> RandomRows(const MoeCase& bench) {
-  const DType type = bench.gemm.activation_type;
-  const auto count = static_cast<size_t>(bench.tokens() * bench.hidden());
-  const auto size = static_cast<size_t>(DTypeBytes(type));
-  std::vector<std::byte> rows(count * size);
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  for (size_t i = 0; i < count; ++i) {
-    const float value = normal(random);
-    const uint16_t half = type == DType::kBf16 ? FloatToBf16(value) : FloatToHalf(value);
-    std::memcpy(rows.data() + i * size,
-                type == DType::kF32 ? static_cast<const void*>(&value) : &half, size);
-  }
-  return rows;
-}
-
-template <typename T>
-Result<DeviceBuffer> Uploaded(const Device& device, const std::vector<T>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(device, bytes));
-  MARLIN_RETURN_IF_ERROR(buffer.CopyFrom(values.data(), bytes));
-  return buffer;
 }
 
 MoeResult ResultOf(const MoeCase& bench, const Routing& routing, const Timing& timing,
@@ -141,14 +51,6 @@ MoeResult ResultOf(const MoeCase& bench, const Routing& routing, const Timing& t
 }
 
 }  // namespace
-
-WeightsSpec MoeCase::GateUpSpec() const { return SpecOf(*this, hidden(), 2 * inner()); }
-WeightsSpec MoeCase::DownSpec() const { return SpecOf(*this, inner(), hidden()); }
-
-double MoeCase::ExpertBytes() const {
-  return static_cast<double>(StoredBytes(GateUpSpec()) + StoredBytes(DownSpec())) /
-         static_cast<double>(layers * experts);
-}
 
 double MoeResult::Fraction(const MachineCeilings& ceilings) const {
   const double peak = std::max(ceilings.bf16, ceilings.fp32);

@@ -8,28 +8,11 @@
 
 #include "backends/cuda/measure/graph_timer.h"
 #include "bench/gemm.h"
+#include "bench/moe_case.h"
 #include "bench/timer.h"
 #include "marlin/device.h"
-#include "marlin/moe.h"
 
 namespace marlin::bench {
-
-/// A layer and a number of tokens, each of which selects top_k of the experts at random.
-struct MoeCase {
-  BenchCase gemm;  ///< m tokens, n inner features, k hidden features; the experts of all layers.
-  int64_t experts = 128;  ///< Number in a layer.
-  int64_t top_k = 8;
-  int64_t layers = 1;  ///< To rotate through.
-
-  int64_t tokens() const { return gemm.shape.m; }
-  int64_t inner() const { return gemm.shape.n; }
-  int64_t hidden() const { return gemm.shape.k; }
-  /// The specs of the stacked matrices of all layers.
-  WeightsSpec GateUpSpec() const;
-  WeightsSpec DownSpec() const;
-  /// Bytes of the weights of one expert.
-  double ExpertBytes() const;
-};
 
 struct MoeResult {
   MoeCase bench;

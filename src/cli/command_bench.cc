@@ -21,6 +21,7 @@
 #include "bench/load.h"
 #include "bench/model.h"
 #include "bench/moe.h"
+#include "bench/moe_placement.h"
 #include "bench/timed_device.h"
 #include "cli/command.h"
 #include "cli/device_argument.h"
@@ -50,6 +51,8 @@ class BenchCommand final : public Command {
                      "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
     arguments.Option("--experts", &experts_, {1, 4096}, "N", "moe: default 128");
     arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "moe: experts of a token; default 8");
+    arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
+                     "moe: so many experts, the least frequent, on the CPU; against fetching them");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
     device_argument_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--against", &against_, "BASELINE",
@@ -82,6 +85,7 @@ class BenchCommand final : public Command {
     };
     MARLIN_ASSIGN_OR_RETURN(Device device, OpenDevice(options));
     if (op_ == "load") return RunLoad(console, device);
+    if (host_experts_) return RunPlacements(console, device, options);
     std::optional<Model> model;
     if (op_ == "model") {
       MARLIN_ASSIGN_OR_RETURN(model, OpenModel(device));
@@ -165,6 +169,7 @@ class BenchCommand final : public Command {
         {products_.Given(), products_.Given() != nullptr, kShapes},
         {"--experts", experts_.has_value(), "moe"},
         {"--top-k", top_k_.has_value(), "moe"},
+        {"--host-experts", host_experts_.has_value(), "moe"},
         {"--trace", trace_.given(), "moe"},
         {"--prompt-tokens", prompt_tokens_.has_value(), "model"},
         {"--new-tokens", new_tokens_.has_value(), "model"},
@@ -180,6 +185,11 @@ class BenchCommand final : public Command {
       return refuse(fmt::format("--top-k: expected 1..{} (experts), got {}", experts_.value_or(128),
                                 top_k_.value_or(8)));
     }
+    if (host_experts_.value_or(0) > experts_.value_or(128)) {
+      return refuse(fmt::format("--host-experts: expected 0..{} (experts), got {}",
+                                experts_.value_or(128), *host_experts_));
+    }
+    if (host_experts_ && trace_.given()) return refuse("--trace: not with --host-experts");
     return {};
   }
 
@@ -246,6 +256,32 @@ class BenchCommand final : public Command {
       document["results"].push_back(result.ToJson(ceilings_));
     }
     return Report(console, document, Heading(info) + bench::MoeText(results, ceilings_));
+  }
+
+  /// Times placed experts. The host's side is the device itself if that is a CPU.
+  Status RunPlacements(Console& console, const Device& device, const DeviceOptions& options) {
+    const DeviceInfo info = device.info();
+    std::optional<Device> host = device;
+    if (info.backend != "cpu") {
+      MARLIN_ASSIGN_OR_RETURN(host, Device::Open("cpu", options));
+    }
+    std::vector<bench::PlacementResult> results;
+    MARLIN_RETURN_IF_ERROR(ForEachCase(
+        console, device, bench::kBeyondCacheBytes, [&](const bench::BenchCase& bench) -> Status {
+          MARLIN_ASSIGN_OR_RETURN(bench::PlacementResult result,
+                                  bench::RunPlacement(device, *host, MoeOf(bench), *host_experts_));
+          results.push_back(std::move(result));
+          return Status();
+        }));
+    Json document = bench::DocumentHead(info, commit_);
+    document["host"] = bench::DocumentHead(host->info(), "")["device"];
+    document["results"] = Json::array();
+    for (const bench::PlacementResult& result : results) {
+      document["results"].push_back(result.ToJson());
+    }
+    return Report(console, document,
+                  fmt::format("{}, host {}\n\n{}", DescribeDevice(info),
+                              DescribeDevice(host->info()), bench::PlacementText(results)));
   }
 
   /// Replays a trace of routing, which needs no device.
@@ -563,6 +599,7 @@ class BenchCommand final : public Command {
   std::string kernel_;
   std::optional<int64_t> experts_;
   std::optional<int64_t> top_k_;
+  std::optional<int64_t> host_experts_;
   std::optional<int64_t> threads_;
   TraceArguments trace_;
   DeviceArgument device_argument_;

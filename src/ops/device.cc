@@ -44,6 +44,28 @@ void Device::Impl::ReturnWorkspace(const Workspace& workspace) {
   spare_.push_back(workspace);
 }
 
+Result<std::unique_ptr<HostStaging>> Device::Impl::TakeStaging(int64_t bytes) {
+  std::unique_ptr<HostStaging> found;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!spare_staging_.empty()) {
+      found = std::move(spare_staging_.back());
+      spare_staging_.pop_back();
+    }
+  }
+  if (found != nullptr && found->bytes() >= bytes) {
+    MARLIN_RETURN_IF_ERROR(found->Wait());
+    return found;
+  }
+  found.reset();
+  return backend_->AllocateStaging(std::max<int64_t>(bytes, kBufferAlignment));
+}
+
+void Device::Impl::ReturnStaging(std::unique_ptr<HostStaging> staging) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  spare_staging_.push_back(std::move(staging));
+}
+
 Result<std::optional<Device>> Device::Impl::Next() {
   const std::lock_guard<std::mutex> lock(next_mutex_);
   if (!next_ && open_next_) {

@@ -15,6 +15,7 @@
 #include "ops/tuning_file.h"
 #include "plan/backend.h"
 #include "plan/decoder_backend.h"
+#include "plan/host_staging.h"
 
 namespace marlin {
 
@@ -55,12 +56,19 @@ class Device::Impl {
   Result<Workspace> TakeWorkspace(void* stream, int64_t bytes);
   void ReturnWorkspace(const Workspace& workspace);
 
+  /// Takes host memory of at least `bytes` that no copy uses any more, from the cache like a
+  /// workspace. Errors: kOutOfMemory, kDeviceLost.
+  Result<std::unique_ptr<HostStaging>> TakeStaging(int64_t bytes);
+  /// Copies up to the last mark may still use it.
+  void ReturnStaging(std::unique_ptr<HostStaging> staging);
+
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<HostDecoder> host_decoder_;
   const Tuning tuning_;
   std::mutex mutex_;
   std::vector<Workspace> spare_;
+  std::vector<std::unique_ptr<HostStaging>> spare_staging_;
   std::function<Result<Device>()> open_next_;
   std::mutex next_mutex_;  ///< Held while the next device opens, which takes seconds on a GPU.
   std::optional<Device> next_;

@@ -7,41 +7,16 @@
 #include <mutex>
 #include <new>
 #include <utility>
-#include <vector>
 
 #include "base/macros.h"
 #include "marlin/moe.h"
 #include "ops/checks.h"
 #include "ops/decoder_checks.h"
 #include "ops/device.h"
+#include "ops/experts_state.h"
 #include "ops/select_for.h"
 
 namespace marlin {
-
-struct ExpertSet::Storage {
-  std::vector<PreparedWeights> kept;  ///< Keeps the memory of the operands.
-  std::vector<ExpertOperands> operands;
-  LayerExperts layer;
-  std::shared_ptr<Device::Impl> device;
-
-  struct Plan {
-    ExpertsProblem problem;
-    std::shared_ptr<const PlannedExperts> planned;
-  };
-  /// The plans made last, of a few numbers of tokens.
-  static constexpr size_t kPlans = 16;
-  mutable std::mutex mutex;
-  mutable std::vector<Plan> plans;
-  mutable size_t next_plan = 0;
-};
-
-struct ExpertsPlan::State {
-  Device device;
-  ExpertSet experts;
-  ExpertsProblem problem;
-  std::shared_ptr<const PlannedExperts> planned;  ///< Null: nothing to compute.
-};
-
 namespace {
 
 Status CheckSizes(const std::string& name, const WeightsSpec& spec, int64_t k, int64_t n) {
@@ -98,8 +73,9 @@ class SetBuilder {
   ExpertSet::Storage& storage_;
 };
 
-Status CheckProblem(const ExpertsProblem& problem, const ExpertSet& experts) {
-  if (experts.storage() == nullptr) return Invalid("experts: an empty set");
+}  // namespace
+
+Status CheckProblem(const ExpertsProblem& problem) {
   if (problem.tokens < 0) {
     return Invalid(fmt::format("tokens: expected 0 or more, got {}", problem.tokens));
   }
@@ -118,6 +94,8 @@ Status CheckProblem(const ExpertsProblem& problem, const ExpertSet& experts) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(problem.accuracy));
   return CheckKnown(problem.determinism);
 }
+
+namespace {
 
 Result<std::shared_ptr<const PlannedExperts>> Plan(const Device& device,
                                                    const ExpertsProblem& problem,
@@ -203,12 +181,13 @@ int64_t ExpertSet::hidden() const { return storage_ == nullptr ? 0 : storage_->l
 
 Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
                                 const ExpertSet& experts) {
-  MARLIN_RETURN_IF_ERROR(CheckProblem(problem, experts));
+  if (experts.storage() == nullptr) return Invalid("experts: an empty set");
+  MARLIN_RETURN_IF_ERROR(CheckProblem(problem));
   const ExpertSet::Storage& set = *experts.storage();
   if (set.device != device.shared()) return Invalid("experts: prepared for another device");
   try {
-    auto state =
-        std::make_shared<ExpertsPlan::State>(ExpertsPlan::State{device, experts, problem, nullptr});
+    auto state = std::make_shared<ExpertsPlan::State>(
+        ExpertsPlan::State{device, experts.shared(), set.layer.hidden, problem, nullptr});
     if (problem.tokens > 0 && set.layer.hidden > 0) {
       MARLIN_ASSIGN_OR_RETURN(state->planned, FindPlan(device, problem, set));
     }
@@ -226,8 +205,7 @@ Status ExpertsPlan::Run(const TensorView& x, const TensorView& ids, const Tensor
                         const MutableTensorView& out, const ExpertsArguments& arguments) const {
   if (state_ == nullptr) return Invalid("plan: an empty plan cannot run");
   const State& state = *state_;
-  MARLIN_RETURN_IF_ERROR(
-      CheckOperands(state.problem, state.experts.hidden(), x, ids, weights, out));
+  MARLIN_RETURN_IF_ERROR(CheckOperands(state.problem, state.hidden, x, ids, weights, out));
   if (state.planned == nullptr) return {};
   ExpertsCall call;
   call.x = x.data();

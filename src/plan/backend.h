@@ -21,12 +21,15 @@
 namespace marlin {
 
 class DecoderBackend;
+class HostStaging;
+struct AddRowsCall;
 struct LookUpWeightRowsCall;
 struct ExpertsProblem;
 struct KernelChoice;
 struct LayerExperts;
 class PlannedExperts;
 class PlannedGemm;
+struct RowsCopy;
 
 /// The selection of a kernel for a GEMM on a device.
 using SelectGemm = std::function<Result<KernelChoice>(const GemmDesc&)>;
@@ -229,6 +232,16 @@ class Backend {
     const Status waited = Synchronize(stream);
     return waited.ok() ? CopyToHost(host, device, bytes) : waited;
   }
+  /// The same copy of rows to the host. By default one copy per row.
+  virtual Status CopyRowsToHostAsync(const RowsCopy& copy, void* stream) const;
+  /// Host memory for these copies, page-locked if that lets them overlap other work. The default is
+  /// ordinary memory, for backends whose copies are done when they return. Errors: kOutOfMemory.
+  virtual Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const;
+  /// Whether the host may wait for work on a stream. Errors: kUnsupported while it is captured.
+  virtual Status CheckHostMayWait(void* /*stream*/) const { return {}; }
+  /// Adds rows on the device. The default is for devices whose memory is the host's, which waits
+  /// for the stream and adds. Errors: kDeviceLost.
+  virtual Status AddRows(const AddRowsCall& call, void* stream) const;
   /// Errors: kDeviceLost.
   virtual Status Synchronize(void* stream) const = 0;
   /// Whether calls return only when their work is done. If not, a workspace must not be reused

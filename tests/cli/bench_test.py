@@ -35,6 +35,28 @@ class Bench(CommandTestCase):
         for key in ("seconds", "gbps", "tflops", "roofline_fraction", "read_probe_fraction"):
             self.assertGreater(row[key], 0)
 
+    def test_placed_experts(self) -> None:
+        case = ("bench", "moe", "--device", "cpu", "--shape", "3,32,64", "--experts", 4, "--top-k",
+                2, "--format", "u4", "--group-size", 32, "--copies", 24)
+        document = self.document(*case, "--host-experts", 1)
+        (row,) = document["results"]
+        self.assertEqual((row["op"], row["m"], row["n"], row["k"]), ("moe", 3, 32, 64))
+        self.assertEqual((row["experts"], row["top_k"], row["host_experts"]), (4, 2, 1))
+        # One of four experts has about a quarter of the random selections.
+        self.assertGreater(row["host_share"], 0.15)
+        self.assertLess(row["host_share"], 0.35)
+        self.assertLessEqual(row["host_rows"], 3)
+        for key in ("seconds", "host_rows", "fetched_bytes"):
+            self.assertGreater(row[key], 0)
+        self.assertEqual([peer["name"] for peer in row["peers"]], ["host", "fetch", "device"])
+        for peer in row["peers"]:
+            self.assertGreater(peer["seconds"], 0)
+            self.assertAlmostEqual(peer["speedup"] * row["seconds"], peer["seconds"])
+        for host_experts, share in ((0, 0), (4, 1)):
+            (row,) = self.document(*case, "--host-experts", host_experts)["results"]
+            self.assertEqual(row["host_share"], share)
+        self.assertIn("fetch ms", self.succeed(*case, "--host-experts", 2))
+
     def test_models(self) -> None:
         quantized = self.directory / "out"
         self.succeed("quantize", GLM, "-o", quantized)
@@ -92,6 +114,10 @@ class Bench(CommandTestCase):
                 (("moe", "--kernel", "x"), "bench moe: has no --kernel"),
                 (("gemm", "--top-k", "2"), "bench gemm: has no --top-k"),
                 (("moe", "--experts", 4, "--top-k", 5), "--top-k: expected 1..4 (experts), got 5"),
+                (("gemm", "--host-experts", 1), "bench gemm: has no --host-experts"),
+                (("moe", "--experts", 9, "--host-experts", 10),
+                 "--host-experts: expected 0..9 (experts), got 10"),
+                (("moe", "--host-experts", 1, "--trace", "x"), "--trace: not with --host-experts"),
                 (("model",), "bench model: expected one directory, got none"),
                 (("gemm", QWEN), "bench gemm: expected no directory, got "),
                 (("model", QWEN, "--shape", "1,2,3"), "bench model: has no --shape"),

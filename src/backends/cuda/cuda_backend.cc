@@ -9,11 +9,13 @@
 #include "backends/cuda/cublas/cublas_library.h"
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
+#include "backends/cuda/kernels/elementwise/add_rows.h"
 #include "backends/cuda/kernels/experts/cuda_experts.h"
 #include "backends/cuda/kernels/router/cuda_decoder.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/runtime/device_memory.h"
+#include "backends/cuda/runtime/pinned_staging.h"
 #include "backends/cuda/runtime/value_errors.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -180,6 +182,48 @@ class CudaBackend final : public Backend {
   Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
                          void* stream) const override {
     return CopyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream);
+  }
+  Status CopyRowsToHostAsync(const RowsCopy& copy, void* stream) const override {
+    if (copy.rows == 1 || copy.stride_bytes == copy.row_bytes) {
+      return CopyToHostAsync(copy.host, copy.device, copy.rows * copy.row_bytes, stream);
+    }
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    const auto row_bytes = static_cast<size_t>(copy.row_bytes);
+    return device_->errors.Check(
+        cudaMemcpy2DAsync(copy.host, row_bytes, copy.device, static_cast<size_t>(copy.stride_bytes),
+                          row_bytes, static_cast<size_t>(copy.rows), cudaMemcpyDeviceToHost,
+                          static_cast<cudaStream_t>(stream)),
+        "cudaMemcpy2DAsync");
+  }
+  Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const override {
+    return MakePinnedStaging(device_, bytes);
+  }
+  Status CheckHostMayWait(void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    MARLIN_RETURN_IF_ERROR(
+        device_->errors.Check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture),
+                              "cudaStreamIsCapturing"));
+    if (capture == cudaStreamCaptureStatusNone) return {};
+    return Status(Code::kUnsupported,
+                  "stream: captured in a graph, whose replays would not run the host's part");
+  }
+  Status AddRows(const AddRowsCall& call, void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    AddRowsArguments args;
+    args.sum = call.sum;
+    args.rows = call.rows;
+    args.slot_of = call.slot_of;
+    args.tokens = static_cast<int>(call.tokens);
+    args.width = static_cast<int>(call.width);
+    args.out = call.out;
+    args.out_stride = call.out_stride;
+    args.out_type = ElementOf(call.out_type);
+    return device_->errors.Check(LaunchAddRows(args, static_cast<cudaStream_t>(stream)),
+                                 "add_rows");
   }
   Status Synchronize(void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());

@@ -17,6 +17,8 @@
 #include "plan/backend.h"
 #include "plan/decoder_backend.h"
 #include "plan/decoder_calls.h"
+#include "plan/experts.h"
+#include "plan/host_staging.h"
 
 namespace marlin::testing {
 
@@ -63,6 +65,7 @@ struct RemoteOptions {
   std::vector<DecoderOperation> lacking = {};
   bool fuses_experts = true;
   bool products_only = false;
+  bool plans_experts = false;  ///< Runs experts without biases.
 };
 
 class RemoteDecoder final : public DecoderBackend {
@@ -227,6 +230,46 @@ class RemoteGemm final : public PlannedGemm {
   const std::shared_ptr<const PlannedGemm> plan_;
 };
 
+/// Enqueues the CPU's plan of experts, which have no biases.
+class RemoteExperts final : public PlannedExperts {
+ public:
+  RemoteExperts(RemoteQueue& queue, std::shared_ptr<const PlannedExperts> plan)
+      : queue_(queue), plan_(std::move(plan)) {}
+
+  int64_t workspace_bytes() const override { return plan_->workspace_bytes(); }
+  Status Run(const ExpertsCall& call) const override {
+    ExpertsCall local = call;
+    local.x = LocalAddress(call.x);
+    local.ids = LocalAddress(call.ids);
+    local.weights = LocalAddress(call.weights);
+    local.out = LocalAddress(call.out);
+    local.workspace = LocalAddress(call.workspace);
+    return queue_.Put([plan = plan_, local] { return plan->Run(local); });
+  }
+
+ private:
+  RemoteQueue& queue_;
+  const std::shared_ptr<const PlannedExperts> plan_;
+};
+
+/// Host memory whose copies are done once the queue has run.
+class RemoteStaging final : public HostStaging {
+ public:
+  RemoteStaging(RemoteQueue& queue, AlignedBuffer buffer)
+      : HostStaging(buffer.data(), buffer.size()), queue_(queue), buffer_(std::move(buffer)) {}
+  ~RemoteStaging() override { (void)queue_.Finish(); }
+
+  Status Record(void* /*stream*/) override { return {}; }
+  Status Wait() override {
+    const Status status = queue_.Finish();
+    return status.code() == Code::kInvalidArgument ? Status() : status;
+  }
+
+ private:
+  RemoteQueue& queue_;
+  const AlignedBuffer buffer_;
+};
+
 class RemoteBackend final : public Backend {
  public:
   RemoteBackend(const Device& host, RemoteOptions options)
@@ -256,6 +299,25 @@ class RemoteBackend final : public Backend {
       const PreparedWeights::Storage& weights) const override {
     MARLIN_ASSIGN_OR_RETURN(auto plan, cpu_->Plan(kernel, desc, variant, weights));
     return {std::make_shared<const RemoteGemm>(queue_, std::move(plan))};
+  }
+  Result<std::shared_ptr<const PlannedExperts>> PlanExperts(
+      const ExpertsProblem& problem, const LayerExperts& experts,
+      const SelectGemm& select) const override {
+    if (!decoder_.options().plans_experts) return Backend::PlanExperts(problem, experts, select);
+    MARLIN_ASSIGN_OR_RETURN(auto plan, cpu_->PlanExperts(problem, experts, select));
+    return {std::make_shared<const RemoteExperts>(queue_, std::move(plan))};
+  }
+  Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const override {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    return {std::make_unique<RemoteStaging>(queue_, std::move(buffer))};
+  }
+  Status AddRows(const AddRowsCall& call, void* /*stream*/) const override {
+    AddRowsCall local = call;
+    local.sum = LocalAddress(call.sum);
+    local.rows = LocalAddress(call.rows);
+    local.slot_of = LocalAddress(call.slot_of);
+    local.out = LocalAddress(call.out);
+    return queue_.Put([this, local] { return cpu_->AddRows(local, nullptr); });
   }
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                     const MutableTensorView& out, void* stream) const override {
