@@ -57,6 +57,8 @@ def benched(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
     """Maps (backend, kernel) -> device models in a `bench` record."""
     found: dict[tuple[str, str], set[str]] = {}
     for run in document.get("runs", []):
+        if run.get("level") == "peer":  # Another library's kernels (bench/record.py).
+            continue
         name, model = run["device"]["name"], run["device"]["model"]
         backend = name.split(":")[0]
         for result in run["results"]:
