@@ -7,6 +7,7 @@
 #include "base/macros.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
+#include "model/placement.h"
 
 namespace marlin::bench {
 namespace {
@@ -51,15 +52,61 @@ class Products {
     const auto experts = static_cast<int64_t>(layer.experts.size());
     if (experts == 0) return {};
     MARLIN_RETURN_IF_ERROR(Multiply(layer.router, rows));
-    MARLIN_RETURN_IF_ERROR(RunMlp(layer.shared, rows));
     const int64_t visits = rows * impl_.decoder.config.shape.top_k;
     const int64_t visited = std::min(experts, visits);
+    if (!ReadsHostMemory(model_.device())) {
+      MARLIN_RETURN_IF_ERROR(RunInOneCall(layer, rows, visited));
+      return {};
+    }
+    MARLIN_RETURN_IF_ERROR(RunMlp(layer.shared, rows));
     for (int64_t i = 0; i < visited; ++i) {
       const int64_t expert = (calls_ * visited + i) % experts;
       const int64_t share = visits / visited + (i < visits % visited ? 1 : 0);
       MARLIN_RETURN_IF_ERROR(RunMlp(layer.experts[static_cast<size_t>(expert)], share));
     }
     return Multiply(layer.shared_gate, rows);
+  }
+
+  /// A GPU runs the experts of a layer in one call, the shared one included.
+  Status RunInOneCall(const ExpertsLayer& layer, int64_t rows, int64_t visited) {
+    const DecoderConfig& config = impl_.decoder.config;
+    const auto experts = static_cast<int64_t>(layer.experts.size());
+    const int64_t selections = rows * config.shape.top_k;
+    std::vector<int32_t> ids(static_cast<size_t>(selections));
+    for (int64_t i = 0; i < selections; ++i) {
+      ids[static_cast<size_t>(i)] =
+          static_cast<int32_t>((calls_ * visited + i % visited) % experts);
+    }
+    for (int64_t i = 0; i < visited; ++i) {
+      Count(layer.experts[static_cast<size_t>((calls_ * visited + i) % experts)].gate_up, 0);
+      Count(layer.experts[static_cast<size_t>((calls_ * visited + i) % experts)].down, 0);
+    }
+    const MlpLayer& first = layer.experts.front();
+    operations_ += 2.0 * static_cast<double>(selections) * static_cast<double>(first.down.out) *
+                   static_cast<double>(first.gate_up.out + first.down.in);
+    const int64_t hidden = config.shape.hidden;
+    const int64_t count = selections * int64_t{sizeof(float)};
+    MARLIN_RETURN_IF_ERROR(Grow(&x_, rows * hidden));
+    MARLIN_RETURN_IF_ERROR(Grow(&out_, rows * hidden));
+    MARLIN_RETURN_IF_ERROR(Grow(&weights_, selections));
+    if (ids_.bytes() < count) {
+      MARLIN_ASSIGN_OR_RETURN(ids_, DeviceBuffer::Allocate(model_.device(), count));
+    }
+    MARLIN_RETURN_IF_ERROR(ids_.CopyFrom(ids.data(), count));
+    const ExpertsProblem problem{rows,
+                                 config.shape.top_k,
+                                 DType::kF32,
+                                 DType::kF32,
+                                 {config.activation, config.gate_limit, config.gate_alpha},
+                                 impl_.products.accuracy,
+                                 Determinism::kDefault,
+                                 impl_.products.allow_bf16_activations};
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
+                            PlanExperts(model_.device(), problem, layer.set));
+    const Shape selected{rows, config.shape.top_k};
+    return plan.Run({x_.data(), DType::kF32, {rows, hidden}}, {ids_.data(), DType::kI32, selected},
+                    {weights_.data(), DType::kF32, selected},
+                    {out_.data(), DType::kF32, {rows, hidden}});
   }
 
   Status RunMlp(const MlpLayer& mlp, int64_t rows) {
@@ -85,13 +132,18 @@ class Products {
     TensorView x;
     MutableTensorView out;
   };
-  /// The operands of a GEMM; adds its bytes and operations to the counts.
-  Result<Pair> Operands(const Projection& projection, int64_t rows) {
+  /// Adds the bytes and operations of a GEMM to the counts.
+  void Count(const Projection& projection, int64_t rows) {
     for (const PreparedWeights& part : projection.parts) {
       weight_bytes_ += static_cast<double>(part.bytes());
     }
     operations_ += 2.0 * static_cast<double>(rows) * static_cast<double>(projection.in) *
                    static_cast<double>(projection.out);
+  }
+
+  /// The operands of a GEMM, which is counted.
+  Result<Pair> Operands(const Projection& projection, int64_t rows) {
+    Count(projection, rows);
     MARLIN_RETURN_IF_ERROR(Grow(&x_, rows * projection.in));
     MARLIN_RETURN_IF_ERROR(Grow(&out_, rows * projection.out));
     return Pair{{x_.data(), DType::kF32, {rows, projection.in}},
@@ -111,6 +163,8 @@ class Products {
   const Model::Impl& impl_;
   DeviceBuffer x_;
   DeviceBuffer out_;
+  DeviceBuffer ids_;
+  DeviceBuffer weights_;
   int64_t calls_ = 0;
   double weight_bytes_ = 0;
   double operations_ = 0;

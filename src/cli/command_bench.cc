@@ -93,7 +93,7 @@ class BenchCommand final : public Command {
       device_argument_.SayTaken(console, device.info());
     }
     const DeviceInfo info = device.info();
-    if (info.backend == "cuda") return RunOnGpu(console, device);
+    if (info.backend == "cuda") return RunOnGpu(console, device, model);
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
       if (!against_.empty()) return Status(Code::kUnsupported, "bench: no baselines on " + device_);
@@ -314,11 +314,7 @@ class BenchCommand final : public Command {
     return moe;
   }
 
-  Status RunOnGpu(Console& console, const Device& device) {
-    if (op_ == "model") {
-      return Status(Code::kUnsupported,
-                    fmt::format("bench {}: runs on the CPU, not on {}", op_, device_));
-    }
+  Status RunOnGpu(Console& console, const Device& device, const std::optional<Model>& model) {
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::GraphTimer> timer,
                             cuda::OpenGraphTimer(device_));
     // Loaded even without --against: its largest GEMM is the compute ceiling.
@@ -326,9 +322,14 @@ class BenchCommand final : public Command {
     if (!against_.empty()) MARLIN_RETURN_IF_ERROR(cublas.status().WithContext("--against"));
     bench::GpuBench gpu(device, *timer, cublas.ok() ? &cublas->baseline : nullptr);
     MARLIN_ASSIGN_OR_RETURN(const bench::GpuCeilings ceilings, gpu.MeasureCeilings());
+    ceilings_.read = std::max(ceilings.read_bulk, ceilings.read_loads);
+    ceilings_.bf16 = ceilings.tensor;
+    if (model) {
+      MARLIN_RETURN_IF_ERROR(RunModel(*model));
+      const DeviceInfo info = device.info();
+      return Report(console, Document(info), Heading(info) + ModelText());
+    }
     if (op_ == "moe") {
-      ceilings_.read = std::max(ceilings.read_bulk, ceilings.read_loads);
-      ceilings_.bf16 = ceilings.tensor;
       return RunMoeCases(console, device, bench::kBeyondL2Bytes, [&](const bench::MoeCase& moe) {
         return bench::RunMoeOnGpu(device, moe, *timer, ceilings_.read);
       });

@@ -4,12 +4,15 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "model/placement.h"
 
 namespace marlin {
 namespace {
 
-/// Size of a slab of small pages, so that each page does not cost an allocation.
-constexpr int64_t kSlabBytes = int64_t{1} << 20;
+/// Size of a slab of small pages, so that each page does not cost an allocation; on a GPU, whose
+/// allocations wait for its work and whose kernels look slabs up, a slab is larger.
+constexpr int64_t kHostSlabBytes = int64_t{1} << 20;
+constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
 /// Every layer's part of a page is aligned to so many elements.
 constexpr int64_t kPartAlignment = 32;
 
@@ -36,10 +39,11 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
     }
     pool->places_.push_back({group, pool->groups_[group].layers++});
   }
+  const int64_t slab_bytes = ReadsHostMemory(device) ? kHostSlabBytes : kDeviceSlabBytes;
   for (Group& group : pool->groups_) {
     const int64_t elements = SaturatingProduct(group.layers, pool->part_elements_);
     const int64_t bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
-    group.slab_pages = std::max<int64_t>(kSlabBytes / std::max<int64_t>(bytes, 1), 1);
+    group.slab_pages = std::max<int64_t>(slab_bytes / std::max<int64_t>(bytes, 1), 1);
   }
   return pool;
 }

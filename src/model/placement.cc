@@ -61,8 +61,9 @@ Status CheckUnfused(const Device& device, StepKind kind) {
   for (const DecoderOperation operation : UnfusedOperations(kind)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
-  // Sorting tokens by expert requires that the host reads the top-k selection.
+  // Where the device does not sort tokens by expert, the host must read the top-k selection.
   if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
+  if (device.impl().backend().plans_experts()) return {};
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }
 

@@ -202,6 +202,8 @@ class Backend {
       const SelectGemm& /*select*/) const {
     return std::shared_ptr<const PlannedExperts>();
   }
+  /// Whether PlanExperts has an implementation.
+  virtual bool plans_experts() const { return false; }
   virtual Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                             const MutableTensorView& out, void* stream) const = 0;
   /// The decoder operations other than GEMMs; lives as long as the backend. Null: unsupported.

@@ -105,7 +105,11 @@ class Bench(CommandTestCase):
         rows = self.document("bench", "gemm", "--device", "cuda", "--shape", "2,256,512",
                              "--copies", 2, "--kernel", "all")["results"]
         self.assertEqual(sum(row["planned"] for row in rows), 1)
-        self.refuse(USAGE, "bench", "model", QWEN, "--device", "cuda", says=("runs on the CPU",))
+        phases = self.document("bench", "model", QWEN, "--device", "cuda")["results"]
+        self.assertEqual([row["phase"] for row in phases], ["prefill", "decode"])
+        for row in phases:
+            for key in ("tokens_per_second", "gbps", "products_seconds", "products_fraction"):
+                self.assertGreater(row[key], 0)
 
     def test_wrong_use(self) -> None:
         for arguments, says in (

@@ -1,8 +1,8 @@
 """Runs these tests at AVX-512 where the processor has AMX.
 
 AMX kernels round weights to bfloat16, also for float32 activations, and sum in another order from
-five rows on. The bounds here are those of exact kernels, and some tests compare the bits of batches;
-AMX has conformance cases of its own.
+five rows on. The bounds here are those of exact kernels, and some tests compare the bits of
+batches; AMX has conformance cases of its own.
 """
 
 import os

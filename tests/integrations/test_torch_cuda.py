@@ -531,8 +531,6 @@ def test_errors_of_products() -> None:
         mm.matmul(x.to(CUDA), on_device, torch.zeros(96))
     with pytest.raises(mm.InvalidArgumentError, match="weights: prepared for another device"):
         mm.matmul(x, on_device, device=mm.default_device())
-    with pytest.raises(mm.UnsupportedError, match="lacks the operation"):
-        mm.load(MODELS[0], "cuda").logits([1, 2])
     shifted = torch.zeros(2 * 256 * 4 + 2, dtype=torch.uint8, device=CUDA)
     view = _core.ArrayView(
         shifted, shifted.data_ptr() + 2, "float32", (2, 256), (256, 1), "cuda", 0

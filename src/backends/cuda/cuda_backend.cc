@@ -9,9 +9,9 @@
 #include "backends/cuda/cublas/cublas_library.h"
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
+#include "backends/cuda/kernels/decoder/cuda_decoder.h"
 #include "backends/cuda/kernels/elementwise/add_rows.h"
 #include "backends/cuda/kernels/experts/cuda_experts.h"
-#include "backends/cuda/kernels/router/cuda_decoder.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/runtime/device_memory.h"
@@ -139,6 +139,8 @@ class CudaBackend final : public Backend {
       const SelectGemm& /*select*/) const override {
     return PlanCudaExperts(*context_, device_, *value_errors_, problem, experts);
   }
+
+  bool plans_experts() const override { return true; }
 
   Status Dequantize(const PreparedWeights::Storage& weights, int64_t expert,
                     const MutableTensorView& out, void* stream) const override {

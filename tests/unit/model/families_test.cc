@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "../checkpoint/test_files.h"
+#include "../test_device.h"
 #include "base/json.h"
 #include "marlin/checkpoint.h"
 #include "marlin/model.h"
@@ -49,7 +50,7 @@ const std::map<std::string, Json>& Configs() {
 
 class Families : public ::testing::Test {
  protected:
-  void SetUp() override { device_.emplace(*Device::Open("cpu", {.threads = 2})); }
+  void SetUp() override { device_.emplace(*Device::Open(MARLIN_TEST_DEVICE, {.threads = 2})); }
 
   void Make(const std::string& type) {
     config_ = {{"model_type", type},       {"hidden_size", 64},

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../test_device.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
 
@@ -21,7 +22,7 @@ class Golden : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(file.good()) << directory;
     golden_ = nlohmann::json::parse(file);
     prompt_ = golden_["prompt_ids"].get<std::vector<int32_t>>();
-    device_ = *Device::Open("cpu");
+    device_ = *Device::Open(MARLIN_TEST_DEVICE);
     auto model = Model::Open(directory, *device_, {.allow_bf16_activations = false});
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *model;

@@ -307,6 +307,7 @@ class RemoteBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(auto plan, cpu_->PlanExperts(problem, experts, select));
     return {std::make_shared<const RemoteExperts>(queue_, std::move(plan))};
   }
+  bool plans_experts() const override { return decoder_.options().plans_experts; }
   Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const override {
     MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
     return {std::make_unique<RemoteStaging>(queue_, std::move(buffer))};

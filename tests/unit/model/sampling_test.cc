@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../test_device.h"
 #include "marlin/device.h"
 #include "ops/sampling.h"
 
@@ -21,11 +22,11 @@ using testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// Samples one text's tokens on the CPU.
+/// Samples one text's tokens.
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, size_t vocab, const std::vector<int32_t>& prompt = {})
-      : device_(*Device::Open("cpu", {.threads = 2})) {
+      : device_(*Device::Open(MARLIN_TEST_DEVICE, {.threads = 2})) {
     const int64_t bytes = *SamplerStateBytes(device_, static_cast<int64_t>(vocab));
     memory_ = *DeviceBuffer::Allocate(device_, bytes);
     state_ = {memory_.data(), DType::kU8, {1, bytes}};
@@ -36,11 +37,12 @@ class Sampler {
     EXPECT_TRUE(reset.ok()) << reset.message();
   }
   Result<int32_t> Draw(const std::vector<float>& logits) {
-    int32_t token = -1;
+    std::vector<int32_t> token(1, -1);
     const TensorView row(logits.data(), DType::kF32, {1, static_cast<int64_t>(logits.size())});
-    const Status status = SampleTokens(device_, row, state_, {&token, DType::kI32, {1}});
+    Status status = SampleTokens(device_, row, state_, {token.data(), DType::kI32, {1}});
+    if (status.ok()) status = device_.Synchronize();
     if (!status.ok()) return status;
-    return token;
+    return token[0];
   }
 
  private:
@@ -171,7 +173,7 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
   constexpr int64_t kVocab = 50;
   std::vector<float> logits(kRows * kVocab);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * i % 13) / 4;
-  const Device device = *Device::Open("cpu", {.threads = 3});
+  const Device device = *Device::Open(MARLIN_TEST_DEVICE, {.threads = 3});
   const int64_t bytes = *SamplerStateBytes(device, kVocab);
   const DeviceBuffer memory = *DeviceBuffer::Allocate(device, kRows * bytes);
   const MutableTensorView states(memory.data(), DType::kU8, {kRows, bytes});
@@ -186,22 +188,25 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
   }
   std::vector<int32_t> tokens(kRows);
   const MutableTensorView out(tokens.data(), DType::kI32, {kRows});
-  const MutableTensorView all(logits.data(), DType::kF32, {kRows, kVocab});
+  const auto sample = [&](int64_t vocab) {
+    const TensorView rows(logits.data(), DType::kF32, {kRows, vocab});
+    Status status = SampleTokens(device, rows, states, out);
+    return status.ok() ? device.Synchronize() : status;
+  };
   for (int step = 0; step < 20; ++step) {
-    ASSERT_TRUE(SampleTokens(device, all, states, out).ok());
+    ASSERT_TRUE(sample(kVocab).ok());
     for (size_t row = 0; row < kRows; ++row) {
       const auto first = logits.begin() + static_cast<std::ptrdiff_t>(row) * kVocab;
       EXPECT_EQ(tokens[row], *alone[row].Draw({first, first + kVocab}));
     }
   }
   logits[3 * kVocab + 9] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(SampleTokens(device, all, states, out).message(), "row 3: logits: nan for token 9");
-  EXPECT_THAT(
-      SampleTokens(device, {logits.data(), DType::kF32, {kRows, 49}}, states, out).message(),
-      HasSubstr("states: row 0 was not reset for 49 tokens"));
-  std::fill_n(states.As<uint8_t>(), bytes, uint8_t{0});
-  EXPECT_EQ(SampleTokens(device, all, states, out).message(),
-            "states: row 0 was not reset for 50 tokens");
+  EXPECT_EQ(sample(kVocab).message(), "row 3: logits: nan for token 9");
+  EXPECT_THAT(sample(49).message(), HasSubstr("was not reset for 49 tokens"));
+  logits[3 * kVocab + 9] = 0;
+  const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
+  ASSERT_TRUE(memory.CopyFrom(zeros.data(), bytes).ok());
+  EXPECT_EQ(sample(kVocab).message(), "states: row 0 was not reset for 50 tokens");
 }
 
 TEST(Sampler, ExtremeTemperatures) {

@@ -313,8 +313,8 @@ TEST_P(OnEveryLevel, AttentionOfExtremeScores) {
   fill([&](int64_t) { return -infinity; });
   for (const double x : reference::Elements(p.out.view())) EXPECT_TRUE(std::isnan(x));
   // A sink takes the whole weight.
-  const float sink = 0.0F;
-  p.options.sinks = {&sink, DType::kF32, {1}};
+  p.sinks = {0.0F};
+  p.options.sinks = {p.sinks.data(), DType::kF32, {1}};
   fill([&](int64_t) { return -infinity; });
   for (const double x : reference::Elements(p.out.view())) EXPECT_EQ(x, 0.0);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../test_device.h"
 #include "base/scalars.h"
 #include "marlin/device.h"
 #include "marlin/tensor.h"
@@ -82,8 +83,9 @@ inline void ExpectNear(const TensorView& got, const std::vector<double>& want, d
   }
 }
 
-/// Opens the CPU at a level, or "metal_sim": the Metal simulator.
+/// Opens the CPU at a level, "metal_sim": the Metal simulator, or the device of the program.
 inline Result<Device> OpenNamed(const std::string& name, int threads) {
+  if (name == MARLIN_TEST_DEVICE) return Device::Open(name, {.threads = threads});
   if (name == "metal_sim") return Device::Open("metal-sim", {.threads = threads});
   EXPECT_EQ(setenv("MARLIN_CPU", name.c_str(), 1), 0);
   Result<Device> device = Device::Open("cpu", {.threads = threads});
@@ -107,10 +109,16 @@ class OnEveryLevel : public testing::TestWithParam<const char*> {
   std::optional<Device> device_;
 };
 /// Every level, with the name of the suite: MARLIN_ON_EVERY_LEVEL(Decoder).
+#ifdef MARLIN_TEST_MANAGED
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                           \
+  INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::Values(MARLIN_TEST_DEVICE), \
+                           [](const auto& level) { return std::string(level.param); })
+#else
 #define MARLIN_ON_EVERY_LEVEL(Suite)                                                          \
   INSTANTIATE_TEST_SUITE_P(                                                                   \
       Levels, Suite, testing::Values("scalar", "avx2", "avx512", "amx", "neon", "metal_sim"), \
       [](const auto& level) { return std::string(level.param); })
+#endif
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 

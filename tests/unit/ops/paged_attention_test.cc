@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include "base/checked.h"
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
@@ -41,15 +42,18 @@ constexpr CacheCase kCases[] = {
 class Caches {
  public:
   Caches(const Device& device, const CacheCase& c)
-      : device_(device), case_(c), page_tokens_(c.unit * *CachePageTokens(device)) {
+      : device_(device),
+        case_(c),
+        page_tokens_(c.unit * *CachePageTokens(device)),
+        slab_pages_(kSequences * CeilDivide(kLength, page_tokens_) / 2 + 1) {
     const int64_t features = c.key_dim + (c.values_in_keys ? 0 : c.value_dim);
     part_ = c.kv_heads * page_tokens_ * features;
     // A page holds two layers, and this one is the second; NaN everywhere.
-    for (auto& slab : memory_) slab.assign(static_cast<size_t>(kSlabPages * 2 * part_ * 4), 0xff);
+    for (auto& slab : memory_) slab.assign(static_cast<size_t>(slab_pages_ * 2 * part_ * 4), 0xff);
     for (size_t i = 0; i < memory_.size(); ++i) slabs_[i] = i == 1 ? nullptr : memory_[i].data();
     // Pages of slabs 2 and 0 in reverse order.
-    for (int32_t page = 0; page < 3 * kSlabPages; ++page) {
-      if (page / kSlabPages != 1) free_.push_back(page);
+    for (int32_t page = 0; page < 3 * slab_pages_; ++page) {
+      if (page / slab_pages_ != 1) free_.push_back(page);
     }
     sinks_.assign(static_cast<size_t>(c.heads), 0.3F);
     for (int64_t s = 0; s < kSequences; ++s) {
@@ -59,7 +63,7 @@ class Caches {
   }
 
   PagedCache cache() const {
-    return {slabs_,       kSlabPages,     2 * part_,     part_,           case_.type,
+    return {slabs_,       slab_pages_,    2 * part_,     part_,           case_.type,
             page_tokens_, case_.kv_heads, case_.key_dim, case_.value_dim, case_.values_in_keys};
   }
 
@@ -104,7 +108,6 @@ class Caches {
   int64_t page_tokens() const { return page_tokens_; }
 
  private:
-  static constexpr int64_t kSlabPages = 8;
   static constexpr int64_t kLength = 1200;
 
   /// Writes the rows and tables of a call. Blocks that are not visible to any row lose their pages.
@@ -181,6 +184,7 @@ class Caches {
   const Device& device_;
   CacheCase case_;
   int64_t page_tokens_;
+  int64_t slab_pages_;  ///< Pages of each of three slabs, of which two hold all sequences.
   int64_t part_ = 0;
   std::array<std::vector<uint8_t>, 3> memory_;
   std::array<void*, 3> slabs_{};

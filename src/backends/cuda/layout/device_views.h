@@ -72,4 +72,11 @@ struct EpilogueView {
   int n = 0;  ///< Columns of the sums; the output has half of them when gated.
 };
 
+/// The gated activation, as GateOptions.
+struct GateView {
+  int activation = 0;
+  float limit = 0;
+  float alpha = 0;
+};
+
 }  // namespace marlin::cuda

@@ -10,6 +10,21 @@ namespace marlin::cuda {
 /// Why a row of logits cannot be routed.
 enum class LogitError : uint8_t { kNaNBias, kNaN, kInf, kNoFinite };
 
+/// Wrong values of decoder operations; what the numbers of a record are, in order.
+enum class ValueError : uint8_t {
+  kNone,
+  kIds,           ///< id, its place, the number of rows
+  kPrompt,        ///< token, its place, the vocabulary
+  kPosition,      ///< position, its place
+  kNextPosition,  ///< position, its place, the one expected
+  kFirstRows,     ///< value, its place, the number of rows
+  kBlock,         ///< position, its block, the number of blocks
+  kPage,          ///< page, block, sequence
+  kLogit,         ///< bits of the fp32 logit, token, row or -1
+  kNoLogit,       ///< row or -1
+  kSamplerState,  ///< row, vocabulary
+};
+
 /// In device memory; of a kind, the first error stays.
 struct ValueRecord {
   static constexpr unsigned long long kNone = ~0ULL;
@@ -21,6 +36,9 @@ struct ValueRecord {
   int selection = 0;
   int id = 0;
   int experts = 0;
+  /// A ValueError, and the numbers of its message.
+  int value_error = 0;
+  int64_t numbers[3] = {};
 };
 
 /// How kernels record errors.

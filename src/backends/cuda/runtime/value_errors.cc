@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+#include <string>
+
 #include "base/macros.h"
+#include "plan/indices.h"
 
 namespace marlin::cuda {
 namespace {
@@ -24,6 +28,47 @@ Status RouterError(unsigned long long key) {
                     fmt::format("logits: {} at [{}, {}] (token, expert)",
                                 error == LogitError::kNaN ? "NaN" : "Inf", token, expert));
   }
+}
+
+Status ErrorOf(const ValueRecord& record) {
+  const auto [a, b, c] = record.numbers;
+  const auto invalid = [](const std::string& message) {
+    return Status(Code::kInvalidArgument, message);
+  };
+  const auto row = [](int64_t number) {
+    return number < 0 ? std::string() : fmt::format("row {}: ", number);
+  };
+  switch (static_cast<ValueError>(record.value_error)) {
+    case ValueError::kNone:
+      break;
+    case ValueError::kIds:
+      return invalid(fmt::format("ids: expected 0..{}, got {} at {}", c - 1, a, b));
+    case ValueError::kPrompt:
+      return invalid(fmt::format("prompt: expected 0..{}, got {} at {}", c - 1, a, b));
+    case ValueError::kPosition:
+      return invalid(
+          a < 0 ? fmt::format("positions: expected 0 or more, got {} at {}", a, b)
+                : fmt::format("positions: expected 0..{}, got {} at {}", kPositionLimit - 1, a, b));
+    case ValueError::kNextPosition:
+      return invalid(fmt::format("positions: expected {}, got {} at {}", c, a, b));
+    case ValueError::kFirstRows:
+      return invalid(
+          fmt::format("first_rows: expected to ascend from 0 to {}, got {} at {}", c, a, b));
+    case ValueError::kBlock:
+      return invalid(fmt::format("block_tables: position {} is in block {} of {}", a, b, c));
+    case ValueError::kPage:
+      return invalid(fmt::format("block_tables: no page {} for block {} of sequence {}", a, b, c));
+    case ValueError::kLogit:
+      return Status(Code::kNonFiniteInput,
+                    fmt::format("{}logits: {} for token {}", row(c),
+                                std::bit_cast<float>(static_cast<uint32_t>(a)), b));
+    case ValueError::kNoLogit:
+      return Status(Code::kNonFiniteInput,
+                    fmt::format("{}logits: minus infinity for every token", row(a)));
+    case ValueError::kSamplerState:
+      return invalid(fmt::format("states: row {} was not reset for {} tokens", a, b));
+  }
+  return Status(Code::kInternal, "an unknown error in device memory");
 }
 
 }  // namespace
@@ -66,6 +111,7 @@ Status ValueErrors::Take() {
       cudaMemcpy(&record, record_.data(), sizeof(record), cudaMemcpyDeviceToHost), "cudaMemcpy"));
   MARLIN_RETURN_IF_ERROR(Reset());
   if (record.router != ValueRecord::kNone) return RouterError(record.router);
+  if (record.value_error != 0) return ErrorOf(record);
   return Status(Code::kInvalidArgument,
                 fmt::format("ids: token {}, selection {}: {} is not in 0..{}", record.token,
                             record.selection, record.id, record.experts - 1));

@@ -61,6 +61,16 @@ MARLIN_DEVICE float Activate(int activation, float x) {
   }
 }
 
+/// The gated activation of a gate and an up; kFast: as in TimesSigmoid.
+template <bool kFast = false>
+MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
+  if (gate.limit == 0.0f) return Activate<kFast>(gate.activation, g) * u;
+  // Comparisons that keep NaN.
+  g = g > gate.limit ? gate.limit : g;
+  u = u > gate.limit ? gate.limit : u < -gate.limit ? -gate.limit : u;
+  return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
+}
+
 /// A sum after the multiplier and the bias.
 MARLIN_DEVICE float Biased(const EpilogueView& view, int n, float sum) {
   sum *= view.multiplier;

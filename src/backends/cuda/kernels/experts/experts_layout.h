@@ -63,13 +63,6 @@ struct ExactExpert {
   int column = 0;
 };
 
-/// The gated activation, as GateOptions.
-struct GateView {
-  int activation = 0;
-  float limit = 0;
-  float alpha = 0;
-};
-
 /// The rows that a GEMM of experts multiplies.
 struct ExpertRows {
   const void* data = nullptr;

@@ -8,16 +8,6 @@
 
 namespace marlin::cuda {
 
-/// kFast: as in TimesSigmoid.
-template <bool kFast = false>
-MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
-  if (gate.limit == 0.0f) return Activate<kFast>(gate.activation, g) * u;
-  // Comparisons that keep NaN.
-  g = g > gate.limit ? gate.limit : g;
-  u = u > gate.limit ? gate.limit : u < -gate.limit ? -gate.limit : u;
-  return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
-}
-
 /// Element k of a slot's row.
 MARLIN_DEVICE float LoadRowElement(const ExpertRows& rows, const SlotsView& slots, int slot,
                                    int columns, int k) {

@@ -1,0 +1,85 @@
+// Appends keys and values to the pages of their positions.
+#include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/pages.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+/// The sequence of a row: the last that begins at or before it. The sequences ascend.
+MARLIN_DEVICE int SequenceOf(const SequencesView& sequences, int row) {
+  int low = 0;
+  int high = sequences.count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (sequences.first_rows[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+/// Records a negative position, and one that does not follow that of the row before.
+MARLIN_DEVICE bool CheckPosition(const AppendArguments& args, int sequence, int row) {
+  const SequencesView& sequences = args.sequences;
+  const int position = sequences.positions[row];
+  if (position < 0) {
+    RecordError(args.errors, ValueError::kPosition, position, row);
+    return false;
+  }
+  if (row == FirstRow(sequences, sequence)) return true;
+  const int64_t expected = int64_t{sequences.positions[row - 1]} + 1;
+  if (position == expected) return true;
+  RecordError(args.errors, ValueError::kNextPosition, position, row, expected);
+  return false;
+}
+
+MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const PagesView& pages,
+                             int64_t first_element, int position, uint8_t* page) {
+  const int place = position % pages.page_tokens;
+  const int count = pages.kv_heads * features;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    const int head = i / features;
+    const int feature = i - head * features;
+    const int64_t to =
+        first_element + (static_cast<int64_t>(head) * pages.page_tokens + place) * features;
+    const int64_t at = from.At(static_cast<int64_t>(row) * pages.kv_heads + head);
+    StoreFloat(page, pages.type, to + feature, LoadFloat(from.data, from.type, at + feature));
+  }
+}
+
+/// blockIdx.x: row.
+__global__ void __launch_bounds__(kThreads)
+    AppendKernel(const __grid_constant__ AppendArguments args) {
+  __shared__ uint8_t* found;
+  const auto row = static_cast<int>(blockIdx.x);
+  if (row == 0) CheckFirstRows(args.sequences, args.errors);
+  if (threadIdx.x == 0) {
+    const int sequence = SequenceOf(args.sequences, row);
+    found = CheckPosition(args, sequence, row)
+                ? FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row],
+                           args.errors)
+                : nullptr;
+  }
+  __syncthreads();
+  uint8_t* const page = found;
+  if (page == nullptr) return;
+  const int position = args.sequences.positions[row];
+  const PagesView& pages = args.pages;
+  AppendRow(args.keys, row, pages.key_dim, pages, 0, position, page);
+  if (pages.values_in_keys) return;
+  AppendRow(args.values, row, pages.value_dim, pages, KeyElements(pages), position, page);
+}
+
+}  // namespace
+
+cudaError_t LaunchAppend(const AppendArguments& args, cudaStream_t stream) {
+  AppendKernel<<<static_cast<unsigned>(args.sequences.rows), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,597 @@
+// Causal softmax attention in fp32 with a running maximum (online softmax), grouped queries,
+// windows and sinks, over pages or a strided tensor.
+//
+//   A CTA takes a tile of query rows of one KV head: row r is query head r % group of token
+//   r / group of a sequence. For every segment of 128 keys, for every block of 32 keys in it:
+//     scores = queries . keys           a warp: 32 keys for a quarter of the rows
+//     weights = e^(scores - maximum)    a warp: its rows
+//     sums += weights . values          a thread: its features for all rows
+//   then the segment is merged into the total, in order.
+//
+//   Split-KV: the CTAs of a tile take a segment each, and a second kernel merges. Blocks and
+//   segments are aligned to their size and merged in the same order by the same operations, so that
+//   the bits of a row depend neither on the other rows nor on the split.
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/common/launch.h"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/pages.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+static_assert(kKeyBlock == 32);  // A lane for each key.
+
+MARLIN_DEVICE float Nothing() { return -INFINITY; }
+
+/// The weight of a masked key, which no other weight is. NaN values of such keys must not spread.
+constexpr float kMasked = -1.0f;
+
+/// The factor that rescales sums from maximum `before` to maximum `after`.
+MARLIN_DEVICE float FactorOf(float before, float after) {
+  return before == after ? 1.0f : expf(before - after);
+}
+
+/// A row's merge of a segment's sums into the total; the same operations wherever it is done.
+struct Merge {
+  bool skip;
+  float largest;
+  float old_factor;
+  float new_factor;
+
+  /// A segment without a visible key is skipped. A NaN score gives a NaN sum, which is not.
+  MARLIN_DEVICE Merge(float total_largest, float part_largest, float part_sum)
+      : skip(part_largest == Nothing() && part_sum == 0.0f),
+        largest(fmaxf(total_largest, part_largest)),
+        old_factor(FactorOf(total_largest, largest)),
+        new_factor(FactorOf(part_largest, largest)) {}
+
+  MARLIN_DEVICE float Of(float total, float part) const {
+    return __fmaf_rn(part, new_factor, __fmul_rn(total, old_factor));
+  }
+};
+
+/// Divides by the sum of weights, to which a sink adds.
+struct Finish {
+  float factor = 1.0f;
+  float sum;
+
+  MARLIN_DEVICE Finish(const AttentionArguments& args, int head, float largest, float total)
+      : sum(total) {
+    if (args.sinks == nullptr) return;
+    const float with_sink = fmaxf(largest, args.sinks[head]);
+    factor = FactorOf(largest, with_sink);
+    sum = __fmaf_rn(total, factor, FactorOf(args.sinks[head], with_sink));
+  }
+  MARLIN_DEVICE float Of(float value) const { return __fdiv_rn(__fmul_rn(value, factor), sum); }
+};
+
+/// A tile of query rows, and its sequence.
+struct Tile {
+  int sequence = -1;  ///< -1: no such tile.
+  int first_row = 0;  ///< The sequence's first row of the call.
+  int first = 0;      ///< The tile's first query row of the sequence.
+  int rows = 0;
+  int begin = 0;  ///< Position of the sequence's first token.
+
+  MARLIN_DEVICE int TokenOf(const AttentionArguments& args, int row) const {
+    return (first + row) / args.group;
+  }
+  MARLIN_DEVICE int PositionOf(const AttentionArguments& args, int row) const {
+    return begin + TokenOf(args, row);
+  }
+  MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int row) const {
+    return static_cast<int>(blockIdx.y) * args.group + (first + row) % args.group;
+  }
+  /// The row of queries or out.
+  MARLIN_DEVICE int64_t RowOf(const AttentionArguments& args, int row) const {
+    return static_cast<int64_t>(first_row + TokenOf(args, row)) * args.kv_heads * args.group +
+           HeadOf(args, row);
+  }
+};
+
+/// The tokens of a sequence, and its first row.
+struct SequenceExtent {
+  int row = 0;
+  int tokens = 0;
+
+  MARLIN_DEVICE SequenceExtent(const AttentionArguments& args, int sequence) {
+    if (sequence >= args.sequences.count) return;
+    const bool paged = args.sequences.block_tables != nullptr;
+    row = paged ? FirstRow(args.sequences, sequence) : 0;
+    tokens = paged ? max(FirstRow(args.sequences, sequence + 1) - row, 0) : args.sequences.rows;
+  }
+};
+
+/// Finds tile blockIdx.x; a lane looks at a sequence. Called by all threads of a CTA.
+MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  Tile tile;
+  int before = 0;
+  for (int first = 0; first < args.sequences.count; first += 32) {
+    const SequenceExtent extent(args, first + lane);
+    const int rows = extent.tokens * args.group;
+    const int tiles = (rows + tile_rows - 1) / tile_rows;
+    int through = tiles;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, through, step);
+      if (lane >= step) through += other;
+    }
+    const int at = static_cast<int>(blockIdx.x) - before - (through - tiles);
+    const unsigned found = __ballot_sync(~0u, at >= 0 && at < tiles);
+    before += __shfl_sync(~0u, through, 31);
+    if (found == 0) continue;
+    const int owner = __ffs(static_cast<int>(found)) - 1;
+    tile.sequence = first + owner;
+    tile.first_row = __shfl_sync(~0u, extent.row, owner);
+    tile.first = __shfl_sync(~0u, at, owner) * tile_rows;
+    tile.rows = min(__shfl_sync(~0u, rows, owner) - tile.first, tile_rows);
+    const int tokens = __shfl_sync(~0u, extent.tokens, owner);
+    tile.begin = args.sequences.block_tables != nullptr
+                     ? max(args.sequences.positions[tile.first_row], 0)
+                     : args.length - tokens;
+    return tile;
+  }
+  return tile;
+}
+
+/// Records a first position that is negative, and positions that are not consecutive.
+MARLIN_DEVICE void CheckPositions(const AttentionArguments& args, const Tile& tile) {
+  const int32_t* const positions = args.sequences.positions + tile.first_row;
+  if (positions[0] < 0) {
+    RecordError(args.errors, ValueError::kPosition, positions[0], tile.first_row);
+  }
+  const int end = tile.TokenOf(args, tile.rows - 1) + 1;
+  for (int token = tile.TokenOf(args, 0) + static_cast<int>(threadIdx.x); token < end;
+       token += kThreads) {
+    if (positions[token] == positions[0] + token) continue;
+    RecordError(args.errors, ValueError::kNextPosition, positions[token], tile.first_row + token,
+                positions[0] + token);
+  }
+}
+
+/// The keys that some row of a tile sees.
+struct KeyRange {
+  int first;
+  int end;
+
+  MARLIN_DEVICE KeyRange(const AttentionArguments& args, const Tile& tile)
+      : first(FirstKey(args, tile.PositionOf(args, 0))),
+        end(tile.PositionOf(args, tile.rows - 1) + 1) {}
+
+  static MARLIN_DEVICE int FirstKey(const AttentionArguments& args, int position) {
+    return args.window > 0 ? max(position - args.window + 1, 0) : 0;
+  }
+};
+
+/// Where the keys and the values of a block are. Null: there is no page.
+struct Block {
+  const uint8_t* keys = nullptr;
+  const uint8_t* values = nullptr;
+  int64_t key_stride = 0;  ///< Elements from one key to the next.
+  int64_t value_stride = 0;
+  Element key_type = Element::kF32;
+  Element value_type = Element::kF32;
+};
+
+MARLIN_DEVICE int64_t Bytes(Element type, int64_t elements) {
+  return elements * (type == Element::kF32 ? 4 : 2);
+}
+
+MARLIN_DEVICE Block FindBlock(const AttentionArguments& args, const Tile& tile, int first_key) {
+  const auto head = static_cast<int64_t>(blockIdx.y);
+  Block block;
+  if (args.sequences.block_tables == nullptr) {
+    const auto at = [&](const KeysView& view) {
+      return static_cast<const uint8_t*>(view.data) +
+             Bytes(view.type, first_key * view.position_stride + head * view.head_stride);
+    };
+    return {at(args.keys),  at(args.values), args.keys.position_stride, args.values.position_stride,
+            args.keys.type, args.values.type};
+  }
+  const PagesView& pages = args.pages;
+  const uint8_t* const page =
+      FindPage(args.sequences, pages, tile.sequence, first_key, args.errors);
+  if (page == nullptr) return block;
+  const int64_t place = head * pages.page_tokens + first_key % pages.page_tokens;
+  block.key_type = block.value_type = pages.type;
+  block.key_stride = pages.key_dim;
+  block.keys = page + Bytes(pages.type, place * pages.key_dim);
+  block.value_stride = pages.values_in_keys ? pages.key_dim : pages.value_dim;
+  block.values = pages.values_in_keys
+                     ? block.keys
+                     : page + Bytes(pages.type, KeyElements(pages) + place * pages.value_dim);
+  return block;
+}
+
+/// Rows of features in shared memory are padded so that lanes read them without bank conflicts.
+MARLIN_HOST_DEVICE constexpr int PaddedFeatures(int features) { return (features + 3) / 4 * 4 + 4; }
+
+/// The shared memory of a CTA, in floats.
+template <int kRows>
+struct Shared {
+  float* queries;  ///< [kRows][padded]
+  float* keys;     ///< [kKeyBlock][padded]
+  float* weights;  ///< [kKeyBlock][kRows]
+  float* factors;  ///< [kRows]
+  float* largest;  ///< [kRows], in the segment
+  float* sums;
+  float* total_largest;
+  float* total_sums;
+
+  MARLIN_DEVICE Shared(float* memory, int padded)
+      : queries(memory),
+        keys(queries + kRows * padded),
+        weights(keys + kKeyBlock * padded),
+        factors(weights + kKeyBlock * kRows),
+        largest(factors + kRows),
+        sums(largest + kRows),
+        total_largest(sums + kRows),
+        total_sums(total_largest + kRows) {}
+
+  static constexpr int Floats(int padded) {
+    return (kRows + kKeyBlock) * padded + (kKeyBlock + 5) * kRows;
+  }
+};
+
+template <typename T>
+MARLIN_DEVICE float ToFloat(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __bfloat162float(value);
+  } else {
+    return __half2float(value);
+  }
+}
+
+/// Calls run(T()) with the type of an element.
+template <typename Run>
+MARLIN_DEVICE void WithType(Element type, const Run& run) {
+  if (type == Element::kF32) {
+    run(float());
+  } else if (type == Element::kBf16) {
+    run(__nv_bfloat16());
+  } else {
+    run(__half());
+  }
+}
+
+/// kRows query rows of one KV head. A thread has features thread + 128 i, i < kFeatures.
+template <int kRows, int kFeatures>
+class TileAttention {
+ public:
+  MARLIN_DEVICE TileAttention(const AttentionArguments& args, const Tile& tile, float* memory)
+      : args_(args),
+        tile_(tile),
+        padded_(PaddedFeatures(args.key_dim)),
+        shared_(memory, padded_),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ & 31),
+        warp_(thread_ >> 5) {}
+
+  /// All segments, in order.
+  MARLIN_DEVICE void RunAll() {
+    LoadQueries();
+    const KeyRange range(args_, tile_);
+    float total[kRows][kFeatures] = {};
+    for (int row = thread_; row < kRows; row += kThreads) {
+      shared_.total_largest[row] = Nothing();
+      shared_.total_sums[row] = 0.0f;
+    }
+    for (int segment = range.first / kSegmentKeys; segment * kSegmentKeys < range.end; ++segment) {
+      float part[kRows][kFeatures];
+      RunSegment(range, segment, part);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const Merge merge(shared_.total_largest[row], shared_.largest[row], shared_.sums[row]);
+        if (merge.skip) continue;
+#pragma unroll
+        for (int i = 0; i < kFeatures; ++i) total[row][i] = merge.Of(total[row][i], part[row][i]);
+      }
+      __syncthreads();
+      for (int row = thread_; row < kRows; row += kThreads) {
+        const Merge merge(shared_.total_largest[row], shared_.largest[row], shared_.sums[row]);
+        if (merge.skip) continue;
+        shared_.total_largest[row] = merge.largest;
+        shared_.total_sums[row] = merge.Of(shared_.total_sums[row], shared_.sums[row]);
+      }
+      __syncthreads();
+    }
+    Store(total);
+  }
+
+  /// Split-KV: one segment, whose sums go to `partial`.
+  MARLIN_DEVICE void RunOne(int segment, float* partial) {
+    const KeyRange range(args_, tile_);
+    const bool seen =
+        segment * kSegmentKeys < range.end && (segment + 1) * kSegmentKeys > range.first;
+    float part[kRows][kFeatures];
+    if (seen) {
+      LoadQueries();
+      RunSegment(range, segment, part);
+    }
+    for (int row = thread_; row < kRows; row += kThreads) {
+      partial[row] = seen ? shared_.largest[row] : Nothing();
+      partial[kRows + row] = seen ? shared_.sums[row] : 0.0f;
+    }
+    if (!seen) return;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) {
+        const int feature = thread_ + i * kThreads;
+        if (feature < args_.value_dim) {
+          partial[2 * kRows + row * args_.value_dim + feature] = part[row][i];
+        }
+      }
+    }
+  }
+
+ private:
+  MARLIN_DEVICE void LoadQueries() const {
+    for (int row = warp_; row < kRows; row += kWarps) {
+      float* const to = shared_.queries + row * padded_;
+      const bool inside = row < tile_.rows;
+      const int64_t at = inside ? args_.queries.At(tile_.RowOf(args_, row)) : 0;
+      for (int i = lane_; i < padded_; i += 32) {
+        to[i] = inside && i < args_.key_dim
+                    ? LoadFloat(args_.queries.data, args_.queries.type, at + i)
+                    : 0.0f;
+      }
+    }
+    __syncthreads();
+  }
+
+  MARLIN_DEVICE void RunSegment(const KeyRange& range, int segment,
+                                float (&part)[kRows][kFeatures]) const {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) part[row][i] = 0.0f;
+    }
+    for (int row = thread_; row < kRows; row += kThreads) {
+      shared_.largest[row] = Nothing();
+      shared_.sums[row] = 0.0f;
+    }
+    const int begin = max(segment * kSegmentKeys, range.first / kKeyBlock * kKeyBlock);
+    const int end = min((segment + 1) * kSegmentKeys, range.end);
+    for (int key = begin; key < end; key += kKeyBlock) {
+      const Block block = FindBlock(args_, tile_, key);
+      if (block.keys == nullptr) continue;
+      const int count = min(kKeyBlock, end - key);
+      LoadKeys(block, count);
+      __syncthreads();
+      Weigh(key, count);
+      __syncthreads();
+      WithType(block.value_type, [&](auto type) { AddValues(type, block, count, part); });
+    }
+    __syncthreads();
+  }
+
+  MARLIN_DEVICE void LoadKeys(const Block& block, int count) const {
+    WithType(block.key_type, [&](auto type) {
+      const auto* const keys = reinterpret_cast<const decltype(type)*>(block.keys);
+      for (int key = warp_; key < kKeyBlock; key += kWarps) {
+        float* const to = shared_.keys + key * padded_;
+        const auto* const from = keys + key * block.key_stride;
+#pragma unroll 4
+        for (int i = lane_; i < padded_; i += 32) {
+          to[i] = key < count && i < args_.key_dim ? ToFloat(from[i]) : 0.0f;
+        }
+      }
+    });
+  }
+
+  /// Scores, and their weights relative to the running maximum. A warp's rows are adjacent.
+  MARLIN_DEVICE void Weigh(int first_key, int count) const {
+    constexpr int kRowsOfWarp = kRows / kWarps;
+    const int first = warp_ * kRowsOfWarp;
+    float scores[kRowsOfWarp] = {};
+    const float* const key = shared_.keys + lane_ * padded_;
+    for (int i = 0; i < args_.key_dim; i += 4) {
+      const auto k = *reinterpret_cast<const float4*>(key + i);
+#pragma unroll
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        const auto q =
+            *reinterpret_cast<const float4*>(shared_.queries + (first + r) * padded_ + i);
+        scores[r] = __fmaf_rn(q.x, k.x, scores[r]);
+        scores[r] = __fmaf_rn(q.y, k.y, scores[r]);
+        scores[r] = __fmaf_rn(q.z, k.z, scores[r]);
+        scores[r] = __fmaf_rn(q.w, k.w, scores[r]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      const int row = first + r;
+      const int position = tile_.PositionOf(args_, row);
+      const int at = first_key + lane_;
+      const bool visible = row < tile_.rows && lane_ < count && at <= position &&
+                           at >= KeyRange::FirstKey(args_, position);
+      WeighRow(row, visible, __fmul_rn(scores[r], args_.scale));
+    }
+  }
+
+  MARLIN_DEVICE void WeighRow(int row, bool visible, float score) const {
+    float largest = visible ? score : Nothing();
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    }
+    const float before = shared_.largest[row];
+    const float after = fmaxf(before, largest);
+    float weight = kMasked;
+    if (visible) {
+      // Scores of minus infinity weigh nothing, also before any other.
+      weight = after == Nothing() && score == Nothing() ? 0.0f : expf(score - after);
+    }
+    float sum = visible ? weight : 0.0f;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    shared_.weights[lane_ * kRows + row] = weight;
+    __syncwarp();
+    if (lane_ == 0) {
+      const float factor = FactorOf(before, after);
+      shared_.factors[row] = factor;
+      shared_.largest[row] = after;
+      shared_.sums[row] = __fmaf_rn(shared_.sums[row], factor, sum);
+    }
+  }
+
+  template <typename T>
+  MARLIN_DEVICE void AddValues(T /*type*/, const Block& block, int count,
+                               float (&part)[kRows][kFeatures]) const {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const float factor = shared_.factors[row];
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) part[row][i] = __fmul_rn(part[row][i], factor);
+    }
+    const T* const values = reinterpret_cast<const T*>(block.values);
+#pragma unroll 4
+    for (int key = 0; key < count; ++key) {
+      float value[kFeatures];
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) {
+        const int feature = thread_ + i * kThreads;
+        value[i] =
+            feature < args_.value_dim ? ToFloat(values[key * block.value_stride + feature]) : 0.0f;
+      }
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const float weight = shared_.weights[key * kRows + row];
+        if (weight == kMasked) continue;
+#pragma unroll
+        for (int i = 0; i < kFeatures; ++i) {
+          part[row][i] = __fmaf_rn(weight, value[i], part[row][i]);
+        }
+      }
+    }
+    // The next block overwrites keys and weights.
+    __syncthreads();
+  }
+
+  MARLIN_DEVICE void Store(const float (&total)[kRows][kFeatures]) const {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= tile_.rows) break;
+      const Finish finish(args_, tile_.HeadOf(args_, row), shared_.total_largest[row],
+                          shared_.total_sums[row]);
+      const int64_t to = args_.out.At(tile_.RowOf(args_, row));
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) {
+        const int feature = thread_ + i * kThreads;
+        if (feature < args_.value_dim) {
+          StoreFloat(args_.out.data, args_.out.type, to + feature, finish.Of(total[row][i]));
+        }
+      }
+    }
+  }
+
+  const AttentionArguments& args_;
+  const Tile tile_;
+  int padded_;
+  Shared<kRows> shared_;
+  int thread_;
+  int lane_;
+  int warp_;
+};
+
+MARLIN_DEVICE float* PartialOf(const AttentionArguments& args, int tile_rows, int segment) {
+  const int64_t index =
+      (static_cast<int64_t>(blockIdx.x) * args.kv_heads + blockIdx.y) * args.segments + segment;
+  return args.partials + index * PartialFloats(tile_rows, args.value_dim);
+}
+
+/// blockIdx: tile, KV head, segment (or 0).
+template <int kRows, int kFeatures>
+__global__ void __launch_bounds__(kThreads)
+    AttentionKernel(const __grid_constant__ AttentionArguments args) {
+  extern __shared__ __align__(16) float memory[];
+  const bool checks = args.sequences.block_tables != nullptr && blockIdx.y == 0 && blockIdx.z == 0;
+  if (checks && blockIdx.x == 0) CheckFirstRows(args.sequences, args.errors);
+  const Tile tile = FindTile(args, kRows);
+  if (tile.sequence < 0) return;
+  if (checks) CheckPositions(args, tile);
+  TileAttention<kRows, kFeatures> attention(args, tile, memory);
+  if (args.segments == 0) {
+    attention.RunAll();
+  } else {
+    const auto segment = static_cast<int>(blockIdx.z);
+    attention.RunOne(segment, PartialOf(args, kRows, segment));
+  }
+}
+
+/// Merges the segments of a tile. blockIdx: tile, KV head.
+template <int kRows>
+__global__ void __launch_bounds__(kThreads)
+    MergeKernel(const __grid_constant__ AttentionArguments args) {
+  const Tile tile = FindTile(args, kRows);
+  if (tile.sequence < 0) return;
+  const KeyRange range(args, tile);
+  const int begin = range.first / kSegmentKeys;
+  const int end = min((range.end + kSegmentKeys - 1) / kSegmentKeys, args.segments);
+  for (int row = 0; row < tile.rows; ++row) {
+    for (int feature = static_cast<int>(threadIdx.x); feature < args.value_dim;
+         feature += kThreads) {
+      float largest = Nothing();
+      float sum = 0.0f;
+      float value = 0.0f;
+      for (int segment = begin; segment < end; ++segment) {
+        const float* const partial = PartialOf(args, kRows, segment);
+        const Merge merge(largest, partial[row], partial[kRows + row]);
+        if (merge.skip) continue;
+        value = merge.Of(value, partial[2 * kRows + row * args.value_dim + feature]);
+        sum = merge.Of(sum, partial[kRows + row]);
+        largest = merge.largest;
+      }
+      const Finish finish(args, tile.HeadOf(args, row), largest, sum);
+      StoreFloat(args.out.data, args.out.type, args.out.At(tile.RowOf(args, row)) + feature,
+                 finish.Of(value));
+    }
+  }
+}
+
+using Kernel = void (*)(AttentionArguments);
+
+template <int kRows>
+Kernel KernelFor(int value_dim) {
+  if (value_dim <= kThreads) return &AttentionKernel<kRows, 1>;
+  if (value_dim <= 2 * kThreads) return &AttentionKernel<kRows, 2>;
+  return &AttentionKernel<kRows, kMostValueFeatures / kThreads>;
+}
+
+template <int kRows>
+cudaError_t Start(const AttentionArguments& args, cudaStream_t stream) {
+  const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
+  const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(std::max(args.segments, 1)));
+  const int bytes = Shared<kRows>::Floats(PaddedFeatures(args.key_dim)) * int{sizeof(float)};
+  KernelFor<kRows>(args.value_dim)<<<grid, kThreads, bytes, stream>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess || args.segments == 0) return error;
+  MergeKernel<kRows><<<tiles, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t LoadAttention() {
+  for (const int width : {1, 2 * kThreads, kMostValueFeatures}) {
+    for (const Kernel kernel : {KernelFor<4>(width), KernelFor<16>(width)}) {
+      const cudaError_t error = AllowAllShared(reinterpret_cast<const void*>(kernel));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream) {
+  return args.tile_rows == 4 ? Start<4>(args, stream) : Start<16>(args, stream);
+}
+
+}  // namespace marlin::cuda

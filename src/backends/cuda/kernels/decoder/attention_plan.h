@@ -1,0 +1,28 @@
+// Plans the launch of attention: a pure function of the shapes that the host knows.
+#pragma once
+
+#include <cstdint>
+
+namespace marlin::cuda {
+
+/// The shapes of a call; `length`: keys of the longest sequence, at most.
+struct AttentionShape {
+  int64_t rows = 0;  ///< Tokens of all sequences.
+  int64_t sequences = 1;
+  int64_t kv_heads = 1;
+  int64_t group = 1;
+  int64_t value_dim = 0;
+  int64_t length = 0;
+};
+
+struct AttentionPlan {
+  int tile_rows = 16;
+  int64_t tiles = 0;
+  int64_t segments = 0;  ///< 0: not split.
+  int64_t partial_bytes = 0;
+};
+
+/// Splits the keys where tiles alone would leave the device idle. The plan does not change results.
+AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
+
+}  // namespace marlin::cuda

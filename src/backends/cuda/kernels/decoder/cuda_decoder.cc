@@ -1,0 +1,373 @@
+#include "backends/cuda/kernels/decoder/cuda_decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backends/cuda/kernels/common/cuda_gemm.h"
+#include "backends/cuda/kernels/decoder/attention_plan.h"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/router/router_launch.h"
+#include "backends/cuda/weights/prepared_tiles.h"
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "plan/decoder_calls.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+
+cudaStream_t StreamOf(const OperationContext& context) {
+  return static_cast<cudaStream_t>(context.stream);
+}
+
+/// The rows of a view; kernels write only those of outputs.
+RowsView RowsOf(const TensorView& view) {
+  RowsView rows;
+  rows.data = const_cast<void*>(view.data());
+  rows.type = ElementOf(view.dtype());
+  rows.stride = view.stride(0);
+  rows.rows = view.dim(0);
+  if (view.rank() == 3) {
+    rows.inner = static_cast<int>(view.dim(1));
+    rows.inner_stride = view.stride(1);
+    rows.rows *= rows.inner;
+  }
+  return rows;
+}
+
+IndexView IndicesOf(const TensorView& view) { return {view.data(), view.dtype() == DType::kI64}; }
+
+/// Slabs that do not fit in the kernel's parameters lie in the workspace.
+int64_t SlabTableBytes(const PagedCache& cache) {
+  const auto count = static_cast<int64_t>(cache.slabs.size());
+  if (count <= kMostSlabParameters) return 0;
+  return RoundUp(count * int64_t{sizeof(void*)}, kBufferAlignment);
+}
+
+/// `table`: SlabTableBytes of device memory. The copy reads the host's table before it returns.
+cudaError_t PagesOf(const PagedCache& cache, void* table, cudaStream_t stream, PagesView* pages) {
+  pages->slab_count = static_cast<int>(cache.slabs.size());
+  pages->slab_pages = cache.slab_pages;
+  pages->page_stride = cache.page_stride;
+  pages->first_element = cache.first_element;
+  pages->type = ElementOf(cache.type);
+  pages->page_tokens = static_cast<int>(cache.page_tokens);
+  pages->kv_heads = static_cast<int>(cache.kv_heads);
+  pages->key_dim = static_cast<int>(cache.key_dim);
+  pages->value_dim = static_cast<int>(cache.value_dim);
+  pages->values_in_keys = cache.values_in_keys;
+  if (SlabTableBytes(cache) == 0) {
+    std::copy(cache.slabs.begin(), cache.slabs.end(), pages->slabs);
+    return cudaSuccess;
+  }
+  pages->more_slabs = static_cast<void* const*>(table);
+  return cudaMemcpyAsync(table, cache.slabs.data(), cache.slabs.size_bytes(),
+                         cudaMemcpyHostToDevice, stream);
+}
+
+SequencesView SequencesOf(const SequenceRows& rows) {
+  SequencesView view;
+  view.positions = rows.positions.As<int32_t>();
+  view.first_rows = rows.first_rows.As<int32_t>();
+  view.block_tables = rows.block_tables.As<int32_t>();
+  view.rows = static_cast<int>(rows.positions.dim(0));
+  view.count = static_cast<int>(rows.first_rows.dim(0)) - 1;
+  view.blocks = static_cast<int>(rows.block_tables.dim(1));
+  return view;
+}
+
+AttentionShape ShapeOf(const AttentionInput& input) {
+  const int64_t kv_heads = input.keys.dim(1);
+  return {input.queries.dim(0),
+          1,
+          kv_heads,
+          kv_heads == 0 ? 0 : input.queries.dim(1) / kv_heads,
+          input.values.dim(2),
+          input.keys.dim(0)};
+}
+
+AttentionShape ShapeOf(const PagedAttentionCall& call) {
+  const SequenceRows& rows = call.rows;
+  return {call.queries.dim(0),  rows.first_rows.dim(0) - 1,
+          call.cache.kv_heads,  call.queries.dim(1) / call.cache.kv_heads,
+          call.cache.value_dim, rows.block_tables.dim(1) * call.cache.page_tokens};
+}
+
+int Multiprocessors() { return DeviceShape().multiprocessors; }
+
+Status CheckFeatures(int64_t key_dim, int64_t value_dim, int64_t rows) {
+  if (key_dim > kMostKeyFeatures || value_dim > kMostValueFeatures) {
+    return Status(Code::kUnsupported,
+                  fmt::format("attention: heads of {} and {} features; supported: up to {} and {}",
+                              key_dim, value_dim, kMostKeyFeatures, kMostValueFeatures));
+  }
+  if (rows <= kMostRows) return {};
+  return Status(Code::kUnsupported,
+                fmt::format("attention: {} rows of queries; supported: up to {}", rows, kMostRows));
+}
+
+/// The arguments that calls on pages and on tensors have in common.
+AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan& plan,
+                               const TensorView& queries, const MutableTensorView& out,
+                               const AttentionOptions& options, void* partials) {
+  AttentionArguments args;
+  args.queries = RowsOf(queries);
+  args.out = RowsOf(out);
+  args.kv_heads = static_cast<int>(shape.kv_heads);
+  args.group = static_cast<int>(shape.group);
+  args.key_dim = static_cast<int>(queries.dim(2));
+  args.value_dim = static_cast<int>(shape.value_dim);
+  args.scale =
+      options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(queries.dim(2)));
+  args.window = static_cast<int>(std::min<int64_t>(options.window, kMostRows));
+  args.sinks = options.sinks.As<float>();
+  args.tile_rows = plan.tile_rows;
+  args.tiles = static_cast<int>(plan.tiles);
+  args.segments = static_cast<int>(plan.segments);
+  args.partials = static_cast<float*>(partials);
+  return args;
+}
+
+KeysView KeysOf(const TensorView& view) {
+  return {view.data(), ElementOf(view.dtype()), view.stride(0), view.stride(1)};
+}
+
+SamplingView SamplingOf(const SamplingOptions& options) {
+  return {options.temperature,
+          options.top_p,
+          options.min_p,
+          options.repetition_penalty,
+          options.presence_penalty,
+          options.frequency_penalty,
+          options.top_k,
+          options.seed};
+}
+
+}  // namespace
+
+template <typename Launch>
+Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
+  MARLIN_RETURN_IF_ERROR(device_.errors.Lost());
+  const DeviceScope scope(device_.index);
+  return device_.errors.Check(launch(), kernel);
+}
+
+Status CudaDecoder::Load() const {
+  return Enqueue("decoder", [] {
+    const cudaError_t error = LoadRouter();
+    return error == cudaSuccess ? LoadAttention() : error;
+  });
+}
+
+int64_t CudaDecoder::cache_page_tokens() const { return kCachePageTokens; }
+
+int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const {
+  return RoundUp(int64_t{sizeof(SamplerState)} + vocab * int64_t{sizeof(uint32_t)},
+                 kBufferAlignment);
+}
+
+Status CudaDecoder::Run(const LookUpRowsCall& call, const OperationContext& context) const {
+  CopyRowsArguments args;
+  args.from = RowsOf(call.table);
+  args.out = RowsOf(call.out);
+  args.ids = IndicesOf(call.ids);
+  args.columns = call.out.dim(1);
+  args.errors = errors_.view();
+  return Enqueue("lookup", [&] { return LaunchCopyRows(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const LookUpWeightRowsCall& call, const OperationContext& context) const {
+  const auto& weights = static_cast<const PreparedTiles&>(call.table);
+  LookUpWeightsArguments args;
+  args.ids = IndicesOf(call.ids);
+  args.out = RowsOf(call.out);
+  args.columns = call.out.dim(1);
+  args.outputs = call.table.spec.n;
+  args.errors = errors_.view();
+  cudaStream_t const stream = StreamOf(context);
+  return Enqueue("lookup", [&] {
+    if (weights.traits.marlin_w4) return LaunchLookUpMarlinW4(weights.MarlinW4(0), args, stream);
+    if (!weights.traits.tiled) return LaunchLookUpCanonical(weights.Canonical(0), args, stream);
+    return LaunchLookUpTiles(weights.Tiles(0), weights.kind(), args, stream);
+  });
+}
+
+Status CudaDecoder::Run(const ConvertCall& call, const OperationContext& context) const {
+  CopyRowsArguments args;
+  args.from = RowsOf(call.x);
+  args.out = RowsOf(call.out);
+  args.columns = call.x.dim(call.x.rank() - 1);
+  return Enqueue("convert", [&] { return LaunchCopyRows(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const RmsNormCall& call, const OperationContext& context) const {
+  RmsNormArguments args;
+  args.x = RowsOf(call.x);
+  args.out = RowsOf(call.out);
+  args.weight = call.weight.data();
+  args.weight_type = ElementOf(call.weight.dtype());
+  args.columns = static_cast<int>(call.weight.dim(0));
+  args.epsilon = call.epsilon;
+  return Enqueue("norm", [&] { return LaunchRmsNorm(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const AddToCall& call, const OperationContext& context) const {
+  const AddToArguments args{RowsOf(call.y), RowsOf(call.x), call.x.dim(1), call.scale};
+  return Enqueue("residual", [&] { return LaunchAddTo(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const ApplyRotaryCall& call, const OperationContext& context) const {
+  RotaryArguments args;
+  args.x = RowsOf(call.x);
+  args.positions = IndicesOf(call.positions);
+  args.frequencies = call.rotary.inverse_frequencies.As<float>();
+  args.pairs = static_cast<int>(call.rotary.inverse_frequencies.dim(0));
+  args.factor = call.rotary.attention_factor;
+  args.interleaved = call.rotary.interleaved;
+  args.errors = errors_.view();
+  return Enqueue("rope", [&] { return LaunchRotary(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const ApplyGateCall& call, const OperationContext& context) const {
+  ApplyGateArguments args;
+  args.gate = RowsOf(call.gate);
+  args.up = RowsOf(call.up);
+  args.out = RowsOf(call.out);
+  args.columns = call.out.dim(1);
+  args.options = {static_cast<int>(call.options.activation), call.options.limit,
+                  call.options.alpha};
+  return Enqueue("glu", [&] { return LaunchApplyGate(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const ApplySigmoidCall& call, const OperationContext& context) const {
+  return Enqueue("sigmoid",
+                 [&] { return LaunchSigmoid(RowsOf(call.x), call.x.dim(1), StreamOf(context)); });
+}
+
+int64_t CudaDecoder::WorkspaceBytes(const AppendToCacheCall& call) const {
+  return SlabTableBytes(call.cache);
+}
+
+Status CudaDecoder::Run(const AppendToCacheCall& call, const OperationContext& context) const {
+  AppendArguments args;
+  args.keys = RowsOf(call.keys);
+  if (!call.cache.values_in_keys) args.values = RowsOf(call.values);
+  args.sequences = SequencesOf(call.rows);
+  args.errors = errors_.view();
+  return Enqueue("append_to_cache", [&] {
+    const cudaError_t error =
+        PagesOf(call.cache, context.workspace, StreamOf(context), &args.pages);
+    return error == cudaSuccess ? LaunchAppend(args, StreamOf(context)) : error;
+  });
+}
+
+int64_t CudaDecoder::WorkspaceBytes(const AttentionCall& call) const {
+  int64_t bytes = 0;
+  for (const AttentionInput& input : call.inputs) {
+    bytes = std::max(bytes, PlanAttention(ShapeOf(input), Multiprocessors()).partial_bytes);
+  }
+  return bytes;
+}
+
+Status CudaDecoder::Run(const AttentionCall& call, const OperationContext& context) const {
+  for (const AttentionInput& input : call.inputs) {
+    if (input.out.ElementCount() == 0) continue;
+    const AttentionShape shape = ShapeOf(input);
+    MARLIN_RETURN_IF_ERROR(
+        CheckFeatures(input.keys.dim(2), shape.value_dim, shape.rows * shape.group));
+    const AttentionPlan plan = PlanAttention(shape, Multiprocessors());
+    AttentionArguments args =
+        ArgumentsOf(shape, plan, input.queries, input.out, call.options, context.workspace);
+    args.sequences.rows = static_cast<int>(shape.rows);
+    args.sequences.count = 1;
+    args.keys = KeysOf(input.keys);
+    args.values = KeysOf(input.values);
+    args.length = static_cast<int>(shape.length);
+    args.errors = errors_.view();
+    MARLIN_RETURN_IF_ERROR(
+        Enqueue("attention", [&] { return LaunchAttention(args, StreamOf(context)); }));
+  }
+  return {};
+}
+
+int64_t CudaDecoder::WorkspaceBytes(const PagedAttentionCall& call) const {
+  return SlabTableBytes(call.cache) + PlanAttention(ShapeOf(call), Multiprocessors()).partial_bytes;
+}
+
+Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& context) const {
+  const AttentionShape shape = ShapeOf(call);
+  MARLIN_RETURN_IF_ERROR(
+      CheckFeatures(call.cache.key_dim, shape.value_dim, shape.rows * shape.group));
+  const AttentionPlan plan = PlanAttention(shape, Multiprocessors());
+  auto* const partials = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(call.cache);
+  AttentionArguments args =
+      ArgumentsOf(shape, plan, call.queries, call.out, call.options, partials);
+  args.sequences = SequencesOf(call.rows);
+  args.errors = errors_.view();
+  return Enqueue("attention", [&] {
+    const cudaError_t error =
+        PagesOf(call.cache, context.workspace, StreamOf(context), &args.pages);
+    return error == cudaSuccess ? LaunchAttention(args, StreamOf(context)) : error;
+  });
+}
+
+// The kernel switches on these numbers.
+static_assert(static_cast<int>(RouterOptions::Scoring::kSoftmaxOfChosen) == 1);
+static_assert(static_cast<int>(RouterOptions::Scoring::kSigmoid) == 2);
+
+Status CudaDecoder::Run(const RouteTokensCall& call, const OperationContext& context) const {
+  if (call.logits.dim(1) > kMostRouterExperts) {
+    return Status(Code::kUnsupported, fmt::format("router: {} experts; supported: up to {}",
+                                                  call.logits.dim(1), kMostRouterExperts));
+  }
+  RouterArguments args;
+  args.logits = call.logits.As<float>();
+  args.logits_stride = call.logits.stride(0);
+  args.ids = call.ids.As<int32_t>();
+  args.ids_stride = call.ids.stride(0);
+  args.weights = call.weights.As<float>();
+  args.weights_stride = call.weights.stride(0);
+  args.bias = call.options.choice_bias.As<float>();
+  args.tokens = static_cast<int>(call.logits.dim(0));
+  args.experts = static_cast<int>(call.logits.dim(1));
+  args.top_k = static_cast<int>(call.options.top_k);
+  args.scoring = static_cast<int>(call.options.scoring);
+  args.groups = static_cast<int>(call.options.groups);
+  args.top_groups = static_cast<int>(call.options.top_groups);
+  args.normalize = call.options.normalize;
+  args.scaling_factor = static_cast<double>(call.options.scaling_factor);
+  args.errors = errors_.view();
+  return Enqueue("moe_router_topk", [&] { return LaunchRouter(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const ResetSamplerCall& call, const OperationContext& context) const {
+  ResetArguments args;
+  args.options = SamplingOf(call.options);
+  args.state = static_cast<SamplerState*>(call.state.data());
+  args.vocab = call.vocab;
+  args.prompt = call.prompt.As<int32_t>();
+  args.tokens = call.prompt.dim(0);
+  args.errors = errors_.view();
+  return Enqueue("reset_sampler", [&] { return LaunchResetSampler(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const SampleTokensCall& call, const OperationContext& context) const {
+  SampleArguments args;
+  args.logits = call.logits.As<float>();
+  args.logits_stride = call.logits.stride(0);
+  args.states = call.states.As<uint8_t>();
+  args.state_stride = call.states.stride(0);
+  args.tokens = call.tokens.As<int32_t>();
+  args.tokens_stride = call.tokens.stride(0);
+  args.rows = static_cast<int>(call.logits.dim(0));
+  args.vocab = static_cast<int>(call.logits.dim(1));
+  args.errors = errors_.view();
+  return Enqueue("sample", [&] { return LaunchSample(args, StreamOf(context)); });
+}
+
+}  // namespace marlin::cuda

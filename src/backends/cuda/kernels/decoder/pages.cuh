@@ -1,0 +1,65 @@
+// Rows, sequences and pages of a step, read on the device. Wrong values are recorded and never
+// followed.
+#pragma once
+
+#include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/kernels/decoder/decoder_layout.h"
+#include "backends/cuda/kernels/decoder/record_error.cuh"
+
+namespace marlin::cuda {
+
+/// The first row of a sequence, within the rows that there are.
+MARLIN_DEVICE int FirstRow(const SequencesView& sequences, int sequence) {
+  return min(max(sequences.first_rows[sequence], 0), sequences.rows);
+}
+
+/// Records first_rows that do not ascend from 0 to the number of rows. Called by all threads of a
+/// CTA.
+MARLIN_DEVICE void CheckFirstRows(const SequencesView& sequences, const ErrorView& errors) {
+  for (int i = static_cast<int>(threadIdx.x); i <= sequences.count;
+       i += static_cast<int>(blockDim.x)) {
+    const int value = sequences.first_rows[i];
+    const int least = i == 0 ? 0 : sequences.first_rows[i - 1];
+    const int most = i == 0 ? 0 : sequences.rows;
+    if (value < least || value > most || (i == sequences.count && value != sequences.rows)) {
+      RecordError(errors, ValueError::kFirstRows, value, i, sequences.rows);
+    }
+  }
+}
+
+/// The page of a block of a sequence; null if there is none. Precondition: block < blocks.
+MARLIN_DEVICE uint8_t* PageOf(const SequencesView& sequences, const PagesView& pages, int sequence,
+                              int block) {
+  const int page =
+      sequences.block_tables[static_cast<int64_t>(sequence) * sequences.blocks + block];
+  const int64_t slab = page / pages.slab_pages;
+  if (page < 0 || slab >= pages.slab_count) return nullptr;
+  auto* const data = static_cast<uint8_t*>(pages.more_slabs != nullptr ? pages.more_slabs[slab]
+                                                                       : pages.slabs[slab]);
+  if (data == nullptr) return nullptr;
+  const int64_t element = page % pages.slab_pages * pages.page_stride + pages.first_element;
+  return data + element * (pages.type == Element::kF32 ? 4 : 2);
+}
+
+/// PageOf the block of a position, or null with a record of why.
+MARLIN_DEVICE uint8_t* FindPage(const SequencesView& sequences, const PagesView& pages,
+                                int sequence, int position, const ErrorView& errors) {
+  const int block = position / pages.page_tokens;
+  if (block >= sequences.blocks) {
+    RecordError(errors, ValueError::kBlock, position, block, sequences.blocks);
+    return nullptr;
+  }
+  uint8_t* const page = PageOf(sequences, pages, sequence, block);
+  if (page == nullptr) {
+    const int64_t at = static_cast<int64_t>(sequence) * sequences.blocks + block;
+    RecordError(errors, ValueError::kPage, sequences.block_tables[at], block, sequence);
+  }
+  return page;
+}
+
+/// Elements of a page before its values.
+MARLIN_DEVICE int64_t KeyElements(const PagesView& pages) {
+  return static_cast<int64_t>(pages.kv_heads) * pages.page_tokens * pages.key_dim;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,361 @@
+// Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p. A
+// CTA takes a row.
+//
+//   Tokens are ordered by logit, the most likely first, ties by id. top-k and top-p keep a prefix
+//   of that order, which a Cut ends; a draw is the token at which the cumulative weight exceeds a
+//   random number. All three find the token of a cumulative weight: a radix search over the bits of
+//   the logit, with a histogram of weights per level. Weights are integers, so that the order of
+//   the additions does not matter and a seed gives the same tokens on every run.
+#include <climits>
+#include <cmath>
+
+#include "backends/cuda/kernels/common/block_scan.cuh"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/record_error.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
+constexpr int kBins = 1 << kDigitBits;
+constexpr int kLevels = 3;
+
+/// Keys ascend with the logit; 0 and -0 have the same.
+MARLIN_DEVICE uint32_t KeyOf(float logit) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+MARLIN_DEVICE float LogitOf(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+/// The last token that is kept.
+struct Cut {
+  uint32_t key = 0;
+  int id = INT_MAX;
+
+  MARLIN_DEVICE bool Keeps(uint32_t other, int token) const {
+    return other > key || (other == key && token <= id);
+  }
+};
+
+/// mt19937_64, by one thread.
+MARLIN_DEVICE uint64_t NextRandom(SamplerState* state) {
+  constexpr int kWords = SamplerState::kWords;
+  uint64_t* const words = state->random;
+  if (state->next == kWords) {
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t mixed =
+          (words[i] & ~0x7fffffffULL) | (words[(i + 1) % kWords] & 0x7fffffffULL);
+      words[i] = words[(i + kWords / 2) % kWords] ^ (mixed >> 1) ^
+                 ((mixed & 1) != 0 ? 0xb5026f5aa96619e9ULL : 0ULL);
+    }
+    state->next = 0;
+  }
+  uint64_t word = words[state->next++];
+  word ^= (word >> 29) & 0x5555555555555555ULL;
+  word ^= (word << 17) & 0x71d67fffeda60000ULL;
+  word ^= (word << 37) & 0xfff7eee000000000ULL;
+  return word ^ (word >> 43);
+}
+
+/// The best token and the first that is no number: both as keys of which the largest wins.
+struct Best {
+  unsigned long long key;  ///< Key of the logit, then the complement of the id.
+  int bad;                 ///< The lowest id of a NaN or +Inf, or INT_MAX.
+};
+
+/// One row. All functions are called by all threads of the CTA.
+class RowSampler {
+ public:
+  struct Shared {
+    unsigned long long bins[kBins];
+    unsigned long long warp_keys[kWarps];
+    int warp_bad[kWarps];
+    int warp_sums[kWarps];
+    unsigned long long found;
+    uint32_t digit;
+    int id;
+  };
+
+  MARLIN_DEVICE RowSampler(const SampleArguments& args, int row, Shared& shared)
+      : args_(args),
+        row_(row),
+        shared_(shared),
+        state_(reinterpret_cast<SamplerState*>(args.states + row * args.state_stride)),
+        logits_(args.logits + row * args.logits_stride) {}
+
+  MARLIN_DEVICE void Run() {
+    if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
+      if (threadIdx.x == 0) RecordError(args_.errors, ValueError::kSamplerState, row_, args_.vocab);
+      return;
+    }
+    const SamplingView& options = state_->options;
+    penalizes_ = options.repetition_penalty != 1.0f || options.presence_penalty != 0.0f ||
+                 options.frequency_penalty != 0.0f;
+    const Best best = FindBest();
+    if (best.bad != INT_MAX) {
+      if (threadIdx.x == 0) {
+        RecordError(args_.errors, ValueError::kLogit, __float_as_uint(LogitAt(best.bad)), best.bad,
+                    NamedRow());
+      }
+      return;
+    }
+    best_ = LogitOf(static_cast<uint32_t>(best.key >> 32));
+    if (best_ == -INFINITY) {
+      if (threadIdx.x == 0) RecordError(args_.errors, ValueError::kNoLogit, NamedRow());
+      return;
+    }
+    int drawn = static_cast<int>(~static_cast<uint32_t>(best.key));
+    if (options.temperature != 0.0f) drawn = DrawLikely();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    state_->seen()[drawn] += 2;
+    args_.tokens[row_ * args_.tokens_stride] = drawn;
+  }
+
+ private:
+  /// The row in messages; of one row, none.
+  MARLIN_DEVICE int NamedRow() const { return args_.rows > 1 ? row_ : -1; }
+
+  /// A logit after penalties.
+  MARLIN_DEVICE float LogitAt(int id) const {
+    float logit = logits_[id];
+    if (!penalizes_) return logit;
+    const SamplingView& options = state_->options;
+    const uint32_t seen = state_->seen()[id];
+    if (seen != 0) {
+      logit =
+          logit > 0.0f ? logit / options.repetition_penalty : logit * options.repetition_penalty;
+    }
+    if (seen > 1) {
+      const uint32_t times = seen / 2;
+      logit -= options.presence_penalty + static_cast<float>(times) * options.frequency_penalty;
+    }
+    return logit;
+  }
+
+  MARLIN_DEVICE Best FindBest() {
+    Best best = {0, INT_MAX};
+    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
+      const float logit = LogitAt(id);
+      // NaN or +Inf; -Inf masks a token.
+      if (!(logit < INFINITY)) best.bad = min(best.bad, id);
+      best.key = max(best.key, static_cast<unsigned long long>(KeyOf(logit)) << 32 |
+                                   static_cast<uint32_t>(~id));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      best.key = max(best.key, __shfl_xor_sync(~0u, best.key, step));
+      best.bad = min(best.bad, __shfl_xor_sync(~0u, best.bad, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+      shared_.warp_keys[threadIdx.x / 32] = best.key;
+      shared_.warp_bad[threadIdx.x / 32] = best.bad;
+    }
+    __syncthreads();
+    for (int warp = 0; warp < kWarps; ++warp) {
+      best.key = max(best.key, shared_.warp_keys[warp]);
+      best.bad = min(best.bad, shared_.warp_bad[warp]);
+    }
+    __syncthreads();
+    return best;
+  }
+
+  /// The probability relative to the best token's.
+  MARLIN_DEVICE double Likelihood(uint32_t key) const {
+    const double difference = static_cast<double>(LogitOf(key)) - static_cast<double>(best_);
+    return exp(difference / static_cast<double>(state_->options.temperature));
+  }
+
+  /// That as an integer: the sum over a vocabulary does not overflow.
+  MARLIN_DEVICE unsigned long long WeightOf(uint32_t key) const {
+    const int bits = 62 - (32 - __clz(args_.vocab));
+    return static_cast<unsigned long long>(ldexp(Likelihood(key), bits));
+  }
+
+  MARLIN_DEVICE int DrawLikely() {
+    const SamplingView& options = state_->options;
+    const auto one = [](uint32_t /*key*/) { return 1ULL; };
+    const auto weight = [this](uint32_t key) { return WeightOf(key); };
+    if (options.top_k > 0 && options.top_k < args_.vocab) {
+      cut_ = Find(static_cast<unsigned long long>(options.top_k) - 1, one);
+    }
+    if (options.top_p != 1.0f) {
+      const double wanted =
+          ceil(static_cast<double>(options.top_p) * static_cast<double>(SumOf(weight)));
+      cut_ = Find(static_cast<unsigned long long>(fmax(wanted, 1.0)) - 1, weight);
+    }
+    const auto likely = [this](uint32_t key) {
+      const bool keeps = Likelihood(key) >= static_cast<double>(state_->options.min_p);
+      return keeps ? WeightOf(key) : 0ULL;
+    };
+    const unsigned long long total = SumOf(likely);
+    if (threadIdx.x == 0) {
+      const double uniform = static_cast<double>(NextRandom(state_) >> 11) * 0x1p-53;
+      shared_.found = static_cast<unsigned long long>(uniform * static_cast<double>(total));
+    }
+    __syncthreads();
+    const unsigned long long target = min(shared_.found, total - 1);
+    __syncthreads();
+    return Find(target, likely).id;
+  }
+
+  /// Calls run(key, id) for the tokens of this thread that are kept.
+  template <typename Run>
+  MARLIN_DEVICE void ForKept(const Run& run) const {
+    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
+      const uint32_t key = KeyOf(LogitAt(id));
+      if (cut_.Keeps(key, id)) run(key, id);
+    }
+  }
+
+  template <typename Weight>
+  MARLIN_DEVICE unsigned long long SumOf(const Weight& weight_of) {
+    unsigned long long sum = 0;
+    ForKept([&](uint32_t key, int /*id*/) { sum += weight_of(key); });
+    if (threadIdx.x == 0) shared_.found = 0;
+    __syncthreads();
+    atomicAdd(&shared_.found, sum);
+    __syncthreads();
+    sum = shared_.found;
+    __syncthreads();
+    return sum;
+  }
+
+  /// The first kept token, in the order of tokens, at which the cumulative weight exceeds `target`.
+  /// Precondition: target is less than the sum.
+  template <typename Weight>
+  MARLIN_DEVICE Cut Find(unsigned long long target, const Weight& weight_of) {
+    uint32_t prefix = 0;
+    for (int level = 0; level < kLevels; ++level) {
+      const int shift = max(32 - kDigitBits * (level + 1), 0);
+      const int above = 32 - kDigitBits * level;  // Bits that are not decided yet.
+      for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) shared_.bins[i] = 0;
+      __syncthreads();
+      ForKept([&](uint32_t key, int /*id*/) {
+        if (above < 32 && key >> above != prefix) return;
+        const unsigned long long weight = weight_of(key);
+        const uint32_t digit = (key >> shift) & ((1u << (above - shift)) - 1u);
+        if (weight != 0) atomicAdd(&shared_.bins[digit], weight);
+      });
+      __syncthreads();
+      if (threadIdx.x < 32) FindBin(target);
+      __syncthreads();
+      prefix = prefix << (above - shift) | shared_.digit;
+      target = shared_.found;
+      __syncthreads();
+    }
+    const unsigned long long each = weight_of(prefix);
+    return {prefix, TieAt(prefix, static_cast<int>(target / max(each, 1ULL)))};
+  }
+
+  /// Finds the bin from the top at which the cumulative weight exceeds `target`, and what is left
+  /// of the target in it. One warp.
+  MARLIN_DEVICE void FindBin(unsigned long long target) {
+    constexpr int kOfLane = kBins / 32;
+    const int lane = static_cast<int>(threadIdx.x);
+    const int top = kBins - 1 - lane * kOfLane;
+    unsigned long long sum = 0;
+    for (int i = 0; i < kOfLane; ++i) sum += shared_.bins[top - i];
+    unsigned long long through = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const unsigned long long other = __shfl_up_sync(~0u, through, step);
+      if (lane >= step) through += other;
+    }
+    unsigned long long before = through - sum;
+    if (target < before || target >= through) return;
+    for (int i = 0; i < kOfLane; ++i) {
+      const unsigned long long bin = shared_.bins[top - i];
+      if (target < before + bin) {
+        shared_.digit = static_cast<uint32_t>(top - i);
+        shared_.found = target - before;
+        return;
+      }
+      before += bin;
+    }
+  }
+
+  /// The id of kept token `number` of those with a key, by id. A thread counts adjacent ids.
+  MARLIN_DEVICE int TieAt(uint32_t key, int number) {
+    const int each = (args_.vocab + kThreads - 1) / kThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * each, args_.vocab);
+    const int end = min(begin + each, args_.vocab);
+    int count = 0;
+    for (int id = begin; id < end; ++id) count += Ties(key, id) ? 1 : 0;
+    int left = number - SumBefore(count, shared_.warp_sums);
+    if (left >= 0 && left < count) {
+      for (int id = begin; id < end; ++id) {
+        if (Ties(key, id) && left-- == 0) shared_.id = id;
+      }
+    }
+    __syncthreads();
+    const int id = shared_.id;
+    __syncthreads();
+    return id;
+  }
+  MARLIN_DEVICE bool Ties(uint32_t key, int id) const {
+    return KeyOf(LogitAt(id)) == key && cut_.Keeps(key, id);
+  }
+
+  const SampleArguments& args_;
+  int row_;
+  Shared& shared_;
+  SamplerState* state_;
+  const float* logits_;
+  bool penalizes_ = false;
+  float best_ = 0.0f;
+  Cut cut_;
+};
+
+/// blockIdx.x: row.
+__global__ void __launch_bounds__(kThreads)
+    SampleKernel(const __grid_constant__ SampleArguments args) {
+  __shared__ RowSampler::Shared shared;
+  RowSampler(args, static_cast<int>(blockIdx.x), shared).Run();
+}
+
+/// One CTA.
+__global__ void __launch_bounds__(kThreads)
+    ResetKernel(const __grid_constant__ ResetArguments args) {
+  SamplerState* const state = args.state;
+  uint32_t* const seen = state->seen();
+  for (int64_t id = threadIdx.x; id < args.vocab; id += kThreads) seen[id] = 0;
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < args.tokens; i += kThreads) {
+    const int32_t id = args.prompt[i];
+    if (id < 0 || id >= args.vocab) {
+      RecordError(args.errors, ValueError::kPrompt, id, i, args.vocab);
+    } else {
+      seen[id] = 1;
+    }
+  }
+  if (threadIdx.x != 0) return;
+  state->magic = SamplerState::kMagic;
+  state->vocab = args.vocab;
+  state->options = args.options;
+  state->next = SamplerState::kWords;
+  uint64_t word = args.options.seed;
+  state->random[0] = word;
+  for (int i = 1; i < SamplerState::kWords; ++i) {
+    word = 6364136223846793005ULL * (word ^ (word >> 62)) + static_cast<uint64_t>(i);
+    state->random[i] = word;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) {
+  ResetKernel<<<1, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
+  SampleKernel<<<static_cast<unsigned>(args.rows), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,53 @@
+// Plans of attention: tiles for every row, split-KV only where tiles leave the device idle.
+#include "backends/cuda/kernels/decoder/attention_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "backends/cuda/kernels/decoder/decoder_layout.h"
+#include "base/checked.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+AttentionPlan PlanOf(int64_t rows, int64_t sequences, int64_t length) {
+  return PlanAttention({rows, sequences, 4, 8, 128, length}, kMultiprocessors);
+}
+
+TEST(AttentionPlan, HasTilesForEveryDivisionOfRows) {
+  for (const int64_t sequences : {1, 3, 100}) {
+    for (const int64_t rows : {1, 7, 100, 5000}) {
+      if (rows < sequences) continue;
+      const AttentionPlan plan = PlanOf(rows, sequences, 4096);
+      // The most tiles: all sequences but one have one row.
+      const int64_t of_one = CeilDivide(int64_t{8}, int64_t{plan.tile_rows});
+      const int64_t of_rest = CeilDivide((rows - sequences + 1) * 8, int64_t{plan.tile_rows});
+      EXPECT_GE(plan.tiles, (sequences - 1) * of_one + of_rest) << rows << " in " << sequences;
+    }
+  }
+}
+
+TEST(AttentionPlan, SplitsKeysWhereTilesAreFew) {
+  EXPECT_EQ(PlanOf(1, 1, 4096).segments, 32);
+  EXPECT_EQ(PlanOf(1, 1, kSegmentKeys).segments, 0);
+  EXPECT_EQ(PlanOf(4096, 1, 4096).segments, 0);
+  EXPECT_EQ(PlanOf(128, 128, 4096).segments, 0);
+  const AttentionPlan plan = PlanOf(1, 1, 4096);
+  EXPECT_EQ(plan.partial_bytes,
+            plan.tiles * 4 * 32 * PartialFloats(plan.tile_rows, 128) * int64_t{4});
+}
+
+TEST(AttentionPlan, SmallTilesAreForFewRowsOfASequence) {
+  EXPECT_EQ(PlanAttention({1, 1, 4, 4, 128, 100}, kMultiprocessors).tile_rows, 4);
+  EXPECT_EQ(PlanAttention({1, 1, 4, 5, 128, 100}, kMultiprocessors).tile_rows, 16);
+  EXPECT_EQ(PlanAttention({8, 8, 4, 4, 128, 100}, kMultiprocessors).tile_rows, 4);
+}
+
+TEST(AttentionPlan, SumsThatWouldFillMemoryAreNotSplit) {
+  const AttentionPlan plan = PlanAttention({1, 1, 2, 128, 512, int64_t{1} << 20}, kMultiprocessors);
+  EXPECT_EQ(plan.segments, 0);
+}
+
+}  // namespace
+}  // namespace marlin::cuda
