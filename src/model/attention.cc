@@ -16,7 +16,7 @@ Status Rotate(const Pass& pass, const MutableTensorView& heads) {
   return ApplyRotary(pass.device,
                      {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
                       config.interleaved_rotary},
-                     pass.values.positions, heads);
+                     pass.values.positions, heads, pass.stream());
 }
 
 /// Appends keys and values to the KV cache, then attends.
@@ -27,14 +27,14 @@ Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
   const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
   const SequenceRows rows{pass.values.positions, pass.values.first_rows, pages.block_tables};
   const PagedCache cache = pass.pool.CacheOf(layer, pages.slabs);
-  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache));
+  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache, pass.stream()));
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
   options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
   const MutableTensorView out = Heads(pass.values.mixed, 0, config.shape.heads, config.value_dim());
-  return PagedAttention(pass.device, queries, rows, cache, out, options);
+  return PagedAttention(pass.device, queries, rows, cache, out, options, pass.stream());
 }
 
 /// MLA: a head's key is its own part without RoPE, then the RoPE part shared by all heads.
@@ -56,10 +56,10 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k,
                           pass.arena.Take(DType::kF32, {rows, shape.heads * key_dim}));
   MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(values.expanded, 0, shape.nope_dim, pair_width),
-                                 part(k, 0, shape.nope_dim, key_dim)));
+                                 part(k, 0, shape.nope_dim, key_dim), pass.stream()));
   for (int64_t head = 0; head < shape.heads; ++head) {
     const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to));
+    MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to, pass.stream()));
   }
   return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim),
                 part(k, 0, key_dim, key_dim),
@@ -68,7 +68,7 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
 
 /// norm(x) for the norms inside MLA, whose epsilon the config does not set.
 Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
-  return RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x);
+  return RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x, pass.stream());
 }
 
 }  // namespace

@@ -29,12 +29,12 @@ Status RunRoute(const Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
   // Exact: a rounded score could change the top-k selection.
-  MARLIN_RETURN_IF_ERROR(
-      Apply(pass.device, layer.experts.router, values.normed, {Accuracy::kExact, false}, logits));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.experts.router, values.normed,
+                               {Accuracy::kExact, false, pass.stream()}, logits));
   RouterOptions options = pass.decoder.config.router;
   options.choice_bias = layer.experts.choice_bias.view();
-  MARLIN_RETURN_IF_ERROR(
-      RouteTokens(pass.device, logits, options, values.expert_ids, values.expert_weights));
+  MARLIN_RETURN_IF_ERROR(RouteTokens(pass.device, logits, options, values.expert_ids,
+                                     values.expert_weights, pass.stream()));
   return pass.routing == nullptr ? Status() : Observe(pass, index);
 }
 
@@ -54,7 +54,9 @@ Status RunExperts(const Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
                           pass.arena.Take(DType::kF32, values.normed.shape()));
-  MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights, out));
+  if (pass.plans != nullptr) pass.plans->push_back(plan);
+  MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights, out,
+                                  {nullptr, 0, pass.stream()}));
   return AddBlock(pass, pass.layer(index).mlp_out_norm, out);
 }
 

@@ -56,12 +56,12 @@ Status Arena::Download(const TensorView& view, void* host) const {
 
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out) {
-  return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out);
+  return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream());
 }
 
 Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block) {
   if (!norm.empty()) MARLIN_RETURN_IF_ERROR(Normalize(pass, norm, block, block));
-  return AddTo(pass.device, block, pass.values.hidden);
+  return AddTo(pass.device, block, pass.values.hidden, 1.0F, pass.stream());
 }
 
 Status TakeValues(Pass* pass) {
@@ -119,7 +119,7 @@ Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
   const MutableTensorView gate(both.data(), DType::kF32, {rows, width}, {2 * width, 1});
   const MutableTensorView up(both.As<float>() + width, DType::kF32, {rows, width}, {2 * width, 1});
   return ApplyGate(pass.device, gate, up, inner,
-                   {config.activation, config.gate_limit, config.gate_alpha});
+                   {config.activation, config.gate_limit, config.gate_alpha}, pass.stream());
 }
 
 Status RunEmbed(const Pass& pass) {
@@ -127,8 +127,8 @@ Status RunEmbed(const Pass& pass) {
   const StepValues& values = pass.values;
   return decoder.embedding.empty()
              ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
-                          values.hidden)
-             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden);
+                          values.hidden, pass.stream())
+             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream());
 }
 
 Status RunGateUp(const Pass& pass, int64_t index) {
@@ -163,7 +163,8 @@ Status RunHead(const Pass& pass) {
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
                           pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
-  MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, values.hidden, values.wanted, last));
+  MARLIN_RETURN_IF_ERROR(
+      LookUpRows(pass.device, values.hidden, values.wanted, last, pass.stream()));
   MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, last, last));
   return Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits);
 }
@@ -171,7 +172,7 @@ Status RunHead(const Pass& pass) {
 Status RunSample(const Pass& pass) {
   const StepValues& values = pass.values;
   if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
-  return SampleTokens(pass.device, values.logits, values.samplers, values.tokens);
+  return SampleTokens(pass.device, values.logits, values.samplers, values.tokens, pass.stream());
 }
 
 Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
@@ -231,7 +232,7 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
 Status StepProgram::Run(const Pass& pass) const {
   for (const Part& part : parts_) {
     MARLIN_RETURN_IF_ERROR(part.fused != nullptr
-                               ? part.fused->Run(pass.values, nullptr)
+                               ? part.fused->Run(pass.values, pass.stream())
                                : RunPieces(pass, part.kind, part.layer, part.from_inner));
   }
   return {};

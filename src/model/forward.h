@@ -10,8 +10,10 @@
 
 #include "marlin/device.h"
 #include "marlin/model.h"
+#include "marlin/moe.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
+#include "model/recorded_steps.h"
 #include "ops/device.h"
 #include "plan/decoder_step.h"
 
@@ -35,6 +37,8 @@ class Arena {
   };
   Mark mark() const { return at_; }
   void Return(const Mark& mark) { at_ = mark; }
+  /// The recordings of passes in this memory.
+  RecordedSteps& recorded() { return recorded_; }
 
  private:
   /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
@@ -43,6 +47,7 @@ class Arena {
   Device device_;
   std::vector<DeviceBuffer> blocks_;
   Mark at_;
+  RecordedSteps recorded_;
 };
 
 /// Frees at the end of a scope what the scope allocated from an arena.
@@ -75,8 +80,11 @@ struct Pass {
   Arena& arena;
   RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
   StepValues values = {};
+  /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
+  std::vector<ExpertsPlan>* plans = nullptr;
 
   int64_t rows() const { return values.rows(); }
+  void* stream() const { return products.stream; }
   const DecoderLayer& layer(int64_t index) const {
     return decoder.layers[static_cast<size_t>(index)];
   }

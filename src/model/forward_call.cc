@@ -4,6 +4,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "model/forward.h"
 #include "model/kv_cache.h"
@@ -90,8 +91,20 @@ class ForwardCall {
     MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
     MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
-    MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
+    MARLIN_RETURN_IF_ERROR(RunProgram(pass));
     return FetchResults(pass.values);
+  }
+
+  Status RunProgram(const Pass& pass) {
+    // The host reads selections layer by layer, which cannot be recorded.
+    if (pass.routing != nullptr) return model_.program.Run(pass);
+    return arena_.recorded().Run(model_.device, pass.values,
+                                 [&](void* stream, std::vector<ExpertsPlan>* plans) {
+                                   Pass on_stream = pass;
+                                   on_stream.products.stream = stream;
+                                   on_stream.plans = plans;
+                                   return model_.program.Run(on_stream);
+                                 });
   }
 
   /// Row metadata that a pass uploads.
@@ -160,11 +173,16 @@ class ForwardCall {
     return {};
   }
 
-  /// The block tables of all sequences in one group, padded to the longest.
-  static std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) {
+  /// The block tables of all sequences in one group, padded to the longest. A device that records
+  /// passes gets them in fewer sizes, so that their shape does not change with every page.
+  std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) const {
+    constexpr int64_t kBlocks = 8;
     size_t most = 0;
     for (const KvCache* const cache : rows.caches) {
       most = std::max(most, cache->Blocks(group).size());
+    }
+    if (model_.device.impl().backend().records()) {
+      most = static_cast<size_t>(RoundUp(static_cast<int64_t>(most), kBlocks));
     }
     std::vector<int32_t> tables;
     for (const KvCache* const cache : rows.caches) {

@@ -9,6 +9,7 @@ GemmOptions OptionsFor(const ProductOptions& product) {
   GemmOptions options;
   options.accuracy = product.accuracy;
   options.allow_bf16_activations = product.allow_bf16_activations;
+  options.stream = product.stream;
   return options;
 }
 

@@ -50,6 +50,7 @@ Status SetBias(const Device& device, std::span<const float> bias, Projection* pr
 struct ProductOptions {
   Accuracy accuracy = Accuracy::kDefault;
   bool allow_bf16_activations = true;
+  void* stream = nullptr;  ///< As GemmOptions::stream.
 };
 
 /// out[m, projection.out] = x times the projection plus its bias, rows scaled by row_weight (f32

@@ -142,6 +142,15 @@ class PlannedGemm {
   const int64_t workspace_bytes_;
 };
 
+/// Work that was recorded once, and is launched as a whole: a CUDA graph. It reads and writes the
+/// addresses of the recording.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  /// Enqueues the work. One launch at a time. Errors: kDeviceLost.
+  virtual Status Launch(void* stream) const = 0;
+};
+
 /// One device's implementation. Thread-safe; const calls have no visible state.
 class Backend {
  public:
@@ -244,6 +253,17 @@ class Backend {
   /// Adds rows on the device. The default is for devices whose memory is the host's, which waits
   /// for the stream and adds. Errors: kDeviceLost.
   virtual Status AddRows(const AddRowsCall& call, void* stream) const;
+  /// Does the work that `enqueue` puts on a stream, and records it; `enqueue` is called more than
+  /// once, not after this call. The memory that the work uses must outlive the recording. Null: the
+  /// work is done and was not recorded. Errors: those of `enqueue`, kDeviceLost.
+  virtual Result<std::unique_ptr<RecordedWork>> Record(
+      const std::function<Status(void* stream)>& enqueue) const {
+    const Status status = enqueue(nullptr);
+    if (!status.ok()) return status;
+    return std::unique_ptr<RecordedWork>();
+  }
+  /// Whether Record makes later launches cheaper.
+  virtual bool records() const { return false; }
   /// Errors: kDeviceLost.
   virtual Status Synchronize(void* stream) const = 0;
   /// Whether calls return only when their work is done. If not, a workspace must not be reused

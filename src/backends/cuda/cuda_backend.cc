@@ -16,6 +16,7 @@
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/pinned_staging.h"
+#include "backends/cuda/runtime/recorded_graph.h"
 #include "backends/cuda/runtime/value_errors.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -235,6 +236,11 @@ class CudaBackend final : public Backend {
     return value_errors_->Take();
   }
   bool calls_block() const override { return false; }
+  bool records() const override { return true; }
+  Result<std::unique_ptr<RecordedWork>> Record(
+      const std::function<Status(void* stream)>& enqueue) const override {
+    return RecordGraph(device_, enqueue);
+  }
 
  private:
   Status Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) const {

@@ -66,6 +66,13 @@ struct RemoteOptions {
   bool fuses_experts = true;
   bool products_only = false;
   bool plans_experts = false;  ///< Runs experts without biases.
+  bool records = false;        ///< Recordings launch nothing: not for models.
+};
+
+/// A recording that launches nothing.
+class RemoteRecording final : public RecordedWork {
+ public:
+  Status Launch(void* /*stream*/) const override { return {}; }
 };
 
 class RemoteDecoder final : public DecoderBackend {
@@ -308,6 +315,12 @@ class RemoteBackend final : public Backend {
     return {std::make_shared<const RemoteExperts>(queue_, std::move(plan))};
   }
   bool plans_experts() const override { return decoder_.options().plans_experts; }
+  bool records() const override { return decoder_.options().records; }
+  Result<std::unique_ptr<RecordedWork>> Record(
+      const std::function<Status(void* stream)>& enqueue) const override {
+    MARLIN_RETURN_IF_ERROR(enqueue(nullptr));
+    return {std::make_unique<RemoteRecording>()};
+  }
   Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const override {
     MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
     return {std::make_unique<RemoteStaging>(queue_, std::move(buffer))};

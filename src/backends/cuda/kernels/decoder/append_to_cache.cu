@@ -40,24 +40,21 @@ MARLIN_DEVICE bool CheckPosition(const AppendArguments& args, int sequence, int 
 
 MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const PagesView& pages,
                              int64_t first_element, int position, uint8_t* page) {
-  const int place = position % pages.page_tokens;
-  const int count = pages.kv_heads * features;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    const int head = i / features;
-    const int feature = i - head * features;
-    const int64_t to =
-        first_element + (static_cast<int64_t>(head) * pages.page_tokens + place) * features;
-    const int64_t at = from.At(static_cast<int64_t>(row) * pages.kv_heads + head);
-    StoreFloat(page, pages.type, to + feature, LoadFloat(from.data, from.type, at + feature));
+  const auto head = static_cast<int64_t>(blockIdx.y);
+  const int64_t place = head * pages.page_tokens + position % pages.page_tokens;
+  const int64_t to = first_element + place * features;
+  const int64_t at = from.At(static_cast<int64_t>(row) * pages.kv_heads + head);
+  for (int i = static_cast<int>(threadIdx.x); i < features; i += kThreads) {
+    StoreFloat(page, pages.type, to + i, LoadFloat(from.data, from.type, at + i));
   }
 }
 
-/// blockIdx.x: row.
+/// blockIdx.x: row; blockIdx.y: KV head.
 __global__ void __launch_bounds__(kThreads)
     AppendKernel(const __grid_constant__ AppendArguments args) {
   __shared__ uint8_t* found;
   const auto row = static_cast<int>(blockIdx.x);
-  if (row == 0) CheckFirstRows(args.sequences, args.errors);
+  if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
   if (threadIdx.x == 0) {
     const int sequence = SequenceOf(args.sequences, row);
     found = CheckPosition(args, sequence, row)
@@ -78,7 +75,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchAppend(const AppendArguments& args, cudaStream_t stream) {
-  AppendKernel<<<static_cast<unsigned>(args.sequences.rows), kThreads, 0, stream>>>(args);
+  const dim3 grid(static_cast<unsigned>(args.sequences.rows),
+                  static_cast<unsigned>(args.pages.kv_heads));
+  AppendKernel<<<grid, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -18,6 +18,7 @@
 #include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
+#include "backends/cuda/kernels/decoder/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
@@ -239,27 +240,21 @@ struct Shared {
   }
 };
 
+/// Four adjacent features, zeros from feature `left` on.
 template <typename T>
-MARLIN_DEVICE float ToFloat(T value) {
-  if constexpr (std::is_same_v<T, float>) {
-    return value;
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __bfloat162float(value);
-  } else {
-    return __half2float(value);
+MARLIN_DEVICE float4 LoadFour(const T* from, int left, bool aligned) {
+  if (aligned) {
+    if constexpr (sizeof(T) == 4) {
+      return *reinterpret_cast<const float4*>(from);
+    } else {
+      const auto bits = *reinterpret_cast<const uint2*>(from);
+      T four[4];
+      memcpy(four, &bits, sizeof(four));
+      return {ToFloat(four[0]), ToFloat(four[1]), ToFloat(four[2]), ToFloat(four[3])};
+    }
   }
-}
-
-/// Calls run(T()) with the type of an element.
-template <typename Run>
-MARLIN_DEVICE void WithType(Element type, const Run& run) {
-  if (type == Element::kF32) {
-    run(float());
-  } else if (type == Element::kBf16) {
-    run(__nv_bfloat16());
-  } else {
-    run(__half());
-  }
+  const auto at = [&](int i) { return i < left ? ToFloat(from[i]) : 0.0f; };
+  return {at(0), at(1), at(2), at(3)};
 }
 
 /// kRows query rows of one KV head. A thread has features thread + 128 i, i < kFeatures.
@@ -335,16 +330,18 @@ class TileAttention {
 
  private:
   MARLIN_DEVICE void LoadQueries() const {
-    for (int row = warp_; row < kRows; row += kWarps) {
-      float* const to = shared_.queries + row * padded_;
-      const bool inside = row < tile_.rows;
-      const int64_t at = inside ? args_.queries.At(tile_.RowOf(args_, row)) : 0;
-      for (int i = lane_; i < padded_; i += 32) {
-        to[i] = inside && i < args_.key_dim
-                    ? LoadFloat(args_.queries.data, args_.queries.type, at + i)
-                    : 0.0f;
+    WithType(args_.queries.type, [&](auto type) {
+      const auto* const queries = static_cast<const decltype(type)*>(args_.queries.data);
+      for (int row = warp_; row < kRows; row += kWarps) {
+        float* const to = shared_.queries + row * padded_;
+        const bool inside = row < tile_.rows;
+        const auto* const from = queries + (inside ? args_.queries.At(tile_.RowOf(args_, row)) : 0);
+#pragma unroll 4
+        for (int i = lane_; i < padded_; i += 32) {
+          to[i] = inside && i < args_.key_dim ? ToFloat(from[i]) : 0.0f;
+        }
       }
-    }
+    });
     __syncthreads();
   }
 
@@ -374,15 +371,31 @@ class TileAttention {
     __syncthreads();
   }
 
+  /// A lane loads four adjacent features of several of its warp's keys at once.
   MARLIN_DEVICE void LoadKeys(const Block& block, int count) const {
+    constexpr int kAtOnce = kRows == 4 ? kKeyBlock / kWarps : 2;
     WithType(block.key_type, [&](auto type) {
-      const auto* const keys = reinterpret_cast<const decltype(type)*>(block.keys);
-      for (int key = warp_; key < kKeyBlock; key += kWarps) {
-        float* const to = shared_.keys + key * padded_;
-        const auto* const from = keys + key * block.key_stride;
-#pragma unroll 4
-        for (int i = lane_; i < padded_; i += 32) {
-          to[i] = key < count && i < args_.key_dim ? ToFloat(from[i]) : 0.0f;
+      using T = decltype(type);
+      const auto* const keys = reinterpret_cast<const T*>(block.keys);
+      const bool aligned = reinterpret_cast<uintptr_t>(keys) % (4 * sizeof(T)) == 0 &&
+                           block.key_stride % 4 == 0 && args_.key_dim % 4 == 0;
+      for (int i = lane_ * 4; i < padded_ - 4; i += 128) {
+#pragma unroll 1
+        for (int first = warp_; first < kKeyBlock; first += kAtOnce * kWarps) {
+          float4 loaded[kAtOnce];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            const int key = first + j * kWarps;
+            loaded[j] = {};
+            if (key < count) {
+              loaded[j] = LoadFour(keys + key * block.key_stride + i, args_.key_dim - i, aligned);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            float* const to = shared_.keys + (first + j * kWarps) * padded_ + i;
+            *reinterpret_cast<float4*>(to) = loaded[j];
+          }
         }
       }
     });
@@ -453,27 +466,40 @@ class TileAttention {
       for (int i = 0; i < kFeatures; ++i) part[row][i] = __fmul_rn(part[row][i], factor);
     }
     const T* const values = reinterpret_cast<const T*>(block.values);
-#pragma unroll 4
-    for (int key = 0; key < count; ++key) {
-      float value[kFeatures];
+    constexpr int kAtOnce = (kRows == 4 ? 16 : 4) / kFeatures;  // More would spill.
+    for (int first = 0; first < count; first += kAtOnce) {
+      float loaded[kAtOnce][kFeatures];
 #pragma unroll
-      for (int i = 0; i < kFeatures; ++i) {
-        const int feature = thread_ + i * kThreads;
-        value[i] =
-            feature < args_.value_dim ? ToFloat(values[key * block.value_stride + feature]) : 0.0f;
-      }
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const float weight = shared_.weights[key * kRows + row];
-        if (weight == kMasked) continue;
+      for (int j = 0; j < kAtOnce; ++j) {
 #pragma unroll
         for (int i = 0; i < kFeatures; ++i) {
-          part[row][i] = __fmaf_rn(weight, value[i], part[row][i]);
+          const int feature = thread_ + i * kThreads;
+          loaded[j][i] = 0.0f;
+          if (first + j < count && feature < args_.value_dim) {
+            loaded[j][i] = ToFloat(values[(first + j) * block.value_stride + feature]);
+          }
         }
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j < count) AddValue(loaded[j], first + j, part);
       }
     }
     // The next block overwrites keys and weights.
     __syncthreads();
+  }
+
+  MARLIN_DEVICE void AddValue(const float (&value)[kFeatures], int key,
+                              float (&part)[kRows][kFeatures]) const {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const float weight = shared_.weights[key * kRows + row];
+      if (weight == kMasked) continue;
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) {
+        part[row][i] = __fmaf_rn(weight, value[i], part[row][i]);
+      }
+    }
   }
 
   MARLIN_DEVICE void Store(const float (&total)[kRows][kFeatures]) const {

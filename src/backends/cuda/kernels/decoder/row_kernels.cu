@@ -4,6 +4,7 @@
 #include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/record_error.cuh"
+#include "backends/cuda/kernels/decoder/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
@@ -14,8 +15,7 @@ constexpr int64_t kMostBlocks = 4096;
 
 /// blockIdx.x strides over rows; blockIdx.y and the threads over columns.
 dim3 GridOf(int64_t rows, int64_t columns) {
-  constexpr int64_t kColumns = 4 * kThreads;
-  const int64_t of_columns = std::clamp<int64_t>((columns + kColumns - 1) / kColumns, 1, 64);
+  const int64_t of_columns = std::clamp<int64_t>((columns + kThreads - 1) / kThreads, 1, 64);
   return {static_cast<unsigned>(std::clamp<int64_t>(rows, 1, kMostBlocks)),
           static_cast<unsigned>(of_columns)};
 }
@@ -69,6 +69,23 @@ MARLIN_DEVICE double SumOverRow(double value, double* sums) {
   return value;
 }
 
+/// Elements of a row that a thread keeps in registers, so that they are read once and at once.
+constexpr int kKept = 16;
+
+/// Loads a thread's elements of the row at `first`, zeros beyond it.
+template <int kRowThreads>
+MARLIN_DEVICE void LoadKept(const void* data, Element type, int64_t first, int columns, int thread,
+                            float (&kept)[kKept]) {
+  WithType(type, [&](auto element) {
+    const auto* const row = static_cast<const decltype(element)*>(data) + first;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const int i = thread + j * kRowThreads;
+      kept[j] = i < columns ? ToFloat(row[i]) : 0.0f;
+    }
+  });
+}
+
 /// Squares are added in double, as in the CPU's norm.
 template <int kRowThreads>
 __global__ void __launch_bounds__(kThreads)
@@ -77,16 +94,27 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kRows = kThreads / kRowThreads;
   const int thread = static_cast<int>(threadIdx.x) % kRowThreads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRows;
+  float weights[kKept];
+  LoadKept<kRowThreads>(args.weight, args.weight_type, 0, args.columns, thread, weights);
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kRowThreads;
        row < args.x.rows; row += step) {
+    float kept[kKept];
+    LoadKept<kRowThreads>(args.x.data, args.x.type, args.x.At(row), args.columns, thread, kept);
     double squares = 0;
-    for (int i = thread; i < args.columns; i += kRowThreads) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) squares += static_cast<double>(kept[j]) * kept[j];
+    for (int i = thread + kKept * kRowThreads; i < args.columns; i += kRowThreads) {
       const double value = Load(args.x, row, i);
       squares += value * value;
     }
     const double mean = SumOverRow<kRowThreads>(squares, sums) / args.columns;
     const auto factor = static_cast<float>(1.0 / sqrt(mean + static_cast<double>(args.epsilon)));
-    for (int i = thread; i < args.columns; i += kRowThreads) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const int i = thread + j * kRowThreads;
+      if (i < args.columns) Store(args.out, row, i, kept[j] * factor * weights[j]);
+    }
+    for (int i = thread + kKept * kRowThreads; i < args.columns; i += kRowThreads) {
       const float weight = LoadFloat(args.weight, args.weight_type, i);
       Store(args.out, row, i, Load(args.x, row, i) * factor * weight);
     }
@@ -132,7 +160,7 @@ MARLIN_DEVICE void RotationOf(float frequency, int64_t position, float factor, f
   *sine = factor * (quadrant >= 2 ? -second : second);
 }
 
-/// blockIdx.x: token; threads: pairs, of which each turns those of all heads.
+/// blockIdx.x: token; blockIdx.y: head; threads: pairs.
 __global__ void __launch_bounds__(kThreads)
     RotaryKernel(const __grid_constant__ RotaryArguments args) {
   const auto token = static_cast<int64_t>(blockIdx.x);
@@ -141,20 +169,18 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, token);
     return;
   }
-  const int heads = args.x.inner;
-  for (int pair = static_cast<int>(threadIdx.x); pair < args.pairs; pair += kThreads) {
+  const int64_t row = token * args.x.inner + blockIdx.y;
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.pairs;
+       pair += static_cast<int>(blockDim.x)) {
     float cosine;
     float sine;
     RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
     const int first = args.interleaved ? 2 * pair : pair;
     const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
-    for (int head = 0; head < heads; ++head) {
-      const int64_t row = token * heads + head;
-      const float a = Load(args.x, row, first);
-      const float b = Load(args.x, row, second);
-      Store(args.x, row, first, a * cosine - b * sine);
-      Store(args.x, row, second, b * cosine + a * sine);
-    }
+    const float a = Load(args.x, row, first);
+    const float b = Load(args.x, row, second);
+    Store(args.x, row, first, a * cosine - b * sine);
+    Store(args.x, row, second, b * cosine + a * sine);
   }
 }
 
@@ -193,8 +219,11 @@ cudaError_t LaunchSigmoid(const RowsView& x, int64_t columns, cudaStream_t strea
 }
 
 cudaError_t LaunchRotary(const RotaryArguments& args, cudaStream_t stream) {
-  const auto tokens = static_cast<unsigned>(args.x.rows / args.x.inner);
-  return Start(RotaryKernel, dim3(tokens), stream, args);
+  const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
+                  static_cast<unsigned>(args.x.inner));
+  const int threads = std::clamp((args.pairs + 31) / 32 * 32, 32, kThreads);
+  RotaryKernel<<<grid, threads, 0, stream>>>(args);
+  return cudaGetLastError();
 }
 
 }  // namespace marlin::cuda

@@ -1,0 +1,35 @@
+// Loads of a type that is known before a loop: a switch in every load would keep the loads of a
+// loop from being in flight together.
+#pragma once
+
+#include <type_traits>
+
+#include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+template <typename T>
+MARLIN_DEVICE float ToFloat(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __bfloat162float(value);
+  } else {
+    return __half2float(value);
+  }
+}
+
+/// Calls run(T()) with the type of an element.
+template <typename Run>
+MARLIN_DEVICE void WithType(Element type, const Run& run) {
+  if (type == Element::kF32) {
+    run(float());
+  } else if (type == Element::kBf16) {
+    run(__nv_bfloat16());
+  } else {
+    run(__half());
+  }
+}
+
+}  // namespace marlin::cuda

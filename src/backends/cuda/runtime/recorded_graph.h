@@ -1,0 +1,18 @@
+// Work that a CUDA graph launches again.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "backends/cuda/runtime/device_memory.h"
+#include "plan/backend.h"
+
+namespace marlin::cuda {
+
+/// Runs `enqueue` on a stream of the recording, waits, and captures it. Errors: those of `enqueue`
+/// and of the device. Null: its work cannot be captured, and has been done.
+Result<std::unique_ptr<RecordedWork>> RecordGraph(
+    const std::shared_ptr<DeviceHandle>& device,
+    const std::function<Status(void* stream)>& enqueue);
+
+}  // namespace marlin::cuda
