@@ -572,6 +572,16 @@ def greedy_alike(got: list[int], prompt: list[int], reference: mm.Model, slack: 
 
 
 @pytest.mark.parametrize("source", MODELS, ids=lambda p: p.name)
+def test_models_run_on_the_gpu(source: Path) -> None:
+    prompt = json.loads((source / "golden.json").read_text())["prompt_ids"]
+    want = mm.load(source, "cpu", exact=True).logits(prompt)
+    model = mm.load(source, "cuda", exact=True)
+    assert str(model.device).startswith("cuda")
+    for _ in range(3):  # The second call is recorded, the third is its replay.
+        assert abs(model.logits(prompt) - want).max() < 1e-3
+
+
+@pytest.mark.parametrize("source", MODELS, ids=lambda p: p.name)
 @pytest.mark.parametrize("recipe", ["default_moe", "uniform:nf3/g64"])
 @pytest.mark.parametrize("how", ["device_map", "to"])
 def test_transformers_generates_what_the_runner_does(
