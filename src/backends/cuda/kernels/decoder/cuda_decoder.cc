@@ -66,6 +66,10 @@ cudaError_t PagesOf(const PagedCache& cache, void* table, cudaStream_t stream, P
     return cudaSuccess;
   }
   pages->more_slabs = static_cast<void* const*>(table);
+  // A graph would read the host's table again, when it is gone.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (stream != nullptr) cudaStreamIsCapturing(stream, &capture);
+  if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
   return cudaMemcpyAsync(table, cache.slabs.data(), cache.slabs.size_bytes(),
                          cudaMemcpyHostToDevice, stream);
 }
