@@ -14,6 +14,13 @@ constexpr size_t kMostSteps = 16;
 
 }  // namespace
 
+RecordedSteps::Step::~Step() {
+  if (work == nullptr) return;
+  void* const stream = work->stream();
+  work.reset();
+  device.impl().FreeWorkspaces(stream);
+}
+
 RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   Key key;
   const auto add = [&key](const TensorView& view) {
@@ -39,19 +46,19 @@ Status RecordedSteps::Run(const Device& device, const StepValues& values, const 
   if (!backend.records() || values.rows() > kMostRows) return enqueue(nullptr, nullptr);
   Key key = KeyOf(values);
   const auto found = std::find_if(steps_.begin(), steps_.end(),
-                                  [&key](const Step& step) { return step.key == key; });
+                                  [&key](const auto& step) { return step->key == key; });
   if (found != steps_.end()) {
-    return found->work == nullptr ? enqueue(nullptr, nullptr) : found->work->Launch(nullptr);
+    const std::unique_ptr<RecordedWork>& work = (*found)->work;
+    return work == nullptr ? enqueue(nullptr, nullptr) : work->Launch(nullptr);
   }
   if (key != last_) {
     last_ = std::move(key);
     return enqueue(nullptr, nullptr);
   }
-  Step step;
-  step.key = std::move(key);
-  MARLIN_ASSIGN_OR_RETURN(step.work, backend.Record([&](void* stream) {
-    step.plans.clear();
-    return enqueue(stream, &step.plans);
+  auto step = std::make_unique<Step>(device, std::move(key));
+  MARLIN_ASSIGN_OR_RETURN(step->work, backend.Record([&](void* stream) {
+    step->plans.clear();
+    return enqueue(stream, &step->plans);
   }));
   if (steps_.size() == kMostSteps) steps_.erase(steps_.begin());
   steps_.push_back(std::move(step));

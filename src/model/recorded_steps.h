@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "marlin/device.h"
@@ -30,6 +31,12 @@ class RecordedSteps {
   /// Everything that a recording holds besides what `values` points to: addresses and sizes.
   using Key = std::vector<uintptr_t>;
   struct Step {
+    Step(const Device& of, Key values) : device(of), key(std::move(values)) {}
+    ~Step();
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+    Device device;
     Key key;
     std::vector<ExpertsPlan> plans;
     std::unique_ptr<RecordedWork> work;  ///< Null: the device could not record it.
@@ -38,7 +45,7 @@ class RecordedSteps {
   static Key KeyOf(const StepValues& values);
 
   Key last_;
-  std::vector<Step> steps_;  ///< Oldest first.
+  std::vector<std::unique_ptr<Step>> steps_;  ///< Oldest first.
 };
 
 }  // namespace marlin

@@ -44,6 +44,15 @@ void Device::Impl::ReturnWorkspace(const Workspace& workspace) {
   spare_.push_back(workspace);
 }
 
+void Device::Impl::FreeWorkspaces(void* stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(spare_, [&](const Workspace& workspace) {
+    if (workspace.stream != stream) return false;
+    backend_->Free(workspace.data);
+    return true;
+  });
+}
+
 Result<std::unique_ptr<HostStaging>> Device::Impl::TakeStaging(int64_t bytes) {
   std::unique_ptr<HostStaging> found;
   {

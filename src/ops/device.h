@@ -55,6 +55,8 @@ class Device::Impl {
   /// enough; one per concurrent call. Errors: kOutOfMemory, kDeviceLost.
   Result<Workspace> TakeWorkspace(void* stream, int64_t bytes);
   void ReturnWorkspace(const Workspace& workspace);
+  /// Frees the workspaces of a stream, whose work is done and which will have no more.
+  void FreeWorkspaces(void* stream);
 
   /// Takes host memory of at least `bytes` that no copy uses any more, from the cache like a
   /// workspace. Errors: kOutOfMemory, kDeviceLost.

@@ -149,6 +149,8 @@ class RecordedWork {
   virtual ~RecordedWork() = default;
   /// Enqueues the work. One launch at a time. Errors: kDeviceLost.
   virtual Status Launch(void* stream) const = 0;
+  /// The stream of the recording, whose workspaces the work uses.
+  virtual void* stream() const = 0;
 };
 
 /// One device's implementation. Thread-safe; const calls have no visible state.

@@ -73,6 +73,7 @@ struct RemoteOptions {
 class RemoteRecording final : public RecordedWork {
  public:
   Status Launch(void* /*stream*/) const override { return {}; }
+  void* stream() const override { return nullptr; }
 };
 
 class RemoteDecoder final : public DecoderBackend {

@@ -21,6 +21,8 @@ class RecordedGraph final : public RecordedWork {
   RecordedGraph(const RecordedGraph&) = delete;
   RecordedGraph& operator=(const RecordedGraph&) = delete;
 
+  void* stream() const override { return stream_; }
+
   /// Does the work once, so that workspaces and modules are there when it is captured.
   Status Run(const std::function<Status(void*)>& enqueue) {
     MARLIN_RETURN_IF_ERROR(Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
