@@ -168,6 +168,28 @@ Status CudaDecoder::Load() const {
   });
 }
 
+bool CudaDecoder::Has(DecoderOperation operation) const {
+  switch (operation) {
+    case DecoderOperation::kLookUpRows:
+    case DecoderOperation::kLookUpWeightRows:
+    case DecoderOperation::kConvert:
+    case DecoderOperation::kRmsNorm:
+    case DecoderOperation::kAddTo:
+    case DecoderOperation::kApplyRotary:
+    case DecoderOperation::kApplyGate:
+    case DecoderOperation::kApplySigmoid:
+    case DecoderOperation::kAttention:
+    case DecoderOperation::kAppendToCache:
+    case DecoderOperation::kPagedAttention:
+    case DecoderOperation::kRouteTokens:
+    case DecoderOperation::kResetSampler:
+    case DecoderOperation::kSampleTokens:
+      return true;
+    default:
+      return false;
+  }
+}
+
 int64_t CudaDecoder::cache_page_tokens() const { return kCachePageTokens; }
 
 int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const {

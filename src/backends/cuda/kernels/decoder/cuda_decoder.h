@@ -15,7 +15,7 @@ class CudaDecoder final : public DecoderBackend {
   Status Load() const;
 
   bool reads_host_memory() const override { return false; }
-  bool Has(DecoderOperation /*operation*/) const override { return true; }
+  bool Has(DecoderOperation operation) const override;
   int64_t cache_page_tokens() const override;
   int64_t sampler_state_bytes(int64_t vocab) const override;
 
