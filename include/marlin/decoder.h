@@ -53,6 +53,12 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
 Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x,
              float scale = 1.0F, void* stream = nullptr);
 
+/// residual += block, then out = RmsNorm(residual, weight, epsilon), in one pass. All are [rows,
+/// columns] with contiguous columns; out overlaps neither. The bits are those of AddTo and RmsNorm.
+Status AddRmsNorm(const Device& device, const TensorView& block, const MutableTensorView& residual,
+                  const TensorView& weight, float epsilon, const MutableTensorView& out,
+                  void* stream = nullptr);
+
 /// Parameters of rotary position embedding (RoPE).
 struct RotaryEmbedding {
   /// f32 [pairs]: rotation angle per position of pair i. The first 2 * pairs features of a head are
@@ -84,9 +90,9 @@ struct AttentionOptions {
   float scale = 0.0F;     ///< Multiplies q.k; 0 means 1 / sqrt(head_dim).
   int64_t window = 0;     ///< Sliding window, the query's own position included; 0: none.
   TensorView sinks = {};  ///< Attention sinks, f32 [heads]: extra softmax logits without a value.
-  /// kDefault uses a bf16 matrix unit for bf16 keys and values of sequences with more than four
-  /// tokens in the call, with queries and softmax weights split into two bf16 terms; otherwise
-  /// fp32.
+  /// kDefault may use a bf16 matrix unit for bf16 keys and values, with queries and softmax weights
+  /// split into two bf16 terms: the CPU for sequences with more than four tokens in the call, a GPU
+  /// for a paged cache. Otherwise fp32.
   Accuracy accuracy = Accuracy::kDefault;
   /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
@@ -139,9 +145,31 @@ Result<int64_t> CachePageTokens(const Device& device);
 Status AppendToCache(const Device& device, const TensorView& keys, const TensorView& values,
                      const SequenceRows& rows, const PagedCache& cache, void* stream = nullptr);
 
+/// The projections of a step's rows. All have a contiguous last dimension.
+struct AttentionHeads {
+  MutableTensorView queries;  ///< [rows, heads, key_dim]
+  MutableTensorView keys;     ///< [rows, kv_heads, key_dim]
+  TensorView values;          ///< [rows, kv_heads, value_dim]
+};
+
+/// RMS norms of every head of the queries and of the keys (QK norm): [key_dim] each, or empty.
+struct HeadNorms {
+  TensorView queries = {};
+  TensorView keys = {};
+  float epsilon = 0.0F;
+};
+
+/// Prepares attention over a paged cache: norms of queries and keys, then RoPE of both, in place,
+/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache those of
+/// AppendToCache after them; the keys are left unspecified. Errors: those of these operations, and
+/// kInvalidArgument for a cache with values_in_keys.
+Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const HeadNorms& norms,
+                       const RotaryEmbedding& rotary, const SequenceRows& rows,
+                       const PagedCache& cache, void* stream = nullptr);
+
 /// Causal attention of queries [rows, heads, key_dim] over the cached keys of their sequences; out
 /// is [rows, heads, value_dim] and may alias queries. The bits are those of Attention on the same
-/// keys and values stored contiguously. Errors: those of AppendToCache.
+/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: those of AppendToCache.
 Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
                       const PagedCache& cache, const MutableTensorView& out,
                       const AttentionOptions& options = {}, void* stream = nullptr);

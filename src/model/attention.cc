@@ -11,30 +11,38 @@ MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t he
       rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
 }
 
-Status Rotate(const Pass& pass, const MutableTensorView& heads) {
+RotaryEmbedding RotaryOf(const Pass& pass) {
   const DecoderConfig& config = pass.decoder.config;
-  return ApplyRotary(pass.device,
-                     {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
-                      config.interleaved_rotary},
-                     pass.values.positions, heads, pass.stream());
+  return {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
+          config.interleaved_rotary};
 }
 
-/// Appends keys and values to the KV cache, then attends.
-Status Attend(const Pass& pass, int64_t layer, const MutableTensorView& queries,
-              const MutableTensorView& keys, const MutableTensorView& values,
+Status Rotate(const Pass& pass, const MutableTensorView& heads) {
+  return ApplyRotary(pass.device, RotaryOf(pass), pass.values.positions, heads, pass.stream());
+}
+
+SequenceRows RowsOf(const Pass& pass, int64_t layer) {
+  const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
+  return {pass.values.positions, pass.values.first_rows, pages.block_tables};
+}
+
+PagedCache CacheOf(const Pass& pass, int64_t layer) {
+  return pass.pool.CacheOf(layer, pass.values.pages[pass.pool.GroupOf(layer)].slabs);
+}
+
+Status Attend(const Pass& pass, int64_t layer, const TensorView& queries,
               const TensorView& sinks) {
   const DecoderConfig& config = pass.decoder.config;
-  const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
-  const SequenceRows rows{pass.values.positions, pass.values.first_rows, pages.block_tables};
-  const PagedCache cache = pass.pool.CacheOf(layer, pages.slabs);
-  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, keys, values, rows, cache, pass.stream()));
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.windows[static_cast<size_t>(layer)];
   options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
-  const MutableTensorView out = Heads(pass.values.mixed, 0, config.shape.heads, config.value_dim());
-  return PagedAttention(pass.device, queries, rows, cache, out, options, pass.stream());
+  const MutableTensorView& mixed = pass.values.mixed;
+  const MutableTensorView out(mixed.data(), mixed.dtype(),
+                              {mixed.dim(0), config.shape.heads, config.value_dim()});
+  return PagedAttention(pass.device, queries, RowsOf(pass, layer), CacheOf(pass, layer), out,
+                        options, pass.stream());
 }
 
 /// MLA: a head's key is its own part without RoPE, then the RoPE part shared by all heads.
@@ -61,9 +69,11 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
     const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
     MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to, pass.stream()));
   }
-  return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim),
-                part(k, 0, key_dim, key_dim),
-                part(values.expanded, shape.nope_dim, shape.v_dim, pair_width), {});
+  MARLIN_RETURN_IF_ERROR(AppendToCache(
+      pass.device, part(k, 0, key_dim, key_dim),
+      part(values.expanded, shape.nope_dim, shape.v_dim, pair_width), RowsOf(pass, layer),
+      CacheOf(pass, layer), pass.stream()));
+  return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim), {});
 }
 
 /// norm(x) for the norms inside MLA, whose epsilon the config does not set.
@@ -78,8 +88,8 @@ Status RunProject(const Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   const StepValues& values = pass.values;
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(DType::kF32, values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.input_norm, values.hidden, x));
+                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.input_norm, x));
   return Apply(pass.device, layer.attention.qkv, x, pass.products, values.projected);
 }
 
@@ -92,8 +102,8 @@ Status RunLatentProject(const Pass& pass, int64_t index) {
     return Apply(pass.device, projection, x, pass.products, out);
   };
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(DType::kF32, values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.layer(index).input_norm, values.hidden, x));
+                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(index).input_norm, x));
   if (!layer.q.empty()) {
     MARLIN_RETURN_IF_ERROR(apply(layer.q, x, values.projected));
   } else {
@@ -121,13 +131,11 @@ Status RunAttention(const Pass& pass, int64_t index) {
   const MutableTensorView q = Heads(qkv, 0, shape.heads, shape.head_dim);
   const MutableTensorView k = Heads(qkv, first_key, shape.kv_heads, shape.head_dim);
   const MutableTensorView v = Heads(qkv, first_value, shape.kv_heads, shape.head_dim);
-  if (!layer.q_norm.empty()) {
-    MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.q_norm, q, q));
-    MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.k_norm, k, k));
-  }
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, q));
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, k));
-  return Attend(pass, index, q, k, v, layer.sinks.view());
+  const HeadNorms norms{layer.q_norm.view(), layer.k_norm.view(), config.epsilon};
+  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass),
+                                         RowsOf(pass, index), CacheOf(pass, index),
+                                         pass.stream()));
+  return Attend(pass, index, q, layer.sinks.view());
 }
 
 }  // namespace marlin

@@ -24,7 +24,7 @@ Status Observe(const Pass& pass, int64_t index) {
 Status RunRoute(const Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.mlp_norm, values.hidden, values.normed));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, values.normed));
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
@@ -51,13 +51,10 @@ Status RunExperts(const Pass& pass, int64_t index) {
                                pass.products.allow_bf16_activations};
   MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
                           PlanExperts(pass.device, problem, pass.layer(index).experts.set));
-  const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
-                          pass.arena.Take(DType::kF32, values.normed.shape()));
   if (pass.plans != nullptr) pass.plans->push_back(plan);
-  MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights, out,
-                                  {nullptr, 0, pass.stream()}));
-  return AddBlock(pass, pass.layer(index).mlp_out_norm, out);
+  MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights,
+                                  pass.block, {nullptr, 0, pass.stream()}));
+  return AddBlock(pass, pass.layer(index).mlp_out_norm);
 }
 
 }  // namespace marlin

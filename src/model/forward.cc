@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -59,9 +60,17 @@ Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x
   return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream());
 }
 
-Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block) {
-  if (!norm.empty()) MARLIN_RETURN_IF_ERROR(Normalize(pass, norm, block, block));
-  return AddTo(pass.device, block, pass.values.hidden, 1.0F, pass.stream());
+Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
+  if (!std::exchange(pass.block_is_pending, false)) {
+    return Normalize(pass, norm, pass.values.hidden, out);
+  }
+  return AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
+                    pass.decoder.config.epsilon, out, pass.stream());
+}
+
+Status AddBlock(const Pass& pass, const DeviceVector& norm) {
+  pass.block_is_pending = true;
+  return norm.empty() ? Status() : Normalize(pass, norm, pass.block, pass.block);
 }
 
 Status TakeValues(Pass* pass) {
@@ -71,7 +80,9 @@ Status TakeValues(Pass* pass) {
   StepValues& values = pass->values;
   const int64_t rows = pass->rows();
   const auto take = [&](int64_t width) { return arena.Take(DType::kF32, {rows, width}); };
+  const DType activations = pass->products.activations;
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
+  MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
   // The two halves of a layer reuse the same memory.
   const Arena::Mark begin = arena.mark();
   const int64_t queries = shape.heads * config.key_dim();
@@ -83,13 +94,14 @@ Status TakeValues(Pass* pass) {
     MARLIN_ASSIGN_OR_RETURN(values.projected,
                             take(queries + 2 * shape.kv_heads * config.key_dim()));
   }
-  MARLIN_ASSIGN_OR_RETURN(values.mixed, take(shape.heads * config.value_dim()));
+  MARLIN_ASSIGN_OR_RETURN(values.mixed,
+                          arena.Take(activations, {rows, shape.heads * config.value_dim()}));
   const Arena::Mark attention_end = arena.mark();
   arena.Return(begin);
   int64_t inner = 0;
   for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
   if (inner > 0) {
-    MARLIN_ASSIGN_OR_RETURN(values.inner, take(inner));
+    MARLIN_ASSIGN_OR_RETURN(values.inner, arena.Take(activations, {rows, inner}));
   }
   if (shape.experts > 0) {
     const Shape selected{rows, config.router.top_k};
@@ -136,24 +148,27 @@ Status RunGateUp(const Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(DType::kF32, values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.mlp_norm, values.hidden, x));
+                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, x));
   return RunGate(pass, layer.mlp, x, values.inner);
 }
 
 Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
-  const ArenaScope scope(pass.arena);
   const DecoderLayer& layer = pass.layer(index);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block,
-                          pass.arena.Take(DType::kF32, pass.values.hidden.shape()));
   if (from_inner) {
     MARLIN_RETURN_IF_ERROR(
-        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, block));
-    return AddBlock(pass, layer.mlp_out_norm, block);
+        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
+    return AddBlock(pass, layer.mlp_out_norm);
   }
   const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, block));
-  return AddBlock(pass, layer.attention_out_norm, block);
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, pass.block));
+  return AddBlock(pass, layer.attention_out_norm);
+}
+
+/// Adds the pending block, for operations that read `hidden` itself.
+Status CompleteHidden(const Pass& pass) {
+  if (!std::exchange(pass.block_is_pending, false)) return {};
+  return AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream());
 }
 
 Status RunHead(const Pass& pass) {
@@ -161,11 +176,19 @@ Status RunHead(const Pass& pass) {
   const int64_t rows = values.wanted.dim(0);
   if (rows == 0) return {};
   const ArenaScope scope(pass.arena);
+  const DType activations = pass.products.activations;
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
-                          pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
-  MARLIN_RETURN_IF_ERROR(
-      LookUpRows(pass.device, values.hidden, values.wanted, last, pass.stream()));
-  MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, last, last));
+                          pass.arena.Take(activations, {rows, values.hidden.dim(1)}));
+  if (rows == pass.rows()) {
+    MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.decoder.norm, last));
+  } else {
+    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wanted,
+                            pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
+    MARLIN_RETURN_IF_ERROR(
+        LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, wanted, last));
+  }
   return Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits);
 }
 
@@ -231,6 +254,7 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
 
 Status StepProgram::Run(const Pass& pass) const {
   for (const Part& part : parts_) {
+    if (part.fused != nullptr) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
     MARLIN_RETURN_IF_ERROR(part.fused != nullptr
                                ? part.fused->Run(pass.values, pass.stream())
                                : RunPieces(pass, part.kind, part.layer, part.from_inner));

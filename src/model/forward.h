@@ -80,6 +80,10 @@ struct Pass {
   Arena& arena;
   RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
   StepValues values = {};
+  /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
+  MutableTensorView block = {};
+  /// `hidden` lacks `block`; the next norm of `hidden` adds it.
+  mutable bool block_is_pending = false;
   /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
   std::vector<ExpertsPlan>* plans = nullptr;
 
@@ -105,8 +109,10 @@ Status RunExperts(const Pass& pass, int64_t layer);
 /// out = norm(x); out may be x.
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out);
-/// hidden += norm(block), or block without a norm; overwrites block.
-Status AddBlock(const Pass& pass, const DeviceVector& norm, const MutableTensorView& block);
+/// out = norm(hidden), after the pending block has been added to it.
+Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
+/// Makes norm(block), or block without a norm, the pending block.
+Status AddBlock(const Pass& pass, const DeviceVector& norm);
 
 /// A step, with the runs of operations that the device has fused.
 class StepProgram {

@@ -183,6 +183,9 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
+    if (!exact && chosen.impl().backend().rounds_activations()) {
+      impl->products.activations = DType::kBf16;
+    }
     const DecoderConfig& numbers = impl->decoder.config;
     const CacheShape cache{numbers.windows, numbers.cache_heads(), numbers.key_dim(),
                            numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};

@@ -21,19 +21,20 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
       return {kLookUpRows, kLookUpWeightRows};
     case StepKind::kProject:
     case StepKind::kLatentProject:
-      return {kRmsNorm};
+      return {kRmsNorm, kAddRmsNorm};
     case StepKind::kAttention:
-      return {kRmsNorm, kApplyRotary, kConvert, kAppendToCache, kPagedAttention};
+      return {kRmsNorm,       kApplyRotary,    kConvert,
+              kAppendToCache, kRotateAndAppend, kPagedAttention};
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo};
     case StepKind::kGateUp:
-      return {kRmsNorm, kApplyGate};
+      return {kAddRmsNorm, kApplyGate};
     case StepKind::kRoute:
-      return {kRmsNorm, kRouteTokens};
+      return {kAddRmsNorm, kRouteTokens};
     case StepKind::kExperts:
       return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
     case StepKind::kHead:
-      return {kLookUpRows, kRmsNorm};
+      return {kLookUpRows, kRmsNorm, kAddRmsNorm};
     case StepKind::kSample:
       return {kResetSampler, kSampleTokens};
   }

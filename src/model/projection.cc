@@ -10,6 +10,8 @@ GemmOptions OptionsFor(const ProductOptions& product) {
   options.accuracy = product.accuracy;
   options.allow_bf16_activations = product.allow_bf16_activations;
   options.stream = product.stream;
+  // The weights were written when the model was loaded.
+  options.overlap_previous = true;
   return options;
 }
 

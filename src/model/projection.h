@@ -51,6 +51,8 @@ struct ProductOptions {
   Accuracy accuracy = Accuracy::kDefault;
   bool allow_bf16_activations = true;
   void* stream = nullptr;  ///< As GemmOptions::stream.
+  /// The type of rows that only GEMMs read.
+  DType activations = DType::kF32;
 };
 
 /// out[m, projection.out] = x times the projection plus its bias, rows scaled by row_weight (f32

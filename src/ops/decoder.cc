@@ -35,13 +35,18 @@ Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
   return CheckVector("sinks", options.sinks, heads, true);
 }
 
-namespace {
-
-/// CheckVector, but required unless it has no elements.
-Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
+Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count,
+                           bool f32_only) {
   if (count > 0 && view.empty()) return Invalid(fmt::format("{}: null data", name));
   return CheckVector(name, view, count, f32_only);
 }
+
+Status CheckEpsilon(float epsilon) {
+  if (epsilon >= 0.0F) return {};
+  return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
+}
+
+namespace {
 
 /// Checks a vector of ids or positions in device memory.
 Status CheckIndexVector(const char* name, const TensorView& view, int64_t count) {
@@ -180,8 +185,7 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
   MARLIN_RETURN_IF_ERROR(CheckRequiredVector("weight", weight, x.dim(x.rank() - 1), false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, true));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "weight", weight, false));
-  if (!(epsilon >= 0.0F))
-    return Invalid(fmt::format("epsilon: expected 0 or more, got {}", epsilon));
+  MARLIN_RETURN_IF_ERROR(CheckEpsilon(epsilon));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, RmsNormCall{x, weight, epsilon, out}, stream);
 }
@@ -196,10 +200,25 @@ Status AddTo(const Device& device, const TensorView& y, const MutableTensorView&
   return RunOperation(device, AddToCall{y, x, scale}, stream);
 }
 
-Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const TensorView& positions,
-                   const MutableTensorView& x, void* stream) {
-  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
-  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+Status AddRmsNorm(const Device& device, const TensorView& block, const MutableTensorView& residual,
+                  const TensorView& weight, float epsilon, const MutableTensorView& out,
+                  void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("residual", residual, 2));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("residual", residual, residual.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("block", block, residual.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, residual.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckRequiredVector("weight", weight, residual.dim(1), false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("residual", residual, "block", block, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("residual", residual, "weight", weight, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "residual", residual, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "block", block, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "weight", weight, false));
+  MARLIN_RETURN_IF_ERROR(CheckEpsilon(epsilon));
+  if (residual.ElementCount() == 0) return {};
+  return RunOperation(device, AddRmsNormCall{block, residual, weight, epsilon, out}, stream);
+}
+
+Status CheckRotary(const char* name, const MutableTensorView& x, const RotaryEmbedding& rotary) {
   const TensorView& frequencies = rotary.inverse_frequencies;
   MARLIN_RETURN_IF_ERROR(CheckRank("inverse_frequencies", frequencies, 1));
   MARLIN_RETURN_IF_ERROR(
@@ -208,7 +227,14 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const Te
     return Invalid(fmt::format("inverse_frequencies: {} pairs do not fit in a head of {}",
                                frequencies.dim(0), x.dim(2)));
   }
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "inverse_frequencies", frequencies, false));
+  return CheckNoOverlap(name, x, "inverse_frequencies", frequencies, false);
+}
+
+Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary, const TensorView& positions,
+                   const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckRotary("x", x, rotary));
   MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("x", x, "positions", positions));
   if (x.ElementCount() == 0) return {};

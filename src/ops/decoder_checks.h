@@ -39,6 +39,15 @@ inline Status CheckNoOverlapWithIndices(const char* out_name, const TensorView& 
   return CheckNoOverlap(out_name, out, name, numbers, false);
 }
 
+/// CheckVector, but required unless it has no elements.
+Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
+
+/// Checks that the epsilon of a norm is a number and not negative.
+Status CheckEpsilon(float epsilon);
+
+/// Checks the frequencies of RoPE for the heads x [tokens, heads, head_dim].
+Status CheckRotary(const char* name, const MutableTensorView& x, const RotaryEmbedding& rotary);
+
 /// Checks the window, and the sinks (one per head) if any.
 Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads);
 

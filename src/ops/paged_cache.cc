@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
@@ -52,7 +54,9 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
   MARLIN_RETURN_IF_ERROR(CheckRank("first_rows", rows.first_rows, 1));
   MARLIN_RETURN_IF_ERROR(CheckRank("block_tables", rows.block_tables, 2));
   const int64_t sequences = rows.first_rows.dim(0) - 1;
-  if (sequences < 0) return Invalid("first_rows: expected at least 1, got 0");
+  if (sequences < 0 || (sequences == 0 && count > 0)) {
+    return Invalid(fmt::format("first_rows: {} sequences have no {} rows", sequences, count));
+  }
   MARLIN_RETURN_IF_ERROR(CheckInt32("positions", rows.positions, {count}));
   MARLIN_RETURN_IF_ERROR(CheckInt32("first_rows", rows.first_rows, {sequences + 1}));
   return CheckInt32("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
@@ -90,6 +94,75 @@ Status AppendToCache(const Device& device, const TensorView& keys, const TensorV
   MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
   if (count == 0) return {};
   return RunOperation(device, AppendToCacheCall{keys, values, rows, cache}, stream);
+}
+
+namespace {
+
+Status CheckHeadNorm(const char* name, const TensorView& norm, const MutableTensorView& heads) {
+  return norm.empty() ? Status() : CheckRequiredVector(name, norm, heads.dim(2), false);
+}
+
+/// Checks that queries or keys, which are written, overlap nothing else of the call.
+Status CheckWrittenHeads(const char* name, const MutableTensorView& heads, const HeadNorms& norms,
+                         const RotaryEmbedding& rotary, const SequenceRows& rows) {
+  MARLIN_RETURN_IF_ERROR(CheckRotary(name, heads, rotary));
+  for (const TensorView& norm : {norms.queries, norms.keys}) {
+    if (!norm.empty()) MARLIN_RETURN_IF_ERROR(CheckNoOverlap(name, heads, "norm", norm, false));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices(name, heads, "positions", rows.positions));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices(name, heads, "first_rows", rows.first_rows));
+  return CheckNoOverlapWithIndices(name, heads, "block_tables", rows.block_tables);
+}
+
+/// Whether no row of one view of a projection reaches into the columns of the other: views of the
+/// same rows with the same stride, side by side.
+bool AreSideBySide(const TensorView& a, const TensorView& b) {
+  if (a.dtype() != b.dtype() || a.dim(0) != b.dim(0) || a.stride(0) != b.stride(0)) return false;
+  const auto columns = [](const TensorView& view) {
+    return ((view.dim(1) - 1) * view.stride(1) + view.dim(2)) * DTypeBytes(view.dtype());
+  };
+  const auto first = reinterpret_cast<uintptr_t>(a.data());
+  const auto second = reinterpret_cast<uintptr_t>(b.data());
+  const uintptr_t low = std::min(first, second);
+  const uintptr_t high = std::max(first, second);
+  const int64_t of_low = first <= second ? columns(a) : columns(b);
+  const int64_t of_high = first <= second ? columns(b) : columns(a);
+  const auto apart = static_cast<int64_t>(high - low);
+  return apart >= of_low && apart + of_high <= a.stride(0) * DTypeBytes(a.dtype());
+}
+
+Status CheckApart(const char* name, const TensorView& a, const char* other, const TensorView& b) {
+  if (AreSideBySide(a, b)) return {};
+  return CheckNoOverlap(name, a, other, b, false);
+}
+
+}  // namespace
+
+Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const HeadNorms& norms,
+                       const RotaryEmbedding& rotary, const SequenceRows& rows,
+                       const PagedCache& cache, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckCache(device, cache));
+  if (cache.values_in_keys) return Invalid("cache: has the values in its keys");
+  MARLIN_RETURN_IF_ERROR(CheckRank("queries", heads.queries, 3));
+  const int64_t count = heads.queries.dim(0);
+  const int64_t query_heads = heads.queries.dim(1);
+  MARLIN_RETURN_IF_ERROR(
+      CheckActivations("queries", heads.queries, {count, query_heads, cache.key_dim}));
+  MARLIN_RETURN_IF_ERROR(
+      CheckActivations("keys", heads.keys, {count, cache.kv_heads, cache.key_dim}));
+  MARLIN_RETURN_IF_ERROR(
+      CheckActivations("values", heads.values, {count, cache.kv_heads, cache.value_dim}));
+  MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));
+  MARLIN_RETURN_IF_ERROR(CheckHeadNorm("norms.queries", norms.queries, heads.queries));
+  MARLIN_RETURN_IF_ERROR(CheckHeadNorm("norms.keys", norms.keys, heads.keys));
+  MARLIN_RETURN_IF_ERROR(CheckEpsilon(norms.epsilon));
+  if (count == 0) return {};
+  MARLIN_RETURN_IF_ERROR(CheckWrittenHeads("queries", heads.queries, norms, rotary, rows));
+  MARLIN_RETURN_IF_ERROR(CheckWrittenHeads("keys", heads.keys, norms, rotary, rows));
+  MARLIN_RETURN_IF_ERROR(CheckApart("queries", heads.queries, "keys", heads.keys));
+  MARLIN_RETURN_IF_ERROR(CheckApart("queries", heads.queries, "values", heads.values));
+  MARLIN_RETURN_IF_ERROR(CheckApart("keys", heads.keys, "values", heads.values));
+  return RunOperation(device, RotateAndAppendCall{heads, norms, rotary, rows, cache}, stream);
 }
 
 Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,

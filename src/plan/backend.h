@@ -252,6 +252,9 @@ class Backend {
   virtual Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const;
   /// Whether the host may wait for work on a stream. Errors: kUnsupported while it is captured.
   virtual Status CheckHostMayWait(void* /*stream*/) const { return {}; }
+  /// Whether its default GEMMs round fp32 activations to bf16 first, so that rows which only GEMMs
+  /// read may as well be stored in bf16.
+  virtual bool rounds_activations() const { return false; }
   /// Adds rows on the device. The default is for devices whose memory is the host's, which waits
   /// for the stream and adds. Errors: kDeviceLost.
   virtual Status AddRows(const AddRowsCall& call, void* stream) const;

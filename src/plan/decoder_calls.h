@@ -48,6 +48,14 @@ struct AddToCall {
   float scale;
 };
 
+struct AddRmsNormCall {
+  TensorView block;
+  MutableTensorView residual;
+  TensorView weight;
+  float epsilon;
+  MutableTensorView out;
+};
+
 struct ApplyRotaryCall {
   const RotaryEmbedding& rotary;
   TensorView positions;  ///< i32 or i64 [tokens].
@@ -73,6 +81,14 @@ struct AttentionCall {
 struct AppendToCacheCall {
   TensorView keys;
   TensorView values;  ///< Empty if the cache stores the values as part of the keys.
+  const SequenceRows& rows;
+  const PagedCache& cache;
+};
+
+struct RotateAndAppendCall {
+  const AttentionHeads& heads;
+  const HeadNorms& norms;
+  const RotaryEmbedding& rotary;
   const SequenceRows& rows;
   const PagedCache& cache;
 };

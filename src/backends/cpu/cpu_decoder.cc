@@ -278,6 +278,24 @@ Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*co
   return {};
 }
 
+Status CpuDecoder::Run(const AddRmsNormCall& call, const OperationContext& context) const {
+  MARLIN_RETURN_IF_ERROR(Run(AddToCall{call.block, call.residual, 1.0F}, context));
+  return Run(RmsNormCall{call.residual, call.weight, call.epsilon, call.out}, context);
+}
+
+Status CpuDecoder::Run(const RotateAndAppendCall& call, const OperationContext& context) const {
+  const AttentionHeads& heads = call.heads;
+  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
+    if (!norm.empty()) {
+      MARLIN_RETURN_IF_ERROR(Run(RmsNormCall{x, norm, call.norms.epsilon, x}, context));
+    }
+    return Run(ApplyRotaryCall{call.rotary, call.rows.positions, x}, context);
+  };
+  MARLIN_RETURN_IF_ERROR(prepare(heads.queries, call.norms.queries));
+  MARLIN_RETURN_IF_ERROR(prepare(heads.keys, call.norms.keys));
+  return Run(AppendToCacheCall{heads.keys, heads.values, call.rows, call.cache}, context);
+}
+
 Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
   const auto& gate = call.gate;
   const auto& up = call.up;

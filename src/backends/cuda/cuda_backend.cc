@@ -61,7 +61,7 @@ class CudaBackend final : public Backend {
   Status MakeShared() {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
-    decoder_.emplace(*device_, *value_errors_);
+    decoder_.emplace(*device_, *value_errors_, *scratch_);
     MARLIN_RETURN_IF_ERROR(decoder_->Load());
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();
@@ -237,6 +237,7 @@ class CudaBackend final : public Backend {
   }
   bool calls_block() const override { return false; }
   bool records() const override { return true; }
+  bool rounds_activations() const override { return true; }
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
     return RecordGraph(device_, enqueue);

@@ -118,6 +118,23 @@ class RemoteDecoder final : public DecoderBackend {
   Status Run(const AddToCall& call, const OperationContext&) const override {
     return Put([this, call] { return Now(AddToCall{Local(call.y), Local(call.x), call.scale}); });
   }
+  Status Run(const AddRmsNormCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(AddRmsNormCall{Local(call.block), Local(call.residual), Local(call.weight),
+                                call.epsilon, Local(call.out)});
+    });
+  }
+  Status Run(const RotateAndAppendCall& call, const OperationContext&) const override {
+    RotaryEmbedding rotary = call.rotary;
+    rotary.inverse_frequencies = Local(rotary.inverse_frequencies);
+    const AttentionHeads heads{Local(call.heads.queries), Local(call.heads.keys),
+                               Local(call.heads.values)};
+    const HeadNorms norms{Local(call.norms.queries), Local(call.norms.keys), call.norms.epsilon};
+    return Put([this, heads, norms, rotary, paged = Paged(call.rows, call.cache)] {
+      const PagedCache cache = paged.Cache();
+      return Now(RotateAndAppendCall{heads, norms, rotary, paged.rows, cache});
+    });
+  }
   Status Run(const ApplyRotaryCall& call, const OperationContext&) const override {
     RotaryEmbedding rotary = call.rotary;
     rotary.inverse_frequencies = Local(rotary.inverse_frequencies);

@@ -12,6 +12,11 @@ cudaError_t AllowAllShared(const void* function) {
                               DeviceShape().shared_bytes);
 }
 
+cudaError_t PreferShared(const void* function) {
+  return cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
                    cudaStream_t stream) {
   cudaLaunchConfig_t config = {};

@@ -20,6 +20,11 @@ struct LaunchSize {
 /// function: other threads may launch it meanwhile.
 cudaError_t AllowAllShared(const void* function);
 
+/// Asks for the largest shared memory of a multiprocessor for a kernel, whatever it uses: a
+/// multiprocessor drains before it changes the split of shared memory and L1, so all kernels of a
+/// chain have the same. Call it once for each function.
+cudaError_t PreferShared(const void* function);
+
 /// Launches a kernel on a stream. Precondition: AllowAllShared(function).
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
                    cudaStream_t stream);

@@ -2,7 +2,7 @@
 // layout that async copies need, and the split-K reduction with the epilogue.
 #include <algorithm>
 
-#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/tile_gemm.h"
 
@@ -14,6 +14,7 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     StageActivationsKernel(ActivationView a, uint32_t* out, int pairs_padded) {
+  EnterChain();
   const int64_t count = static_cast<int64_t>(a.m) * pairs_padded;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
@@ -34,8 +35,7 @@ MARLIN_DEVICE float SumOfParts(const float* partials, int splits, int64_t stride
 
 __global__ void __launch_bounds__(kThreads)
     ReducePartialsKernel(const float* partials, int splits, int m, EpilogueView epilogue) {
-  TriggerDependentLaunch();
-  WaitForEarlierWork();
+  EnterChain();
   const int columns = epilogue.gated ? epilogue.n / 2 : epilogue.n;
   const int64_t count = static_cast<int64_t>(m) * columns;
   const int64_t stride = static_cast<int64_t>(m) * epilogue.n;
@@ -67,12 +67,8 @@ cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_pad
   const int pairs = k_padded / 2;
   const unsigned blocks = BlocksFor(static_cast<int64_t>(a.m) * pairs);
   auto* to = static_cast<uint32_t*>(out);
-  if (bf16) {
-    StageActivationsKernel<Bf16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
-  } else {
-    StageActivationsKernel<F16x2><<<blocks, kThreads, 0, stream>>>(a, to, pairs);
-  }
-  return cudaGetLastError();
+  const auto kernel = bf16 ? &StageActivationsKernel<Bf16x2> : &StageActivationsKernel<F16x2>;
+  return LaunchInChain(kernel, dim3(blocks), kThreads, 0, stream, a, to, pairs);
 }
 
 cudaError_t LaunchReducePartials(const float* partials, int splits, int m,

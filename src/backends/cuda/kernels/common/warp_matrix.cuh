@@ -15,6 +15,13 @@ MARLIN_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
                : "r"(address));
 }
 
+/// The same, each matrix transposed.
+MARLIN_DEVICE void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
 /// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA,
 /// transposed: lane l gives the address of column l % 8 of matrix l / 8.
 MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {

@@ -1,5 +1,6 @@
 // Appends keys and values to the pages of their positions.
 #include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
 
@@ -7,36 +8,6 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-/// The sequence of a row: the last that begins at or before it. The sequences ascend.
-MARLIN_DEVICE int SequenceOf(const SequencesView& sequences, int row) {
-  int low = 0;
-  int high = sequences.count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (sequences.first_rows[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-/// Records a negative position, and one that does not follow that of the row before.
-MARLIN_DEVICE bool CheckPosition(const AppendArguments& args, int sequence, int row) {
-  const SequencesView& sequences = args.sequences;
-  const int position = sequences.positions[row];
-  if (position < 0) {
-    RecordError(args.errors, ValueError::kPosition, position, row);
-    return false;
-  }
-  if (row == FirstRow(sequences, sequence)) return true;
-  const int64_t expected = int64_t{sequences.positions[row - 1]} + 1;
-  if (position == expected) return true;
-  RecordError(args.errors, ValueError::kNextPosition, position, row, expected);
-  return false;
-}
 
 MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const PagesView& pages,
                              int64_t first_element, int position, uint8_t* page) {
@@ -53,11 +24,12 @@ MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const 
 __global__ void __launch_bounds__(kThreads)
     AppendKernel(const __grid_constant__ AppendArguments args) {
   __shared__ uint8_t* found;
+  EnterChain();
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
   if (threadIdx.x == 0) {
     const int sequence = SequenceOf(args.sequences, row);
-    found = CheckPosition(args, sequence, row)
+    found = CheckPosition(args.sequences, sequence, row, args.errors)
                 ? FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row],
                            args.errors)
                 : nullptr;
@@ -77,8 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t LaunchAppend(const AppendArguments& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
                   static_cast<unsigned>(args.pages.kv_heads));
-  AppendKernel<<<grid, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchInChain(&AppendKernel, grid, kThreads, 0, stream, args);
 }
 
 }  // namespace marlin::cuda

@@ -14,8 +14,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
-#include "backends/cuda/kernels/common/launch.h"
+#include "backends/cuda/kernels/decoder/attention_tile.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
 #include "backends/cuda/kernels/decoder/typed.cuh"
@@ -69,105 +70,6 @@ struct Finish {
     sum = __fmaf_rn(total, factor, FactorOf(args.sinks[head], with_sink));
   }
   MARLIN_DEVICE float Of(float value) const { return __fdiv_rn(__fmul_rn(value, factor), sum); }
-};
-
-/// A tile of query rows, and its sequence.
-struct Tile {
-  int sequence = -1;  ///< -1: no such tile.
-  int first_row = 0;  ///< The sequence's first row of the call.
-  int first = 0;      ///< The tile's first query row of the sequence.
-  int rows = 0;
-  int begin = 0;  ///< Position of the sequence's first token.
-
-  MARLIN_DEVICE int TokenOf(const AttentionArguments& args, int row) const {
-    return (first + row) / args.group;
-  }
-  MARLIN_DEVICE int PositionOf(const AttentionArguments& args, int row) const {
-    return begin + TokenOf(args, row);
-  }
-  MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int row) const {
-    return static_cast<int>(blockIdx.y) * args.group + (first + row) % args.group;
-  }
-  /// The row of queries or out.
-  MARLIN_DEVICE int64_t RowOf(const AttentionArguments& args, int row) const {
-    return static_cast<int64_t>(first_row + TokenOf(args, row)) * args.kv_heads * args.group +
-           HeadOf(args, row);
-  }
-};
-
-/// The tokens of a sequence, and its first row.
-struct SequenceExtent {
-  int row = 0;
-  int tokens = 0;
-
-  MARLIN_DEVICE SequenceExtent(const AttentionArguments& args, int sequence) {
-    if (sequence >= args.sequences.count) return;
-    const bool paged = args.sequences.block_tables != nullptr;
-    row = paged ? FirstRow(args.sequences, sequence) : 0;
-    tokens = paged ? max(FirstRow(args.sequences, sequence + 1) - row, 0) : args.sequences.rows;
-  }
-};
-
-/// Finds tile blockIdx.x; a lane looks at a sequence. Called by all threads of a CTA.
-MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  Tile tile;
-  int before = 0;
-  for (int first = 0; first < args.sequences.count; first += 32) {
-    const SequenceExtent extent(args, first + lane);
-    const int rows = extent.tokens * args.group;
-    const int tiles = (rows + tile_rows - 1) / tile_rows;
-    int through = tiles;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, through, step);
-      if (lane >= step) through += other;
-    }
-    const int at = static_cast<int>(blockIdx.x) - before - (through - tiles);
-    const unsigned found = __ballot_sync(~0u, at >= 0 && at < tiles);
-    before += __shfl_sync(~0u, through, 31);
-    if (found == 0) continue;
-    const int owner = __ffs(static_cast<int>(found)) - 1;
-    tile.sequence = first + owner;
-    tile.first_row = __shfl_sync(~0u, extent.row, owner);
-    tile.first = __shfl_sync(~0u, at, owner) * tile_rows;
-    tile.rows = min(__shfl_sync(~0u, rows, owner) - tile.first, tile_rows);
-    const int tokens = __shfl_sync(~0u, extent.tokens, owner);
-    tile.begin = args.sequences.block_tables != nullptr
-                     ? max(args.sequences.positions[tile.first_row], 0)
-                     : args.length - tokens;
-    return tile;
-  }
-  return tile;
-}
-
-/// Records a first position that is negative, and positions that are not consecutive.
-MARLIN_DEVICE void CheckPositions(const AttentionArguments& args, const Tile& tile) {
-  const int32_t* const positions = args.sequences.positions + tile.first_row;
-  if (positions[0] < 0) {
-    RecordError(args.errors, ValueError::kPosition, positions[0], tile.first_row);
-  }
-  const int end = tile.TokenOf(args, tile.rows - 1) + 1;
-  for (int token = tile.TokenOf(args, 0) + static_cast<int>(threadIdx.x); token < end;
-       token += kThreads) {
-    if (positions[token] == positions[0] + token) continue;
-    RecordError(args.errors, ValueError::kNextPosition, positions[token], tile.first_row + token,
-                positions[0] + token);
-  }
-}
-
-/// The keys that some row of a tile sees.
-struct KeyRange {
-  int first;
-  int end;
-
-  MARLIN_DEVICE KeyRange(const AttentionArguments& args, const Tile& tile)
-      : first(FirstKey(args, tile.PositionOf(args, 0))),
-        end(tile.PositionOf(args, tile.rows - 1) + 1) {}
-
-  static MARLIN_DEVICE int FirstKey(const AttentionArguments& args, int position) {
-    return args.window > 0 ? max(position - args.window + 1, 0) : 0;
-  }
 };
 
 /// Where the keys and the values of a block are. Null: there is no page.
@@ -539,6 +441,7 @@ template <int kRows, int kFeatures>
 __global__ void __launch_bounds__(kThreads)
     AttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) float memory[];
+  EnterChain();
   const bool checks = args.sequences.block_tables != nullptr && blockIdx.y == 0 && blockIdx.z == 0;
   if (checks && blockIdx.x == 0) CheckFirstRows(args.sequences, args.errors);
   const Tile tile = FindTile(args, kRows);
@@ -557,6 +460,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int kRows>
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(const __grid_constant__ AttentionArguments args) {
+  EnterChain();
   const Tile tile = FindTile(args, kRows);
   if (tile.sequence < 0) return;
   const KeyRange range(args, tile);
@@ -597,11 +501,10 @@ cudaError_t Start(const AttentionArguments& args, cudaStream_t stream) {
   const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
   const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(std::max(args.segments, 1)));
   const int bytes = Shared<kRows>::Floats(PaddedFeatures(args.key_dim)) * int{sizeof(float)};
-  KernelFor<kRows>(args.value_dim)<<<grid, kThreads, bytes, stream>>>(args);
-  const cudaError_t error = cudaGetLastError();
+  const cudaError_t error =
+      LaunchInChain(KernelFor<kRows>(args.value_dim), grid, kThreads, bytes, stream, args);
   if (error != cudaSuccess || args.segments == 0) return error;
-  MergeKernel<kRows><<<tiles, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchInChain(&MergeKernel<kRows>, tiles, kThreads, 0, stream, args);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "backends/cuda/kernels/decoder/attention_plan.h"
 
+#include <algorithm>
+
 #include "backends/cuda/kernels/decoder/decoder_layout.h"
 #include "base/checked.h"
 
@@ -21,6 +23,40 @@ AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors) {
   if (idle && segments > 1 && segments <= kMostSegments && bytes <= kMostPartialBytes) {
     plan.segments = segments;
     plan.partial_bytes = bytes;
+  }
+  return plan;
+}
+
+namespace {
+
+/// Tiles of several tokens read every key once for all of them, but only pay where they occupy the
+/// device.
+bool IsPrefill(const AttentionShape& shape, int64_t tiles, int multiprocessors) {
+  const bool several = shape.rows * shape.group >= 2 * kDecodeHeads * shape.sequences;
+  return several && shape.rows > shape.sequences &&
+         tiles * shape.kv_heads >= int64_t{multiprocessors} / 2;
+}
+
+}  // namespace
+
+AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors) {
+  // A CTA merges them, one after another.
+  constexpr int64_t kMostSegments = 32;
+  constexpr int64_t kCtasPerMultiprocessor = 2;
+  AttentionPlan plan;
+  plan.tile_rows = kPrefillRows;
+  plan.tiles = shape.rows * shape.group / kPrefillRows + shape.sequences;
+  if (IsPrefill(shape, plan.tiles, multiprocessors)) return plan;
+  plan.tile_rows = kDecodeHeads;
+  plan.tiles = shape.rows * CeilDivide(shape.group, int64_t{kDecodeHeads});
+  const int64_t blocks = CeilDivide(shape.length, int64_t{kCachePageTokens});
+  const int64_t wanted =
+      kCtasPerMultiprocessor * multiprocessors / std::max<int64_t>(plan.tiles * shape.kv_heads, 1);
+  plan.segments = std::clamp(wanted, int64_t{1}, std::clamp(blocks, int64_t{1}, kMostSegments));
+  if (plan.segments > 1) {
+    plan.partial_bytes = plan.tiles * shape.kv_heads * plan.segments *
+                         PartialFloats(kDecodeHeads, static_cast<int>(shape.value_dim)) *
+                         int64_t{sizeof(float)};
   }
   return plan;
 }

@@ -25,4 +25,9 @@ struct AttentionPlan {
 /// Splits the keys where tiles alone would leave the device idle. The plan does not change results.
 AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 
+/// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
+/// kPrefillRows query rows. Else decode, one token per CTA, whose keys are split into equal parts,
+/// as many as occupy the device.
+AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
+
 }  // namespace marlin::cuda

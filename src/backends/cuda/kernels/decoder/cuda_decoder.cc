@@ -163,8 +163,12 @@ Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
 
 Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
-    const cudaError_t error = LoadRouter();
-    return error == cudaSuccess ? LoadAttention() : error;
+    for (const auto load : {LoadRouter, LoadAttention, LoadDecodeAttention,
+                            LoadPrefillAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+      const cudaError_t error = load();
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
   });
 }
 
@@ -175,11 +179,13 @@ bool CudaDecoder::Has(DecoderOperation operation) const {
     case DecoderOperation::kConvert:
     case DecoderOperation::kRmsNorm:
     case DecoderOperation::kAddTo:
+    case DecoderOperation::kAddRmsNorm:
     case DecoderOperation::kApplyRotary:
     case DecoderOperation::kApplyGate:
     case DecoderOperation::kApplySigmoid:
     case DecoderOperation::kAttention:
     case DecoderOperation::kAppendToCache:
+    case DecoderOperation::kRotateAndAppend:
     case DecoderOperation::kPagedAttention:
     case DecoderOperation::kRouteTokens:
     case DecoderOperation::kResetSampler:
@@ -247,6 +253,18 @@ Status CudaDecoder::Run(const AddToCall& call, const OperationContext& context) 
   return Enqueue("residual", [&] { return LaunchAddTo(args, StreamOf(context)); });
 }
 
+Status CudaDecoder::Run(const AddRmsNormCall& call, const OperationContext& context) const {
+  RmsNormArguments args;
+  args.x = RowsOf(call.residual);
+  args.block = RowsOf(call.block);
+  args.out = RowsOf(call.out);
+  args.weight = call.weight.data();
+  args.weight_type = ElementOf(call.weight.dtype());
+  args.columns = static_cast<int>(call.weight.dim(0));
+  args.epsilon = call.epsilon;
+  return Enqueue("norm", [&] { return LaunchRmsNorm(args, StreamOf(context)); });
+}
+
 Status CudaDecoder::Run(const ApplyRotaryCall& call, const OperationContext& context) const {
   RotaryArguments args;
   args.x = RowsOf(call.x);
@@ -292,6 +310,49 @@ Status CudaDecoder::Run(const AppendToCacheCall& call, const OperationContext& c
   });
 }
 
+int64_t CudaDecoder::WorkspaceBytes(const RotateAndAppendCall& call) const {
+  return SlabTableBytes(call.cache);
+}
+
+Status CudaDecoder::Run(const RotateAndAppendCall& call, const OperationContext& context) const {
+  if (call.cache.key_dim > kMostRotateFeatures) return RunUnfused(call, context);
+  RotateAppendArguments args;
+  args.queries = RowsOf(call.heads.queries);
+  args.keys = RowsOf(call.heads.keys);
+  args.values = RowsOf(call.heads.values);
+  args.heads = static_cast<int>(call.heads.queries.dim(1));
+  args.query_norm = call.norms.queries.data();
+  args.query_norm_type = ElementOf(call.norms.queries.dtype());
+  args.key_norm = call.norms.keys.data();
+  args.key_norm_type = ElementOf(call.norms.keys.dtype());
+  args.epsilon = call.norms.epsilon;
+  args.frequencies = call.rotary.inverse_frequencies.As<float>();
+  args.pairs = static_cast<int>(call.rotary.inverse_frequencies.dim(0));
+  args.factor = call.rotary.attention_factor;
+  args.interleaved = call.rotary.interleaved;
+  args.sequences = SequencesOf(call.rows);
+  args.errors = errors_.view();
+  return Enqueue("rotate_append", [&] {
+    const cudaError_t error =
+        PagesOf(call.cache, context.workspace, StreamOf(context), &args.pages);
+    return error == cudaSuccess ? LaunchRotateAppend(args, StreamOf(context)) : error;
+  });
+}
+
+/// For heads of more features than the fused kernel holds.
+Status CudaDecoder::RunUnfused(const RotateAndAppendCall& call,
+                               const OperationContext& context) const {
+  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
+    if (!norm.empty()) {
+      MARLIN_RETURN_IF_ERROR(Run(RmsNormCall{x, norm, call.norms.epsilon, x}, context));
+    }
+    return Run(ApplyRotaryCall{call.rotary, call.rows.positions, x}, context);
+  };
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.queries, call.norms.queries));
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.keys, call.norms.keys));
+  return Run(AppendToCacheCall{call.heads.keys, call.heads.values, call.rows, call.cache}, context);
+}
+
 int64_t CudaDecoder::WorkspaceBytes(const AttentionCall& call) const {
   int64_t bytes = 0;
   for (const AttentionInput& input : call.inputs) {
@@ -321,24 +382,62 @@ Status CudaDecoder::Run(const AttentionCall& call, const OperationContext& conte
   return {};
 }
 
+namespace {
+
+/// Whether matrix units run a call: see LaunchDecodeAttention.
+bool UsesMatrixUnits(const PagedAttentionCall& call) {
+  constexpr int64_t kAlignment = 16;
+  constexpr int64_t kElements = kAlignment / int64_t{sizeof(uint16_t)};
+  const PagedCache& cache = call.cache;
+  const auto fits = [](int64_t features) {
+    return features > 0 && features % 16 == 0 && features <= kMostMatrixFeatures;
+  };
+  const auto aligned = [](const void* slab) {
+    return reinterpret_cast<uintptr_t>(slab) % kAlignment == 0;
+  };
+  return call.options.accuracy == Accuracy::kDefault &&
+         call.options.determinism == Determinism::kDefault && cache.type == DType::kBf16 &&
+         !cache.values_in_keys && fits(cache.key_dim) && fits(cache.value_dim) &&
+         cache.page_stride % kElements == 0 && cache.first_element % kElements == 0 &&
+         std::ranges::all_of(cache.slabs, aligned);
+}
+
+AttentionPlan PlanOf(const PagedAttentionCall& call) {
+  const AttentionShape shape = ShapeOf(call);
+  return UsesMatrixUnits(call) ? PlanMatrixAttention(shape, Multiprocessors())
+                               : PlanAttention(shape, Multiprocessors());
+}
+
+}  // namespace
+
 int64_t CudaDecoder::WorkspaceBytes(const PagedAttentionCall& call) const {
-  return SlabTableBytes(call.cache) + PlanAttention(ShapeOf(call), Multiprocessors()).partial_bytes;
+  return SlabTableBytes(call.cache) + PlanOf(call).partial_bytes;
 }
 
 Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& context) const {
   const AttentionShape shape = ShapeOf(call);
   MARLIN_RETURN_IF_ERROR(
       CheckFeatures(call.cache.key_dim, shape.value_dim, shape.rows * shape.group));
-  const AttentionPlan plan = PlanAttention(shape, Multiprocessors());
+  const bool matrix = UsesMatrixUnits(call);
+  const AttentionPlan plan = PlanOf(call);
   auto* const partials = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(call.cache);
   AttentionArguments args =
       ArgumentsOf(shape, plan, call.queries, call.out, call.options, partials);
   args.sequences = SequencesOf(call.rows);
   args.errors = errors_.view();
+  cudaStream_t const stream = StreamOf(context);
+  const int64_t counters =
+      RoundUp(plan.tiles * shape.kv_heads * int64_t{sizeof(uint32_t)}, kBufferAlignment);
+  const SplitKScratch::Lease scratch = matrix && plan.segments > 1
+                                           ? scratch_.Lend(stream, context.workspace, counters)
+                                           : SplitKScratch::Lease();
+  args.counters = scratch.words();
   return Enqueue("attention", [&] {
-    const cudaError_t error =
-        PagesOf(call.cache, context.workspace, StreamOf(context), &args.pages);
-    return error == cudaSuccess ? LaunchAttention(args, StreamOf(context)) : error;
+    const cudaError_t error = PagesOf(call.cache, context.workspace, stream, &args.pages);
+    if (error != cudaSuccess) return error;
+    if (!matrix) return LaunchAttention(args, stream);
+    return plan.segments == 0 ? LaunchPrefillAttention(args, stream)
+                              : LaunchDecodeAttention(args, stream);
   });
 }
 

@@ -34,8 +34,17 @@ cudaError_t LaunchLookUpCanonical(const CanonicalView& weights, const LookUpWeig
 cudaError_t LaunchLookUpMarlinW4(const MarlinW4View& weights, const LookUpWeightsArguments& args,
                                  cudaStream_t stream);
 
+/// Load<Kernels> of this header prepare kernels: call each once, before the first launch.
+cudaError_t LoadRowKernels();
+cudaError_t LoadRmsNorm();
+cudaError_t LoadRotateAppend();
+cudaError_t LoadDecodeAttention();
+cudaError_t LoadPrefillAttention();
+
+/// out = norm(x), after x += block if there is one.
 struct RmsNormArguments {
   RowsView x;
+  RowsView block;  ///< Null data: none.
   RowsView out;
   const void* weight = nullptr;
   Element weight_type = Element::kF32;
@@ -65,10 +74,19 @@ cudaError_t LaunchSigmoid(const RowsView& x, int64_t columns, cudaStream_t strea
 cudaError_t LaunchRotary(const RotaryArguments& args, cudaStream_t stream);
 
 cudaError_t LaunchAppend(const AppendArguments& args, cudaStream_t stream);
+/// Features of a head that a warp holds, at most.
+inline constexpr int kMostRotateFeatures = 512;
+/// Precondition: key_dim is at most kMostRotateFeatures.
+cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream);
 
 /// Call it before the first LaunchAttention.
 cudaError_t LoadAttention();
 cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream);
+/// On matrix units, for few and for many tokens of a sequence. Preconditions: a bf16 cache with
+/// values of its own, aligned to 16 bytes; heads of multiples of 16 features, up to
+/// kMostMatrixFeatures.
+cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream);
+cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);
 
 cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream);
 cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream);

@@ -82,6 +82,26 @@ struct AppendArguments {
   ErrorView errors;
 };
 
+/// The heads of a step's rows before attention; norms are null where there are none.
+struct RotateAppendArguments {
+  RowsView queries;  ///< [rows, heads] rows.
+  RowsView keys;     ///< [rows, kv_heads] rows, as the values.
+  RowsView values;
+  int heads = 0;
+  const void* query_norm = nullptr;
+  const void* key_norm = nullptr;
+  Element query_norm_type = Element::kF32;
+  Element key_norm_type = Element::kF32;
+  float epsilon = 0;
+  const float* frequencies = nullptr;
+  int pairs = 0;
+  float factor = 1;
+  bool interleaved = false;
+  SequencesView sequences;
+  PagesView pages;
+  ErrorView errors;
+};
+
 /// Keys or values of one sequence in a strided tensor.
 struct KeysView {
   const void* data = nullptr;
@@ -94,6 +114,10 @@ inline constexpr int kKeyBlock = 32;      ///< Keys of an online-softmax step.
 inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and are merged in order.
 inline constexpr int kCachePageTokens = 64;  ///< A key block lies in one page.
 static_assert(kSegmentKeys % kKeyBlock == 0 && kCachePageTokens % kKeyBlock == 0);
+/// Attention on matrix units: query heads of a token, rows of a tile, features of a head.
+inline constexpr int kDecodeHeads = 16;
+inline constexpr int kPrefillRows = 64;
+inline constexpr int kMostMatrixFeatures = 256;
 inline constexpr int kMostKeyFeatures = 1024;
 inline constexpr int kMostValueFeatures = 512;
 
@@ -116,8 +140,12 @@ struct AttentionArguments {
   int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.
   int tiles = 0;       ///< No fewer than there are.
   /// Split-KV: a CTA takes one of so many segments, and its sums go to `partials`. 0: all segments.
+  /// On matrix units: the parts of a token's keys.
   int segments = 0;
   float* partials = nullptr;  ///< [tiles][kv_heads][segments][PartialFloats]
+  /// Decode on matrix units: a counter for every tile and KV head, all ones before and after. Null:
+  /// a second kernel merges.
+  uint32_t* counters = nullptr;
   ErrorView errors;
 };
 

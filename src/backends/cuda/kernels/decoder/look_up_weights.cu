@@ -2,6 +2,7 @@
 // row.
 #include <algorithm>
 
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/marlin_w4.cuh"
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
@@ -46,6 +47,7 @@ struct TileReader {
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads)
     LookUpWeightsKernel(const Reader reader, const __grid_constant__ LookUpWeightsArguments args) {
+  EnterChain();
   const auto row = static_cast<int64_t>(blockIdx.x);
   const int64_t id = args.ids.At(row);
   if (id < 0 || id >= args.outputs) {
@@ -64,8 +66,7 @@ template <typename Reader>
 cudaError_t Start(const Reader& reader, const LookUpWeightsArguments& args, cudaStream_t stream) {
   const int64_t of_columns = std::clamp<int64_t>((args.columns + kThreads - 1) / kThreads, 1, 64);
   const dim3 grid(static_cast<unsigned>(args.out.rows), static_cast<unsigned>(of_columns));
-  LookUpWeightsKernel<<<grid, kThreads, 0, stream>>>(reader, args);
-  return cudaGetLastError();
+  return LaunchInChain(&LookUpWeightsKernel<Reader>, grid, kThreads, 0, stream, reader, args);
 }
 
 }  // namespace

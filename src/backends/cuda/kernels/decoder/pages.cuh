@@ -27,6 +27,41 @@ MARLIN_DEVICE void CheckFirstRows(const SequencesView& sequences, const ErrorVie
   }
 }
 
+/// The sequence of a row: the last that begins at or before it. The sequences ascend.
+MARLIN_DEVICE int SequenceOf(const SequencesView& sequences, int row) {
+  // Where every sequence has one row, as in decode, the first guess is right.
+  if (row < sequences.count && sequences.first_rows[row] == row &&
+      sequences.first_rows[row + 1] > row) {
+    return row;
+  }
+  int low = 0;
+  int high = sequences.count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (sequences.first_rows[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+/// Records a negative position, and one that does not follow that of the row before.
+MARLIN_DEVICE bool CheckPosition(const SequencesView& sequences, int sequence, int row,
+                                 const ErrorView& errors) {
+  const int position = sequences.positions[row];
+  if (position < 0) {
+    RecordError(errors, ValueError::kPosition, position, row);
+    return false;
+  }
+  if (row == FirstRow(sequences, sequence)) return true;
+  const int64_t expected = int64_t{sequences.positions[row - 1]} + 1;
+  if (position == expected) return true;
+  RecordError(errors, ValueError::kNextPosition, position, row, expected);
+  return false;
+}
+
 /// The page of a block of a sequence; null if there is none. Precondition: block < blocks.
 MARLIN_DEVICE uint8_t* PageOf(const SequencesView& sequences, const PagesView& pages, int sequence,
                               int block) {

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "backends/cuda/kernels/common/block_scan.cuh"
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/record_error.cuh"
 
@@ -315,12 +316,14 @@ class RowSampler {
 __global__ void __launch_bounds__(kThreads)
     SampleKernel(const __grid_constant__ SampleArguments args) {
   __shared__ RowSampler::Shared shared;
+  EnterChain();
   RowSampler(args, static_cast<int>(blockIdx.x), shared).Run();
 }
 
 /// One CTA.
 __global__ void __launch_bounds__(kThreads)
     ResetKernel(const __grid_constant__ ResetArguments args) {
+  EnterChain();
   SamplerState* const state = args.state;
   uint32_t* const seen = state->seen();
   for (int64_t id = threadIdx.x; id < args.vocab; id += kThreads) seen[id] = 0;
@@ -349,13 +352,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) {
-  ResetKernel<<<1, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchInChain(&ResetKernel, dim3(1), kThreads, 0, stream, args);
 }
 
 cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
-  SampleKernel<<<static_cast<unsigned>(args.rows), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchInChain(&SampleKernel, dim3(static_cast<unsigned>(args.rows)), kThreads, 0, stream,
+                       args);
 }
 
 }  // namespace marlin::cuda

@@ -10,9 +10,6 @@ namespace marlin::cuda {
 /// Call it before the first launch.
 cudaError_t LoadExpertKernels();
 cudaError_t LoadSort();
-/// Asks for the split of shared memory and L1 cache that the GEMV kernels have: a multiprocessor
-/// drains to change it.
-cudaError_t PreferShared(const void* function);
 /// Sorts selections by expert: stable, so that slots do not depend on timing.
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream);
 /// `rows_per_expert`: about how many.

@@ -111,11 +111,6 @@ cudaError_t LaunchChained(void (*kernel)(Arguments), dim3 blocks, Arguments args
 
 }  // namespace
 
-cudaError_t PreferShared(const void* function) {
-  return cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              cudaSharedmemCarveoutMaxShared);
-}
-
 cudaError_t LoadExpertKernels() {
   cudaError_t error = LoadSort();
   if (error == cudaSuccess) error = PreferShared(reinterpret_cast<const void*>(&StageRowsKernel));

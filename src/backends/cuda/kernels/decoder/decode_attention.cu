@@ -1,0 +1,362 @@
+// Attention of one token per CTA on matrix units, over a paged bf16 cache: decode, split-KV.
+//
+//   A CTA takes up to 16 query heads of one KV head of one token, and a run of blocks of 64 keys,
+//   which is one of `segments` equal parts of the token's keys. A warp takes 16 keys of every
+//   block, with its own softmax (matrix_softmax.cuh) and its own ring of two stages. The CTA merges
+//   its warps, and the last CTA of a token's KV head merges the parts in their order: a counter
+//   tells it that it is the last. Without counters a second kernel merges.
+//
+//   Keys outside of the window or behind the token are copied as zeros, so that they cannot spread
+//   NaN.
+#include <algorithm>
+
+#include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kHeads = kDecodeHeads;
+static_assert(kHeads == kWarpRows);
+constexpr int kBlockKeys = kWarpKeys * kWarps;
+static_assert(kBlockKeys == kCachePageTokens);  // A block lies in one page.
+constexpr int kStages = 2;
+constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
+
+/// The shared memory of a CTA: rings of keys and values, which the warps' sums replace, and the
+/// queries.
+struct Layout {
+  int key_row;
+  int value_row;
+
+  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim)
+      : key_row(SharedRowBytes(key_dim)), value_row(SharedRowBytes(value_dim)) {}
+  MARLIN_HOST_DEVICE int StageBytes() const { return kWarpKeys * (key_row + value_row); }
+  MARLIN_HOST_DEVICE int RingBytes() const { return kWarps * kStages * StageBytes(); }
+  /// Sums of the warps: [kWarps][kHeads] maxima, as many sums of weights, weighted values.
+  static MARLIN_HOST_DEVICE int SumsBytes(int value_dim) {
+    return kWarps * kHeads * (2 + value_dim + kSumPadding) * 4;
+  }
+  MARLIN_HOST_DEVICE int QueriesAt(int value_dim) const {
+    const int sums = SumsBytes(value_dim);
+    return ((RingBytes() > sums ? RingBytes() : sums) + 15) / 16 * 16;
+  }
+  MARLIN_HOST_DEVICE int Bytes(int value_dim) const {
+    return QueriesAt(value_dim) + 2 * kHeads * key_row;
+  }
+};
+
+/// The token, the query heads and the keys of a CTA.
+struct Task {
+  int row;
+  int kv_head;
+  int first_head;  ///< Within the group of the KV head.
+  int heads;
+  int sequence;
+  KeySpan visible;
+  int first_block;
+  int end_block;
+
+  MARLIN_DEVICE explicit Task(const AttentionArguments& args) {
+    const int tiles = (args.group + kHeads - 1) / kHeads;
+    row = static_cast<int>(blockIdx.x) / tiles;
+    kv_head = static_cast<int>(blockIdx.y);
+    first_head = static_cast<int>(blockIdx.x) % tiles * kHeads;
+    heads = min(args.group - first_head, kHeads);
+    sequence = SequenceOf(args.sequences, row);
+    const int position = args.sequences.positions[row];
+    // A position beyond the pages is recorded as an error, and has no keys.
+    const int64_t capacity = static_cast<int64_t>(args.sequences.blocks) * args.pages.page_tokens;
+    visible.end = position < capacity ? max(position, 0) + 1 : 0;
+    visible.first = args.window > 0 ? max(visible.end - args.window, 0) : 0;
+    const int first = visible.first / kBlockKeys;
+    const int blocks = (visible.end + kBlockKeys - 1) / kBlockKeys - first;
+    const int part = (blocks + args.segments - 1) / args.segments;
+    first_block = first + static_cast<int>(blockIdx.z) * part;
+    end_block = min(first_block + part, first + blocks);
+  }
+
+  MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int head) const {
+    return kv_head * args.group + first_head + head;
+  }
+  /// The row of queries or out.
+  MARLIN_DEVICE int64_t RowOf(const AttentionArguments& args, int head) const {
+    return static_cast<int64_t>(row) * args.kv_heads * args.group + HeadOf(args, head);
+  }
+  MARLIN_DEVICE int64_t Tile() const {
+    return static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+  }
+  /// The sums of a part: the maxima and the sums of weights of kHeads heads, weighted values.
+  MARLIN_DEVICE float* Partial(const AttentionArguments& args, int segment) const {
+    return args.partials +
+           (Tile() * args.segments + segment) * PartialFloats(kHeads, args.value_dim);
+  }
+};
+
+/// Records a position that is negative, does not follow the one before, or has no page.
+MARLIN_DEVICE void CheckTask(const AttentionArguments& args, const Task& task) {
+  if (threadIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
+  if (!CheckPosition(args.sequences, task.sequence, task.row, args.errors)) return;
+  FindPage(args.sequences, args.pages, task.sequence, args.sequences.positions[task.row],
+           args.errors);
+}
+
+/// The merge of parts in their order, for four adjacent features of a head.
+class PartsMerge {
+ public:
+  MARLIN_DEVICE void Add(float largest, float sum, const float4& values) {
+    const float together = fmaxf(largest_, largest);
+    const float old_factor = RescaleFactor(largest_, together);
+    const float new_factor = RescaleFactor(largest, together);
+    largest_ = together;
+    sum_ = __fmaf_rn(sum, new_factor, sum_ * old_factor);
+    values_.x = __fmaf_rn(values.x, new_factor, values_.x * old_factor);
+    values_.y = __fmaf_rn(values.y, new_factor, values_.y * old_factor);
+    values_.z = __fmaf_rn(values.z, new_factor, values_.z * old_factor);
+    values_.w = __fmaf_rn(values.w, new_factor, values_.w * old_factor);
+  }
+
+  MARLIN_DEVICE void Finish(const AttentionArguments& args, const Task& task, int head,
+                            int feature) const {
+    const SoftmaxFinish finish(args, task.HeadOf(args, head), largest_, sum_);
+    const int64_t at = args.out.At(task.RowOf(args, head)) + feature;
+    StoreFloat(args.out.data, args.out.type, at, finish.Of(values_.x));
+    StoreFloat(args.out.data, args.out.type, at + 1, finish.Of(values_.y));
+    StoreFloat(args.out.data, args.out.type, at + 2, finish.Of(values_.z));
+    StoreFloat(args.out.data, args.out.type, at + 3, finish.Of(values_.w));
+  }
+
+  MARLIN_DEVICE void StorePartial(const AttentionArguments& args, int head, int feature,
+                                  float* partial) const {
+    if (feature == 0) {
+      partial[head] = largest_;
+      partial[kHeads + head] = sum_;
+    }
+    float* const to = partial + 2 * kHeads + head * args.value_dim + feature;
+    *reinterpret_cast<float4*>(to) = values_;
+  }
+
+ private:
+  float largest_ = NoScore();
+  float sum_ = 0.0f;
+  float4 values_ = {0.0f, 0.0f, 0.0f, 0.0f};
+};
+
+/// Calls run(head, feature) for every fourth feature of the CTA's heads.
+template <typename Run>
+MARLIN_DEVICE void ForQuads(const AttentionArguments& args, const Task& task, const Run& run) {
+  for (int head = static_cast<int>(threadIdx.x) >> 5; head < task.heads; head += kWarps) {
+    for (int quad = static_cast<int>(threadIdx.x) & 31; quad < args.value_dim / 4; quad += 32) {
+      run(head, quad * 4);
+    }
+  }
+}
+
+/// A warp's keys of the CTA's blocks.
+class WarpKeys {
+ public:
+  MARLIN_DEVICE WarpKeys(const AttentionArguments& args, const Task& task, uint32_t shared)
+      : args_(args),
+        task_(task),
+        layout_(args.key_dim, args.value_dim),
+        warp_(static_cast<int>(threadIdx.x) >> 5),
+        ring_(shared + warp_ * kStages * layout_.StageBytes()) {}
+
+  /// Requests the warp's keys and values of a block.
+  MARLIN_DEVICE void Request(int block) const {
+    if (block < task_.end_block) {
+      const int first = block * kBlockKeys + warp_ * kWarpKeys;
+      const uint8_t* const page =
+          FindPage(args_.sequences, args_.pages, task_.sequence, first, args_.errors);
+      const int64_t place = static_cast<int64_t>(task_.kv_head) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens;
+      const auto rows = [&](int64_t first_element, int features) {
+        return PageRows{page == nullptr ? nullptr : page + (first_element + place * features) * 2,
+                        features};
+      };
+      const int lane = static_cast<int>(threadIdx.x) & 31;
+      const void* const anywhere = AnyAlignedAddress(args_.sequences);
+      CopyKeyRows(rows(0, args_.key_dim), task_.visible, first, kWarpKeys, Keys(block), lane, 32,
+                  anywhere);
+      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim), task_.visible, first, kWarpKeys,
+                  Values(block), lane, 32, anywhere);
+    }
+    CommitCopies();
+  }
+
+  template <typename Softmax>
+  MARLIN_DEVICE void Run(Softmax& softmax) const {
+    for (int block = task_.first_block; block < task_.end_block; ++block) {
+      Request(block + 1);
+      WaitForCopies<1>();
+      __syncwarp();
+      const int first = block * kBlockKeys + warp_ * kWarpKeys;
+      softmax.Add(Keys(block), Values(block), first, true, [&](int) { return task_.visible; });
+      __syncwarp();
+    }
+    WaitForCopies<0>();
+    softmax.SumLanes();
+  }
+
+ private:
+  MARLIN_DEVICE uint32_t Keys(int block) const {
+    return ring_ + (block - task_.first_block) % kStages * layout_.StageBytes();
+  }
+  MARLIN_DEVICE uint32_t Values(int block) const {
+    return Keys(block) + kWarpKeys * layout_.key_row;
+  }
+
+  const AttentionArguments& args_;
+  const Task& task_;
+  Layout layout_;
+  int warp_;
+  uint32_t ring_;
+};
+
+/// Called by all threads.
+MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Task& task, uint8_t* queries) {
+  const int row_bytes = SharedRowBytes(args.key_dim);
+  WithType(args.queries.type, [&](auto type) {
+    const auto* const data = static_cast<const decltype(type)*>(args.queries.data);
+#pragma unroll
+    for (int i = 0; i < kHeads / kWarps; ++i) {
+      const int head = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
+      const bool exists = head < task.heads;
+      const auto* const from = data + (exists ? args.queries.At(task.RowOf(args, head)) : 0);
+      LoadQueryRow(from, exists, args.key_dim, queries + head * row_bytes,
+                   queries + (kHeads + head) * row_bytes);
+    }
+  });
+}
+
+/// Merges the parts of a token's heads, which other CTAs wrote.
+MARLIN_DEVICE void MergeParts(const AttentionArguments& args, const Task& task) {
+  ForQuads(args, task, [&](int head, int feature) {
+    PartsMerge merge;
+    const float* part = task.Partial(args, 0);
+#pragma unroll 8
+    for (int segment = 0; segment < args.segments; ++segment) {
+      const float* const values = part + 2 * kHeads + head * args.value_dim + feature;
+      merge.Add(__ldcg(part + head), __ldcg(part + kHeads + head),
+                __ldcg(reinterpret_cast<const float4*>(values)));
+      part += PartialFloats(kHeads, args.value_dim);
+    }
+    merge.Finish(args, task, head, feature);
+  });
+}
+
+/// Whether this CTA is the last of its token's KV head. Called by all threads, after their stores.
+MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t* const counter = args.counters + task.Tile();
+    // A counter begins at all ones, which is -1.
+    last = atomicAdd(counter, 1u) + 2 == static_cast<uint32_t>(args.segments);
+    if (last) *counter = ~0u;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+template <int kTiles>
+__global__ void __launch_bounds__(kThreads)
+    DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  EnterChain();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
+    CheckFirstRows(args.sequences, args.errors);
+  }
+  const Task task(args);
+  CheckTask(args, task);
+  const WarpKeys keys(args, task, SharedAddress(memory));
+  keys.Request(task.first_block);
+  const Layout layout(args.key_dim, args.value_dim);
+  uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
+  LoadQueries(args, task, queries);
+  __syncthreads();
+  const WarpOperands operands = {SharedAddress(queries),
+                                 SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
+                                 layout.value_row};
+  WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
+  keys.Run(softmax);
+  __syncthreads();
+  auto* const largest = reinterpret_cast<float*>(memory);
+  float* const sums = largest + kWarps * kHeads;
+  float* const values = sums + kWarps * kHeads;
+  const int stride = args.value_dim + kSumPadding;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = warp * kHeads + (lane >> 2) + 8 * half;
+    if ((lane & 3) == 0) {
+      largest[at] = softmax.largest(half);
+      sums[at] = softmax.sum(half);
+    }
+    softmax.ForPairs(half, [&](int feature, float first, float second) {
+      *reinterpret_cast<float2*>(values + at * stride + feature) = {first, second};
+    });
+  }
+  __syncthreads();
+  ForQuads(args, task, [&](int head, int feature) {
+    PartsMerge merge;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const int at = w * kHeads + head;
+      merge.Add(largest[at], sums[at],
+                *reinterpret_cast<const float4*>(values + at * stride + feature));
+    }
+    if (args.segments == 1) {
+      merge.Finish(args, task, head, feature);
+    } else {
+      merge.StorePartial(args, head, feature,
+                         task.Partial(args, static_cast<int>(blockIdx.z)));
+    }
+  });
+  if (args.segments == 1 || args.counters == nullptr || !IsLast(args, task)) return;
+  MergeParts(args, task);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    MergePartsKernel(const __grid_constant__ AttentionArguments args) {
+  EnterChain();
+  MergeParts(args, Task(args));
+}
+
+using Kernel = void (*)(AttentionArguments);
+
+/// The kernel for so many value features.
+Kernel KernelFor(int value_dim) {
+  if (value_dim <= 64) return &DecodeAttentionKernel<4>;
+  return value_dim <= 128 ? &DecodeAttentionKernel<8> : &DecodeAttentionKernel<16>;
+}
+
+}  // namespace
+
+cudaError_t LoadDecodeAttention() {
+  for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
+    const auto* const kernel = reinterpret_cast<const void*>(KernelFor(value_dim));
+    cudaError_t error = AllowAllShared(kernel);
+    if (error == cudaSuccess) error = PreferShared(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return PreferShared(reinterpret_cast<const void*>(&MergePartsKernel));
+}
+
+cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream) {
+  const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
+  const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(args.segments));
+  const int bytes = Layout(args.key_dim, args.value_dim).Bytes(args.value_dim);
+  const cudaError_t error =
+      LaunchInChain(KernelFor(args.value_dim), grid, kThreads, bytes, stream, args);
+  if (error != cudaSuccess || args.segments == 1 || args.counters != nullptr) return error;
+  return LaunchInChain(&MergePartsKernel, tiles, kThreads, 0, stream, args);
+}
+
+}  // namespace marlin::cuda

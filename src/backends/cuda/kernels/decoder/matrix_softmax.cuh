@@ -1,0 +1,292 @@
+// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and 16 keys at
+// a time, with an online softmax over all of its keys.
+//
+//     scores[16 rows, 16 keys] = Q K^T      K: ldmatrix of [key][feature]
+//     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]
+//
+//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
+#pragma once
+
+#include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/common/warp_matrix.cuh"
+#include "backends/cuda/kernels/decoder/pages.cuh"
+#include "backends/cuda/kernels/decoder/typed.cuh"
+
+namespace marlin::cuda {
+
+inline constexpr int kWarpKeys = 16;
+inline constexpr int kWarpRows = 16;
+/// Rows in shared memory are an odd number of 16-byte units apart: no bank conflicts in ldmatrix.
+inline constexpr int kRowPadding = 16;
+inline constexpr float kLog2E = 1.44269504088896340736f;
+
+MARLIN_DEVICE float NoScore() { return -INFINITY; }
+
+/// 2^(from - to), 0 for a part without keys.
+MARLIN_DEVICE float RescaleFactor(float from, float to) {
+  return from == NoScore() ? 0.0f : exp2f(from - to);
+}
+
+MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+MARLIN_DEVICE void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Two floats as bf16 pairs: the rounded values, and what rounding left.
+MARLIN_DEVICE void SplitInTwo(float low, float high, uint32_t* rounded, uint32_t* rest) {
+  *rounded = Bf16x2::Pack(low, high);
+  const float2 values = Bf16x2::Unpack(*rounded);
+  *rest = Bf16x2::Pack(low - values.x, high - values.y);
+}
+
+MARLIN_HOST_DEVICE constexpr int SharedRowBytes(int features) { return features * 2 + kRowPadding; }
+
+/// The keys or values of one head in a page, from a block's first key on.
+struct PageRows {
+  const uint8_t* first = nullptr;  ///< Null: there is no page.
+  int features = 0;
+};
+
+/// Keys [first, end) are visible.
+struct KeySpan {
+  int first;
+  int end;
+};
+
+/// Copies `rows` keys or values, the first of which is key `first_key`, to shared memory; zeros for
+/// keys outside of `visible`. Thread `thread` of `threads`, a multiple of 32, takes its part.
+MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int first_key,
+                               int rows, uint32_t to, int thread, int threads,
+                               const void* anywhere) {
+  const int units = from.features / 8;
+  const int row_bytes = SharedRowBytes(from.features);
+  int row = 0;
+  for (int unit = thread; true; unit += threads) {
+    while (unit >= units) {
+      unit -= units;
+      ++row;
+    }
+    if (row >= rows) return;
+    const int key = first_key + row;
+    const bool seen = from.first != nullptr && key >= visible.first && key < visible.end;
+    // Where nothing is read, any valid, aligned address will do.
+    const void* const source =
+        seen ? from.first + (static_cast<int64_t>(row) * from.features + unit * 8) * 2 : anywhere;
+    CopyAsync16(to + row * row_bytes + unit * 16, source, seen ? 16 : 0);
+  }
+}
+
+/// A valid address, aligned to 16 bytes, in device memory.
+MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
+  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(sequences.positions) &
+                                       ~uintptr_t{15});
+}
+
+/// Where a warp's operands lie in shared memory.
+struct WarpOperands {
+  uint32_t queries;  ///< [kWarpRows] rows of features: the rounded terms.
+  uint32_t rests;    ///< The second terms.
+  int key_row;       ///< Bytes from row to row of queries and keys.
+  int value_row;
+};
+
+/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most.
+template <int kTiles>
+class WarpSoftmax {
+ public:
+  MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale)
+      : operands_(operands),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        key_steps_(key_dim / 16),
+        value_dim_(value_dim),
+        scale_(scale * kLog2E) {}
+
+  /// Adds 16 keys in shared memory, the first of which is key `first`. visible(half) is the span
+  /// of the keys that row lane / 4 + 8 * half sees. `masked`: some row does not see all of them.
+  /// `by_key`: with values that are not finite, of keys that not all rows see.
+  template <typename Visible>
+  MARLIN_DEVICE void Add(uint32_t keys, uint32_t values, int first, bool masked,
+                         const Visible& visible, bool by_key = false) {
+    float scores[2][4] = {};
+    Score(keys, scores);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const KeySpan span = visible(half);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[i >> 1][2 * half + (i & 1)];
+        const int key = first + (i >> 1) * 8 + (lane_ & 3) * 2 + (i & 1);
+        const bool seen = !masked || (key >= span.first && key < span.end);
+        score = seen ? score * scale_ : NoScore();
+      }
+    }
+    uint32_t weights[4];
+    uint32_t rests[4];
+    Weigh(scores, weights, rests);
+    if (by_key) {
+      AddByKey(values, scores);
+    } else {
+      AddValues(values, weights, rests);
+    }
+  }
+
+  /// Adds the lanes' sums of weights. Call it once, at the end.
+  MARLIN_DEVICE void SumLanes() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum_[half] += __shfl_xor_sync(~0u, sum_[half], 1);
+      sum_[half] += __shfl_xor_sync(~0u, sum_[half], 2);
+    }
+  }
+
+  MARLIN_DEVICE float largest(int half) const { return largest_[half]; }
+  MARLIN_DEVICE float sum(int half) const { return sum_[half]; }
+  /// Calls run(feature, first value, second value) for adjacent features of a row.
+  template <typename Run>
+  MARLIN_DEVICE void ForPairs(int half, const Run& run) const {
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) {
+      if (n * 8 >= value_dim_) break;
+      run(n * 8 + (lane_ & 3) * 2, values_[n][2 * half], values_[n][2 * half + 1]);
+    }
+  }
+
+ private:
+  MARLIN_DEVICE void Score(uint32_t keys, float (&scores)[2][4]) const {
+    const uint32_t place = (lane_ & 15) * operands_.key_row + (lane_ >> 4) * 16;
+    const uint32_t query = operands_.queries + place;
+    const uint32_t rest = operands_.rests + place;
+    const uint32_t key =
+        keys + ((lane_ & 7) + (lane_ >> 4) * 8) * operands_.key_row + (lane_ >> 3 & 1) * 16;
+#pragma unroll 4
+    for (int step = 0; step < key_steps_; ++step) {
+      uint32_t a[4];
+      uint32_t b[4];
+      uint32_t k[4];
+      LoadMatrices(a, query + step * 32);
+      LoadMatrices(b, rest + step * 32);
+      LoadMatrices(k, key + step * 32);
+      MultiplyAdd<Bf16x2>(scores[0], a, k[0], k[1]);
+      MultiplyAdd<Bf16x2>(scores[1], a, k[2], k[3]);
+      MultiplyAdd<Bf16x2>(scores[0], b, k[0], k[1]);
+      MultiplyAdd<Bf16x2>(scores[1], b, k[2], k[3]);
+    }
+  }
+
+  /// The softmax weights of scores in base 2, as MMA operands in two terms; rescales the sums.
+  MARLIN_DEVICE void Weigh(const float (&scores)[2][4], uint32_t (&weights)[4],
+                           uint32_t (&rests)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
+                         fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      most = fmaxf(most, largest_[half]);
+      if (__any_sync(~0u, most != largest_[half])) {
+        const float factor = RescaleFactor(largest_[half], most);
+        largest_[half] = most;
+        sum_[half] *= factor;
+#pragma unroll
+        for (int n = 0; n < 2 * kTiles; ++n) {
+          values_[n][2 * half] *= factor;
+          values_[n][2 * half + 1] *= factor;
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        // A masked key is compared, not subtracted: -Inf - -Inf is NaN.
+        const auto weight = [&](float score) {
+          return score == NoScore() ? 0.0f : exp2f(score - most);
+        };
+        const float low = weight(scores[tile][2 * half]);
+        const float high = weight(scores[tile][2 * half + 1]);
+        sum_[half] += low + high;
+        SplitInTwo(low, high, &weights[2 * tile + half], &rests[2 * tile + half]);
+      }
+    }
+  }
+
+  MARLIN_DEVICE void AddValues(uint32_t values, const uint32_t (&weights)[4],
+                               const uint32_t (&rests)[4]) {
+    const uint32_t value = values + (lane_ & 15) * operands_.value_row + (lane_ >> 4) * 16;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      if (n * 16 >= value_dim_) break;
+      uint32_t v[4];
+      LoadMatricesTransposed(v, value + n * 32);
+      MultiplyAdd<Bf16x2>(values_[2 * n], weights, v[0], v[1]);
+      MultiplyAdd<Bf16x2>(values_[2 * n + 1], weights, v[2], v[3]);
+      MultiplyAdd<Bf16x2>(values_[2 * n], rests, v[0], v[1]);
+      MultiplyAdd<Bf16x2>(values_[2 * n + 1], rests, v[2], v[3]);
+    }
+  }
+
+  /// AddValues in fp32, without the products of keys that a row does not see.
+  MARLIN_DEVICE void AddByKey(uint32_t values, const float (&scores)[2][4]) {
+#pragma unroll 1
+    for (int key = 0; key < kWarpKeys; ++key) {
+      // The lane of this lane's rows that has the key's scores.
+      const int owner = (lane_ & ~3) | (key & 7) >> 1;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float even = __shfl_sync(~0u, scores[key >> 3][2 * half], owner);
+        const float odd = __shfl_sync(~0u, scores[key >> 3][2 * half + 1], owner);
+        const float score = (key & 1) != 0 ? odd : even;
+        if (score == NoScore()) continue;
+        const float weight = exp2f(score - largest_[half]);
+#pragma unroll
+        for (int n = 0; n < 2 * kTiles; ++n) {
+          if (n * 8 >= value_dim_) break;
+          const float2 pair = Bf16x2::Unpack(LoadShared4(values + key * operands_.value_row +
+                                                         (n * 8 + (lane_ & 3) * 2) * 2));
+          values_[n][2 * half] = __fmaf_rn(weight, pair.x, values_[n][2 * half]);
+          values_[n][2 * half + 1] = __fmaf_rn(weight, pair.y, values_[n][2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  WarpOperands operands_;
+  int lane_;
+  int key_steps_;
+  int value_dim_;
+  float scale_;  ///< Of scores in base 2.
+  float largest_[2] = {NoScore(), NoScore()};  ///< Rows lane / 4 and lane / 4 + 8.
+  float sum_[2] = {0.0f, 0.0f};
+  float values_[2 * kTiles][4] = {};
+};
+
+/// Loads a row of queries as two bf16 terms with one warp; zeros if the row does not exist.
+template <typename T>
+MARLIN_DEVICE void LoadQueryRow(const T* from, bool exists, int features, uint8_t* rounded_row,
+                                uint8_t* rest_row) {
+#pragma unroll 2
+  for (int pair = static_cast<int>(threadIdx.x) & 31; pair < features / 2; pair += 32) {
+    uint32_t rounded = 0;
+    uint32_t rest = 0;
+    if (exists) SplitInTwo(ToFloat(from[2 * pair]), ToFloat(from[2 * pair + 1]), &rounded, &rest);
+    reinterpret_cast<uint32_t*>(rounded_row)[pair] = rounded;
+    reinterpret_cast<uint32_t*>(rest_row)[pair] = rest;
+  }
+}
+
+/// The division by a row's sum of weights, to which a sink adds. `largest` is in base 2.
+struct SoftmaxFinish {
+  float factor = 1.0f;
+  float sum;
+
+  MARLIN_DEVICE SoftmaxFinish(const AttentionArguments& args, int head, float largest, float total)
+      : sum(total) {
+    if (args.sinks == nullptr) return;
+    const float sink = args.sinks[head] * kLog2E;
+    const float together = fmaxf(largest, sink);
+    factor = RescaleFactor(largest, together);
+    sum = __fmaf_rn(total, factor, RescaleFactor(sink, together));
+  }
+  MARLIN_DEVICE float Of(float value) const { return __fdiv_rn(value * factor, sum); }
+};
+
+}  // namespace marlin::cuda

@@ -1,0 +1,210 @@
+// Attention of tiles of 64 query rows on matrix units, over a paged bf16 cache: prefill.
+//
+//   A CTA takes 64 query rows of one KV head of a sequence (row r is query head r % group of token
+//   r / group) and all of their keys, in blocks of 64, which it copies through a ring of two
+//   stages. A warp has 16 rows and their softmax (matrix_softmax.cuh), 16 keys at a time.
+//
+//   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
+//   key: where some rows of a warp do not, the warp looks for such values, and then adds key by
+//   key (rare).
+#include <algorithm>
+
+#include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/decoder/attention_tile.cuh"
+#include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kRows = kPrefillRows;
+static_assert(kRows == kWarps * kWarpRows);
+constexpr int kBlockKeys = kCachePageTokens;  // A block lies in one page.
+constexpr int kStages = 2;
+
+struct Layout {
+  int key_row;
+  int value_row;
+
+  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim)
+      : key_row(SharedRowBytes(key_dim)), value_row(SharedRowBytes(value_dim)) {}
+  MARLIN_HOST_DEVICE int StageBytes() const { return kBlockKeys * (key_row + value_row); }
+  MARLIN_HOST_DEVICE int QueriesAt() const { return kStages * StageBytes(); }
+  MARLIN_HOST_DEVICE int Bytes() const { return QueriesAt() + 2 * kRows * key_row; }
+};
+
+/// The keys that a row of a tile sees.
+MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
+  const int position = tile.PositionOf(args, min(row, tile.rows - 1));
+  return {KeyRange::FirstKey(args, position), position + 1};
+}
+
+class TileKeys {
+ public:
+  MARLIN_DEVICE TileKeys(const AttentionArguments& args, const Tile& tile, const KeySpan& visible,
+                         uint32_t shared)
+      : args_(args),
+        tile_(tile),
+        visible_(visible),
+        layout_(args.key_dim, args.value_dim),
+        ring_(shared) {}
+
+  MARLIN_DEVICE int first_block() const { return visible_.first / kBlockKeys; }
+  MARLIN_DEVICE int end_block() const { return (visible_.end + kBlockKeys - 1) / kBlockKeys; }
+
+  /// Requests a block with all threads.
+  MARLIN_DEVICE void Request(int block) const {
+    if (block < end_block()) {
+      const int first = block * kBlockKeys;
+      const uint8_t* const page =
+          FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
+      const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens;
+      const auto rows = [&](int64_t first_element, int features) {
+        return PageRows{page == nullptr ? nullptr : page + (first_element + place * features) * 2,
+                        features};
+      };
+      const auto thread = static_cast<int>(threadIdx.x);
+      const void* const anywhere = AnyAlignedAddress(args_.sequences);
+      CopyKeyRows(rows(0, args_.key_dim), visible_, first, kBlockKeys, Keys(block), thread,
+                  kThreads, anywhere);
+      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim), visible_, first, kBlockKeys,
+                  Values(block), thread, kThreads, anywhere);
+    }
+    CommitCopies();
+  }
+
+  MARLIN_DEVICE uint32_t Keys(int block) const {
+    return ring_ + (block - first_block()) % kStages * layout_.StageBytes();
+  }
+  MARLIN_DEVICE uint32_t Values(int block) const {
+    return Keys(block) + kBlockKeys * layout_.key_row;
+  }
+  MARLIN_DEVICE const Layout& layout() const { return layout_; }
+
+ private:
+  const AttentionArguments& args_;
+  const Tile& tile_;
+  KeySpan visible_;
+  Layout layout_;
+  uint32_t ring_;
+};
+
+/// Whether 16 rows of values in shared memory are all finite, in all lanes.
+MARLIN_DEVICE bool AreFinite(uint32_t values, int value_row, int features) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  bool finite = true;
+  for (int row = lane >> 1; row < kWarpKeys; row += 16) {
+    for (int i = (lane & 1) * 4; i < features * 2; i += 8) {
+      const uint32_t pair = LoadShared4(values + row * value_row + i);
+      finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+    }
+  }
+  return __all_sync(~0u, finite);
+}
+
+/// Called by all threads.
+MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Tile& tile, uint8_t* queries) {
+  const int row_bytes = SharedRowBytes(args.key_dim);
+  WithType(args.queries.type, [&](auto type) {
+    const auto* const data = static_cast<const decltype(type)*>(args.queries.data);
+#pragma unroll 4
+    for (int i = 0; i < kRows / kWarps; ++i) {
+      const int row = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
+      const bool exists = row < tile.rows;
+      const auto* const from = data + (exists ? args.queries.At(tile.RowOf(args, row)) : 0);
+      LoadQueryRow(from, exists, args.key_dim, queries + row * row_bytes,
+                   queries + (kRows + row) * row_bytes);
+    }
+  });
+}
+
+template <int kTiles>
+__global__ void __launch_bounds__(kThreads)
+    PrefillAttentionKernel(const __grid_constant__ AttentionArguments args) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  EnterChain();
+  if (blockIdx.x == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
+  const Tile tile = FindTile(args, kRows);
+  if (tile.sequence < 0) return;
+  if (blockIdx.y == 0) CheckPositions(args, tile);
+  const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, kRows).end};
+  const TileKeys keys(args, tile, visible, SharedAddress(memory));
+  const Layout& layout = keys.layout();
+  keys.Request(keys.first_block());
+  uint8_t* const queries = memory + layout.QueriesAt();
+  LoadQueries(args, tile, queries);
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int first_row = (static_cast<int>(threadIdx.x) >> 5) * kWarpRows;
+  const uint32_t mine = SharedAddress(queries) + first_row * layout.key_row;
+  const WarpOperands operands = {mine, mine + kRows * layout.key_row, layout.key_row,
+                                 layout.value_row};
+  WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
+  const KeySpan spans[2] = {VisibleTo(args, tile, first_row + (lane >> 2)),
+                            VisibleTo(args, tile, first_row + (lane >> 2) + 8)};
+  // Of the warp's rows: what some row sees, and what all see.
+  const KeySpan some = {VisibleTo(args, tile, first_row).first,
+                        VisibleTo(args, tile, first_row + kWarpRows - 1).end};
+  const KeySpan all = {VisibleTo(args, tile, first_row + kWarpRows - 1).first,
+                       VisibleTo(args, tile, first_row).end};
+  for (int block = keys.first_block(); block < keys.end_block(); ++block) {
+    keys.Request(block + 1);
+    WaitForCopies<1>();
+    __syncthreads();
+#pragma unroll 1
+    for (int part = 0; part < kBlockKeys / kWarpKeys; ++part) {
+      const int first = block * kBlockKeys + part * kWarpKeys;
+      if (first >= some.end || first + kWarpKeys <= some.first) continue;
+      const uint32_t values = keys.Values(block) + part * kWarpKeys * layout.value_row;
+      const bool masked = first < all.first || first + kWarpKeys > all.end;
+      const bool by_key = masked && !AreFinite(values, layout.value_row, args.value_dim);
+      softmax.Add(keys.Keys(block) + part * kWarpKeys * layout.key_row, values, first, masked,
+                  [&](int half) { return spans[half]; }, by_key);
+    }
+    __syncthreads();
+  }
+  WaitForCopies<0>();
+  softmax.SumLanes();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + (lane >> 2) + 8 * half;
+    if (row >= tile.rows) continue;
+    const SoftmaxFinish finish(args, tile.HeadOf(args, row), softmax.largest(half),
+                               softmax.sum(half));
+    const int64_t at = args.out.At(tile.RowOf(args, row));
+    softmax.ForPairs(half, [&](int feature, float first, float second) {
+      StoreFloat(args.out.data, args.out.type, at + feature, finish.Of(first));
+      StoreFloat(args.out.data, args.out.type, at + feature + 1, finish.Of(second));
+    });
+  }
+}
+
+using Kernel = void (*)(AttentionArguments);
+
+/// The kernel for so many value features.
+Kernel KernelFor(int value_dim) {
+  if (value_dim <= 64) return &PrefillAttentionKernel<4>;
+  return value_dim <= 128 ? &PrefillAttentionKernel<8> : &PrefillAttentionKernel<16>;
+}
+
+}  // namespace
+
+cudaError_t LoadPrefillAttention() {
+  for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
+    const auto* const kernel = reinterpret_cast<const void*>(KernelFor(value_dim));
+    cudaError_t error = AllowAllShared(kernel);
+    if (error == cudaSuccess) error = PreferShared(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
+  return LaunchInChain(KernelFor(args.value_dim), grid, kThreads,
+                       Layout(args.key_dim, args.value_dim).Bytes(), stream, args);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,200 @@
+// The fused operations before attention give the bits of the operations that they fuse, on every
+// ISA level of this CPU.
+#include <gmock/gmock.h>
+
+#include <vector>
+
+#include "decoder_fixture.h"
+#include "marlin/decoder.h"
+
+namespace marlin {
+namespace {
+
+using testing::HasSubstr;
+
+MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+
+TEST_P(OnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
+  unsigned seed = 1;
+  for (const DType type : kTypes) {
+    for (const int64_t columns : {1, 33, 512, 2048, 9000}) {
+      const DType out_type = kTypes[++seed % 3];
+      Tensor residual(type, {3, columns}, 8);
+      Tensor block(kTypes[seed % 2], {3, columns}, 4);
+      Tensor weight(DType::kF32, {columns});
+      Tensor out(out_type, {3, columns}, 2);
+      Tensor twin(type, {3, columns}, 8);
+      Tensor want(out_type, {3, columns}, 2);
+      block.Fill(seed, 2.0);
+      weight.Fill(seed + 1);
+      residual.Fill(seed + 2);
+      twin.Fill(seed + 2);
+      ASSERT_TRUE(
+          AddRmsNorm(device(), block.view(), residual.view(), weight.view(), 1e-5F, out.view())
+              .ok());
+      ASSERT_TRUE(AddTo(device(), block.view(), twin.view()).ok());
+      ASSERT_TRUE(RmsNorm(device(), twin.view(), weight.view(), 1e-5F, want.view()).ok());
+      ASSERT_TRUE(device().Synchronize().ok());
+      EXPECT_EQ(reference::Elements(residual.view()), reference::Elements(twin.view())) << columns;
+      EXPECT_EQ(reference::Elements(out.view()), reference::Elements(want.view())) << columns;
+    }
+  }
+}
+
+struct HeadsCase {
+  DType type;   ///< Of the projections.
+  DType cache;  ///< Of the cache.
+  int64_t heads, kv_heads, key_dim, value_dim, pairs;
+  bool norms;
+  bool interleaved;
+};
+
+constexpr HeadsCase kHeadsCases[] = {
+    {DType::kF32, DType::kBf16, 8, 2, 64, 64, 32, true, false},
+    {DType::kF32, DType::kF32, 3, 3, 40, 24, 10, false, true},
+    {DType::kBf16, DType::kBf16, 4, 1, 128, 96, 64, true, true},
+    {DType::kF16, DType::kF16, 5, 1, 33, 17, 16, true, false},
+    {DType::kF32, DType::kBf16, 2, 1, 600, 64, 300, true, false},
+};
+
+/// Rows of two sequences, their projections and a cache in one slab.
+class Step {
+ public:
+  Step(const Device& device, const HeadsCase& c, unsigned seed)
+      : case_(c),
+        page_tokens_(*CachePageTokens(device)),
+        row_((c.heads + c.kv_heads) * c.key_dim + c.kv_heads * c.value_dim),
+        projected_(c.type, {kRows, row_}, 6) {
+    projected_.Fill(seed, 2.0);
+    page_ = c.kv_heads * page_tokens_ * (c.key_dim + c.value_dim);
+    memory_.assign(static_cast<size_t>(4 * page_ * DTypeBytes(c.cache)) + 64, 0x5a);
+    slab_ = memory_.data();
+    positions_ = {0, 1, static_cast<int32_t>(page_tokens_) + 7};
+  }
+
+  AttentionHeads heads() {
+    const int64_t keys = case_.heads * case_.key_dim;
+    const int64_t values = keys + case_.kv_heads * case_.key_dim;
+    return {Part(0, case_.heads, case_.key_dim), Part(keys, case_.kv_heads, case_.key_dim),
+            Part(values, case_.kv_heads, case_.value_dim)};
+  }
+  SequenceRows rows() const {
+    return {{positions_.data(), DType::kI32, {kRows}},
+            {first_rows_.data(), DType::kI32, {3}},
+            {tables_.data(), DType::kI32, {2, 2}}};
+  }
+  PagedCache cache() const {
+    return {{&slab_, 1},    4,           page_,           0,
+            case_.cache,    page_tokens_, case_.kv_heads, case_.key_dim,
+            case_.value_dim};
+  }
+  const std::vector<uint8_t>& memory() const { return memory_; }
+  std::vector<int32_t>& positions() { return positions_; }
+  std::vector<int32_t>& tables() { return tables_; }
+
+ private:
+  static constexpr int64_t kRows = 3;
+
+  MutableTensorView Part(int64_t first, int64_t heads, int64_t width) {
+    const MutableTensorView all = projected_.view();
+    auto* const data = all.As<uint8_t>() + first * DTypeBytes(all.dtype());
+    return {data, all.dtype(), {kRows, heads, width}, {all.stride(0), width, 1}};
+  }
+
+  HeadsCase case_;
+  int64_t page_tokens_;
+  int64_t row_;
+  Tensor projected_;
+  int64_t page_ = 0;
+  std::vector<uint8_t> memory_;
+  void* slab_ = nullptr;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> first_rows_ = {0, 2, 3};
+  std::vector<int32_t> tables_ = {2, -1, 0, 3};
+};
+
+class Parameters {
+ public:
+  explicit Parameters(const HeadsCase& c)
+      : queries_(DType::kF32, {c.key_dim}), keys_(DType::kBf16, {c.key_dim}) {
+    queries_.Fill(91);
+    keys_.Fill(92);
+    for (int64_t i = 0; i < c.pairs; ++i) {
+      frequencies_.push_back(1.0F / static_cast<float>(1 + 3 * i));
+    }
+    rotary = {{frequencies_.data(), DType::kF32, {c.pairs}}, 1.25F, c.interleaved};
+    if (c.norms) norms = {queries_.view(), keys_.view(), 1e-6F};
+  }
+  HeadNorms norms;
+  RotaryEmbedding rotary;
+
+ private:
+  Tensor queries_;
+  Tensor keys_;
+  std::vector<float> frequencies_;
+};
+
+TEST_P(OnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
+  unsigned seed = 10;
+  for (const HeadsCase& c : kHeadsCases) {
+    const Parameters parameters(c);
+    Step fused(device(), c, ++seed);
+    Step unfused(device(), c, seed);
+    const Status status = RotateAndAppend(device(), fused.heads(), parameters.norms,
+                                          parameters.rotary, fused.rows(), fused.cache());
+    ASSERT_TRUE(status.ok()) << status.message();
+    const AttentionHeads heads = unfused.heads();
+    if (c.norms) {
+      ASSERT_TRUE(
+          RmsNorm(device(), heads.queries, parameters.norms.queries, 1e-6F, heads.queries).ok());
+      ASSERT_TRUE(RmsNorm(device(), heads.keys, parameters.norms.keys, 1e-6F, heads.keys).ok());
+    }
+    for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+      ASSERT_TRUE(
+          ApplyRotary(device(), parameters.rotary, unfused.rows().positions, x).ok());
+    }
+    ASSERT_TRUE(
+        AppendToCache(device(), heads.keys, heads.values, unfused.rows(), unfused.cache()).ok());
+    ASSERT_TRUE(device().Synchronize().ok());
+    EXPECT_EQ(reference::Elements(fused.heads().queries),
+              reference::Elements(unfused.heads().queries))
+        << c.key_dim;
+    EXPECT_EQ(fused.memory(), unfused.memory()) << c.key_dim;
+  }
+}
+
+TEST(RotateAndAppend, ErrorsNameWhatCannotBe) {
+  const Device device = *Device::Open("cpu", {.threads = 2});
+  const HeadsCase& c = kHeadsCases[0];
+  const Parameters parameters(c);
+  Step step(device, c, 1);
+  const auto run = [&](const AttentionHeads& heads, const HeadNorms& norms,
+                       const PagedCache& cache) {
+    const Status status =
+        RotateAndAppend(device, heads, norms, parameters.rotary, step.rows(), cache);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status.message();
+  };
+  PagedCache latent = step.cache();
+  latent.values_in_keys = true;
+  EXPECT_THAT(run(step.heads(), parameters.norms, latent), HasSubstr("has the values in its keys"));
+  AttentionHeads heads = step.heads();
+  heads.keys = heads.queries;
+  EXPECT_THAT(run(heads, parameters.norms, step.cache()), HasSubstr("keys: expected [3, 2, 64]"));
+  heads = step.heads();
+  heads.values = heads.keys;
+  EXPECT_THAT(run(heads, parameters.norms, step.cache()), HasSubstr("overlap"));
+  HeadNorms norms = parameters.norms;
+  norms.keys = TensorView(norms.keys.data(), norms.keys.dtype(), {63});
+  EXPECT_THAT(run(step.heads(), norms, step.cache()), HasSubstr("norms.keys: expected [64]"));
+  step.positions()[1] = 5;
+  EXPECT_THAT(run(step.heads(), parameters.norms, step.cache()),
+              HasSubstr("positions: expected 1, got 5 at 1"));
+  step.positions()[1] = 1;
+  step.tables()[3] = 4;
+  EXPECT_THAT(run(step.heads(), parameters.norms, step.cache()),
+              HasSubstr("no page 4 for block 1 of sequence 1"));
+}
+
+}  // namespace
+}  // namespace marlin
