@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/macros.h"
+#include "marlin/sampling.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
 #include "model/placement.h"
@@ -178,6 +179,7 @@ class ModelBench {
     tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
     for (int32_t& token : tokens_) token = NextToken();
     logits_.resize(static_cast<size_t>(options.batch * model.info().vocab_size));
+    sampled_.resize(static_cast<size_t>(options.batch));
   }
 
   Result<std::vector<ModelPhase>> Run() {
@@ -185,6 +187,7 @@ class ModelBench {
       MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence());
       sequences_.push_back(std::move(sequence));
     }
+    MARLIN_RETURN_IF_ERROR(MakeSamplers());
     const int64_t prompt = options_.prompt_tokens;
     ModelPhase prefill;
     prefill.name = "prefill";
@@ -202,6 +205,21 @@ class ModelBench {
   }
 
  private:
+  /// Greedy samplers, as generation without options has.
+  Status MakeSamplers() {
+    const int64_t vocab = model_.info().vocab_size;
+    MARLIN_ASSIGN_OR_RETURN(sampler_bytes_, SamplerStateBytes(model_.device(), vocab));
+    MARLIN_ASSIGN_OR_RETURN(
+        samplers_, DeviceBuffer::Allocate(model_.device(), options_.batch * sampler_bytes_));
+    for (int64_t i = 0; i < options_.batch; ++i) {
+      auto* const state = static_cast<uint8_t*>(samplers_.data()) + i * sampler_bytes_;
+      MARLIN_RETURN_IF_ERROR(ResetSampler(model_.device(), {}, vocab,
+                                          TensorView(nullptr, DType::kI32, {0}),
+                                          {state, DType::kU8, {sampler_bytes_}}));
+    }
+    return model_.device().Synchronize();
+  }
+
   template <typename Forward>
   Status Measure(ModelPhase* phase, Forward forward) {
     Status failure;
@@ -228,6 +246,11 @@ class ModelBench {
       inputs.push_back(
           {&sequences_[i], std::span(tokens_).subspan(i, static_cast<size_t>(count)), false});
     }
+    // Generation samples on the device: it never copies the logits.
+    if (count == 1) {
+      return model_.ForwardAndSample(
+          inputs, {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}}, sampled_);
+    }
     return model_.Forward(
         inputs, {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}});
   }
@@ -244,6 +267,9 @@ class ModelBench {
   std::vector<Sequence> sequences_;
   std::vector<int32_t> tokens_;
   std::vector<float> logits_;
+  DeviceBuffer samplers_;
+  int64_t sampler_bytes_ = 0;
+  std::vector<int32_t> sampled_;
   int64_t next_token_ = 0;
 };
 

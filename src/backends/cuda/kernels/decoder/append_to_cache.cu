@@ -14,7 +14,7 @@ MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const 
   const auto head = static_cast<int64_t>(blockIdx.y);
   const int64_t place = head * pages.page_tokens + position % pages.page_tokens;
   const int64_t to = first_element + place * features;
-  const int64_t at = from.At(static_cast<int64_t>(row) * pages.kv_heads + head);
+  const int64_t at = from.At(row, static_cast<int>(head));
   for (int i = static_cast<int>(threadIdx.x); i < features; i += kThreads) {
     StoreFloat(page, pages.type, to + i, LoadFloat(from.data, from.type, at + i));
   }

@@ -237,7 +237,7 @@ class TileAttention {
       for (int row = warp_; row < kRows; row += kWarps) {
         float* const to = shared_.queries + row * padded_;
         const bool inside = row < tile_.rows;
-        const auto* const from = queries + (inside ? args_.queries.At(tile_.RowOf(args_, row)) : 0);
+        const auto* const from = queries + (inside ? tile_.ElementOf(args_, args_.queries, row) : 0);
 #pragma unroll 4
         for (int i = lane_; i < padded_; i += 32) {
           to[i] = inside && i < args_.key_dim ? ToFloat(from[i]) : 0.0f;
@@ -410,7 +410,7 @@ class TileAttention {
       if (row >= tile_.rows) break;
       const Finish finish(args_, tile_.HeadOf(args_, row), shared_.total_largest[row],
                           shared_.total_sums[row]);
-      const int64_t to = args_.out.At(tile_.RowOf(args_, row));
+      const int64_t to = tile_.ElementOf(args_, args_.out, row);
 #pragma unroll
       for (int i = 0; i < kFeatures; ++i) {
         const int feature = thread_ + i * kThreads;
@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(kThreads)
         largest = merge.largest;
       }
       const Finish finish(args, tile.HeadOf(args, row), largest, sum);
-      StoreFloat(args.out.data, args.out.type, args.out.At(tile.RowOf(args, row)) + feature,
+      StoreFloat(args.out.data, args.out.type, tile.ElementOf(args, args.out, row) + feature,
                  finish.Of(value));
     }
   }

@@ -23,10 +23,10 @@ struct Tile {
   MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int row) const {
     return static_cast<int>(blockIdx.y) * args.group + (first + row) % args.group;
   }
-  /// The row of queries or out.
-  MARLIN_DEVICE int64_t RowOf(const AttentionArguments& args, int row) const {
-    return static_cast<int64_t>(first_row + TokenOf(args, row)) * args.kv_heads * args.group +
-           HeadOf(args, row);
+  /// The first element of a row of queries or out.
+  MARLIN_DEVICE int64_t ElementOf(const AttentionArguments& args, const RowsView& view,
+                                  int row) const {
+    return view.At(first_row + TokenOf(args, row), HeadOf(args, row));
   }
 };
 

@@ -52,7 +52,8 @@ int64_t SlabTableBytes(const PagedCache& cache) {
 /// `table`: SlabTableBytes of device memory. The copy reads the host's table before it returns.
 cudaError_t PagesOf(const PagedCache& cache, void* table, cudaStream_t stream, PagesView* pages) {
   pages->slab_count = static_cast<int>(cache.slabs.size());
-  pages->slab_pages = cache.slab_pages;
+  pages->slab_pages = static_cast<uint32_t>(
+      std::min<int64_t>(cache.slab_pages, std::numeric_limits<uint32_t>::max()));
   pages->page_stride = cache.page_stride;
   pages->first_element = cache.first_element;
   pages->type = ElementOf(cache.type);

@@ -82,9 +82,10 @@ struct Task {
   MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int head) const {
     return kv_head * args.group + first_head + head;
   }
-  /// The row of queries or out.
-  MARLIN_DEVICE int64_t RowOf(const AttentionArguments& args, int head) const {
-    return static_cast<int64_t>(row) * args.kv_heads * args.group + HeadOf(args, head);
+  /// The first element of a head of queries or out.
+  MARLIN_DEVICE int64_t ElementOf(const AttentionArguments& args, const RowsView& view,
+                                  int head) const {
+    return view.At(row, HeadOf(args, head));
   }
   MARLIN_DEVICE int64_t Tile() const {
     return static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
@@ -122,11 +123,10 @@ class PartsMerge {
   MARLIN_DEVICE void Finish(const AttentionArguments& args, const Task& task, int head,
                             int feature) const {
     const SoftmaxFinish finish(args, task.HeadOf(args, head), largest_, sum_);
-    const int64_t at = args.out.At(task.RowOf(args, head)) + feature;
-    StoreFloat(args.out.data, args.out.type, at, finish.Of(values_.x));
-    StoreFloat(args.out.data, args.out.type, at + 1, finish.Of(values_.y));
-    StoreFloat(args.out.data, args.out.type, at + 2, finish.Of(values_.z));
-    StoreFloat(args.out.data, args.out.type, at + 3, finish.Of(values_.w));
+    const int64_t at = task.ElementOf(args, args.out, head) + feature;
+    const float values[4] = {finish.Of(values_.x), finish.Of(values_.y), finish.Of(values_.z),
+                             finish.Of(values_.w)};
+    StoreAdjacent(args.out.data, args.out.type, at, values);
   }
 
   MARLIN_DEVICE void StorePartial(const AttentionArguments& args, int head, int feature,
@@ -187,15 +187,23 @@ class WarpKeys {
     CommitCopies();
   }
 
-  template <typename Softmax>
-  MARLIN_DEVICE void Run(Softmax& softmax) const {
-    for (int block = task_.first_block; block < task_.end_block; ++block) {
-      Request(block + 1);
-      WaitForCopies<1>();
-      __syncwarp();
-      const int first = block * kBlockKeys + warp_ * kWarpKeys;
-      softmax.Add(Keys(block), Values(block), first, true, [&](int) { return task_.visible; });
-      __syncwarp();
+  /// Adds all keys; calls prepare() once, after the first request.
+  template <typename Softmax, typename Prepare>
+  MARLIN_DEVICE void Run(Softmax& softmax, const Prepare& prepare) const {
+#pragma unroll 1
+    for (int next = task_.first_block; true; ++next) {
+      Request(next);
+      const int block = next - 1;
+      if (block < task_.first_block) {
+        prepare();
+      } else {
+        WaitForCopies<1>();
+        __syncwarp();
+        const int first = block * kBlockKeys + warp_ * kWarpKeys;
+        softmax.Add(Keys(block), Values(block), first, true, [&](int) { return task_.visible; });
+        __syncwarp();
+      }
+      if (next >= task_.end_block) break;
     }
     WaitForCopies<0>();
     softmax.SumLanes();
@@ -219,17 +227,14 @@ class WarpKeys {
 /// Called by all threads.
 MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Task& task, uint8_t* queries) {
   const int row_bytes = SharedRowBytes(args.key_dim);
-  WithType(args.queries.type, [&](auto type) {
-    const auto* const data = static_cast<const decltype(type)*>(args.queries.data);
 #pragma unroll
-    for (int i = 0; i < kHeads / kWarps; ++i) {
-      const int head = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
-      const bool exists = head < task.heads;
-      const auto* const from = data + (exists ? args.queries.At(task.RowOf(args, head)) : 0);
-      LoadQueryRow(from, exists, args.key_dim, queries + head * row_bytes,
-                   queries + (kHeads + head) * row_bytes);
-    }
-  });
+  for (int i = 0; i < kHeads / kWarps; ++i) {
+    const int head = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
+    const bool exists = head < task.heads;
+    LoadQueryRow(args.queries, exists ? task.ElementOf(args, args.queries, head) : 0, exists,
+                 args.key_dim, queries + head * row_bytes,
+                 queries + (kHeads + head) * row_bytes);
+  }
 }
 
 /// Merges the parts of a token's heads, which other CTAs wrote.
@@ -237,7 +242,7 @@ MARLIN_DEVICE void MergeParts(const AttentionArguments& args, const Task& task) 
   ForQuads(args, task, [&](int head, int feature) {
     PartsMerge merge;
     const float* part = task.Partial(args, 0);
-#pragma unroll 8
+#pragma unroll 4
     for (int segment = 0; segment < args.segments; ++segment) {
       const float* const values = part + 2 * kHeads + head * args.value_dim + feature;
       merge.Add(__ldcg(part + head), __ldcg(part + kHeads + head),
@@ -249,19 +254,19 @@ MARLIN_DEVICE void MergeParts(const AttentionArguments& args, const Task& task) 
 }
 
 /// Whether this CTA is the last of its token's KV head. Called by all threads, after their stores.
-MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task) {
-  __shared__ bool last;
+/// `last`: shared memory.
+MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task, int* last) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
     uint32_t* const counter = args.counters + task.Tile();
     // A counter begins at all ones, which is -1.
-    last = atomicAdd(counter, 1u) + 2 == static_cast<uint32_t>(args.segments);
-    if (last) *counter = ~0u;
+    *last = atomicAdd(counter, 1u) + 2 == static_cast<uint32_t>(args.segments) ? 1 : 0;
+    if (*last != 0) *counter = ~0u;
     __threadfence();
   }
   __syncthreads();
-  return last;
+  return *last != 0;
 }
 
 template <int kTiles>
@@ -275,16 +280,16 @@ __global__ void __launch_bounds__(kThreads)
   const Task task(args);
   CheckTask(args, task);
   const WarpKeys keys(args, task, SharedAddress(memory));
-  keys.Request(task.first_block);
   const Layout layout(args.key_dim, args.value_dim);
   uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
-  LoadQueries(args, task, queries);
-  __syncthreads();
   const WarpOperands operands = {SharedAddress(queries),
                                  SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
                                  layout.value_row};
   WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
-  keys.Run(softmax);
+  keys.Run(softmax, [&] {
+    LoadQueries(args, task, queries);
+    __syncthreads();
+  });
   __syncthreads();
   auto* const largest = reinterpret_cast<float*>(memory);
   float* const sums = largest + kWarps * kHeads;
@@ -319,8 +324,8 @@ __global__ void __launch_bounds__(kThreads)
                          task.Partial(args, static_cast<int>(blockIdx.z)));
     }
   });
-  if (args.segments == 1 || args.counters == nullptr || !IsLast(args, task)) return;
-  MergeParts(args, task);
+  if (args.segments == 1 || args.counters == nullptr) return;
+  if (IsLast(args, task, reinterpret_cast<int*>(queries))) MergeParts(args, task);
 }
 
 __global__ void __launch_bounds__(kThreads)

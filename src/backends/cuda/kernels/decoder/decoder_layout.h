@@ -18,9 +18,17 @@ struct RowsView {
   int64_t stride = 0;
   int64_t inner_stride = 0;
 
-  /// The first element of a row.
+  /// The first element of a row. Flattened rows are numbered in 32 bits: a division in 64 bits is
+  /// a hundred instructions.
   MARLIN_HOST_DEVICE int64_t At(int64_t row) const {
-    return inner == 1 ? row * stride : row / inner * stride + row % inner * inner_stride;
+    if (inner == 1) return row * stride;
+    const auto number = static_cast<uint32_t>(row);
+    const uint32_t outer = number / static_cast<uint32_t>(inner);
+    return At(outer, static_cast<int>(number - outer * static_cast<uint32_t>(inner)));
+  }
+  /// Of row `of_outer` of the second dimension, without a division.
+  MARLIN_HOST_DEVICE int64_t At(int64_t outer, int of_outer) const {
+    return outer * stride + of_outer * inner_stride;
   }
 };
 
@@ -53,7 +61,7 @@ struct PagesView {
   void* slabs[kMostSlabParameters] = {};
   void* const* more_slabs = nullptr;  ///< All of them, if there are more.
   int slab_count = 0;
-  int64_t slab_pages = 1;
+  uint32_t slab_pages = 1;  ///< No more than there are page numbers.
   int64_t page_stride = 0;
   int64_t first_element = 0;
   Element type = Element::kF32;

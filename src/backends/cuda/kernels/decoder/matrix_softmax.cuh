@@ -260,16 +260,29 @@ class WarpSoftmax {
 };
 
 /// Loads a row of queries as two bf16 terms with one warp; zeros if the row does not exist.
-template <typename T>
-MARLIN_DEVICE void LoadQueryRow(const T* from, bool exists, int features, uint8_t* rounded_row,
-                                uint8_t* rest_row) {
-#pragma unroll 2
-  for (int pair = static_cast<int>(threadIdx.x) & 31; pair < features / 2; pair += 32) {
-    uint32_t rounded = 0;
-    uint32_t rest = 0;
-    if (exists) SplitInTwo(ToFloat(from[2 * pair]), ToFloat(from[2 * pair + 1]), &rounded, &rest);
+MARLIN_DEVICE void LoadQueryRow(const RowsView& from, int64_t at, bool exists, int features,
+                                uint8_t* rounded_row, uint8_t* rest_row) {
+  const auto store = [&](int pair, float low, float high) {
+    uint32_t rounded;
+    uint32_t rest;
+    SplitInTwo(low, high, &rounded, &rest);
     reinterpret_cast<uint32_t*>(rounded_row)[pair] = rounded;
     reinterpret_cast<uint32_t*>(rest_row)[pair] = rest;
+  };
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  if (from.type == Element::kF32) {
+    const float* const row = static_cast<const float*>(from.data) + at;
+#pragma unroll 2
+    for (int pair = lane; pair < features / 2; pair += 32) {
+      const float low = exists ? row[2 * pair] : 0.0f;
+      store(pair, low, exists ? row[2 * pair + 1] : 0.0f);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int pair = lane; pair < features / 2; pair += 32) {
+    const float low = exists ? LoadFloat(from.data, from.type, at + 2 * pair) : 0.0f;
+    store(pair, low, exists ? LoadFloat(from.data, from.type, at + 2 * pair + 1) : 0.0f);
   }
 }
 

@@ -67,12 +67,15 @@ MARLIN_DEVICE uint8_t* PageOf(const SequencesView& sequences, const PagesView& p
                               int block) {
   const int page =
       sequences.block_tables[static_cast<int64_t>(sequence) * sequences.blocks + block];
-  const int64_t slab = page / pages.slab_pages;
-  if (page < 0 || slab >= pages.slab_count) return nullptr;
+  if (page < 0) return nullptr;
+  const auto number = static_cast<uint32_t>(page);
+  const uint32_t slab = number / pages.slab_pages;
+  if (slab >= static_cast<uint32_t>(pages.slab_count)) return nullptr;
   auto* const data = static_cast<uint8_t*>(pages.more_slabs != nullptr ? pages.more_slabs[slab]
                                                                        : pages.slabs[slab]);
   if (data == nullptr) return nullptr;
-  const int64_t element = page % pages.slab_pages * pages.page_stride + pages.first_element;
+  const uint32_t of_slab = number - slab * pages.slab_pages;
+  const int64_t element = of_slab * pages.page_stride + pages.first_element;
   return data + element * (pages.type == Element::kF32 ? 4 : 2);
 }
 

@@ -108,17 +108,13 @@ MARLIN_DEVICE bool AreFinite(uint32_t values, int value_row, int features) {
 /// Called by all threads.
 MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Tile& tile, uint8_t* queries) {
   const int row_bytes = SharedRowBytes(args.key_dim);
-  WithType(args.queries.type, [&](auto type) {
-    const auto* const data = static_cast<const decltype(type)*>(args.queries.data);
 #pragma unroll 4
-    for (int i = 0; i < kRows / kWarps; ++i) {
-      const int row = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
-      const bool exists = row < tile.rows;
-      const auto* const from = data + (exists ? args.queries.At(tile.RowOf(args, row)) : 0);
-      LoadQueryRow(from, exists, args.key_dim, queries + row * row_bytes,
-                   queries + (kRows + row) * row_bytes);
-    }
-  });
+  for (int i = 0; i < kRows / kWarps; ++i) {
+    const int row = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
+    const bool exists = row < tile.rows;
+    LoadQueryRow(args.queries, exists ? tile.ElementOf(args, args.queries, row) : 0, exists,
+                 args.key_dim, queries + row * row_bytes, queries + (kRows + row) * row_bytes);
+  }
 }
 
 template <int kTiles>
@@ -173,10 +169,10 @@ __global__ void __launch_bounds__(kThreads)
     if (row >= tile.rows) continue;
     const SoftmaxFinish finish(args, tile.HeadOf(args, row), softmax.largest(half),
                                softmax.sum(half));
-    const int64_t at = args.out.At(tile.RowOf(args, row));
+    const int64_t at = tile.ElementOf(args, args.out, row);
     softmax.ForPairs(half, [&](int feature, float first, float second) {
-      StoreFloat(args.out.data, args.out.type, at + feature, finish.Of(first));
-      StoreFloat(args.out.data, args.out.type, at + feature + 1, finish.Of(second));
+      const float values[2] = {finish.Of(first), finish.Of(second)};
+      StoreAdjacent(args.out.data, args.out.type, at + feature, values);
     });
   }
 }

@@ -3,11 +3,14 @@
 //
 //   A warp has one head of one row: its features go through shared memory, because RoPE pairs
 //   features of different lanes. Heads are numbered: queries, then keys, then values.
+#include <algorithm>
+
 #include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
-#include "backends/cuda/kernels/decoder/rotation.cuh"
+#include "backends/cuda/kernels/decoder/head_math.cuh"
+#include "backends/cuda/kernels/decoder/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
@@ -20,119 +23,130 @@ MARLIN_DEVICE float Rounded(float value, Element type) {
   return type == Element::kF16 ? __half2float(__float2half_rn(value)) : value;
 }
 
-/// One head of one row in a warp.
-class HeadWarp {
- public:
-  MARLIN_DEVICE HeadWarp(const RotateAppendArguments& args, int row, float* features)
-      : args_(args), row_(row), lane_(static_cast<int>(threadIdx.x) & 31), features_(features) {}
-
-  MARLIN_DEVICE void RunQuery(int head) const {
-    const int64_t at = args_.queries.At(static_cast<int64_t>(row_) * args_.heads + head);
-    Prepare(args_.queries, at, args_.query_norm, args_.query_norm_type);
-    for (int i = lane_; i < args_.pages.key_dim; i += 32) {
-      StoreFloat(args_.queries.data, args_.queries.type, at + i, features_[i]);
-    }
-  }
-
-  MARLIN_DEVICE void RunKey(int head) const {
-    uint8_t* const page = Page();
-    const int64_t at = args_.keys.At(static_cast<int64_t>(row_) * args_.pages.kv_heads + head);
-    Prepare(args_.keys, at, args_.key_norm, args_.key_norm_type);
-    if (page == nullptr) return;
-    const int64_t to = Place(head) * args_.pages.key_dim;
-    for (int i = lane_; i < args_.pages.key_dim; i += 32) {
-      StoreFloat(page, args_.pages.type, to + i, features_[i]);
-    }
-  }
-
-  MARLIN_DEVICE void RunValue(int head) const {
-    uint8_t* const page = Page();
-    if (page == nullptr) return;
-    const int64_t at = args_.values.At(static_cast<int64_t>(row_) * args_.pages.kv_heads + head);
-    const int64_t to = KeyElements(args_.pages) + Place(head) * args_.pages.value_dim;
-    for (int i = lane_; i < args_.pages.value_dim; i += 32) {
-      StoreFloat(page, args_.pages.type, to + i, LoadFloat(args_.values.data, args_.values.type, at + i));
-    }
-  }
-
- private:
-  MARLIN_DEVICE int Position() const { return args_.sequences.positions[row_]; }
-
-  MARLIN_DEVICE int64_t Place(int head) const {
-    return static_cast<int64_t>(head) * args_.pages.page_tokens + Position() % args_.pages.page_tokens;
-  }
-
-  /// The page of the row's position. Null, with a record of why, if there is none.
-  MARLIN_DEVICE uint8_t* Page() const {
-    const int sequence = SequenceOf(args_.sequences, row_);
-    if (!CheckPosition(args_.sequences, sequence, row_, args_.errors)) return nullptr;
-    return FindPage(args_.sequences, args_.pages, sequence, Position(), args_.errors);
-  }
-
-  /// Loads a head's features, normalizes and rotates them, with the roundings of the operations
-  /// that do so in place.
-  MARLIN_DEVICE void Prepare(const RowsView& from, int64_t at, const void* norm,
-                             Element norm_type) const {
-    const int columns = args_.pages.key_dim;
-    double squares = 0;
-    for (int i = lane_; i < columns; i += 32) {
-      const float value = LoadFloat(from.data, from.type, at + i);
-      features_[i] = value;
-      squares += static_cast<double>(value) * value;
-    }
-    if (norm != nullptr) {
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-      const double mean = squares / columns;
-      const auto factor =
-          static_cast<float>(1.0 / sqrt(mean + static_cast<double>(args_.epsilon)));
-      for (int i = lane_; i < columns; i += 32) {
-        const float weight = LoadFloat(norm, norm_type, i);
-        features_[i] = Rounded(features_[i] * factor * weight, from.type);
-      }
-    }
-    __syncwarp();
-    const int64_t position = Position();
-    if (position < 0) {
-      if (lane_ == 0) RecordError(args_.errors, ValueError::kPosition, position, row_);
-      return;
-    }
-    for (int pair = lane_; pair < args_.pairs; pair += 32) {
-      float cosine;
-      float sine;
-      RotationOf(args_.frequencies[pair], position, args_.factor, &cosine, &sine);
-      const int first = args_.interleaved ? 2 * pair : pair;
-      const int second = args_.interleaved ? 2 * pair + 1 : pair + args_.pairs;
-      const float a = features_[first];
-      const float b = features_[second];
-      features_[first] = Rounded(a * cosine - b * sine, from.type);
-      features_[second] = Rounded(b * cosine + a * sine, from.type);
-    }
-    __syncwarp();
-  }
-
-  const RotateAppendArguments& args_;
-  int row_;
-  int lane_;
-  float* features_;
+/// A head of a row: where it comes from, what it becomes, and where it goes.
+struct Head {
+  const void* from;
+  Element type;
+  int64_t at;  ///< Its first element.
+  int features;
+  const void* norm = nullptr;
+  Element norm_type = Element::kF32;
+  bool rotates = true;
+  void* to;
+  Element to_type;
+  int64_t to_at;
 };
 
-__global__ void __launch_bounds__(kWarps * 32, 8)
+/// The page of a row's position. Null, with a record of why, if there is none.
+MARLIN_DEVICE uint8_t* PageOfRow(const RotateAppendArguments& args, int row) {
+  const int sequence = SequenceOf(args.sequences, row);
+  if (!CheckPosition(args.sequences, sequence, row, args.errors)) return nullptr;
+  return FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row],
+                  args.errors);
+}
+
+/// Head `number` of a row; there is nowhere to store it without a page.
+MARLIN_DEVICE Head FindHead(const RotateAppendArguments& args, int row, int number) {
+  const PagesView& pages = args.pages;
+  Head head;
+  if (number < args.heads) {
+    head.at = head.to_at = args.queries.At(row, number);
+    head.from = head.to = args.queries.data;
+    head.type = head.to_type = args.queries.type;
+    head.features = pages.key_dim;
+    head.norm = args.query_norm;
+    head.norm_type = args.query_norm_type;
+    return head;
+  }
+  number -= args.heads;
+  const bool key = number < pages.kv_heads;
+  if (!key) number -= pages.kv_heads;
+  const RowsView& rows = key ? args.keys : args.values;
+  head.at = rows.At(row, number);
+  head.from = rows.data;
+  head.type = rows.type;
+  head.features = key ? pages.key_dim : pages.value_dim;
+  head.norm = key ? args.key_norm : nullptr;
+  head.norm_type = args.key_norm_type;
+  head.rotates = key;
+  head.to = PageOfRow(args, row);
+  head.to_type = pages.type;
+  const int64_t place = static_cast<int64_t>(number) * pages.page_tokens +
+                        args.sequences.positions[row] % pages.page_tokens;
+  head.to_at = (key ? 0 : KeyElements(pages)) + place * head.features;
+  return head;
+}
+
+/// Loads a head to shared memory. Returns the lane's sum of squares.
+MARLIN_DEVICE double LoadHead(const Head& head, int lane, float* features) {
+  double squares = 0;
+  WithType(head.type, [&](auto type) {
+    const auto* const from = static_cast<const decltype(type)*>(head.from) + head.at;
+#pragma unroll 4
+    for (int i = lane; i < head.features; i += 32) {
+      const float value = ToFloat(from[i]);
+      features[i] = value;
+      squares += static_cast<double>(value) * value;
+    }
+  });
+  return squares;
+}
+
+/// RMS norm of a head in shared memory, with the rounding of a norm in place.
+MARLIN_DEVICE void NormalizeHead(const Head& head, float epsilon, double squares, int lane,
+                                 float* features) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  const float factor = RmsFactor(squares / head.features, epsilon);
+#pragma unroll 1
+  for (int i = lane; i < head.features; i += 32) {
+    const float weight = LoadFloat(head.norm, head.norm_type, i);
+    features[i] = Rounded(features[i] * factor * weight, head.type);
+  }
+}
+
+MARLIN_DEVICE void RotateHead(const RotateAppendArguments& args, Element type, int position,
+                              int lane, float* features) {
+#pragma unroll 1
+  for (int pair = lane; pair < args.pairs; pair += 32) {
+    float cosine;
+    float sine;
+    RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
+    const int first = args.interleaved ? 2 * pair : pair;
+    const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
+    const float a = features[first];
+    const float b = features[second];
+    features[first] = Rounded(a * cosine - b * sine, type);
+    features[second] = Rounded(b * cosine + a * sine, type);
+  }
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
     RotateAppendKernel(const __grid_constant__ RotateAppendArguments args) {
-  extern __shared__ float features[];
+  extern __shared__ float memory[];
   EnterChain();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int number = static_cast<int>(blockIdx.y) * kWarps + warp;
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
-  const int kv_heads = args.pages.kv_heads;
-  const HeadWarp mine(args, row, features + warp * args.pages.key_dim);
-  if (head < args.heads) {
-    mine.RunQuery(head);
-  } else if (head < args.heads + kv_heads) {
-    mine.RunKey(head - args.heads);
-  } else if (head < args.heads + 2 * kv_heads) {
-    mine.RunValue(head - args.heads - kv_heads);
+  if (number >= args.heads + 2 * args.pages.kv_heads) return;
+  const Head head = FindHead(args, row, number);
+  float* const features = memory + warp * max(args.pages.key_dim, args.pages.value_dim);
+  const double squares = LoadHead(head, lane, features);
+  if (head.norm != nullptr) NormalizeHead(head, args.epsilon, squares, lane, features);
+  __syncwarp();
+  const int position = args.sequences.positions[row];
+  if (position < 0) {
+    if (lane == 0) RecordError(args.errors, ValueError::kPosition, position, row);
+    return;
+  }
+  if (head.rotates) RotateHead(args, head.type, position, lane, features);
+  __syncwarp();
+  if (head.to == nullptr) return;
+#pragma unroll 1
+  for (int i = lane; i < head.features; i += 32) {
+    StoreFloat(head.to, head.to_type, head.to_at + i, features[i]);
   }
 }
 
@@ -146,7 +160,8 @@ cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t s
   const int warps = args.heads + 2 * args.pages.kv_heads;
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
                   static_cast<unsigned>((warps + kWarps - 1) / kWarps));
-  const int bytes = kWarps * args.pages.key_dim * int{sizeof(float)};
+  const int features = std::max(args.pages.key_dim, args.pages.value_dim);
+  const int bytes = kWarps * features * int{sizeof(float)};
   return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
 }
 

@@ -5,7 +5,7 @@
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/record_error.cuh"
-#include "backends/cuda/kernels/decoder/rotation.cuh"
+#include "backends/cuda/kernels/decoder/head_math.cuh"
 
 namespace marlin::cuda {
 namespace {

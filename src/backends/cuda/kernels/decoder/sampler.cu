@@ -122,8 +122,9 @@ class RowSampler {
   MARLIN_DEVICE int NamedRow() const { return args_.rows > 1 ? row_ : -1; }
 
   /// A logit after penalties.
-  MARLIN_DEVICE float LogitAt(int id) const {
-    float logit = logits_[id];
+  MARLIN_DEVICE float LogitAt(int id) const { return Penalized(logits_[id], id); }
+
+  MARLIN_DEVICE float Penalized(float logit, int id) const {
     if (!penalizes_) return logit;
     const SamplingView& options = state_->options;
     const uint32_t seen = state_->seen()[id];
@@ -138,15 +139,34 @@ class RowSampler {
     return logit;
   }
 
+  /// Calls run(logit, id) for the tokens of this thread, whose loads are in flight together.
+  template <typename Run>
+  MARLIN_DEVICE void ForLogits(const Run& run) const {
+    constexpr int kAtOnce = 16;
+    for (int first = static_cast<int>(threadIdx.x); first < args_.vocab;
+         first += kAtOnce * kThreads) {
+      float logits[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int id = first + i * kThreads;
+        logits[i] = id < args_.vocab ? logits_[id] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int id = first + i * kThreads;
+        if (id < args_.vocab) run(Penalized(logits[i], id), id);
+      }
+    }
+  }
+
   MARLIN_DEVICE Best FindBest() {
     Best best = {0, INT_MAX};
-    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
-      const float logit = LogitAt(id);
+    ForLogits([&](float logit, int id) {
       // NaN or +Inf; -Inf masks a token.
       if (!(logit < INFINITY)) best.bad = min(best.bad, id);
       best.key = max(best.key, static_cast<unsigned long long>(KeyOf(logit)) << 32 |
                                    static_cast<uint32_t>(~id));
-    }
+    });
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       best.key = max(best.key, __shfl_xor_sync(~0u, best.key, step));
@@ -207,10 +227,10 @@ class RowSampler {
   /// Calls run(key, id) for the tokens of this thread that are kept.
   template <typename Run>
   MARLIN_DEVICE void ForKept(const Run& run) const {
-    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
-      const uint32_t key = KeyOf(LogitAt(id));
+    ForLogits([&](float logit, int id) {
+      const uint32_t key = KeyOf(logit);
       if (cut_.Keeps(key, id)) run(key, id);
-    }
+    });
   }
 
   template <typename Weight>

@@ -1,18 +1,18 @@
-// MoE routing: top-k expert selection, one warp per token. Scores are in double, as in the CPU's
+// MoE routing: top-k expert selection, one warp per token, or one CTA where tokens are few. Scores are in double, as in the CPU's
 // router (backends/cpu/cpu_router.cc), so that rounding does not decide the selection. They are in
 // shared memory, 2 x experts for a token.
 #include <cfloat>
 #include <cmath>
 
-#include "backends/cuda/kernels/common/async_copy.cuh"
-#include "backends/cuda/kernels/common/launch.h"
+#include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/router/router_launch.h"
 #include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {
 
-constexpr int kMostWarps = 4;
+constexpr int kMostWarps = 4;  ///< Of a CTA whose warps have a token each.
+constexpr int kTeamWarps = 8;
 constexpr int kSharedBytes = DeviceShape().shared_bytes;
 
 constexpr int64_t BytesOfToken(int64_t experts) { return 2 * experts * int64_t{sizeof(double)}; }
@@ -23,31 +23,69 @@ constexpr unsigned kAll = 0xffffffffU;
 
 MARLIN_DEVICE double Never() { return -INFINITY; }
 
-MARLIN_DEVICE double SumOfWarp(double value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAll, value, step);
-  return value;
-}
-MARLIN_DEVICE double MaxOfWarp(double value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value = fmax(value, __shfl_xor_sync(kAll, value, step));
+/// The threads that route one token: a warp, or a whole CTA of several.
+template <int kWarps>
+struct Team {
+  static constexpr int kThreads = kWarps * 32;
+  double* exchange;  ///< Shared memory, one for every warp of a CTA.
+
+  static MARLIN_DEVICE int Rank() { return static_cast<int>(threadIdx.x) % kThreads; }
+  static MARLIN_DEVICE void Sync() {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
   }
-  return value;
-}
+  static MARLIN_DEVICE bool Any(bool mine) {
+    if constexpr (kWarps == 1) {
+      return __any_sync(kAll, mine) != 0;
+    } else {
+      return __syncthreads_or(mine ? 1 : 0) != 0;
+    }
+  }
+  MARLIN_DEVICE double Sum(double value) const {
+    return Reduce(value, [](double a, double b) { return a + b; });
+  }
+  MARLIN_DEVICE double Max(double value) const {
+    return Reduce(value, [](double a, double b) { return fmax(a, b); });
+  }
+
+ private:
+  template <typename Combine>
+  MARLIN_DEVICE double Reduce(double value, const Combine& combine) const {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      value = combine(value, __shfl_xor_sync(kAll, value, step));
+    }
+    if constexpr (kWarps > 1) {
+      if (threadIdx.x % 32 == 0) exchange[threadIdx.x / 32] = value;
+      __syncthreads();
+      value = exchange[0];
+#pragma unroll
+      for (int warp = 1; warp < kWarps; ++warp) value = combine(value, exchange[warp]);
+      __syncthreads();
+    }
+    return value;
+  }
+};
 
 MARLIN_DEVICE void Record(const ErrorView& errors, unsigned long long key) {
   atomicMin(&errors.record->router, key);
   *errors.any = 1;
 }
 
-/// Routes one token with one warp.
+/// Routes one token with a team.
+template <int kWarps>
 class TokenRouter {
  public:
-  MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token, double* scores)
+  MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token, double* scores,
+                            double* exchange)
       : args_(args),
         token_(token),
+        team_{exchange},
         lane_(static_cast<int>(threadIdx.x) & 31),
+        rank_(Team<kWarps>::Rank()),
         logits_(args.logits + token * args.logits_stride),
         choice_(scores),
         score_(choice_ + args.experts) {}
@@ -55,17 +93,18 @@ class TokenRouter {
   MARLIN_DEVICE void Route() {
     if (!CheckLogits()) return;
     Score();
-    __syncwarp();
-    if (args_.top_groups < args_.groups) DropGroups();
-    int32_t* const ids = args_.ids + token_ * args_.ids_stride;
-    for (int i = 0; i < args_.top_k; ++i) {
-      const int best = Best();
-      if (lane_ == 0) {
-        ids[i] = best;
-        choice_[best] = Never();
-      }
-      __syncwarp();
+    team_.Sync();
+    if (args_.top_groups < args_.groups) {
+      if (rank_ < 32) DropGroups();
+      team_.Sync();
     }
+    int32_t* const ids = args_.ids + token_ * args_.ids_stride;
+    if constexpr (kWarps == 1) {
+      TakeBest(ids);
+    } else {
+      RankAll(ids);
+    }
+    team_.Sync();
     Weigh(ids);
   }
 
@@ -76,7 +115,7 @@ class TokenRouter {
   MARLIN_DEVICE bool CheckLogits() const {
     unsigned long long key = ValueRecord::kNone;
     bool finite = false;
-    for (int e = lane_; e < args_.experts; e += 32) {
+    for (int e = rank_; e < args_.experts; e += kThreads) {
       const float logit = logits_[e];
       finite = finite || isfinite(logit);
       const bool bad = isnan(logit) || (isinf(logit) && logit > 0);
@@ -84,34 +123,62 @@ class TokenRouter {
       const auto error = isnan(logit) ? LogitError::kNaN : LogitError::kInf;
       key = min(key, RouterKey(error, token_, e));
     }
-    if (!__any_sync(kAll, finite) && lane_ == 0) {
+    if (!Team<kWarps>::Any(finite) && rank_ == 0) {
       key = min(key, RouterKey(LogitError::kNoFinite, token_, args_.experts));
     }
     if (key != ValueRecord::kNone) Record(args_.errors, key);
-    return !__any_sync(kAll, key != ValueRecord::kNone);
+    return !Team<kWarps>::Any(key != ValueRecord::kNone);
   }
 
   MARLIN_DEVICE void Score() {
     const bool sigmoid = args_.scoring == kSigmoid;
     double largest = Never();
-    for (int e = lane_; e < args_.experts; e += 32) {
+    for (int e = rank_; e < args_.experts; e += kThreads) {
       largest = fmax(largest, static_cast<double>(logits_[e]));
     }
-    largest = MaxOfWarp(largest);
+    largest = team_.Max(largest);
     double sum = 0;
-    for (int e = lane_; e < args_.experts; e += 32) {
+    for (int e = rank_; e < args_.experts; e += kThreads) {
       const double logit = logits_[e];
       const double score = sigmoid ? 1.0 / (1.0 + exp(-logit)) : exp(logit - largest);
       score_[e] = score;
       sum += score;
     }
-    sum = SumOfWarp(sum);
-    for (int e = lane_; e < args_.experts; e += 32) {
+    sum = team_.Sum(sum);
+    for (int e = rank_; e < args_.experts; e += kThreads) {
       if (!sigmoid) score_[e] /= sum;
       const double basis = OfChosen() ? static_cast<double>(logits_[e]) : score_[e];
       const double bias = args_.bias == nullptr ? 0.0 : static_cast<double>(args_.bias[e]);
       // A selectable expert stays above excluded ones, even with a logit of -Inf.
       choice_[e] = fmax(basis + bias, -DBL_MAX);
+    }
+  }
+
+  /// One selection after another.
+  MARLIN_DEVICE void TakeBest(int32_t* ids) {
+    for (int i = 0; i < args_.top_k; ++i) {
+      const int best = Best();
+      if (lane_ == 0) {
+        ids[i] = best;
+        choice_[best] = Never();
+      }
+      __syncwarp();
+    }
+  }
+
+  /// All selections at once: an expert's place is the number of experts before it. Several warps
+  /// are faster at so many comparisons than one at its chain of reductions.
+  MARLIN_DEVICE void RankAll(int32_t* ids) const {
+    for (int e = rank_; e < args_.experts; e += kThreads) {
+      const double mine = choice_[e];
+      if (mine == Never()) continue;
+      int before = 0;
+#pragma unroll 8
+      for (int other = 0; other < args_.experts; ++other) {
+        const double choice = choice_[other];
+        before += choice > mine || (choice == mine && other < e) ? 1 : 0;
+      }
+      if (before < args_.top_k) ids[before] = e;
     }
   }
 
@@ -179,7 +246,7 @@ class TokenRouter {
 
   /// Weights in the order of the selection. One lane: the sum has the order of the CPU's.
   MARLIN_DEVICE void Weigh(const int32_t* ids) {
-    if (lane_ != 0) return;
+    if (rank_ != 0) return;
     if (OfChosen()) ScoreChosen(ids);
     // All chosen scores may underflow to 0, which must not become 0 / 0: see the CPU's router.
     double sum = 1e-20;
@@ -205,42 +272,77 @@ class TokenRouter {
     }
   }
 
+  static constexpr int kThreads = Team<kWarps>::kThreads;
+
   const RouterArguments& args_;
   int token_;
-  int lane_;
+  Team<kWarps> team_;
+  int lane_;  ///< In the warp.
+  int rank_;  ///< In the team.
   const float* logits_;
   double* choice_;
   double* score_;
 };
 
+/// Records biases that are NaN. Called by the threads of one CTA.
+MARLIN_DEVICE void CheckBias(const RouterArguments& args) {
+  if (blockIdx.x != 0 || args.bias == nullptr) return;
+  for (int e = static_cast<int>(threadIdx.x); e < args.experts;
+       e += static_cast<int>(blockDim.x)) {
+    if (isnan(args.bias[e])) Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
+  }
+}
+
+/// A warp has a token.
 __global__ void __launch_bounds__(kMostWarps * 32)
     RouterKernel(const __grid_constant__ RouterArguments args) {
   extern __shared__ double scores[];
-  WaitForEarlierWork();
-  TriggerDependentLaunch();
-  const auto threads = static_cast<int>(blockDim.x);
-  if (blockIdx.x == 0 && args.bias != nullptr) {
-    for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += threads) {
-      if (isnan(args.bias[e])) Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
-    }
-  }
+  EnterChain();
+  CheckBias(args);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int token = static_cast<int>(blockIdx.x) * (threads / 32) + warp;
+  const int token = static_cast<int>(blockIdx.x) * static_cast<int>(blockDim.x / 32) + warp;
   if (token >= args.tokens) return;
-  TokenRouter(args, token, scores + warp * 2 * args.experts).Route();
+  TokenRouter<1>(args, token, scores + warp * 2 * args.experts, nullptr).Route();
 }
+
+/// A CTA has a token: for few tokens, whose latency counts.
+__global__ void __launch_bounds__(kTeamWarps * 32)
+    TeamRouterKernel(const __grid_constant__ RouterArguments args) {
+  extern __shared__ double scores[];
+  EnterChain();
+  CheckBias(args);
+  TokenRouter<kTeamWarps>(args, static_cast<int>(blockIdx.x), scores, scores + 2 * args.experts)
+      .Route();
+}
+
+/// Beyond so many, all comparisons take longer than a chain of reductions.
+constexpr int kMostTeamExperts = 512;
 
 }  // namespace
 
-cudaError_t LoadRouter() { return AllowAllShared(reinterpret_cast<const void*>(&RouterKernel)); }
+cudaError_t LoadRouter() {
+  for (const auto kernel : {&RouterKernel, &TeamRouterKernel}) {
+    const auto* const function = reinterpret_cast<const void*>(kernel);
+    cudaError_t error = AllowAllShared(function);
+    if (error == cudaSuccess) error = PreferShared(function);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 
 cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream) {
   const int64_t bytes = BytesOfToken(args.experts);
-  const auto warps = static_cast<unsigned>(
-      bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps} : kSharedBytes / bytes);
-  const unsigned blocks = (static_cast<unsigned>(args.tokens) + warps - 1) / warps;
-  RouterKernel<<<blocks, warps * 32, static_cast<size_t>(bytes) * warps, stream>>>(args);
-  return cudaGetLastError();
+  if (args.tokens <= DeviceShape().multiprocessors && args.experts <= kMostTeamExperts) {
+    constexpr int kExchange = kTeamWarps * int{sizeof(double)};
+    return LaunchInChain(&TeamRouterKernel, dim3(static_cast<unsigned>(args.tokens)),
+                         kTeamWarps * 32, static_cast<int>(bytes) + kExchange, stream, args);
+  }
+  const auto warps =
+      static_cast<int>(bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps}
+                                                          : kSharedBytes / bytes);
+  const int blocks = (args.tokens + warps - 1) / warps;
+  return LaunchInChain(&RouterKernel, dim3(static_cast<unsigned>(blocks)), warps * 32,
+                       static_cast<int>(bytes) * warps, stream, args);
 }
 
 }  // namespace marlin::cuda
