@@ -169,7 +169,8 @@ Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const 
 
 /// Causal attention of queries [rows, heads, key_dim] over the cached keys of their sequences; out
 /// is [rows, heads, value_dim] and may alias queries. The bits are those of Attention on the same
-/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: those of AppendToCache.
+/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: those of
+/// AppendToCache.
 Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
                       const PagedCache& cache, const MutableTensorView& out,
                       const AttentionOptions& options = {}, void* stream = nullptr);

@@ -30,8 +30,7 @@ PagedCache CacheOf(const Pass& pass, int64_t layer) {
   return pass.pool.CacheOf(layer, pass.values.pages[pass.pool.GroupOf(layer)].slabs);
 }
 
-Status Attend(const Pass& pass, int64_t layer, const TensorView& queries,
-              const TensorView& sinks) {
+Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const TensorView& sinks) {
   const DecoderConfig& config = pass.decoder.config;
   AttentionOptions options;
   options.scale = config.score_scale;
@@ -69,10 +68,10 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
     const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
     MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to, pass.stream()));
   }
-  MARLIN_RETURN_IF_ERROR(AppendToCache(
-      pass.device, part(k, 0, key_dim, key_dim),
-      part(values.expanded, shape.nope_dim, shape.v_dim, pair_width), RowsOf(pass, layer),
-      CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(
+      AppendToCache(pass.device, part(k, 0, key_dim, key_dim),
+                    part(values.expanded, shape.nope_dim, shape.v_dim, pair_width),
+                    RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
   return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim), {});
 }
 
@@ -133,8 +132,7 @@ Status RunAttention(const Pass& pass, int64_t index) {
   const MutableTensorView v = Heads(qkv, first_value, shape.kv_heads, shape.head_dim);
   const HeadNorms norms{layer.q_norm.view(), layer.k_norm.view(), config.epsilon};
   MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass),
-                                         RowsOf(pass, index), CacheOf(pass, index),
-                                         pass.stream()));
+                                         RowsOf(pass, index), CacheOf(pass, index), pass.stream()));
   return Attend(pass, index, q, layer.sinks.view());
 }
 

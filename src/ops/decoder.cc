@@ -35,8 +35,7 @@ Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
   return CheckVector("sinks", options.sinks, heads, true);
 }
 
-Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count,
-                           bool f32_only) {
+Status CheckRequiredVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
   if (count > 0 && view.empty()) return Invalid(fmt::format("{}: null data", name));
   return CheckVector(name, view, count, f32_only);
 }

@@ -174,7 +174,8 @@ struct StepPages {
 };
 
 /// The inputs and results of a step, and the values that flow between its operations, contiguous
-/// f32 rows, `mixed` and `inner` perhaps bf16. Views used only inside a fused run may stay unwritten.
+/// f32 rows, `mixed` and `inner` perhaps bf16. Views used only inside a fused run may stay
+/// unwritten.
 struct StepValues {
   TensorView ids;         ///< i32 [rows].
   TensorView positions;   ///< As in SequenceRows.

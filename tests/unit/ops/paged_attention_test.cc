@@ -97,8 +97,7 @@ class Caches {
       Tensor want(DType::kF32, {rows, case_.heads, case_.value_dim});
       const std::vector<AttentionInput> inputs = Inputs(tokens, q, k, v, want);
       ASSERT_TRUE(Attention(device_, inputs, options).ok());
-      const std::string lengths =
-          fmt::format("{} {} {}", lengths_[0], lengths_[1], lengths_[2]);
+      const std::string lengths = fmt::format("{} {} {}", lengths_[0], lengths_[1], lengths_[2]);
       if (exact || device_.info().backend != "cuda") {
         EXPECT_EQ(reference::Elements(out.view()), reference::Elements(want.view())) << lengths;
         continue;

@@ -42,8 +42,8 @@ TEST_P(OnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
 }
 
 struct HeadsCase {
-  DType type;   ///< Of the projections.
-  DType cache;  ///< Of the cache.
+  DType type;   ///< Type of the projections.
+  DType cache;  ///< Type of the cache.
   int64_t heads, kv_heads, key_dim, value_dim, pairs;
   bool norms;
   bool interleaved;
@@ -84,8 +84,7 @@ class Step {
             {tables_.data(), DType::kI32, {2, 2}}};
   }
   PagedCache cache() const {
-    return {{&slab_, 1},    4,           page_,           0,
-            case_.cache,    page_tokens_, case_.kv_heads, case_.key_dim,
+    return {{&slab_, 1},    4, page_, 0, case_.cache, page_tokens_, case_.kv_heads, case_.key_dim,
             case_.value_dim};
   }
   const std::vector<uint8_t>& memory() const { return memory_; }
@@ -150,8 +149,7 @@ TEST_P(OnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
       ASSERT_TRUE(RmsNorm(device(), heads.keys, parameters.norms.keys, 1e-6F, heads.keys).ok());
     }
     for (const MutableTensorView& x : {heads.queries, heads.keys}) {
-      ASSERT_TRUE(
-          ApplyRotary(device(), parameters.rotary, unfused.rows().positions, x).ok());
+      ASSERT_TRUE(ApplyRotary(device(), parameters.rotary, unfused.rows().positions, x).ok());
     }
     ASSERT_TRUE(
         AppendToCache(device(), heads.keys, heads.values, unfused.rows(), unfused.cache()).ok());

@@ -49,5 +49,36 @@ TEST(AttentionPlan, SumsThatWouldFillMemoryAreNotSplit) {
   EXPECT_EQ(plan.segments, 0);
 }
 
+AttentionPlan MatrixPlanOf(int64_t rows, int64_t sequences, int64_t length) {
+  return PlanMatrixAttention({rows, sequences, 4, 8, 128, length}, kMultiprocessors);
+}
+
+TEST(MatrixAttentionPlan, DecodeSplitsKeysToOccupyTheDevice) {
+  const AttentionPlan one = MatrixPlanOf(1, 1, 1024);
+  EXPECT_EQ(one.tiles, 1);
+  EXPECT_EQ(one.segments, 16) << "no more parts than blocks of keys";
+  EXPECT_EQ(one.partial_bytes, 4 * 16 * PartialFloats(kDecodeHeads, 128) * int64_t{4});
+  EXPECT_EQ(MatrixPlanOf(1, 1, 1 << 20).segments, 32) << "one CTA merges them";
+  EXPECT_EQ(MatrixPlanOf(8, 8, 4096).segments, 8);
+  const AttentionPlan many = MatrixPlanOf(128, 128, 4096);
+  EXPECT_EQ(many.segments, 1);
+  EXPECT_EQ(many.partial_bytes, 0);
+}
+
+TEST(MatrixAttentionPlan, DecodeHasTilesForAllHeadsOfAGroup) {
+  const AttentionPlan plan = PlanMatrixAttention({3, 3, 1, 20, 64, 100}, kMultiprocessors);
+  EXPECT_EQ(plan.tiles, 6);
+  EXPECT_EQ(plan.tile_rows, kDecodeHeads);
+}
+
+TEST(MatrixAttentionPlan, PrefillTakesTilesWhereTheyOccupyTheDevice) {
+  const AttentionPlan prompt = MatrixPlanOf(2048, 1, 2048);
+  EXPECT_EQ(prompt.segments, 0);
+  EXPECT_EQ(prompt.tile_rows, kPrefillRows);
+  EXPECT_GE(prompt.tiles, 2048 * 8 / kPrefillRows);
+  // A few tokens behind many keys: their tiles would leave the device idle.
+  EXPECT_GT(MatrixPlanOf(16, 1, 8192).segments, 1);
+}
+
 }  // namespace
 }  // namespace marlin::cuda

@@ -1,6 +1,6 @@
 // Appends keys and values to the pages of their positions.
-#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
 

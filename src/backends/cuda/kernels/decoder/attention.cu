@@ -237,7 +237,8 @@ class TileAttention {
       for (int row = warp_; row < kRows; row += kWarps) {
         float* const to = shared_.queries + row * padded_;
         const bool inside = row < tile_.rows;
-        const auto* const from = queries + (inside ? tile_.ElementOf(args_, args_.queries, row) : 0);
+        const auto* const from =
+            queries + (inside ? tile_.ElementOf(args_, args_.queries, row) : 0);
 #pragma unroll 4
         for (int i = lane_; i < padded_; i += 32) {
           to[i] = inside && i < args_.key_dim ? ToFloat(from[i]) : 0.0f;

@@ -164,8 +164,8 @@ Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
 
 Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
-    for (const auto load : {LoadRouter, LoadAttention, LoadDecodeAttention,
-                            LoadPrefillAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+    for (const auto load : {LoadRouter, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
+                            LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
       const cudaError_t error = load();
       if (error != cudaSuccess) return error;
     }

@@ -6,13 +6,13 @@
 //   its warps, and the last CTA of a token's KV head merges the parts in their order: a counter
 //   tells it that it is the last. Without counters a second kernel merges.
 //
-//   Keys outside of the window or behind the token are copied as zeros, so that they cannot spread
-//   NaN.
+//   Keys outside of the window or behind the token are zeros, so that they cannot spread NaN.
 #include <algorithm>
 
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
+#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {
@@ -44,8 +44,11 @@ struct Layout {
     const int sums = SumsBytes(value_dim);
     return ((RingBytes() > sums ? RingBytes() : sums) + 15) / 16 * 16;
   }
-  MARLIN_HOST_DEVICE int Bytes(int value_dim) const {
+  MARLIN_HOST_DEVICE int BarriersAt(int value_dim) const {
     return QueriesAt(value_dim) + 2 * kHeads * key_row;
+  }
+  MARLIN_HOST_DEVICE int Bytes(int value_dim) const {
+    return BarriersAt(value_dim) + kWarps * kStages * kBarrierBytes;
   }
 };
 
@@ -158,70 +161,88 @@ MARLIN_DEVICE void ForQuads(const AttentionArguments& args, const Task& task, co
 /// A warp's keys of the CTA's blocks.
 class WarpKeys {
  public:
-  MARLIN_DEVICE WarpKeys(const AttentionArguments& args, const Task& task, uint32_t shared)
+  /// Initializes the mbarriers of the ring.
+  MARLIN_DEVICE WarpKeys(const AttentionArguments& args, uint32_t shared)
       : args_(args),
-        task_(task),
         layout_(args.key_dim, args.value_dim),
+        lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        ring_(shared + warp_ * kStages * layout_.StageBytes()) {}
-
-  /// Requests the warp's keys and values of a block.
-  MARLIN_DEVICE void Request(int block) const {
-    if (block < task_.end_block) {
-      const int first = block * kBlockKeys + warp_ * kWarpKeys;
-      const uint8_t* const page =
-          FindPage(args_.sequences, args_.pages, task_.sequence, first, args_.errors);
-      const int64_t place = static_cast<int64_t>(task_.kv_head) * args_.pages.page_tokens +
-                            first % args_.pages.page_tokens;
-      const auto rows = [&](int64_t first_element, int features) {
-        return PageRows{page == nullptr ? nullptr : page + (first_element + place * features) * 2,
-                        features};
-      };
-      const int lane = static_cast<int>(threadIdx.x) & 31;
-      const void* const anywhere = AnyAlignedAddress(args_.sequences);
-      CopyKeyRows(rows(0, args_.key_dim), task_.visible, first, kWarpKeys, Keys(block), lane, 32,
-                  anywhere);
-      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim), task_.visible, first, kWarpKeys,
-                  Values(block), lane, 32, anywhere);
+        ring_(shared + warp_ * kStages * layout_.StageBytes()),
+        barriers_(shared + layout_.BarriersAt(args.value_dim) + warp_ * kStages * kBarrierBytes) {
+    if (lane_ == 0) {
+      for (int stage = 0; stage < kStages; ++stage) InitBarrier(Barrier(stage), 1);
+      FenceBarrierInit();
     }
-    CommitCopies();
+    __syncwarp();
   }
 
   /// Adds all keys; calls prepare() once, after the first request.
   template <typename Softmax, typename Prepare>
-  MARLIN_DEVICE void Run(Softmax& softmax, const Prepare& prepare) const {
+  MARLIN_DEVICE void Run(const Task& task, Softmax& softmax, const Prepare& prepare) const {
+    const int blocks = max(task.end_block - task.first_block, 0);
 #pragma unroll 1
-    for (int next = task_.first_block; true; ++next) {
-      Request(next);
-      const int block = next - 1;
-      if (block < task_.first_block) {
+    for (int next = 0; next <= blocks; ++next) {
+      if (next < blocks) Request(task, next);
+      const int n = next - 1;
+      if (n < 0) {
         prepare();
-      } else {
-        WaitForCopies<1>();
-        __syncwarp();
-        const int first = block * kBlockKeys + warp_ * kWarpKeys;
-        softmax.Add(Keys(block), Values(block), first, true, [&](int) { return task_.visible; });
-        __syncwarp();
+        continue;
       }
-      if (next >= task_.end_block) break;
+      Wait(Barrier(n), n / kStages & 1);
+      __syncwarp();
+      softmax.Add(Keys(n), Values(n), FirstKey(task, n), true, [&](int) { return task.visible; });
+      __syncwarp();
     }
-    WaitForCopies<0>();
     softmax.SumLanes();
   }
 
  private:
-  MARLIN_DEVICE uint32_t Keys(int block) const {
-    return ring_ + (block - task_.first_block) % kStages * layout_.StageBytes();
+  MARLIN_DEVICE uint32_t Barrier(int n) const { return barriers_ + n % kStages * kBarrierBytes; }
+  MARLIN_DEVICE uint32_t Keys(int n) const { return ring_ + n % kStages * layout_.StageBytes(); }
+  MARLIN_DEVICE uint32_t Values(int n) const { return Keys(n) + kWarpKeys * layout_.key_row; }
+  MARLIN_DEVICE int FirstKey(const Task& task, int n) const {
+    return (task.first_block + n) * kBlockKeys + warp_ * kWarpKeys;
   }
-  MARLIN_DEVICE uint32_t Values(int block) const {
-    return Keys(block) + kWarpKeys * layout_.key_row;
+
+  /// Requests the warp's keys and values of block n of the CTA: a lane has a row of either, which
+  /// is one TMA bulk copy, or zeros.
+  MARLIN_DEVICE void Request(const Task& task, int n) const {
+    const int first = FirstKey(task, n);
+    const uint8_t* const page =
+        FindPage(args_.sequences, args_.pages, task.sequence, first, args_.errors);
+    const bool is_value = lane_ >= kWarpKeys;
+    const int row = lane_ % kWarpKeys;
+    const int features = is_value ? args_.value_dim : args_.key_dim;
+    const int key = first + row;
+    const bool seen = page != nullptr && key >= task.visible.first && key < task.visible.end;
+    const unsigned rows = __ballot_sync(~0u, seen);
+    if (lane_ == 0) {
+      constexpr unsigned kKeyLanes = (1u << kWarpKeys) - 1;
+      ArriveExpecting(Barrier(n), __popc(rows & kKeyLanes) * args_.key_dim * 2 +
+                                      __popc(rows & ~kKeyLanes) * args_.value_dim * 2);
+    }
+    __syncwarp();
+    const uint32_t to =
+        is_value ? Values(n) + row * layout_.value_row : Keys(n) + row * layout_.key_row;
+    if (seen) {
+      const int64_t place = static_cast<int64_t>(task.kv_head) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens + row;
+      const int64_t element = (is_value ? KeyElements(args_.pages) : 0) + place * features;
+      CopyBulk(to, page + element * 2, features * 2, Barrier(n));
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < features * 2; i += 16) {
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + i), "r"(0) : "memory");
+    }
   }
 
   const AttentionArguments& args_;
-  const Task& task_;
   Layout layout_;
+  int lane_;
   int warp_;
   uint32_t ring_;
+  uint32_t barriers_;
 };
 
 /// Called by all threads.
@@ -232,8 +253,7 @@ MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Task& task,
     const int head = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
     const bool exists = head < task.heads;
     LoadQueryRow(args.queries, exists ? task.ElementOf(args, args.queries, head) : 0, exists,
-                 args.key_dim, queries + head * row_bytes,
-                 queries + (kHeads + head) * row_bytes);
+                 args.key_dim, queries + head * row_bytes, queries + (kHeads + head) * row_bytes);
   }
 }
 
@@ -273,20 +293,20 @@ template <int kTiles>
 __global__ void __launch_bounds__(kThreads)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
+  const WarpKeys keys(args, SharedAddress(memory));
   EnterChain();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
     CheckFirstRows(args.sequences, args.errors);
   }
   const Task task(args);
   CheckTask(args, task);
-  const WarpKeys keys(args, task, SharedAddress(memory));
   const Layout layout(args.key_dim, args.value_dim);
   uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
   const WarpOperands operands = {SharedAddress(queries),
                                  SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
                                  layout.value_row};
   WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
-  keys.Run(softmax, [&] {
+  keys.Run(task, softmax, [&] {
     LoadQueries(args, task, queries);
     __syncthreads();
   });
@@ -320,8 +340,7 @@ __global__ void __launch_bounds__(kThreads)
     if (args.segments == 1) {
       merge.Finish(args, task, head, feature);
     } else {
-      merge.StorePartial(args, head, feature,
-                         task.Partial(args, static_cast<int>(blockIdx.z)));
+      merge.StorePartial(args, head, feature, task.Partial(args, static_cast<int>(blockIdx.z)));
     }
   });
   if (args.segments == 1 || args.counters == nullptr) return;

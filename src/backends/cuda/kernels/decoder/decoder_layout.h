@@ -26,7 +26,7 @@ struct RowsView {
     const uint32_t outer = number / static_cast<uint32_t>(inner);
     return At(outer, static_cast<int>(number - outer * static_cast<uint32_t>(inner)));
   }
-  /// Of row `of_outer` of the second dimension, without a division.
+  /// The first element of row `of_outer` of the second dimension, without a division.
   MARLIN_HOST_DEVICE int64_t At(int64_t outer, int of_outer) const {
     return outer * stride + of_outer * inner_stride;
   }

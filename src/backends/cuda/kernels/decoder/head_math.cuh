@@ -12,8 +12,8 @@ MARLIN_DEVICE float RmsFactor(double mean, float epsilon) {
   return __frsqrt_rn(static_cast<float>(mean + static_cast<double>(epsilon)));
 }
 
-/// Sine and cosine of angles up to pi / 4 in size, to 1 ULP. sinf and cosf have code for all others,
-/// which would be inlined.
+/// Sine and cosine of angles up to pi / 4 in size, to 1 ULP. sinf and cosf have code for all
+/// others, which would be inlined.
 MARLIN_DEVICE float SineOfEighth(float x) {
   const float square = x * x;
   const float tail =

@@ -1,5 +1,5 @@
-// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and 16 keys at
-// a time, with an online softmax over all of its keys.
+// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and 16 keys
+// at a time, with an online softmax over all of its keys.
 //
 //     scores[16 rows, 16 keys] = Q K^T      K: ldmatrix of [key][feature]
 //     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]
@@ -23,15 +23,16 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 
 MARLIN_DEVICE float NoScore() { return -INFINITY; }
 
-/// 2^(from - to), 0 for a part without keys.
-MARLIN_DEVICE float RescaleFactor(float from, float to) {
-  return from == NoScore() ? 0.0f : exp2f(from - to);
+/// 2^x in one instruction, with a relative error of 2^-22.
+MARLIN_DEVICE float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
-MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-MARLIN_DEVICE void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+/// 2^(from - to), 0 for a part without keys.
+MARLIN_DEVICE float RescaleFactor(float from, float to) {
+  return from == NoScore() ? 0.0f : Exp2(from - to);
 }
 
 /// Two floats as bf16 pairs: the rounded values, and what rounding left.
@@ -43,46 +44,11 @@ MARLIN_DEVICE void SplitInTwo(float low, float high, uint32_t* rounded, uint32_t
 
 MARLIN_HOST_DEVICE constexpr int SharedRowBytes(int features) { return features * 2 + kRowPadding; }
 
-/// The keys or values of one head in a page, from a block's first key on.
-struct PageRows {
-  const uint8_t* first = nullptr;  ///< Null: there is no page.
-  int features = 0;
-};
-
 /// Keys [first, end) are visible.
 struct KeySpan {
   int first;
   int end;
 };
-
-/// Copies `rows` keys or values, the first of which is key `first_key`, to shared memory; zeros for
-/// keys outside of `visible`. Thread `thread` of `threads`, a multiple of 32, takes its part.
-MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int first_key,
-                               int rows, uint32_t to, int thread, int threads,
-                               const void* anywhere) {
-  const int units = from.features / 8;
-  const int row_bytes = SharedRowBytes(from.features);
-  int row = 0;
-  for (int unit = thread; true; unit += threads) {
-    while (unit >= units) {
-      unit -= units;
-      ++row;
-    }
-    if (row >= rows) return;
-    const int key = first_key + row;
-    const bool seen = from.first != nullptr && key >= visible.first && key < visible.end;
-    // Where nothing is read, any valid, aligned address will do.
-    const void* const source =
-        seen ? from.first + (static_cast<int64_t>(row) * from.features + unit * 8) * 2 : anywhere;
-    CopyAsync16(to + row * row_bytes + unit * 16, source, seen ? 16 : 0);
-  }
-}
-
-/// A valid address, aligned to 16 bytes, in device memory.
-MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
-  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(sequences.positions) &
-                                       ~uintptr_t{15});
-}
 
 /// Where a warp's operands lie in shared memory.
 struct WarpOperands {
@@ -199,7 +165,7 @@ class WarpSoftmax {
       for (int tile = 0; tile < 2; ++tile) {
         // A masked key is compared, not subtracted: -Inf - -Inf is NaN.
         const auto weight = [&](float score) {
-          return score == NoScore() ? 0.0f : exp2f(score - most);
+          return score == NoScore() ? 0.0f : Exp2(score - most);
         };
         const float low = weight(scores[tile][2 * half]);
         const float high = weight(scores[tile][2 * half + 1]);
@@ -236,12 +202,12 @@ class WarpSoftmax {
         const float odd = __shfl_sync(~0u, scores[key >> 3][2 * half + 1], owner);
         const float score = (key & 1) != 0 ? odd : even;
         if (score == NoScore()) continue;
-        const float weight = exp2f(score - largest_[half]);
+        const float weight = Exp2(score - largest_[half]);
 #pragma unroll
         for (int n = 0; n < 2 * kTiles; ++n) {
           if (n * 8 >= value_dim_) break;
-          const float2 pair = Bf16x2::Unpack(LoadShared4(values + key * operands_.value_row +
-                                                         (n * 8 + (lane_ & 3) * 2) * 2));
+          const float2 pair = Bf16x2::Unpack(
+              LoadShared4(values + key * operands_.value_row + (n * 8 + (lane_ & 3) * 2) * 2));
           values_[n][2 * half] = __fmaf_rn(weight, pair.x, values_[n][2 * half]);
           values_[n][2 * half + 1] = __fmaf_rn(weight, pair.y, values_[n][2 * half + 1]);
         }
@@ -253,7 +219,7 @@ class WarpSoftmax {
   int lane_;
   int key_steps_;
   int value_dim_;
-  float scale_;  ///< Of scores in base 2.
+  float scale_;                                ///< Scale of scores in base 2.
   float largest_[2] = {NoScore(), NoScore()};  ///< Rows lane / 4 and lane / 4 + 8.
   float sum_[2] = {0.0f, 0.0f};
   float values_[2 * kTiles][4] = {};

@@ -2,8 +2,8 @@
 // in the CPU's norm.
 #include <algorithm>
 
-#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
 #include "backends/cuda/kernels/decoder/typed.cuh"
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Four adjacent elements at a time in fp32, up to kVectorColumns of them: the norm of a decode step,
-/// whose time is the sum of its latencies. One CTA has a row.
+/// Four adjacent elements at a time in fp32, up to kVectorColumns of them: the norm of a decode
+/// step, whose time is the sum of its latencies. One CTA has a row.
 constexpr int kVectorThreads = 512;
 constexpr int kVectors = 4;
 constexpr int kVectorColumns = kVectorThreads * kVectors * 4;
@@ -139,9 +139,8 @@ __global__ void __launch_bounds__(kVectorThreads)
   const int quads = args.columns / 4;
   for (int64_t row = blockIdx.x; row < args.x.rows; row += gridDim.x) {
     auto* const x = reinterpret_cast<float4*>(static_cast<float*>(args.x.data) + args.x.At(row));
-    const auto* const block =
-        reinterpret_cast<const float4*>(static_cast<const float*>(args.block.data) +
-                                        (kAdds ? args.block.At(row) : 0));
+    const auto* const block = reinterpret_cast<const float4*>(
+        static_cast<const float*>(args.block.data) + (kAdds ? args.block.At(row) : 0));
     float4 kept[kVectors];
     float4 weight[kVectors];
     float4 added[kVectors];
@@ -236,8 +235,8 @@ cudaError_t LaunchRmsNorm(const RmsNormArguments& args, cudaStream_t stream) {
     return LaunchInChain(kernel, GridOf(args.x.rows), kWideThreads, 0, stream, args);
   }
   constexpr int kRows = kNarrowThreads / 32;
-  const auto kernel = adds ? &RmsNormKernel<32, kNarrowThreads, true>
-                           : &RmsNormKernel<32, kNarrowThreads, false>;
+  const auto kernel =
+      adds ? &RmsNormKernel<32, kNarrowThreads, true> : &RmsNormKernel<32, kNarrowThreads, false>;
   return LaunchInChain(kernel, GridOf((args.x.rows + kRows - 1) / kRows), kNarrowThreads, 0, stream,
                        args);
 }

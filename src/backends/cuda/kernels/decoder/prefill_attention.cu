@@ -24,6 +24,47 @@ static_assert(kRows == kWarps * kWarpRows);
 constexpr int kBlockKeys = kCachePageTokens;  // A block lies in one page.
 constexpr int kStages = 2;
 
+MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+MARLIN_DEVICE void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// The keys or values of one head in a page, from a block's first key on.
+struct PageRows {
+  const uint8_t* first = nullptr;  ///< Null: there is no page.
+  int features = 0;
+};
+
+/// Copies `rows` keys or values, the first of which is key `first_key`, to shared memory; zeros for
+/// keys outside of `visible`. Thread `thread` of `threads`, a multiple of 32, takes its part.
+MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int first_key,
+                               int rows, uint32_t to, int thread, int threads,
+                               const void* anywhere) {
+  const int units = from.features / 8;
+  const int row_bytes = SharedRowBytes(from.features);
+  int row = 0;
+  for (int unit = thread; true; unit += threads) {
+    while (unit >= units) {
+      unit -= units;
+      ++row;
+    }
+    if (row >= rows) return;
+    const int key = first_key + row;
+    const bool seen = from.first != nullptr && key >= visible.first && key < visible.end;
+    // Where nothing is read, any valid, aligned address will do.
+    const void* const source =
+        seen ? from.first + (static_cast<int64_t>(row) * from.features + unit * 8) * 2 : anywhere;
+    CopyAsync16(to + row * row_bytes + unit * 16, source, seen ? 16 : 0);
+  }
+}
+
+/// A valid address, aligned to 16 bytes, in device memory.
+MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
+  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(sequences.positions) &
+                                       ~uintptr_t{15});
+}
+
 struct Layout {
   int key_row;
   int value_row;
@@ -140,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
   const KeySpan spans[2] = {VisibleTo(args, tile, first_row + (lane >> 2)),
                             VisibleTo(args, tile, first_row + (lane >> 2) + 8)};
-  // Of the warp's rows: what some row sees, and what all see.
+  // Keys that some row of the warp sees, and keys that all of its rows see.
   const KeySpan some = {VisibleTo(args, tile, first_row).first,
                         VisibleTo(args, tile, first_row + kWarpRows - 1).end};
   const KeySpan all = {VisibleTo(args, tile, first_row + kWarpRows - 1).first,
@@ -156,8 +197,9 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t values = keys.Values(block) + part * kWarpKeys * layout.value_row;
       const bool masked = first < all.first || first + kWarpKeys > all.end;
       const bool by_key = masked && !AreFinite(values, layout.value_row, args.value_dim);
-      softmax.Add(keys.Keys(block) + part * kWarpKeys * layout.key_row, values, first, masked,
-                  [&](int half) { return spans[half]; }, by_key);
+      softmax.Add(
+          keys.Keys(block) + part * kWarpKeys * layout.key_row, values, first, masked,
+          [&](int half) { return spans[half]; }, by_key);
     }
     __syncthreads();
   }

@@ -1,15 +1,15 @@
-// What attention needs of a step's projections, in one pass: norms of queries and keys, RoPE, and
-// the append of keys and values to the paged KV cache.
+// Preparation of a step's projections for attention, in one pass: norms of queries and keys, RoPE,
+// and the append of keys and values to the paged KV cache.
 //
 //   A warp has one head of one row: its features go through shared memory, because RoPE pairs
 //   features of different lanes. Heads are numbered: queries, then keys, then values.
 #include <algorithm>
 
-#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
-#include "backends/cuda/kernels/decoder/pages.cuh"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
+#include "backends/cuda/kernels/decoder/pages.cuh"
 #include "backends/cuda/kernels/decoder/typed.cuh"
 
 namespace marlin::cuda {
@@ -41,8 +41,7 @@ struct Head {
 MARLIN_DEVICE uint8_t* PageOfRow(const RotateAppendArguments& args, int row) {
   const int sequence = SequenceOf(args.sequences, row);
   if (!CheckPosition(args.sequences, sequence, row, args.errors)) return nullptr;
-  return FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row],
-                  args.errors);
+  return FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row], args.errors);
 }
 
 /// Head `number` of a row; there is nowhere to store it without a page.

@@ -1,11 +1,11 @@
 // Row-wise operations of a decoder: copies, residual addition, RoPE, GLU.
 #include <algorithm>
 
-#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/common/chain.cuh"
+#include "backends/cuda/kernels/common/epilogue.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
-#include "backends/cuda/kernels/decoder/record_error.cuh"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
+#include "backends/cuda/kernels/decoder/record_error.cuh"
 
 namespace marlin::cuda {
 namespace {

@@ -160,13 +160,19 @@ class RowSampler {
   }
 
   MARLIN_DEVICE Best FindBest() {
+    float largest = -INFINITY;
+    int first = INT_MAX;  // The lowest id with that logit: a thread's ids ascend.
     Best best = {0, INT_MAX};
     ForLogits([&](float logit, int id) {
       // NaN or +Inf; -Inf masks a token.
       if (!(logit < INFINITY)) best.bad = min(best.bad, id);
-      best.key = max(best.key, static_cast<unsigned long long>(KeyOf(logit)) << 32 |
-                                   static_cast<uint32_t>(~id));
+      if (logit > largest) {
+        largest = logit;
+        first = id;
+      }
     });
+    best.key =
+        static_cast<unsigned long long>(KeyOf(largest)) << 32 | static_cast<uint32_t>(~first);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       best.key = max(best.key, __shfl_xor_sync(~0u, best.key, step));
@@ -227,10 +233,10 @@ class RowSampler {
   /// Calls run(key, id) for the tokens of this thread that are kept.
   template <typename Run>
   MARLIN_DEVICE void ForKept(const Run& run) const {
-    ForLogits([&](float logit, int id) {
-      const uint32_t key = KeyOf(logit);
+    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
+      const uint32_t key = KeyOf(LogitAt(id));
       if (cut_.Keeps(key, id)) run(key, id);
-    });
+    }
   }
 
   template <typename Weight>

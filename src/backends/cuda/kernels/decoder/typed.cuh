@@ -43,8 +43,8 @@ MARLIN_DEVICE void StoreAdjacent(void* data, Element type, int64_t at,
   if (type == Element::kF32) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const uint32_t bits = type == Element::kBf16 ? Bf16x2::Pack(values[i], 0.0f)
-                                                 : F16x2::Pack(values[i], 0.0f);
+    const uint32_t bits =
+        type == Element::kBf16 ? Bf16x2::Pack(values[i], 0.0f) : F16x2::Pack(values[i], 0.0f);
     static_cast<uint16_t*>(data)[at + i] = static_cast<uint16_t>(bits);
   }
 }

@@ -62,6 +62,31 @@ MARLIN_DEVICE float4 LoadFour(const SumArguments& args, int slot, int column) {
   return {at(0), at(1), at(2), at(3)};
 }
 
+constexpr int kSumsAtOnce = 8;
+
+/// Calls add(result, weight) for `count` selections in their order. All of their loads are in
+/// flight together: first the slots, then the results.
+template <typename Add>
+MARLIN_DEVICE void AddSelections(const SumArguments& args, int64_t first, int count, int column,
+                                 const Add& add) {
+  int slots[kSumsAtOnce];
+  float weights[kSumsAtOnce];
+  float4 results[kSumsAtOnce];
+#pragma unroll
+  for (int s = 0; s < kSumsAtOnce; ++s) {
+    slots[s] = s < count ? args.slots.slot_of[first + s] : -1;
+    weights[s] = s < count ? args.weights[first + s] : 0.0f;
+  }
+#pragma unroll
+  for (int s = 0; s < kSumsAtOnce; ++s) {
+    if (slots[s] >= 0) results[s] = LoadFour(args, slots[s], column);
+  }
+#pragma unroll
+  for (int s = 0; s < kSumsAtOnce; ++s) {
+    if (slots[s] >= 0) add(results[s], weights[s]);
+  }
+}
+
 /// blockIdx.x and the threads: four columns each; blockIdx.y strides over the tokens.
 __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ SumArguments args) {
   WaitForEarlierWork();
@@ -73,8 +98,7 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
        token += static_cast<int>(gridDim.y)) {
     float sum[4] = {};
     bool empty = true;
-    const auto add = [&](int slot, float weight) {
-      const float4 result = LoadFour(args, slot, column);
+    const auto add = [&](const float4& result, float weight) {
       const float terms[4] = {result.x * weight, result.y * weight, result.z * weight,
                               result.w * weight};
 #pragma unroll
@@ -82,17 +106,15 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
       empty = false;
     };
     const int64_t first = static_cast<int64_t>(token) * args.top_k;
-#pragma unroll 4
-    for (int s = 0; s < args.top_k; ++s) {
-      const int slot = args.slots.slot_of[first + s];
-      if (slot >= 0) add(slot, args.weights[first + s]);
+    for (int s = 0; s < args.top_k; s += kSumsAtOnce) {
+      AddSelections(args, first + s, min(args.top_k - s, kSumsAtOnce), column, add);
     }
     if (args.shared) {
       const int slot = routed + token;
       const float weight = args.shared_scores == nullptr
                                ? 1.0f
                                : TimesSigmoid(1.0f, args.shared_scores[slot * args.score_stride]);
-      add(slot, weight);
+      add(LoadFour(args, slot, column), weight);
     }
     for (int i = 0; i < 4 && column + i < args.hidden; ++i) {
       StoreFloat(args.out, args.out_type, token * args.out_stride + column + i, sum[i]);

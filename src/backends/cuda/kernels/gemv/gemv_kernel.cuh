@@ -383,10 +383,9 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   // initialized their mbarriers.
   const bool in_cluster = args.in_cluster || args.multicast > 1;
   if (in_cluster) ArriveInCluster();
+  TriggerDependentLaunch();
   RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
-  if (!args.late) TriggerDependentLaunch();
   WaitForEarlierWork();
-  if (args.late) TriggerDependentLaunch();
   if (in_cluster) WaitForCluster();
   if (!args.bulk) {
     CopyActivations(args, first_k, block.activations, block.arrived);

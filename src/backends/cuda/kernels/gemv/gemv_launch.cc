@@ -1,6 +1,5 @@
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
 #include <memory>
 
 #include "backends/cuda/kernels/common/cuda_gemm.h"
@@ -50,8 +49,6 @@ class GemvGemm final : public TilesGemm {
     args.a_stride = gemm.a.stride;
     args.epilogue = gemm.epilogue;
     args.partials = plan_.partials ? gemm.partials : nullptr;
-    static const bool late = std::getenv("MARLIN_LATE") != nullptr;
-    args.late = late;
     args.plain_quads = StoresPlainQuads(gemm.epilogue);
     const SplitKScratch::Lease scratch =
         plan_.in_memory ? context().scratch.Lend(stream, call.workspace, SplitWorkspaceBytes(plan_))

@@ -28,7 +28,6 @@ struct GemvArguments {
   int k = 0;
   int splits = 1;           ///< Split-K: CTAs along k, blockIdx.x.
   bool in_cluster = false;  ///< They are a cluster and exchange sums through DSMEM.
-  bool late = false;
   bool bulk = false;        ///< TMA bulk copies of activations; rows are multiples of 16 bytes.
   TileView weights;
   int multicast = 1;  ///< Adjacent CTAs in a TMA multicast group for activations.

@@ -1,6 +1,6 @@
-// MoE routing: top-k expert selection, one warp per token, or one CTA where tokens are few. Scores are in double, as in the CPU's
-// router (backends/cpu/cpu_router.cc), so that rounding does not decide the selection. They are in
-// shared memory, 2 x experts for a token.
+// MoE routing: top-k expert selection, one warp per token, or one CTA where tokens are few. Scores
+// are in double, as in the CPU's router (backends/cpu/cpu_router.cc), so that rounding does not
+// decide the selection. They are in shared memory, 2 x experts for a token.
 #include <cfloat>
 #include <cmath>
 
@@ -11,7 +11,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kMostWarps = 4;  ///< Of a CTA whose warps have a token each.
+constexpr int kMostWarps = 4;  ///< Warps of a CTA that have a token each.
 constexpr int kTeamWarps = 8;
 constexpr int kSharedBytes = DeviceShape().shared_bytes;
 
@@ -287,8 +287,7 @@ class TokenRouter {
 /// Records biases that are NaN. Called by the threads of one CTA.
 MARLIN_DEVICE void CheckBias(const RouterArguments& args) {
   if (blockIdx.x != 0 || args.bias == nullptr) return;
-  for (int e = static_cast<int>(threadIdx.x); e < args.experts;
-       e += static_cast<int>(blockDim.x)) {
+  for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += static_cast<int>(blockDim.x)) {
     if (isnan(args.bias[e])) Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
   }
 }
@@ -337,9 +336,8 @@ cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream) {
     return LaunchInChain(&TeamRouterKernel, dim3(static_cast<unsigned>(args.tokens)),
                          kTeamWarps * 32, static_cast<int>(bytes) + kExchange, stream, args);
   }
-  const auto warps =
-      static_cast<int>(bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps}
-                                                          : kSharedBytes / bytes);
+  const auto warps = static_cast<int>(bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps}
+                                                                         : kSharedBytes / bytes);
   const int blocks = (args.tokens + warps - 1) / warps;
   return LaunchInChain(&RouterKernel, dim3(static_cast<unsigned>(blocks)), warps * 32,
                        static_cast<int>(bytes) * warps, stream, args);
