@@ -86,13 +86,10 @@ Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   return few;
 }
 
+/// Supports the formats of SupportsGemv too, but comes after it in kernels.def.
 Support SupportsGemvBf16(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  const Support few = SupportsFewRows(desc);
-  if (few.ok() && HasBf16Values(desc.format)) {
-    return {"{1} values need no rounding", 0, FormatName(desc.format)};
-  }
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
-  return few;
+  return SupportsFewRows(desc);
 }
 
 /// Time per weight and row relative to the scalar kernels: 1 / vector lanes.
