@@ -172,6 +172,13 @@ Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline) {
   return ceilings;
 }
 
+double RooflineFraction(const BenchResult& result, const MachineCeilings& ceilings) {
+  const double peak =
+      result.accuracy == "bf16_compute" && ceilings.bf16 > 0 ? ceilings.bf16 : ceilings.fp32;
+  const double compute = result.bench.op == "gemm" && peak > 0 ? result.operations / peak : 0.0;
+  return std::max(result.weight_bytes / ceilings.read, compute) / result.timing.median;
+}
+
 ReadProbe ProbeOf(cpu::Roofline& roofline) {
   return {[&roofline] { roofline.ReadSeconds(1); }, static_cast<double>(cpu::Roofline::kPassBytes)};
 }

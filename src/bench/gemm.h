@@ -63,6 +63,9 @@ MachineCeilings MeasureCeilings(cpu::Roofline& roofline);
 /// Errors: of the device.
 Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline);
 
+/// The roofline time of a result, of memory or of arithmetic, over its measured time.
+double RooflineFraction(const BenchResult& result, const MachineCeilings& ceilings);
+
 /// Reads memory beyond the caches, in turn with the measured kernel.
 struct ReadProbe {
   std::function<void()> read;

@@ -22,6 +22,7 @@
 #include "bench/model.h"
 #include "bench/moe.h"
 #include "bench/moe_placement.h"
+#include "bench/sweep.h"
 #include "bench/timed_device.h"
 #include "cli/command.h"
 #include "cli/device_argument.h"
@@ -38,7 +39,7 @@ using Json = nlohmann::ordered_json;
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("OP", &op_, "gemm, dequantize, moe, model or load");
+    arguments.Positional("OP", &op_, "gemm, dequantize, sweep, moe, model or load");
     arguments.Positional("MODEL", &model_path_, "model, load: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K",
                      "May be repeated; moe: tokens, inner features, hidden features");
@@ -48,7 +49,12 @@ class BenchCommand final : public Command {
     arguments.Flag("--batch-invariant", &batch_invariant_,
                    "gemm, moe: results of a row do not depend on the other rows");
     arguments.Option("--kernel", &kernel_, "NAME",
-                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant");
+                     "Forces one kernel, or NAME@WIDTHxSPLITS; all, on a GPU: every variant; "
+                     "sweep: all also times the kernels that were not selected");
+    arguments.Option("--count", &count_, {.least = 1}, "N", "sweep: random problems; default 50");
+    arguments.Option("--seed", &seed_, {.least = 0}, "N", "sweep: default 1");
+    arguments.Option("--seconds", &seconds_, {.least = 0, .without_least = true}, "S",
+                     "sweep: begins no problem after so many; default: no limit");
     arguments.Option("--experts", &experts_, {1, 4096}, "N", "moe: default 128");
     arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "moe: experts of a token; default 8");
     arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
@@ -93,6 +99,9 @@ class BenchCommand final : public Command {
       device_argument_.SayTaken(console, device.info());
     }
     const DeviceInfo info = device.info();
+    if (op_ == "sweep" && info.backend != "cpu") {
+      return Status(Code::kUnsupported, "bench sweep: only on a CPU, got " + device_);
+    }
     if (info.backend == "cuda") return RunOnGpu(console, device, model);
     const Backend& backend = device.impl().backend();
     if (info.backend == "metal") {
@@ -105,6 +114,7 @@ class BenchCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
                             cpu::Roofline::Make(backend.Properties().level, pool));
     ceilings_ = bench::MeasureCeilings(roofline);
+    if (op_ == "sweep") return RunSweep(console, device, bench::ProbeOf(roofline));
     return RunOnSharedMemory(console, device, bench::ProbeOf(roofline), model);
   }
 
@@ -145,9 +155,9 @@ class BenchCommand final : public Command {
     if (op_ == "sparse") {
       return Status(Code::kUnsupported, "bench sparse: this version has no such op");
     }
-    if (op_ != "gemm" && op_ != "dequantize" && op_ != "moe" && !OfModels()) {
-      return refuse(
-          fmt::format("bench: expected gemm, dequantize, moe, model or load, got '{}'", op_));
+    if (op_ != "gemm" && op_ != "dequantize" && op_ != "sweep" && op_ != "moe" && !OfModels()) {
+      return refuse(fmt::format(
+          "bench: expected gemm, dequantize, sweep, moe, model or load, got '{}'", op_));
     }
     const bool model = OfModels();
     if (model_path_.has_value() != model) {
@@ -164,7 +174,10 @@ class BenchCommand final : public Command {
     const OptionOfOps options[] = {
         {"--shape", !shapes_.empty(), kShapes},
         {"--shapes", !shapes_file_.empty(), kShapes},
-        {"--kernel", !kernel_.empty(), kKernels},
+        {"--kernel", !kernel_.empty(), "gemm dequantize sweep"},
+        {"--count", count_.has_value(), "sweep"},
+        {"--seed", seed_.has_value(), "sweep"},
+        {"--seconds", seconds_.has_value(), "sweep"},
         {"--against", !against_.empty(), kKernels},
         {products_.Given(), products_.Given() != nullptr, kShapes},
         {"--experts", experts_.has_value(), "moe"},
@@ -239,6 +252,24 @@ class BenchCommand final : public Command {
           results_.push_back(std::move(result));
           return Status();
         });
+  }
+
+  Status RunSweep(Console& console, const Device& device, const bench::ReadProbe& probe) {
+    bench::SweepOptions options;
+    options.count = count_.value_or(options.count);
+    options.seed = seed_.value_or(options.seed);
+    options.seconds = seconds_.value_or(options.seconds);
+    options.others = kernel_ == "all";
+    options.gemm = MakeCase(Format::kFp4E2M1, {}, 0).options;
+    if (options.others) options.gemm.kernel.clear();
+    MARLIN_ASSIGN_OR_RETURN(
+        const bench::Sweep sweep,
+        bench::Sweep::Run(device, probe, ceilings_, options,
+                          [&](const std::string& text) { console.Message(text); }));
+    const DeviceInfo info = device.info();
+    Json document = Document(info);
+    document.update(sweep.ToJson());
+    return Report(console, document, Heading(info) + sweep.ToText());
   }
 
   Status RunMoeCases(Console& console, const Device& device, int64_t weight_bytes,
@@ -452,14 +483,8 @@ class BenchCommand final : public Command {
     return Status();
   }
 
-  /// The roofline time, of memory or compute, over the measured time.
-  double Fraction(const bench::BenchResult& result) const {
-    const double peak = result.accuracy == "bf16_compute" ? ceilings_.bf16 : ceilings_.fp32;
-    const double compute = op_ == "gemm" && peak > 0 ? result.operations / peak : 0.0;
-    return std::max(result.weight_bytes / ceilings_.read, compute) / result.timing.median;
-  }
-
-  /// The same for a model phase: weights read once, and the arithmetic of its GEMMs.
+  /// The roofline time of a model phase over its measured time: weights read once, and the
+  /// arithmetic of its GEMMs.
   double Fraction(const bench::ModelPhase& phase) const {
     const double peak = std::max(ceilings_.bf16, ceilings_.fp32);
     return std::max(phase.weight_bytes / ceilings_.read, phase.operations / peak) /
@@ -519,7 +544,7 @@ class BenchCommand final : public Command {
     row.update(bench::TimingJson(result.timing));
     row["gbps"] = result.weight_bytes / result.timing.median * 1e-9;
     row["tflops"] = result.operations / result.timing.median * 1e-12;
-    row["roofline_fraction"] = Fraction(result);
+    row["roofline_fraction"] = bench::RooflineFraction(result, ceilings_);
     row["read_probe_fraction"] = ProbeFraction(result);
     row["prepare_gbps"] = result.prepare_rate * 1e-9;
     for (const bench::BaselineTiming& baseline : result.baselines) {
@@ -573,7 +598,7 @@ class BenchCommand final : public Command {
           fmt::format("{:.3f}", r.timing.median * 1e3),
           fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
           fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
-          fmt::format("{:.0f} %", 100 * Fraction(r)),
+          fmt::format("{:.0f} %", 100 * bench::RooflineFraction(r, ceilings_)),
           fmt::format("{:.0f} %", 100 * ProbeFraction(r))};
       for (const bench::BaselineTiming& baseline : r.baselines) {
         cells.push_back(fmt::format("{:.2f}x", baseline.timing.median / r.timing.median));
@@ -598,6 +623,9 @@ class BenchCommand final : public Command {
   std::string accuracy_ = "default";
   bool batch_invariant_ = false;
   std::string kernel_;
+  std::optional<int64_t> count_;
+  std::optional<int64_t> seed_;
+  std::optional<double> seconds_;
   std::optional<int64_t> experts_;
   std::optional<int64_t> top_k_;
   std::optional<int64_t> host_experts_;

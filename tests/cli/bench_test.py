@@ -25,6 +25,24 @@ class Bench(CommandTestCase):
                 self.assertGreater(row[key], 0)
             self.assertGreater(document["roofline"]["read_gbps"], 0)
 
+    def test_sweeps(self) -> None:
+        sweep = ("bench", "sweep", "--device", "cpu", "--count", 3, "--seed", 3)
+        document = self.document(*sweep, "--kernel", "all")
+        self.assertEqual(document["sweep"], {"seed": 3, "count": 3, "measured": 3})
+        self.assertEqual(len(document["results"]), 3)
+        for row in document["results"]:
+            for key in ("seconds", "roofline_fraction"):
+                self.assertGreater(row[key], 0)
+            self.assertNotEqual(row["fastest_other"]["kernel"], row["kernel"])
+        overall = document["distribution"][0]
+        fractions = sorted(row["roofline_fraction"] for row in document["results"])
+        self.assertEqual((overall["problems"], overall["count"]), ("all", 3))
+        self.assertEqual([overall[key] for key in ("min", "p50", "max")], fractions)
+        # The time is over after the first problem.
+        text = self.succeed(*sweep, "--seconds", 1e-9)
+        self.assertIn("farthest from the roofline", text)
+        self.assertRegex(text, r"all +1 ")
+
     def test_experts(self) -> None:
         document = self.document("bench", "moe", "--shape", "3,32,64", "--experts", 4, "--top-k", 2,
                                  "--format", "u4", "--group-size", 32, "--copies", 24)
@@ -113,12 +131,17 @@ class Bench(CommandTestCase):
 
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                (("conv",), "expected gemm, dequantize, moe, model or load, got 'conv'"),
+                (("conv",), "expected gemm, dequantize, sweep, moe, model or load, got 'conv'"),
                 (("sparse",), "no such op"),
                 (("moe", "--kernel", "x"), "bench moe: has no --kernel"),
                 (("gemm", "--top-k", "2"), "bench gemm: has no --top-k"),
                 (("moe", "--experts", 4, "--top-k", 5), "--top-k: expected 1..4 (experts), got 5"),
                 (("gemm", "--host-experts", 1), "bench gemm: has no --host-experts"),
+                (("gemm", "--count", 2), "bench gemm: has no --count"),
+                (("sweep", "--shape", "1,2,3"), "bench sweep: has no --shape"),
+                (("sweep", "--count", 0), "--count: expected at least 1, got 0"),
+                (("sweep", "--seed", -1), "--seed: expected at least 0, got -1"),
+                (("sweep", "--device", "metal-sim"), "metal-sim"),
                 (("moe", "--experts", 9, "--host-experts", 10),
                  "--host-experts: expected 0..9 (experts), got 10"),
                 (("moe", "--host-experts", 1, "--trace", "x"), "--trace: not with --host-experts"),

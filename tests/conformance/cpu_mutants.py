@@ -59,6 +59,18 @@ MUTANTS = [
            "rows{activations + chunk *"),
     Mutant("sums do not begin at zero", "exact_kernel.inl.h", "Zero()", "Set(0x1p-20f)",
            "Store(lanes + i * kLanes, Zero())"),
+    # The GEMV.
+    Mutant("gemv: no low bytes of values", "gemv_avx2.cc", "bits[code] & 0xff", "0"),
+    Mutant("gemv: scales of the first column for all", "gemv_avx2.cc", "scale[c]", "scale[0]",
+           "Set(scale[c])"),
+    Mutant("gemv: the second half's group for both", "gemv_avx2.cc", "part", "1",
+           "GroupMode::kHalf ? part : 0"),
+    Mutant("gemv: no zero points", "gemv_avx2.cc", "parameters.zero[index]", "0.0f"),
+    Mutant("gemv: no biases", "gemv_avx2.cc", "parameters.bias[index]", "0.0f"),
+    Mutant("gemv: the last row of A left out", "gemv_avx2.cc", "i < m", "i < m - 1",
+           "for (int64_t i = 0; i < m; ++i)"),
+    Mutant("gemv: activations of the first pass for all", "gemv_avx2.cc", "chunk", "0",
+           "static_cast<const float*>(x) + chunk * kChunkK"),
     # Elements, rows and epilogues.
     Mutant("the last element of a row is not loaded", "conversions.inl.h", "count - i",
            "count - i - 1", "(from) + i * size,\n" + 19 * " " + "static_cast<size_t>((count - i)"),

@@ -2,10 +2,10 @@
 //
 //   out[i, n] = Sum over lanes of (fma over k of w[n, k] * x[i, k], lane by lane)
 //
-//   few rows (kMostFused)        otherwise
-//   a row of weights decoded     kPanelRows rows of 1024 k decoded to L1, then tiles of
-//   in registers, m FMAs         kPanelRows x kPanelM dot products over them
-//   per vector
+//   few rows (kLeastFused ..     otherwise
+//   kMostFused): a row of        kPanelColumns rows of kPanelK k decoded to L1, then tiles of
+//   weights decoded in           kPanelRows x kPanelM dot products over them
+//   registers, m FMAs per vector
 //
 // Both accumulate over k in the same order in the same lanes, so they are bit-identical and
 // batch-invariant: a row's result depends neither on m nor on the other rows. Chain of additions:
@@ -72,14 +72,15 @@ static void MultiplyFused(const Pass& pass, const PassRows& rows) {
 template <Kind kKind>
 inline constexpr int kMostFused = kKind == Kind::kTable ? kFusedRows : 1;
 
-/// The MultiplyFused of m rows, 1 to kMostFused.
+/// The MultiplyFused of m rows, kLeastFused to kMostFused.
 template <int kBits, Kind kKind, GroupMode kMode, int kM = kMostFused<kKind>>
 static void MultiplyFusedRows(int64_t m, const Pass& pass, const PassRows& rows) {
   if (m == kM) return MultiplyFused<kBits, kKind, kMode, kM>(pass, rows);
-  if constexpr (kM > 1) MultiplyFusedRows<kBits, kKind, kMode, kM - 1>(m, pass, rows);
+  if constexpr (kM > kLeastFused) MultiplyFusedRows<kBits, kKind, kMode, kM - 1>(m, pass, rows);
 }
 
-/// Dot products of kN panel rows with kM activation rows over `count` k.
+/// Dot products of kN columns of a panel with kM activation rows over `count` k. The first column
+/// is first_n of the block.
 template <int kN, int kM>
 static void PanelTile(const float* panel, int64_t count, const PassRows& rows, int first_n) {
   float* lanes = rows.lanes + first_n * kLanes;
@@ -91,7 +92,7 @@ static void PanelTile(const float* panel, int64_t count, const PassRows& rows, i
     F activations[kM];
     Unroll<kM>([&](auto i) { activations[i] = Load(rows.x + i * rows.x_stride + k); });
     Unroll<kN>([&](auto n) {
-      const F weights = KeepInRegister(Load(panel + k * kN + n * kLanes));
+      const F weights = KeepInRegister(Load(panel + k * kPanelColumns + n * kLanes));
       Unroll<kM>([&](auto i) { sums[n][i] = Fma(weights, activations[i], sums[n][i]); });
     });
   }
@@ -118,18 +119,39 @@ static void DecodePanel(const Pass& pass, int first_row, int count, float* panel
   }
 }
 
+/// All rows times a decoded panel of `count` k, whose first column is first_n of the block. The
+/// rows of a tile stay in L1 for all columns.
+static void MultiplyPanel(const float* panel, int64_t count, const PassRows& rows, int64_t m,
+                          int first_n) {
+  constexpr int kOneRowColumns = kPanelColumns < 8 ? kPanelColumns : 8;
+  int64_t i = 0;
+  for (; i + kPanelM <= m; i += kPanelM) {
+    for (int n = 0; n < kPanelColumns; n += kPanelRows) {
+      PanelTile<kPanelRows, kPanelM>(panel + n * kLanes, count, rows.From(i), first_n + n);
+    }
+  }
+  for (; i < m; ++i) {
+    for (int n = 0; n < kPanelColumns; n += kOneRowColumns) {
+      PanelTile<kOneRowColumns, 1>(panel + n * kLanes, count, rows.From(i), first_n + n);
+    }
+  }
+}
+
 /// Large-M path. `decode` is the DecodePanel of the format.
 template <class Decode>
 static void MultiplyByPanel(const Pass& pass, Decode decode, const PassRows& rows, int64_t m,
                             float* panel) {
-  const int64_t count = pass.chunk_count * kChunkK;
-  for (int row = 0; row < kBlockRows; row += kPanelRows) {
-    decode(pass, row, kPanelRows, panel);
-    int64_t i = 0;
-    for (; i + kPanelM <= m; i += kPanelM) {
-      PanelTile<kPanelRows, kPanelM>(panel, count, rows.From(i), row);
+  constexpr int64_t kPanelChunks = kPanelK / kChunkK;
+  for (int64_t c = 0; c < pass.chunk_count; c += kPanelChunks) {
+    const int64_t left = pass.chunk_count - c;
+    const int64_t chunks = left < kPanelChunks ? left : kPanelChunks;
+    const Pass part{pass.w,     pass.parameters,      pass.groups + c,
+                    pass.block, pass.first_chunk + c, chunks};
+    const PassRows part_rows{rows.x + c * kChunkK, rows.x_stride, rows.lanes};
+    for (int column = 0; column < kBlockRows; column += kPanelColumns) {
+      decode(part, column, kPanelColumns, panel);
+      MultiplyPanel(panel, chunks * kChunkK, part_rows, m, column);
     }
-    for (; i < m; ++i) PanelTile<kPanelRows, 1>(panel, count, rows.From(i), row);
   }
 }
 
@@ -149,8 +171,10 @@ static void MultiplyBlock(const PanelView& w, int64_t block, const void* x, int6
     const Pass pass{w, parameters, groups, block, chunk, chunks};
     const PassRows rows{activations + chunk * kChunkK,
                         x_stride / static_cast<int64_t>(sizeof(float)), lanes};
-    if (m <= kMostFused<kKind>) {
-      MultiplyFusedRows<kBits, kKind, kMode>(m, pass, rows);
+    if (m >= kLeastFused && m <= kMostFused<kKind>) {
+      if constexpr (kMostFused<kKind> >= kLeastFused) {
+        MultiplyFusedRows<kBits, kKind, kMode>(m, pass, rows);
+      }
     } else {
       MultiplyByPanel(pass, &DecodePanel<kBits, kKind, kMode>, rows, m, panel);
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "backends/cpu/bf16_kernel.h"
+#include "backends/cpu/gemv_kernel.h"
+#include "backends/cpu/kernel_table.h"
 #include "base/checked.h"
 #include "base/scalars.h"
 
@@ -34,7 +36,9 @@ RowKernels ExactRowKernels(Isa level) {
   const ExactKernels& kernels = ExactKernelsOf(level);
   const auto pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k,
                            void* row) { vector.pack_row(a, type, k, static_cast<float*>(row)); };
-  return {&kernels, kSliceK * sizeof(float), pack_row, kernels.select};
+  RowKernels rows{&kernels, kSliceK * sizeof(float), pack_row, kernels.select};
+  if (level == Isa::kAvx2) rows.block_bytes = int64_t{4} << 20;
+  return rows;
 }
 
 #if defined(__x86_64__)
@@ -51,12 +55,24 @@ RowKernels Bf16RowKernels(const GemmDesc& desc) {
   };
   return {vector, avx512bf16::kTermSliceBytes, pack_row, &avx512bf16::SelectOneTerm};
 }
+
+RowKernels GemvRowKernels() {
+  const auto pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k,
+                           void* row) {
+    auto* const x = static_cast<float*>(row);
+    vector.pack_row(a, type, k, x);
+    avx2::ReorderGemvRow(RoundUp(k, kChunkK), x);
+  };
+  return {&ExactKernelsOf(Isa::kAvx2), kSliceK * sizeof(float), pack_row, &avx2::SelectGemv};
+}
 #else
-// Never planned: this architecture has no AVX-512 level.
+// Never planned: this architecture has neither level.
 RowKernels Bf16RowKernels(const GemmDesc& /*desc*/) { return ExactRowKernels(Isa::kScalar); }
+RowKernels GemvRowKernels() { return ExactRowKernels(Isa::kScalar); }
 #endif
 
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc) {
+  if (IsGemv(kernel)) return GemvRowKernels();
   switch (kernel.grade) {
     case Grade::kW4A8:
       return W4a8RowKernels(kernel.level);

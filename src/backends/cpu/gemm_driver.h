@@ -39,10 +39,15 @@ struct RowKernels {
   /// Packs a row of k activations, zero-padded to a multiple of 128.
   void (*pack_row)(const ExactKernels& vector, const void* a, DType type, int64_t k, void* row);
   ExactKernels::MultiplyBlock (*select)(const PanelView& weights);
+  /// Bytes of the packed activations of an MC block: 1 MiB stays in L2 while the weights stream
+  /// through. A kernel that reads them once per 16 columns can take them from L3, and decodes the
+  /// weights less often.
+  int64_t block_bytes = int64_t{1} << 20;
 };
 RowKernels ExactRowKernels(Isa level);
 RowKernels W4a8RowKernels(Isa level);
 RowKernels Bf16RowKernels(const GemmDesc& desc);
+RowKernels GemvRowKernels();
 /// The functions of a kernel other than the AMX kernel.
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 

@@ -1,8 +1,12 @@
 #include "backends/cpu/kernel_table.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
+#include <string_view>
 
 #include "backends/cpu/gemm_driver.h"
+#include "backends/cpu/gemv_kernel.h"
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu {
@@ -52,6 +56,42 @@ Support SupportsVnni(const GemmDesc& desc, const DeviceProperties& device) {
   return SupportsW4a8(desc, device);
 }
 
+/// The limits of every GEMV.
+Support SupportsFewRows(const GemmDesc& desc) {
+  if (desc.m > kGemvRows) return {"m {} is over 8", desc.m};
+  static_assert(kGemvRows == 8);
+  if (desc.determinism == Determinism::kBatchInvariant)
+    return {"sums depend on the number of rows"};
+  if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
+  const FormatInfo& info = GetFormatInfo(desc.format);
+  if (!info.quantized || info.bits > 4) {
+    return {"{1} codes have over 4 bits", 0, FormatName(desc.format)};
+  }
+  return {};
+}
+
+/// Whether every value of a format, known without its weights, is one of bf16.
+bool HasBf16Values(Format format) {
+  const std::span<const float> values = FormatValues(format);
+  return !GetFormatInfo(format).has_codebook &&
+         std::all_of(values.begin(), values.end(),
+                     [](float value) { return (std::bit_cast<uint32_t>(value) & 0xffff) == 0; });
+}
+
+Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  const Support few = SupportsFewRows(desc);
+  if (few.ok() && !HasBf16Values(desc.format)) {
+    return {"rounds the values of {1} to bf16", 0, FormatName(desc.format)};
+  }
+  return few;
+}
+
+/// Supports the formats of SupportsGemv too, but comes after it in kernels.def.
+Support SupportsGemvBf16(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
+  return SupportsFewRows(desc);
+}
+
 /// Time per weight and row relative to the scalar kernels: 1 / vector lanes.
 double LevelCost(Isa level) {
   switch (level) {
@@ -87,13 +127,21 @@ double CostOfDots(double rows, const GemmDesc& desc, const DeviceProperties& dev
   return NeedsTwoTerms(desc) ? 1.1 * rows : 0.5 + rows / 4;
 }
 
+/// The time of the GEMV, in units of one row of the exact kernel on AVX2.
+double CostOfGemv(double rows) { return 0.4 + rows / 2; }
+
 }  // namespace
 
 std::span<const KernelDesc> CpuKernels() { return kKernels; }
 
+bool IsGemv(const KernelDesc& kernel) {
+  return std::string_view(kernel.name).starts_with("marlin_gemv_");
+}
+
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc, const DeviceProperties& device) {
   const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
   const auto rows = static_cast<double>(desc.m);
+  if (IsGemv(kernel)) return weights * CostOfGemv(rows) * LevelCost(kernel.level);
   if (kernel.level == Isa::kAvx512 && kernel.grade == Grade::kBf16Compute) {
     return weights * CostOfDots(rows, desc, device) * LevelCost(Isa::kAvx512);
   }

@@ -15,11 +15,11 @@ int64_t ActivationStride(const GemmDesc& desc, const RowKernels& kernels) {
   return RoundUp(desc.k, kChunkK) / kSliceK * kernels.slice_bytes + kVectorBytes;
 }
 
-/// Rows of an MC block: its packed activations, over all of k (1 MiB), stay in L2 while the weights
-/// stream through. Multiples of 24 fill the tiles of every instruction set.
+/// Rows of an MC block: its packed activations, over all of k, have RowKernels::block_bytes.
+/// Multiples of 24 fill the tiles of every instruction set.
 int64_t RowsPerPass(const GemmDesc& desc, const RowKernels& kernels) {
-  constexpr int64_t kBytes = int64_t{1} << 20;
-  return std::clamp<int64_t>(kBytes / ActivationStride(desc, kernels) / 24 * 24, 24, 192);
+  return std::clamp<int64_t>(kernels.block_bytes / ActivationStride(desc, kernels) / 24 * 24, 24,
+                             192);
 }
 
 /// Column blocks of 16 per task. Small M is bound by streaming the weights from memory: long runs,

@@ -15,6 +15,10 @@ using I = __m256i;
 inline constexpr int kLanes = 8;
 inline constexpr int kPanelRows = 4;  ///< 4 x 3 accumulators, 7 loads per 12 FMAs.
 inline constexpr int kPanelM = 3;
+inline constexpr int kPanelColumns = 16;  ///< 16 columns x 256 k: half of L1.
+inline constexpr int kPanelK = 256;
+/// Fewer rows have fewer chains of FMAs than hide their latency.
+inline constexpr int kLeastFused = 3;
 inline constexpr int kFusedRows = 8;  ///< See exact_kernel.inl.h.
 inline constexpr int kDots = 8;
 inline constexpr bool kLooksUpBytes = false;  ///< See simd_avx512.h.

@@ -16,6 +16,9 @@ using I = __m512i;  ///< kLanes 32-bit words.
 inline constexpr int kLanes = 16;
 inline constexpr int kPanelRows = 8;  ///< 8 x 3 accumulators, 11 loads per 24 FMAs.
 inline constexpr int kPanelM = 3;
+inline constexpr int kPanelColumns = kPanelRows;
+inline constexpr int kPanelK = 1024;
+inline constexpr int kLeastFused = 1;
 inline constexpr int kFusedRows = 8;  ///< See exact_kernel.inl.h.
 inline constexpr int kDots = 16;      ///< Accumulators of an attention tile.
 

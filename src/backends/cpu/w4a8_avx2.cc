@@ -10,6 +10,7 @@ namespace marlin::cpu::avx2 {
 namespace {
 
 constexpr int kTileRows = 4;
+constexpr int kTileParts = 2;
 // Bytes of 8-bit codes stay signed, so they have no offset: see AddDot.
 constexpr int32_t kWideOffset = 0;
 

@@ -1,7 +1,7 @@
 // The W4A8 GEMM, in the vector operations of one instruction set. Included after its DecodePair,
-// LoadBytesOf and AddDot. A column block is decoded to bytes once per KC block of 1024 k (16 KiB of
-// L1) and multiplied with all rows. Vector lanes are columns, so the 32 k of an activation block
-// accumulate in int32 in registers, without horizontal reductions.
+// LoadBytesOf and AddDot, kTileRows and kTileParts. A column block is decoded to bytes once per KC
+// block of 1024 k (16 KiB of L1) and multiplied with all rows. Vector lanes are columns, so the 32
+// k of an activation block accumulate in int32 in registers, without horizontal reductions.
 
 /// Decodes the codes of a chunk to bytes.
 template <int kBits>
@@ -22,22 +22,32 @@ struct BytePanel {
   bool has_zeros;
 };
 
-/// dot[i] = row i of x times one slice of kLanes columns, without corrections.
+/// dot[p][i] = row i of x times one slice of part p, kLanes columns, without corrections. The parts
+/// share the broadcasts of x.
 template <int kBits, int kM>
 MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, const Int8Block* x, int64_t x_stride,
-                                      I (&dot)[kM]) {
-  Unroll<kM>([&](auto i) { dot[i] = SetWord(0); });
+                                      I (&dot)[kTileParts][kM]) {
+  Unroll<kTileParts>([&](auto p) { Unroll<kM>([&](auto i) { dot[p][i] = SetWord(0); }); });
   for (int half = 0; half < 2; ++half) {
-    const Bytes<kBits> weights = LoadBytesOf<kBits>(bytes + half * 256);
-    Unroll<kM>([&](auto i) { dot[i] = AddDot(dot[i], weights, x[i * x_stride].q + 16 * half); });
+    Bytes<kBits> weights[kTileParts];
+    Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
+      weights[p] = LoadBytesOf<kBits>(bytes + half * 256 + 4 * kLanes * p);
+    });
+    Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+      const int8_t* q = x[i * x_stride].q + 16 * half;
+      Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
+        dot[p][i] = AddDot(dot[p][i], weights[p], q);
+      });
+    });
   }
 }
 
 /// A slice's dot products as fp32, corrected, times the weight scale. The correction for the codes'
 /// offset is exact: all its terms are integers below 2^24.
+template <bool kZeros>
 MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, float sum) {
   F value = Fma(Set(-panel.offset), Set(sum), ToFloat(dot));
-  if (panel.has_zeros) {
+  if constexpr (kZeros) {
     const F zero = Load(panel.parameters.zero + group);
     value = Sub(value, Mul(zero, Set(sum)));
   }
@@ -45,25 +55,48 @@ MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, floa
 }
 
 /// out[i, 0..15] += row i of x times the panel, for kM rows.
-template <int kBits, int kM>
+template <int kBits, bool kZeros, int kM>
 static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_stride, float* out,
                          int64_t out_stride) {
-  for (int part = 0; part < kParts; ++part) {
-    const int column = part * kLanes;
-    F total[kM];
-    Unroll<kM>([&](auto i) { total[i] = Load(out + i * out_stride + column); });
+  for (int part = 0; part < kParts; part += kTileParts) {
+    const int first_column = part * kLanes;
+    F total[kTileParts][kM];
+    Unroll<kTileParts>([&](auto p) {
+      Unroll<kM>(
+          [&](auto i) { total[p][i] = Load(out + i * out_stride + first_column + p * kLanes); });
+    });
     for (int64_t slice = 0; slice < panel.slices; ++slice) {
-      const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * column;
-      const int64_t group = panel.group[slice] + column;
-      I dot[kM];
-      MultiplySlice<kBits>(bytes, x + slice, x_stride, dot);
-      Unroll<kM>([&](auto i) {
+      const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * first_column;
+      const int64_t group = panel.group[slice] + first_column;
+      I dot[kTileParts][kM];
+      MultiplySlice<kBits, kM>(bytes, x + slice, x_stride, dot);
+      Unroll<kM>([&](auto i) __attribute__((always_inline)) {
         const Int8Block& activations = x[i * x_stride + slice];
-        total[i] = Add(
-            total[i], Mul(ScaleDot(panel, group, dot[i], activations.sum), Set(activations.scale)));
+        Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
+          const F value = ScaleDot<kZeros>(panel, group + p * kLanes, dot[p][i], activations.sum);
+          total[p][i] = Fma(value, Set(activations.scale), total[p][i]);
+        });
       });
     }
-    Unroll<kM>([&](auto i) { Store(out + i * out_stride + column, total[i]); });
+    Unroll<kTileParts>([&](auto p) {
+      Unroll<kM>(
+          [&](auto i) { Store(out + i * out_stride + first_column + p * kLanes, total[p][i]); });
+    });
+  }
+}
+
+/// All rows of x times the panel.
+template <int kBits, bool kZeros>
+static void MultiplyPanel(const BytePanel& panel, const Int8Block* x, int64_t x_stride, int64_t m,
+                          float* out, int64_t out_stride) {
+  int64_t i = 0;
+  for (; i + kTileRows <= m; i += kTileRows) {
+    MultiplyTile<kBits, kZeros, kTileRows>(panel, x + i * x_stride, x_stride, out + i * out_stride,
+                                           out_stride);
+  }
+  for (; i < m; ++i) {
+    MultiplyTile<kBits, kZeros, 1>(panel, x + i * x_stride, x_stride, out + i * out_stride,
+                                   out_stride);
   }
 }
 
@@ -105,15 +138,9 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
       DecodeBytes<kBits>(source + c * ChunkBytes(kBits), codes, bytes + c * kBytesPerChunk);
     }
     const Int8Block* first = rows + chunk * (kChunkK / kSliceK);
-    int64_t i = 0;
-    for (; i + kTileRows <= m; i += kTileRows) {
-      MultiplyTile<kBits, kTileRows>(panel, first + i * row_stride, row_stride,
-                                     out + i * out_stride, out_stride);
-    }
-    for (; i < m; ++i) {
-      MultiplyTile<kBits, 1>(panel, first + i * row_stride, row_stride, out + i * out_stride,
-                             out_stride);
-    }
+    const auto multiply =
+        panel.has_zeros ? &MultiplyPanel<kBits, true> : &MultiplyPanel<kBits, false>;
+    multiply(panel, first, row_stride, m, out, out_stride);
   }
 }
 

@@ -10,6 +10,7 @@ namespace marlin::cpu::scalar {
 namespace {
 
 constexpr int kTileRows = 4;
+constexpr int kTileParts = 1;
 constexpr int32_t kWideOffset = 128;
 
 template <int kBits, int kPair>

@@ -11,6 +11,7 @@ using namespace avx512;  // NOLINT(google-build-using-namespace): its names are 
 namespace {
 
 constexpr int kTileRows = 8;
+constexpr int kTileParts = 1;
 constexpr int32_t kWideOffset = 128;
 
 /// Permutation that separates two slices. Low half: byte 4 i + c is k = 2 i + {0, 16, 1, 17}[c] of

@@ -213,7 +213,7 @@ TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
   for (const int64_t m : {0, 1, 4, 5, 16, 17, 1000, 1 << 20}) {
     EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m), m < 5 ? "marlin_gemm_avx512" : "marlin_gemm_amx_bf16");
     EXPECT_EQ(ChosenOnCpu(Isa::kAvx512, m), "marlin_gemm_avx512");
-    EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m), "marlin_gemm_avx2");
+    EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m), m <= 8 ? "marlin_gemv_avx2" : "marlin_gemm_avx2");
     EXPECT_EQ(ChosenOnCpu(Isa::kScalar, m), "marlin_gemm_scalar");
     EXPECT_EQ(ChosenOnCpu(Isa::kNeon, m), "marlin_gemm_neon");
     EXPECT_EQ(ChosenOnCpu(Isa::kAmx, m, Accuracy::kExact), "marlin_gemm_avx512");
@@ -221,6 +221,34 @@ TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
     EXPECT_EQ(ChosenOnCpu(Isa::kAvx2, m, Accuracy::kW4A8), "marlin_gemm_w4a8_avx2");
     EXPECT_EQ(ChosenOnCpu(Isa::kScalar, m, Accuracy::kW4A8), "marlin_gemm_w4a8_scalar");
   }
+}
+
+TEST(SelectKernel, OnAnAvx2CpuTakesTheGemvThatRoundsAsLittleAsAsked) {
+  DeviceProperties device;
+  device.level = Isa::kAvx2;
+  const auto chosen = [&](Format format, Accuracy accuracy, Determinism determinism) {
+    GemmDesc desc = Problem(4);
+    desc.format = format;
+    desc.accuracy = accuracy;
+    desc.determinism = determinism;
+    return ChosenOnCpu(device, desc);
+  };
+  const auto by_default = [&](Format format) {
+    return chosen(format, Accuracy::kDefault, Determinism::kDefault);
+  };
+  for (const Format format : {Format::kFp4E2M1, Format::kU4, Format::kInt3, Format::kInt2}) {
+    EXPECT_EQ(by_default(format), "marlin_gemv_avx2");
+    EXPECT_EQ(chosen(format, Accuracy::kExact, Determinism::kDefault), "marlin_gemv_avx2");
+    EXPECT_EQ(chosen(format, Accuracy::kDefault, Determinism::kBatchInvariant), "marlin_gemm_avx2");
+  }
+  // Their values are no bf16 numbers, or not known in advance.
+  for (const Format format : {Format::kNf4, Format::kNf3, Format::kCodebook4}) {
+    EXPECT_EQ(by_default(format), "marlin_gemv_avx2_bf16");
+    EXPECT_EQ(chosen(format, Accuracy::kExact, Determinism::kDefault), "marlin_gemm_avx2");
+    EXPECT_EQ(chosen(format, Accuracy::kDefault, Determinism::kBatchInvariant), "marlin_gemm_avx2");
+  }
+  EXPECT_EQ(by_default(Format::kS8), "marlin_gemm_avx2");
+  EXPECT_EQ(by_default(Format::kBf16), "marlin_gemm_avx2");
 }
 
 TEST(SelectKernel, OnACpuTakesBf16DotsWhereTheyAreFast) {

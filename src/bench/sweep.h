@@ -1,0 +1,75 @@
+// Random GEMMs: how far from the roofline the kernels are over all problems, not only over the
+// shapes that were tuned.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/gemm.h"
+#include "marlin/device.h"
+
+namespace marlin::bench {
+
+struct SweepOptions {
+  int64_t seed = 1;
+  int64_t count = 50;   ///< Problems.
+  double seconds = 0;   ///< No problem begins after so many; 0: no limit.
+  bool others = false;  ///< Also times the other kernels that can run a problem.
+  GemmOptions gemm;     ///< Options of every problem.
+};
+
+/// The problems of a sweep, the same on every machine: formats, groups, scale and activation types
+/// uniform among those that can be combined; m up to 512, n and k up to 8192 log-uniform, half of n
+/// and k multiples of 128.
+class RandomCases {
+ public:
+  explicit RandomCases(int64_t seed) : state_(static_cast<uint64_t>(seed)) {}
+  BenchCase Next();
+
+ private:
+  uint64_t Bits();
+  /// Uniform in [0, count).
+  int64_t Below(int64_t count);
+  /// Log-uniform in [1, most], rounded down.
+  int64_t LogUniform(int64_t least, int64_t most);
+
+  uint64_t state_;
+};
+
+struct SweepRow {
+  BenchResult result;
+  double fraction = 0;  ///< As RooflineFraction gives it.
+  std::string fastest;  ///< The fastest other kernel, or empty.
+  double lead = 0;      ///< Its time over that of the planned kernel.
+};
+
+/// The quantiles of fractions that a sweep reports: least, 10, 25, 50, 75, 90 %, largest.
+/// Precondition: not empty.
+std::vector<double> Quantiles(std::vector<double> fractions);
+
+class Sweep {
+ public:
+  /// Times the problems one after the other. `progress` is called before each with its name.
+  /// Errors: those of Prepare and Gemm.
+  static Result<Sweep> Run(const Device& device, const ReadProbe& probe,
+                           const MachineCeilings& ceilings, const SweepOptions& options,
+                           const std::function<void(const std::string&)>& progress);
+
+  const std::vector<SweepRow>& rows() const { return rows_; }
+  /// The quantiles of all problems, of GEMVs and of larger ones, and the problems with the least
+  /// fractions.
+  std::string ToText() const;
+  /// {"sweep", "distribution", "results"}; results in the order of the problems.
+  nlohmann::ordered_json ToJson() const;
+
+ private:
+  /// The fractions of problems with m in [least_m, most_m].
+  std::vector<double> Fractions(int64_t least_m, int64_t most_m) const;
+
+  SweepOptions options_;
+  std::vector<SweepRow> rows_;
+};
+
+}  // namespace marlin::bench
