@@ -96,7 +96,7 @@ Status AddFp8(const std::string& name, std::string_view codes_suffix,
               ModuleTensorFinder* finder, ListedReader* reader) {
   MARLIN_ASSIGN_OR_RETURN(
       const size_t codes,
-      finder->Need(ModulePart::kCodes, codes_suffix, {DType::kF8E4M3, DType::kF8E5M2, DType::kU8}));
+      finder->Need(ModulePart::kCodes, codes_suffix, {DType::kF8E4M3, DType::kF8E5M2}));
   MARLIN_ASSIGN_OR_RETURN(const size_t scales,
                           finder->Need(ModulePart::kScales, scales_suffix,
                                        {DType::kF32, DType::kBf16, DType::kF16, DType::kU8,
