@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
+#include <iterator>
 #include <utility>
 
 #include "base/macros.h"
@@ -51,6 +51,25 @@ Status ListedReader::Finish() {
     return Status(Code::kMalformedFile,
                   fmt::format("{}: tensor \"{}\" is stored both plain and quantized",
                               Printable(store_.path), Printable(name_of(entry))));
+  }
+  return CheckRest(owners);
+}
+
+// Codes that no module holds would be taken for plain numbers.
+Status ListedReader::CheckRest(const std::unordered_map<size_t, const Entry*>& owners) const {
+  constexpr DType kCodeTypes[] = {DType::kI8,  DType::kI16,    DType::kI32,   DType::kU8,
+                                  DType::kU32, DType::kF8E4M3, DType::kF8E5M2};
+  for (size_t i = 0; i < store_.tensors.size(); ++i) {
+    const TensorInfo& tensor = store_.tensors[i];
+    const bool codes = std::find(std::begin(kCodeTypes), std::end(kCodeTypes), tensor.dtype) !=
+                       std::end(kCodeTypes);
+    // Attention masks, which some checkpoints store, are named as biases.
+    if (!codes || tensor.shape.rank() < 2 || tensor.name.ends_with(".bias")) continue;
+    if (owners.contains(i)) continue;
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: tensor \"{}\", {} {}, is a part of no quantized module",
+                              Printable(store_.path), Printable(tensor.name),
+                              DTypeName(tensor.dtype), tensor.shape.ToString()));
   }
   return {};
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -30,7 +31,7 @@ class ListedReader final : public ModuleReader {
   void Add(ModuleRecord record, std::vector<PartTensor> parts, Fill fill);
 
   /// Sorts the modules. Errors: kMalformedFile for a module described twice or named like a plain
-  /// tensor, and for a tensor of two modules; those of CheckSpec.
+  /// tensor, and for a tensor of two modules; kUnsupported for a matrix of codes in no module.
   Status Finish();
 
   std::vector<PartTensor> Parts(const ModuleRecord& record) const override;
@@ -42,6 +43,7 @@ class ListedReader final : public ModuleReader {
     std::vector<PartTensor> parts;
     Fill fill;
   };
+  Status CheckRest(const std::unordered_map<size_t, const Entry*>& owners) const;
   const Entry* Find(const ModuleRecord& record) const;
   ThreadPool& Pool() const;
 
