@@ -75,10 +75,9 @@ Status ListedReader::CheckRest(const std::unordered_map<size_t, const Entry*>& o
 }
 
 const ListedReader::Entry* ListedReader::Find(const ModuleRecord& record) const {
-  const auto found = std::lower_bound(entries_.begin(), entries_.end(), record.module.name,
-                                      [](const Entry& entry, const std::string& name) {
-                                        return entry.record.module.name < name;
-                                      });
+  const auto found = std::lower_bound(
+      entries_.begin(), entries_.end(), record.module.name,
+      [](const Entry& entry, const std::string& name) { return entry.record.module.name < name; });
   const bool same = found != entries_.end() && found->record.module.name == record.module.name;
   return same ? &*found : nullptr;
 }
@@ -109,9 +108,8 @@ const TensorInfo* ModuleTensorFinder::Look(std::string_view suffix) const {
 bool ModuleTensorFinder::Has(std::string_view suffix) const { return Look(suffix) != nullptr; }
 
 Status ModuleTensorFinder::Malformed(std::string_view suffix, const std::string& message) const {
-  return Status(Code::kMalformedFile,
-                fmt::format("{}: tensor \"{}\": {}", Printable(store_.path),
-                            Printable(base_ + std::string(suffix)), message));
+  return Status(Code::kMalformedFile, fmt::format("{}: tensor \"{}\": {}", Printable(store_.path),
+                                                  Printable(base_ + std::string(suffix)), message));
 }
 
 Status ModuleTensorFinder::Unsupported(const std::string& message) const {
@@ -139,8 +137,8 @@ Result<size_t> ModuleTensorFinder::Need(ModulePart part, std::string_view suffix
                                         std::initializer_list<DType> dtypes, const Shape& shape) {
   MARLIN_ASSIGN_OR_RETURN(const size_t tensor, Need(part, suffix, dtypes));
   if (!(ShapeOf(tensor) == shape)) {
-    return Malformed(suffix, fmt::format("expected {}, got {}", shape.ToString(),
-                                         ShapeOf(tensor).ToString()));
+    return Malformed(
+        suffix, fmt::format("expected {}, got {}", shape.ToString(), ShapeOf(tensor).ToString()));
   }
   return tensor;
 }
@@ -153,9 +151,8 @@ void ModuleTensorFinder::TakeUnused(std::initializer_list<std::string_view> suff
 }
 
 std::vector<PartTensor> ModuleTensorFinder::TakeParts() {
-  std::stable_partition(parts_.begin(), parts_.end(), [](const PartTensor& part) {
-    return part.part == ModulePart::kCodes;
-  });
+  std::stable_partition(parts_.begin(), parts_.end(),
+                        [](const PartTensor& part) { return part.part == ModulePart::kCodes; });
   parts_.insert(parts_.end(), unused_.begin(), unused_.end());
   return std::move(parts_);
 }

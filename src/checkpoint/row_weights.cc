@@ -94,13 +94,11 @@ void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, V
 Status AddFp8(const std::string& name, std::string_view codes_suffix,
               std::string_view scales_suffix, int64_t block_rows, int64_t block_columns,
               ModuleTensorFinder* finder, ListedReader* reader) {
-  MARLIN_ASSIGN_OR_RETURN(
-      const size_t codes,
-      finder->Need(ModulePart::kCodes, codes_suffix, {DType::kF8E4M3, DType::kF8E5M2}));
-  MARLIN_ASSIGN_OR_RETURN(const size_t scales,
-                          finder->Need(ModulePart::kScales, scales_suffix,
-                                       {DType::kF32, DType::kBf16, DType::kF16, DType::kU8,
-                                        DType::kF8E8M0}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t codes, finder->Need(ModulePart::kCodes, codes_suffix,
+                                                           {DType::kF8E4M3, DType::kF8E5M2}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t scales, finder->Need(ModulePart::kScales, scales_suffix,
+                                                            {DType::kF32, DType::kBf16, DType::kF16,
+                                                             DType::kU8, DType::kF8E8M0}));
   const Shape& shape = finder->ShapeOf(codes);
   const Shape& grid = finder->ShapeOf(scales);
   const auto misfit = [&] {
@@ -145,16 +143,17 @@ Status AddFp8(const std::string& name, std::string_view codes_suffix,
     const std::byte* data = store.Data(codes);
     const std::byte* factors = store.Data(scales);
     const int64_t grid_rows = CeilDivide(n, rows);
-    AddFloats(name, experts, k, n,
-              [=](int64_t row, float* values) {
-                const int64_t first = (row / n * grid_rows + row % n / rows) * columns;
-                for (int64_t i = 0; i < k; ++i) {
-                  const auto code = static_cast<uint8_t>(data[row * k + i]);
-                  const float value = e5m2 ? Fp8E5M2ToFloat(code) : Fp8E4M3ToFloat(code);
-                  values[i] = value * ScaleAt(factors, scale_type, first + i / group_size);
-                }
-              },
-              finder, reader);
+    AddFloats(
+        name, experts, k, n,
+        [=](int64_t row, float* values) {
+          const int64_t first = (row / n * grid_rows + row % n / rows) * columns;
+          for (int64_t i = 0; i < k; ++i) {
+            const auto code = static_cast<uint8_t>(data[row * k + i]);
+            const float value = e5m2 ? Fp8E5M2ToFloat(code) : Fp8E4M3ToFloat(code);
+            values[i] = value * ScaleAt(factors, scale_type, first + i / group_size);
+          }
+        },
+        finder, reader);
     return {};
   }
   RowWeights weights;

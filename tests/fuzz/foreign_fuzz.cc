@@ -58,8 +58,7 @@ void CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   std::string out(
       static_cast<size_t>(module.spec.experts * module.spec.k * module.spec.n) * sizeof(float), 0);
   const Shape shape{module.spec.experts, module.spec.k, module.spec.n};
-  MARLIN_FUZZ_CHECK(
-      Dequantize(*weights, MutableTensorView(out.data(), DType::kF32, shape)).ok());
+  MARLIN_FUZZ_CHECK(Dequantize(*weights, MutableTensorView(out.data(), DType::kF32, shape)).ok());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Checkpoints that other packages write: every weight is compared, bit for bit in float32, with what
+"""Checkpoints of other packages: every weight is compared, bit for bit in float32, with what
 the package itself computes from the file.
 
 Each test writes a directory with the package's own functions, opens it, and compares. Tests of a
@@ -375,7 +375,7 @@ def test_fp8_blocks(tmp_path: Path, scale_type: torch.dtype, block: tuple[int, i
     check(write(tmp_path, tensors, {"quantization_config": config}), expected)
 
 
-# --- Formats whose packages do not install on a plain CPU, written here as they document them ------
+# --- Formats whose packages do not install without a GPU, written here as documented -------------
 
 
 def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -599,3 +599,80 @@ def test_deepseek_mixed(tmp_path: Path) -> None:
     config = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
     check(write(tmp_path, tensors, {"quantization_config": config, "expert_dtype": "fp4"}),
           expected)
+
+
+# --- A model ------------------------------------------------------------------------------------
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-qwen3-moe"
+
+
+def mlx_model(plain: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, torch.Tensor],
+                                                       dict[str, Any]]:
+    """Every matrix quantized as mlx-lm does, embedding, head and router too, experts stacked."""
+    mx = pytest.importorskip("mlx.core")
+    mx.set_default_device(mx.cpu)
+    arrays, values = {}, dict(plain)
+    stacks: dict[str, list[str]] = {}
+    for name, tensor in plain.items():
+        if tensor.ndim == 1:
+            arrays[name] = mx.array(tensor.float().numpy()).astype(mx.bfloat16)
+            continue
+        before, dot, after = name.partition(".experts.")
+        stack = f"{before}.switch_mlp.{after.partition('.')[2]}" if dot else name
+        stacks.setdefault(stack, []).append(name)
+    for stack, names in stacks.items():
+        bits = 8 if stack.endswith("mlp.gate.weight") else 4
+        dense = mx.array(np.stack([plain[name].float().numpy() for name in names]))
+        w, scales, biases = mx.quantize(dense.astype(mx.bfloat16), group_size=64, bits=bits)
+        wide = mx.dequantize(w, scales.astype(mx.float32), biases.astype(mx.float32),
+                             group_size=64, bits=bits)
+        for name, value in zip(names, np.array(wide), strict=True):
+            values[name] = torch.from_numpy(value)
+        parts = [w, scales, biases] if ".switch_mlp." in stack else [w[0], scales[0], biases[0]]
+        base = stack.removesuffix(".weight")
+        arrays |= dict(zip([f"{base}.weight", f"{base}.scales", f"{base}.biases"], parts,
+                           strict=True))
+    routers = {name.removesuffix(".weight"): {"group_size": 64, "bits": 8}
+               for name in stacks if name.endswith("mlp.gate.weight")}
+    return arrays, values, {"group_size": 64, "bits": 4, **routers}
+
+
+def bitsandbytes_model(plain: dict[str, torch.Tensor]) -> tuple[
+        dict[str, Any], dict[str, torch.Tensor], dict[str, Any]]:
+    bnb = pytest.importorskip("bitsandbytes")
+    tensors, values = {}, dict(plain)
+    for name, tensor in plain.items():
+        if tensor.ndim == 1 or "proj" not in name:
+            tensors[name] = tensor
+            continue
+        codes, state = bnb.functional.quantize_4bit(tensor, quant_type="nf4",
+                                                    compress_statistics=True)
+        tensors[name] = codes
+        tensors |= {f"{name}.{key}": part for key, part in state.as_dict(packed=True).items()}
+        values[name] = torch.from_numpy(bitsandbytes_values(codes, state))
+    return tensors, values, {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("package", ["mlx", "bitsandbytes"])
+def test_perplexity_equals_that_of_the_packages_weights(tmp_path: Path, package: str) -> None:
+    from safetensors.torch import load_file
+    config = json.loads((MODEL / "config.json").read_text())
+    plain = load_file(MODEL / "model.safetensors")
+    make = mlx_model if package == "mlx" else bitsandbytes_model
+    tensors, values, quantization = make(plain)
+    folders = tmp_path / "quantized", tmp_path / "plain"
+    for folder in folders:
+        folder.mkdir()
+    if package == "mlx":
+        mlx_file(folders[0], tensors, quantization)
+        config["quantization"] = quantization
+    else:
+        config["quantization_config"] = quantization
+        write(folders[0], tensors, {})
+    (folders[0] / "config.json").write_text(json.dumps(config))
+    write(folders[1], values, {key: value for key, value in config.items()
+                               if not key.startswith("quantization")})
+    ids = [int(word) for word in (MODEL / "validation_tokens.txt").read_text().split()]
+    found = [mm.load(str(folder)).perplexity(ids, window=256, max_windows=2)["perplexity"]
+             for folder in folders]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)

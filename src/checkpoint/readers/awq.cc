@@ -23,7 +23,7 @@ namespace marlin {
 namespace {
 
 constexpr std::array<int, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
-constexpr int64_t kNibbles = 8;  // Of a word.
+constexpr int64_t kNibbles = 8;  // In a word.
 
 struct AwqModule {
   int64_t k = 0;
@@ -60,8 +60,7 @@ Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
     for (int64_t column = 0; column < columns; ++column) {
       std::array<uint32_t, kNibbles> words{};
       for (int64_t r = 0; r < rows; ++r) {
-        const uint32_t word =
-            WordAt(store.Data(m.codes), (row * kNibbles + r) * columns + column);
+        const uint32_t word = WordAt(store.Data(m.codes), (row * kNibbles + r) * columns + column);
         for (size_t i = 0; i < kOrder.size(); ++i) {
           words[static_cast<size_t>(kOrder[i])] |= ((word >> (4 * i)) & 15u) << (4 * r);
         }
@@ -86,8 +85,8 @@ Status FillGemv(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
   auto* scales = static_cast<std::byte*>(buffer->scales);
   for (int64_t g = 0; g < m.groups; ++g) {
     for (int64_t c = 0; c < m.n; ++c) {
-      std::memcpy(scales + (g * m.n + c) * 2,
-                  store.Data(m.scales) + (c * m.padded_groups + g) * 2, 2);
+      std::memcpy(scales + (g * m.n + c) * 2, store.Data(m.scales) + (c * m.padded_groups + g) * 2,
+                  2);
       const uint32_t word =
           WordAt(store.Data(m.zeros), c * m.padded_groups / kNibbles + g / kNibbles);
       buffer->zeros[g * m.n + c] =
@@ -104,8 +103,7 @@ Status FillGemvFast(const TensorStore& store, const AwqModule& m, WeightsBuffer*
   constexpr int64_t kBlockK = 64;
   const auto unpack = [&](int64_t row, uint8_t* codes) {
     for (int64_t block = 0; block < m.k / kBlockK; ++block) {
-      const std::byte* bytes =
-          store.Data(m.codes) + row / 4 * m.k * 2 + block * 128 + row % 4 * 32;
+      const std::byte* bytes = store.Data(m.codes) + row / 4 * m.k * 2 + block * 128 + row % 4 * 32;
       for (int64_t p = 0; p < kBlockK; ++p) {
         const auto byte = static_cast<uint8_t>(bytes[p / 2]);
         const int64_t place = p % 32;
@@ -133,9 +131,8 @@ class AwqFinder {
         m_.scales, finder_.Need(ModulePart::kScales, ".scales", {DType::kF16, DType::kBf16}));
     const bool fast = finder_.TypeOf(m_.codes) == DType::kI16;
     const DType zero_type = fast ? finder_.TypeOf(m_.scales) : DType::kI32;
-    MARLIN_ASSIGN_OR_RETURN(
-        m_.zeros,
-        finder_.Need(fast ? ModulePart::kBiases : ModulePart::kZeros, ".qzeros", {zero_type}));
+    MARLIN_ASSIGN_OR_RETURN(m_.zeros, finder_.Need(fast ? ModulePart::kBiases : ModulePart::kZeros,
+                                                   ".qzeros", {zero_type}));
     const Shape& codes = finder_.ShapeOf(m_.codes);
     const Shape& scales = finder_.ShapeOf(m_.scales);
     const Shape& zeros = finder_.ShapeOf(m_.zeros);
@@ -167,10 +164,10 @@ class AwqFinder {
 
   Status Misfit() const {
     return finder_.Malformed(
-        ".qweight", fmt::format("{} does not fit scales {} and zeros {} (group_size={})",
-                                finder_.ShapeOf(m_.codes).ToString(),
-                                finder_.ShapeOf(m_.scales).ToString(),
-                                finder_.ShapeOf(m_.zeros).ToString(), group_size_));
+        ".qweight",
+        fmt::format("{} does not fit scales {} and zeros {} (group_size={})",
+                    finder_.ShapeOf(m_.codes).ToString(), finder_.ShapeOf(m_.scales).ToString(),
+                    finder_.ShapeOf(m_.zeros).ToString(), group_size_));
   }
 
   Status FindGemm() {
@@ -226,13 +223,13 @@ Result<std::unique_ptr<const ModuleReader>> OpenAwq(TensorStore& store, const Qu
   MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
                           ModelConfig::Parse(DumpJson(*method.config), method.where));
   const int64_t bits = json.SizeOr("w_bit", 8, json.SizeOr("bits", 8, 4));
-  const int64_t group_size =
-      json.IntegerOr("q_group_size", -1, INT32_MAX, json.IntegerOr("group_size", -1, INT32_MAX, 128));
+  const int64_t group_size = json.IntegerOr("q_group_size", -1, INT32_MAX,
+                                            json.IntegerOr("group_size", -1, INT32_MAX, 128));
   MARLIN_RETURN_IF_ERROR(json.status());
   if (bits != 4) {
-    return Status(Code::kUnsupported,
-                  fmt::format("{}: AWQ of {} bits is not supported; supported: 4", method.where,
-                              bits));
+    return Status(
+        Code::kUnsupported,
+        fmt::format("{}: AWQ of {} bits is not supported; supported: 4", method.where, bits));
   }
   auto reader = std::make_unique<ListedReader>(store);
   for (const std::string& base : BasesWithSuffix(store, ".qweight")) {

@@ -41,9 +41,8 @@ struct BlockScales {
     if (!nested) return FloatAt(store.Data(absmax), DType::kF32, index);
     const auto code = static_cast<uint8_t>(store.Data(absmax)[index]);
     // In two steps, as the package rounds.
-    const float product =
-        FloatAt(store.Data(nested_map), DType::kF32, code) *
-        FloatAt(store.Data(nested_absmax), DType::kF32, index / nested_block);
+    const float product = FloatAt(store.Data(nested_map), DType::kF32, code) *
+                          FloatAt(store.Data(nested_absmax), DType::kF32, index / nested_block);
     return product + offset;
   }
 };
@@ -113,9 +112,9 @@ class FourBitFinder {
     Checked count(1);
     for (const int64_t dim : shape) count = count * Checked(dim);
     if (type != type_ || shape.size() < 2 || shape.size() > 3 || count.Take().value_or(0) < 1) {
-      return finder_.Malformed(
-          StateSuffix(), fmt::format("quant_type \"{}\" with a shape of {} dimensions",
-                                     Printable(type), shape.size()));
+      return finder_.Malformed(StateSuffix(),
+                               fmt::format("quant_type \"{}\" with a shape of {} dimensions",
+                                           Printable(type), shape.size()));
     }
     stacked_ = shape.size() == 3;
     experts_ = stacked_ ? shape[0] : 1;
@@ -128,20 +127,19 @@ class FourBitFinder {
     const int64_t count = experts_ * n_ * k_;
     const int64_t blocks = CeilDivide(count, scales_.block);
     // FSDP stores the same bytes under other types.
-    MARLIN_ASSIGN_OR_RETURN(codes_, finder_.Need(ModulePart::kCodes, ".weight",
-                                                 {DType::kU8, DType::kI8, DType::kBf16,
-                                                  DType::kF16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(
+        codes_, finder_.Need(ModulePart::kCodes, ".weight",
+                             {DType::kU8, DType::kI8, DType::kBf16, DType::kF16, DType::kF32}));
     const int64_t bytes = store_.tensors[codes_].bytes;
     if (bytes < CeilDivide(count, 2) || bytes > CeilDivide(count, 2) + 3) {
-      return finder_.Malformed(".weight", fmt::format("{} bytes do not hold {} codes of 4 bits",
-                                                      bytes, count));
+      return finder_.Malformed(
+          ".weight", fmt::format("{} bytes do not hold {} codes of 4 bits", bytes, count));
     }
-    MARLIN_ASSIGN_OR_RETURN(table_, finder_.Need(ModulePart::kCodebook, ".weight.quant_map",
-                                                 {DType::kF32}, {16}));
-    const DType scale_type = scales_.nested ? DType::kU8 : DType::kF32;
     MARLIN_ASSIGN_OR_RETURN(
-        scales_.absmax,
-        finder_.Need(ModulePart::kScales, ".weight.absmax", {scale_type}, {blocks}));
+        table_, finder_.Need(ModulePart::kCodebook, ".weight.quant_map", {DType::kF32}, {16}));
+    const DType scale_type = scales_.nested ? DType::kU8 : DType::kF32;
+    MARLIN_ASSIGN_OR_RETURN(scales_.absmax, finder_.Need(ModulePart::kScales, ".weight.absmax",
+                                                         {scale_type}, {blocks}));
     if (!scales_.nested) return {};
     MARLIN_ASSIGN_OR_RETURN(
         scales_.nested_absmax,

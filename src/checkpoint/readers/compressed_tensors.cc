@@ -78,9 +78,10 @@ Result<CtConfig> ReadConfig(const QuantMethod& method) {
   MARLIN_RETURN_IF_ERROR(json.status());
   MARLIN_RETURN_IF_ERROR(sparsity.status());
   if (sparse != "dense") {
-    return Status(Code::kUnsupported,
-                  fmt::format("{}: sparsity_config: format \"{}\" is not supported; supported: dense",
-                              method.where, Printable(sparse)));
+    return Status(
+        Code::kUnsupported,
+        fmt::format("{}: sparsity_config: format \"{}\" is not supported; supported: dense",
+                    method.where, Printable(sparse)));
   }
   const auto transforms = method.config->find("transform_config");
   if (transforms != method.config->end() && !transforms->empty()) {
@@ -113,9 +114,8 @@ class CtFinder {
 
   Status AddTo(ListedReader* reader) {
     reader_ = reader;
-    finder_.TakeUnused({".input_scale", ".input_zero_point", ".input_global_scale",
-                        ".output_scale", ".output_zero_point", ".weight_observer_min",
-                        ".weight_observer_max"});
+    finder_.TakeUnused({".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
+                        ".output_zero_point", ".weight_observer_min", ".weight_observer_max"});
     if (const TensorInfo* packed = finder_.Look(".weight_packed"); packed != nullptr) {
       if (packed->dtype == DType::kI32) return AddPacked();
       return AddPackedFloat();
@@ -140,17 +140,16 @@ class CtFinder {
 
   // The scales of integers: one number, or [n, groups].
   Status FindScales() {
-    MARLIN_ASSIGN_OR_RETURN(scales_,
-                            finder_.Need(ModulePart::kScales, ".weight_scale",
-                                         {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(scales_, finder_.Need(ModulePart::kScales, ".weight_scale",
+                                                  {DType::kF16, DType::kBf16, DType::kF32}));
     const Shape& shape = finder_.ShapeOf(scales_);
     whole_ = shape.ElementCount() == 1;
     groups_ = shape.rank() == 2 ? shape[1] : 1;
     const bool fits = whole_ || (shape.rank() >= 1 && shape.rank() <= 2 && shape[0] == n_);
     const std::optional<int64_t> size = GroupSizeOf(k_, groups_);
     if (!fits || !size) {
-      return finder_.Malformed(".weight_scale", fmt::format("{} does not fit [{}, {}]",
-                                                            shape.ToString(), n_, k_));
+      return finder_.Malformed(".weight_scale",
+                               fmt::format("{} does not fit [{}, {}]", shape.ToString(), n_, k_));
     }
     group_size_ = *size;
     return {};
@@ -162,16 +161,16 @@ class CtFinder {
     const std::string_view suffix = ".weight_zero_point";
     const int64_t words = dense_ ? CeilDivide(n_ * bits, 32) : CeilDivide(n_, 32 / bits);
     if (packed && finder_.Look(suffix)->dtype == DType::kI32) {
-      MARLIN_ASSIGN_OR_RETURN(zeros_, finder_.Need(ModulePart::kZeros, suffix, {DType::kI32},
-                                                   {words, groups_}));
+      MARLIN_ASSIGN_OR_RETURN(
+          zeros_, finder_.Need(ModulePart::kZeros, suffix, {DType::kI32}, {words, groups_}));
       packed_zeros_ = true;
       return {};
     }
     MARLIN_ASSIGN_OR_RETURN(zeros_, finder_.Need(ModulePart::kZeros, suffix, {DType::kI8}));
     if (finder_.ShapeOf(*zeros_).ElementCount() != (whole_ ? 1 : n_ * groups_)) {
-      return finder_.Malformed(suffix, fmt::format("{} does not fit [{}, {}]",
-                                                   finder_.ShapeOf(*zeros_).ToString(), n_,
-                                                   groups_));
+      return finder_.Malformed(
+          suffix, fmt::format("{} does not fit [{}, {}]", finder_.ShapeOf(*zeros_).ToString(), n_,
+                              groups_));
     }
     return {};
   }
@@ -206,9 +205,9 @@ class CtFinder {
     const bool fits_dense = dense_words && shape.rank() == 2 && shape[1] == *dense_words;
     const bool fits_whole = shape.rank() == 2 && shape[1] == whole_words;
     if (bits < 2 || shape.rank() != 2 || shape[0] != n_ || !(fits_dense || fits_whole)) {
-      return finder_.Malformed(
-          ".weight_packed", fmt::format("{} does not hold [{}, {}] codes of {} bits",
-                                        shape.ToString(), n_, k_, bits));
+      return finder_.Malformed(".weight_packed",
+                               fmt::format("{} does not hold [{}, {}] codes of {} bits",
+                                           shape.ToString(), n_, k_, bits));
     }
     dense_ = fits_dense && (!fits_whole || config_.dense_packing);
     bits_ = static_cast<int>(bits);
@@ -302,29 +301,29 @@ class CtFinder {
     const std::byte* scales = store_.Data(scales_);
     const std::byte* index = group_index_ ? store_.Data(*group_index_) : nullptr;
     const DType type = finder_.TypeOf(scales_);
-    AddFloats(name_, 1, k_, n_,
-              [=, zero = Zeros(), k = k_, groups = groups_, group_size = group_size_,
-               whole = whole_](int64_t row, float* values) {
-                for (int64_t i = 0; i < k; ++i) {
-                  const int64_t g = index == nullptr ? i / group_size : WordAt(index, i);
-                  if (g >= groups) return;  // Checked at opening: the file has changed since.
-                  const float scale = FloatAt(scales, type, whole ? 0 : row * groups + g);
-                  values[i] = scale * static_cast<float>(code(row, i) - zero(row, g));
-                }
-              },
-              &finder_, reader_);
+    AddFloats(
+        name_, 1, k_, n_,
+        [=, zero = Zeros(), k = k_, groups = groups_, group_size = group_size_, whole = whole_](
+            int64_t row, float* values) {
+          for (int64_t i = 0; i < k; ++i) {
+            const int64_t g = index == nullptr ? i / group_size : WordAt(index, i);
+            if (g >= groups) return;  // Checked at opening: the file has changed since.
+            const float scale = FloatAt(scales, type, whole ? 0 : row * groups + g);
+            values[i] = scale * static_cast<float>(code(row, i) - zero(row, g));
+          }
+        },
+        &finder_, reader_);
     return {};
   }
 
   Status ReadWeightShape() {
-    MARLIN_ASSIGN_OR_RETURN(
-        const size_t shape,
-        finder_.Need(ModulePart::kCodes, ".weight_shape", {DType::kI64, DType::kI32}, {2}));
+    MARLIN_ASSIGN_OR_RETURN(const size_t shape, finder_.Need(ModulePart::kCodes, ".weight_shape",
+                                                             {DType::kI64, DType::kI32}, {2}));
     const std::byte* data = store_.Data(shape);
     const auto dim = [&](int64_t i) -> int64_t {
       if (finder_.TypeOf(shape) == DType::kI32) return static_cast<int32_t>(WordAt(data, i));
-      return static_cast<int64_t>(uint64_t{WordAt(data, 2 * i)} |
-                                  uint64_t{WordAt(data, 2 * i + 1)} << 32);
+      return static_cast<int64_t>(uint64_t{WordAt(data, 2 * i)} | uint64_t{WordAt(data, 2 * i + 1)}
+                                                                      << 32);
     };
     n_ = dim(0);
     k_ = dim(1);
@@ -335,8 +334,8 @@ class CtFinder {
   // Older files of actorder "group" have the group of each k.
   Status FindGroupIndex() {
     if (!finder_.Has(".weight_g_idx")) return {};
-    MARLIN_ASSIGN_OR_RETURN(const size_t index, finder_.Need(ModulePart::kCodes, ".weight_g_idx",
-                                                             {DType::kI32}, {k_}));
+    MARLIN_ASSIGN_OR_RETURN(const size_t index,
+                            finder_.Need(ModulePart::kCodes, ".weight_g_idx", {DType::kI32}, {k_}));
     bool consecutive = true;
     for (int64_t k = 0; k < k_; ++k) {
       const auto group = static_cast<int32_t>(WordAt(store_.Data(index), k));
@@ -390,9 +389,8 @@ class CtFinder {
     const bool fp4 = k_ > 0 && codes[1] == k_ / 2;
     const bool fp6 = k_ > 0 && !nvfp4 && codes[1] == k_ / 4 * 3;
     if (!fp4 && !fp6) {
-      return finder_.Malformed(".weight_packed",
-                               fmt::format("{} does not fit scales {}", codes.ToString(),
-                                           scales.ToString()));
+      return finder_.Malformed(".weight_packed", fmt::format("{} does not fit scales {}",
+                                                             codes.ToString(), scales.ToString()));
     }
     RowWeights rows;
     rows.codes = codes_;
@@ -466,8 +464,8 @@ class CtFinder {
   int64_t groups_ = 1;
   int64_t group_size_ = 0;
   int bits_ = 8;
-  bool dense_ = true;         // Codes may cross words.
-  bool whole_ = false;        // One scale for the whole matrix.
+  bool dense_ = true;   // Codes may cross words.
+  bool whole_ = false;  // One scale for the whole matrix.
   bool packed_zeros_ = false;
   size_t codes_ = 0;
   size_t scales_ = 0;

@@ -19,18 +19,16 @@ constexpr std::array<std::string_view, 3> kScaleSuffixes = {".weight_scale_inv",
                                                             ".weight_scale"};
 
 Status AddPackedFp4(ModuleTensorFinder* finder, std::string_view suffix, ListedReader* reader) {
-  MARLIN_ASSIGN_OR_RETURN(
-      const size_t codes,
-      finder->Need(ModulePart::kCodes, ".weight", {DType::kI8, DType::kU8}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t codes,
+                          finder->Need(ModulePart::kCodes, ".weight", {DType::kI8, DType::kU8}));
   const Shape& shape = finder->ShapeOf(codes);
   if (shape.rank() != 2 || shape.ElementCount() < 1 || shape[1] % (kMxGroup / 2) != 0) {
-    return finder->Malformed(".weight", "expected [n, k / 2] with k a multiple of 32, got " +
-                                            shape.ToString());
+    return finder->Malformed(
+        ".weight", "expected [n, k / 2] with k a multiple of 32, got " + shape.ToString());
   }
-  MARLIN_ASSIGN_OR_RETURN(
-      const size_t scales,
-      finder->Need(ModulePart::kScales, suffix, {DType::kF8E8M0, DType::kU8},
-                   {shape[0], shape[1] / (kMxGroup / 2)}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t scales,
+                          finder->Need(ModulePart::kScales, suffix, {DType::kF8E8M0, DType::kU8},
+                                       {shape[0], shape[1] / (kMxGroup / 2)}));
   RowWeights rows;
   rows.codes = codes;
   rows.scales = scales;

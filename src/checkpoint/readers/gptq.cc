@@ -108,9 +108,8 @@ class GptqFinder {
       if (act_order) m_.group_index = index;
     }
     const std::vector<uint8_t> zeros = UnpackZeros(finder_.store(), m_);
-    const bool symmetric = std::all_of(zeros.begin(), zeros.end(), [&](uint8_t zero) {
-      return zero == 1u << (m_.bits - 1);
-    });
+    const bool symmetric = std::all_of(zeros.begin(), zeros.end(),
+                                       [&](uint8_t zero) { return zero == 1u << (m_.bits - 1); });
     WeightsSpec spec{.format = Format::kFp32, .k = m_.k, .n = m_.n, .group_size = m_.k};
     if (!m_.group_index && (m_.bits < 8 || symmetric)) {
       spec.format = FormatFor(symmetric);
@@ -144,9 +143,8 @@ class GptqFinder {
   // The number of bits follows from the shapes; the configuration must agree.
   Status FindShapes() {
     MARLIN_ASSIGN_OR_RETURN(m_.codes, finder_.Need(ModulePart::kCodes, ".qweight", {DType::kI32}));
-    MARLIN_ASSIGN_OR_RETURN(
-        m_.scales,
-        finder_.Need(ModulePart::kScales, ".scales", {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(m_.scales, finder_.Need(ModulePart::kScales, ".scales",
+                                                    {DType::kF16, DType::kBf16, DType::kF32}));
     MARLIN_ASSIGN_OR_RETURN(m_.zeros, finder_.Need(ModulePart::kZeros, ".qzeros", {DType::kI32}));
     const Shape& codes = finder_.ShapeOf(m_.codes);
     const Shape& scales = finder_.ShapeOf(m_.scales);
@@ -184,9 +182,9 @@ class GptqFinder {
     const int64_t listed = config_.group_size > 0 ? config_.group_size : m_.k;
     if (CeilDivide(m_.k, listed) == m_.groups) return std::min(listed, m_.k);
     if (config_.overrides && m_.k % m_.groups == 0) return m_.k / m_.groups;
-    return finder_.Malformed(".scales", fmt::format("{} groups, expected {} (k={}, group_size={})",
-                                                    m_.groups, CeilDivide(m_.k, listed), m_.k,
-                                                    config_.group_size));
+    return finder_.Malformed(".scales",
+                             fmt::format("{} groups, expected {} (k={}, group_size={})", m_.groups,
+                                         CeilDivide(m_.k, listed), m_.k, config_.group_size));
   }
 
   static Status FillCodes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer) {

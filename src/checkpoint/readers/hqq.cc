@@ -25,7 +25,7 @@ struct HqqModule {
   int64_t axis = 1;
   int64_t n = 0;
   int64_t k = 0;
-  int64_t columns = 0;      // Of the reshaped matrix.
+  int64_t columns = 0;      // Those in a row of the reshaped matrix.
   int64_t packed_rows = 0;  // Rows of W_q.
   const std::byte* codes = nullptr;
   const std::byte* scales = nullptr;
@@ -39,8 +39,7 @@ struct HqqModule {
     const int64_t row = element / columns;
     const int64_t packed = row % packed_rows * columns + element % columns;
     const auto shift = static_cast<int>((PerElement() - 1 - row / packed_rows) * bits);
-    const uint32_t word =
-        bits == 3 ? WordAt(codes, packed) : static_cast<uint32_t>(codes[packed]);
+    const uint32_t word = bits == 3 ? WordAt(codes, packed) : static_cast<uint32_t>(codes[packed]);
     return static_cast<int>((word >> shift) & ((1u << bits) - 1));
   }
   int64_t GroupAt(int64_t element) const {
@@ -66,17 +65,18 @@ class HqqFinder {
       AddGrouped(name, reader);
       return {};
     }
-    AddFloats(name, 1, m_.k, m_.n,
-              [m = m_](int64_t row, float* values) {
-                for (int64_t i = 0; i < m.k; ++i) {
-                  const int64_t element = row * m.k + i;
-                  const int64_t group = m.GroupAt(element);
-                  const float centered = static_cast<float>(m.CodeAt(element)) -
-                                         FloatAt(m.zeros, m.zero_type, group);
-                  values[i] = centered * FloatAt(m.scales, m.scale_type, group);
-                }
-              },
-              &finder_, reader);
+    AddFloats(
+        name, 1, m_.k, m_.n,
+        [m = m_](int64_t row, float* values) {
+          for (int64_t i = 0; i < m.k; ++i) {
+            const int64_t element = row * m.k + i;
+            const int64_t group = m.GroupAt(element);
+            const float centered =
+                static_cast<float>(m.CodeAt(element)) - FloatAt(m.zeros, m.zero_type, group);
+            values[i] = centered * FloatAt(m.scales, m.scale_type, group);
+          }
+        },
+        &finder_, reader);
     return {};
   }
 
@@ -94,8 +94,8 @@ class HqqFinder {
       if (tensor->dtype == DType::kF32) value = static_cast<double>(FloatAt(data, DType::kF32, 0));
       if (tensor->dtype == DType::kU8) value = static_cast<uint8_t>(data[0]);
       if (tensor->dtype == DType::kI64) {
-        value = static_cast<double>(static_cast<int64_t>(uint64_t{WordAt(data, 0)} |
-                                                         uint64_t{WordAt(data, 1)} << 32));
+        value = static_cast<double>(
+            static_cast<int64_t>(uint64_t{WordAt(data, 0)} | uint64_t{WordAt(data, 1)} << 32));
       }
     }
     if (!(value >= static_cast<double>(min) && value <= static_cast<double>(max))) {
@@ -125,8 +125,8 @@ class HqqFinder {
     m_.k = small ? WordAt(data, 2) : 0;
     if (m_.n < 1 || m_.k < 1 || m_.n > INT32_MAX || m_.k > INT32_MAX ||
         m_.n * m_.k % m_.group_size != 0) {
-      return finder_.Malformed(".shape", fmt::format("[{}, {}] does not fit groups of {}", m_.n,
-                                                     m_.k, m_.group_size));
+      return finder_.Malformed(
+          ".shape", fmt::format("[{}, {}] does not fit groups of {}", m_.n, m_.k, m_.group_size));
     }
     return {};
   }
@@ -137,22 +137,22 @@ class HqqFinder {
     m_.columns = m_.axis == 1 ? m_.group_size : groups;
     m_.packed_rows = m_.bits == 3 ? CeilDivide(rows, 10) : rows / m_.PerElement();
     if (m_.bits != 3 && rows % m_.PerElement() != 0) {
-      return finder_.Malformed(".W_q", fmt::format("{} rows of codes of {} bits are not whole bytes",
-                                                   rows, m_.bits));
+      return finder_.Malformed(
+          ".W_q", fmt::format("{} rows of codes of {} bits are not whole bytes", rows, m_.bits));
     }
     const DType code_type = m_.bits == 3 ? DType::kI32 : DType::kU8;
-    MARLIN_ASSIGN_OR_RETURN(const size_t codes,
-                            finder_.Need(ModulePart::kCodes, ".W_q", {code_type},
-                                         {m_.packed_rows, m_.columns}));
+    MARLIN_ASSIGN_OR_RETURN(
+        const size_t codes,
+        finder_.Need(ModulePart::kCodes, ".W_q", {code_type}, {m_.packed_rows, m_.columns}));
     const auto floats = {DType::kF16, DType::kBf16, DType::kF32};
     MARLIN_ASSIGN_OR_RETURN(const size_t scales,
                             finder_.Need(ModulePart::kScales, ".scale", floats));
     MARLIN_ASSIGN_OR_RETURN(const size_t zeros, finder_.Need(ModulePart::kZeros, ".zero", floats));
     for (const size_t tensor : {scales, zeros}) {
       if (finder_.ShapeOf(tensor).ElementCount() == groups) continue;
-      return finder_.Malformed(tensor == scales ? ".scale" : ".zero",
-                               fmt::format("expected {} numbers, got {}", groups,
-                                           finder_.ShapeOf(tensor).ToString()));
+      return finder_.Malformed(
+          tensor == scales ? ".scale" : ".zero",
+          fmt::format("expected {} numbers, got {}", groups, finder_.ShapeOf(tensor).ToString()));
     }
     m_.codes = finder_.Data(codes);
     m_.scales = finder_.Data(scales);

@@ -29,7 +29,7 @@ struct FloatMode {
   Format format;
   ScaleType scale_type;
   int64_t group_size;
-  int64_t words_per_scale;  // Of codes: what tells the modes apart.
+  int64_t words_per_scale;  // Words of codes: what tells the modes apart.
 };
 constexpr FloatMode kFloatModes[] = {
     {"mxfp4", Format::kFp4E2M1, ScaleType::kE8M0, 32, 4},
@@ -51,10 +51,9 @@ class MlxReaderBuilder {
     MARLIN_ASSIGN_OR_RETURN(const MlxMode mode, ModeOf(base));
     MARLIN_ASSIGN_OR_RETURN(const size_t codes,
                             finder.Need(ModulePart::kCodes, ".weight", {DType::kU32}));
-    MARLIN_ASSIGN_OR_RETURN(
-        const size_t scales,
-        finder.Need(ModulePart::kScales, ".scales",
-                    {DType::kU8, DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(const size_t scales,
+                            finder.Need(ModulePart::kScales, ".scales",
+                                        {DType::kU8, DType::kF16, DType::kBf16, DType::kF32}));
     const Shape& shape = finder.ShapeOf(codes);
     Shape groups = finder.ShapeOf(scales);
     const int last = shape.rank() - 1;
@@ -62,8 +61,8 @@ class MlxReaderBuilder {
                       shape.ElementCount() > 0 && groups.ElementCount() > 0 &&
                       groups[last - 1] == shape[last - 1] && groups[0] == shape[0];
     if (!fits) {
-      return finder.Malformed(".scales", fmt::format("{} does not fit {}", groups.ToString(),
-                                                     shape.ToString()));
+      return finder.Malformed(
+          ".scales", fmt::format("{} does not fit {}", groups.ToString(), shape.ToString()));
     }
     RowWeights rows;
     rows.codes = codes;
@@ -113,13 +112,11 @@ class MlxReaderBuilder {
       rows.spec.has_global_scale = true;
       rows.global_scale.assign(static_cast<size_t>(rows.spec.experts), 1.0f);
       if (finder->Has(".global_scale")) {
-        MARLIN_ASSIGN_OR_RETURN(
-            const size_t global,
-            finder->Need(ModulePart::kGlobalScale, ".global_scale", {DType::kF32}));
+        MARLIN_ASSIGN_OR_RETURN(const size_t global, finder->Need(ModulePart::kGlobalScale,
+                                                                  ".global_scale", {DType::kF32}));
         if (finder->ShapeOf(global).ElementCount() != 1) {
-          return finder->Malformed(".global_scale",
-                                   "expected one number, got " +
-                                       finder->ShapeOf(global).ToString());
+          return finder->Malformed(
+              ".global_scale", "expected one number, got " + finder->ShapeOf(global).ToString());
         }
         const float scale = FloatAt(finder->Data(global), DType::kF32, 0) / kLargestNvfp4;
         rows.global_scale.assign(rows.global_scale.size(), scale);
@@ -132,15 +129,15 @@ class MlxReaderBuilder {
   Status AddAffine(const std::string& name, const MlxMode& mode, int64_t words, int64_t groups,
                    RowWeights rows, ModuleTensorFinder* finder, ListedReader* reader) {
     const DType type = finder->TypeOf(*rows.scales);
-    MARLIN_ASSIGN_OR_RETURN(const size_t biases,
-                            finder->Need(ModulePart::kBiases, ".biases", {type},
-                                         finder->ShapeOf(*rows.scales)));
+    MARLIN_ASSIGN_OR_RETURN(
+        const size_t biases,
+        finder->Need(ModulePart::kBiases, ".biases", {type}, finder->ShapeOf(*rows.scales)));
     const std::optional<int64_t> k = (Checked(groups) * Checked(mode.group_size)).Take();
     const bool known = mode.mode == "affine" && mode.bits != 1 && mode.bits != 7;
     if (!known) {
-      return finder->Malformed(".weight",
-                               fmt::format("has biases, the configuration says mode {} with {} bits",
-                                           Printable(mode.mode), mode.bits));
+      return finder->Malformed(
+          ".weight", fmt::format("has biases, the configuration says mode {} with {} bits",
+                                 Printable(mode.mode), mode.bits));
     }
     if (!k || (Checked(*k) * Checked(mode.bits)).Take() != (Checked(words) * Checked(32)).Take()) {
       return finder->Malformed(
@@ -189,8 +186,8 @@ class MlxReaderBuilder {
       const int64_t first = row * (spec.k / spec.group_size);
       for (int64_t k = 0; k < spec.k; ++k) {
         const int64_t group = first + k / spec.group_size;
-        const float product = FloatAt(scales, type, group) *
-                              static_cast<float>(unpacked[static_cast<size_t>(k)]);
+        const float product =
+            FloatAt(scales, type, group) * static_cast<float>(unpacked[static_cast<size_t>(k)]);
         out[k] = product + FloatAt(biases, type, group);
       }
     };

@@ -58,9 +58,8 @@ class ModelOptFinder {
     scales[last] = shape[last] / (group / 2);
     RowWeights rows;
     rows.codes = codes;
-    MARLIN_ASSIGN_OR_RETURN(rows.scales,
-                            finder_.Need(ModulePart::kScales, ".weight_scale",
-                                         {DType::kF8E4M3, DType::kU8}, scales));
+    MARLIN_ASSIGN_OR_RETURN(rows.scales, finder_.Need(ModulePart::kScales, ".weight_scale",
+                                                      {DType::kF8E4M3, DType::kU8}, scales));
     rows.spec = {.format = Format::kFp4E2M1,
                  .experts = last == 2 ? shape[0] : 1,
                  .k = shape[last] * 2,
@@ -69,9 +68,8 @@ class ModelOptFinder {
                  .scale_type = scale_type,
                  .has_global_scale = scale_type == ScaleType::kE4M3};
     if (rows.spec.has_global_scale) {
-      MARLIN_ASSIGN_OR_RETURN(
-          const size_t global,
-          finder_.Need(ModulePart::kGlobalScale, ".weight_scale_2", {DType::kF32}));
+      MARLIN_ASSIGN_OR_RETURN(const size_t global, finder_.Need(ModulePart::kGlobalScale,
+                                                                ".weight_scale_2", {DType::kF32}));
       const int64_t count = finder_.ShapeOf(global).ElementCount();
       if (count != 1 && count != rows.spec.experts) {
         return finder_.Malformed(".weight_scale_2",
@@ -79,8 +77,7 @@ class ModelOptFinder {
                                              finder_.ShapeOf(global).ToString()));
       }
       for (int64_t e = 0; e < rows.spec.experts; ++e) {
-        rows.global_scale.push_back(
-            FloatAt(finder_.Data(global), DType::kF32, count == 1 ? 0 : e));
+        rows.global_scale.push_back(FloatAt(finder_.Data(global), DType::kF32, count == 1 ? 0 : e));
       }
     }
     AddRows(PlainWeightName(Producer::kHuggingFace, finder_.base(), last == 2), std::move(rows),
@@ -92,9 +89,8 @@ class ModelOptFinder {
     MARLIN_ASSIGN_OR_RETURN(const size_t codes,
                             finder_.Need(ModulePart::kCodes, ".weight", {DType::kU8}));
     RowWeights rows;
-    MARLIN_ASSIGN_OR_RETURN(rows.scales,
-                            finder_.Need(ModulePart::kScales, ".weight_scale",
-                                         {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(rows.scales, finder_.Need(ModulePart::kScales, ".weight_scale",
+                                                      {DType::kF16, DType::kBf16, DType::kF32}));
     const Shape& shape = finder_.ShapeOf(codes);
     const Shape& scales = finder_.ShapeOf(*rows.scales);
     const bool matrices = shape.rank() == 2 && scales.rank() == 2 && shape.ElementCount() > 0;

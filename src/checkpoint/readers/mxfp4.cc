@@ -18,13 +18,12 @@ Status AddModule(const TensorStore& store, const std::string& base, ListedReader
                           finder.Need(ModulePart::kCodes, "_blocks", {DType::kU8}));
   const Shape& shape = finder.ShapeOf(codes);
   if (shape.rank() != 4 || shape[3] != kGroup / 2 || shape.ElementCount() < 1) {
-    return finder.Malformed("_blocks", "expected [experts, n, k / 32, 16], got " +
-                                           shape.ToString());
+    return finder.Malformed("_blocks",
+                            "expected [experts, n, k / 32, 16], got " + shape.ToString());
   }
-  MARLIN_ASSIGN_OR_RETURN(
-      const size_t scales,
-      finder.Need(ModulePart::kScales, "_scales", {DType::kU8, DType::kF8E8M0},
-                  {shape[0], shape[1], shape[2]}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t scales,
+                          finder.Need(ModulePart::kScales, "_scales", {DType::kU8, DType::kF8E8M0},
+                                      {shape[0], shape[1], shape[2]}));
   RowWeights rows;
   rows.codes = codes;
   rows.scales = scales;

@@ -43,9 +43,9 @@ TestTensor Text(const std::string& name, const std::string& text) {
 }
 
 struct Files {
-  std::string name;  // Of the case.
+  std::string name;  // The name of the case.
   std::vector<TestTensor> tensors;
-  Json config;              // quantization_config.
+  Json config;  // quantization_config.
   std::string key = "quantization_config";
 };
 
@@ -77,15 +77,15 @@ std::vector<float> Values(const Files& files, const std::string& module,
   const WeightsSpec& spec = weights->spec;
   EXPECT_EQ(FormatName(spec.format), FormatName(format)) << files.name;
   std::vector<float> values(static_cast<size_t>(spec.experts * spec.k * spec.n));
-  const Shape shape = spec.experts > 1 ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n};
-  const Status status =
-      Dequantize(*weights, MutableTensorView(values.data(), DType::kF32, shape));
+  const Shape shape =
+      spec.experts > 1 ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n};
+  const Status status = Dequantize(*weights, MutableTensorView(values.data(), DType::kF32, shape));
   EXPECT_TRUE(status.ok()) << status.message();
   return values;
 }
 
 Files Gptq(int bits, const std::string& version, uint32_t zero_word) {
-  const int64_t words = bits;  // Of 32 codes.
+  const int64_t words = bits;  // Words of 32 codes.
   Files files{"gptq" + std::to_string(bits), {}, {}};
   files.tensors = {
       Filled("m.qweight", DType::kI32, {words, 32}),
@@ -122,7 +122,8 @@ TEST(ForeignReaders, ZerosOfGptqAreOneAdditionWithCarries) {
 TEST(ForeignReaders, ZerosOfGptqVersion2AreStoredAsTheyAre) {
   const float scale = HalfToFloat(0x2c2c);
   const std::vector<float> first = Values(Gptq(4, "gptq_v2", 0x33333333u), "m.weight", Format::kU4);
-  const std::vector<float> middle = Values(Gptq(4, "gptq_v2", 0x88888888u), "m.weight", Format::kS4);
+  const std::vector<float> middle =
+      Values(Gptq(4, "gptq_v2", 0x88888888u), "m.weight", Format::kS4);
   EXPECT_EQ(first[0], scale * (0xc - 3));
   EXPECT_EQ(middle[0], scale * (0xc - 8));
   // Version 1 stores 7 for 8.
@@ -148,13 +149,12 @@ TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
 }
 
 Files AwqGemm() {
-  return {"awq",
-          {Of<uint32_t>("m.qweight", DType::kI32, {16, 1},
-                        std::vector<uint32_t>(16, 0x76543210u)),
-           Of<uint32_t>("m.qzeros", DType::kI32, {1, 1}, {0x00000001u}),
-           Of<uint16_t>("m.scales", DType::kBf16, {1, 8},
-                        std::vector<uint16_t>(8, FloatToBf16(1.0f)))},
-          {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemm"}}};
+  return {
+      "awq",
+      {Of<uint32_t>("m.qweight", DType::kI32, {16, 1}, std::vector<uint32_t>(16, 0x76543210u)),
+       Of<uint32_t>("m.qzeros", DType::kI32, {1, 1}, {0x00000001u}),
+       Of<uint16_t>("m.scales", DType::kBf16, {1, 8}, std::vector<uint16_t>(8, FloatToBf16(1.0f)))},
+      {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemm"}}};
 }
 
 TEST(ForeignReaders, NibblesOfAwqAreColumns02461357) {
@@ -233,17 +233,17 @@ Files CtNvfp4() {
 TEST(ForeignReaders, GlobalScaleOfCompressedTensorsDivides) {
   const std::vector<float> values = Values(CtNvfp4(), "m.weight", Format::kFp4E2M1);
   const float scale = Fp8E4M3ToFloat(0x2c) / 3.0f;
-  EXPECT_EQ(values[0], -2.0f * scale);     // Low nibble c.
-  EXPECT_EQ(values[16], 1.0f * scale);     // High nibble 2: k = 1.
+  EXPECT_EQ(values[0], -2.0f * scale);  // Low nibble c.
+  EXPECT_EQ(values[16], 1.0f * scale);  // High nibble 2: k = 1.
 }
 
 Files ModelOptNvfp4() {
-  return {"modelopt",
-          {Filled("m.weight", DType::kU8, {16, 16}),
-           Filled("m.weight_scale", DType::kF8E4M3, {16, 2}),
-           Of<float>("m.weight_scale_2", DType::kF32, {}, {3.0f}),
-           Of<float>("m.input_scale", DType::kF32, {}, {1.0f})},
-          {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}};
+  return {
+      "modelopt",
+      {Filled("m.weight", DType::kU8, {16, 16}), Filled("m.weight_scale", DType::kF8E4M3, {16, 2}),
+       Of<float>("m.weight_scale_2", DType::kF32, {}, {3.0f}),
+       Of<float>("m.input_scale", DType::kF32, {}, {1.0f})},
+      {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}};
 }
 
 TEST(ForeignReaders, GlobalScaleOfModelOptMultiplies) {
@@ -288,7 +288,8 @@ TEST(ForeignReaders, OverridesOfMlxDoNotInheritTheMode) {
   files.config["m"] = {{"group_size", 32}, {"bits", 4}};
   const Directory directory;
   directory.Write(files);
-  EXPECT_TRUE(Contains(directory.Open().status().message(), "is mxfp4, the configuration says affine"))
+  EXPECT_TRUE(
+      Contains(directory.Open().status().message(), "is mxfp4, the configuration says affine"))
       << directory.Open().status().message();
   files.config["m"]["mode"] = "mxfp4";
   directory.Write(files);
@@ -363,8 +364,7 @@ Files Fp8() {
           {Filled("m.weight", DType::kF8E4M3, {20, 48}),
            Of<float>("m.weight_scale_inv", DType::kF32, {2, 3}, {1, 2, 3, 4, 5, 6}),
            // FP4 in bytes, as in the routed experts of DeepSeek-V4.
-           Filled("e.weight", DType::kI8, {4, 16}),
-           Filled("e.scale", DType::kF8E8M0, {4, 1}, 127)},
+           Filled("e.weight", DType::kI8, {4, 16}), Filled("e.scale", DType::kF8E8M0, {4, 1}, 127)},
           {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}};
 }
 
@@ -403,12 +403,13 @@ TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   EXPECT_EQ(rows[size_t{3} * 2], (2.0f - 0.5f) * 4.0f);
 }
 
-// --- Malformed files ------------------------------------------------------------------------------
+// --- Malformed files
+// ------------------------------------------------------------------------------
 
-constexpr DType kAllTypes[] = {DType::kBool, DType::kU8,  DType::kI8,  DType::kF8E4M3,
+constexpr DType kAllTypes[] = {DType::kBool,   DType::kU8,     DType::kI8,  DType::kF8E4M3,
                                DType::kF8E5M2, DType::kF8E8M0, DType::kI16, DType::kU16,
-                               DType::kF16,  DType::kBf16, DType::kI32, DType::kU32,
-                               DType::kF32,  DType::kI64, DType::kU64, DType::kF64};
+                               DType::kF16,    DType::kBf16,   DType::kI32, DType::kU32,
+                               DType::kF32,    DType::kI64,    DType::kU64, DType::kF64};
 
 TestTensor Resized(const TestTensor& tensor, DType dtype, const Shape& shape) {
   TestTensor resized{tensor.name, dtype, shape, tensor.data};
@@ -446,8 +447,9 @@ std::vector<TestTensor> MutationsOf(const TestTensor& tensor) {
 
 /// The same configuration with one value at any depth replaced.
 void MutateConfig(const Json& json, const std::function<void(const Json&)>& visit) {
-  const Json values[] = {nullptr, true, -1, 0, 7, 1e300, uint64_t{1} << 63, "x", Json::array(),
-                         Json::object(), {1, 2, 3}, {{"a", 1}}};
+  const Json values[] = {
+      nullptr,       true,           -1,        0,         7, 1e300, uint64_t{1} << 63, "x",
+      Json::array(), Json::object(), {1, 2, 3}, {{"a", 1}}};
   for (const auto& [key, child] : json.items()) {
     Json changed = json;
     changed.erase(key);

@@ -128,8 +128,8 @@ TEST_F(QuantMethods, WritersHaveFilesOfTheirOwn) {
 TEST_F(QuantMethods, CodesOfNoModuleAreNotPlainNumbers) {
   WriteFile(directory_ / "model.safetensors",
             BuildSafetensors({{"m.packed", DType::kI32, {2, 4}, std::string(32, 1)}}));
-  for (const char* method : {"gptq", "awq", "compressed-tensors", "bitsandbytes", "modelopt",
-                             "mxfp4", "fp8", "hqq"}) {
+  for (const char* method :
+       {"gptq", "awq", "compressed-tensors", "bitsandbytes", "modelopt", "mxfp4", "fp8", "hqq"}) {
     Config(std::string(R"({"quantization_config": {"quant_method": ")") + method + R"("}})");
     ExpectError(Code::kUnsupported, "tensor \"m.packed\", i32 [2, 4], is a part of no quantized");
   }
