@@ -66,6 +66,41 @@ float ScaleAt(const std::byte* data, DType dtype, int64_t index) {
   return exponent ? E8M0ToFloat(static_cast<uint8_t>(data[index])) : FloatAt(data, dtype, index);
 }
 
+/// Which weights share a scale.
+struct ScaleGrid {
+  int64_t rows = 1;     ///< Rows of a block.
+  int64_t columns = 1;  ///< Scales along k.
+  int64_t group_size = 0;
+};
+
+/// The grid of scales for codes [experts, n, k] or [n, k]; nothing if they do not fit.
+std::optional<ScaleGrid> GridOf(const Shape& codes, const Shape& scales, int64_t block_rows,
+                                int64_t block_columns) {
+  if (codes.rank() < 2 || codes.rank() > 3 || codes.ElementCount() < 1) return std::nullopt;
+  const int64_t experts = codes.rank() == 3 ? codes[0] : 1;
+  const int64_t n = codes[codes.rank() - 2];
+  const int64_t k = codes[codes.rank() - 1];
+  const int64_t count = scales.ElementCount() / experts;
+  if (count < 1 || count * experts != scales.ElementCount()) return std::nullopt;
+  ScaleGrid grid;
+  if (block_rows > 0 && block_columns > 0 &&
+      count == CeilDivide(n, block_rows) * CeilDivide(k, block_columns)) {
+    grid = {block_rows, CeilDivide(k, block_columns), block_columns};
+  } else if (count == 1) {
+    grid.rows = n;
+  } else if (count % n == 0 && k % (count / n) == 0) {
+    grid = {1, count / n, k / (count / n)};
+  } else {
+    return std::nullopt;
+  }
+  if (grid.columns == 1) grid.group_size = k;
+  // Dimensions of 1 aside, which some writers add, the last one counts the scales along k.
+  int64_t last = 1;
+  for (int i = 0; i < scales.rank(); ++i) last = scales[i] > 1 ? scales[i] : last;
+  if (scales.rank() > 1 && grid.columns > 1 && last != grid.columns) return std::nullopt;
+  return grid;
+}
+
 }  // namespace
 
 void AddRows(const std::string& name, RowWeights rows, ModuleTensorFinder* finder,
@@ -100,73 +135,47 @@ Status AddFp8(const std::string& name, std::string_view codes_suffix,
                                                             {DType::kF32, DType::kBf16, DType::kF16,
                                                              DType::kU8, DType::kF8E8M0}));
   const Shape& shape = finder->ShapeOf(codes);
-  const Shape& grid = finder->ShapeOf(scales);
-  const auto misfit = [&] {
+  const std::optional<ScaleGrid> found =
+      GridOf(shape, finder->ShapeOf(scales), block_rows, block_columns);
+  if (!found) {
     return finder->Malformed(
-        scales_suffix, fmt::format("{} does not fit {} in blocks of [{}, {}]", grid.ToString(),
-                                   shape.ToString(), block_rows, block_columns));
-  };
-  if (shape.rank() < 2 || shape.rank() > 3 || shape.ElementCount() < 1) return misfit();
-  const int64_t experts = shape.rank() == 3 ? shape[0] : 1;
-  const int64_t n = shape[shape.rank() - 2];
-  const int64_t k = shape[shape.rank() - 1];
-  // The scales of one matrix as [rows, columns], whatever dimensions of 1 the writer added.
-  const int64_t per_matrix = grid.ElementCount() / experts;
-  if (per_matrix < 1 || per_matrix * experts != grid.ElementCount()) return misfit();
-  int64_t rows = n;
-  int64_t columns = 0;
-  if (block_rows > 0 && block_columns > 0 &&
-      per_matrix == CeilDivide(n, block_rows) * CeilDivide(k, block_columns)) {
-    rows = block_rows;
-    columns = CeilDivide(k, block_columns);
-  } else if (per_matrix == 1) {
-    columns = 1;
-  } else if (per_matrix % n == 0 && k % (per_matrix / n) == 0) {
-    rows = 1;
-    columns = per_matrix / n;
-    block_columns = k / columns;
-  } else {
-    return misfit();
-  }
-  if (grid.rank() >= 2 && columns > 1) {
-    // Dimensions of 1 aside, the last one counts the groups.
-    int64_t last = 1;
-    for (int i = 0; i < grid.rank(); ++i) last = grid[i] > 1 ? grid[i] : last;
-    if (last != columns) return misfit();
+        scales_suffix,
+        fmt::format("{} does not fit {} in blocks of [{}, {}]", finder->ShapeOf(scales).ToString(),
+                    shape.ToString(), block_rows, block_columns));
   }
   const DType scale_type = finder->TypeOf(scales);
   const bool exponent = scale_type == DType::kU8 || scale_type == DType::kF8E8M0;
-  const int64_t group_size = columns == 1 ? k : block_columns;
   const bool e5m2 = finder->TypeOf(codes) == DType::kF8E5M2;
-  if (columns > 1 && group_size % kGroupGranule != 0) {
-    const TensorStore& store = finder->store();
-    const std::byte* data = store.Data(codes);
-    const std::byte* factors = store.Data(scales);
-    const int64_t grid_rows = CeilDivide(n, rows);
-    AddFloats(
-        name, experts, k, n,
-        [=](int64_t row, float* values) {
-          const int64_t first = (row / n * grid_rows + row % n / rows) * columns;
-          for (int64_t i = 0; i < k; ++i) {
-            const auto code = static_cast<uint8_t>(data[row * k + i]);
-            const float value = e5m2 ? Fp8E5M2ToFloat(code) : Fp8E4M3ToFloat(code);
-            values[i] = value * ScaleAt(factors, scale_type, first + i / group_size);
-          }
-        },
-        finder, reader);
-    return {};
-  }
+  const ScaleGrid grid = *found;
   RowWeights weights;
   weights.spec = {.format = e5m2 ? Format::kFp8E5M2 : Format::kFp8E4M3,
-                  .experts = experts,
-                  .k = k,
-                  .n = n,
-                  .group_size = group_size,
+                  .experts = shape.rank() == 3 ? shape[0] : 1,
+                  .k = shape[shape.rank() - 1],
+                  .n = shape[shape.rank() - 2],
+                  .group_size = grid.group_size,
                   .scale_type = exponent ? ScaleType::kE8M0 : *ScaleTypeOf(scale_type)};
-  weights.codes = codes;
-  weights.scales = scales;
-  weights.scale_rows = rows;
-  AddRows(name, std::move(weights), finder, reader);
+  const WeightsSpec spec = weights.spec;
+  if (grid.columns == 1 || grid.group_size % kGroupGranule == 0) {
+    weights.codes = codes;
+    weights.scales = scales;
+    weights.scale_rows = grid.rows;
+    AddRows(name, std::move(weights), finder, reader);
+    return {};
+  }
+  const std::byte* data = finder->Data(codes);
+  const std::byte* factors = finder->Data(scales);
+  const int64_t grid_rows = CeilDivide(spec.n, grid.rows);
+  AddFloats(
+      name, spec.experts, spec.k, spec.n,
+      [=](int64_t row, float* values) {
+        const int64_t first = (row / spec.n * grid_rows + row % spec.n / grid.rows) * grid.columns;
+        for (int64_t i = 0; i < spec.k; ++i) {
+          const auto code = static_cast<uint8_t>(data[row * spec.k + i]);
+          const float value = e5m2 ? Fp8E5M2ToFloat(code) : Fp8E4M3ToFloat(code);
+          values[i] = value * ScaleAt(factors, scale_type, first + i / grid.group_size);
+        }
+      },
+      finder, reader);
   return {};
 }
 
