@@ -73,7 +73,8 @@ Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
   for (int64_t i = 0; i < m.groups * columns; ++i) {
     const uint32_t word = NaturalOrder(WordAt(store.Data(m.zeros), i));
     for (int64_t j = 0; j < kNibbles; ++j) {
-      buffer->zeros[i * kNibbles + j] = FloatToHalf(static_cast<float>((word >> (4 * j)) & 15u));
+      static_cast<uint16_t*>(buffer->zeros)[i * kNibbles + j] =
+          FloatToHalf(static_cast<float>((word >> (4 * j)) & 15u));
     }
   }
   return {};
@@ -89,7 +90,7 @@ Status FillGemv(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
                   2);
       const uint32_t word =
           WordAt(store.Data(m.zeros), c * m.padded_groups / kNibbles + g / kNibbles);
-      buffer->zeros[g * m.n + c] =
+      static_cast<uint16_t*>(buffer->zeros)[g * m.n + c] =
           FloatToHalf(static_cast<float>((word >> (4 * (g % kNibbles))) & 15u));
     }
   }

@@ -266,7 +266,8 @@ class CtFinder {
     rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
       for (int64_t g = 0; g < groups; ++g) {
         for (int64_t c = 0; c < n; ++c) {
-          buffer->zeros[g * n + c] = FloatToHalf(static_cast<float>(zero(c, g) + base));
+          static_cast<uint16_t*>(buffer->zeros)[g * n + c] =
+              FloatToHalf(static_cast<float>(zero(c, g) + base));
         }
       }
     };

@@ -201,7 +201,7 @@ class GptqFinder {
     const int middle = m.bits == 4 ? 0 : 1 << (m.bits - 1);
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
     for (size_t i = 0; i < zeros.size(); ++i) {
-      buffer->zeros[i] = FloatToHalf(static_cast<float>(zeros[i] - middle));
+      static_cast<uint16_t*>(buffer->zeros)[i] = FloatToHalf(static_cast<float>(zeros[i] - middle));
     }
     return {};
   }
