@@ -43,7 +43,8 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
     """The modules of a directory as [n, k] or [experts, n, k], and their descriptions."""
     checkpoint = _core.Checkpoint(str(folder))
-    values, rows = {}, {}
+    values: dict[str, np.ndarray] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in checkpoint.modules:
         dense = mm.dequantize(checkpoint.weights(row["name"]))
         values[row["name"]] = np.swapaxes(np.asarray(dense), -1, -2)
@@ -142,7 +143,7 @@ def test_compressed_integers(tmp_path: Path, bits: int, symmetric: bool, strateg
                              dtype: torch.dtype) -> None:
     group = {"group_size": 32} if strategy == "group" else {}
     tensors: dict[str, torch.Tensor] = {}
-    expected = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate(SHAPES):
         packed, values, config = compress("pack-quantized", n, k, dtype, num_bits=bits,
                                           strategy=strategy, symmetric=symmetric, **group)
@@ -173,7 +174,7 @@ def test_compressed_integers(tmp_path: Path, bits: int, symmetric: bool, strateg
 ])
 def test_compressed_others(tmp_path: Path, kind: str, arguments: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    expected = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate(SHAPES):
         packed, values, config = compress(kind, n, k, torch.bfloat16, **arguments)
         tensors |= {f"m{i}.{name}": tensor for name, tensor in packed.items()}
@@ -200,7 +201,8 @@ def test_mlx_affine(tmp_path: Path, bits: int, group: int, dtype: str) -> None:
     dense = np.stack([weight(8, 256).numpy() for _ in range(3)])
     dense[0, 3] = np.abs(dense[0, 3])
     dense[1, 3] = -np.abs(dense[1, 3])
-    arrays, expected = {}, {}
+    arrays: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for name, values in (("model.layers.0.mlp.up_proj", dense[0]),
                          ("model.layers.0.mlp.switch_mlp.up_proj", dense)):
         w, scales, biases = mx.quantize(mx.array(values).astype(getattr(mx, dtype)),
@@ -283,7 +285,8 @@ def bitsandbytes_values(codes: torch.Tensor, state: Any) -> np.ndarray:
 def test_bitsandbytes(tmp_path: Path, kind: str, nested: bool, block: int,
                       dtype: torch.dtype) -> None:
     bnb = pytest.importorskip("bitsandbytes")
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     # Blocks that end with rows, cross them at 32, and at 1, where no group size fits.
     for i, (n, k) in enumerate([*SHAPES, (7, 33), (3, 72), (1, 129)]):
         dense = weight(max(n, 3), k, dtype)[:n]
@@ -299,7 +302,8 @@ def test_bitsandbytes(tmp_path: Path, kind: str, nested: bool, block: int,
 
 def test_bitsandbytes_int8(tmp_path: Path) -> None:
     bnb = pytest.importorskip("bitsandbytes")
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate(SHAPES):
         codes, scale, _ = bnb.functional.int8_vectorwise_quant(weight(n, k, torch.float16))
         tensors |= {f"m{i}.weight": codes, f"m{i}.SCB": scale,
@@ -319,7 +323,8 @@ def test_hqq(tmp_path: Path, bits: float, axis: int, dtype: torch.dtype) -> None
     pytest.importorskip("hqq")
     from hqq.core.quantize import Quantizer
     from hqq.core.utils import encode_safetensor_type
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate(SHAPES):
         codes, meta = Quantizer.quantize(weight(n, k), nbits=bits, group_size=32, axis=axis,
                                          device="cpu", compute_dtype=dtype)
@@ -341,7 +346,8 @@ def test_hqq(tmp_path: Path, bits: float, axis: int, dtype: torch.dtype) -> None
 def test_gpt_oss(tmp_path: Path) -> None:
     integration = pytest.importorskip("transformers.integrations.mxfp4")
     name = "model.layers.0.mlp.experts."
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for part, (experts, n, groups) in (("gate_up_proj", (4, 96, 5)), ("down_proj", (4, 160, 3))):
         blocks = torch.randint(0, 256, (experts, n, groups, 16), dtype=torch.uint8)
         scales = torch.randint(110, 130, (experts, n, groups), dtype=torch.uint8)
@@ -359,7 +365,8 @@ def test_fp8_blocks(tmp_path: Path, scale_type: torch.dtype, block: tuple[int, i
     transformers derives the block size from the grid of scales, which is wrong for 160 columns in
     two blocks of 128; the format is computed here.
     """
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate(SHAPES):
         codes = weight(n, k).to(torch.float8_e4m3fn)
         grid = (-(-n // block[0]), -(-k // block[1]))
@@ -421,7 +428,8 @@ def gptq_module(n: int, k: int, bits: int, group: int, version: int, act_order: 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gptq(tmp_path: Path, bits: int, version: int, act_order: bool, symmetric: bool,
               dtype: torch.dtype) -> None:
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     # Zeros fill whole words of a row.
     for i, (n, k) in enumerate([(96, 160), (64, 64), (32, 320)]):
         module, values = gptq_module(n, k, bits, 32, version, act_order, symmetric, dtype)
@@ -459,7 +467,8 @@ def awq_words(values: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("file", ["config.json", "quant_config.json"])
 def test_awq_gemm(tmp_path: Path, group: int, dtype: torch.dtype, file: str) -> None:
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate([(96, 128), (64, 64), (48, 320)]):
         codes, zeros, scales = awq_parts(n, k, group)
         scales = scales.to(dtype)
@@ -483,7 +492,8 @@ def zeros_width(k: int, group: int) -> int:
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_awq_gemv(tmp_path: Path, group: int) -> None:
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate([(96, 128), (128, 128), (48, 640)]):
         codes, zeros, scales = awq_parts(n, k, group)
         scales = scales.half()
@@ -502,7 +512,8 @@ def test_awq_gemv(tmp_path: Path, group: int) -> None:
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_awq_gemv_fast(tmp_path: Path, group: int) -> None:
-    tensors, expected = {}, {}
+    tensors: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for i, (n, k) in enumerate([(96, 128), (128, 128), (48, 640)]):
         codes, zeros, scales = awq_parts(n, k, group)
         scales = scales.half()
@@ -511,9 +522,9 @@ def test_awq_gemv_fast(tmp_path: Path, group: int) -> None:
         wide[:k // group] = scales
         scaled[:k // group] = -(scales * torch.from_numpy(zeros).half())
         # 32 k in the order [4, 4, 2] -> [4, 2, 4] of the fast kernels, four columns in turn.
-        order = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2)
+        order: Any = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2)
         order = order.transpose(0, 2, 1).reshape(-1)
-        moved = codes.T.reshape(n, k // 32, 32)[..., order].reshape(n // 4, 4, k // 64, 64)
+        moved: Any = codes.T.reshape(n, k // 32, 32)[..., order].reshape(n // 4, 4, k // 64, 64)
         moved = moved.transpose(0, 2, 1, 3).reshape(n // 4, -1, 4)
         words = (moved << np.array([0, 4, 8, 12])).sum(-1).astype(np.uint16).view(np.int16)
         tensors |= {f"m{i}.qweight": torch.from_numpy(words.copy()), f"m{i}.scales": wide,
@@ -538,7 +549,8 @@ def fp4_values(packed: np.ndarray) -> np.ndarray:
 def test_modelopt(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(1)
     tensors: dict[str, torch.Tensor] = {}
-    expected = {}
+    expected: dict[str, np.ndarray] = {}
+    wide: torch.Tensor
     for i, (n, k) in enumerate(SHAPES):
         name = f"m{i}.weight"
         packed = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
@@ -547,8 +559,7 @@ def test_modelopt(tmp_path: Path, kind: str) -> None:
             scales = (torch.rand(n, k // 16) * 100).to(torch.float8_e4m3fn)
             factor = torch.tensor(0.0123)
             tensors |= {f"{name}_scale_2": factor, f"m{i}.input_scale": torch.tensor(1.0)}
-            wide = (scales.float() * factor).numpy().repeat(16, 1)
-            values = fp4_values(packed) * wide
+            values = fp4_values(packed) * (scales.float() * factor).numpy().repeat(16, 1)
         elif kind == "mxfp4":
             scales = torch.randint(110, 130, (n, k // 32), dtype=torch.uint8)
             values = fp4_values(packed) * np.exp2(scales.float().numpy() - 127).repeat(32, 1)
@@ -611,7 +622,8 @@ def mlx_model(plain: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str,
     """Every matrix quantized as mlx-lm does, embedding, head and router too, experts stacked."""
     mx = pytest.importorskip("mlx.core")
     mx.set_default_device(mx.cpu)
-    arrays, values = {}, dict(plain)
+    arrays: dict[str, Any] = {}
+    values = dict(plain)
     stacks: dict[str, list[str]] = {}
     for name, tensor in plain.items():
         if tensor.ndim == 1:
@@ -640,7 +652,8 @@ def mlx_model(plain: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str,
 def bitsandbytes_model(plain: dict[str, torch.Tensor]) -> tuple[
         dict[str, Any], dict[str, torch.Tensor], dict[str, Any]]:
     bnb = pytest.importorskip("bitsandbytes")
-    tensors, values = {}, dict(plain)
+    tensors: dict[str, Any] = {}
+    values = dict(plain)
     for name, tensor in plain.items():
         if tensor.ndim == 1 or "proj" not in name:
             tensors[name] = tensor
