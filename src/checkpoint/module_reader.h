@@ -24,11 +24,19 @@ enum class SourceLayout : uint8_t {
   kInOut,  ///< [in, out] as W itself: GPT-2's Conv1D, the fused experts of gpt-oss and Llama 4.
 };
 
+/// How the values of a module relate to those that its own program computes in fp32.
+enum class Exactness : uint8_t {
+  kExact,    ///< Every value is equal.
+  kLastBit,  ///< The codes and scales are equal; the other program rounds once more.
+  kRounded,  ///< No format holds the values: they were quantized again.
+};
+
 /// A module and its names and layout in the plain checkpoint.
 struct ModuleRecord {
   QuantizedModule module;
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
+  Exactness exactness = Exactness::kExact;
 };
 
 /// The parts of a module.

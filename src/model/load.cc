@@ -72,7 +72,8 @@ class DecoderLoader {
   Status LoadEmbedding(Decoder* decoder) {
     const std::string name(kEmbeddingTensor);
     const std::vector<MatrixRequest> table = {{name, shape_.vocabulary}};
-    if (source_.checkpoint().Find(name) != nullptr) {
+    // Some formats store a quantized table's codes under the name of the table.
+    if (source_.checkpoint().Find(name) != nullptr && !source_.checkpoint().IsModulePart(name)) {
       MARLIN_ASSIGN_OR_RETURN(decoder->embedding,
                               source_.LoadInPlace(name, {shape_.vocabulary, shape_.hidden}));
       // Some writers do not align tensors; the table is then loaded as a copy.

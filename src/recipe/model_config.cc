@@ -40,6 +40,11 @@ bool ModelConfig::IsList(std::string_view key) const {
   return entry != json_->end() && entry->is_array();
 }
 
+bool ModelConfig::IsObject(std::string_view key) const {
+  const auto entry = json_->find(std::string(key));
+  return entry != json_->end() && entry->is_object();
+}
+
 std::string ModelConfig::String(std::string_view key) {
   const auto entry = json_->find(std::string(key));
   if (entry == json_->end()) {
@@ -83,6 +88,10 @@ int64_t ModelConfig::SizeOr(std::string_view key, int64_t max, int64_t fallback)
 
 int64_t ModelConfig::CountOr(std::string_view key, int64_t max, int64_t fallback) {
   return Has(key) ? Integer(key, 0, max) : fallback;
+}
+
+int64_t ModelConfig::IntegerOr(std::string_view key, int64_t min, int64_t max, int64_t fallback) {
+  return Has(key) ? Integer(key, min, max) : fallback;
 }
 
 int64_t ModelConfig::SizeOfAny(std::span<const std::string_view> keys, int64_t max) {

@@ -25,6 +25,7 @@ class ModelConfig {
   /// True when the key is present and not null.
   bool Has(std::string_view key) const;
   bool IsList(std::string_view key) const;
+  bool IsObject(std::string_view key) const;
   std::string String(std::string_view key);
   bool Bool(std::string_view key, bool fallback);
   /// A number in [1, max].
@@ -32,6 +33,8 @@ class ModelConfig {
   int64_t SizeOr(std::string_view key, int64_t max, int64_t fallback);
   /// A number in [0, max].
   int64_t CountOr(std::string_view key, int64_t max, int64_t fallback);
+  /// A number in [min, max].
+  int64_t IntegerOr(std::string_view key, int64_t min, int64_t max, int64_t fallback);
   /// The first of several synonyms of a key.
   int64_t SizeOfAny(std::span<const std::string_view> keys, int64_t max);
   /// A finite number in [min, max].

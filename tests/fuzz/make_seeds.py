@@ -325,6 +325,92 @@ def checkpoints() -> Seeds:
     return seeds
 
 
+def foreign_checkpoints() -> Seeds:
+    """Returns one module per format of other programs, in the input format of foreign_fuzz."""
+    def words(*values: int, size: int = 4) -> bytes:
+        return b"".join(value.to_bytes(size, "little", signed=True) for value in values)
+
+    def file(config: dict[str, Any], tensors: dict[str, tuple[str, list[int], bytes | int]],
+             key: str = "quantization_config") -> bytes:
+        sizes, data = {}, b""
+        for name, (dtype, shape, content) in tensors.items():
+            part = b"\x2c" * content if isinstance(content, int) else content
+            sizes[name] = (dtype, shape, len(part))
+            data += part
+        text = DIVIDER.join([json.dumps({key: config}), header(sizes), ""])
+        return text.encode() + data
+
+    def ct(bits: int, more: dict[str, Any]) -> dict[str, Any]:
+        return {"quant_method": "compressed-tensors", "version": "0.20.0", "config_groups": {
+            "group_0": {"targets": ["Linear", "re:.*m"], "weights": {"num_bits": bits, **more}}}}
+
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": [2, 96],
+                        "nested_blocksize": 256, "nested_offset": 0.25}).encode()
+    seeds = {
+        "awq-fast": file({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, {
+            "m.qweight": ("I16", [1, 64], 128), "m.scales": ("F16", [16, 4], 128),
+            "m.qzeros": ("F16", [16, 4], 128)}),
+        "awq-gemm": file({"quant_method": "awq", "bits": 4, "group_size": 16}, {
+            "m.qweight": ("I32", [16, 1], 64), "m.scales": ("BF16", [1, 8], 16),
+            "m.qzeros": ("I32", [1, 1], 4)}),
+        "awq-gemv": file({"quant_method": "awq", "bits": 4, "group_size": 32}, {
+            "m.qweight": ("I32", [3, 4], 48), "m.scales": ("F16", [3, 32], 192),
+            "m.qzeros": ("I32", [3, 4], 48)}),
+        "bnb-int8": file({"load_in_8bit": True}, {
+            "m.weight": ("I8", [2, 16], 32), "m.SCB": ("F32", [2], 8)}),
+        "bnb-nested": file({"load_in_4bit": True}, {
+            "m.weight": ("U8", [96, 1], 96), "m.weight.quant_map": ("F32", [16], 64),
+            "m.weight.absmax": ("U8", [3], 3), "m.weight.nested_absmax": ("F32", [1], 4),
+            "m.weight.nested_quant_map": ("F32", [256], 1024),
+            "m.weight.quant_state.bitsandbytes__nf4": ("U8", [len(state)], state)}),
+        "ct-block": file(ct(8, {"block_structure": [16, 16]}), {
+            "m.weight": ("F8_E4M3", [20, 40], 800), "m.weight_scale": ("BF16", [2, 3], 12)}),
+        "ct-nvfp4": file(ct(4, {}), {
+            "m.weight_packed": ("U8", [2, 16], 32), "m.weight_scale": ("F8_E4M3", [2, 2], 4),
+            "m.weight_global_scale": ("F32", [1], 4)}),
+        "ct-packed-3": file(ct(3, {}), {
+            "m.weight_packed": ("I32", [4, 4], 64), "m.weight_scale": ("F16", [4, 1], 8),
+            "m.weight_zero_point": ("I32", [1, 1], 4),
+            "m.weight_shape": ("I64", [2], words(4, 40, size=8))}),
+        "ct-packed-6": file(ct(6, {}), {
+            "m.weight_packed": ("I32", [2, 6], 48), "m.weight_scale": ("F16", [2, 2], 8),
+            "m.weight_shape": ("I64", [2], words(2, 32, size=8))}),
+        "fp8": file({"quant_method": "fp8", "weight_block_size": [16, 16]}, {
+            "m.weight": ("F8_E4M3", [20, 40], 800), "m.weight_scale_inv": ("F32", [2, 3], 24),
+            "e.weight": ("I8", [2, 16], 32), "e.scale": ("F8_E8M0", [2, 1], 2)}),
+        "gptq-act-order": file({"quant_method": "gptq", "bits": 4, "group_size": 16}, {
+            "m.qweight": ("I32", [4, 8], 128), "m.qzeros": ("I32", [2, 1], 8),
+            "m.scales": ("F16", [2, 8], 32),
+            "m.g_idx": ("I32", [32], words(*(i % 2 for i in range(32))))}),
+        "gptq-3": file({"quant_method": "gptq", "bits": 3, "group_size": -1,
+                        "checkpoint_format": "gptq_v2"}, {
+            "m.qweight": ("I32", [3, 32], 384), "m.qzeros": ("I32", [1, 3], 12),
+            "m.scales": ("F16", [1, 32], 64)}),
+        "gpt-oss": file({"quant_method": "mxfp4"}, {
+            "e.gate_up_proj_blocks": ("U8", [2, 4, 1, 16], 128),
+            "e.gate_up_proj_scales": ("U8", [2, 4, 1], 8)}),
+        "mlx": file({"bits": 5, "group_size": 32, "m": {"bits": 4, "group_size": 64},
+                     "f": {"mode": "nvfp4", "bits": 4, "group_size": 16}}, {
+            "m.weight": ("U32", [2, 8], 64), "m.scales": ("F16", [2, 1], 4),
+            "m.biases": ("F16", [2, 1], 4), "a.switch_mlp.up_proj.weight": ("U32", [2, 2, 5], 80),
+            "a.switch_mlp.up_proj.scales": ("F32", [2, 2, 1], 16),
+            "a.switch_mlp.up_proj.biases": ("F32", [2, 2, 1], 16),
+            "f.weight": ("U32", [2, 4], 32), "f.scales": ("U8", [2, 2], 4)}, "quantization"),
+        "modelopt": file({"quant_method": "modelopt"}, {
+            "m.weight": ("U8", [2, 16], 32), "m.weight_scale": ("F8_E4M3", [2, 2], 4),
+            "m.weight_scale_2": ("F32", [], 4), "i.weight": ("U8", [2, 32], 64),
+            "i.weight_scale": ("BF16", [4, 2], 16), "f.weight": ("F8_E4M3", [4, 32], 128),
+            "f.weight_scale": ("F32", [1, 1, 1, 1], 4)}),
+    }
+    for axis, rows in ((0, [8, 4]), (1, [2, 16])):
+        seeds[f"hqq-{axis}"] = file({"quant_method": "hqq"}, {
+            "m.W_q": ("U8", rows, 32), "m.scale": ("F16", [4], 8), "m.zero": ("F16", [4], 8),
+            "m.nbits": ("I32", [], words(4)), "m.axis": ("I32", [], words(axis)),
+            "m.group_size": ("I32", [], words(16)),
+            "m.shape": ("I64", [2], words(2, 32, size=8))})
+    return seeds
+
+
 def safetensors() -> Seeds:
     many = header({f"layers.{i}.weight": ("U8", [0], 0) for i in range(5000)}).encode()
     return {"many": struct.pack("<Q", len(many)) + many}
@@ -365,6 +451,9 @@ TARGETS = {
         ("-malloc_limit_mb=1048576", "-close_fd_mask=3")),
     "checkpoint_fuzz": Target(STRUCTURE, checkpoints, (*CHECKPOINT_SOURCES, *CONFIG_SOURCES),
                               (DIVIDER, *JSON_WORDS)),
+    "foreign_fuzz": Target(STRUCTURE, foreign_checkpoints,
+                           ("src/checkpoint/readers/*.cc", "src/checkpoint/module_reader.cc",
+                            "src/checkpoint/safetensors.cc"), (DIVIDER, *JSON_WORDS)),
     "generation_config_fuzz": Target(TEXT, generation_configs, CONFIG_SOURCES, JSON_WORDS),
     "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
     "layout_fuzz": Target(SMALL, layouts),

@@ -1,0 +1,17 @@
+// Names of weights as each program writes them, brought to the names of unquantized checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace marlin {
+
+enum class Producer : uint8_t { kHuggingFace, kMlx };
+
+/// The name that the weight of a module has in an unquantized checkpoint, from the part of its
+/// tensors' names before ".weight", ".qweight" and so on. Stacked experts that are stored one by
+/// one in unquantized checkpoints get the name that they share, with "*" for the number.
+std::string PlainWeightName(Producer producer, std::string_view base, bool stacked);
+
+}  // namespace marlin

@@ -1,0 +1,496 @@
+// compressed-tensors, as llm-compressor and vLLM use it. The tensors of a module tell its format:
+//   X.weight_packed i32  pack-quantized: integers of 2 to 8 bits as code + 2^(bits - 1), along k
+//   X.weight_packed u8   nvfp4-pack-quantized or mxfp4-pack-quantized: two E2M1 codes a byte, and
+//                        mxfp6-pack-quantized: four E2M3 codes in three bytes
+//   X.weight f8 or i8    float-quantized, int-quantized, naive-quantized, mxfp8-quantized
+// X.weight_scale is [n, groups], or [n / rows, k / columns] for blocks, or one number.
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "base/scalars.h"
+#include "checkpoint/row_weights.h"
+#include "checkpoint/unpack.h"
+#include "recipe/model_config.h"
+#include "recipe/regex.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kMxGroup = 32;
+constexpr int64_t kNvGroup = 16;
+
+struct CtGroup {
+  std::vector<std::string> targets;
+  int64_t bits = 8;
+  int64_t block_rows = 0;
+  int64_t block_columns = 0;
+};
+
+struct CtConfig {
+  std::string where;
+  std::vector<CtGroup> groups;
+  bool dense_packing = true;  // How 3, 5, 6 and 7 bits are packed where the shapes do not tell.
+};
+
+// Since 0.18 codes of 3, 5, 6 and 7 bits may cross words; before, words held whole codes.
+bool PacksDensely(const std::string& version) {
+  int major = 0;
+  int minor = 0;
+  const char* const end = version.data() + version.size();
+  const auto first = std::from_chars(version.data(), end, major);
+  if (first.ec != std::errc() || first.ptr == end) return true;
+  const auto second = std::from_chars(first.ptr + 1, end, minor);
+  return second.ec != std::errc() || major > 0 || minor >= 18;
+}
+
+Result<CtGroup> ReadGroup(ModelConfig group) {
+  CtGroup read;
+  read.targets = group.StringsOrEmpty("targets");
+  ModelConfig weights = group.Nested("weights");
+  read.bits = weights.SizeOr("num_bits", 8, 8);
+  const std::vector<int64_t> block = weights.IntegersOrEmpty("block_structure");
+  MARLIN_RETURN_IF_ERROR(group.status());
+  MARLIN_RETURN_IF_ERROR(weights.status());
+  if (block.size() == 2 && block[0] > 0 && block[1] > 0) {
+    read.block_rows = block[0];
+    read.block_columns = block[1];
+  }
+  return read;
+}
+
+Result<CtConfig> ReadConfig(const QuantMethod& method) {
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
+                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  CtConfig config;
+  config.where = method.where;
+  config.dense_packing = PacksDensely(json.StringOr("version", ""));
+  ModelConfig sparsity = json.Nested("sparsity_config");
+  const std::string sparse = sparsity.StringOr("format", "dense");
+  MARLIN_RETURN_IF_ERROR(json.status());
+  MARLIN_RETURN_IF_ERROR(sparsity.status());
+  if (sparse != "dense") {
+    return Status(
+        Code::kUnsupported,
+        fmt::format("{}: sparsity_config: format \"{}\" is not supported; supported: dense",
+                    method.where, Printable(sparse)));
+  }
+  const auto transforms = method.config->find("transform_config");
+  if (transforms != method.config->end() && !transforms->empty()) {
+    return Status(Code::kUnsupported,
+                  method.where + ": transform_config: rotated weights are not supported");
+  }
+  const auto groups = method.config->find("config_groups");
+  if (groups == method.config->end() || !groups->is_object()) return config;
+  ModelConfig nested = json.Nested("config_groups");
+  for (const auto& [name, value] : groups->items()) {
+    MARLIN_ASSIGN_OR_RETURN(CtGroup group, ReadGroup(nested.Nested(name)));
+    MARLIN_RETURN_IF_ERROR(nested.status());
+    config.groups.push_back(std::move(group));
+  }
+  return config;
+}
+
+/// Whether a target, a name, "re:" and an expression or the class of a module, names the module.
+bool Matches(const std::string& target, const std::string& base) {
+  if (target == base || target == "Linear") return true;
+  if (!target.starts_with("re:")) return false;
+  const Result<Regex> regex = Regex::Compile("^(?:" + target.substr(3) + ")");
+  return regex.ok() && regex->Search(base);
+}
+
+class CtFinder {
+ public:
+  CtFinder(const TensorStore& store, const CtConfig& config, const std::string& base)
+      : store_(store), config_(config), finder_(store, base), name_(base + ".weight") {}
+
+  Status AddTo(ListedReader* reader) {
+    reader_ = reader;
+    finder_.TakeUnused({".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
+                        ".output_zero_point", ".weight_observer_min", ".weight_observer_max"});
+    if (const TensorInfo* packed = finder_.Look(".weight_packed"); packed != nullptr) {
+      if (packed->dtype == DType::kI32) return AddPacked();
+      return AddPackedFloat();
+    }
+    const TensorInfo* weight = finder_.Look(".weight");
+    if (weight == nullptr) return finder_.Malformed(".weight", "is missing");
+    if (weight->dtype == DType::kI8) return AddInt8();
+    const CtGroup* group = Group();
+    return AddFp8(name_, ".weight", ".weight_scale", group == nullptr ? 0 : group->block_rows,
+                  group == nullptr ? 0 : group->block_columns, &finder_, reader);
+  }
+
+ private:
+  const CtGroup* Group() const {
+    for (const CtGroup& group : config_.groups) {
+      for (const std::string& target : group.targets) {
+        if (Matches(target, finder_.base())) return &group;
+      }
+    }
+    return config_.groups.empty() ? nullptr : &config_.groups.front();
+  }
+
+  // The scales of integers: one number, or [n, groups].
+  Status FindScales() {
+    MARLIN_ASSIGN_OR_RETURN(scales_, finder_.Need(ModulePart::kScales, ".weight_scale",
+                                                  {DType::kF16, DType::kBf16, DType::kF32}));
+    const Shape& shape = finder_.ShapeOf(scales_);
+    whole_ = shape.ElementCount() == 1;
+    groups_ = shape.rank() == 2 ? shape[1] : 1;
+    const bool fits = whole_ || (shape.rank() >= 1 && shape.rank() <= 2 && shape[0] == n_);
+    const std::optional<int64_t> size = GroupSizeOf(k_, groups_);
+    if (!fits || !size) {
+      return finder_.Malformed(".weight_scale",
+                               fmt::format("{} does not fit [{}, {}]", shape.ToString(), n_, k_));
+    }
+    group_size_ = *size;
+    return {};
+  }
+
+  // Zeros are packed along n, like codes along k, or stored one by one.
+  Status FindZeros(int bits, bool packed) {
+    if (!finder_.Has(".weight_zero_point")) return {};
+    const std::string_view suffix = ".weight_zero_point";
+    const int64_t words = dense_ ? CeilDivide(n_ * bits, 32) : CeilDivide(n_, 32 / bits);
+    if (packed && finder_.Look(suffix)->dtype == DType::kI32) {
+      MARLIN_ASSIGN_OR_RETURN(
+          zeros_, finder_.Need(ModulePart::kZeros, suffix, {DType::kI32}, {words, groups_}));
+      packed_zeros_ = true;
+      return {};
+    }
+    MARLIN_ASSIGN_OR_RETURN(zeros_, finder_.Need(ModulePart::kZeros, suffix, {DType::kI8}));
+    if (finder_.ShapeOf(*zeros_).ElementCount() != (whole_ ? 1 : n_ * groups_)) {
+      return finder_.Malformed(
+          suffix, fmt::format("{} does not fit [{}, {}]", finder_.ShapeOf(*zeros_).ToString(), n_,
+                              groups_));
+    }
+    return {};
+  }
+
+  /// Codes of `bits` bits of consecutive words `stride` apart, from number `index`.
+  struct Packing {
+    const std::byte* data;
+    int bits;
+    bool dense;
+
+    int CodeAt(int64_t stride, int64_t first, int64_t index) const {
+      const int64_t per_word = 32 / bits;
+      const int64_t bit = dense ? index * bits : index / per_word * 32 + index % per_word * bits;
+      uint64_t window = WordAt(data, first + bit / 32 * stride);
+      if (bit % 32 + bits > 32) {
+        window |= uint64_t{WordAt(data, first + (bit / 32 + 1) * stride)} << 32;
+      }
+      return static_cast<int>((window >> (bit % 32)) & ((1u << bits) - 1));
+    }
+  };
+
+  Status AddPacked() {
+    MARLIN_ASSIGN_OR_RETURN(codes_,
+                            finder_.Need(ModulePart::kCodes, ".weight_packed", {DType::kI32}));
+    const Shape& shape = finder_.ShapeOf(codes_);
+    MARLIN_RETURN_IF_ERROR(ReadWeightShape());
+    const CtGroup* group = Group();
+    const int64_t bits = group == nullptr ? 4 : group->bits;
+    const std::optional<int64_t> dense_words =
+        CeilDiv(Checked(k_) * Checked(bits), Checked(32)).Take();
+    const int64_t whole_words = CeilDivide(k_, 32 / bits);
+    const bool fits_dense = dense_words && shape.rank() == 2 && shape[1] == *dense_words;
+    const bool fits_whole = shape.rank() == 2 && shape[1] == whole_words;
+    if (bits < 2 || shape.rank() != 2 || shape[0] != n_ || !(fits_dense || fits_whole)) {
+      return finder_.Malformed(".weight_packed",
+                               fmt::format("{} does not hold [{}, {}] codes of {} bits",
+                                           shape.ToString(), n_, k_, bits));
+    }
+    dense_ = fits_dense && (!fits_whole || config_.dense_packing);
+    bits_ = static_cast<int>(bits);
+    MARLIN_RETURN_IF_ERROR(FindScales());
+    MARLIN_RETURN_IF_ERROR(FindZeros(bits_, true));
+    MARLIN_RETURN_IF_ERROR(FindGroupIndex());
+    // Zeros on 8-bit formats and groups out of order have no format of their own.
+    if (group_index_ || (zeros_ && bits_ > 4)) return AddPackedFloats();
+    RowWeights rows = Rows(Format::kS8);
+    rows.codes = codes_;
+    switch (bits_) {
+      case 2:
+        rows.spec.format = Format::kInt2;
+        break;
+      case 3:
+        rows.spec.format = Format::kInt3;
+        break;
+      case 4:
+        rows.spec.format = zeros_ ? Format::kU4 : Format::kS4;
+        break;
+      case 8:
+        rows.flip = 0x80808080u;
+        break;
+      default:
+        break;
+    }
+    if (bits_ % 2 != 0 || bits_ == 6) rows.unpack = Unpacker(bits_ > 4 ? 1 << (bits_ - 1) : 0);
+    AddRows(name_, std::move(rows), &finder_, reader_);
+    return {};
+  }
+
+  /// Codes less `offset`, as bytes.
+  std::function<void(int64_t, uint8_t*)> Unpacker(int offset) const {
+    const Packing packing{store_.Data(codes_), bits_, dense_};
+    const int64_t words = finder_.ShapeOf(codes_)[1];
+    return [=, k = k_](int64_t row, uint8_t* codes) {
+      for (int64_t i = 0; i < k; ++i) {
+        codes[i] = static_cast<uint8_t>(packing.CodeAt(1, row * words, i) - offset);
+      }
+    };
+  }
+
+  /// Weights with these scales and zeros; zeros count from the middle, but for u4.
+  RowWeights Rows(Format format) const {
+    RowWeights rows;
+    rows.spec = {.format = format,
+                 .k = k_,
+                 .n = n_,
+                 .group_size = group_size_,
+                 .scale_type = *ScaleTypeOf(finder_.TypeOf(scales_)),
+                 .has_zeros = zeros_.has_value()};
+    rows.scales = scales_;
+    rows.scale_rows = whole_ ? n_ : 1;
+    if (!zeros_) return rows;
+    const int base = bits_ == 4 ? 8 : 0;
+    rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t c = 0; c < n; ++c) {
+          static_cast<uint16_t*>(buffer->zeros)[g * n + c] =
+              FloatToHalf(static_cast<float>(zero(c, g) + base));
+        }
+      }
+    };
+    return rows;
+  }
+
+  /// The zero of row n and group g, counted from the middle of the codes.
+  std::function<int(int64_t, int64_t)> Zeros() const {
+    if (!zeros_) return [](int64_t, int64_t) { return 0; };
+    const std::byte* data = store_.Data(*zeros_);
+    if (packed_zeros_) {
+      const Packing packing{data, bits_, dense_};
+      return [=, groups = groups_, middle = 1 << (bits_ - 1)](int64_t n, int64_t g) {
+        return packing.CodeAt(groups, g, n) - middle;
+      };
+    }
+    return [=, groups = groups_, whole = whole_](int64_t n, int64_t g) {
+      return static_cast<int>(static_cast<int8_t>(data[whole ? 0 : n * groups + g]));
+    };
+  }
+
+  Status AddPackedFloats() {
+    const Packing packing{store_.Data(codes_), bits_, dense_};
+    const int64_t words = finder_.ShapeOf(codes_)[1];
+    return AddIntegerFloats([=, middle = 1 << (bits_ - 1)](int64_t row, int64_t k) {
+      return packing.CodeAt(1, row * words, k) - middle;
+    });
+  }
+
+  template <typename CodeOf>
+  Status AddIntegerFloats(CodeOf code) {
+    const std::byte* scales = store_.Data(scales_);
+    const std::byte* index = group_index_ ? store_.Data(*group_index_) : nullptr;
+    const DType type = finder_.TypeOf(scales_);
+    AddFloats(
+        name_, 1, k_, n_,
+        [=, zero = Zeros(), k = k_, groups = groups_, group_size = group_size_, whole = whole_](
+            int64_t row, float* values) {
+          for (int64_t i = 0; i < k; ++i) {
+            const int64_t g = index == nullptr ? i / group_size : WordAt(index, i);
+            if (g >= groups) return;  // Checked at opening: the file has changed since.
+            const float scale = FloatAt(scales, type, whole ? 0 : row * groups + g);
+            values[i] = scale * static_cast<float>(code(row, i) - zero(row, g));
+          }
+        },
+        &finder_, reader_);
+    return {};
+  }
+
+  Status ReadWeightShape() {
+    MARLIN_ASSIGN_OR_RETURN(const size_t shape, finder_.Need(ModulePart::kCodes, ".weight_shape",
+                                                             {DType::kI64, DType::kI32}, {2}));
+    const std::byte* data = store_.Data(shape);
+    const auto dim = [&](int64_t i) -> int64_t {
+      if (finder_.TypeOf(shape) == DType::kI32) return static_cast<int32_t>(WordAt(data, i));
+      return static_cast<int64_t>(uint64_t{WordAt(data, 2 * i)} | uint64_t{WordAt(data, 2 * i + 1)}
+                                                                      << 32);
+    };
+    n_ = dim(0);
+    k_ = dim(1);
+    if (n_ >= 1 && k_ >= 1 && n_ <= INT32_MAX && k_ <= INT32_MAX) return {};
+    return finder_.Malformed(".weight_shape", fmt::format("[{}, {}] is not a shape", n_, k_));
+  }
+
+  // Older files of actorder "group" have the group of each k.
+  Status FindGroupIndex() {
+    if (!finder_.Has(".weight_g_idx")) return {};
+    MARLIN_ASSIGN_OR_RETURN(const size_t index,
+                            finder_.Need(ModulePart::kCodes, ".weight_g_idx", {DType::kI32}, {k_}));
+    bool consecutive = true;
+    for (int64_t k = 0; k < k_; ++k) {
+      const auto group = static_cast<int32_t>(WordAt(store_.Data(index), k));
+      if (group < 0 || group >= groups_) {
+        return finder_.Malformed(".weight_g_idx",
+                                 fmt::format("group {} of {} at [{}]", group, groups_, k));
+      }
+      consecutive = consecutive && group == k / group_size_;
+    }
+    if (!consecutive) group_index_ = index;
+    return {};
+  }
+
+  Status AddInt8() {
+    MARLIN_ASSIGN_OR_RETURN(codes_, finder_.Need(ModulePart::kCodes, ".weight", {DType::kI8}));
+    const Shape& shape = finder_.ShapeOf(codes_);
+    if (shape.rank() != 2 || shape.ElementCount() < 1) {
+      return finder_.Malformed(".weight", "expected [n, k], got " + shape.ToString());
+    }
+    n_ = shape[0];
+    k_ = shape[1];
+    bits_ = 8;
+    MARLIN_RETURN_IF_ERROR(FindScales());
+    MARLIN_RETURN_IF_ERROR(FindZeros(8, false));
+    if (zeros_) {
+      return AddIntegerFloats([data = store_.Data(codes_), k = k_](int64_t row, int64_t i) {
+        return static_cast<int>(static_cast<int8_t>(data[row * k + i]));
+      });
+    }
+    RowWeights rows = Rows(Format::kS8);
+    rows.codes = codes_;
+    AddRows(name_, std::move(rows), &finder_, reader_);
+    return {};
+  }
+
+  Status AddPackedFloat() {
+    MARLIN_ASSIGN_OR_RETURN(codes_,
+                            finder_.Need(ModulePart::kCodes, ".weight_packed", {DType::kU8}));
+    MARLIN_ASSIGN_OR_RETURN(scales_, finder_.Need(ModulePart::kScales, ".weight_scale",
+                                                  {DType::kF8E4M3, DType::kU8, DType::kF8E8M0}));
+    const Shape& codes = finder_.ShapeOf(codes_);
+    const Shape& scales = finder_.ShapeOf(scales_);
+    const bool nvfp4 = finder_.TypeOf(scales_) == DType::kF8E4M3;
+    const int64_t group = nvfp4 ? kNvGroup : kMxGroup;
+    const bool matrices = codes.rank() == 2 && scales.rank() == 2 && codes[0] == scales[0] &&
+                          codes.ElementCount() > 0;
+    n_ = matrices ? codes[0] : 0;
+    groups_ = matrices ? scales[1] : 0;
+    k_ = (Checked(groups_) * Checked(group)).Take().value_or(0);
+    group_size_ = group;
+    const bool fp4 = k_ > 0 && codes[1] == k_ / 2;
+    const bool fp6 = k_ > 0 && !nvfp4 && codes[1] == k_ / 4 * 3;
+    if (!fp4 && !fp6) {
+      return finder_.Malformed(".weight_packed", fmt::format("{} does not fit scales {}",
+                                                             codes.ToString(), scales.ToString()));
+    }
+    RowWeights rows;
+    rows.codes = codes_;
+    rows.spec = {.format = fp4 ? Format::kFp4E2M1 : Format::kS8,
+                 .k = k_,
+                 .n = n_,
+                 .group_size = group,
+                 .scale_type = nvfp4 ? ScaleType::kF32 : ScaleType::kE8M0};
+    if (fp6) AddFp6(&rows);
+    if (nvfp4) {
+      MARLIN_RETURN_IF_ERROR(DivideByGlobal(&rows));
+    } else if (fp4) {
+      rows.scales = scales_;
+    }
+    AddRows(name_, std::move(rows), &finder_, reader_);
+    return {};
+  }
+
+  // The global scale divides. Its reciprocal is not exact, so the quotients are stored.
+  Status DivideByGlobal(RowWeights* rows) {
+    MARLIN_ASSIGN_OR_RETURN(
+        const size_t global,
+        finder_.Need(ModulePart::kGlobalScale, ".weight_global_scale", {DType::kF32}));
+    if (finder_.ShapeOf(global).ElementCount() != 1) {
+      return finder_.Malformed(".weight_global_scale",
+                               "expected one number, got " + finder_.ShapeOf(global).ToString());
+    }
+    rows->more = [from = store_.Data(scales_), divisor = store_.Data(global), n = n_,
+                  groups = groups_](WeightsBuffer* buffer) {
+      const float by = FloatAt(divisor, DType::kF32, 0);
+      auto* out = static_cast<float*>(buffer->scales);
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t c = 0; c < n; ++c) {
+          *out++ = Fp8E4M3ToFloat(static_cast<uint8_t>(from[c * groups + g])) / by;
+        }
+      }
+    };
+    return {};
+  }
+
+  // E2M3 times 8 is an integer up to 60.
+  void AddFp6(RowWeights* rows) const {
+    const std::byte* data = store_.Data(codes_);
+    rows->unpack = [data, k = k_](int64_t row, uint8_t* codes) {
+      UnpackDense(data + row * (k / 4 * 3), 6, k, codes);
+      for (int64_t i = 0; i < k; ++i) {
+        const int exponent = codes[i] >> 3 & 3;
+        const int mantissa = codes[i] & 7;
+        const int value = exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);
+        codes[i] = static_cast<uint8_t>((codes[i] & 32) != 0 ? -value : value);
+      }
+    };
+    rows->spec.scale_type = ScaleType::kF32;
+    rows->more = [from = store_.Data(scales_), n = n_, groups = groups_](WeightsBuffer* buffer) {
+      auto* out = static_cast<float*>(buffer->scales);
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t c = 0; c < n; ++c) {
+          *out++ = E8M0ToFloat(static_cast<uint8_t>(from[c * groups + g])) * 0.125f;
+        }
+      }
+    };
+  }
+
+  const TensorStore& store_;
+  const CtConfig& config_;
+  ModuleTensorFinder finder_;
+  std::string name_;
+  ListedReader* reader_ = nullptr;
+  int64_t n_ = 0;
+  int64_t k_ = 0;
+  int64_t groups_ = 1;
+  int64_t group_size_ = 0;
+  int bits_ = 8;
+  bool dense_ = true;   // Codes may cross words.
+  bool whole_ = false;  // One scale for the whole matrix.
+  bool packed_zeros_ = false;
+  size_t codes_ = 0;
+  size_t scales_ = 0;
+  std::optional<size_t> zeros_;
+  std::optional<size_t> group_index_;
+};
+
+}  // namespace
+
+OpenReader OpenCompressedTensors;
+
+Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& store,
+                                                                  const QuantMethod& method) {
+  MARLIN_ASSIGN_OR_RETURN(const CtConfig config, ReadConfig(method));
+  std::set<std::string> bases;
+  for (const char* suffix : {".weight_packed", ".weight_scale"}) {
+    for (std::string& base : BasesWithSuffix(store, suffix)) bases.insert(std::move(base));
+  }
+  auto reader = std::make_unique<ListedReader>(store);
+  for (const std::string& base : bases) {
+    MARLIN_RETURN_IF_ERROR(CtFinder(store, config, base).AddTo(reader.get()));
+  }
+  MARLIN_RETURN_IF_ERROR(reader->Finish());
+  return std::unique_ptr<const ModuleReader>(std::move(reader));
+}
+
+}  // namespace marlin

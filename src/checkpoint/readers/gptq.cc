@@ -1,0 +1,258 @@
+// GPTQ, as AutoGPTQ and GPTQModel write it. X.weight is stored as X.qweight i32 [k * bits / 32, n],
+// which is the canonical layout, X.scales [groups, n], X.qzeros i32 [groups, n * bits / 32] packed
+// along n, and X.g_idx i32 [k], the group of each k.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "base/scalars.h"
+#include "checkpoint/listed_reader.h"
+#include "checkpoint/unpack.h"
+#include "recipe/model_config.h"
+
+namespace marlin {
+namespace {
+
+struct GptqConfig {
+  int64_t bits = 4;
+  int64_t group_size = -1;  // -1: one group.
+  bool overrides = false;   // Modules may have other bits and group sizes.
+  bool version_1 = true;    // Zeros are stored less one.
+};
+
+struct GptqModule {
+  int bits = 4;
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t groups = 0;
+  int64_t group_size = 0;
+  bool version_1 = true;
+  size_t codes = 0;
+  size_t scales = 0;
+  size_t zeros = 0;
+  std::optional<size_t> group_index;  // Nothing: groups are consecutive.
+};
+
+Result<GptqConfig> ReadConfig(const QuantMethod& method) {
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
+                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  GptqConfig config;
+  config.bits = json.SizeOr("bits", 8, 4);
+  config.group_size = json.IntegerOr("group_size", -1, INT32_MAX, -1);
+  config.overrides = json.Has("dynamic") || json.Has("modules_in_block_to_quantize");
+  const std::string fallback = json.StringOr("format", "gptq");
+  const std::string format = json.StringOr("checkpoint_format", fallback);
+  MARLIN_RETURN_IF_ERROR(json.status());
+  if (format != "gptq" && format != "gptq_v2") {
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: format \"{}\" is not supported; supported: gptq, gptq_v2",
+                              method.where, Printable(format)));
+  }
+  config.version_1 = format == "gptq";
+  return config;
+}
+
+// Version 1 stores zeros less one. Its writers subtract 1 from every field by a subtraction of
+// whole words, with borrows between the fields, which the addition of whole words undoes; 3-bit
+// fields cross words and were changed one by one.
+std::vector<uint8_t> UnpackZeros(const TensorStore& store, const GptqModule& m) {
+  const int64_t words = m.n * m.bits / 32;
+  const uint32_t one = m.bits == 2 ? 0x55555555u : (m.bits == 4 ? 0x11111111u : 0x01010101u);
+  std::vector<uint8_t> zeros(static_cast<size_t>(m.groups * m.n));
+  std::vector<uint32_t> row(static_cast<size_t>(words));
+  for (int64_t g = 0; g < m.groups; ++g) {
+    std::memcpy(row.data(), store.Data(m.zeros) + g * words * 4, row.size() * 4);
+    if (m.version_1 && m.bits != 3) {
+      for (uint32_t& word : row) word += one;
+    }
+    uint8_t* out = zeros.data() + g * m.n;
+    UnpackDense(reinterpret_cast<const std::byte*>(row.data()), m.bits, m.n, out);
+    if (!m.version_1 || m.bits != 3) continue;
+    for (int64_t c = 0; c < m.n; ++c) out[c] = static_cast<uint8_t>((out[c] + 1u) & 7u);
+  }
+  return zeros;
+}
+
+// Whether the groups of g_idx are not consecutive: the file was made with act-order.
+Result<bool> IsActOrder(const ModuleTensorFinder& finder, size_t tensor, const GptqModule& m) {
+  bool consecutive = true;
+  for (int64_t k = 0; k < m.k; ++k) {
+    const auto group = static_cast<int32_t>(WordAt(finder.Data(tensor), k));
+    if (group < 0 || group >= m.groups) {
+      return finder.Malformed(".g_idx", fmt::format("group {} of {} at [{}]", group, m.groups, k));
+    }
+    consecutive = consecutive && group == k / m.group_size;
+  }
+  return !consecutive;
+}
+
+class GptqFinder {
+ public:
+  GptqFinder(const TensorStore& store, const GptqConfig& config, const std::string& base)
+      : finder_(store, base), config_(config) {}
+
+  Status AddTo(ListedReader* reader) {
+    m_.version_1 = config_.version_1;
+    MARLIN_RETURN_IF_ERROR(FindShapes());
+    MARLIN_ASSIGN_OR_RETURN(m_.group_size, GroupSize());
+    if (finder_.Has(".g_idx")) {
+      MARLIN_ASSIGN_OR_RETURN(const size_t index,
+                              finder_.Need(ModulePart::kCodes, ".g_idx", {DType::kI32}, {m_.k}));
+      MARLIN_ASSIGN_OR_RETURN(const bool act_order, IsActOrder(finder_, index, m_));
+      if (act_order) m_.group_index = index;
+    }
+    const std::vector<uint8_t> zeros = UnpackZeros(finder_.store(), m_);
+    const bool symmetric = std::all_of(zeros.begin(), zeros.end(),
+                                       [&](uint8_t zero) { return zero == 1u << (m_.bits - 1); });
+    WeightsSpec spec{.format = Format::kFp32, .k = m_.k, .n = m_.n, .group_size = m_.k};
+    if (!m_.group_index && (m_.bits < 8 || symmetric)) {
+      spec.format = FormatFor(symmetric);
+      spec.group_size = m_.group_size;
+      spec.scale_type = *ScaleTypeOf(finder_.TypeOf(m_.scales));
+      spec.has_zeros = !symmetric;
+    }
+    const TensorStore& store = finder_.store();
+    ListedReader::Fill fill = [m = m_, &store](WeightsBuffer* buffer, ThreadPool& pool) {
+      const bool codes = GetFormatInfo(buffer->weights.spec.format).quantized;
+      return codes ? FillCodes(store, m, buffer) : FillFloats(store, m, buffer, pool);
+    };
+    reader->Add(RecordOf(finder_.base() + ".weight", spec), finder_.TakeParts(), std::move(fill));
+    return {};
+  }
+
+ private:
+  Format FormatFor(bool symmetric) const {
+    switch (m_.bits) {
+      case 2:
+        return Format::kInt2;
+      case 3:
+        return Format::kInt3;
+      case 4:
+        return symmetric ? Format::kS4 : Format::kU4;
+      default:
+        return Format::kS8;
+    }
+  }
+
+  // The number of bits follows from the shapes; the configuration must agree.
+  Status FindShapes() {
+    MARLIN_ASSIGN_OR_RETURN(m_.codes, finder_.Need(ModulePart::kCodes, ".qweight", {DType::kI32}));
+    MARLIN_ASSIGN_OR_RETURN(m_.scales, finder_.Need(ModulePart::kScales, ".scales",
+                                                    {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(m_.zeros, finder_.Need(ModulePart::kZeros, ".qzeros", {DType::kI32}));
+    const Shape& codes = finder_.ShapeOf(m_.codes);
+    const Shape& scales = finder_.ShapeOf(m_.scales);
+    const Shape& packed = finder_.ShapeOf(m_.zeros);
+    if (codes.rank() != 2 || scales.rank() != 2 || codes[1] != scales[1] || codes[1] < 1 ||
+        codes[0] < 1 || scales[0] < 1) {
+      return finder_.Malformed(".qweight", fmt::format("{} does not fit scales {}",
+                                                       codes.ToString(), scales.ToString()));
+    }
+    m_.n = codes[1];
+    m_.groups = scales[0];
+    if (packed.rank() != 2 || packed[0] != m_.groups || packed[1] * 32 % m_.n != 0) {
+      return finder_.Malformed(".qzeros", fmt::format("{} does not fit scales {}",
+                                                      packed.ToString(), scales.ToString()));
+    }
+    const int64_t bits = packed[1] * 32 / m_.n;
+    if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
+      return finder_.Unsupported(
+          fmt::format("{} bits are not supported; supported: 2, 3, 4, 8", bits));
+    }
+    if (bits != config_.bits && !config_.overrides) {
+      return finder_.Malformed(".qzeros", fmt::format("{} has {} bits, the configuration {}",
+                                                      packed.ToString(), bits, config_.bits));
+    }
+    m_.bits = static_cast<int>(bits);
+    if (codes[0] * 32 % bits != 0 || (bits == 3 && codes[0] % 3 != 0)) {
+      return finder_.Malformed(
+          ".qweight", fmt::format("{} rows do not hold whole {}-bit codes", codes[0], bits));
+    }
+    m_.k = codes[0] * 32 / bits;
+    return {};
+  }
+
+  Result<int64_t> GroupSize() const {
+    const int64_t listed = config_.group_size > 0 ? config_.group_size : m_.k;
+    if (CeilDivide(m_.k, listed) == m_.groups) return std::min(listed, m_.k);
+    if (config_.overrides && m_.k % m_.groups == 0) return m_.k / m_.groups;
+    return finder_.Malformed(".scales",
+                             fmt::format("{} groups, expected {} (k={}, group_size={})", m_.groups,
+                                         CeilDivide(m_.k, listed), m_.k, config_.group_size));
+  }
+
+  static Status FillCodes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer) {
+    const TensorView& codes = buffer->weights.codes;
+    std::memcpy(buffer->codes, store.Data(m.codes), static_cast<size_t>(codes.ByteCount()));
+    if (m.bits == 8) {
+      auto* words = static_cast<uint32_t*>(buffer->codes);
+      for (int64_t i = 0; i < codes.ElementCount(); ++i) words[i] ^= 0x80808080u;
+    }
+    std::memcpy(buffer->scales, store.Data(m.scales),
+                static_cast<size_t>(buffer->weights.scales.ByteCount()));
+    if (buffer->zeros == nullptr) return {};
+    // The values of int2 and int3 are centered, those of u4 are not.
+    const int middle = m.bits == 4 ? 0 : 1 << (m.bits - 1);
+    const std::vector<uint8_t> zeros = UnpackZeros(store, m);
+    for (size_t i = 0; i < zeros.size(); ++i) {
+      static_cast<uint16_t*>(buffer->zeros)[i] = FloatToHalf(static_cast<float>(zeros[i] - middle));
+    }
+    return {};
+  }
+
+  static Status FillFloats(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
+                           ThreadPool& pool) {
+    const std::vector<uint8_t> zeros = UnpackZeros(store, m);
+    const std::byte* scales = store.Data(m.scales);
+    const DType scale_type = store.tensors[m.scales].dtype;
+    const int64_t row_words = m.n;
+    auto* out = static_cast<float*>(buffer->codes);
+    pool.Run(CeilDivide(m.k, 32), [&](int64_t run, int) {
+      const std::byte* words = store.Data(m.codes) + run * m.bits * row_words * 4;
+      for (int64_t k = 32 * run; k < std::min(m.k, 32 * run + 32); ++k) {
+        const int64_t bit = (k - 32 * run) * m.bits;
+        const int64_t group =
+            m.group_index ? WordAt(store.Data(*m.group_index), k) : k / m.group_size;
+        if (group >= m.groups) return;  // Checked at opening: the file has changed since.
+        for (int64_t c = 0; c < m.n; ++c) {
+          uint64_t window = WordAt(words, bit / 32 * row_words + c);
+          if (bit % 32 + m.bits > 32) {
+            window |= uint64_t{WordAt(words, (bit / 32 + 1) * row_words + c)} << 32;
+          }
+          const auto code = static_cast<int>((window >> (bit % 32)) & ((1u << m.bits) - 1));
+          const int zero = zeros[static_cast<size_t>(group * m.n + c)];
+          out[k * m.n + c] =
+              FloatAt(scales, scale_type, group * m.n + c) * static_cast<float>(code - zero);
+        }
+      }
+    });
+    return {};
+  }
+
+  ModuleTensorFinder finder_;
+  const GptqConfig& config_;
+  GptqModule m_;
+};
+
+}  // namespace
+
+OpenReader OpenGptq;
+
+Result<std::unique_ptr<const ModuleReader>> OpenGptq(TensorStore& store,
+                                                     const QuantMethod& method) {
+  MARLIN_ASSIGN_OR_RETURN(const GptqConfig config, ReadConfig(method));
+  auto reader = std::make_unique<ListedReader>(store);
+  for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
+    MARLIN_RETURN_IF_ERROR(GptqFinder(store, config, base).AddTo(reader.get()));
+  }
+  MARLIN_RETURN_IF_ERROR(reader->Finish());
+  return std::unique_ptr<const ModuleReader>(std::move(reader));
+}
+
+}  // namespace marlin

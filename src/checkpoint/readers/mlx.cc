@@ -1,0 +1,219 @@
+// MLX. X.weight holds codes as u32 [n, k * bits / 32], dense along k; experts in front are stacked.
+//   affine  X.scales and X.biases [n, groups]: weight = scale * code + bias
+//   mxfp4, nvfp4, mxfp8  X.scales u8 [n, groups], no biases; nvfp4 perhaps with X.global_scale
+// The types and shapes tell the modes apart; affine bits and group size are in the configuration.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "checkpoint/module_names.h"
+#include "checkpoint/row_weights.h"
+#include "checkpoint/unpack.h"
+#include "recipe/model_config.h"
+
+namespace marlin {
+namespace {
+
+struct MlxMode {
+  std::string mode = "affine";
+  int64_t bits = 4;
+  int64_t group_size = 64;
+};
+
+struct FloatMode {
+  std::string_view name;
+  Format format;
+  ScaleType scale_type;
+  int64_t group_size;
+  int64_t words_per_scale;  // Words of codes: what tells the modes apart.
+};
+constexpr FloatMode kFloatModes[] = {
+    {"mxfp4", Format::kFp4E2M1, ScaleType::kE8M0, 32, 4},
+    {"nvfp4", Format::kFp4E2M1, ScaleType::kE4M3, 16, 2},
+    {"mxfp8", Format::kFp8E4M3, ScaleType::kE8M0, 32, 8},
+};
+
+// MLX stores the largest magnitude of the tensor, which the largest code times the largest scale
+// shall reach.
+constexpr float kLargestNvfp4 = 448.0f * 6.0f;
+
+class MlxReaderBuilder {
+ public:
+  MlxReaderBuilder(const TensorStore& store, ModelConfig* json, std::string where)
+      : store_(store), json_(*json), where_(std::move(where)) {}
+
+  Status AddModule(const std::string& base, ListedReader* reader) {
+    ModuleTensorFinder finder(store_, base);
+    MARLIN_ASSIGN_OR_RETURN(const MlxMode mode, ModeOf(base));
+    MARLIN_ASSIGN_OR_RETURN(const size_t codes,
+                            finder.Need(ModulePart::kCodes, ".weight", {DType::kU32}));
+    MARLIN_ASSIGN_OR_RETURN(const size_t scales,
+                            finder.Need(ModulePart::kScales, ".scales",
+                                        {DType::kU8, DType::kF16, DType::kBf16, DType::kF32}));
+    const Shape& shape = finder.ShapeOf(codes);
+    Shape groups = finder.ShapeOf(scales);
+    const int last = shape.rank() - 1;
+    const bool fits = (last == 1 || last == 2) && groups.rank() == shape.rank() &&
+                      shape.ElementCount() > 0 && groups.ElementCount() > 0 &&
+                      groups[last - 1] == shape[last - 1] && groups[0] == shape[0];
+    if (!fits) {
+      return finder.Malformed(
+          ".scales", fmt::format("{} does not fit {}", groups.ToString(), shape.ToString()));
+    }
+    RowWeights rows;
+    rows.codes = codes;
+    rows.scales = scales;
+    rows.spec.experts = last == 2 ? shape[0] : 1;
+    rows.spec.n = shape[last - 1];
+    const std::string name = PlainWeightName(Producer::kMlx, base, last == 2);
+    return finder.TypeOf(scales) == DType::kU8
+               ? AddFloat(name, mode, shape[last], groups[last], std::move(rows), &finder, reader)
+               : AddAffine(name, mode, shape[last], groups[last], std::move(rows), &finder, reader);
+  }
+
+ private:
+  // The entry of a path replaces the general one whole: it does not inherit the mode.
+  Result<MlxMode> ModeOf(const std::string& base) {
+    ModelConfig own = json_.Nested(base);
+    ModelConfig& json = json_.IsObject(base) ? own : json_;
+    MlxMode mode;
+    mode.mode = json.StringOr("mode", "affine");
+    mode.bits = json.SizeOr("bits", 8, mode.mode == "mxfp8" ? 8 : 4);
+    mode.group_size = json.SizeOr("group_size", INT32_MAX, 64);
+    MARLIN_RETURN_IF_ERROR(json.status());
+    return mode;
+  }
+
+  Status AddFloat(const std::string& name, const MlxMode& mode, int64_t words, int64_t groups,
+                  RowWeights rows, ModuleTensorFinder* finder, ListedReader* reader) {
+    const FloatMode* found = nullptr;
+    for (const FloatMode& candidate : kFloatModes) {
+      if (words % groups == 0 && words / groups == candidate.words_per_scale) found = &candidate;
+    }
+    if (found == nullptr) {
+      return finder->Malformed(
+          ".scales", fmt::format("{} words of codes and {} scales in a row fit no mode of mxfp4, "
+                                 "nvfp4, mxfp8",
+                                 words, groups));
+    }
+    if (mode.mode != found->name) {
+      return finder->Malformed(".weight", fmt::format("is {}, the configuration says {}",
+                                                      found->name, Printable(mode.mode)));
+    }
+    rows.spec.format = found->format;
+    rows.spec.k = groups * found->group_size;
+    rows.spec.group_size = found->group_size;
+    rows.spec.scale_type = found->scale_type;
+    if (found->scale_type == ScaleType::kE4M3) {
+      rows.spec.has_global_scale = true;
+      rows.global_scale.assign(static_cast<size_t>(rows.spec.experts), 1.0f);
+      if (finder->Has(".global_scale")) {
+        MARLIN_ASSIGN_OR_RETURN(const size_t global, finder->Need(ModulePart::kGlobalScale,
+                                                                  ".global_scale", {DType::kF32}));
+        if (finder->ShapeOf(global).ElementCount() != 1) {
+          return finder->Malformed(
+              ".global_scale", "expected one number, got " + finder->ShapeOf(global).ToString());
+        }
+        const float scale = FloatAt(finder->Data(global), DType::kF32, 0) / kLargestNvfp4;
+        rows.global_scale.assign(rows.global_scale.size(), scale);
+      }
+    }
+    AddRows(name, std::move(rows), finder, reader);
+    return {};
+  }
+
+  Status AddAffine(const std::string& name, const MlxMode& mode, int64_t words, int64_t groups,
+                   RowWeights rows, ModuleTensorFinder* finder, ListedReader* reader) {
+    const DType type = finder->TypeOf(*rows.scales);
+    MARLIN_ASSIGN_OR_RETURN(
+        const size_t biases,
+        finder->Need(ModulePart::kBiases, ".biases", {type}, finder->ShapeOf(*rows.scales)));
+    const std::optional<int64_t> k = (Checked(groups) * Checked(mode.group_size)).Take();
+    const bool known = mode.mode == "affine" && mode.bits != 1 && mode.bits != 7;
+    if (!known) {
+      return finder->Malformed(
+          ".weight", fmt::format("has biases, the configuration says mode {} with {} bits",
+                                 Printable(mode.mode), mode.bits));
+    }
+    if (!k || (Checked(*k) * Checked(mode.bits)).Take() != (Checked(words) * Checked(32)).Take()) {
+      return finder->Malformed(
+          ".weight", fmt::format("{} words in a row do not hold {} groups of {} codes of {} bits",
+                                 words, groups, mode.group_size, mode.bits));
+    }
+    rows.spec.k = *k;
+    rows.spec.group_size = mode.group_size;
+    rows.spec.scale_type = *ScaleTypeOf(type);
+    rows.spec.has_biases = true;
+    rows.biases = biases;
+    // A product of fp32 scale and code is rounded before the bias is added; shorter scales give
+    // exact products.
+    if (type == DType::kF32) rows.exactness = Exactness::kLastBit;
+    const auto bits = static_cast<int>(mode.bits);
+    switch (bits) {
+      case 2:
+        rows.spec.format = Format::kNf2;
+        break;
+      case 3:
+        rows.spec.format = Format::kNf3;
+        break;
+      case 4:
+        rows.spec.format = Format::kU4;
+        break;
+      default:
+        return AddWide(name, bits, rows, finder, reader);
+    }
+    if (bits < 4) {
+      for (int i = 0; i < 1 << bits; ++i) rows.codebook.push_back(static_cast<float>(i));
+    }
+    AddRows(name, std::move(rows), finder, reader);
+    return {};
+  }
+
+  Status AddWide(const std::string& name, int bits, const RowWeights& rows,
+                 ModuleTensorFinder* finder, ListedReader* reader) {
+    const std::byte* codes = finder->Data(rows.codes);
+    const std::byte* scales = finder->Data(*rows.scales);
+    const std::byte* biases = finder->Data(*rows.biases);
+    const DType type = finder->TypeOf(*rows.scales);
+    const WeightsSpec spec = rows.spec;
+    const auto values = [=](int64_t row, float* out) {
+      std::vector<uint8_t> unpacked(static_cast<size_t>(spec.k));
+      UnpackDense(codes + row * (spec.k * bits / 8), bits, spec.k, unpacked.data());
+      const int64_t first = row * (spec.k / spec.group_size);
+      for (int64_t k = 0; k < spec.k; ++k) {
+        const int64_t group = first + k / spec.group_size;
+        const float product =
+            FloatAt(scales, type, group) * static_cast<float>(unpacked[static_cast<size_t>(k)]);
+        out[k] = product + FloatAt(biases, type, group);
+      }
+    };
+    AddFloats(name, spec.experts, spec.k, spec.n, values, finder, reader);
+    return {};
+  }
+
+  const TensorStore& store_;
+  ModelConfig& json_;
+  std::string where_;
+};
+
+}  // namespace
+
+OpenReader OpenMlx;
+
+Result<std::unique_ptr<const ModuleReader>> OpenMlx(TensorStore& store, const QuantMethod& method) {
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
+                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  auto reader = std::make_unique<ListedReader>(store);
+  MlxReaderBuilder builder(store, &json, method.where);
+  for (const std::string& base : BasesWithSuffix(store, ".scales")) {
+    MARLIN_RETURN_IF_ERROR(builder.AddModule(base, reader.get()));
+  }
+  MARLIN_RETURN_IF_ERROR(reader->Finish());
+  return std::unique_ptr<const ModuleReader>(std::move(reader));
+}
+
+}  // namespace marlin

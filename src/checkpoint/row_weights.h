@@ -1,0 +1,58 @@
+// Modules whose codes lie in rows along k, one row per output feature, as most programs store them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/listed_reader.h"
+
+namespace marlin {
+
+/// Tensors, by number, from which a module in the canonical layout is made.
+struct RowWeights {
+  WeightsSpec spec;
+  Exactness exactness = Exactness::kExact;
+  SourceLayout layout = SourceLayout::kOutIn;
+  size_t codes = 0;           ///< experts * n rows of dense bit strings, lowest bits first.
+  uint32_t flip = 0;          ///< XORed to every word of codes.
+  bool swap_nibbles = false;  ///< The high nibble of a byte comes first.
+  /// Gives the codes of a row in place of `codes`, for packings that are no dense bit strings.
+  std::function<void(int64_t row, uint8_t* codes)> unpack;
+  /// [experts, ceil(n / scale_rows), groups], elements as wide as spec.scale_type; nothing: `more`
+  /// makes the scales.
+  std::optional<size_t> scales;
+  int64_t scale_rows = 1;        ///< Rows that share scales.
+  std::optional<size_t> biases;  ///< [experts, n, groups], as wide as the scales.
+  std::vector<float> global_scale;
+  std::vector<float> codebook;
+  /// Makes what no tensor holds as it is needed.
+  std::function<void(WeightsBuffer* buffer)> more;
+};
+
+/// Adds a module of these weights. Precondition: the tensors have the sizes that the spec implies.
+void AddRows(const std::string& name, RowWeights rows, ModuleTensorFinder* finder,
+             ListedReader* reader);
+
+/// The value of weight k of row `row`, which belongs to expert row / n and column row % n.
+using ValueOfRow = std::function<void(int64_t row, float* values)>;
+
+/// Adds a module that no format holds as codes: every value in fp32, computed as the writer's own
+/// program does.
+void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, ValueOfRow values,
+               ModuleTensorFinder* finder, ListedReader* reader);
+
+/// fp8 codes [experts, n, k], or [n, k], with a scale for the whole matrix, a row, a group or a
+/// block of `block_rows` x `block_columns` (0: unknown), which the shape of the scales tells.
+/// Errors: kMalformedFile for other shapes.
+Status AddFp8(const std::string& name, std::string_view codes, std::string_view scales,
+              int64_t block_rows, int64_t block_columns, ModuleTensorFinder* finder,
+              ListedReader* reader);
+
+/// The largest group size that divides k into `groups` and that a spec may have; nothing if the
+/// groups do not divide k, or end within kGroupGranule.
+std::optional<int64_t> GroupSizeOf(int64_t k, int64_t groups);
+
+}  // namespace marlin

@@ -1,0 +1,542 @@
+// Readers of third-party checkpoints: hand-made files with known values, and mutations of a valid
+// file per reader, each of which opens and loads or gets a typed error of one line.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/scalars.h"
+#include "marlin/checkpoint.h"
+#include "marlin/quantize.h"
+#include "test_files.h"
+
+namespace marlin {
+namespace {
+
+using testing::BuildSafetensors;
+using testing::Contains;
+using testing::TemporaryDirectory;
+using testing::TestTensor;
+using testing::WriteFile;
+
+// A byte that makes finite numbers of every type.
+constexpr char kFill = 0x2c;
+
+TestTensor Filled(const std::string& name, DType dtype, const Shape& shape, char fill = kFill) {
+  const auto bytes = static_cast<size_t>(shape.ElementCount() * DTypeBytes(dtype));
+  return {name, dtype, shape, std::string(bytes, fill)};
+}
+
+template <typename T>
+TestTensor Of(const std::string& name, DType dtype, const Shape& shape, std::vector<T> values) {
+  std::string data(values.size() * sizeof(T), 0);
+  std::memcpy(data.data(), values.data(), data.size());
+  return {name, dtype, shape, data};
+}
+
+TestTensor Text(const std::string& name, const std::string& text) {
+  return {name, DType::kU8, {static_cast<int64_t>(text.size())}, text};
+}
+
+struct Files {
+  std::string name;  // The name of the case.
+  std::vector<TestTensor> tensors;
+  Json config;  // quantization_config.
+  std::string key = "quantization_config";
+};
+
+class Directory {
+ public:
+  Directory() : folder_(testing::MemoryDirectory()) {}
+  void Write(const Files& files) const {
+    WriteFile(folder_ / "model.safetensors", BuildSafetensors(files.tensors));
+    WriteFile(folder_ / "config.json", Json{{files.key, files.config}}.dump());
+  }
+  Result<Checkpoint> Open() const { return Checkpoint::Open(folder_.path()); }
+  const std::string& path() const { return folder_.path(); }
+
+ private:
+  TemporaryDirectory folder_;
+};
+
+/// The values [experts, k, n] of a module.
+std::vector<float> Values(const Files& files, const std::string& module,
+                          Format format = Format::kFp32) {
+  const Directory directory;
+  directory.Write(files);
+  const Result<Checkpoint> opened = directory.Open();
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  if (!opened.ok()) return {};
+  const Result<QuantizedWeights> weights = opened->Weights(module);
+  EXPECT_TRUE(weights.ok()) << weights.status().message();
+  if (!weights.ok()) return {};
+  const WeightsSpec& spec = weights->spec;
+  EXPECT_EQ(FormatName(spec.format), FormatName(format)) << files.name;
+  std::vector<float> values(static_cast<size_t>(spec.experts * spec.k * spec.n));
+  const Shape shape =
+      spec.experts > 1 ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n};
+  const Status status = Dequantize(*weights, MutableTensorView(values.data(), DType::kF32, shape));
+  EXPECT_TRUE(status.ok()) << status.message();
+  return values;
+}
+
+Files Gptq(int bits, const std::string& version, uint32_t zero_word) {
+  const int64_t words = bits;  // Words of 32 codes.
+  Files files{"gptq" + std::to_string(bits), {}, {}};
+  files.tensors = {
+      Filled("m.qweight", DType::kI32, {words, 32}),
+      Of<uint32_t>("m.qzeros", DType::kI32, {1, words},
+                   std::vector<uint32_t>(static_cast<size_t>(words), zero_word)),
+      Filled("m.scales", DType::kF16, {1, 32}),
+      Filled("m.g_idx", DType::kI32, {32}, 0),
+  };
+  files.config = {{"quant_method", "gptq"},
+                  {"bits", bits},
+                  {"group_size", 32},
+                  {"desc_act", false},
+                  {"checkpoint_format", version}};
+  return files;
+}
+
+TEST(ForeignReaders, ZerosOfGptqAreOneAdditionWithCarries) {
+  // 0xffffffff + 0x55555555 = 0x55555554: the first zero is 0 and the others are 1. Field by field
+  // all would be 0.
+  const Files files = Gptq(2, "gptq", 0xffffffffu);
+  const std::vector<float> values = Values(files, "m.weight", Format::kInt2);
+  const float scale = HalfToFloat(0x2c2c);
+  const uint32_t word = 0x2c2c2c2cu;
+  for (int k = 0; k < 32; ++k) {
+    for (int n = 0; n < 32; ++n) {
+      const auto code = static_cast<int>((word >> (2 * (k % 16))) & 3u);
+      const int zero = n % 16 == 0 ? 0 : 1;
+      ASSERT_EQ(values[static_cast<size_t>(k * 32 + n)], scale * static_cast<float>(code - zero))
+          << k << " " << n;
+    }
+  }
+}
+
+TEST(ForeignReaders, ZerosOfGptqVersion2AreStoredAsTheyAre) {
+  const float scale = HalfToFloat(0x2c2c);
+  const std::vector<float> first = Values(Gptq(4, "gptq_v2", 0x33333333u), "m.weight", Format::kU4);
+  const std::vector<float> middle =
+      Values(Gptq(4, "gptq_v2", 0x88888888u), "m.weight", Format::kS4);
+  EXPECT_EQ(first[0], scale * (0xc - 3));
+  EXPECT_EQ(middle[0], scale * (0xc - 8));
+  // Version 1 stores 7 for 8.
+  EXPECT_EQ(Values(Gptq(4, "gptq", 0x77777777u), "m.weight", Format::kS4), middle);
+}
+
+TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
+  Files files = Gptq(4, "gptq_v2", 0x88888888u);
+  files.config["group_size"] = 16;
+  std::vector<int32_t> index(32);
+  for (size_t k = 0; k < index.size(); ++k) index[k] = static_cast<int32_t>(k % 2);
+  files.tensors[1] = Filled("m.qzeros", DType::kI32, {2, 4}, static_cast<char>(0x88));
+  files.tensors[2] = Of<uint16_t>("m.scales", DType::kF16, {2, 32}, [] {
+    std::vector<uint16_t> scales(64, FloatToHalf(1.0f));
+    std::fill(scales.begin() + 32, scales.end(), FloatToHalf(2.0f));
+    return scales;
+  }());
+  files.tensors[3] = Of<int32_t>("m.g_idx", DType::kI32, {32}, index);
+  const std::vector<float> values = Values(files, "m.weight", Format::kFp32);
+  // Nibbles of 0x2c2c2c2c: c, 2, c, 2 ...
+  EXPECT_EQ(values[0], 1.0f * (12 - 8));
+  EXPECT_EQ(values[32], 2.0f * (2 - 8));
+}
+
+Files AwqGemm() {
+  return {
+      "awq",
+      {Of<uint32_t>("m.qweight", DType::kI32, {16, 1}, std::vector<uint32_t>(16, 0x76543210u)),
+       Of<uint32_t>("m.qzeros", DType::kI32, {1, 1}, {0x00000001u}),
+       Of<uint16_t>("m.scales", DType::kBf16, {1, 8}, std::vector<uint16_t>(8, FloatToBf16(1.0f)))},
+      {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemm"}}};
+}
+
+TEST(ForeignReaders, NibblesOfAwqAreColumns02461357) {
+  const std::vector<float> values = Values(AwqGemm(), "m.weight", Format::kU4);
+  const std::vector<float> row(values.begin(), values.begin() + 8);
+  // Nibble i holds i, and column order[i]; the zero of column 0 is 1.
+  EXPECT_EQ(row, (std::vector<float>{-1, 4, 1, 5, 2, 6, 3, 7}));
+}
+
+Files CtPacked() {
+  return {"compressed-tensors",
+          {Filled("m.weight_packed", DType::kI32, {16, 4}),
+           Filled("m.weight_scale", DType::kBf16, {16, 2}),
+           Filled("m.weight_zero_point", DType::kI32, {2, 2}),
+           Of<int64_t>("m.weight_shape", DType::kI64, {2}, {16, 32})},
+          {{"quant_method", "compressed-tensors"},
+           {"format", "pack-quantized"},
+           {"version", "0.20.0"},
+           {"config_groups",
+            {{"group_0",
+              {{"targets", {"Linear"}},
+               {"weights", {{"num_bits", 4}, {"strategy", "group"}, {"group_size", 16}}}}}}}}};
+}
+
+TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
+  Files files = CtPacked();
+  files.config["config_groups"]["group_0"]["weights"]["num_bits"] = 3;
+  files.tensors = {Filled("m.weight_packed", DType::kI32, {16, 4}),  // 32 codes, 10 a word.
+                   Filled("m.weight_scale", DType::kBf16, {16, 2}),
+                   Of<int64_t>("m.weight_shape", DType::kI64, {2}, {16, 32})};
+  const std::vector<float> old = Values(files, "m.weight", Format::kInt3);
+  const float scale = Bf16ToFloat(0x2c2c);
+  const uint32_t word = 0x2c2c2c2cu;
+  for (size_t k = 0; k < 32; ++k) {
+    const auto code = static_cast<int>((word >> (3 * (k % 10))) & 7u);
+    ASSERT_EQ(old[k * 16], scale * static_cast<float>(code - 4)) << k;
+  }
+  // 40 codes fill four words either way: the version tells.
+  files.tensors = {Filled("m.weight_packed", DType::kI32, {16, 4}),
+                   Filled("m.weight_scale", DType::kBf16, {16, 1}),
+                   Of<int64_t>("m.weight_shape", DType::kI64, {2}, {16, 40})};
+  for (const auto& [version, bit] : {std::pair("0.17.1", 32), {"0.18.0", 30}}) {
+    files.config["version"] = version;
+    const uint64_t twice = uint64_t{word} << 32 | word;
+    const auto code = static_cast<int>((twice >> bit) & 7u);
+    EXPECT_EQ(Values(files, "m.weight", Format::kInt3)[size_t{10} * 16],
+              scale * static_cast<float>(code - 4))
+        << version;
+  }
+}
+
+TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
+  const Directory directory;
+  Files files = CtPacked();
+  files.config["transform_config"] = {{"config_groups", {{"u", {{"type", "hadamard"}}}}}};
+  directory.Write(files);
+  EXPECT_EQ(directory.Open().status().code(), Code::kUnsupported);
+  EXPECT_TRUE(Contains(directory.Open().status().message(), "transform_config"));
+  files.config["transform_config"] = Json::object();
+  directory.Write(files);
+  EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
+  files.config["sparsity_config"] = {{"format", "sparse-24-bitmask"}};
+  directory.Write(files);
+  EXPECT_TRUE(Contains(directory.Open().status().message(), "sparse-24-bitmask"));
+}
+
+Files CtNvfp4() {
+  Files files = CtPacked();
+  files.name = "compressed-tensors nvfp4";
+  files.tensors = {Filled("m.weight_packed", DType::kU8, {16, 16}),
+                   Filled("m.weight_scale", DType::kF8E4M3, {16, 2}),
+                   Of<float>("m.weight_global_scale", DType::kF32, {1}, {3.0f})};
+  return files;
+}
+
+TEST(ForeignReaders, GlobalScaleOfCompressedTensorsDivides) {
+  const std::vector<float> values = Values(CtNvfp4(), "m.weight", Format::kFp4E2M1);
+  const float scale = Fp8E4M3ToFloat(0x2c) / 3.0f;
+  EXPECT_EQ(values[0], -2.0f * scale);  // Low nibble c.
+  EXPECT_EQ(values[16], 1.0f * scale);  // High nibble 2: k = 1.
+}
+
+Files ModelOptNvfp4() {
+  return {
+      "modelopt",
+      {Filled("m.weight", DType::kU8, {16, 16}), Filled("m.weight_scale", DType::kF8E4M3, {16, 2}),
+       Of<float>("m.weight_scale_2", DType::kF32, {}, {3.0f}),
+       Of<float>("m.input_scale", DType::kF32, {}, {1.0f})},
+      {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}};
+}
+
+TEST(ForeignReaders, GlobalScaleOfModelOptMultiplies) {
+  const std::vector<float> values = Values(ModelOptNvfp4(), "m.weight", Format::kFp4E2M1);
+  EXPECT_EQ(values[0], -2.0f * (Fp8E4M3ToFloat(0x2c) * 3.0f));
+}
+
+TEST(ForeignReaders, ScaledInputsAreRefused) {
+  Files files = ModelOptNvfp4();
+  files.tensors.push_back(Filled("m.pre_quant_scale", DType::kBf16, {32}));
+  const Directory directory;
+  directory.Write(files);
+  const Status status = directory.Open().status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_TRUE(Contains(status.message(), "pre_quant_scale")) << status.message();
+}
+
+Files Mlx(const std::string& mode) {
+  if (mode == "affine") {
+    return {"mlx",
+            {Filled("m.switch_mlp.up_proj.weight", DType::kU32, {2, 4, 8}),
+             Filled("m.switch_mlp.up_proj.scales", DType::kF16, {2, 4, 1}, static_cast<char>(0xac)),
+             Filled("m.switch_mlp.up_proj.biases", DType::kF16, {2, 4, 1})},
+            {{"group_size", 64}, {"bits", 4}, {"mode", "affine"}},
+            "quantization"};
+  }
+  return {"mlx " + mode,
+          {Filled("m.weight", DType::kU32, {4, 8}), Filled("m.scales", DType::kU8, {4, 2})},
+          {{"group_size", 32}, {"bits", 4}, {"mode", mode}},
+          "quantization"};
+}
+
+TEST(ForeignReaders, ScalesOfMlxMayBeNegative) {
+  const std::vector<float> values =
+      Values(Mlx("affine"), "m.experts.*.up_proj.weight", Format::kU4);
+  const float bias = HalfToFloat(0x2c2c);
+  EXPECT_EQ(values[0], HalfToFloat(0xacac) * 12.0f + bias);
+}
+
+TEST(ForeignReaders, OverridesOfMlxDoNotInheritTheMode) {
+  Files files = Mlx("mxfp4");
+  files.config["m"] = {{"group_size", 32}, {"bits", 4}};
+  const Directory directory;
+  directory.Write(files);
+  EXPECT_TRUE(
+      Contains(directory.Open().status().message(), "is mxfp4, the configuration says affine"))
+      << directory.Open().status().message();
+  files.config["m"]["mode"] = "mxfp4";
+  directory.Write(files);
+  EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
+}
+
+Files GptOss() {
+  return {"mxfp4",
+          {Filled("e.gate_up_proj_blocks", DType::kU8, {2, 6, 1, 16}),
+           Filled("e.gate_up_proj_scales", DType::kU8, {2, 6, 1}, 127)},
+          {{"quant_method", "mxfp4"}}};
+}
+
+TEST(ForeignReaders, FusedExpertsKeepTheirRows) {
+  const std::vector<float> values = Values(GptOss(), "e.gate_up_proj", Format::kFp4E2M1);
+  ASSERT_EQ(values.size(), size_t{2 * 32 * 6});
+  EXPECT_EQ(values[0], -2.0f);
+  EXPECT_EQ(values[6], 1.0f);
+}
+
+Files Bitsandbytes(int64_t n, int64_t k, bool nested) {
+  const std::string prefix = "m.weight.";
+  Json state = {{"quant_type", "nf4"}, {"blocksize", 64}, {"dtype", "bfloat16"}, {"shape", {n, k}}};
+  const int64_t blocks = (n * k + 63) / 64;
+  std::vector<float> table(16);
+  const std::span<const float> built_in = FormatValues(Format::kNf4);
+  std::copy(built_in.begin(), built_in.end(), table.begin());
+  Files files{"bitsandbytes", {}, {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}}};
+  files.tensors = {Filled("m.weight", DType::kU8, {(n * k + 1) / 2, 1}),
+                   Of<float>(prefix + "quant_map", DType::kF32, {16}, table)};
+  if (nested) {
+    state["nested_blocksize"] = 256;
+    state["nested_offset"] = 0.25;
+    files.tensors.push_back(Filled(prefix + "absmax", DType::kU8, {blocks}));
+    files.tensors.push_back(Filled(prefix + "nested_absmax", DType::kF32, {(blocks + 255) / 256}));
+    files.tensors.push_back(Filled(prefix + "nested_quant_map", DType::kF32, {256}));
+  } else {
+    std::vector<float> scales;
+    for (int64_t i = 0; i < blocks; ++i) scales.push_back(static_cast<float>(i + 1));
+    files.tensors.push_back(Of<float>(prefix + "absmax", DType::kF32, {blocks}, scales));
+  }
+  files.tensors.push_back(Text(prefix + "quant_state.bitsandbytes__nf4", state.dump()));
+  return files;
+}
+
+TEST(ForeignReaders, BlocksOfBitsandbytesCrossRows) {
+  // The first code of a byte is the high nibble, 2, the second one the low nibble, 12.
+  const std::span<const float> nf4 = FormatValues(Format::kNf4);
+  for (const int64_t k : {int64_t{64}, int64_t{96}, int64_t{34}, int64_t{33}}) {
+    const int64_t n = 3;
+    const Format format = k == 64 || k == 96 ? Format::kNf4 : Format::kFp32;
+    const std::vector<float> values = Values(Bitsandbytes(n, k, false), "m.weight", format);
+    for (int64_t i = 0; i < n * k; ++i) {
+      const float scale = static_cast<float>(i / 64 + 1);
+      const float expected = nf4[i % 2 == 0 ? 2 : 12] * scale;
+      ASSERT_EQ(values[static_cast<size_t>(i % k * n + i / k)], expected) << k << " " << i;
+    }
+  }
+}
+
+TEST(ForeignReaders, NestedScalesAreRoundedTwice) {
+  const std::vector<float> values = Values(Bitsandbytes(2, 64, true), "m.weight", Format::kNf4);
+  float part = 0;
+  const uint32_t bits = 0x2c2c2c2cu;
+  std::memcpy(&part, &bits, sizeof(part));
+  const float product = part * part;
+  EXPECT_EQ(values[0], FormatValues(Format::kNf4)[2] * (product + 0.25f));
+}
+
+Files Fp8() {
+  return {"fp8",
+          {Filled("m.weight", DType::kF8E4M3, {20, 48}),
+           Of<float>("m.weight_scale_inv", DType::kF32, {2, 3}, {1, 2, 3, 4, 5, 6}),
+           // FP4 in bytes, as in the routed experts of DeepSeek-V4.
+           Filled("e.weight", DType::kI8, {4, 16}), Filled("e.scale", DType::kF8E8M0, {4, 1}, 127)},
+          {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}};
+}
+
+TEST(ForeignReaders, InverseScalesMultiply) {
+  const std::vector<float> values = Values(Fp8(), "m.weight", Format::kFp8E4M3);
+  const float code = Fp8E4M3ToFloat(0x2c);
+  EXPECT_EQ(values[0], code * 1.0f);
+  EXPECT_EQ(values[size_t{47} * 20 + 19], code * 6.0f);
+  EXPECT_EQ(values[size_t{16} * 20 + 15], code * 2.0f);
+  EXPECT_EQ(Values(Fp8(), "e.weight", Format::kFp4E2M1)[0], -2.0f);
+}
+
+Files Hqq(int64_t axis) {
+  return {"hqq",
+          {Filled("m.W_q", DType::kU8, axis == 1 ? Shape{2, 16} : Shape{8, 4}),
+           Of<float>("m.scale", DType::kF32, axis == 1 ? Shape{4, 1} : Shape{1, 4}, {1, 2, 3, 4}),
+           Of<float>("m.zero", DType::kF32, axis == 1 ? Shape{4, 1} : Shape{1, 4}, {0, 0, 0, 0.5}),
+           Of<int32_t>("m.nbits", DType::kI32, {}, {4}),
+           Of<int32_t>("m.axis", DType::kI32, {}, {static_cast<int32_t>(axis)}),
+           Of<int32_t>("m.group_size", DType::kI32, {}, {16}),
+           Of<int64_t>("m.shape", DType::kI64, {2}, {2, 32})},
+          {{"quant_method", "hqq"}}};
+}
+
+TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
+  // Four groups of 16 in two rows: groups 0 and 1 are high nibbles (2), 2 and 3 low ones (12).
+  const std::vector<float> groups = Values(Hqq(1), "m.weight", Format::kFp32);
+  EXPECT_EQ(groups[0], 2.0f);
+  EXPECT_EQ(groups[size_t{16} * 2], 4.0f);
+  EXPECT_EQ(groups[1], 36.0f);
+  EXPECT_EQ(groups[size_t{16} * 2 + 1], (12.0f - 0.5f) * 4.0f);
+  // 16 rows of 4: the second row of the matrix begins at row 8, in the low nibbles.
+  const std::vector<float> rows = Values(Hqq(0), "m.weight", Format::kFp32);
+  EXPECT_EQ(rows[0], 2.0f);
+  EXPECT_EQ(rows[1], 12.0f);
+  EXPECT_EQ(rows[size_t{3} * 2], (2.0f - 0.5f) * 4.0f);
+}
+
+// --- Malformed files
+// ------------------------------------------------------------------------------
+
+constexpr DType kAllTypes[] = {DType::kBool,   DType::kU8,     DType::kI8,  DType::kF8E4M3,
+                               DType::kF8E5M2, DType::kF8E8M0, DType::kI16, DType::kU16,
+                               DType::kF16,    DType::kBf16,   DType::kI32, DType::kU32,
+                               DType::kF32,    DType::kI64,    DType::kU64, DType::kF64};
+
+TestTensor Resized(const TestTensor& tensor, DType dtype, const Shape& shape) {
+  TestTensor resized{tensor.name, dtype, shape, tensor.data};
+  resized.data.resize(static_cast<size_t>(shape.ElementCount() * DTypeBytes(dtype)), kFill);
+  return resized;
+}
+
+std::vector<TestTensor> MutationsOf(const TestTensor& tensor) {
+  std::vector<TestTensor> mutations;
+  for (const DType dtype : kAllTypes) {
+    if (dtype != tensor.dtype) mutations.push_back(Resized(tensor, dtype, tensor.shape));
+  }
+  for (int i = 0; i < tensor.shape.rank(); ++i) {
+    const int64_t dim = tensor.shape[i];
+    for (const int64_t changed : {int64_t{0}, dim - 1, dim + 1, dim + 2, dim + 3, dim + 5, dim * 2,
+                                  dim * 3, dim * 5, dim * 7}) {
+      Shape shape = tensor.shape;
+      shape[i] = changed;
+      mutations.push_back(Resized(tensor, tensor.dtype, shape));
+    }
+  }
+  Shape more = tensor.shape;
+  more.Append(2);
+  mutations.push_back(Resized(tensor, tensor.dtype, more));
+  Shape less;
+  for (int i = 1; i < tensor.shape.rank(); ++i) less.Append(tensor.shape[i]);
+  mutations.push_back(Resized(tensor, tensor.dtype, less));
+  // Content: numbers out of range, NaN, negative dimensions.
+  for (const char fill : {'\xff', '\x7f', '\x00', '\x80'}) {
+    mutations.push_back(tensor);
+    std::fill(mutations.back().data.begin(), mutations.back().data.end(), fill);
+  }
+  return mutations;
+}
+
+/// The same configuration with one value at any depth replaced.
+void MutateConfig(const Json& json, const std::function<void(const Json&)>& visit) {
+  const Json values[] = {
+      nullptr,       true,           -1,        0,         7, 1e300, uint64_t{1} << 63, "x",
+      Json::array(), Json::object(), {1, 2, 3}, {{"a", 1}}};
+  for (const auto& [key, child] : json.items()) {
+    Json changed = json;
+    changed.erase(key);
+    visit(changed);
+    for (const Json& value : values) {
+      changed = json;
+      changed[key] = value;
+      visit(changed);
+    }
+    if (!child.is_object()) continue;
+    const std::string name = key;
+    MutateConfig(child, [&](const Json& inner) {
+      Json outer = json;
+      outer[name] = inner;
+      visit(outer);
+    });
+  }
+}
+
+class MalformedForeignFiles : public ::testing::TestWithParam<Files> {
+ protected:
+  void Try(const Files& files) {
+    directory_.Write(files);
+    const Result<Checkpoint> opened = directory_.Open();
+    Status status = opened.status();
+    if (opened.ok()) {
+      for (const QuantizedModule& module : opened->modules()) {
+        if (status.ok()) status = opened->Weights(module.name).status();
+      }
+    }
+    if (status.ok()) return;
+    ++errors_;
+    EXPECT_TRUE(status.code() == Code::kMalformedFile || status.code() == Code::kUnsupported)
+        << status.message();
+    EXPECT_TRUE(Contains(status.message(), directory_.path())) << status.message();
+    EXPECT_FALSE(Contains(status.message(), "\n")) << status.message();
+  }
+
+  Directory directory_;
+  int errors_ = 0;
+};
+
+TEST_P(MalformedForeignFiles, GetTypedErrors) {
+  const Files& good = GetParam();
+  Try(good);
+  ASSERT_EQ(errors_, 0) << good.name;
+  for (size_t i = 0; i < good.tensors.size(); ++i) {
+    Files files = good;
+    files.tensors.erase(files.tensors.begin() + static_cast<int64_t>(i));
+    Try(files);
+    for (TestTensor& mutation : MutationsOf(good.tensors[i])) {
+      files = good;
+      files.tensors[i] = std::move(mutation);
+      Try(files);
+    }
+  }
+  MutateConfig(good.config, [&](const Json& config) {
+    Files files = good;
+    files.config = config;
+    Try(files);
+  });
+  RecordProperty("errors", errors_);
+  EXPECT_GE(errors_, 100) << good.name;
+}
+
+TEST_P(MalformedForeignFiles, ModuleNamesAreUnique) {
+  // A plain tensor of the module's name, which is not one of its parts.
+  Files files = GetParam();
+  directory_.Write(files);
+  const Result<Checkpoint> opened = directory_.Open();
+  ASSERT_TRUE(opened.ok());
+  const std::string name = opened->modules().front().name;
+  if (opened->Find(name) != nullptr) return;
+  files.tensors.push_back(Filled(name, DType::kF32, {2, 2}));
+  directory_.Write(files);
+  const Status status = directory_.Open().status();
+  EXPECT_EQ(status.code(), Code::kMalformedFile);
+  EXPECT_TRUE(Contains(status.message(), "both plain and quantized")) << status.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(Readers, MalformedForeignFiles,
+                         ::testing::Values(Gptq(4, "gptq", 0x77777777u),
+                                           Gptq(3, "gptq_v2", 0x12345678u), AwqGemm(), CtPacked(),
+                                           CtNvfp4(), ModelOptNvfp4(), Mlx("affine"), Mlx("mxfp4"),
+                                           GptOss(), Bitsandbytes(4, 64, true),
+                                           Bitsandbytes(3, 33, false), Fp8(), Hqq(0), Hqq(1)),
+                         [](const auto& made) { return "Case" + std::to_string(made.index); });
+
+}  // namespace
+}  // namespace marlin
