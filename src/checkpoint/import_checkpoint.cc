@@ -80,7 +80,8 @@ Status CheckpointImporter::PlanModule(const ModuleRecord& record) {
   for (const PartTensor& part : parts) before += source_.tensors[part.tensor].bytes;
   int64_t after = 0;
   for (ModuleTensor& tensor : ModuleTensors(record)) {
-    after += tensor.bytes;
+    // A codebook is a few bytes for a whole module.
+    if (tensor.part != ModulePart::kCodebook) after += tensor.bytes;
     unit.outputs.push_back({std::move(tensor.name), tensor.dtype, tensor.shape, tensor.bytes});
   }
   report_.modules.push_back({record.module.name, spec, std::string(ExactnessText(record.exactness)),

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Growth below this is only the codebook of a small matrix.
+/// Growth below this is not worth a word: a global scale of a small matrix.
 constexpr double kSameSize = 1.005;
 
 /// "exact" or "exact, 1.33x larger".

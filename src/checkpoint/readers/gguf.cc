@@ -143,6 +143,7 @@ class GgufReader final : public ModuleReader {
         }
       }
     }
+    if (tensors_.empty()) return Fail("holds no tensors");
     const std::optional<int64_t> total = Metadata().Integer("split.tensors.count");
     if (total && files_.size() > 1 && *total != static_cast<int64_t>(tensors_.size())) {
       return Fail(fmt::format("split.tensors.count is {}, the files hold {} tensors", *total,

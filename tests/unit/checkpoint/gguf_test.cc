@@ -444,7 +444,7 @@ TEST_F(GgufFiles, MutationsNeverCrash) {
   const size_t header = file.HeaderBytes();
   std::mt19937 random(7);
   int refused = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 800; ++i) {
     std::string content = whole;
     const int changes = 1 + static_cast<int>(random() % 3);
     for (int change = 0; change < changes; ++change) {
@@ -461,7 +461,7 @@ TEST_F(GgufFiles, MutationsNeverCrash) {
     for (const TensorInfo& tensor : opened->tensors()) (void)opened->Tensor(tensor.name);
     (void)opened->ReadFile("tokenizer.json");
   }
-  EXPECT_GT(refused, 1000);
+  EXPECT_GT(refused, 300);
 }
 
 TEST_F(GgufFiles, UnquantizedOnesBecomeUnquantizedDirectories) {
