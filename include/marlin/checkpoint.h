@@ -36,8 +36,8 @@ struct QuantizedModule {
 };
 
 /// An open checkpoint: a .safetensors file, a directory with one or more of them, or a file of
-/// another program (GGUF), named or alone in a directory. Files are memory-mapped; Open checks every header and extent but reads no weights. Copies share the
-/// mapping; thread-safe.
+/// another program (GGUF), named or alone in a directory. Files are memory-mapped; Open checks
+/// every header and extent but reads no weights. Copies share the mapping; thread-safe.
 class Checkpoint {
  public:
   /// Opens a file or directory. Errors: kIo; kMalformedFile naming file, tensor and numbers;
@@ -162,10 +162,10 @@ struct ImportCheckpointReport {
   int64_t tensors = 0;     ///< Modules, and tensors that are no part of one.
   int64_t parameters = 0;  ///< Of all of them.
   int64_t quantized_parameters = 0;
-  double bits_per_weight = 0;  ///< Over all parameters, scales included.
-  int64_t bytes = 0;           ///< Size of the tensors written.
-  int64_t source_bytes = 0;    ///< Size of the tensors read.
-  double coverage = 0;         ///< quantized_parameters / parameters.
+  double bits_per_weight = 0;           ///< Over all parameters, scales included.
+  int64_t bytes = 0;                    ///< Size of the tensors written.
+  int64_t source_bytes = 0;             ///< Size of the tensors read.
+  double coverage = 0;                  ///< quantized_parameters / parameters.
   std::vector<ImportedModule> modules;  ///< In name order.
   std::vector<SkippedTensor> skipped;   ///< Matrices that the source does not quantize.
   std::vector<SkippedTensor> files;     ///< Files of the model that could not be converted.
@@ -182,7 +182,8 @@ Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const std::string& output,
                                                 const ImportCheckpointOptions& options);
 
-/// Dequantizes a quantized checkpoint, also one of another program, to an unquantized f32, bf16 or f16 checkpoint, atomically.
+/// Dequantizes a quantized checkpoint, also one of another program, to an unquantized f32, bf16 or
+/// f16 checkpoint, atomically.
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
                             bool overwrite, const Progress& progress = {});
 

@@ -136,7 +136,8 @@ Result<std::optional<std::string>> Checkpoint::ReadFile(const std::string& name)
 
 Status Checkpoint::VerifyChecksums() const {
   // Other programs store no checksums: what can be verified of their files are the values.
-  const size_t checked = impl_->quant_method.empty() || impl_->quantized() ? impl_->tensors.size() : 0;
+  const size_t checked =
+      impl_->quant_method.empty() || impl_->quantized() ? impl_->tensors.size() : 0;
   for (size_t i = 0; i < checked; ++i) {
     const TensorInfo& tensor = impl_->tensors[i];
     const auto fail = [&](const std::string& message) {

@@ -21,7 +21,7 @@ namespace marlin {
 
 // NOLINTNEXTLINE(bugprone-exception-escape): moving a Json asserts its invariant and cannot throw.
 struct Checkpoint::Impl : TensorStore {
-  std::string quant_method;  ///< Empty: plain.
+  std::string quant_method;   ///< Empty: plain.
   bool in_container = false;  ///< Not safetensors.
   std::unique_ptr<const ModuleReader> reader;
   std::vector<QuantizedModule> modules;  ///< The reader's modules, as the public type.

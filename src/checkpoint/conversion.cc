@@ -86,7 +86,8 @@ Status CopySideFiles(Io& io, const Checkpoint::Impl& source, const std::vector<s
   }
   for (const ContainedFile& file : source.reader->Files()) {
     // A file of the directory is the newer one.
-    if (!file.obstacle.empty() || std::find(names.begin(), names.end(), file.name) != names.end()) continue;
+    if (!file.obstacle.empty() || std::find(names.begin(), names.end(), file.name) != names.end())
+      continue;
     MARLIN_RETURN_IF_ERROR(directory->WriteFile(file.name, file.content));
   }
   return {};
@@ -173,7 +174,8 @@ Result<LoadedTensor> LoadedTensor::Load(const Checkpoint::Impl& source, size_t t
     computed->second(loaded.copy_.data());
     data = loaded.copy_.data();
     loaded.bytes_ = std::min(info.bytes, loaded.mapping_->size() - info.offset);
-  } else if (reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(DTypeBytes(info.dtype)) != 0) {
+  } else if (reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(DTypeBytes(info.dtype)) !=
+             0) {
     MARLIN_ASSIGN_OR_RETURN(loaded.copy_, AlignedBuffer::Allocate(info.bytes));
     std::memcpy(loaded.copy_.data(), data, static_cast<size_t>(info.bytes));
     loaded.mapping_->Release(info.offset, info.bytes);

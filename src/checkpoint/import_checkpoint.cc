@@ -38,9 +38,7 @@ std::string_view ExactnessText(Exactness exactness) {
 class CheckpointImporter {
  public:
   CheckpointImporter(const Checkpoint& checkpoint, const ImportCheckpointOptions& options)
-      : checkpoint_(checkpoint),
-        source_(CheckpointAccess::Get(checkpoint)),
-        options_(options) {}
+      : checkpoint_(checkpoint), source_(CheckpointAccess::Get(checkpoint)), options_(options) {}
 
   Status Plan();
   Status Write(TensorWriter* writer, size_t unit);
@@ -84,10 +82,9 @@ Status CheckpointImporter::PlanModule(const ModuleRecord& record) {
     if (tensor.part != ModulePart::kCodebook) after += tensor.bytes;
     unit.outputs.push_back({std::move(tensor.name), tensor.dtype, tensor.shape, tensor.bytes});
   }
-  report_.modules.push_back({record.module.name, spec, std::string(ExactnessText(record.exactness)),
-                             before == 0 ? 1.0
-                                         : static_cast<double>(after) /
-                                               static_cast<double>(before)});
+  report_.modules.push_back(
+      {record.module.name, spec, std::string(ExactnessText(record.exactness)),
+       before == 0 ? 1.0 : static_cast<double>(after) / static_cast<double>(before)});
   report_.quantized_parameters += unit.parameters;
   report_.source_bytes += before;
   units_.push_back(std::move(unit));
@@ -141,8 +138,7 @@ Status CheckpointImporter::Plan() {
 
 Status CheckpointImporter::WriteModule(TensorWriter* writer, size_t unit,
                                        const ModuleRecord& record) {
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
-                          checkpoint_.Weights(record.module.name));
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, checkpoint_.Weights(record.module.name));
   if (!(weights.spec == record.module.spec)) {
     return Status(Code::kInternal, "loaded weights differ from the plan");
   }

@@ -92,10 +92,9 @@ class ImportCommand final : public Command {
     std::string text = fmt::format(
         "{}{}: {} tensors, {} parameters, from {}, {:.3f} bits per weight, {} ({} in the source) "
         "in {:.1f} s\n",
-        dry_run_ ? "(dry run) " : "", report.output, report.tensors,
-        FormatCount(report.parameters), report.method.empty() ? "floats" : report.method,
-        report.bits_per_weight, FormatBytes(report.bytes), FormatBytes(report.source_bytes),
-        report.seconds);
+        dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
+        report.method.empty() ? "floats" : report.method, report.bits_per_weight,
+        FormatBytes(report.bytes), FormatBytes(report.source_bytes), report.seconds);
     text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
                         SkippedText(report.skipped));
     struct Group {
@@ -112,8 +111,8 @@ class ImportCommand final : public Command {
     }
     Table table({"format", "modules", "parameters", "values"});
     for (const auto& [key, group] : groups) {
-      table.AddRow({key.first, std::to_string(group.modules), FormatCount(group.parameters),
-                    key.second});
+      table.AddRow(
+          {key.first, std::to_string(group.modules), FormatCount(group.parameters), key.second});
     }
     if (!groups.empty()) text += table.ToString();
     for (const SkippedTensor& file : report.files) {

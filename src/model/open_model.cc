@@ -52,8 +52,8 @@ Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
   Result<Checkpoint> opened = Checkpoint::Open(path);
   // Containers other than safetensors embed their config.
-  const bool whole = opened.ok() ? CheckpointAccess::Get(*opened).in_container
-                                 : IsOtherContainer(path);
+  const bool whole =
+      opened.ok() ? CheckpointAccess::Get(*opened).in_container : IsOtherContainer(path);
   if (!whole) MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
   MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, std::move(opened));
   if (checkpoint.config_json().empty()) {

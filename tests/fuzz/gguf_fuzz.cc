@@ -1,4 +1,5 @@
-// GGUF files: what opens has its tensors inside the file, and can be loaded, imported and described.
+// GGUF files: what opens has its tensors inside the file, and can be loaded, imported and
+// described.
 #include <set>
 #include <string>
 

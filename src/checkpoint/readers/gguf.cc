@@ -70,9 +70,8 @@ class GgufReader final : public ModuleReader {
   std::vector<PartTensor> Parts(const ModuleRecord& record) const override {
     std::vector<PartTensor> parts;
     for (const std::string& name : sources_.at(record.module.name).parts) {
-      const ModulePart part = parts.empty() || name.ends_with(".weight")
-                                  ? ModulePart::kCodes
-                                  : ModulePart::kGlobalScale;
+      const ModulePart part = parts.empty() || name.ends_with(".weight") ? ModulePart::kCodes
+                                                                         : ModulePart::kGlobalScale;
       parts.push_back({part, *store_.FindTensor(name)});
     }
     return parts;
@@ -212,7 +211,8 @@ class GgufReader final : public ModuleReader {
     }
     const Shape& dims = tensor.tensor->dims;
     if (tensor.place.experts && dims.rank() != 3 && tensor.place.name.ends_with(".weight")) {
-      return FailTensor(tensor, fmt::format("expected a stack of experts, got {}", dims.ToString()));
+      return FailTensor(tensor,
+                        fmt::format("expected a stack of experts, got {}", dims.ToString()));
     }
     GgufRows rows;
     rows.stacks = {DataOf(tensor)};
@@ -244,7 +244,8 @@ class GgufReader final : public ModuleReader {
     const auto counts = Metadata().Integers(
         Metadata().Has(key) ? key : fmt::format("{}.attention.head_count", architecture_->name));
     if (!counts || counts->empty()) {
-      return FailTensor(tensor, fmt::format("the order of its rows needs {}, which is missing", key));
+      return FailTensor(tensor,
+                        fmt::format("the order of its rows needs {}, which is missing", key));
     }
     int64_t heads = counts->front();
     if (counts->size() > 1) {
@@ -296,8 +297,8 @@ class GgufReader final : public ModuleReader {
   Status SplitExperts(const FileTensor& tensor, size_t star) {
     const Shape& dims = tensor.tensor->dims;
     if (static_cast<int64_t>(store_.tensors.size()) + dims[0] > kMaxTensorCount) {
-      return FailTensor(tensor, fmt::format("{} experts are more than {} tensors", dims[0],
-                                            kMaxTensorCount));
+      return FailTensor(
+          tensor, fmt::format("{} experts are more than {} tensors", dims[0], kMaxTensorCount));
     }
     const int64_t bytes = tensor.tensor->bytes / dims[0];
     for (int64_t e = 0; e < dims[0]; ++e) {
@@ -355,8 +356,8 @@ class GgufReader final : public ModuleReader {
     }
     if (spec.has_global_scale) MARLIN_RETURN_IF_ERROR(TakeScales(tensor, spec, &source));
     if (!sources_.emplace(record.module.name, std::move(source)).second) {
-      return FailTensor(tensor, fmt::format("two tensors would both be \"{}\"",
-                                            Printable(record.module.name)));
+      return FailTensor(
+          tensor, fmt::format("two tensors would both be \"{}\"", Printable(record.module.name)));
     }
     modules_.push_back(std::move(record));
     return {};
@@ -389,8 +390,8 @@ class GgufReader final : public ModuleReader {
       MARLIN_ASSIGN_OR_RETURN(std::vector<float> values, Floats(scale));
       const auto count = static_cast<int64_t>(values.size());
       if (count != 1 && count != spec.experts) {
-        return FailTensor(scale, fmt::format("expected 1 or {} values, got {}", spec.experts,
-                                             count));
+        return FailTensor(scale,
+                          fmt::format("expected 1 or {} values, got {}", spec.experts, count));
       }
       // The scale of activations has no use where activations are not quantized.
       if (!name.ends_with(".input_scale")) source->global_scale = std::move(values);
@@ -419,9 +420,9 @@ class GgufReader final : public ModuleReader {
     const FileTensor& up = found->second;
     const Shape& dims = gate.tensor->dims;
     if (!(dims == up.tensor->dims) || gate.tensor->type != up.tensor->type || dims.rank() < 2) {
-      return FailTensor(gate, fmt::format("{} {} beside {} {} of \"{}\"", gate.stored.name,
-                                          dims.ToString(), up.stored.name,
-                                          up.tensor->dims.ToString(), Printable(partner)));
+      return FailTensor(
+          gate, fmt::format("{} {} beside {} {} of \"{}\"", gate.stored.name, dims.ToString(),
+                            up.stored.name, up.tensor->dims.ToString(), Printable(partner)));
     }
     GgufRows rows;
     rows.stacks = {DataOf(gate), DataOf(up)};

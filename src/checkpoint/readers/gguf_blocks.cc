@@ -242,14 +242,12 @@ constexpr GgufFormat kQ4K = {Format::kU4, 32, ScaleType::kF32, true, nullptr, De
 constexpr GgufFormat kQ5K = {Format::kS8, 32, ScaleType::kF32, true, nullptr, DecodeQ5K};
 constexpr GgufFormat kQ6K = {Format::kS8, 16, ScaleType::kF32, false, nullptr, DecodeQ6K};
 constexpr GgufFormat kIq4Nl = {Format::kCodebook4, 32, ScaleType::kF16, false, nullptr, DecodeQ40};
-constexpr GgufFormat kIq4Xs = {Format::kCodebook4, 32,      ScaleType::kF32,
-                               false,              nullptr, DecodeIq4Xs};
+constexpr GgufFormat kIq4Xs = {Format::kCodebook4, 32, ScaleType::kF32, false, nullptr,
+                               DecodeIq4Xs};
 constexpr GgufFormat kTq10 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq10};
 constexpr GgufFormat kTq20 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq20};
-constexpr GgufFormat kMxfp4 = {Format::kFp4E2M1, 32,      ScaleType::kE8M0,
-                               false,            nullptr, DecodeMxfp4};
-constexpr GgufFormat kNvfp4 = {Format::kFp4E2M1, 16,      ScaleType::kE4M3,
-                               false,            nullptr, DecodeNvfp4};
+constexpr GgufFormat kMxfp4 = {Format::kFp4E2M1, 32, ScaleType::kE8M0, false, nullptr, DecodeMxfp4};
+constexpr GgufFormat kNvfp4 = {Format::kFp4E2M1, 16, ScaleType::kE4M3, false, nullptr, DecodeNvfp4};
 constexpr GgufFormat kQ10 = {Format::kNf2, 128, ScaleType::kF16, false, kSignTable, DecodeQ10};
 constexpr GgufFormat kQ20 = {Format::kNf2, 64, ScaleType::kF16, false, kOffsetTable, DecodeQ20};
 
@@ -291,11 +289,11 @@ constexpr std::string_view kGrid = "its values are points of a grid that this bu
 constexpr std::string_view kInner = "a type of intermediate results, not of weights";
 constexpr std::string_view kRemoved = "removed from the file format";
 constexpr Refused kRefused[] = {
-    {4, "Q4_2", kRemoved},     {5, "Q4_3", kRemoved},      {9, "Q8_1", kInner},
-    {15, "Q8_K", kInner},      {16, "IQ2_XXS", kGrid},     {17, "IQ2_XS", kGrid},
-    {18, "IQ3_XXS", kGrid},    {19, "IQ1_S", kGrid},       {21, "IQ3_S", kGrid},
-    {22, "IQ2_S", kGrid},      {29, "IQ1_M", kGrid},       {31, "Q4_0_4_4", kRemoved},
-    {32, "Q4_0_4_8", kRemoved}, {33, "Q4_0_8_8", kRemoved}, {36, "IQ4_NL_4_4", kRemoved},
+    {4, "Q4_2", kRemoved},        {5, "Q4_3", kRemoved},        {9, "Q8_1", kInner},
+    {15, "Q8_K", kInner},         {16, "IQ2_XXS", kGrid},       {17, "IQ2_XS", kGrid},
+    {18, "IQ3_XXS", kGrid},       {19, "IQ1_S", kGrid},         {21, "IQ3_S", kGrid},
+    {22, "IQ2_S", kGrid},         {29, "IQ1_M", kGrid},         {31, "Q4_0_4_4", kRemoved},
+    {32, "Q4_0_4_8", kRemoved},   {33, "Q4_0_8_8", kRemoved},   {36, "IQ4_NL_4_4", kRemoved},
     {37, "IQ4_NL_4_8", kRemoved}, {38, "IQ4_NL_8_8", kRemoved},
 };
 
@@ -320,8 +318,8 @@ Result<GgufStored> StoredAs(uint32_t type) {
   }
   for (const Refused& refused : kRefused) {
     if (refused.id != type) continue;
-    return Status(Code::kUnsupported, fmt::format("type {} ({}) is not supported: {}",
-                                                  refused.name, type, refused.why));
+    return Status(Code::kUnsupported, fmt::format("type {} ({}) is not supported: {}", refused.name,
+                                                  type, refused.why));
   }
   return Status(Code::kUnsupported, fmt::format("type {} is not known", type));
 }

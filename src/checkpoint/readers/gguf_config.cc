@@ -7,14 +7,11 @@
 #include <numbers>
 #include <string>
 
-
 namespace marlin {
 namespace {
 
 /// The shortest decimal of an fp32: 1e-05 instead of 9.99999974738e-06.
-double Shortest(double value) {
-  return std::stod(fmt::format("{}", static_cast<float>(value)));
-}
+double Shortest(double value) { return std::stod(fmt::format("{}", static_cast<float>(value))); }
 
 /// Builds the object; keys of the metadata are given without the architecture.
 class ConfigBuilder {
@@ -109,8 +106,7 @@ class ConfigBuilder {
     Put("head_dim", size);
     const std::optional<int64_t> rotated = Count("rope.dimension_count");
     if (size && *size > 0 && rotated && *rotated < *size) {
-      config_["partial_rotary_factor"] =
-          static_cast<double>(*rotated) / static_cast<double>(*size);
+      config_["partial_rotary_factor"] = static_cast<double>(*rotated) / static_cast<double>(*size);
     }
   }
 
@@ -199,7 +195,8 @@ class ConfigBuilder {
   Json Llama3Scaling() const {
     const std::span<const float> factors = tensors_.rope_factors;
     const double factor = *std::max_element(factors.begin(), factors.end());
-    if (factor == 1 && *std::min_element(factors.begin(), factors.end()) == 1) return Json::object();
+    if (factor == 1 && *std::min_element(factors.begin(), factors.end()) == 1)
+      return Json::object();
     const double theta = metadata_.Real(Key("rope.freq_base")).value_or(10000);
     constexpr double kLow = 1;
     constexpr double kHigh = 4;

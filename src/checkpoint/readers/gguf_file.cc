@@ -123,8 +123,8 @@ class Parser {
 
   Result<std::string_view> Take(int64_t bytes, std::string_view what) {
     if (bytes > Left()) {
-      return Fail(fmt::format("{} at byte {}: {} bytes, the file has {} more", what, at_, bytes,
-                              Left()));
+      return Fail(
+          fmt::format("{} at byte {}: {} bytes, the file has {} more", what, at_, bytes, Left()));
     }
     const std::string_view taken =
         file_.substr(static_cast<size_t>(at_), static_cast<size_t>(bytes));
@@ -160,11 +160,11 @@ class Parser {
     if (version < kOldestVersion || version > kNewestVersion) {
       // A big-endian file has its version in the upper bytes.
       const bool swapped = (version & 0xffffu) == 0;
-      return Status(Code::kUnsupported,
-                    fmt::format("{}: GGUF version {}{}, this build reads {} and {}",
-                                Printable(where_), version,
-                                swapped ? " (the file is big-endian)" : "", kOldestVersion,
-                                kNewestVersion));
+      return Status(
+          Code::kUnsupported,
+          fmt::format("{}: GGUF version {}{}, this build reads {} and {}", Printable(where_),
+                      version, swapped ? " (the file is big-endian)" : "", kOldestVersion,
+                      kNewestVersion));
     }
     MARLIN_ASSIGN_OR_RETURN(tensor_count_, Count("number of tensors", kMaxTensorCount));
     MARLIN_ASSIGN_OR_RETURN(value_count_, Count("number of metadata values", kMaxValues));
@@ -290,12 +290,13 @@ class Parser {
       const std::optional<int64_t> end =
           (Checked(out_.data_begin) + Checked(tensor.offset) + Checked(tensor.bytes)).Take();
       if (!end || *end > size) {
-        return fail(fmt::format("{} bytes at offset {} of the data at {} pass the end of the file "
-                                "at {}",
-                                tensor.bytes, tensor.offset, out_.data_begin, size));
+        return fail(
+            fmt::format("{} bytes at offset {} of the data at {} pass the end of the file "
+                        "at {}",
+                        tensor.bytes, tensor.offset, out_.data_begin, size));
       }
-      expected = CeilDiv(expected + Checked(tensor.bytes), Checked(alignment_)) *
-                 Checked(alignment_);
+      expected =
+          CeilDiv(expected + Checked(tensor.bytes), Checked(alignment_)) * Checked(alignment_);
       tensor.offset += out_.data_begin;
     }
     return {};

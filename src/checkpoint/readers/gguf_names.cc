@@ -8,10 +8,10 @@ namespace marlin {
 namespace {
 
 constexpr GgufArchitecture kArchitectures[] = {
-    {"llama", "llama", "mixtral", true}, {"qwen2", "qwen2", "", false},
-    {"qwen3", "qwen3", "", false},       {"qwen2moe", "qwen2_moe", "", false},
-    {"qwen3moe", "qwen3_moe", "", false}, {"glm4", "glm4", "", false},
-    {"glm4moe", "glm4_moe", "", false},  {"gpt-oss", "gpt_oss", "", false},
+    {"llama", "llama", "mixtral", true},     {"qwen2", "qwen2", "", false},
+    {"qwen3", "qwen3", "", false},           {"qwen2moe", "qwen2_moe", "", false},
+    {"qwen3moe", "qwen3_moe", "", false},    {"glm4", "glm4", "", false},
+    {"glm4moe", "glm4_moe", "", false},      {"gpt-oss", "gpt_oss", "", false},
     {"deepseek2", "deepseek_v3", "", false},
 };
 
@@ -149,11 +149,10 @@ GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_expert
     return place;
   }
   const bool other = with_experts && !architecture.expert_type.empty();
-  const NameRow* const row = FindRow(
-      kLayerNames, parts->stem, other ? architecture.expert_type : architecture.model_type);
+  const NameRow* const row =
+      FindRow(kLayerNames, parts->stem, other ? architecture.expert_type : architecture.model_type);
   if (row == nullptr) return place;
-  place.name =
-      fmt::format("model.layers.{}.{}", parts->layer, FullName(row->name, parts->suffix));
+  place.name = fmt::format("model.layers.{}.{}", parts->layer, FullName(row->name, parts->suffix));
   place.experts = row->experts;
   place.as_row = row->as_row && parts->suffix == "weight";
   if (architecture.paired_heads) place.rows = row->rows;

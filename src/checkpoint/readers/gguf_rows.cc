@@ -104,8 +104,7 @@ Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& st
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer codes,
                           AlignedBuffer::Allocate(kTileRows * RoundUp(spec.k, kPackRun)));
-  const int64_t scale_bytes =
-      GroupCount(spec) * spec.n * DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t scale_bytes = GroupCount(spec) * spec.n * DTypeBytes(ScaleDType(spec.scale_type));
   const int64_t words = WordsAlongK(spec.format, spec.k) * spec.n;
   for (int64_t e = 0; e < spec.experts; ++e) {
     ExpertParts to{static_cast<uint32_t*>(buffer.codes) + e * words,

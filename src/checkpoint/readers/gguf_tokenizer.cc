@@ -32,9 +32,8 @@ std::string WordsPattern(std::string_view digits) {
 
 /// The same with words split where lower case meets upper case; `suffix` may end a word.
 std::string CasePattern(std::string_view suffix, std::string_view digits) {
-  return fmt::format(
-      R"({0}*{1}+{2}|{0}+{1}*{2}|{3}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{4})", kUpper, kLower, suffix,
-      digits, kSpaces);
+  return fmt::format(R"({0}*{1}+{2}|{0}+{1}*{2}|{3}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{4})", kUpper,
+                     kLower, suffix, digits, kSpaces);
 }
 
 struct Cut {
@@ -57,8 +56,9 @@ std::optional<Cut> CutOf(std::string_view pre) {
   }
   if (pre == "tekken") return Cut{{CasePattern("", kOne)}, true, false};
   if (pre == "deepseek-v3") {
-    return Cut{{std::string(kThree), "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f"
-                                     "\xe3\x82\xa0-\xe3\x83\xbf]+",
+    return Cut{{std::string(kThree),
+                "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f"
+                "\xe3\x82\xa0-\xe3\x83\xbf]+",
                 fmt::format(R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|)"
                             R"([^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+|)"
                             R"( ?[\p{{P}}\p{{S}}]+[\r\n]*|{})",
@@ -83,7 +83,7 @@ class TokenizerBuilder {
       return {};
     }
     if (!ReadTokens()) return {};
-    Json file = {{"version", "1.0"},     {"truncation", nullptr},     {"padding", nullptr},
+    Json file = {{"version", "1.0"},      {"truncation", nullptr},    {"padding", nullptr},
                  {"normalizer", nullptr}, {"pre_tokenizer", nullptr}, {"post_processor", nullptr}};
     const bool built = model == "gpt2" ? BuildBytes(&file) : BuildPieces(&file);
     if (!built) return {};
@@ -106,8 +106,7 @@ class TokenizerBuilder {
   }
 
   bool ReadTokens() {
-    std::optional<std::vector<std::string_view>> tokens =
-        metadata_.Texts("tokenizer.ggml.tokens");
+    std::optional<std::vector<std::string_view>> tokens = metadata_.Texts("tokenizer.ggml.tokens");
     if (!tokens || tokens->empty()) return Refuse("tokenizer.ggml.tokens is missing");
     if (static_cast<int64_t>(tokens->size()) > kMaxTokens) {
       return Refuse(fmt::format("{} tokens, at most {} are read", tokens->size(), kMaxTokens));
@@ -121,8 +120,8 @@ class TokenizerBuilder {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const auto [found, inserted] = ids_.emplace(tokens_[i], i);
       if (!inserted) {
-        return Refuse(fmt::format("tokenizer.ggml.tokens: {} and {} are both \"{}\"",
-                                  found->second, i, Printable(tokens_[i])));
+        return Refuse(fmt::format("tokenizer.ggml.tokens: {} and {} are both \"{}\"", found->second,
+                                  i, Printable(tokens_[i])));
       }
     }
     return true;
@@ -166,8 +165,7 @@ class TokenizerBuilder {
 
   /// Byte-level BPE with the merges of the file.
   bool BuildBytes(Json* file) {
-    const std::string_view pre =
-        metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
+    const std::string_view pre = metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
     const std::optional<Cut> cut = CutOf(pre);
     if (!cut) return Refuse(fmt::format("tokenizer.ggml.pre \"{}\" is not known", Printable(pre)));
     const std::optional<std::vector<std::string_view>> stored =
@@ -184,8 +182,8 @@ class TokenizerBuilder {
       const std::string_view right = merge.substr(space + 1);
       const std::string whole = std::string(left) + std::string(right);
       if (!ids_.contains(left) || !ids_.contains(right) || !ids_.contains(whole)) {
-        return Refuse(fmt::format("tokenizer.ggml.merges: \"{}\" is not made of tokens",
-                                  Printable(merge)));
+        return Refuse(
+            fmt::format("tokenizer.ggml.merges: \"{}\" is not made of tokens", Printable(merge)));
       }
       merges.push_back({std::string(left), std::string(right)});
     }
@@ -293,7 +291,8 @@ std::vector<ContainedFile> GgufTokenizerFiles(const GgufMetadata& metadata) {
   for (const auto& [name, key] : kNamed) {
     if (const auto token = builder.TokenOf(key)) config[name] = *token;
   }
-  if (const auto add = metadata.Bool("tokenizer.ggml.add_bos_token")) config["add_bos_token"] = *add;
+  if (const auto add = metadata.Bool("tokenizer.ggml.add_bos_token"))
+    config["add_bos_token"] = *add;
   if (const auto text_of = metadata.Text("tokenizer.chat_template")) {
     config["chat_template"] = std::string(*text_of);
   }

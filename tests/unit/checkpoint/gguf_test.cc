@@ -392,7 +392,8 @@ TEST_F(GgufFiles, MalformedOnesAreNamed) {
   ExpectError(clash.Build(), Code::kMalformedFile, "two tensors would both be \"lm_head.weight\"");
   GgufBuilder mixed;
   mixed.Text("general.architecture", "qwen2");
-  mixed.Tensor("output.weight", {32, 3}, kQ80, Q80Rows(3)).Tensor("lm_head.weight", {1}, kF32, "0000");
+  mixed.Tensor("output.weight", {32, 3}, kQ80, Q80Rows(3))
+      .Tensor("lm_head.weight", {1}, kF32, "0000");
   ExpectError(mixed.Build(), Code::kMalformedFile, "are both \"lm_head.weight\"");
 }
 
@@ -403,7 +404,8 @@ TEST_F(GgufFiles, ScalesOfNvfp4AreChecked) {
   ExpectError(file.Build(), Code::kMalformedFile,
               "tensor \"a.scale\": expected 1 or 1 values, got 2");
   GgufBuilder half;
-  half.Tensor("a.weight", {64, 1}, kNvfp4, std::string(36, '\x11')).Tensor("a.scale", {1}, kF16, "00");
+  half.Tensor("a.weight", {64, 1}, kNvfp4, std::string(36, '\x11'))
+      .Tensor("a.scale", {1}, kF16, "00");
   ExpectError(half.Build(), Code::kMalformedFile, "tensor \"a.scale\": expected F32, got F16");
 }
 
