@@ -160,7 +160,7 @@ struct ImportCheckpointReport {
   std::string output;      ///< Output directory.
   std::string method;      ///< The source's: "gguf", "gptq", ...
   int64_t tensors = 0;     ///< Modules, and tensors that are no part of one.
-  int64_t parameters = 0;  ///< Of all of them.
+  int64_t parameters = 0;  ///< Elements of all of them.
   int64_t quantized_parameters = 0;
   double bits_per_weight = 0;           ///< Over all parameters, scales included.
   int64_t bytes = 0;                    ///< Size of the tensors written.

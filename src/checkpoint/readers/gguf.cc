@@ -33,7 +33,7 @@ struct FileTensor {
   GgufPlace place;
 };
 
-/// What a module is loaded from.
+/// The rows and tensors that a module is loaded from.
 struct ModuleSource {
   GgufStored stored;
   GgufRows rows;

@@ -37,9 +37,9 @@ struct GgufFormat {
 struct GgufStored {
   uint32_t id = 0;
   std::string_view name;
-  int64_t elements = 1;                ///< Of a block, along the contiguous dimension.
-  int64_t bytes = 0;                   ///< Of a block.
-  DType dtype = DType::kU8;            ///< Of an unquantized type.
+  int64_t elements = 1;                ///< Elements of a block, along the contiguous dimension.
+  int64_t bytes = 0;                   ///< Bytes of a block.
+  DType dtype = DType::kU8;            ///< Element of an unquantized type.
   const GgufFormat* format = nullptr;  ///< Null: unquantized.
 
   bool quantized() const { return format != nullptr; }

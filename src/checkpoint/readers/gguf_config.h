@@ -11,11 +11,11 @@
 
 namespace marlin {
 
-/// What the tensors say about a model beyond its metadata.
+/// Facts about a model that its tensors tell and its metadata do not.
 struct GgufTensorFacts {
   /// The shape of a tensor by its name in the file; null if there is none.
   FunctionRef<const Shape*(std::string_view)> find;
-  std::span<const float> rope_factors;  ///< Of rope_freqs.weight; empty without it.
+  std::span<const float> rope_factors;  ///< Values of rope_freqs.weight; empty without it.
 };
 
 /// True when the metadata count experts.

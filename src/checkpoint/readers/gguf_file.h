@@ -33,7 +33,7 @@ enum class GgufType : uint32_t {
 
 /// A metadata value where it lies in the file. An array is a count and a run of elements.
 struct GgufValue {
-  GgufType type = GgufType::kU8;  ///< Of the elements of an array.
+  GgufType type = GgufType::kU8;  ///< Type of the value, or of an array's elements.
   bool is_array = false;
   int64_t count = 1;
   std::string_view bytes;  ///< The value, or all elements of the array.
@@ -67,7 +67,7 @@ struct GgufTensor {
   std::string_view name;
   Shape dims;
   uint32_t type = 0;   ///< A number of the block table, gguf_blocks.h.
-  int64_t offset = 0;  ///< Of the data, in the file.
+  int64_t offset = 0;  ///< Place of the data in the file.
   int64_t bytes = 0;
 };
 

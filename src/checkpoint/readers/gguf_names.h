@@ -8,11 +8,11 @@
 
 namespace marlin {
 
-/// What a GGUF architecture is called elsewhere, and how its tensors differ.
+/// The names of a GGUF architecture elsewhere, and how its tensors differ.
 struct GgufArchitecture {
   std::string_view name;         ///< general.architecture.
-  std::string_view model_type;   ///< Of config.json, without experts.
-  std::string_view expert_type;  ///< Of config.json when there are experts; empty: the same.
+  std::string_view model_type;   ///< In config.json, without experts.
+  std::string_view expert_type;  ///< The same with experts; empty: no other.
   bool paired_heads = false;     ///< Rows of q and k are in pairs that RoPE rotates, see HeadRows.
 };
 

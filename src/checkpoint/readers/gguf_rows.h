@@ -15,7 +15,7 @@ namespace marlin {
 struct GgufRows {
   std::vector<const std::byte*> stacks;  ///< One or two.
   int64_t experts = 1;
-  int64_t rows = 0;  ///< Of the result.
+  int64_t rows = 0;  ///< Rows of the result.
   int64_t row_bytes = 0;
   int64_t head_dim = 0;  ///< Not 0: rows are in the order of HeadRow.
 
