@@ -5,19 +5,24 @@
 #include <chrono>
 #include <new>
 
+#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/module_tensors.h"
+#include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
+#include "marlin/quantize.h"
 
 namespace marlin {
 namespace {
 
-/// One unit of output: the tensors of a module, or a tensor to copy.
+/// One unit of output: the tensors of a module, or a tensor to copy. A module that no format holds
+/// has one unit for each matrix.
 struct ImportUnit {
   const ModuleRecord* record = nullptr;  ///< Null for a copy.
+  int64_t expert = 0;                    ///< Matrix of a module that no format holds.
   size_t tensor = 0;                     ///< The copied tensor, or the module's first.
   OutputUnit outputs;
   int64_t parameters = 0;
@@ -49,8 +54,11 @@ class CheckpointImporter {
 
  private:
   Status PlanModule(const ModuleRecord& record);
+  int64_t PlanCodes(const ModuleRecord& record, size_t tensor);
+  int64_t PlanFloats(const ModuleRecord& record, size_t tensor);
   void PlanCopy(size_t tensor);
   Status WriteModule(TensorWriter* writer, size_t unit, const ModuleRecord& record);
+  Status WriteFloats(TensorWriter* writer, size_t unit);
 
   const Checkpoint& checkpoint_;
   const Checkpoint::Impl& source_;
@@ -58,6 +66,8 @@ class CheckpointImporter {
   std::vector<ImportUnit> units_;
   ImportCheckpointReport report_;
   int64_t done_ = 0;
+  const ModuleRecord* loaded_ = nullptr;  ///< The module of floats whose weights are in weights_.
+  QuantizedWeights weights_;
 };
 
 Status CheckpointImporter::PlanModule(const ModuleRecord& record) {
@@ -69,26 +79,62 @@ Status CheckpointImporter::PlanModule(const ModuleRecord& record) {
                               FormatName(record.module.spec.format)));
   }
   const WeightsSpec& spec = record.module.spec;
-  ImportUnit unit;
-  unit.record = &record;
-  unit.parameters = spec.experts * spec.k * spec.n;
   int64_t before = 0;
   const std::vector<PartTensor> parts = source_.reader->Parts(record);
-  unit.tensor = parts.front().tensor;
+  const size_t first = parts.front().tensor;
   for (const PartTensor& part : parts) before += source_.tensors[part.tensor].bytes;
-  int64_t after = 0;
-  for (ModuleTensor& tensor : ModuleTensors(record)) {
-    // A codebook is a few bytes for a whole module.
-    if (tensor.part != ModulePart::kCodebook) after += tensor.bytes;
-    unit.outputs.push_back({std::move(tensor.name), tensor.dtype, tensor.shape, tensor.bytes});
-  }
+  const int64_t after =
+      GetFormatInfo(spec.format).quantized ? PlanCodes(record, first) : PlanFloats(record, first);
   report_.modules.push_back(
       {record.module.name, spec, std::string(ExactnessText(record.exactness)),
        before == 0 ? 1.0 : static_cast<double>(after) / static_cast<double>(before)});
-  report_.quantized_parameters += unit.parameters;
   report_.source_bytes += before;
-  units_.push_back(std::move(unit));
   return {};
+}
+
+/// Plans the tensors of a quantized module; returns their size without the codebook, which is a
+/// few bytes for a whole module.
+int64_t CheckpointImporter::PlanCodes(const ModuleRecord& record, size_t tensor) {
+  const WeightsSpec& spec = record.module.spec;
+  ImportUnit unit;
+  unit.record = &record;
+  unit.tensor = tensor;
+  unit.parameters = spec.experts * spec.k * spec.n;
+  int64_t bytes = 0;
+  for (ModuleTensor& part : ModuleTensors(record)) {
+    if (part.part != ModulePart::kCodebook) bytes += part.bytes;
+    unit.outputs.push_back({std::move(part.name), part.dtype, part.shape, part.bytes});
+  }
+  report_.quantized_parameters += unit.parameters;
+  units_.push_back(std::move(unit));
+  return bytes;
+}
+
+/// Plans the plain tensors of a module that no quantized format holds; returns their size.
+int64_t CheckpointImporter::PlanFloats(const ModuleRecord& record, size_t tensor) {
+  const WeightsSpec& spec = record.module.spec;
+  const DType dtype = UnquantizedDType(spec.format);
+  const Shape matrix =
+      record.layout == SourceLayout::kOutIn ? Shape{spec.n, spec.k} : Shape{spec.k, spec.n};
+  const int64_t bytes = matrix.ElementCount() * DTypeBytes(dtype);
+  const size_t star = record.module.name.find('*');
+  report_.skipped.push_back(
+      {record.module.name, fmt::format("no format of codes holds it: {}", DTypeName(dtype))});
+  const bool apart = star != std::string::npos;
+  for (int64_t e = 0; e < (apart ? spec.experts : 1); ++e) {
+    ImportUnit unit;
+    unit.record = &record;
+    unit.tensor = tensor;
+    unit.expert = e;
+    unit.parameters = (apart ? 1 : spec.experts) * spec.k * spec.n;
+    std::string name = record.module.name;
+    if (apart) name.replace(star, 1, std::to_string(e));
+    const Shape shape =
+        apart || !record.stacked ? matrix : Shape{spec.experts, matrix[0], matrix[1]};
+    unit.outputs = {{std::move(name), dtype, shape, shape.ElementCount() * DTypeBytes(dtype)}};
+    units_.push_back(std::move(unit));
+  }
+  return spec.experts * bytes;
 }
 
 void CheckpointImporter::PlanCopy(size_t tensor) {
@@ -157,12 +203,38 @@ Status CheckpointImporter::WriteModule(TensorWriter* writer, size_t unit,
   return {};
 }
 
+Status CheckpointImporter::WriteFloats(TensorWriter* writer, size_t unit) {
+  const ModuleRecord& record = *units_[unit].record;
+  const WeightsSpec& spec = record.module.spec;
+  // The units of one module follow each other.
+  if (loaded_ != &record) {
+    MARLIN_ASSIGN_OR_RETURN(weights_, checkpoint_.Weights(record.module.name));
+    loaded_ = &record;
+  }
+  const bool apart = record.module.name.find('*') != std::string::npos;
+  const DType dtype = UnquantizedDType(spec.format);
+  const int64_t bytes = spec.k * spec.n * DTypeBytes(dtype);
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer dense, AlignedBuffer::Allocate(bytes));
+  const bool out_in = record.layout == SourceLayout::kOutIn;
+  const MutableTensorView stored(dense.data(), dtype,
+                                 out_in ? Shape{spec.n, spec.k} : Shape{spec.k, spec.n});
+  const int64_t first = apart ? units_[unit].expert : 0;
+  for (int64_t e = first; e < (apart ? first + 1 : spec.experts); ++e) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, e));
+    MARLIN_RETURN_IF_ERROR(Dequantize(slice, out_in ? stored.Transposed() : stored));
+    MARLIN_RETURN_IF_ERROR(writer->Append(unit, 0, dense.data(), bytes));
+  }
+  return {};
+}
+
 Status CheckpointImporter::Write(TensorWriter* writer, size_t unit) {
   const ImportUnit& plan = units_[unit];
   if (plan.record == nullptr) {
     MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.tensor, unit, writer));
   } else {
-    MARLIN_RETURN_IF_ERROR(WriteModule(writer, unit, *plan.record));
+    MARLIN_RETURN_IF_ERROR(GetFormatInfo(plan.record->module.spec.format).quantized
+                               ? WriteModule(writer, unit, *plan.record)
+                               : WriteFloats(writer, unit));
     for (const PartTensor& part : source_.reader->Parts(*plan.record)) source_.Release(part.tensor);
   }
   done_ += plan.parameters;
@@ -178,7 +250,9 @@ std::string CheckpointImporter::ConfigText() const {
   quantization.recipe_name = "imported";
   quantization.recipe_document = Json::object();
   quantization.method = source_.quant_method;
-  quantization.modules = source_.reader->modules();
+  for (const ModuleRecord& record : source_.reader->modules()) {
+    if (GetFormatInfo(record.module.spec.format).quantized) quantization.modules.push_back(record);
+  }
   if (!quantization.modules.empty()) {
     config["quantization_config"] = BuildQuantizationConfig(quantization);
   }

@@ -206,6 +206,9 @@ class GgufReader final : public ModuleReader {
     }
     if (architecture_ != nullptr) {
       if (IsPartner(tensor)) return {};
+      if (const std::string values = LatentPartner(tensor); !values.empty()) {
+        return AddLatent(tensor, tensors_.find(values)->second);
+      }
       const auto partner = GgufInterleavedPartner(*architecture_, tensor.tensor->name);
       if (partner) return AddInterleaved(tensor, *partner);
     }
@@ -402,13 +405,65 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  /// True for the odd rows of a pair that AddInterleaved adds.
+  /// True for the second of two tensors that AddInterleaved or AddLatent adds.
   bool IsPartner(const FileTensor& tensor) const {
     std::string name(tensor.tensor->name);
+    if (architecture_->name == "deepseek2" && name.ends_with(kLatentValues)) {
+      name.replace(name.size() - kLatentValues.size(), kLatentValues.size(), kLatentKeys);
+      return tensors_.contains(name);
+    }
     const size_t at = name.find(".ffn_up_exps.");
     if (at == std::string::npos) return false;
     name.replace(at, 13, ".ffn_gate_exps.");
     return GgufInterleavedPartner(*architecture_, name) && tensors_.contains(name);
+  }
+
+  static constexpr std::string_view kLatentKeys = ".attn_k_b.weight";
+  static constexpr std::string_view kLatentValues = ".attn_v_b.weight";
+
+  /// deepseek2: the name of the values that belong to keys; empty for every other tensor.
+  std::string LatentPartner(const FileTensor& tensor) const {
+    std::string name(tensor.tensor->name);
+    if (architecture_->name != "deepseek2" || !name.ends_with(kLatentKeys)) return {};
+    name.replace(name.size() - kLatentKeys.size(), kLatentKeys.size(), kLatentValues);
+    return tensors_.contains(name) ? name : std::string();
+  }
+
+  /// Keys and values of MLA become the one matrix that they were made from. The keys were
+  /// transposed before they were quantized, so that only fp32 holds the values.
+  Status AddLatent(const FileTensor& keys, const FileTensor& values) {
+    const Shape& k = keys.tensor->dims;
+    const Shape& v = values.tensor->dims;
+    if (k.rank() != 3 || v.rank() != 3 || k[0] != v[0] || k[1] != v[2]) {
+      return FailTensor(keys, fmt::format("{} does not fit {} of \"{}\"", k.ToString(),
+                                          v.ToString(), Printable(values.tensor->name)));
+    }
+    for (const FileTensor* part : {&keys, &values}) {
+      const DType dtype = part->stored.dtype;
+      if (part->stored.quantized() || dtype == DType::kF32 || dtype == DType::kF16 ||
+          dtype == DType::kBf16) {
+        continue;
+      }
+      return FailTensor(*part, fmt::format("expected floats, got {}", part->stored.name));
+    }
+    GgufLatent latent{{}, keys.stored, {}, values.stored};
+    latent.keys.stacks = {DataOf(keys)};
+    latent.values.stacks = {DataOf(values)};
+    MARLIN_RETURN_IF_ERROR(SetRows(keys, &latent.keys));
+    MARLIN_RETURN_IF_ERROR(SetRows(values, &latent.values));
+    const std::optional<int64_t> rows = (Checked(k[0]) * (Checked(k[2]) + Checked(v[1]))).Take();
+    const std::optional<int64_t> bytes =
+        rows ? (Checked(*rows) * Checked(k[1]) * Checked(DTypeBytes(DType::kF32))).Take()
+             : std::nullopt;
+    if (!bytes) return FailTensor(keys, fmt::format("the size of {} overflows", k.ToString()));
+    const std::string layer(keys.tensor->name.substr(0, keys.tensor->name.find(kLatentKeys)));
+    const std::string name =
+        PlaceGgufTensor(*architecture_, with_experts_, layer + ".attn_kv_b.weight").name;
+    StoreTensor(keys, name, DType::kF32, {*rows, k[1]}, 0, *bytes);
+    computed_[name] = [latent = std::move(latent)](std::byte* out) {
+      JoinGgufLatent(latent, reinterpret_cast<float*>(out));
+    };
+    return {};
   }
 
   /// gpt-oss: the rows of gate and up in turn.
@@ -424,6 +479,7 @@ class GgufReader final : public ModuleReader {
           gate, fmt::format("{} {} beside {} {} of \"{}\"", gate.stored.name, dims.ToString(),
                             up.stored.name, up.tensor->dims.ToString(), Printable(partner)));
     }
+    if (gate.tensor->bytes == 0) return FailTensor(gate, dims.ToString() + " holds no weights");
     GgufRows rows;
     rows.stacks = {DataOf(gate), DataOf(up)};
     // The biases [experts, n] are a stack of columns of one element.
@@ -449,7 +505,9 @@ class GgufReader final : public ModuleReader {
     });
     MARLIN_RETURN_IF_ERROR(SortTensors(&store_));
     for (auto& [name, compute] : computed_) {
-      store_.computed.emplace(*store_.FindTensor(name), std::move(compute));
+      const size_t tensor = *store_.FindTensor(name);
+      // Without data the other dimensions are unbounded: no loop may run over them.
+      if (store_.tensors[tensor].bytes > 0) store_.computed.emplace(tensor, std::move(compute));
     }
     computed_.clear();
     for (const ModuleRecord& record : modules_) {

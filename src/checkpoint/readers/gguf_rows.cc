@@ -6,6 +6,7 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/scalars.h"
 #include "checkpoint/readers/gguf_names.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
@@ -57,6 +58,22 @@ void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec&
               spec.n);
 }
 
+/// The values of one row in fp32. Precondition: the type is quantized, F32, F16 or BF16.
+void RowValues(const std::byte* row, int64_t row_bytes, const GgufStored& stored, float* out) {
+  if (stored.quantized()) {
+    for (int64_t at = 0; at < row_bytes; at += stored.bytes, out += stored.elements) {
+      DequantizeBlock(*stored.format, stored.elements, Bytes(row + at), out);
+    }
+    return;
+  }
+  for (int64_t at = 0; at < row_bytes; at += stored.bytes, ++out) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, row + at, sizeof(bits));
+    *out = stored.dtype == DType::kBf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
+    if (stored.dtype == DType::kF32) std::memcpy(out, row + at, sizeof(float));
+  }
+}
+
 }  // namespace
 
 const std::byte* GgufRows::Row(int64_t expert, int64_t row) const {
@@ -82,6 +99,23 @@ void CopyGgufRows(const GgufRows& rows, int64_t element_bytes, bool transposed, 
         std::memcpy(matrix + (c * rows.rows + r) * element_bytes, row + c * element_bytes,
                     static_cast<size_t>(element_bytes));
       }
+    }
+  }
+}
+
+void JoinGgufLatent(const GgufLatent& latent, float* out) {
+  const GgufRows& keys = latent.keys;
+  const int64_t rank = keys.rows;
+  const int64_t nope = keys.row_bytes / latent.keys_stored.bytes * latent.keys_stored.elements;
+  std::vector<float> row(static_cast<size_t>(nope));
+  for (int64_t head = 0; head < keys.experts; ++head) {
+    for (int64_t r = 0; r < rank; ++r) {
+      RowValues(keys.Row(head, r), keys.row_bytes, latent.keys_stored, row.data());
+      for (int64_t i = 0; i < nope; ++i) out[i * rank + r] = row[static_cast<size_t>(i)];
+    }
+    out += nope * rank;
+    for (int64_t i = 0; i < latent.values.rows; ++i, out += rank) {
+      RowValues(latent.values.Row(head, i), latent.values.row_bytes, latent.values_stored, out);
     }
   }
 }

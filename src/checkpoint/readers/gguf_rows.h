@@ -28,6 +28,19 @@ void CopyGgufRows(const GgufRows& rows, int64_t element_bytes, bool transposed, 
 /// Writes the values of the rows in fp32.
 void DequantizeGgufRows(const GgufRows& rows, const GgufStored& stored, float* out);
 
+/// The two factors of MLA's up-projection as files store them: keys [heads, rank, nope], transposed
+/// to be multiplied with queries, and values [heads, v, rank].
+struct GgufLatent {
+  GgufRows keys;
+  GgufStored keys_stored;
+  GgufRows values;
+  GgufStored values_stored;
+};
+
+/// Writes kv_b_proj.weight [heads * (nope + v), rank] in fp32: of each head the keys' rows, then
+/// the values'.
+void JoinGgufLatent(const GgufLatent& latent, float* out);
+
 /// The rows as weights in the canonical layout: row r is column n = r. `global_scale` has one value
 /// for each expert, or one for all; empty: 1. Errors: those of AllocateWeights.
 Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& stored,

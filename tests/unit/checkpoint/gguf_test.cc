@@ -304,6 +304,33 @@ TEST_F(GgufFiles, GateAndUpOfGptOssAreOneStack) {
   }
 }
 
+TEST_F(GgufFiles, KeysAndValuesOfLatentAttentionAreOneMatrix) {
+  // Two heads, rank 32, two keys and one value a head.
+  std::vector<float> keys;
+  for (int i = 0; i < 2 * 32 * 2; ++i) keys.push_back(static_cast<float>(i));
+  GgufBuilder file;
+  file.Text("general.architecture", "deepseek2");
+  file.Tensor("blk.3.attn_k_b.weight", {2, 32, 2}, kF32, FloatBytes(keys))
+      .Tensor("blk.3.attn_v_b.weight", {32, 1, 2}, kQ80, Q80Rows(2));
+  const auto opened = Open(file.Build());
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  ASSERT_EQ(opened->tensors().size(), 1U);
+  const std::string name = "model.layers.3.self_attn.kv_b_proj.weight";
+  const std::vector<float> joined = PlainValues(*opened, name);
+  ASSERT_EQ(joined.size(), 6U * 32);
+  for (size_t head = 0; head < 2; ++head) {
+    for (size_t r = 0; r < 32; ++r) {
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(joined[(head * 3 + i) * 32 + r], keys[(head * 32 + r) * 2 + i]);
+      }
+      EXPECT_EQ(joined[(head * 3 + 2) * 32 + r], static_cast<float>(head + r % 7));
+    }
+  }
+  file.Tensor("blk.4.attn_k_b.weight", {2, 16, 2}, kF32, std::string(256, '\0'))
+      .Tensor("blk.4.attn_v_b.weight", {32, 1, 2}, kQ80, Q80Rows(2));
+  ExpectError(file.Build(), Code::kMalformedFile, "[2, 16, 2] does not fit [2, 1, 32]");
+}
+
 TEST_F(GgufFiles, UnknownArchitecturesKeepTheirNames) {
   GgufBuilder file;
   file.Text("general.architecture", "other");
@@ -395,6 +422,30 @@ TEST_F(GgufFiles, MalformedOnesAreNamed) {
   mixed.Tensor("output.weight", {32, 3}, kQ80, Q80Rows(3))
       .Tensor("lm_head.weight", {1}, kF32, "0000");
   ExpectError(mixed.Build(), Code::kMalformedFile, "are both \"lm_head.weight\"");
+}
+
+TEST_F(GgufFiles, TensorsWithoutDataAreNotLoopedOver) {
+  constexpr uint64_t kHuge = uint64_t{1} << 40;
+  GgufBuilder file;
+  file.Text("general.architecture", "deepseek2").Count("deepseek2.attention.head_count", 2);
+  file.Tensor("blk.0.attn_k_b.weight", {0, 0, kHuge}, kF32, "")
+      .Tensor("blk.0.attn_v_b.weight", {0, 0, kHuge}, kF32, "")
+      .Tensor("blk.0.ffn_gate_exps.weight", {0, 1, kHuge}, kF32, "");
+  ExpectError(file.Build(), Code::kMalformedFile, "is no stack of experts");
+  GgufBuilder empty;
+  empty.Text("general.architecture", "llama").Count("llama.attention.head_count", 2);
+  empty.Tensor("blk.0.attn_q.weight", {0, kHuge}, kF32, "").Tensor("v", {0}, kQ80, "");
+  const auto opened = Open(empty.Build());
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  for (const TensorInfo& tensor : opened->tensors()) {
+    EXPECT_TRUE(opened->Tensor(tensor.name).ok());
+    EXPECT_EQ(tensor.bytes, 0);
+  }
+  GgufBuilder pair;
+  pair.Text("general.architecture", "gpt-oss");
+  pair.Tensor("blk.0.ffn_gate_exps.weight", {0, uint64_t{1} << 62, 1}, kF32, "")
+      .Tensor("blk.0.ffn_up_exps.weight", {0, uint64_t{1} << 62, 1}, kF32, "");
+  ExpectError(pair.Build(), Code::kMalformedFile, "holds no weights");
 }
 
 TEST_F(GgufFiles, ScalesOfNvfp4AreChecked) {
