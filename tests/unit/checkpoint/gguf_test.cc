@@ -555,7 +555,8 @@ TEST_F(GgufFiles, TokenizersAreFiles) {
       .Texts("tokenizer.ggml.tokens", {"a", "b", "ab", "<end>"})
       .Numbers("tokenizer.ggml.token_type", {1, 1, 1, 3})
       .Texts("tokenizer.ggml.merges", {"a b"})
-      .Count("tokenizer.ggml.eos_token_id", 3);
+      .Count("tokenizer.ggml.eos_token_id", 3)
+      .Tensor("x", {1}, kF32, "0000");
   const auto opened = Open(file.Build());
   ASSERT_TRUE(opened.ok()) << opened.status().message();
   const auto text = opened->ReadFile("tokenizer.json");
@@ -572,7 +573,8 @@ TEST_F(GgufFiles, TokenizersAreFiles) {
   GgufBuilder unknown = Llama();
   unknown.Text("tokenizer.ggml.model", "gpt2")
       .Text("tokenizer.ggml.pre", "strange")
-      .Texts("tokenizer.ggml.tokens", {"a"});
+      .Texts("tokenizer.ggml.tokens", {"a"})
+      .Tensor("x", {1}, kF32, "0000");
   const auto other = Open(unknown.Build());
   ASSERT_TRUE(other.ok());
   const auto refused = other->ReadFile("tokenizer.json");
