@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,9 @@ struct QuantizedModule {
   LayerClass layer_class = LayerClass::kOther;
 };
 
-/// An open checkpoint: a .safetensors file, or a directory with one or more of them. Files are
-/// memory-mapped; Open checks every header and extent but reads no weights. Copies share the
-/// mapping; thread-safe.
+/// An open checkpoint: a .safetensors file, a directory with one or more of them, or a file of
+/// another program (GGUF), named or alone in a directory. Files are memory-mapped; Open checks
+/// every header and extent but reads no weights. Copies share the mapping; thread-safe.
 class Checkpoint {
  public:
   /// Opens a file or directory. Errors: kIo; kMalformedFile naming file, tensor and numbers;
@@ -53,7 +54,7 @@ class Checkpoint {
   /// A view of a tensor's bytes in the mapping, which must outlive it. The data may be unaligned
   /// for its type. Errors: kInvalidArgument for an unknown name.
   Result<TensorView> Tensor(const std::string& name) const;
-  /// The text of config.json; empty if absent.
+  /// The text of config.json, or what a container holds in its place; empty if absent.
   const std::string& config_json() const;
 
   /// True for a directory written by QuantizeCheckpoint.
@@ -72,7 +73,12 @@ class Checkpoint {
   /// the mapping alive. Errors: kInvalidArgument for an unknown name, kMalformedFile from Validate,
   /// kOutOfMemory.
   Result<QuantizedWeights> Weights(const std::string& module_name) const;
+  /// A small text file that belongs to the model, of its directory or contained in its file:
+  /// "tokenizer.json". Nothing if there is none. Errors: kIo, kMalformedFile; kUnsupported for
+  /// content that the file's format cannot express.
+  Result<std::optional<std::string>> ReadFile(const std::string& name) const;
   /// Compares every tensor with its stored checksum, then validates every module as Weights() does.
+  /// Checkpoints of other programs store no checksums: for them only the modules are validated.
   /// Errors: kMalformedFile naming the first tensor that has no checksum, differs or cannot be
   /// loaded.
   Status VerifyChecksums() const;
@@ -128,7 +134,56 @@ Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
                                                     const std::string& output,
                                                     const QuantizeCheckpointOptions& options);
 
-/// Dequantizes a quantized directory to an unquantized f32, bf16 or f16 checkpoint, atomically.
+/// Options of ImportCheckpoint.
+struct ImportCheckpointOptions {
+  /// Maximum size of an output file, in bytes.
+  int64_t shard_bytes = int64_t{5} << 30;
+  bool overwrite = false;  ///< Replace an existing output.
+  bool dry_run = false;    ///< Plan and report without writing.
+  /// Accept modules that no format holds exactly, and which were therefore quantized again.
+  bool allow_requantize = false;
+  Progress progress;
+};
+
+/// A module as ImportCheckpoint writes it.
+struct ImportedModule {
+  std::string name;
+  WeightsSpec spec;
+  /// "exact" (every value is equal to what the source's own program computes in fp32), "exact to
+  /// the last bit of fp32" (that program rounds once more) or "re-rounded".
+  std::string exactness;
+  double growth = 1;  ///< Stored bytes over those of the source.
+};
+
+/// The result of ImportCheckpoint; the fields of `import --json`.
+struct ImportCheckpointReport {
+  std::string output;      ///< Output directory.
+  std::string method;      ///< The source's: "gguf", "gptq", ...
+  int64_t tensors = 0;     ///< Modules, and tensors that are no part of one.
+  int64_t parameters = 0;  ///< Elements of all of them.
+  int64_t quantized_parameters = 0;
+  double bits_per_weight = 0;           ///< Over all parameters, scales included.
+  int64_t bytes = 0;                    ///< Size of the tensors written.
+  int64_t source_bytes = 0;             ///< Size of the tensors read.
+  double coverage = 0;                  ///< quantized_parameters / parameters.
+  std::vector<ImportedModule> modules;  ///< In name order.
+  std::vector<SkippedTensor> skipped;   ///< Matrices that the source does not quantize.
+  std::vector<SkippedTensor> files;     ///< Files of the model that could not be converted.
+  double seconds = 0;                   ///< Wall time.
+};
+
+/// Converts a checkpoint of another program, a directory or a file, to a directory of this one,
+/// atomically. Codes are kept, never quantized again. A source in a container (GGUF) that is not
+/// quantized becomes an unquantized directory. Peak memory is bounded by the largest module.
+/// Errors: those of Checkpoint::Open; kInvalidArgument for a source that is a directory of this
+/// program, or an unquantized one; kUnsupported naming a module that is not exact, unless
+/// allow_requantize.
+Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
+                                                const std::string& output,
+                                                const ImportCheckpointOptions& options);
+
+/// Dequantizes a quantized checkpoint, also one of another program, to an unquantized f32, bf16 or
+/// f16 checkpoint, atomically.
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
                             bool overwrite, const Progress& progress = {});
 

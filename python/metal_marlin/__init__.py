@@ -42,7 +42,7 @@ from .linear import (
     quantized_linear,
     unpack_weights,
 )
-from .models import Model, load, prepare_model, quantize_model
+from .models import Model, import_model, load, prepare_model, quantize_model
 from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
 
 __version__ = "0.1.0"
@@ -71,6 +71,7 @@ __all__ = [
     "devices",
     "errors",
     "formats",
+    "import_model",
     "kernels",
     "load",
     "matmul",

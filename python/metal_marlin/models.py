@@ -218,3 +218,34 @@ def quantize_model(
         progress=progress,
     )
     return dict(call(_core.quantize_model, source, output, recipe, directory))
+
+
+def import_model(
+    source: AnyPath,
+    output: AnyPath,
+    *,
+    allow_requantize: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    shard_bytes: int = 5 << 30,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Converts a checkpoint of another program, keeping its codes, to a directory of this one.
+
+    `source` is a file (GGUF) or a directory. Returns the JSON of `metal-marlin import --json`:
+    `modules` has the exactness of each matrix. Errors: UnsupportedError for a matrix that no format
+    holds exactly, unless `allow_requantize`. An exception raised by `progress` propagates; no
+    output is left then.
+    """
+    return dict(
+        call(
+            _core.import_model,
+            source,
+            output,
+            allow_requantize,
+            overwrite,
+            dry_run,
+            shard_bytes,
+            progress,
+        )
+    )

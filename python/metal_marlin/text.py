@@ -22,23 +22,11 @@ _MOST_TOKEN_ID = 2**31 - 1
 _MOST_FILE_BYTES = 64 << 20
 
 
-class TextCodec:
-    """The tokenizer.json of a model. No special tokens are added, nothing is cut or padded.
-
-    `quiet` keeps what the library prints on its own about its failures from the standard error,
-    for programs that print the error themselves; it moves a descriptor of the whole process.
-    """
-
-    def __init__(self, directory: str | bytes | os.PathLike[Any], *, quiet: bool = False) -> None:
-        self._path = path = Path(os.fsdecode(directory)) / "tokenizer.json"
-        self._quiet = quiet
+def _read_tokenizer(path: Path) -> bytes:
+    """The file of a directory, or what a model's own file holds in its place."""
+    if path.parent.is_dir():
         _core.check_model_file(path.parent, path.name)
-        if not path.is_file():
-            raise FileError(f"{path}: no tokenizer; token ids can be used instead")
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise UnsupportedError("text needs the tokenizers package: pip install it") from error
+    if path.is_file():
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_FILE_BYTES + 1)
@@ -48,6 +36,29 @@ class TextCodec:
             raise MalformedFileError(
                 f"{path}: {path.stat().st_size} bytes, at most {_MOST_FILE_BYTES} are supported"
             )
+        return content
+    holds_container = path.parent.is_file() or any(path.parent.glob("*.gguf"))
+    contained = _core.Checkpoint(path.parent).read_file(path.name) if holds_container else None
+    if contained is None:
+        raise FileError(f"{path}: no tokenizer; token ids can be used instead")
+    return bytes(contained)
+
+
+class TextCodec:
+    """The tokenizer.json of a model. No special tokens are added, nothing is cut or padded.
+
+    `quiet` keeps what the library prints on its own about its failures from the standard error,
+    for programs that print the error themselves; it moves a descriptor of the whole process.
+    """
+
+    def __init__(self, directory: str | bytes | os.PathLike[Any], *, quiet: bool = False) -> None:
+        self._path = Path(os.fsdecode(directory)) / "tokenizer.json"
+        self._quiet = quiet
+        content = _read_tokenizer(self._path)
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise UnsupportedError("text needs the tokenizers package: pip install it") from error
         self._tokenizer = self._call(lambda: Tokenizer.from_buffer(content))
         # A file says how its training batches were cut and filled up; a text here is one whole.
         self._call(self._tokenizer.no_truncation)

@@ -12,14 +12,18 @@
 namespace marlin::python {
 namespace {
 
-nb::dict ReportOf(const QuantizeCheckpointReport& report) {
+nb::list SkippedList(const std::vector<SkippedTensor>& tensors) {
   nb::list skipped;
-  for (const SkippedTensor& tensor : report.skipped) {
+  for (const SkippedTensor& tensor : tensors) {
     nb::dict row;
     row["name"] = TextObject(tensor.name);
     row["reason"] = TextObject(tensor.reason);
     skipped.append(row);
   }
+  return skipped;
+}
+
+nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   nb::dict dict;
   dict["output"] = PathObject(report.output);
   dict["tensors"] = report.tensors;
@@ -27,7 +31,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["bits_per_weight"] = report.bits_per_weight;
   dict["bytes"] = report.bytes;
   dict["coverage"] = report.coverage;
-  dict["skipped"] = skipped;
+  dict["skipped"] = SkippedList(report.skipped);
   dict["seconds"] = report.seconds;
   return dict;
 }
@@ -66,6 +70,56 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   }
   raised.Rethrow();
   return ReportOf(Take(*std::move(report)));
+}
+
+nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool allow_requantize,
+                         bool overwrite, bool dry_run, int64_t shard_bytes,
+                         const nb::object& progress) {
+  const std::string source = PathOf("source", source_path);
+  const std::string output = PathOf("output", output_path);
+  ImportCheckpointOptions options;
+  options.allow_requantize = allow_requantize;
+  options.overwrite = overwrite;
+  options.dry_run = dry_run;
+  options.shard_bytes = shard_bytes;
+  CallbackError raised;
+  options.progress = [&](int64_t done, int64_t total) {
+    raised.Run([&] {
+      if (!progress.is_none()) progress(done, total);
+    });
+  };
+  std::optional<Result<ImportCheckpointReport>> taken;
+  {
+    const nb::gil_scoped_release released;
+    taken.emplace(ImportCheckpoint(source, output, options));
+  }
+  raised.Rethrow();
+  const ImportCheckpointReport report = Take(*std::move(taken));
+  nb::list modules;
+  for (const ImportedModule& module : report.modules) {
+    nb::dict row;
+    row["name"] = TextObject(module.name);
+    row["format"] = std::string(FormatName(module.spec.format));
+    row["group_size"] = module.spec.group_size;
+    row["exactness"] = module.exactness;
+    row["growth"] = module.growth;
+    modules.append(row);
+  }
+  nb::dict dict;
+  dict["output"] = PathObject(report.output);
+  dict["method"] = report.method;
+  dict["tensors"] = report.tensors;
+  dict["parameters"] = report.parameters;
+  dict["quantized_parameters"] = report.quantized_parameters;
+  dict["bits_per_weight"] = report.bits_per_weight;
+  dict["bytes"] = report.bytes;
+  dict["source_bytes"] = report.source_bytes;
+  dict["coverage"] = report.coverage;
+  dict["modules"] = modules;
+  dict["skipped"] = SkippedList(report.skipped);
+  dict["files"] = SkippedList(report.files);
+  dict["seconds"] = report.seconds;
+  return dict;
 }
 
 nb::list ModulesOf(const Checkpoint& checkpoint) {
@@ -130,6 +184,9 @@ void BindCheckpoints(nb::module_& module) {
       .def_rw("progress", &DirectoryOptions::progress);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
+  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
+             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
+             nb::arg("shard_bytes"), nb::arg("progress").none());
   module.def(
       "check_model_file",
       [](nb::handle directory, const std::string& name) {
@@ -157,6 +214,14 @@ void BindCheckpoints(nb::module_& module) {
           "weights",
           [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },
           nb::arg("module"))
+      .def(
+          "read_file",
+          [](const Checkpoint& self, const std::string& name) -> nb::object {
+            const std::optional<std::string> text = Take(self.ReadFile(name));
+            if (!text) return nb::none();
+            return nb::bytes(text->data(), text->size());
+          },
+          nb::arg("name"))
       .def("verify_checksums", [](const Checkpoint& self) { Check(self.VerifyChecksums()); });
 }
 

@@ -8,6 +8,7 @@
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/checksum.h"
+#include "checkpoint/model_directory.h"
 
 namespace marlin {
 namespace {
@@ -75,7 +76,18 @@ Result<TensorView> Checkpoint::Tensor(const std::string& name) const {
   const std::optional<size_t> found = impl_->FindTensor(name);
   if (!found) return UnknownName(*impl_, "tensor", name);
   const TensorInfo& tensor = impl_->tensors[*found];
-  return TensorView(impl_->Data(*found), tensor.dtype, tensor.shape);
+  const auto computed = impl_->computed.find(*found);
+  if (computed == impl_->computed.end()) {
+    return TensorView(impl_->Data(*found), tensor.dtype, tensor.shape);
+  }
+  const std::scoped_lock lock(impl_->computed_mutex);
+  auto data = impl_->computed_data.find(*found);
+  if (data == impl_->computed_data.end()) {
+    MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(tensor.bytes));
+    computed->second(buffer.data());
+    data = impl_->computed_data.emplace(*found, std::move(buffer)).first;
+  }
+  return TensorView(data->second.data(), tensor.dtype, tensor.shape);
 }
 
 bool Checkpoint::IsModulePart(const std::string& tensor_name) const {
@@ -96,8 +108,37 @@ Result<QuantizedWeights> Checkpoint::Weights(const std::string& module_name) con
   }
 }
 
+Result<std::optional<std::string>> Checkpoint::ReadFile(const std::string& name) const {
+  if (name.empty() || name.find('/') != std::string::npos) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("name: \"{}\" is not the name of a file", Printable(name)));
+  }
+  if (impl_->is_directory) {
+    SystemIo io;
+    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, impl_->path, name));
+    const std::string path = JoinPath(impl_->path, name);
+    MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io.Stat(path));
+    if (info.kind == FileKind::kRegular) {
+      MARLIN_ASSIGN_OR_RETURN(std::string text, io.ReadText(path, kMaxSideFileBytes));
+      return std::optional<std::string>(std::move(text));
+    }
+  }
+  for (ContainedFile& file : impl_->reader->Files()) {
+    if (file.name != name) continue;
+    if (!file.obstacle.empty()) {
+      return Status(Code::kUnsupported, fmt::format("{}: {}: {}", Printable(impl_->path),
+                                                    Printable(name), file.obstacle));
+    }
+    return std::optional<std::string>(std::move(file.content));
+  }
+  return std::optional<std::string>();
+}
+
 Status Checkpoint::VerifyChecksums() const {
-  for (size_t i = 0; i < impl_->tensors.size(); ++i) {
+  // Other programs store no checksums: what can be verified of their files are the values.
+  const size_t checked =
+      impl_->quant_method.empty() || impl_->quantized() ? impl_->tensors.size() : 0;
+  for (size_t i = 0; i < checked; ++i) {
     const TensorInfo& tensor = impl_->tensors[i];
     const auto fail = [&](const std::string& message) {
       return Status(Code::kMalformedFile,

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "checkpoint/io.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
@@ -18,11 +21,15 @@ namespace marlin {
 
 // NOLINTNEXTLINE(bugprone-exception-escape): moving a Json asserts its invariant and cannot throw.
 struct Checkpoint::Impl : TensorStore {
-  std::string quant_method;  ///< Empty: plain.
+  std::string quant_method;   ///< Empty: plain.
+  bool in_container = false;  ///< Not safetensors.
   std::unique_ptr<const ModuleReader> reader;
   std::vector<QuantizedModule> modules;  ///< The reader's modules, as the public type.
   std::unordered_map<std::string_view, size_t> module_index;
   std::vector<bool> is_part;  ///< Whether a tensor is a module's part.
+  /// Computed tensors that views were given of, by number.
+  mutable std::map<size_t, AlignedBuffer> computed_data;
+  mutable std::mutex computed_mutex;  ///< Guards computed_data.
 
   bool quantized() const { return quant_method == kQuantMethod; }
 };

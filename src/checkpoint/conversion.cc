@@ -16,7 +16,6 @@ namespace marlin {
 namespace {
 
 constexpr int64_t kCopyChunk = int64_t{8} << 20;
-constexpr int64_t kMaxSideFileBytes = int64_t{256} << 20;
 constexpr size_t kMaxSideFiles = 1000;
 
 const char kConfigName[] = "config.json";
@@ -84,6 +83,12 @@ Status CopySideFiles(Io& io, const Checkpoint::Impl& source, const std::vector<s
     MARLIN_ASSIGN_OR_RETURN(const std::string content,
                             io.ReadText(JoinPath(source.path, name), kMaxSideFileBytes));
     MARLIN_RETURN_IF_ERROR(directory->WriteFile(name, content));
+  }
+  for (const ContainedFile& file : source.reader->Files()) {
+    // A file of the directory is the newer one.
+    if (!file.obstacle.empty() || std::find(names.begin(), names.end(), file.name) != names.end())
+      continue;
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(file.name, file.content));
   }
   return {};
 }
@@ -164,7 +169,13 @@ Result<LoadedTensor> LoadedTensor::Load(const Checkpoint::Impl& source, size_t t
   loaded.offset_ = info.offset;
   loaded.bytes_ = info.bytes;
   const std::byte* data = loaded.mapping_->data() + info.offset;
-  if (reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(DTypeBytes(info.dtype)) != 0) {
+  if (const auto computed = source.computed.find(tensor); computed != source.computed.end()) {
+    MARLIN_ASSIGN_OR_RETURN(loaded.copy_, AlignedBuffer::Allocate(info.bytes));
+    computed->second(loaded.copy_.data());
+    data = loaded.copy_.data();
+    loaded.bytes_ = std::min(info.bytes, loaded.mapping_->size() - info.offset);
+  } else if (reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(DTypeBytes(info.dtype)) !=
+             0) {
     MARLIN_ASSIGN_OR_RETURN(loaded.copy_, AlignedBuffer::Allocate(info.bytes));
     std::memcpy(loaded.copy_.data(), data, static_cast<size_t>(info.bytes));
     loaded.mapping_->Release(info.offset, info.bytes);
@@ -181,6 +192,10 @@ LoadedTensor::~LoadedTensor() {
 Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit,
                   TensorWriter* writer) {
   const TensorInfo& info = source.tensors[tensor];
+  if (source.computed.contains(tensor)) {
+    MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source, tensor));
+    return writer->Append(unit, 0, loaded.view().data(), info.bytes);
+  }
   const Mapping& mapping = *source.files[source.tensor_file[tensor]].mapping;
   for (int64_t done = 0; done < info.bytes; done += kCopyChunk) {
     const int64_t bytes = std::min(kCopyChunk, info.bytes - done);

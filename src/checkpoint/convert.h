@@ -12,6 +12,10 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
                                                       const std::string& output,
                                                       const QuantizeCheckpointOptions& options);
 
+Result<ImportCheckpointReport> ImportCheckpointOn(Io& io, const std::string& source,
+                                                  const std::string& output,
+                                                  const ImportCheckpointOptions& options);
+
 /// shard_bytes: most data bytes per file, unless one tensor is larger.
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,

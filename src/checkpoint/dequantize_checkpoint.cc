@@ -201,11 +201,11 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
                   fmt::format("dtype: expected f32, bf16 or f16, got {}", DTypeName(dtype)));
   }
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
-  if (!checkpoint.quantized()) {
-    return Status(Code::kInvalidArgument,
-                  Printable(source_path) + ": is not a quantized directory of metal_marlin");
-  }
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
+  if (source.quant_method.empty() && !source.in_container) {
+    return Status(Code::kInvalidArgument,
+                  Printable(source_path) + ": is not a quantized checkpoint");
+  }
   CheckpointDequantizer dequantizer(checkpoint, dtype, progress);
   Conversion conversion;
   conversion.target = output;

@@ -1,12 +1,16 @@
 // The rule for which files belong to a model's directory.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "checkpoint/io.h"
 #include "marlin/status.h"
 
 namespace marlin {
+
+/// Most bytes of a small file of a model: tokenizer, licence, ...
+inline constexpr int64_t kMaxSideFileBytes = int64_t{256} << 20;
 
 /// Checks whether an entry of a model's directory may be read or copied. A link may point to a file
 /// of the same directory, and from ".../models--ORG--NAME/snapshots/REV" into

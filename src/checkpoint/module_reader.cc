@@ -46,6 +46,7 @@ struct MethodPlace {
   std::string_view implied;  // Empty: the place must name its method.
 };
 constexpr std::string_view kConfigFile = "config.json";
+constexpr std::string_view kPlainSuffix = ".safetensors";
 constexpr std::array<MethodPlace, 6> kPlaces = {{
     {kConfigFile, "quantization_config", ""},
     {kConfigFile, "compression_config", "compressed-tensors"},
@@ -140,6 +141,11 @@ const Container* FindContainer(std::string_view file_name) {
   return nullptr;
 }
 
+bool IsOtherContainer(std::string_view file_name) {
+  const Container* const container = FindContainer(file_name);
+  return container != nullptr && container != FindContainer(kPlainSuffix);
+}
+
 Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
                                     const std::vector<std::string>& names) {
   if (store.config.is_object()) {
@@ -163,7 +169,7 @@ Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
 Result<std::unique_ptr<const ModuleReader>> OpenModules(TensorStore& store,
                                                         const QuantMethod& method) {
   // A plain checkpoint has no method at all; an empty name is an error.
-  if (method.config == nullptr) return FindContainer(".safetensors")->open(store, method);
+  if (method.config == nullptr) return FindContainer(kPlainSuffix)->open(store, method);
   if (method.name.empty()) return UnnamedMethod(method.where);
   for (const Method& known : kMethods) {
     if (known.name == method.name) return known.open(store, method);

@@ -49,6 +49,13 @@ struct PartTensor {
   size_t tensor = 0;  ///< Its number in the TensorStore.
 };
 
+/// A small file of a model's directory that a container holds in another form: the tokenizer.
+struct ContainedFile {
+  std::string name;
+  std::string content;
+  std::string obstacle;  ///< Not empty: why there is no content.
+};
+
 /// The modules of one opened checkpoint. Immutable and thread-safe once opened.
 class ModuleReader {
  public:
@@ -68,6 +75,10 @@ class ModuleReader {
   /// kMalformedFile, kOutOfMemory.
   virtual Result<QuantizedWeights> Load(const ModuleRecord& record) const = 0;
 
+  /// The small files that belong beside the weights in a directory, other than config.json; none
+  /// if the checkpoint is a directory.
+  virtual std::vector<ContainedFile> Files() const { return {}; }
+
  protected:
   std::vector<ModuleRecord> modules_;
   std::string recipe_name_;
@@ -82,8 +93,8 @@ struct QuantMethod {
 };
 
 /// Opens a reader on a store whose tensors have been read. For a container other than safetensors
-/// the store holds only the mapped file: the reader then adds the tensors and the equivalent of
-/// config.json. The store outlives the reader and does not move.
+/// the store holds only the mapped file, or all files of a sharded one: the reader then adds the
+/// tensors and the equivalent of config.json. The store outlives the reader and does not move.
 using OpenReader = Result<std::unique_ptr<const ModuleReader>>(TensorStore& store,
                                                                const QuantMethod& method);
 
@@ -101,6 +112,8 @@ void RemoveQuantization(Json* config);
 
 /// The container of a file, by its suffix; null if unknown.
 const Container* FindContainer(std::string_view file_name);
+/// True for the suffixes of containers other than safetensors.
+bool IsOtherContainer(std::string_view file_name);
 
 /// Finds a directory's quantization method: in config.json, or in the separate file that some
 /// writers use. `names` are the directory's entries, sorted. Errors: kMalformedFile for an entry of

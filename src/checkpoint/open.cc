@@ -34,6 +34,8 @@ class CheckpointOpener {
   Status ReadConfig(const std::vector<std::string>& names);
   Status OpenContainer(const Container& container, const std::string& directory,
                        const std::string& name);
+  Status MapContainer(const Container& container, const std::string& directory,
+                      const std::string& name);
   Status OpenInDirectory(const std::vector<std::string>& names);
   Status TakeReader(Result<std::unique_ptr<const ModuleReader>> reader);
   Status Fail(Code code, const std::string& message) const {
@@ -60,8 +62,8 @@ struct ForeignKind {
 constexpr std::string_view kPickle =
     "a PyTorch pickle, which is never opened because loading it can run code: convert it to "
     "safetensors";
-constexpr std::array<ForeignKind, 9> kForeignKinds = {{
-    {".gguf", "a GGUF file, which is not supported"},
+constexpr std::string_view kGgufMagic = "GGUF";
+constexpr std::array<ForeignKind, 8> kForeignKinds = {{
     {".onnx", "an ONNX model, which is not supported"},
     {".bin", kPickle},
     {".pt", kPickle},
@@ -81,9 +83,37 @@ const ForeignKind* FindForeignKind(std::string_view name) {
 
 // Identifies foreign formats by their first bytes, for files with a misleading suffix.
 std::string_view SniffForeign(std::string_view text) {
-  if (text.starts_with("GGUF")) return kForeignKinds[0].what;
+  if (text.starts_with(kGgufMagic)) return "a GGUF file: its name must end in .gguf";
   if (text.starts_with("PK\x03\x04") || text.starts_with("\x80\x02")) return kPickle;
   return {};
+}
+
+/// "<stem>-00002-of-00005<suffix>": one of the files of a sharded container.
+struct ShardName {
+  std::string stem;
+  std::string suffix;
+  int64_t number = 0;
+  int64_t count = 0;
+};
+
+std::string ShardFile(const ShardName& shard, int64_t number) {
+  return fmt::format("{}-{:05}-of-{:05}{}", shard.stem, number, shard.count, shard.suffix);
+}
+
+std::optional<ShardName> ParseShardName(std::string_view name, std::string_view suffix) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr size_t kDigits = 5;
+  constexpr size_t kTail = 1 + 2 * kDigits + kOf.size();
+  if (!name.ends_with(suffix) || name.size() <= suffix.size() + kTail) return std::nullopt;
+  const size_t begin = name.size() - suffix.size() - kTail;
+  ShardName shard{std::string(name.substr(0, begin)), std::string(suffix), 0, 0};
+  std::from_chars(name.data() + begin + 1, name.data() + begin + 1 + kDigits, shard.number);
+  const char* const count = name.data() + begin + kTail - kDigits;
+  std::from_chars(count, count + kDigits, shard.count);
+  if (shard.number < 1 || shard.number > shard.count) return std::nullopt;
+  // Written back it must be the same name: five digits each, and the separators.
+  if (ShardFile(shard, shard.number) != name) return std::nullopt;
+  return shard;
 }
 
 bool IsPlainFileName(const std::string& name) {
@@ -240,11 +270,13 @@ Status CheckpointOpener::OpenDirectory() {
   return TakeReader(OpenModules(impl_, method));
 }
 
-// A directory without safetensors may hold one file of another container.
+// A directory without safetensors may hold one model in another container.
 Status CheckpointOpener::OpenInDirectory(const std::vector<std::string>& names) {
   const std::string* only = nullptr;
   for (const std::string& name : names) {
     if (FindContainer(name) == nullptr) continue;
+    const std::optional<ShardName> shard = ParseShardName(name, FindContainer(name)->suffix);
+    if (shard && shard->number > 1 && only != nullptr && *only == ShardFile(*shard, 1)) continue;
     if (only != nullptr) {
       return Fail(Code::kInvalidArgument, fmt::format("holds both {} and {}: name the file",
                                                       Printable(*only), Printable(name)));
@@ -252,30 +284,50 @@ Status CheckpointOpener::OpenInDirectory(const std::vector<std::string>& names) 
     only = &name;
   }
   if (only == nullptr) return ExplainMissing(names);
-  MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, *only));
   return OpenContainer(*FindContainer(*only), impl_.path, *only);
 }
 
-Status CheckpointOpener::OpenContainer(const Container& container, const std::string& directory,
-                                       const std::string& name) {
-  const std::string path = directory.empty() ? impl_.path : JoinPath(directory, name);
+Status CheckpointOpener::MapContainer(const Container& container, const std::string& directory,
+                                      const std::string& name) {
+  const std::string path = JoinPath(directory, name);
+  if (impl_.is_directory) MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, directory, name));
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.Stat(path));
+  if (info.kind == FileKind::kMissing) {
+    return Status(Code::kIo, Printable(path) + ": no such file");
+  }
   MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const Mapping> mapping, io_.Map(path));
   if (!mapping->text().starts_with(container.magic)) {
     return Status(Code::kMalformedFile, fmt::format("{}: does not begin with {}", Printable(path),
                                                     Printable(container.magic)));
   }
   impl_.files.push_back({name, info, std::move(mapping), 0});
+  return {};
+}
+
+Status CheckpointOpener::OpenContainer(const Container& container, const std::string& directory,
+                                       const std::string& name) {
+  if (const std::optional<ShardName> shard = ParseShardName(name, container.suffix)) {
+    for (int64_t i = 1; i <= shard->count; ++i) {
+      MARLIN_RETURN_IF_ERROR(MapContainer(container, directory, ShardFile(*shard, i)));
+    }
+  } else {
+    MARLIN_RETURN_IF_ERROR(MapContainer(container, directory, name));
+  }
   MARLIN_RETURN_IF_ERROR(TakeReader(container.open(impl_, QuantMethod())));
+  impl_.in_container = true;
   if (!impl_.modules.empty()) impl_.quant_method = container.suffix.substr(1);
   impl_.checksums.resize(impl_.tensors.size());
   return {};
 }
 
 Status CheckpointOpener::OpenFile() {
-  const std::string name = impl_.path.substr(impl_.path.rfind('/') + 1);
-  const Container* const container = FindContainer(name);
-  if (container != nullptr && !container->magic.empty()) return OpenContainer(*container, "", name);
+  const size_t slash = impl_.path.rfind('/');
+  const std::string name = impl_.path.substr(slash + 1);
+  if (IsOtherContainer(name)) {
+    // With its slash, so that the file system's root is not taken for no folder.
+    const std::string folder = impl_.path.substr(0, slash + 1);  // npos + 1 is 0.
+    return OpenContainer(*FindContainer(name), folder, name);
+  }
   if (const ForeignKind* kind = FindForeignKind(name)) {
     return Fail(Code::kUnsupported, std::string(kind->what));
   }

@@ -16,6 +16,13 @@ std::optional<size_t> TensorStore::FindTensor(std::string_view name) const {
   return static_cast<size_t>(found - tensors.begin());
 }
 
+void TensorStore::Release(size_t tensor) const {
+  const Mapping& mapping = MappingOf(tensor);
+  const int64_t offset = tensors[tensor].offset;
+  // A computed tensor may be larger than what it is computed from.
+  mapping.Release(offset, std::min(tensors[tensor].bytes, mapping.size() - offset));
+}
+
 Status SortTensors(TensorStore* store) {
   std::vector<TensorInfo>& tensors = store->tensors;
   const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };

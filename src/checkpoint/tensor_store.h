@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,20 +35,21 @@ struct TensorStore {
   std::vector<std::optional<uint64_t>> checksums;  ///< The stored checksum of each tensor, if any.
   std::string config_json;
   Json config;  ///< config_json parsed; null when there is none.
+  /// Tensors that no file holds as they are, such as rows in another order: each is computed into
+  /// `bytes` bytes, aligned to 64. Their extents in the files are the place of what is read.
+  std::map<size_t, std::function<void(std::byte* out)>> computed;
 
   /// The index of a tensor. Binary search in the sorted names: for the maximum number of tensors a
   /// hash table would exceed the memory that opening may use.
   std::optional<size_t> FindTensor(std::string_view name) const;
 
   const Mapping& MappingOf(size_t tensor) const { return *files[tensor_file[tensor]].mapping; }
-  /// The first byte of a tensor; may be unaligned for its type.
+  /// The first byte of a tensor; may be unaligned for its type. Precondition: it is not computed.
   const std::byte* Data(size_t tensor) const {
     return MappingOf(tensor).data() + tensors[tensor].offset;
   }
   /// Lets the kernel drop a tensor's pages.
-  void Release(size_t tensor) const {
-    MappingOf(tensor).Release(tensors[tensor].offset, tensors[tensor].bytes);
-  }
+  void Release(size_t tensor) const;
 };
 
 /// Sorts the tensors of all files by name and records the file of each. Errors: kMalformedFile for

@@ -116,6 +116,11 @@ Result<ModelArchitecture> DescribeSource(const std::string& source) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (source.ends_with(".safetensors")) return DescribeHeaders(source);
+  if (IsOtherContainer(source)) {
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(source));
+    Result<ModelArchitecture> model = DescribeModel(checkpoint.config_json());
+    return model.ok() ? std::move(model) : model.status().WithContext(Printable(source));
+  }
   const bool directory = fs::is_directory(source, ignored);
   const fs::path config = directory ? fs::path(source) / "config.json" : fs::path(source);
   if (directory && !fs::exists(config, ignored)) return DescribeHeaders(source);

@@ -1,5 +1,7 @@
 #include "cli/checkpoint_listing.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace marlin::cli {
@@ -44,6 +46,28 @@ std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
     if (!checkpoint.IsModulePart(tensor.name)) tensors.push_back(ListPlain(tensor));
   }
   return tensors;
+}
+
+std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
+  struct Group {
+    const SkippedTensor* first = nullptr;
+    int64_t count = 0;
+  };
+  std::vector<Group> groups;
+  for (const SkippedTensor& tensor : skipped) {
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
+      return candidate.first->reason == tensor.reason;
+    });
+    if (group == groups.end()) group = groups.insert(group, Group{&tensor, 0});
+    ++group->count;
+  }
+  std::string text;
+  for (const Group& group : groups) {
+    const std::string others = group.count == 1 ? "" : fmt::format(" and {} more", group.count - 1);
+    text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", group.first->name, others,
+                        group.first->reason);
+  }
+  return text.empty() ? "none" : text;
 }
 
 bool HasExperts(const Checkpoint& checkpoint) {

@@ -23,6 +23,9 @@ struct ListedTensor {
 /// Modules first, then the plain tensors; each in name order.
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint);
 
+/// Tensors that were left unquantized, grouped by reason: the routers of 48 layers are one entry.
+std::string SkippedText(const std::vector<SkippedTensor>& skipped);
+
 /// True when any tensor belongs to a routed expert.
 bool HasExperts(const Checkpoint& checkpoint);
 

@@ -53,7 +53,7 @@ std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
 class InspectCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("PATH", &path_, "A model's directory or a .safetensors file");
+    arguments.Positional("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
   }
 
   Status Run(Console& console) override {
@@ -74,6 +74,7 @@ class InspectCommand final : public Command {
                               const std::vector<ListedTensor>& tensors, const Totals& total) {
     Json document = {{"path", checkpoint.path()},
                      {"quantized", checkpoint.quantized()},
+                     {"method", checkpoint.quant_method()},
                      {"recipe", checkpoint.quantized() ? Json(checkpoint.recipe_name()) : Json()},
                      {"tensors", Json::array()}};
     document["parameters"] = total.parameters;
@@ -104,10 +105,13 @@ class InspectCommand final : public Command {
       add(std::string(LayerClassName(static_cast<LayerClass>(i))), classes[i]);
     }
     add("total", total);
-    const std::string kind =
-        checkpoint.quantized()
-            ? fmt::format("quantized, recipe {}", EscapeUnprintable(checkpoint.recipe_name()))
-            : "not quantized";
+    std::string kind = "not quantized";
+    if (checkpoint.quantized()) {
+      kind = fmt::format("quantized, recipe {}", EscapeUnprintable(checkpoint.recipe_name()));
+    } else if (!checkpoint.quant_method().empty()) {
+      kind = fmt::format("quantized, {}; the formats are those of `import`",
+                         checkpoint.quant_method());
+    }
     return console.Print(fmt::format("{}: {}\n\n{}\n{}", EscapeUnprintable(checkpoint.path()), kind,
                                      list.ToString(), summary.ToString()));
   }

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -45,7 +44,7 @@ class QuantizeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
-                         "A Hugging Face directory (sharded or not) or a .safetensors file");
+                         "An unquantized Hugging Face directory, .safetensors or GGUF file");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     recipe_arguments_.Declare(arguments);
@@ -142,30 +141,6 @@ class QuantizeCommand final : public Command {
           report.zeroed_groups);
     }
     return console.Print(text);
-  }
-
-  /// Groups by reason: the routers of 48 layers are one line, not 48.
-  static std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
-    struct Group {
-      const SkippedTensor* first = nullptr;
-      int64_t count = 0;
-    };
-    std::vector<Group> groups;
-    for (const SkippedTensor& tensor : skipped) {
-      auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
-        return candidate.first->reason == tensor.reason;
-      });
-      if (group == groups.end()) group = groups.insert(group, Group{&tensor, 0});
-      ++group->count;
-    }
-    std::string text;
-    for (const Group& group : groups) {
-      const std::string others =
-          group.count == 1 ? "" : fmt::format(" and {} more", group.count - 1);
-      text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", group.first->name, others,
-                          group.first->reason);
-    }
-    return text.empty() ? "none" : text;
   }
 
   std::string source_;

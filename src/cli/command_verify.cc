@@ -41,7 +41,7 @@ std::vector<std::string> ErrorCells(const ErrorSums& errors) {
 class VerifyCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("QUANT", &path_, "A quantized directory, or a file that `prepare` wrote");
+    arguments.Positional("QUANT", &path_, "A quantized checkpoint, or a file that `prepare` wrote");
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
@@ -53,7 +53,7 @@ class VerifyCommand final : public Command {
     }
     if (IsPreparedModel(path_)) return VerifyPrepared(console);
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
-    if (!quantized.quantized()) {
+    if (quantized.quant_method().empty()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is not a quantized checkpoint", path_));
     }
@@ -99,7 +99,7 @@ class VerifyCommand final : public Command {
   static Status PrintDocument(Console& console, const Checkpoint& quantized,
                               const Comparison& comparison, bool ok) {
     Json document = {{"ok", ok},
-                     {"checksums", quantized.tensors().size()},
+                     {"checksums", quantized.quantized() ? quantized.tensors().size() : 0},
                      {"tensors", Json::array()},
                      {"classes", Json::array()}};
     for (const TensorComparison& tensor : comparison.tensors) {
@@ -120,8 +120,11 @@ class VerifyCommand final : public Command {
 
   Status PrintTables(Console& console, const Checkpoint& quantized,
                      const Comparison& comparison) const {
-    std::string text = fmt::format("{}: {} tensors match their checksums\n",
-                                   EscapeUnprintable(path_), quantized.tensors().size());
+    std::string text = EscapeUnprintable(path_);
+    text += quantized.quantized()
+                ? fmt::format(": {} tensors match their checksums\n", quantized.tensors().size())
+                : fmt::format(": {} modules are valid; {} files have no checksums\n",
+                              quantized.modules().size(), quantized.quant_method());
     if (against_) text += fmt::format("\n{}\n{}", TensorTable(comparison), ClassTable(comparison));
     return console.Print(text);
   }

@@ -239,7 +239,7 @@ const TensorComparison* Comparison::Worst() const {
 
 Result<Comparison> CompareCheckpoints(const Checkpoint& quantized, const Checkpoint& source,
                                       const Progress& progress) {
-  if (!quantized.quantized()) {
+  if (quantized.quant_method().empty()) {
     return Status(Code::kInvalidArgument,
                   fmt::format("{}: is not a quantized checkpoint", quantized.path()));
   }

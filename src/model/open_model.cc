@@ -50,11 +50,16 @@ Status CheckIsModel(const std::string& path) {
 
 Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
+  Result<Checkpoint> opened = Checkpoint::Open(path);
   // Containers other than safetensors embed their config.
-  const Container* const container = FindContainer(path);
-  const bool whole = container != nullptr && !container->magic.empty();
+  const bool whole =
+      opened.ok() ? CheckpointAccess::Get(*opened).in_container : IsOtherContainer(path);
   if (!whole) MARLIN_RETURN_IF_ERROR(CheckIsModel(path));
-  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(path));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, std::move(opened));
+  if (checkpoint.config_json().empty()) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: does not say which architecture it has", Printable(path)));
+  }
   std::string generation;
   if (!whole) {
     SystemIo io;

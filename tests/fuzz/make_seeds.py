@@ -443,6 +443,73 @@ CHECKPOINT_SOURCES = ("src/checkpoint/module_tensors.cc", "src/checkpoint/open.c
 JSON_WORDS = ("[[", "]]", "{}", "{},", '":', ",", "null", "true", "-1", "0", "1e400",
               "18446744073709551615", "9223372036854775807", "2147483647", "\\u0000", "\\ud800")
 
+def gguf_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_value(value: Any) -> tuple[int, bytes]:
+    """Returns the type number and the bytes of a metadata value."""
+    if isinstance(value, bool):
+        return 7, struct.pack("<B", value)
+    if isinstance(value, int):
+        return 4, struct.pack("<I", value)
+    if isinstance(value, float):
+        return 6, struct.pack("<f", value)
+    if isinstance(value, str):
+        return 8, gguf_text(value)
+    kind = gguf_value(value[0])[0]
+    return 9, struct.pack("<IQ", kind, len(value)) + b"".join(gguf_value(v)[1] for v in value)
+
+
+def gguf_file(values: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int]]) -> bytes:
+    """Returns a file; tensors have a shape, contiguous dimension first, and F32 (0) or Q8_0 (8)."""
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
+    for key, value in values.items():
+        kind, content = gguf_value(value)
+        header += gguf_text(key) + struct.pack("<I", kind) + content
+    data = b""
+    for name, (shape, kind) in tensors.items():
+        header += gguf_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind,
+                                                len(data))
+        elements = 1
+        for size in shape:
+            elements *= size
+        data += bytes(elements * 4 if kind == 0 else elements // 32 * 34)
+        data += bytes(-len(data) % 32)
+    return header + bytes(-len(header) % 32) + data
+
+
+def gguf_files() -> Seeds:
+    """Returns files of every block type, and models of several architectures."""
+    folder = ROOT / "tests" / "golden" / "gguf"
+    seeds = {"all-types": (folder / "all_types.gguf").read_bytes()}
+    for name in ("llama", "qwen3moe", "glm4moe", "gpt-oss", "deepseek2"):
+        values: dict[str, Any] = {
+            "general.architecture": name, "general.alignment": 32,
+            **{f"{name}.{key}": number for key, number in {
+                "block_count": 2, "embedding_length": 32, "feed_forward_length": 64,
+                "context_length": 128, "attention.head_count": 2, "attention.head_count_kv": 1,
+                "expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 32,
+                "attention.sliding_window": 16, "attention.kv_lora_rank": 16,
+                "rope.dimension_count": 8, "nextn_predict_layers": 1}.items()},
+            f"{name}.rope.freq_base": 10000.0, f"{name}.rope.scaling.type": "yarn",
+            f"{name}.rope.scaling.factor": 4.0, f"{name}.expert_weights_norm": True,
+            "tokenizer.ggml.model": "llama" if name == "llama" else "gpt2",
+            "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": ["a", "b", "ab", "<end>"],
+            "tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.ggml.scores": [0.0, -1.0, -2.0, 0.0], "tokenizer.ggml.eos_token_id": 3,
+        }
+        seeds[name] = gguf_file(values, {
+            "token_embd.weight": ((32, 4), 8), "output_norm.weight": ((32,), 0),
+            "rope_freqs.weight": ((4,), 0), "blk.0.attn_q.weight": ((32, 32), 8),
+            "blk.0.attn_k.weight": ((32, 16), 0), "blk.0.attn_q.bias": ((32,), 0),
+            "blk.0.ffn_gate_exps.weight": ((32, 32, 2), 8),
+            "blk.0.ffn_up_exps.weight": ((32, 32, 2), 8),
+            "blk.0.ffn_gate_exps.bias": ((32, 2), 0), "blk.0.ffn_up_exps.bias": ((32, 2), 0),
+            "blk.0.ffn_down_exps.weight": ((32, 32, 2), 0)})
+    return seeds
+
+
 TARGETS = {
     "arguments_fuzz": Target(
         STRUCTURE, argument_lines, ("src/cli/*.cc", *RECIPE_SOURCES),
@@ -455,6 +522,8 @@ TARGETS = {
                            ("src/checkpoint/readers/*.cc", "src/checkpoint/module_reader.cc",
                             "src/checkpoint/safetensors.cc"), (DIVIDER, *JSON_WORDS)),
     "generation_config_fuzz": Target(TEXT, generation_configs, CONFIG_SOURCES, JSON_WORDS),
+    "gguf_fuzz": Target(STRUCTURE, gguf_files, ("src/checkpoint/readers/gguf*.cc",),
+                        ("GGUF", "split.count", ".scale", "llama.", "attention.head_count_kv")),
     "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),

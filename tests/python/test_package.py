@@ -306,6 +306,27 @@ def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
             attempt(tmp_path)
 
 
+def test_importing_a_file_of_another_program(tmp_path: Path) -> None:
+    source = ROOT / "tests" / "golden" / "gguf" / "all_types.gguf"
+    seen: list[tuple[int, int]] = []
+    assert mm.import_model(source, tmp_path / "dry", dry_run=True)["coverage"] > 0.9
+    assert not (tmp_path / "dry").exists()
+    report = mm.import_model(
+        source, tmp_path / "q", progress=lambda done, total: seen.append((done, total))
+    )
+    assert {module["exactness"] for module in report["modules"]} == {"exact"}
+    assert seen[-1][0] == seen[-1][1] == report["parameters"]
+    original, imported = mm.Checkpoint(source), mm.Checkpoint(tmp_path / "q")
+    assert original.quant_method == "gguf" and imported.quantized
+    imported.verify_checksums()
+    for module in original.modules:
+        name = module["name"]
+        before, after = original.weights(name), imported.weights(name)
+        assert np.array_equal(mm.dequantize(before), mm.dequantize(after)), name
+    with pytest.raises(mm.InvalidArgumentError, match="nothing to import"):
+        mm.import_model(SAMPLE, tmp_path / "none")
+
+
 def test_quantizing_a_directory(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     report = mm.quantize_model(

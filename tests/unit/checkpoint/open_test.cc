@@ -92,10 +92,11 @@ TEST(Open, PathsThatAreNoCheckpoint) {
 
 TEST(Open, ForeignFilesAreNamed) {
   TemporaryDirectory directory;
-  WriteFile(directory / "m.gguf", "GGUF");
-  ExpectError(directory / "m.gguf", Code::kUnsupported, "GGUF");
-  ExpectError(directory.path(), Code::kUnsupported, "m.gguf is a GGUF file");
+  WriteFile(directory / "m.safetensors", "GGUF");
+  ExpectError(directory / "m.safetensors", Code::kUnsupported, "its name must end in .gguf");
+  std::filesystem::remove(directory / "m.safetensors");
   WriteFile(directory / "pytorch_model.bin", "PK");
+  ExpectError(directory.path(), Code::kUnsupported, "pytorch_model.bin is a PyTorch pickle");
   ExpectError(directory / "pytorch_model.bin", Code::kUnsupported, "pickle");
   WriteFile(directory / "m.onnx", "");
   ExpectError(directory / "m.onnx", Code::kUnsupported, "ONNX");

@@ -1,0 +1,341 @@
+#include "checkpoint/readers/gguf_blocks.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include "base/scalars.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kSuperBlock = 256;  ///< Elements of the blocks with two levels of scales.
+
+uint16_t Half(const uint8_t* at) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, at, sizeof(bits));
+  return bits;
+}
+
+uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
+
+/// 32 nibbles of 16 bytes: the low ones are the first half.
+void HalfSplit(const uint8_t* bytes, uint8_t* codes) {
+  for (int j = 0; j < 16; ++j) {
+    codes[j] = bytes[j] & 15u;
+    codes[j + 16] = bytes[j] >> 4;
+  }
+}
+
+void DecodeQ40(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  HalfSplit(block + 2, out->codes.data());
+}
+
+void DecodeQ41(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  out->biases[0] = Half(block + 2);
+  HalfSplit(block + 4, out->codes.data());
+}
+
+/// 5-bit codes: nibbles, and the fifth bits in one word; `offset` is subtracted.
+void FiveBits(const uint8_t* high, const uint8_t* low, int offset, uint8_t* codes) {
+  uint32_t word = 0;
+  std::memcpy(&word, high, sizeof(word));
+  HalfSplit(low, codes);
+  for (unsigned j = 0; j < 32; ++j) {
+    const int code = static_cast<int>(codes[j] | (((word >> j) & 1u) << 4));
+    codes[j] = static_cast<uint8_t>(code - offset);
+  }
+}
+
+void DecodeQ50(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  FiveBits(block + 2, block + 6, 16, out->codes.data());
+}
+
+void DecodeQ51(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  out->biases[0] = Half(block + 2);
+  FiveBits(block + 4, block + 8, 0, out->codes.data());
+}
+
+void DecodeQ80(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  std::memcpy(out->codes.data(), block + 2, 32);
+}
+
+/// Four 2-bit codes per byte: 32 bytes hold 128 elements, the lowest bits the first 32.
+void TwoBits(const uint8_t* bytes, uint8_t* codes) {
+  for (int half = 0; half < 2; ++half) {
+    for (int part = 0; part < 4; ++part) {
+      uint8_t* to = codes + half * 128 + part * 32;
+      for (int l = 0; l < 32; ++l) to[l] = (bytes[half * 32 + l] >> (2 * part)) & 3u;
+    }
+  }
+}
+
+void DecodeQ2K(const uint8_t* block, GgufDecoded* out) {
+  const float d = HalfToFloat(Half(block + 80));
+  const float dmin = HalfToFloat(Half(block + 82));
+  for (size_t i = 0; i < 16; ++i) {
+    out->scales[i] = Bits(d * static_cast<float>(block[i] & 15u));
+    out->biases[i] = Bits(-(dmin * static_cast<float>(block[i] >> 4)));
+  }
+  TwoBits(block + 16, out->codes.data());
+}
+
+void DecodeQ3K(const uint8_t* block, GgufDecoded* out) {
+  const uint8_t* const high = block;
+  const uint8_t* const scales = block + 96;
+  const float d = HalfToFloat(Half(block + 108));
+  for (unsigned i = 0; i < 16; ++i) {
+    const unsigned low = i < 8 ? scales[i] & 15u : scales[i - 8] >> 4;
+    const unsigned upper = (scales[8 + i % 4] >> (2 * (i / 4))) & 3u;
+    out->scales[i] = Bits(d * static_cast<float>(static_cast<int>(low | (upper << 4)) - 32));
+  }
+  TwoBits(block + 32, out->codes.data());
+  for (unsigned e = 0; e < kSuperBlock; ++e) {
+    out->codes[e] |= static_cast<uint8_t>(((high[e % 32] >> (e / 32)) & 1u) << 2);
+  }
+}
+
+/// The 6-bit scale and minimum j of eight that Q4_K and Q5_K pack into 12 bytes.
+void ScalesOfK(const uint8_t* block, GgufDecoded* out) {
+  const float d = HalfToFloat(Half(block));
+  const float dmin = HalfToFloat(Half(block + 2));
+  const uint8_t* const s = block + 4;
+  for (size_t j = 0; j < 8; ++j) {
+    unsigned scale = 0;
+    unsigned minimum = 0;
+    if (j < 4) {
+      scale = s[j] & 63u;
+      minimum = s[j + 4] & 63u;
+    } else {
+      scale = (s[j + 4] & 15u) | ((s[j - 4] >> 6) << 4);
+      minimum = (s[j + 4] >> 4) | ((s[j] >> 6) << 4);
+    }
+    out->scales[j] = Bits(d * static_cast<float>(scale));
+    out->biases[j] = Bits(-(dmin * static_cast<float>(minimum)));
+  }
+}
+
+/// Nibbles of Q4_K and Q5_K: 32 bytes hold 64 elements, the low nibbles the first 32.
+void NibblesOfK(const uint8_t* bytes, uint8_t* codes) {
+  for (int chunk = 0; chunk < 4; ++chunk) {
+    for (int l = 0; l < 32; ++l) {
+      const uint8_t byte = bytes[chunk * 32 + l];
+      codes[chunk * 64 + l] = byte & 15u;
+      codes[chunk * 64 + 32 + l] = byte >> 4;
+    }
+  }
+}
+
+void DecodeQ4K(const uint8_t* block, GgufDecoded* out) {
+  ScalesOfK(block, out);
+  NibblesOfK(block + 16, out->codes.data());
+}
+
+void DecodeQ5K(const uint8_t* block, GgufDecoded* out) {
+  ScalesOfK(block, out);
+  NibblesOfK(block + 48, out->codes.data());
+  for (unsigned e = 0; e < kSuperBlock; ++e) {
+    out->codes[e] |= static_cast<uint8_t>(((block[16 + e % 32] >> (e / 32)) & 1u) << 4);
+  }
+}
+
+void DecodeQ6K(const uint8_t* block, GgufDecoded* out) {
+  const float d = HalfToFloat(Half(block + 208));
+  for (size_t i = 0; i < 16; ++i) {
+    out->scales[i] = Bits(d * static_cast<float>(static_cast<int8_t>(block[192 + i])));
+  }
+  for (int e = 0; e < kSuperBlock; ++e) {
+    const int half = e / 128;
+    const int part = e % 128 / 32;
+    const int l = e % 32;
+    const unsigned low = block[half * 64 + part % 2 * 32 + l] >> (part / 2 * 4) & 15u;
+    const unsigned high = (block[128 + half * 32 + l] >> (2 * part)) & 3u;
+    out->codes[static_cast<size_t>(e)] =
+        static_cast<uint8_t>(static_cast<int>(low | (high << 4)) - 32);
+  }
+}
+
+void DecodeIq4Xs(const uint8_t* block, GgufDecoded* out) {
+  const float d = HalfToFloat(Half(block));
+  const unsigned high = Half(block + 2);
+  for (unsigned j = 0; j < 8; ++j) {
+    const unsigned low = (block[4 + j / 2] >> (4 * (j % 2))) & 15u;
+    const int scale = static_cast<int>(low | (((high >> (2 * j)) & 3u) << 4)) - 32;
+    out->scales[j] = Bits(d * static_cast<float>(scale));
+    HalfSplit(block + 8 + j * 16, out->codes.data() + j * 32);
+  }
+}
+
+/// `count` bytes of base-3 digits, the most significant first: a digit is the integer part of
+/// three times the byte as a fraction of 256, and the byte's fraction moves on by a factor of 3.
+uint8_t* Digits(const uint8_t* bytes, int count, int digits, uint8_t* codes) {
+  uint8_t power = 1;
+  for (int digit = 0; digit < digits; ++digit, power = static_cast<uint8_t>(power * 3)) {
+    for (int i = 0; i < count; ++i) {
+      const auto fraction = static_cast<uint8_t>(bytes[i] * power);
+      *codes++ = static_cast<uint8_t>((unsigned{fraction} * 3) >> 8);
+    }
+  }
+  return codes;
+}
+
+void DecodeTq10(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block + 52);
+  uint8_t* codes = Digits(block, 32, 5, out->codes.data());
+  codes = Digits(block + 32, 16, 5, codes);
+  Digits(block + 48, 4, 4, codes);
+}
+
+void DecodeTq20(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block + 64);
+  TwoBits(block, out->codes.data());
+}
+
+void DecodeMxfp4(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = block[0];
+  HalfSplit(block + 1, out->codes.data());
+}
+
+void DecodeNvfp4(const uint8_t* block, GgufDecoded* out) {
+  for (size_t s = 0; s < 4; ++s) {
+    // The scales are unsigned and 0x7f means zero. 0xff would be 480, which E4M3 does not have: it
+    // stays the code of NaN, which is refused.
+    out->scales[s] = block[s] == 0x7fu ? 0 : block[s] & 0x7fu;
+    for (size_t j = 0; j < 8; ++j) {
+      const uint8_t byte = block[4 + s * 8 + j];
+      out->codes[s * 16 + j] = byte & 15u;
+      out->codes[s * 16 + 8 + j] = byte >> 4;
+    }
+  }
+}
+
+void DecodeQ10(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  for (size_t e = 0; e < 128; ++e) out->codes[e] = (block[2 + e / 8] >> (e % 8)) & 1u;
+}
+
+void DecodeQ20(const uint8_t* block, GgufDecoded* out) {
+  out->scales[0] = Half(block);
+  for (size_t e = 0; e < 64; ++e) out->codes[e] = (block[2 + e / 4] >> (2 * (e % 4))) & 3u;
+}
+
+constexpr float kUnsignedTable[] = {0, 1, 2, 3};
+constexpr float kOffsetTable[] = {-1, 0, 1, 2};
+constexpr float kSignTable[] = {-1, 1, 0, 0};
+
+constexpr GgufFormat kQ40 = {Format::kS4, 32, ScaleType::kF16, false, nullptr, DecodeQ40};
+constexpr GgufFormat kQ41 = {Format::kU4, 32, ScaleType::kF16, true, nullptr, DecodeQ41};
+constexpr GgufFormat kQ50 = {Format::kS8, 32, ScaleType::kF16, false, nullptr, DecodeQ50};
+constexpr GgufFormat kQ51 = {Format::kS8, 32, ScaleType::kF16, true, nullptr, DecodeQ51};
+constexpr GgufFormat kQ80 = {Format::kS8, 32, ScaleType::kF16, false, nullptr, DecodeQ80};
+constexpr GgufFormat kQ2K = {Format::kNf2, 16, ScaleType::kF32, true, kUnsignedTable, DecodeQ2K};
+constexpr GgufFormat kQ3K = {Format::kInt3, 16, ScaleType::kF32, false, nullptr, DecodeQ3K};
+constexpr GgufFormat kQ4K = {Format::kU4, 32, ScaleType::kF32, true, nullptr, DecodeQ4K};
+constexpr GgufFormat kQ5K = {Format::kS8, 32, ScaleType::kF32, true, nullptr, DecodeQ5K};
+constexpr GgufFormat kQ6K = {Format::kS8, 16, ScaleType::kF32, false, nullptr, DecodeQ6K};
+constexpr GgufFormat kIq4Nl = {Format::kCodebook4, 32, ScaleType::kF16, false, nullptr, DecodeQ40};
+constexpr GgufFormat kIq4Xs = {Format::kCodebook4, 32, ScaleType::kF32, false, nullptr,
+                               DecodeIq4Xs};
+constexpr GgufFormat kTq10 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq10};
+constexpr GgufFormat kTq20 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq20};
+constexpr GgufFormat kMxfp4 = {Format::kFp4E2M1, 32, ScaleType::kE8M0, false, nullptr, DecodeMxfp4};
+constexpr GgufFormat kNvfp4 = {Format::kFp4E2M1, 16, ScaleType::kE4M3, false, nullptr, DecodeNvfp4};
+constexpr GgufFormat kQ10 = {Format::kNf2, 128, ScaleType::kF16, false, kSignTable, DecodeQ10};
+constexpr GgufFormat kQ20 = {Format::kNf2, 64, ScaleType::kF16, false, kOffsetTable, DecodeQ20};
+
+constexpr GgufStored kTypes[] = {
+    {0, "F32", 1, 4, DType::kF32, nullptr},
+    {1, "F16", 1, 2, DType::kF16, nullptr},
+    {2, "Q4_0", 32, 18, DType::kU8, &kQ40},
+    {3, "Q4_1", 32, 20, DType::kU8, &kQ41},
+    {6, "Q5_0", 32, 22, DType::kU8, &kQ50},
+    {7, "Q5_1", 32, 24, DType::kU8, &kQ51},
+    {8, "Q8_0", 32, 34, DType::kU8, &kQ80},
+    {10, "Q2_K", kSuperBlock, 84, DType::kU8, &kQ2K},
+    {11, "Q3_K", kSuperBlock, 110, DType::kU8, &kQ3K},
+    {12, "Q4_K", kSuperBlock, 144, DType::kU8, &kQ4K},
+    {13, "Q5_K", kSuperBlock, 176, DType::kU8, &kQ5K},
+    {14, "Q6_K", kSuperBlock, 210, DType::kU8, &kQ6K},
+    {20, "IQ4_NL", 32, 18, DType::kU8, &kIq4Nl},
+    {23, "IQ4_XS", kSuperBlock, 136, DType::kU8, &kIq4Xs},
+    {24, "I8", 1, 1, DType::kI8, nullptr},
+    {25, "I16", 1, 2, DType::kI16, nullptr},
+    {26, "I32", 1, 4, DType::kI32, nullptr},
+    {27, "I64", 1, 8, DType::kI64, nullptr},
+    {28, "F64", 1, 8, DType::kF64, nullptr},
+    {30, "BF16", 1, 2, DType::kBf16, nullptr},
+    {34, "TQ1_0", kSuperBlock, 54, DType::kU8, &kTq10},
+    {35, "TQ2_0", kSuperBlock, 66, DType::kU8, &kTq20},
+    {39, "MXFP4", 32, 17, DType::kU8, &kMxfp4},
+    {40, "NVFP4", 64, 36, DType::kU8, &kNvfp4},
+    {41, "Q1_0", 128, 18, DType::kU8, &kQ10},
+    {42, "Q2_0", 64, 18, DType::kU8, &kQ20},
+};
+
+struct Refused {
+  uint32_t id;
+  std::string_view name;
+  std::string_view why;
+};
+constexpr std::string_view kGrid = "its values are points of a grid that this build does not have";
+constexpr std::string_view kInner = "a type of intermediate results, not of weights";
+constexpr std::string_view kRemoved = "removed from the file format";
+constexpr Refused kRefused[] = {
+    {4, "Q4_2", kRemoved},        {5, "Q4_3", kRemoved},        {9, "Q8_1", kInner},
+    {15, "Q8_K", kInner},         {16, "IQ2_XXS", kGrid},       {17, "IQ2_XS", kGrid},
+    {18, "IQ3_XXS", kGrid},       {19, "IQ1_S", kGrid},         {21, "IQ3_S", kGrid},
+    {22, "IQ2_S", kGrid},         {29, "IQ1_M", kGrid},         {31, "Q4_0_4_4", kRemoved},
+    {32, "Q4_0_4_8", kRemoved},   {33, "Q4_0_8_8", kRemoved},   {36, "IQ4_NL_4_4", kRemoved},
+    {37, "IQ4_NL_4_8", kRemoved}, {38, "IQ4_NL_8_8", kRemoved},
+};
+
+float ScaleValue(ScaleType type, uint32_t bits) {
+  switch (type) {
+    case ScaleType::kF16:
+      return HalfToFloat(static_cast<uint16_t>(bits));
+    case ScaleType::kE8M0:
+      return E8M0ToFloat(static_cast<uint8_t>(bits));
+    case ScaleType::kE4M3:
+      return Fp8E4M3ToFloat(static_cast<uint8_t>(bits));
+    default:
+      return std::bit_cast<float>(bits);
+  }
+}
+
+}  // namespace
+
+Result<GgufStored> StoredAs(uint32_t type) {
+  for (const GgufStored& stored : kTypes) {
+    if (stored.id == type) return stored;
+  }
+  for (const Refused& refused : kRefused) {
+    if (refused.id != type) continue;
+    return Status(Code::kUnsupported, fmt::format("type {} ({}) is not supported: {}", refused.name,
+                                                  type, refused.why));
+  }
+  return Status(Code::kUnsupported, fmt::format("type {} is not known", type));
+}
+
+void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* block, float* out) {
+  GgufDecoded decoded;
+  format.decode(block, &decoded);
+  const float* values =
+      format.codebook != nullptr ? format.codebook : FormatValues(format.format).data();
+  for (int64_t e = 0; e < elements; ++e) {
+    const auto group = static_cast<size_t>(e / format.group_size);
+    const float scale = ScaleValue(format.scale_type, decoded.scales[group]);
+    const float bias = format.biases ? ScaleValue(format.scale_type, decoded.biases[group]) : 0.0F;
+    const float product = scale * values[decoded.codes[static_cast<size_t>(e)]];
+    out[e] = format.biases ? product + bias : product;
+  }
+}
+
+}  // namespace marlin

@@ -1,0 +1,55 @@
+// The block types of GGUF: how each is stored, and which of our formats holds it exactly.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "marlin/format.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+
+namespace marlin {
+
+inline constexpr int64_t kMaxBlockElements = 256;
+inline constexpr int64_t kMaxBlockGroups = 16;
+
+/// One decoded block: a code per element in the order of k, and a scale (and a bias) per group, as
+/// the bits of the scale type in the low end of a word.
+struct GgufDecoded {
+  std::array<uint8_t, kMaxBlockElements> codes;
+  std::array<uint32_t, kMaxBlockGroups> scales;
+  std::array<uint32_t, kMaxBlockGroups> biases;
+};
+
+/// The format that holds every value of a block type, and the decoder of a block.
+struct GgufFormat {
+  Format format = Format::kS4;
+  int64_t group_size = 32;
+  ScaleType scale_type = ScaleType::kF16;
+  bool biases = false;
+  /// Codebook of the format, [2^bits]; null: the format's own values.
+  const float* codebook = nullptr;
+  void (*decode)(const uint8_t* block, GgufDecoded* out) = nullptr;
+};
+
+/// How a tensor type of GGUF is stored.
+struct GgufStored {
+  uint32_t id = 0;
+  std::string_view name;
+  int64_t elements = 1;                ///< Elements of a block, along the contiguous dimension.
+  int64_t bytes = 0;                   ///< Bytes of a block.
+  DType dtype = DType::kU8;            ///< Element of an unquantized type.
+  const GgufFormat* format = nullptr;  ///< Null: unquantized.
+
+  bool quantized() const { return format != nullptr; }
+};
+
+/// The storage of a type number. Errors: kUnsupported naming a known type that cannot be read, or
+/// the number of an unknown one.
+Result<GgufStored> StoredAs(uint32_t type);
+
+/// The values of one block in fp32.
+void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* block, float* out);
+
+}  // namespace marlin

@@ -1,0 +1,92 @@
+"""import, and the other commands on a file of another program."""
+
+from __future__ import annotations
+
+import struct
+import unittest
+
+from command_line import MALFORMED, QWEN, ROOT, USAGE, CommandTestCase, run
+
+ALL_TYPES = ROOT / "tests/golden/gguf/all_types.gguf"
+
+
+class Import(CommandTestCase):
+    """Every block type of GGUF, through the commands."""
+
+    def test_every_type_is_exact(self) -> None:
+        out = self.directory / "out"
+        report = self.document("import", ALL_TYPES, "-o", out)
+        self.assertEqual(report["output"], str(out))
+        self.assertEqual(report["method"], "gguf")
+        self.assertEqual(len(report["modules"]), 50)
+        self.assertEqual({module["exactness"] for module in report["modules"]}, {"exact"})
+        growth = {module["name"]: module["growth"] for module in report["modules"]}
+        self.assertEqual(growth["a.Q4_0.weight"], 1)
+        self.assertAlmostEqual(growth["a.Q4_K.weight"], 6 / 4.5)
+        self.assertAlmostEqual(growth["a.Q6_K.weight"], 10 / 6.5625)
+        skipped = {tensor["name"]: tensor["reason"] for tensor in report["skipped"]}
+        self.assertEqual(skipped["dense.f16"], "the source stores it in f16")
+        listing = self.document("inspect", out)
+        self.assertTrue(listing["quantized"])
+        self.assertEqual(listing["bytes"], report["bytes"])
+        self.assertEqual(listing["parameters"], report["parameters"])
+        self.assertTrue(self.document("verify", out)["ok"])
+
+    def test_the_report_is_readable(self) -> None:
+        text = self.succeed("import", ALL_TYPES, "-o", self.directory / "out")
+        self.assertIn("% of parameters quantized; skipped: dense.f16", text)
+        self.assertRegex(text, r"u4/g32 +3 +3\.33 K +exact, 1\.33x larger")
+        self.assertRegex(text, r"s4/g32 +3 +3\.33 K +exact\n")
+
+    def test_a_dry_run_writes_nothing(self) -> None:
+        out = self.directory / "out"
+        text = self.succeed("import", ALL_TYPES, "-o", out, "--dry-run")
+        self.assertIn("(dry run)", text)
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_an_output_is_replaced_only_if_asked(self) -> None:
+        out = self.directory / "out"
+        self.succeed("import", ALL_TYPES, "-o", out)
+        self.refuse(USAGE, "import", ALL_TYPES, "-o", out, says=(str(out),))
+        self.succeed("import", ALL_TYPES, "-o", out, "--overwrite")
+
+    def test_sources_that_are_not_foreign(self) -> None:
+        out = self.directory / "out"
+        self.refuse(USAGE, "import", QWEN, "-o", out, says=("there is nothing to import",))
+        own = self.directory / "own"
+        self.succeed("quantize", QWEN, "-o", own)
+        self.refuse(USAGE, "import", own, "-o", out,
+                    says=("is a directory of metal-marlin already",))
+
+    def test_other_commands_take_the_file(self) -> None:
+        listing = self.document("inspect", ALL_TYPES)
+        self.assertFalse(listing["quantized"])
+        self.assertEqual(listing["method"], "gguf")
+        self.assertTrue(self.document("verify", ALL_TYPES)["ok"])
+        plain = self.directory / "plain"
+        self.succeed("dequantize", ALL_TYPES, "-o", plain, "--dtype", "fp32")
+        checked = self.document("verify", ALL_TYPES, "--against", plain)
+        self.assertEqual({tensor["max_error"] for tensor in checked["tensors"]}, {0})
+        self.refuse(USAGE, "quantize", ALL_TYPES, "-o", self.directory / "q",
+                    says=("is quantized already, with gguf",))
+        # The file says which architecture it has, and none of its sizes.
+        done = run("generate", ALL_TYPES, "--tokens", QWEN / "validation_tokens.txt")
+        self.assertEqual(done.returncode, MALFORMED)
+        self.assertIn("hidden_size", done.stderr)
+
+    def test_a_malformed_file_leaves_no_output(self) -> None:
+        path = self.directory / "model.gguf"
+        infinite = b"\x00\x7c" + bytes(16)
+        header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"t"
+        header += struct.pack("<IQQIQ", 2, 32, 1, 2, 0)
+        path.write_bytes(header + bytes(-len(header) % 32) + infinite)
+        self.refuse(MALFORMED, "import", path, "-o", self.directory / "out",
+                    says=("module \"t\"", "NaN or Inf"))
+        path.write_bytes(header)
+        self.refuse(MALFORMED, "import", path, "-o", self.directory / "out",
+                    says=("tensor \"t\"", "18 bytes"))
+        self.assertEqual([entry.name for entry in self.directory.iterdir()], ["model.gguf"])
+
+
+if __name__ == "__main__":
+    unittest.main()

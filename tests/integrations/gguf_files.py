@@ -1,0 +1,171 @@
+"""Writes Hugging Face directories as GGUF files with the `gguf` package, as its converters do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+
+ARCHITECTURES = {
+    "llama": (gguf.MODEL_ARCH.LLAMA, "llama"),
+    "mixtral": (gguf.MODEL_ARCH.LLAMA, "llama"),
+    "qwen2": (gguf.MODEL_ARCH.QWEN2, "qwen2"),
+    "qwen3": (gguf.MODEL_ARCH.QWEN3, "qwen3"),
+    "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, "qwen3moe"),
+    "glm4_moe": (gguf.MODEL_ARCH.GLM4_MOE, "glm4moe"),
+}
+
+
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    """All tensors in fp32."""
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        image = path.read_bytes()
+        length = int.from_bytes(image[:8], "little")
+        for name, entry in json.loads(image[8 : 8 + length]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            data = image[begin:end]
+            if entry["dtype"] == "BF16":
+                wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+                values = wide.view(np.float32)
+            else:
+                kind = {"F32": np.float32, "F16": np.float16}[entry["dtype"]]
+                values = np.frombuffer(data, kind).astype(np.float32)
+            tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The order of rows of q and k in files of the llama architecture."""
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def stack_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts in one tensor each, under the name of the first of them without its number."""
+    stacked: dict[str, Any] = {}
+    for name, values in tensors.items():
+        parts = name.split(".experts.")
+        if len(parts) == 1 or not parts[1].split(".")[0].isdigit():
+            stacked[name] = values
+            continue
+        number, rest = parts[1].split(".", 1)
+        stacked.setdefault(f"{parts[0]}.experts.{rest}", {})[int(number)] = values
+    return {
+        name: np.stack([values[i] for i in range(len(values))])
+        if isinstance(values, dict)
+        else values
+        for name, values in stacked.items()
+    }
+
+
+def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """What the converters write for these architectures."""
+    writer.add_block_count(
+        config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0)
+    )
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {}
+    writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(int(head * partial))
+    experts = config.get("num_local_experts") or config.get("n_routed_experts")
+    experts = experts or config.get("num_experts")
+    if not experts:
+        return
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers") or 0)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:
+    """A byte-level BPE of the kind of GPT-2."""
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocabulary = dict(tokenizer["model"]["vocab"])
+    added = {token["content"]: token for token in tokenizer["added_tokens"]}
+    vocabulary.update({name: token["id"] for name, token in added.items()})
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if name in added else gguf.TokenType.NORMAL for name in tokens]
+    )
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+
+
+def write_gguf(
+    directory: Path, path: Path, kind_of: Callable[[str], Type | None]
+) -> dict[str, np.ndarray]:
+    """Writes a model. `kind_of` chooses the type of a matrix by its name in the file; None: F32.
+
+    Returns the values of every tensor by its name in a Hugging Face directory, as the package
+    computes them, in the order of rows of that directory; experts are stacked.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    architecture, name = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, name)
+    add_metadata(writer, config)
+    if (directory / "tokenizer.json").exists():
+        add_tokenizer(writer, directory)
+    layers = config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0)
+    names = gguf.get_tensor_name_map(architecture, layers)
+    expected = {}
+    for tensor, values in stack_experts(read_tensors(directory)).items():
+        mapped = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        if tensor.endswith("e_score_correction_bias"):
+            mapped = names.get_name(tensor.replace("_bias", ".bias"), try_suffixes=(".bias",))
+        assert mapped is not None, tensor
+        heads = None
+        if name == "llama" and ".self_attn." in tensor:
+            part = tensor.split(".self_attn.")[1]
+            heads = {
+                "q_proj": config["num_attention_heads"],
+                "k_proj": config["num_key_value_heads"],
+            }.get(part.split(".")[0])
+        stored = values if heads is None else permute(values, heads)
+        kind = kind_of(mapped) if values.ndim >= 2 else None
+        if kind is None or values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
+            writer.add_tensor(mapped, stored.astype(np.float32))
+            expected[tensor] = values
+            continue
+        blocks = quantize(np.ascontiguousarray(stored), kind)
+        writer.add_tensor(mapped, blocks, raw_dtype=kind)
+        back = dequantize(blocks, kind).reshape(values.shape)
+        if heads is not None:
+            half = back.shape[0] // heads // 2
+            back = back.reshape(heads, half, 2, *back.shape[1:]).swapaxes(1, 2)
+        expected[tensor] = back.reshape(values.shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+

@@ -1,0 +1,173 @@
+"""GGUF files that the `gguf` package writes: values, perplexity, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+import metal_marlin as mm  # noqa: E402
+from gguf import GGMLQuantizationType as Type  # noqa: E402
+from gguf_files import read_tensors, stack_experts, write_gguf  # noqa: E402
+from metal_marlin import _core  # noqa: E402
+from metal_marlin.text import TextCodec  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+QWEN = ROOT / "examples" / "tiny-qwen3-moe"
+GLM = ROOT / "tests" / "data" / "tiny-glm4-moe"
+TOKENS = [int(t) for t in (QWEN / "validation_tokens.txt").read_text().split()][:1024]
+# The types that the package can quantize to, whose blocks divide this model's rows.
+KINDS = [
+    Type.F16,
+    Type.BF16,
+    Type.Q4_0,
+    Type.Q4_1,
+    Type.Q5_0,
+    Type.Q5_1,
+    Type.Q8_0,
+    Type.MXFP4,
+]
+
+
+def dequantized(source: Path, folder: Path) -> Path:
+    """The source as fp32, through the command."""
+    arguments = ["metal-marlin", "dequantize", str(source), "-o", str(folder), "--dtype", "fp32"]
+    assert _core.run_command([os.fsencode(argument) for argument in arguments], TextCodec) == 0
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_value_is_that_of_the_package(kind: Type, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    expected = write_gguf(QWEN, file, lambda name: None if "inp" in name else kind)
+    plain = dequantized(file, tmp_path / "plain")
+    actual = stack_experts(read_tensors(plain))
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.array_equal(actual[name], values), name
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_1, Type.MXFP4], ids=lambda kind: kind.name)
+def test_perplexity_is_that_of_the_values(kind: Type, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(QWEN, file, lambda name: kind)
+    report = mm.import_model(file, tmp_path / "imported")
+    assert {module["exactness"] for module in report["modules"]} == {"exact"}
+    assert report["coverage"] > 0.99
+    plain = dequantized(file, tmp_path / "plain")
+    losses = [
+        mm.load(path, exact=True, verbose=False).perplexity(TOKENS, window=256)["nll"]
+        for path in (file, tmp_path / "imported", plain)
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(losses[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("source", [QWEN, GLM], ids=lambda source: source.name)
+def test_models_are_those_that_were_converted(source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(source, file, lambda name: Type.BF16)
+    got = mm.load(file, exact=True, verbose=False)
+    want = mm.load(source, exact=True, verbose=False)
+    assert got.info["model_type"] == want.info["model_type"]
+    assert np.array_equal(got.logits(TOKENS[:64]), want.logits(TOKENS[:64]))
+
+
+def random_llama(folder: Path, experts: int) -> Path:
+    """A random directory of the llama kind, whose q and k the converters reorder."""
+    rng = np.random.default_rng(3)
+    hidden, width, heads, kv_heads, head, layers, vocabulary = 64, 96, 4, 2, 16, 2, 96
+    config = {
+        "model_type": "mixtral" if experts else "llama",
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5000.0,
+        "tie_word_embeddings": False,
+    }
+    if experts:
+        config |= {"num_local_experts": experts, "num_experts_per_tok": 2}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocabulary, hidden),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[prefix + "self_attn.q_proj.weight"] = (heads * head, hidden)
+        shapes[prefix + "self_attn.k_proj.weight"] = (kv_heads * head, hidden)
+        shapes[prefix + "self_attn.v_proj.weight"] = (kv_heads * head, hidden)
+        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, heads * head)
+        if experts:
+            shapes[prefix + "block_sparse_moe.gate.weight"] = (experts, hidden)
+            for expert in range(experts):
+                block = f"{prefix}block_sparse_moe.experts.{expert}."
+                shapes[block + "w1.weight"] = (width, hidden)
+                shapes[block + "w3.weight"] = (width, hidden)
+                shapes[block + "w2.weight"] = (hidden, width)
+        else:
+            shapes[prefix + "mlp.gate_proj.weight"] = (width, hidden)
+            shapes[prefix + "mlp.up_proj.weight"] = (width, hidden)
+            shapes[prefix + "mlp.down_proj.weight"] = (hidden, width)
+    folder.mkdir()
+    save_file(
+        {
+            name: (1 + rng.standard_normal(shape) * 0.1).astype(np.float16)
+            if len(shape) == 1
+            else (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float16)
+            for name, shape in shapes.items()
+        },
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0], ids=lambda kind: kind.name)
+def test_heads_of_llama(experts: int, kind: Type, tmp_path: Path) -> None:
+    source = random_llama(tmp_path / "source", experts)
+    file = tmp_path / "model.gguf"
+    expected = write_gguf(source, file, lambda name: kind)
+    plain = dequantized(file, tmp_path / "plain")
+    actual = stack_experts(read_tensors(plain))
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.array_equal(actual[name], values), name
+    prompt = list(range(1, 40))
+    got = mm.load(file, exact=True, verbose=False).logits(prompt)
+    want = mm.load(plain, exact=True, verbose=False).logits(prompt)
+    assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
+    if kind == Type.F16:
+        original = mm.load(source, exact=True, verbose=False).logits(prompt)
+        assert np.array_equal(got, original)
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(QWEN, file, lambda name: Type.Q8_0)
+    text = "And God said, Let the\n\n  waters\u00e4 bring 1234 forth"
+    want = TextCodec(QWEN).encode(text)
+    assert TextCodec(file).encode(text) == want
+    mm.import_model(file, tmp_path / "imported")
+    codec = TextCodec(tmp_path / "imported")
+    assert codec.encode(text) == want
+    assert codec.decode(want) == TextCodec(QWEN).decode(want)
+    (tmp_path / "folder").mkdir()
+    file.rename(tmp_path / "folder" / "model.gguf")
+    model = mm.load(tmp_path / "folder", verbose=False)
+    assert model.generate("And God said", max_tokens=5)["text"]
