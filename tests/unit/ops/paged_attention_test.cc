@@ -229,6 +229,64 @@ TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   }
 }
 
+// A value that is NaN belongs to the rows that see its key, and to no other: with many rows, some
+// blocks of keys are seen by some rows of a tile only.
+TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
+  constexpr int64_t kTokens = 300;
+  constexpr int64_t kNanToken = 101;
+  constexpr int64_t kHeads = 16;
+  constexpr int64_t kKvHeads = 2;
+  constexpr int64_t kFeatures = 64;
+  const int64_t page_tokens =
+      CeilDivide(kTokens, *CachePageTokens(device())) * *CachePageTokens(device());
+  Tensor q(DType::kF32, {kTokens, kHeads, kFeatures});
+  Tensor k(DType::kF32, {kTokens, kKvHeads, kFeatures});
+  Tensor v(DType::kF32, {kTokens, kKvHeads, kFeatures});
+  q.Fill(1, 1.5);
+  k.Fill(2);
+  std::vector<int32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int32_t> first_rows = {0, kTokens};
+  const std::vector<int32_t> table = {0};
+  const SequenceRows rows{{positions.data(), DType::kI32, {kTokens}},
+                          {first_rows.data(), DType::kI32, {2}},
+                          {table.data(), DType::kI32, {1, 1}}};
+  const int64_t page = 2 * kKvHeads * page_tokens * kFeatures;
+  std::vector<uint8_t> memory(static_cast<size_t>(page * 2) + 64);
+  void* const slab = memory.data();
+  const PagedCache cache{{&slab, 1},  1,        page,      0,        DType::kBf16,
+                         page_tokens, kKvHeads, kFeatures, kFeatures};
+  std::vector<std::vector<double>> results;
+  for (const bool poisoned : {false, true}) {
+    v.Fill(3);
+    if (poisoned) {
+      for (const int64_t feature : {int64_t{0}, int64_t{17}, kFeatures + 40}) {
+        v.Set(kNanToken * kKvHeads * kFeatures + feature, std::nanf(""));
+      }
+    }
+    ASSERT_TRUE(AppendToCache(device(), k.view(), v.view(), rows, cache).ok());
+    Tensor out(DType::kF32, {kTokens, kHeads, kFeatures});
+    ASSERT_TRUE(PagedAttention(device(), q.view(), rows, cache, out.view()).ok());
+    ASSERT_TRUE(device().Synchronize().ok());
+    results.push_back(reference::Elements(out.view()));
+  }
+  for (int64_t token = 0; token < kTokens; ++token) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t feature = 0; feature < kFeatures; ++feature) {
+        const auto at = static_cast<size_t>((token * kHeads + head) * kFeatures + feature);
+        const bool second = head >= kHeads / kKvHeads;
+        const bool column = second ? feature == 40 : feature == 0 || feature == 17;
+        if (token >= kNanToken && column) {
+          ASSERT_TRUE(std::isnan(results[1][at])) << token << " " << head << " " << feature;
+        } else {
+          ASSERT_NEAR(results[1][at], results[0][at], 1e-5)
+              << token << " " << head << " " << feature;
+        }
+      }
+    }
+  }
+}
+
 TEST(PagedAttention, ErrorsNameWhatCannotBe) {
   const Device device = *Device::Open("cpu", {.threads = 2});
   Caches caches(device, kCases[0]);
