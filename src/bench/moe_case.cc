@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "base/macros.h"
 #include "base/scalars.h"
@@ -17,8 +18,8 @@ Result<PreparedWeights> Prepared(const Device& device, const WeightsSpec& spec) 
   return Prepare(weights, device);
 }
 
-WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
-  WeightsSpec spec = bench.gemm.spec;
+WeightsSpec SpecOf(const MoeCase& bench, const WeightsSpec& format, int64_t k, int64_t n) {
+  WeightsSpec spec = format;
   spec.experts = bench.layers * bench.experts;
   spec.k = k;
   spec.n = n;
@@ -27,12 +28,26 @@ WeightsSpec SpecOf(const MoeCase& bench, int64_t k, int64_t n) {
 
 }  // namespace
 
-WeightsSpec MoeCase::GateUpSpec() const { return SpecOf(*this, hidden(), 2 * inner()); }
-WeightsSpec MoeCase::DownSpec() const { return SpecOf(*this, inner(), hidden()); }
+WeightsSpec MoeCase::GateUpOf(const WeightsSpec& format) const {
+  return SpecOf(*this, format, hidden(), 2 * inner());
+}
+WeightsSpec MoeCase::DownOf(const WeightsSpec& format) const {
+  return SpecOf(*this, format, inner(), hidden());
+}
+
+std::string MoeCase::FormatText() const {
+  std::string text(FormatName(gemm.spec.format));
+  if (mixed) text.append(" and ").append(FormatName(mixed->format));
+  return text;
+}
 
 double MoeCase::ExpertBytes() const {
-  return static_cast<double>(StoredBytes(GateUpSpec()) + StoredBytes(DownSpec())) /
-         static_cast<double>(layers * experts);
+  const auto bytes = [this](const WeightsSpec& format) {
+    return static_cast<double>(StoredBytes(GateUpOf(format)) + StoredBytes(DownOf(format))) /
+           static_cast<double>(layers * experts);
+  };
+  const double first = bytes(gemm.spec);
+  return mixed ? (first + bytes(*mixed)) / 2 : first;
 }
 
 Routing RandomRouting(const MoeCase& bench) {
@@ -72,10 +87,17 @@ ExpertsProblem ProblemOf(const MoeCase& bench) {
 }
 
 Result<std::vector<Expert>> PrepareExperts(const Device& device, const MoeCase& bench) {
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights gate_up, Prepared(device, bench.GateUpSpec()));
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights down, Prepared(device, bench.DownSpec()));
+  std::vector<WeightsSpec> formats = {bench.gemm.spec};
+  if (bench.mixed) formats.push_back(*bench.mixed);
+  std::vector<std::pair<PreparedWeights, PreparedWeights>> stacks;
+  for (const WeightsSpec& format : formats) {
+    MARLIN_ASSIGN_OR_RETURN(PreparedWeights gate_up, Prepared(device, bench.GateUpOf(format)));
+    MARLIN_ASSIGN_OR_RETURN(PreparedWeights down, Prepared(device, bench.DownOf(format)));
+    stacks.emplace_back(std::move(gate_up), std::move(down));
+  }
   std::vector<Expert> experts;
   for (int64_t i = 0; i < bench.layers * bench.experts; ++i) {
+    const auto& [gate_up, down] = stacks[static_cast<size_t>(i) % stacks.size()];
     experts.push_back({{gate_up, i, {}}, {}, {down, i, {}}});
   }
   return experts;

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "base/macros.h"
@@ -18,14 +20,19 @@ struct MoeCase {
   int64_t experts = 128;  ///< Number in a layer.
   int64_t top_k = 8;
   int64_t layers = 1;  ///< To rotate through.
+  std::optional<WeightsSpec> mixed;  ///< Format of every second expert, if another.
 
   int64_t tokens() const { return gemm.shape.m; }
   int64_t inner() const { return gemm.shape.n; }
   int64_t hidden() const { return gemm.shape.k; }
-  /// The specs of the stacked matrices of all layers.
-  WeightsSpec GateUpSpec() const;
-  WeightsSpec DownSpec() const;
-  /// Bytes of the weights of one expert.
+  /// The specs of the stacked matrices of all layers, as if all experts had one format.
+  WeightsSpec GateUpSpec() const { return GateUpOf(gemm.spec); }
+  WeightsSpec DownSpec() const { return DownOf(gemm.spec); }
+  WeightsSpec GateUpOf(const WeightsSpec& format) const;
+  WeightsSpec DownOf(const WeightsSpec& format) const;
+  /// "fp4_e2m1", or both formats.
+  std::string FormatText() const;
+  /// Mean bytes of the weights of an expert.
   double ExpertBytes() const;
 };
 

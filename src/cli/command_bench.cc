@@ -57,6 +57,7 @@ class BenchCommand final : public Command {
                      "sweep: begins no problem after so many; default: no limit");
     arguments.Option("--experts", &experts_, {1, 4096}, "N", "moe: default 128");
     arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "moe: experts of a token; default 8");
+    arguments.Option("--mix", &mix_, "FORMAT", "moe: every second expert has this format");
     arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
                      "moe: so many experts, the least frequent, on the CPU; against fetching them");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
@@ -182,6 +183,7 @@ class BenchCommand final : public Command {
         {products_.Given(), products_.Given() != nullptr, kShapes},
         {"--experts", experts_.has_value(), "moe"},
         {"--top-k", top_k_.has_value(), "moe"},
+        {"--mix", !mix_.empty(), "moe"},
         {"--host-experts", host_experts_.has_value(), "moe"},
         {"--trace", trace_.given(), "moe"},
         {"--prompt-tokens", prompt_tokens_.has_value(), "model"},
@@ -201,6 +203,9 @@ class BenchCommand final : public Command {
     if (host_experts_.value_or(0) > experts_.value_or(128)) {
       return refuse(fmt::format("--host-experts: expected 0..{} (experts), got {}",
                                 experts_.value_or(128), *host_experts_));
+    }
+    if (!mix_.empty() && (host_experts_ || trace_.given())) {
+      return refuse("--mix: not with --host-experts or --trace");
     }
     if (host_experts_ && trace_.given()) return refuse("--trace: not with --host-experts");
     return {};
@@ -277,7 +282,12 @@ class BenchCommand final : public Command {
     std::vector<bench::MoeResult> results;
     MARLIN_RETURN_IF_ERROR(
         ForEachCase(console, device, weight_bytes, [&](const bench::BenchCase& bench) -> Status {
-          MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result, run(MoeOf(bench)));
+          bench::MoeCase moe = MoeOf(bench);
+          if (!mix_.empty()) {
+            MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(mix_).WithContext("--mix"));
+            moe.mixed = MakeCase(format, bench.shape, weight_bytes).spec;
+          }
+          MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result, run(moe));
           results.push_back(std::move(result));
           return Status();
         }));
@@ -628,6 +638,7 @@ class BenchCommand final : public Command {
   std::optional<double> seconds_;
   std::optional<int64_t> experts_;
   std::optional<int64_t> top_k_;
+  std::string mix_;
   std::optional<int64_t> host_experts_;
   std::optional<int64_t> threads_;
   TraceArguments trace_;

@@ -53,6 +53,14 @@ class Bench(CommandTestCase):
         for key in ("seconds", "gbps", "tflops", "roofline_fraction", "read_probe_fraction"):
             self.assertGreater(row[key], 0)
 
+    def test_experts_of_two_formats(self) -> None:
+        case = ("bench", "moe", "--shape", "3,32,64", "--experts", 4, "--top-k", 2, "--format",
+                "fp4_e2m1", "--group-size", 32, "--copies", 24)
+        (uniform,) = self.document(*case)["results"]
+        (mixed,) = self.document(*case, "--mix", "nf2")["results"]
+        self.assertEqual(mixed["format"], "fp4_e2m1 and nf2")
+        self.assertLess(mixed["gbps"] * mixed["seconds"], uniform["gbps"] * uniform["seconds"])
+
     def test_placed_experts(self) -> None:
         case = ("bench", "moe", "--device", "cpu", "--shape", "3,32,64", "--experts", 4, "--top-k",
                 2, "--format", "u4", "--group-size", 32, "--copies", 24)
