@@ -36,6 +36,11 @@ struct ModelOptions {
   /// A file written by PrepareModel (prepared.h) for this model and kind of device: its weights are
   /// memory-mapped instead of prepared again. Empty: none.
   std::string prepared = {};
+  /// For devices with memory of their own (GPUs): bytes for weights and KV cache, at most. 0: what
+  /// is free when the model is opened. A model whose weights do not fit is refused before any is
+  /// read, and a sequence whose next page does not fit is refused that page, both as kOutOfMemory
+  /// with both numbers.
+  int64_t device_memory = 0;
 };
 
 /// Options of Model::NewSequence.

@@ -79,6 +79,16 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Option("--prepared", &prepared_, "FILE",
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
+  arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
+                   "Memory of a GPU for weights and KV cache, 24GB; default: what is free");
+}
+
+Result<ModelOptions> RunArguments::Options() const {
+  ModelOptions options;
+  options.allow_bf16_activations = !exact_;
+  if (gpu_memory_.empty()) return options;
+  MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
+  return options;
 }
 
 Result<Device> RunArguments::OpenDevice() const {
@@ -87,15 +97,16 @@ Result<Device> RunArguments::OpenDevice() const {
 
 Result<Model> RunArguments::Open(Console& console, const std::string& path,
                                  const Device& device) const {
-  MARLIN_ASSIGN_OR_RETURN(
-      Model model,
-      Model::Open(path, device, {.allow_bf16_activations = !exact_, .prepared = prepared_}));
+  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
+  options.prepared = prepared_;
+  MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(path, device, options));
   device_.SayTaken(console, model.device().info());
   return model;
 }
 
 Result<Model> RunArguments::OpenReference(const std::string& path, const Device& device) const {
-  return Model::Open(path, device, {.allow_bf16_activations = !exact_});
+  MARLIN_ASSIGN_OR_RETURN(const ModelOptions options, Options());
+  return Model::Open(path, device, options);
 }
 
 Result<Model> RunArguments::Open(Console& console, const std::string& path) const {

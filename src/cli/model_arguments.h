@@ -18,7 +18,7 @@
 
 namespace marlin::cli {
 
-/// --device, --threads, --exact, --prepared.
+/// --device, --threads, --exact, --prepared, --gpu-memory.
 class RunArguments {
  public:
   void Declare(ArgumentList& arguments);
@@ -33,10 +33,14 @@ class RunArguments {
   Result<Model> Open(Console& console, const std::string& path) const;
 
  private:
+  /// Without --prepared.
+  Result<ModelOptions> Options() const;
+
   DeviceArgument device_;
   std::optional<int64_t> threads_;
   bool exact_ = false;
   std::string prepared_;
+  std::string gpu_memory_;
 };
 
 /// Reads token ids: decimal numbers separated by white space or commas, or a JSON array of numbers.

@@ -1,5 +1,7 @@
 #include "model/kv_cache.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/checked.h"
@@ -39,7 +41,10 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
     }
     pool->places_.push_back({group, pool->groups_[group].layers++});
   }
-  const int64_t slab_bytes = ReadsHostMemory(device) ? kHostSlabBytes : kDeviceSlabBytes;
+  pool->most_bytes_ = shape.most_bytes;
+  const int64_t groups = std::max<int64_t>(static_cast<int64_t>(pool->groups_.size()), 1);
+  const int64_t slab_bytes = std::min(ReadsHostMemory(device) ? kHostSlabBytes : kDeviceSlabBytes,
+                                      shape.most_bytes / groups);
   for (Group& group : pool->groups_) {
     const int64_t elements = SaturatingProduct(group.layers, pool->part_elements_);
     const int64_t bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
@@ -48,10 +53,16 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
   return pool;
 }
 
-Status PagePool::AddSlab(Group* group) const {
+Status PagePool::AddSlab(Group* group) {
   const int64_t elements = SaturatingProduct(group->slab_pages * group->layers, part_elements_);
   const int64_t bytes = SaturatingProduct(elements, DTypeBytes(layout_.type));
+  if (bytes > most_bytes_ - bytes_) {
+    return Status(Code::kOutOfMemory,
+                  fmt::format("KV cache: {} bytes more than the {} in use do not fit in its {}",
+                              bytes, bytes_, most_bytes_));
+  }
   MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(device_, bytes));
+  bytes_ += bytes;
   size_t slab = 0;
   while (slab < group->slabs.size() && group->slabs[slab].memory.bytes() > 0) ++slab;
   if (slab == group->slabs.size()) group->slabs.emplace_back();
@@ -66,7 +77,8 @@ Status PagePool::AddSlab(Group* group) const {
   return {};
 }
 
-void PagePool::FreeSlab(Group* group, size_t slab) const {
+void PagePool::FreeSlab(Group* group, size_t slab) {
+  bytes_ -= group->slabs[slab].memory.bytes();
   group->slabs[slab].memory = DeviceBuffer();
   --group->unused_slabs;
   std::erase_if(group->free, [&](int32_t page) {

@@ -23,6 +23,7 @@ struct CacheShape {
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   DType type = DType::kF32;
+  int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
 };
 
 /// The pages of all sequences of a model. Layers with the same window form a KV cache group, whose
@@ -66,15 +67,17 @@ class PagePool {
   };
 
   explicit PagePool(const Device& device) : device_(device) {}
-  Status AddSlab(Group* group) const;
-  void FreeSlab(Group* group, size_t slab) const;
+  Status AddSlab(Group* group);
+  void FreeSlab(Group* group, size_t slab);
 
   Device device_;
   PagedCache layout_;          ///< Any layer's, without its slabs and offset.
   int64_t part_elements_ = 0;  ///< One layer's share of a page.
   std::vector<Place> places_;  ///< One per layer.
+  int64_t most_bytes_ = INT64_MAX;
   mutable std::mutex mutex_;
   std::vector<Group> groups_;
+  int64_t bytes_ = 0;  ///< Allocated slabs.
 };
 
 /// The pages of one sequence.

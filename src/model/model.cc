@@ -172,6 +172,8 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const Checkpoint& checkpoint = directory.checkpoint;
     // Checks the device before reading any tensor.
     MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+    MARLIN_ASSIGN_OR_RETURN(const int64_t for_cache,
+                            BytesForCache(checkpoint, chosen, options.device_memory));
     LoadOptions load;
     if (!options.prepared.empty()) {
       MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
@@ -187,8 +189,12 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
       impl->products.activations = DType::kBf16;
     }
     const DecoderConfig& numbers = impl->decoder.config;
-    const CacheShape cache{numbers.windows, numbers.cache_heads(), numbers.key_dim(),
-                           numbers.value_dim(), exact ? DType::kF32 : DType::kBf16};
+    const CacheShape cache{numbers.windows,
+                           numbers.cache_heads(),
+                           numbers.key_dim(),
+                           numbers.value_dim(),
+                           exact ? DType::kF32 : DType::kBf16,
+                           for_cache};
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
     impl->writes_host = ReadsHostMemory(chosen);
     MARLIN_ASSIGN_OR_RETURN(

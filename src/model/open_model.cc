@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
+#include "base/checked.h"
 #include "base/json.h"
 #include "base/macros.h"
 #include "base/path_check.h"
@@ -12,6 +14,7 @@
 #include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/module_reader.h"
+#include "ops/device.h"
 #include "ops/prepare_columns.h"
 
 namespace marlin {
@@ -69,6 +72,37 @@ Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
   if (!config.ok()) return config.status().WithContext(path);
   return ModelDirectory{std::move(checkpoint), *std::move(config)};
+}
+
+namespace {
+
+/// About the bytes of a checkpoint's weights on a device: modules as stored, other tensors in at
+/// most 16 bits.
+int64_t WeightBytes(const Checkpoint& checkpoint) {
+  Checked bytes(0);
+  for (const QuantizedModule& module : checkpoint.modules()) {
+    bytes = bytes + Checked(StoredBytes(module.spec));
+  }
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (checkpoint.IsModulePart(tensor.name)) continue;
+    const int64_t element = std::min<int64_t>(DTypeBytes(tensor.dtype), 2);
+    bytes = bytes + Checked(tensor.shape.ElementCount()) * Checked(element);
+  }
+  return bytes.Take().value_or(INT64_MAX);
+}
+
+}  // namespace
+
+Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit) {
+  const int64_t free = device.impl().backend().free_memory();
+  if (free == 0) return INT64_MAX;
+  const int64_t available = limit == 0 ? free : std::min(limit, free);
+  const int64_t weights = WeightBytes(checkpoint);
+  if (weights < available) return available - weights;
+  return Status(
+      Code::kOutOfMemory,
+      fmt::format("{}: its weights take {} bytes, {} has {}{}", Printable(checkpoint.path()),
+                  weights, device.info().name, available, limit == 0 ? " free" : " for it"));
 }
 
 std::string PreparedSource(const Checkpoint& checkpoint) {

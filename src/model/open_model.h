@@ -29,4 +29,8 @@ Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file
                                                          const Checkpoint& checkpoint,
                                                          const Device& device);
 
+/// The bytes that a device leaves for the KV cache of a checkpoint's model. `limit`:
+/// ModelOptions::device_memory. Errors: kOutOfMemory if the weights alone do not fit.
+Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit);
+
 }  // namespace marlin

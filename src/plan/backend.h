@@ -252,6 +252,8 @@ class Backend {
   virtual Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const;
   /// Whether the host may wait for work on a stream. Errors: kUnsupported while it is captured.
   virtual Status CheckHostMayWait(void* /*stream*/) const { return {}; }
+  /// Free bytes of the device's own memory; 0: its memory is the host's, or this is unknown.
+  virtual int64_t free_memory() const { return 0; }
   /// Whether its default GEMMs round fp32 activations to bf16 first, so that rows which only GEMMs
   /// read may as well be stored in bf16.
   virtual bool rounds_activations() const { return false; }

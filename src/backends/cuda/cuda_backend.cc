@@ -238,6 +238,12 @@ class CudaBackend final : public Backend {
   bool calls_block() const override { return false; }
   bool records() const override { return true; }
   bool rounds_activations() const override { return true; }
+  int64_t free_memory() const override {
+    const DeviceScope scope(device_->index);
+    size_t free = 0;
+    size_t total = 0;
+    return cudaMemGetInfo(&free, &total) == cudaSuccess ? static_cast<int64_t>(free) : 0;
+  }
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
     return RecordGraph(device_, enqueue);

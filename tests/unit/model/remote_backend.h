@@ -67,6 +67,7 @@ struct RemoteOptions {
   bool products_only = false;
   bool plans_experts = false;  ///< Runs experts without biases.
   bool records = false;        ///< Recordings launch nothing: not for models.
+  int64_t free_memory = 0;
 };
 
 /// A recording that launches nothing.
@@ -334,6 +335,7 @@ class RemoteBackend final : public Backend {
   }
   bool plans_experts() const override { return decoder_.options().plans_experts; }
   bool records() const override { return decoder_.options().records; }
+  int64_t free_memory() const override { return decoder_.options().free_memory; }
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
     MARLIN_RETURN_IF_ERROR(enqueue(nullptr));

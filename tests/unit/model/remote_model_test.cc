@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "marlin/checkpoint.h"
 #include "marlin/decoder.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -172,6 +173,56 @@ TEST(RemoteDevice, AutoWithoutADeviceForTheModelSaysWhatTheLastOneLacks) {
   const auto model = Model::Open(SampleModel("examples/tiny-qwen3-moe"), *device);
   EXPECT_EQ(model.status().message(),
             "remote: lacks the operation \"RoPE\", which qwen3_moe needs");
+}
+
+TEST(RemoteDevice, MemoryIsPlannedBeforeWeightsAreRead) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const Device small = OpenRemote({.free_memory = 1000000});
+  const auto refused = Model::Open(path, small);
+  EXPECT_EQ(refused.status().code(), Code::kOutOfMemory);
+  EXPECT_NE(refused.status().message().find("bytes, remote has 1000000 free"), std::string::npos)
+      << refused.status().message();
+  EXPECT_EQ(RemoteOf(small).uploads(), 0);
+
+  const Device large = OpenRemote({.free_memory = int64_t{1} << 30});
+  const auto limited = Model::Open(path, large, {.device_memory = 2000000});
+  EXPECT_EQ(limited.status().code(), Code::kOutOfMemory);
+  EXPECT_NE(limited.status().message().find("2000000 for it"), std::string::npos)
+      << limited.status().message();
+}
+
+TEST(RemoteDevice, PagesBeyondTheMemoryAreRefused) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const Device device = OpenRemote({.free_memory = int64_t{1} << 30});
+  int64_t weights = 0;
+  for (const TensorInfo& tensor : Checkpoint::Open(path)->tensors()) {
+    weights += tensor.shape.ElementCount() * 2;
+  }
+  const auto open = [&](int64_t for_cache) {
+    return *Model::Open(path, device, {.device_memory = weights + for_cache});
+  };
+  // Two pages of 256 tokens of 2 x 32 features in 2 heads and 4 layers, in bf16, fit; a third does
+  // not.
+  const Model model = open(700000);
+  const std::vector<int32_t> prompt = {5, 9, 2};
+  std::vector<Sequence> sequences;
+  Status status;
+  while (status.ok() && sequences.size() < 100) {
+    sequences.push_back(*model.NewSequence());
+    const SequenceInput input{&sequences.back(), prompt, false};
+    std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
+    status = model.Forward({&input, 1}, {logits.data(), DType::kF32, {1, model.info().vocab_size}});
+  }
+  EXPECT_EQ(status.code(), Code::kOutOfMemory);
+  EXPECT_NE(status.message().find("KV cache: "), std::string::npos) << status.message();
+  EXPECT_GT(sequences.size(), 1U);
+  // The model goes on once pages are free again.
+  sequences.clear();
+  Sequence sequence = *model.NewSequence();
+  const SequenceInput input{&sequence, prompt, false};
+  std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
+  EXPECT_TRUE(
+      model.Forward({&input, 1}, {logits.data(), DType::kF32, {1, model.info().vocab_size}}).ok());
 }
 
 // A copy is done behind the work before it, and not before the device is waited for.
