@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/scalars.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/readers/gguf_blocks.h"
@@ -133,6 +134,10 @@ class GgufReader final : public ModuleReader {
           listed.place.name = tensor.name;
         }
         if (tensor.name.empty()) return FailTensor(listed, "the name is empty");
+        // Headers of safetensors and config.json, which an import writes, hold UTF-8.
+        if (EscapeUnprintable(tensor.name) != tensor.name) {
+          return FailTensor(listed, "its name is not printable UTF-8");
+        }
         // Names with '*' stand for experts in this library.
         if (tensor.name.find('*') != std::string_view::npos) {
           return FailTensor(listed, "its name contains '*'");

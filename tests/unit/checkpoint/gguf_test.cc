@@ -412,6 +412,9 @@ TEST_F(GgufFiles, MalformedOnesAreNamed) {
   GgufBuilder star;
   star.Tensor("a.*.b", {1}, kF32, "0000");
   ExpectError(star.Build(), Code::kMalformedFile, "its name contains '*'");
+  GgufBuilder bytes;
+  bytes.Tensor("a\xff", {32, 1}, kQ80, Q80Rows(1));
+  ExpectError(bytes.Build(), Code::kMalformedFile, "its name is not printable UTF-8");
   GgufBuilder clash;
   clash.Text("general.architecture", "qwen2");
   clash.Tensor("output.weight", {32, 3}, kQ80, Q80Rows(3))
