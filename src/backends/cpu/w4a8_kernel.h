@@ -6,8 +6,7 @@
 // is exact in int32. Then, in fp32,
 //   out += (((sum(u q) - offset sum(q)) - factor zero sum(q)) (weight scale / factor)) activation
 //   scale
-// in this order, the last multiplication and the addition in one FMA, on every instruction set, so
-// that their results are bit-identical.
+// in this order on every instruction set, so that their results are bit-identical.
 #pragma once
 
 #include <cstdint>

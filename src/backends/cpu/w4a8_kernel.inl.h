@@ -74,7 +74,7 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
         const Int8Block& activations = x[i * x_stride + slice];
         Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
           const F value = ScaleDot<kZeros>(panel, group + p * kLanes, dot[p][i], activations.sum);
-          total[p][i] = Fma(value, Set(activations.scale), total[p][i]);
+          total[p][i] = Add(total[p][i], Mul(value, Set(activations.scale)));
         });
       });
     }
