@@ -132,5 +132,16 @@ Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
                             bool overwrite, const Progress& progress = {});
 
+/// Writes a quantized checkpoint in the format of another program, atomically: codes, scales and
+/// zeros are kept, so that every weight has the same value in fp32. `target` is one of
+/// ConversionTargets(); "plain" is an unquantized f32 checkpoint. Tensors of no module are copied.
+/// Errors: kUnsupported naming the first module that the target cannot hold, and what would be
+/// lost; kInvalidArgument for an unknown target or a source without quantized modules.
+Status ConvertCheckpoint(const std::string& source, const std::string& output,
+                         const std::string& target, bool overwrite, const Progress& progress = {});
+
+/// The formats that ConvertCheckpoint writes.
+std::vector<std::string> ConversionTargets();
+
 }  // namespace marlin
 #pragma GCC visibility pop

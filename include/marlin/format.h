@@ -19,7 +19,12 @@ enum class Format : uint8_t {
 };
 
 /// Whether a format's groups may carry a zero point: weight = scale * (value(code) - zero).
-enum class ZeroPoint : uint8_t { kNone, kOptional, kRequired };
+enum class ZeroPoint : uint8_t {
+  kNone,      ///< No weights have zeros.
+  kOptional,  ///< Quantize makes zeros unless QuantizeOptions::symmetric.
+  kRequired,  ///< All weights have zeros or biases.
+  kAccepted,  ///< Weights of other quantizers may have zeros; Quantize makes none.
+};
 
 /// The constants of a format.
 struct FormatInfo {

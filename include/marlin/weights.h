@@ -29,9 +29,12 @@ struct WeightsSpec {
   int64_t n = 0;           ///< Output features.
   int64_t group_size = 0;  ///< Consecutive k that share a scale; >= 1; the last group may be short.
   ScaleType scale_type = ScaleType::kF16;
-  bool has_zeros = false;         ///< weight = scale * (value - zero)
-  bool has_biases = false;        ///< weight = scale * value + bias
-  bool has_global_scale = false;  ///< scale = stored scale * global_scale[expert]
+  bool has_zeros = false;                 ///< weight = scale * (value - zero)
+  ScaleType zero_type = ScaleType::kF16;  ///< kF16, kBf16 or kF32; kF16 without zeros.
+  bool has_biases = false;                ///< weight = scale * value + bias
+  bool has_global_scale = false;          ///< scale = stored scale * global_scale[expert]
+  /// scale = stored scale / global_scale[expert], rounded to fp32, instead of the product.
+  bool global_scale_divides = false;
 
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
@@ -56,7 +59,7 @@ struct QuantizedWeights {
   WeightsSpec spec;
   TensorView codes;         ///< u32 [experts, WordsAlongK, n]; unquantized: [experts, k, n].
   TensorView scales;        ///< ScaleDType [experts, groups, n]; empty for unquantized formats.
-  TensorView zeros;         ///< f16 [experts, groups, n] when spec.has_zeros.
+  TensorView zeros;         ///< zero_type [experts, groups, n] when spec.has_zeros.
   TensorView biases;        ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
   TensorView global_scale;  ///< f32 [experts] when spec.has_global_scale.
   std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty: the built-in table.
@@ -64,8 +67,9 @@ struct QuantizedWeights {
 };
 
 /// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
-/// codebook are finite, and that no code decodes to NaN or infinity. Errors: kInvalidArgument with
-/// both shapes, kMalformedFile with the position of non-finite content.
+/// codebook are finite, that a global scale which divides leaves scales finite, and that no code
+/// decodes to NaN or infinity. Errors: kInvalidArgument with both shapes, kMalformedFile with the
+/// position of non-finite content.
 Status Validate(const QuantizedWeights& weights);
 
 /// The element type of an unquantized format: bf16, f16 or f32.

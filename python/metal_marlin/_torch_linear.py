@@ -138,8 +138,10 @@ def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:
     return {
         "scale_type": weights.scale_type,
         "zeros": weights.zeros is not None,
+        "zero_type": weights.zero_type,
         "biases": weights.biases is not None,
         "global_scale": weights.global_scale is not None,
+        "global_scale_divides": weights.global_scale_divides,
     }
 
 
@@ -166,23 +168,26 @@ class MarlinStack(nn.Module):
         stacked: bool = False,
         scale_type: str = "fp16",
         zeros: bool = False,
+        zero_type: str = "fp16",
         biases: bool = False,
         global_scale: bool = False,
+        global_scale_divides: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.format, self.experts, self.scale_type = format, experts, scale_type
         self.group_size = group_size if group_size > 0 else max(in_features, 1)
+        self.zero_type, self.global_scale_divides = zero_type, global_scale_divides
         self.stacked = stacked or experts > 1
         bits = 2 if "2" == format[-1] else 3 if "3" == format[-1] else 4
-        bits = 8 if format in ("fp8_e4m3", "fp8_e5m2", "s8") else bits
+        bits = 8 if format in ("fp8_e4m3", "fp8_e5m2", "s8", "u8") else bits
         words = -(-in_features * bits // 32) if bits != 3 else 3 * -(-in_features // 32)
         groups = -(-in_features // self.group_size)
         front = (experts,) if self.stacked else ()
         scales = _SCALE_TYPES[scale_type]
         self._add("qweight", True, (*front, words, out_features), torch.uint32)
         self._add("scales", True, (*front, groups, out_features), scales)
-        self._add("zeros", zeros, (*front, groups, out_features), torch.float16)
+        self._add("zeros", zeros, (*front, groups, out_features), _SCALE_TYPES[zero_type])
         bias_type = scales if scales.itemsize > 1 else torch.float16
         self._add("qbias", biases, (*front, groups, out_features), bias_type)
         self._add("global_scale", global_scale, (experts,), torch.float32)
@@ -229,11 +234,13 @@ class MarlinStack(nn.Module):
             experts=self.experts,
             group_size=self.group_size,
             scale_type=self.scale_type,
+            zero_type=self.zero_type,
             codes=array(self.qweight),
             scales=array(self.scales),
             zeros=array(self.zeros),
             biases=array(self.qbias),
             global_scale=array(self.global_scale),
+            global_scale_divides=self.global_scale_divides,
             codebook=None if self.codebook is None else self.codebook.tolist(),
         )
         return _core.QuantizedWeights.from_parts(parts)

@@ -107,6 +107,7 @@ def from_parts(
     """Builds quantized weights from packed arrays; K is inferred from the words unless given."""
     bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
     words, scales = as_array("packed", packed), as_array("scales", scales)
+    zeros = None if zeros is None else as_array("zeros", zeros)
     for name, array in (("packed", words), ("scales", scales)):
         if array.ndim != 2:
             raise InvalidArgumentError(f"{name}: expected a matrix, got {list(array.shape)}")
@@ -125,7 +126,8 @@ def from_parts(
         scale_type="fp32" if dtype_name(scales) == "float32" else "fp16",
         codes=to_host(words),
         scales=to_host(scales),
-        zeros=None if zeros is None else to_host(as_array("zeros", zeros)),
+        zeros=None if zeros is None else to_host(zeros),
+        zero_type="fp32" if zeros is not None and dtype_name(zeros) == "float32" else "fp16",
     )
     return QuantizedWeights.from_parts(parts)
 

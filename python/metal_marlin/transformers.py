@@ -60,8 +60,11 @@ def _parts(module: dict[str, Any]) -> dict[str, Any]:
         "group_size": module["group_size"],
         "scale_type": module["scale_type"],
         "zeros": module["zeros"],
+        # Keys of version 2.
+        "zero_type": module.get("zero_type", "fp16"),
         "biases": module["biases"],
         "global_scale": module["global_scale"],
+        "global_scale_divides": module.get("global_scale_divides", False),
     }
 
 

@@ -80,8 +80,10 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     row["group_size"] = module.spec.group_size;
     row["scale_type"] = std::string(ScaleTypeName(module.spec.scale_type));
     row["zeros"] = module.spec.has_zeros;
+    row["zero_type"] = std::string(ScaleTypeName(module.spec.zero_type));
     row["biases"] = module.spec.has_biases;
     row["global_scale"] = module.spec.has_global_scale;
+    row["global_scale_divides"] = module.spec.global_scale_divides;
     row["layer_class"] = std::string(LayerClassName(module.layer_class));
     modules.append(row);
   }

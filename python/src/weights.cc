@@ -53,11 +53,13 @@ struct WeightsParts {
   int64_t experts = 1;
   int64_t group_size = 128;
   std::string scale_type = "fp16";
+  std::string zero_type = "fp16";
   nb::object codes = nb::none();
   nb::object scales = nb::none();
   nb::object zeros = nb::none();
   nb::object biases = nb::none();
   nb::object global_scale = nb::none();
+  bool global_scale_divides = false;
   std::vector<float> codebook;
 };
 
@@ -81,6 +83,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.has_zeros = !parts.zeros.is_none();
   spec.has_biases = !parts.biases.is_none();
   spec.has_global_scale = !parts.global_scale.is_none();
+  spec.global_scale_divides = parts.global_scale_divides;
+  if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
   WeightsBuffer buffer = Take(AllocateWeights(spec));
   CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
   CopyPart("scales", ArrayOf("scales", parts.scales), buffer.weights.scales, buffer.scales);
@@ -144,11 +148,13 @@ void BindWeights(nb::module_& module) {
       .def_rw("experts", &WeightsParts::experts)
       .def_rw("group_size", &WeightsParts::group_size)
       .def_rw("scale_type", &WeightsParts::scale_type)
+      .def_rw("zero_type", &WeightsParts::zero_type)
       .def_rw("codes", &WeightsParts::codes)
       .def_rw("scales", &WeightsParts::scales)
       .def_rw("zeros", &WeightsParts::zeros)
       .def_rw("biases", &WeightsParts::biases)
       .def_rw("global_scale", &WeightsParts::global_scale)
+      .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
       .def_rw("codebook", &WeightsParts::codebook);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
@@ -164,13 +170,18 @@ void BindWeights(nb::module_& module) {
       .def_prop_ro(
           "scale_type",
           [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.scale_type)); })
+      .def_prop_ro(
+          "zero_type",
+          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.zero_type)); })
+      .def_prop_ro("global_scale_divides",
+                   [](const QuantizedWeights& w) { return w.spec.global_scale_divides; })
       .def_prop_ro("bits_per_weight",
                    [](const QuantizedWeights& w) { return BitsPerWeight(w.spec); })
       .def_prop_ro("nbytes", [](const QuantizedWeights& w) { return StoredBytes(w.spec); })
       .def_prop_ro("codes", &PartOf<&QuantizedWeights::codes>,
                    "uint32 [words, n]; an unquantized format's values [k, n].")
       .def_prop_ro("scales", &PartOf<&QuantizedWeights::scales>, "[groups, n], or None.")
-      .def_prop_ro("zeros", &PartOf<&QuantizedWeights::zeros>, "float16 [groups, n], or None.")
+      .def_prop_ro("zeros", &PartOf<&QuantizedWeights::zeros>, "zero_type [groups, n], or None.")
       .def_prop_ro("biases", &PartOf<&QuantizedWeights::biases>, "[groups, n], or None.")
       .def_prop_ro("global_scale", &PartOf<&QuantizedWeights::global_scale>,
                    "float32 [experts], or None.")

@@ -21,14 +21,14 @@ std::string_view LayoutName(SourceLayout layout) {
   return layout == SourceLayout::kOutIn ? "out_in" : "in_out";
 }
 
-Json ModuleJson(const ModuleRecord& record) {
+Json ModuleJson(const ModuleRecord& record, int version) {
   const WeightsSpec& spec = record.module.spec;
   // Unsigned, as the JSON parser reads them back.
   Json shape = Json::array();
   if (record.stacked) shape.push_back(static_cast<uint64_t>(spec.experts));
   shape.push_back(static_cast<uint64_t>(spec.k));
   shape.push_back(static_cast<uint64_t>(spec.n));
-  return Json{
+  Json json = {
       {"format", FormatName(spec.format)},
       {"shape", std::move(shape)},
       {"group_size", static_cast<uint64_t>(spec.group_size)},
@@ -39,6 +39,11 @@ Json ModuleJson(const ModuleRecord& record) {
       {"layer_class", LayerClassName(record.module.layer_class)},
       {"source_layout", LayoutName(record.layout)},
   };
+  if (version >= 2) {
+    json["zero_type"] = ScaleTypeName(spec.zero_type);
+    json["global_scale_divides"] = spec.global_scale_divides;
+  }
+  return json;
 }
 
 Status ParseShape(ObjectReader& reader, ModuleRecord* record) {
@@ -80,7 +85,23 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
+/// The keys that version 2 added.
+Status ParseAddedKeys(ObjectReader& reader, int64_t version, WeightsSpec* spec) {
+  if (version >= 2) {
+    MARLIN_ASSIGN_OR_RETURN(const std::string name, reader.TakeString("zero_type"));
+    const Result<ScaleType> zero_type = ParseScaleType(name);
+    if (!zero_type.ok()) return reader.Fail(zero_type.status().message());
+    spec->zero_type = *zero_type;
+    MARLIN_ASSIGN_OR_RETURN(spec->global_scale_divides, reader.TakeBool("global_scale_divides"));
+  }
+  const int oldest = OldestVersionOf(*spec);
+  if (oldest <= version) return {};
+  return reader.Fail(fmt::format("{}{} needs version {} of quantization_config, got {}",
+                                 FormatName(spec->format), spec->has_zeros ? " with zeros" : "",
+                                 oldest, version));
+}
+
+Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int64_t version,
                                  const std::string& file) {
   ObjectReader reader(json, fmt::format("{}: module \"{}\"", Printable(file), Printable(name)));
   if (!json.is_object())
@@ -104,6 +125,7 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json,
   if (!scale_type.ok()) return in_reader(scale_type.status());
   spec.scale_type = *scale_type;
   MARLIN_RETURN_IF_ERROR(ParseFlags(reader, &spec));
+  MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, &spec));
   MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
   const Result<LayerClass> layer_class = ParseLayerClass(class_name);
   if (!layer_class.ok()) return in_reader(layer_class.status());
@@ -157,7 +179,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   const Shape groups = matrix(GroupCount(spec));
   add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec.format, spec.k)));
   add(ModulePart::kScales, ".scales", ScaleDType(spec.scale_type), groups);
-  if (spec.has_zeros) add(ModulePart::kZeros, ".zeros", DType::kF16, groups);
+  if (spec.has_zeros) add(ModulePart::kZeros, ".zeros", ScaleDType(spec.zero_type), groups);
   if (spec.has_biases) {
     add(ModulePart::kBiases, ".qbias", BiasDType(spec.scale_type), groups);
   }
@@ -189,6 +211,12 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
   return nullptr;
 }
 
+int OldestVersionOf(const WeightsSpec& spec) {
+  const bool added = spec.format == Format::kU8 || (spec.format == Format::kS8 && spec.has_zeros) ||
+                     spec.zero_type != ScaleType::kF16 || spec.global_scale_divides;
+  return added ? 2 : 1;
+}
+
 std::string QuantizationConfigChecksum(const Json& json) {
   Json content = json;
   content.erase("checksum");
@@ -196,12 +224,16 @@ std::string QuantizationConfigChecksum(const Json& json) {
 }
 
 Json BuildQuantizationConfig(const QuantizationConfig& config) {
+  int version = 1;
+  for (const ModuleRecord& record : config.modules) {
+    version = std::max(version, OldestVersionOf(record.module.spec));
+  }
   Json modules = Json::object();
   for (const ModuleRecord& record : config.modules) {
-    modules[record.module.name] = ModuleJson(record);
+    modules[record.module.name] = ModuleJson(record, version);
   }
   Json json = {
-      {"quant_method", kQuantMethod},  {"version", static_cast<uint64_t>(kCheckpointVersion)},
+      {"quant_method", kQuantMethod},  {"version", static_cast<uint64_t>(version)},
       {"recipe", config.recipe_name},  {"recipe_document", config.recipe_document},
       {"method", config.method},       {"layout", "k_packed"},
       {"modules", std::move(modules)},
@@ -234,7 +266,7 @@ Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::
   MARLIN_RETURN_IF_ERROR(reader.CheckAllTaken());
   if (!modules->is_object()) return reader.WrongType("modules", "an object", *modules);
   for (const auto& [name, module] : modules->items()) {
-    MARLIN_ASSIGN_OR_RETURN(ModuleRecord record, ParseModule(name, module, file));
+    MARLIN_ASSIGN_OR_RETURN(ModuleRecord record, ParseModule(name, module, version, file));
     config.modules.push_back(std::move(record));
   }
   // Most edits of a group size leave all tensor shapes as they are; only the checksum detects them.

@@ -13,8 +13,9 @@
 
 namespace marlin {
 
-/// Version of the quantized directory that this build writes, and the newest that it can read.
-inline constexpr int kCheckpointVersion = 1;
+/// The newest version of the quantized directory that this build reads and writes. Files get the
+/// oldest version that holds their modules.
+inline constexpr int kCheckpointVersion = 2;
 inline constexpr std::string_view kQuantMethod = "metal_marlin";
 
 struct ModuleTensor {
@@ -45,6 +46,10 @@ struct QuantizationConfig {
   std::string method;
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
+
+/// The oldest version that holds a module: 2 for u8, zeros of s8, zeros that are not fp16 and a
+/// global scale that divides.
+int OldestVersionOf(const WeightsSpec& spec);
 
 /// Checksum of the compact text of a "quantization_config" without its "checksum".
 std::string QuantizationConfigChecksum(const Json& json);

@@ -49,6 +49,7 @@ MARLIN_CODEC uint32_t marlin_float_to_bits(float value) {
 #define MARLIN_ZERO_NONE 0
 #define MARLIN_ZERO_OPTIONAL 1
 #define MARLIN_ZERO_REQUIRED 2
+#define MARLIN_ZERO_ACCEPTED 3
 
 namespace marlin {
 namespace formats {

@@ -1,4 +1,4 @@
-// Signed 8-bit integers -128..127, two's complement.
+// Signed 8-bit integers -128..127, two's complement; other quantizers give them zero points.
 #ifndef MARLIN_FORMATS_S8_H_
 #define MARLIN_FORMATS_S8_H_
 
@@ -8,7 +8,7 @@ namespace marlin {
 namespace formats {
 
 struct S8 {
-  enum { kBits = 8, kZero = MARLIN_ZERO_NONE, kHasCodebook = 0, kQuantized = 1 };
+  enum { kBits = 8, kZero = MARLIN_ZERO_ACCEPTED, kHasCodebook = 0, kQuantized = 1 };
 
   MARLIN_CODEC float Value(marlin_code code) {
     return static_cast<float>(static_cast<int>((code & 255u) ^ 128u) - 128);

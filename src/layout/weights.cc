@@ -39,7 +39,8 @@ int64_t StoredBytes(const WeightsSpec& spec) {
   const Checked n(spec.n);
   if (!info.quantized) return (experts * k * n * Checked(info.bits / 8)).Take().value_or(INT64_MAX);
   if (!k.valid()) return INT64_MAX;
-  const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) + (spec.has_zeros ? 2 : 0) +
+  const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) +
+                            (spec.has_zeros ? DTypeBytes(ScaleDType(spec.zero_type)) : 0) +
                             (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
   const Checked codes = Checked(4) * Checked(WordsAlongK(spec.format, spec.k)) * n;
   const Checked groups = Checked(GroupCount(spec)) * n * Checked(per_group);

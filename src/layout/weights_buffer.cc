@@ -20,8 +20,19 @@ Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
     if (spec.has_zeros || spec.has_biases || spec.has_global_scale) {
       return Invalid("format: " + name + " has no scales, so no zeros, biases or global scale");
     }
-    return {};
   }
+  if (DTypeBytes(ScaleDType(spec.zero_type)) == 1) {
+    return Invalid("zero_type: expected fp16, bf16 or fp32, got " +
+                   std::string(ScaleTypeName(spec.zero_type)));
+  }
+  if (!spec.has_zeros && spec.zero_type != ScaleType::kF16) {
+    return Invalid("zero_type: " + std::string(ScaleTypeName(spec.zero_type)) +
+                   ", but there are no zeros");
+  }
+  if (spec.global_scale_divides && !spec.has_global_scale) {
+    return Invalid("global_scale_divides: there is no global scale");
+  }
+  if (!info.quantized) return {};
   if (spec.has_zeros && info.zero_point == ZeroPoint::kNone) {
     return Invalid("zeros: format " + name + " has none");
   }
@@ -76,6 +87,7 @@ Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
 Status CheckSpec(const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(spec.format));
   MARLIN_RETURN_IF_ERROR(CheckKnown(spec.scale_type));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(spec.zero_type));
   const FormatInfo& info = GetFormatInfo(spec.format);
   MARLIN_RETURN_IF_ERROR(CheckOffsets(spec, info));
   return CheckSizes(spec, info);
@@ -111,7 +123,7 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   buffer.scales = owner->As<void>(scales_at);
   if (spec.has_zeros) {
     buffer.weights.zeros = place(shapes.zeros, zeros_at);
-    buffer.zeros = owner->As<uint16_t>(zeros_at);
+    buffer.zeros = owner->As<void>(zeros_at);
   }
   if (spec.has_biases) {
     buffer.weights.biases = place(shapes.biases, biases_at);

@@ -28,7 +28,7 @@ struct WeightsBuffer {
   QuantizedWeights weights;
   void* codes = nullptr;
   void* scales = nullptr;
-  uint16_t* zeros = nullptr;
+  void* zeros = nullptr;
   void* biases = nullptr;
   float* global_scale = nullptr;
 };

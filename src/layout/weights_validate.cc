@@ -103,6 +103,20 @@ Status CheckFinite(const std::string& name, const TensorView& view) {
   return index < 0 ? Status() : NonFinite(name, view, index);
 }
 
+/// Checks that no scale becomes infinite when it is divided by its expert's global scale.
+Status CheckDivisors(const QuantizedWeights& weights) {
+  if (!weights.spec.global_scale_divides) return {};
+  constexpr float kLargestScale = 448.0F;  // Of e4m3.
+  for (int64_t expert = 0; expert < weights.spec.experts; ++expert) {
+    const float divisor = weights.global_scale.As<float>()[expert];
+    if (std::isfinite(kLargestScale / divisor)) continue;
+    return {Code::kMalformedFile,
+            "global_scale: value at [" + std::to_string(expert) +
+                "] divides scales and is too small: " + std::to_string(divisor)};
+  }
+  return {};
+}
+
 Status CheckCodebook(const QuantizedWeights& weights) {
   if (weights.codebook.empty()) return {};
   const FormatInfo& info = GetFormatInfo(weights.spec.format);
@@ -163,7 +177,7 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
   return {view(DType::kU32, {spec.experts, WordsAlongK(spec.format, spec.k), spec.n}),
           view(ScaleDType(spec.scale_type), groups),
-          view(DType::kF16, spec.has_zeros ? groups : none),
+          view(ScaleDType(spec.zero_type), spec.has_zeros ? groups : none),
           view(BiasDType(spec.scale_type), spec.has_biases ? groups : none),
           view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none)};
 }
@@ -194,6 +208,7 @@ Status Validate(const QuantizedWeights& weights) {
   for (const Part& part : parts) {
     if (part.wanted && part.floats) MARLIN_RETURN_IF_ERROR(CheckFinite(part.name, part.view));
   }
+  MARLIN_RETURN_IF_ERROR(CheckDivisors(weights));
   MARLIN_RETURN_IF_ERROR(CheckCodebook(weights));
   return quantized ? CheckCodes(weights) : Status();
 }

@@ -52,7 +52,9 @@ Json SpecJson(const WeightsSpec& spec) {
           {"scale_type", ScaleTypeName(spec.scale_type)},
           {"zeros", spec.has_zeros},
           {"biases", spec.has_biases},
-          {"global_scale", spec.has_global_scale}};
+          {"zero_type", ScaleTypeName(spec.zero_type)},
+          {"global_scale", spec.has_global_scale},
+          {"global_scale_divides", spec.global_scale_divides}};
 }
 
 Result<WeightsSpec> ParseSpec(ObjectReader& reader) {
@@ -70,8 +72,13 @@ Result<WeightsSpec> ParseSpec(ObjectReader& reader) {
   if (!parsed_type.ok()) return in_reader(parsed_type.status());
   spec.scale_type = *parsed_type;
   MARLIN_ASSIGN_OR_RETURN(spec.has_zeros, reader.TakeBool("zeros"));
+  MARLIN_ASSIGN_OR_RETURN(const std::string zero_type, reader.TakeString("zero_type"));
+  const Result<ScaleType> parsed_zero = ParseScaleType(zero_type);
+  if (!parsed_zero.ok()) return in_reader(parsed_zero.status());
+  spec.zero_type = *parsed_zero;
   MARLIN_ASSIGN_OR_RETURN(spec.has_biases, reader.TakeBool("biases"));
   MARLIN_ASSIGN_OR_RETURN(spec.has_global_scale, reader.TakeBool("global_scale"));
+  MARLIN_ASSIGN_OR_RETURN(spec.global_scale_divides, reader.TakeBool("global_scale_divides"));
   if (const Status possible = CheckSpec(spec); !possible.ok()) return in_reader(possible);
   return spec;
 }

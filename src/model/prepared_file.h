@@ -18,7 +18,7 @@
 
 namespace marlin {
 
-inline constexpr uint64_t kPreparedVersion = 1;
+inline constexpr uint64_t kPreparedVersion = 2;
 /// File offset of the first weights.
 inline constexpr int64_t kPreparedDataBegin = 4096;
 

@@ -40,27 +40,29 @@ float ReadScalar(const TensorView& view, int64_t index) {
 /// Maps a code of one group of one column to its weight.
 struct GroupMap {
   double scale = 1;
-  double zero = 0;
-  double bias = 0;
-  bool has_bias = false;
+  double offset = 0;  ///< The bias, or -scale * zero: exact, because both have at most 24 bits.
+  bool has_offset = false;
 
-  /// Exact, or rounded to odd where a bias makes the sum longer than a double: value - zero has at
-  /// most 28 bits and scale 24.
+  /// Exact, or rounded to odd where the sum is longer than a double.
   double Apply(float value) const {
-    const double product = scale * (static_cast<double>(value) - zero);
-    return has_bias ? AddToOdd(product, bias) : product;
+    const double product = scale * static_cast<double>(value);
+    return has_offset ? AddToOdd(product, offset) : product;
   }
 };
 
 GroupMap MapOf(const QuantizedWeights& weights, int64_t expert, int64_t index) {
   GroupMap map;
   float scale = ReadScalar(weights.scales, index);
-  // The effective scale is an fp32: stored scale times global scale, rounded once.
-  if (weights.spec.has_global_scale) scale *= weights.global_scale.As<float>()[expert];
+  // The effective scale is an fp32: stored scale times (or over) global scale, rounded once.
+  const WeightsSpec& spec = weights.spec;
+  if (spec.has_global_scale) {
+    const float global = weights.global_scale.As<float>()[expert];
+    scale = spec.global_scale_divides ? scale / global : scale * global;
+  }
   map.scale = scale;
-  if (weights.spec.has_zeros) map.zero = ReadScalar(weights.zeros, index);
-  map.has_bias = weights.spec.has_biases;
-  if (map.has_bias) map.bias = ReadScalar(weights.biases, index);
+  map.has_offset = spec.has_zeros || spec.has_biases;
+  if (spec.has_zeros) map.offset = -map.scale * ReadScalar(weights.zeros, index);
+  if (spec.has_biases) map.offset = ReadScalar(weights.biases, index);
   return map;
 }
 

@@ -155,7 +155,8 @@ void Quantizer::StoreParameters(int64_t index, const GroupParameters& parameters
   }
   if (buffer_.zeros != nullptr) {
     const ScaleCoder half(ScaleType::kF16);
-    buffer_.zeros[index] = static_cast<uint16_t>(half.Round(parameters.zero).bits);
+    static_cast<uint16_t*>(buffer_.zeros)[index] =
+        static_cast<uint16_t>(half.Round(parameters.zero).bits);
   }
 }
 

@@ -79,7 +79,8 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
     for (int64_t n = 0; n < spec.n; ++n) {
       const int64_t at = (expert * groups + k / spec.group_size) * spec.n + n;
       const double value = table[ReadCode(words, spec.n, info.bits, k, n)];
-      const double scale = global * LoadElement(weights.scales.data(), weights.scales.dtype(), at);
+      const double stored = LoadElement(weights.scales.data(), weights.scales.dtype(), at);
+      const double scale = spec.global_scale_divides ? stored / global : stored * global;
       const double zero =
           spec.has_zeros ? LoadElement(weights.zeros.data(), weights.zeros.dtype(), at) : 0.0;
       const double bias =

@@ -124,6 +124,8 @@ std::string WeightPart(const Case& c) {
   std::string text(ScaleTypeName(c.scale_type));
   if (c.zero == ZeroKind::kInteger) text += "_zint";
   if (c.zero == ZeroKind::kFractional) text += "_zfrac";
+  if (c.zero_type != ScaleType::kF16) text += fmt::format("_z{}", ScaleTypeName(c.zero_type));
+  if (c.global_divides) text += "_divides";
   if (c.weight_biases) text += "_wbias";
   if (c.user_codebook) text += "_codebook";
   return text;
@@ -137,6 +139,12 @@ Status ParseWeightPart(std::string_view part, Case* c) {
       c->zero = ZeroKind::kInteger;
     } else if (words[i] == "zfrac") {
       c->zero = ZeroKind::kFractional;
+    } else if (words[i] == "zbf16") {
+      c->zero_type = ScaleType::kBf16;
+    } else if (words[i] == "zfp32") {
+      c->zero_type = ScaleType::kF32;
+    } else if (words[i] == "divides") {
+      c->global_divides = true;
     } else if (words[i] == "wbias") {
       c->weight_biases = true;
     } else if (words[i] == "codebook") {

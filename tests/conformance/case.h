@@ -54,6 +54,8 @@ struct Case {
   bool misaligned = false;  ///< Base pointers are aligned to one element only.
   ScaleType scale_type = ScaleType::kF16;
   ZeroKind zero = ZeroKind::kNone;
+  ScaleType zero_type = ScaleType::kF16;
+  bool global_divides = false;  ///< The global scale of e4m3 scales divides them.
   bool weight_biases = false;
   bool user_codebook = false;
   DType a_type = DType::kF32;

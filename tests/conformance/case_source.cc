@@ -80,6 +80,11 @@ void CaseSource::DrawWeights(Case& c) {
     const bool integers = c.format == Format::kCodebook4;
     c.user_codebook = (IsLattice(c.data) && !integers) || random_.OneIn(3);
   }
+  c.global_divides = c.scale_type == ScaleType::kE4M3 && random_.OneIn(3);
+  if (c.zero == ZeroKind::kNone) return;
+  // Fractions of 8-bit codes would need more bits than bf16 has.
+  if (IsLattice(c.data) && info.bits == 8) c.zero = ZeroKind::kInteger;
+  if (random_.OneIn(3)) c.zero_type = random_.OneIn(2) ? ScaleType::kBf16 : ScaleType::kF32;
 }
 
 void CaseSource::DrawEpilogue(Case& c) {
@@ -139,6 +144,8 @@ std::vector<std::string> Properties(const Case& c) {
       fmt::format("group={}", group),
       fmt::format("scale={}", ScaleTypeName(c.scale_type)),
       fmt::format("zero={}{}", static_cast<int>(c.zero), c.weight_biases ? "b" : ""),
+      fmt::format("zero_type={}", ScaleTypeName(c.zero_type)),
+      fmt::format("divides={}", c.global_divides),
       fmt::format("a={}", DTypeName(c.a_type)),
       fmt::format("c={}", DTypeName(c.c_type)),
       fmt::format("activation={}", static_cast<int>(c.activation)),

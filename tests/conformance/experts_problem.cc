@@ -40,6 +40,8 @@ void VaryWeights(Random& random, Case& matrix) {
     matrix.weight_biases = true;
     matrix.zero = ZeroKind::kNone;
   }
+  matrix.global_divides = matrix.scale_type == ScaleType::kE4M3 && random.OneIn(2);
+  if (matrix.zero != ZeroKind::kNone && random.OneIn(2)) matrix.zero_type = ScaleType::kF32;
 }
 
 Result<QuantizedWeights> MakeMatrix(const ExpertsCase& c, int64_t number, int64_t k, int64_t n,

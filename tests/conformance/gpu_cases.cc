@@ -104,7 +104,12 @@ void AddEveryWeights(PlainCases& plain) {
     c.zero = kind.first;
     c.weight_biases = kind.second;
     const bool fp8 = info.format == Format::kFp8E4M3 || info.format == Format::kFp8E5M2;
-    const bool lattice = !plain.OneIn(3) && !(fp8 && c.weight_biases);
+    const bool long_codes =
+        (fp8 && c.weight_biases) || (info.bits == 8 && c.zero == ZeroKind::kFractional);
+    const bool lattice = !plain.OneIn(3) && !long_codes;
+    constexpr ScaleType kZeroTypes[] = {ScaleType::kF16, ScaleType::kBf16, ScaleType::kF32};
+    if (c.zero != ZeroKind::kNone) c.zero_type = kZeroTypes[at % std::size(kZeroTypes)];
+    c.global_divides = scale == ScaleType::kE4M3 && at % 2 == 0;
     c.data = lattice ? DataClass::kLattice : DataClass::kGaussian;
     c.bias = !lattice && plain.OneIn(2);
     ++at;

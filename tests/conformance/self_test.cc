@@ -197,7 +197,8 @@ TEST(CaseName, GivesTheCaseBack) {
   Case c = Base(DataClass::kHeavy);
   c.check = Check::kBatchInvariant;
   c.experts = 3;
-  c.padded = c.misaligned = c.weight_biases = c.user_codebook = true;
+  c.padded = c.misaligned = c.weight_biases = c.user_codebook = c.global_divides = true;
+  c.zero_type = ScaleType::kF32;
   c.bias = c.gated = c.row_weight = c.allow_bf16_activations = true;
   c.bias_type = DType::kF16;
   c.a_type = DType::kBf16;
@@ -206,7 +207,7 @@ TEST(CaseName, GivesTheCaseBack) {
   const std::string name = CaseName(c);
   EXPECT_EQ(name,
             "batch_invariant/fp4_e2m1/cpu/marlin_gemm_scalar/"
-            "m16_n48_k250_g64_e3_padded_misaligned/e4m3_wbias_codebook/bf16_f32/"
+            "m16_n48_k250_g64_e3_padded_misaligned/e4m3_zfp32_divides_wbias_codebook/bf16_f32/"
             "bias_f16+gelu_tanh+gated+row_weight+allow_bf16/heavy/seed3");
   const auto parsed = ParseCase(name);
   ASSERT_TRUE(parsed.ok()) << parsed.status().message();

@@ -149,7 +149,10 @@ double RandomZero(Random& random, const Case& c, int64_t group, int64_t n) {
   const auto span = static_cast<int64_t>(info.max_value - info.min_value);
   const double low = info.min_value;
   if (IsLattice(c.data)) {
-    const double whole = low + static_cast<double>((3 * n + 5 * group) % (span + 1));
+    // Near the middle of 8-bit codes, so that bf16 holds the differences.
+    const bool wide = info.bits == 8;
+    const double first = wide ? low + static_cast<double>(span / 2 - 2) : low;
+    const double whole = first + static_cast<double>((3 * n + 5 * group) % (wide ? 7 : span + 1));
     return c.zero == ZeroKind::kInteger ? whole
                                         : whole + 0.25 * static_cast<double>((n + group) % 4);
   }
@@ -167,7 +170,8 @@ void FillGroups(Random& random, const Case& c, WeightMemory& memory) {
         const double scale = RandomScale(random, c, g, n + e);
         StoreScale(memory.scales.data(), c.scale_type, at, scale);
         if (c.zero != ZeroKind::kNone) {
-          StoreElement(memory.zeros.data(), DType::kF16, at, RandomZero(random, c, g, n + e));
+          StoreElement(memory.zeros.data(), ScaleDType(c.zero_type), at,
+                       RandomZero(random, c, g, n + e));
         }
         if (c.weight_biases) {
           const double factor = IsLattice(c.data) ? static_cast<double>((n + 3 * g + e) % 7 - 3)
@@ -240,8 +244,10 @@ QuantizedWeights MakeWeights(const Case& c) {
                   .group_size = c.group_size,
                   .scale_type = c.scale_type,
                   .has_zeros = c.zero != ZeroKind::kNone,
+                  .zero_type = c.zero_type,
                   .has_biases = c.weight_biases,
-                  .has_global_scale = c.scale_type == ScaleType::kE4M3};
+                  .has_global_scale = c.scale_type == ScaleType::kE4M3,
+                  .global_scale_divides = c.global_divides};
   weights.owner = memory;
   if (!info.quantized) {
     const DType dtype = UnquantizedDType(c.format);
@@ -258,7 +264,7 @@ QuantizedWeights MakeWeights(const Case& c) {
   const DType bias_dtype = BiasDType(c.scale_type);
   memory->codes = GuardedBuffer(c.experts * words * c.n * 4);
   memory->scales = GuardedBuffer(count * DTypeBytes(scale_dtype));
-  memory->zeros = GuardedBuffer(count * 2);
+  memory->zeros = GuardedBuffer(count * DTypeBytes(ScaleDType(c.zero_type)));
   memory->biases = GuardedBuffer(count * DTypeBytes(bias_dtype));
   memory->global_scale = GuardedBuffer(c.experts * 4);
   FillCodes(random, c, reinterpret_cast<uint32_t*>(memory->codes.data()));
@@ -266,7 +272,8 @@ QuantizedWeights MakeWeights(const Case& c) {
   weights.codes = TensorView(memory->codes.data(), DType::kU32, {c.experts, words, c.n});
   weights.scales = TensorView(memory->scales.data(), scale_dtype, {c.experts, groups, c.n});
   if (weights.spec.has_zeros) {
-    weights.zeros = TensorView(memory->zeros.data(), DType::kF16, {c.experts, groups, c.n});
+    weights.zeros =
+        TensorView(memory->zeros.data(), ScaleDType(c.zero_type), {c.experts, groups, c.n});
   }
   if (weights.spec.has_biases) {
     weights.biases = TensorView(memory->biases.data(), bias_dtype, {c.experts, groups, c.n});
@@ -275,7 +282,8 @@ QuantizedWeights MakeWeights(const Case& c) {
     for (int64_t e = 0; e < c.experts; ++e) {
       const double global = IsLattice(c.data) ? std::ldexp(0.25, static_cast<int>(e) + 1)
                                               : 0.01 * (1.0 + random.Uniform());
-      StoreElement(memory->global_scale.data(), DType::kF32, e, global);
+      StoreElement(memory->global_scale.data(), DType::kF32, e,
+                   c.global_divides ? 1 / global : global);
     }
     weights.global_scale = TensorView(memory->global_scale.data(), DType::kF32, {c.experts});
   }

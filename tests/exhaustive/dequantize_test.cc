@@ -141,7 +141,8 @@ TEST(Dequantize, AllCodesUnderAllScalesAreExact) {
 
 TEST(Dequantize, AllCodesUnderAllScalesAndIntegerZerosAreExact) {
   const auto halves = FiniteHalves();
-  for (const Format format : {Format::kU4, Format::kInt3, Format::kInt2}) {
+  for (const Format format :
+       {Format::kU4, Format::kInt3, Format::kInt2, Format::kS8, Format::kU8}) {
     for (const auto zero : {0x0000, 0x3c00, 0x4200, 0x4700, 0x4800, 0x4b80, 0xbc00, 0xc200}) {
       Columns columns{format, halves, {}};
       const double value = test::SixteenBitValues(5)[static_cast<size_t>(zero)];
@@ -153,7 +154,7 @@ TEST(Dequantize, AllCodesUnderAllScalesAndIntegerZerosAreExact) {
 
 TEST(Dequantize, AllCodesUnderAllZerosAreExact) {
   const auto halves = FiniteHalves();
-  for (const Format format : {Format::kU4, Format::kInt3}) {
+  for (const Format format : {Format::kU4, Format::kInt3, Format::kS8, Format::kU8}) {
     for (const size_t scale : {1u, 1023u, 1025u, 12345u, 20479u, 31743u, 40001u}) {
       Columns columns{format, {}, halves};
       columns.scales.assign(halves.size(), halves[scale]);

@@ -86,6 +86,7 @@ TABLE = {
     "fp8_e4m3": [fp8_e4m3(code) for code in range(256)],
     "fp8_e5m2": [fp8_e5m2(code) for code in range(256)],
     "s8": list(range(0, 128)) + list(range(-128, 0)),
+    "u8": list(range(256)),
 }
 
 

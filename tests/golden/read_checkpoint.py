@@ -15,7 +15,7 @@ import sys
 from format_values import TABLE, as_fp32, fp8_e4m3
 
 BITS = {"fp4_e2m1": 4, "u4": 4, "s4": 4, "nf4": 4, "codebook4": 4, "nf3": 3, "int3": 3, "nf2": 2,
-        "int2": 2, "fp8_e4m3": 8, "fp8_e5m2": 8, "s8": 8}
+        "int2": 2, "fp8_e4m3": 8, "fp8_e5m2": 8, "s8": 8, "u8": 8}
 CODEBOOKS = ("nf4", "nf3", "nf2", "codebook4")
 SCALES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32", "e8m0": "F8_E8M0", "e4m3": "F8_E4M3"}
 SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
@@ -90,7 +90,11 @@ class Module:
         rows = 3 * -(-self.k // 32) if self.bits == 3 else -(-self.k * self.bits // 32)
         words = self.matrix("qweight", "U32", rows)
         scales = self.matrix("scales", SCALES[facts["scale_type"]], self.groups)
-        zeros = self.matrix("zeros", "F16", self.groups) if facts["zeros"] else None
+        zero_type = SCALES[facts.get("zero_type", "fp16")]
+        zeros = self.matrix("zeros", zero_type, self.groups) if facts["zeros"] else None
+        scale_type = SCALES[facts["scale_type"]]
+        bias_type = scale_type if SIZES[scale_type] > 1 else "F16"
+        biases = self.matrix("qbias", bias_type, self.groups) if facts["biases"] else None
         factors = [1.0] * self.experts
         if facts["global_scale"]:
             factors = self.part("global_scale", "F32", [self.experts])
@@ -101,8 +105,13 @@ class Module:
         def weight(e, k, n):
             group = k // facts["group_size"] * self.n + n
             value = values[code_at(words[e], self.bits, self.n, k, n)]
-            zero = zeros[e][group] if zeros else 0.0
-            return as_fp32(as_fp32(scales[e][group] * factors[e]) * (value - zero))
+            scale = scales[e][group]
+            scale = scale / factors[e] if facts.get("global_scale_divides") else scale * factors[e]
+            # Exact up to the last rounding: 24-bit scales times codes or zeros fit a double.
+            scale = as_fp32(scale)
+            if zeros:
+                return as_fp32(scale * value - scale * zeros[e][group])
+            return as_fp32(scale * value + biases[e][group] if biases else scale * value)
 
         return [[[weight(e, k, n) for n in range(self.n)] for k in range(self.k)]
                 for e in range(self.experts)]
@@ -128,7 +137,7 @@ class Module:
 def main():
     folder, plain_path = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == "metal_marlin" and config["version"] == 1
+    assert config["quant_method"] == "metal_marlin" and config["version"] in (1, 2)
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors.update(read_file(path))

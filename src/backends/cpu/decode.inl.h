@@ -7,7 +7,7 @@
 
 inline constexpr int kParts = 16 / kLanes;  ///< Vectors per 16 floats.
 
-enum class Kind { kTable, kS8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
+enum class Kind { kTable, kS8, kU8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
 
 /// FP8 to fp32: shifts the fields into place and corrects the exponent bias. Subnormals then have a
 /// spurious leading 1, which 2 (f - 2^-kBias) removes. Inputs have no NaN codes (checked at load).
@@ -126,8 +126,13 @@ struct GroupParameters {
     const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
     const int64_t first = (block * w.groups + first_group) * 16;
     const int64_t count = (last_group - first_group + 1) * 16;
-    LoadGroups(w.scales, w.scale_type, first, count, w.global_scale, scale);
-    if (w.zeros != nullptr) LoadGroups<ScaleType::kF16>(w.zeros, first, count, 1.0f, zero);
+    LoadGroups(w.scales, w.scale_type, first, count, w.global_scale_divides ? 1.0f : w.global_scale,
+               scale);
+    if (w.global_scale_divides) {
+      const F divisor = Set(w.global_scale);
+      for (int64_t i = 0; i < count; i += kLanes) Store(scale + i, Div(Load(scale + i), divisor));
+    }
+    if (w.zeros != nullptr) LoadGroups(w.zeros, w.zero_type, first, count, 1.0f, zero);
     if (w.biases != nullptr) {
       const bool byte = w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3;
       LoadGroups(w.biases, byte ? ScaleType::kF16 : w.scale_type, first, count, 1.0f, bias);
@@ -177,6 +182,8 @@ MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
     return Lookup<kBits>(table, ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
+  } else if constexpr (kKind == Kind::kU8) {
+    return ToFloat(And(ShiftRight<kShift>(words), SetWord(0xff)));
   } else if constexpr (kKind == Kind::kE4M3) {
     return Fp8ToFloat<3, 7>(ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kE5M2) {
@@ -337,6 +344,8 @@ static auto Dispatch(const PanelView& w, Body&& body) {
       switch (w.format) {
         case Format::kS8:
           return with_mode(Index<8>{}, Index<kKindOf(Kind::kS8)>{});
+        case Format::kU8:
+          return with_mode(Index<8>{}, Index<kKindOf(Kind::kU8)>{});
         case Format::kFp8E4M3:
           return with_mode(Index<8>{}, Index<kKindOf(Kind::kE4M3)>{});
         case Format::kFp8E5M2:

@@ -43,12 +43,14 @@ constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * 
 struct PanelView {
   const uint8_t* codes;
   const void* scales;  ///< Null for unquantized formats.
-  const void* zeros;   ///< f16, or null.
+  const void* zeros;   ///< Or null.
   const void* biases;  ///< Or null.
   const float* table;  ///< [256] values of the codes, replicated over the unused index bits.
   float global_scale;
+  bool global_scale_divides;
   Format format;
   ScaleType scale_type;
+  ScaleType zero_type;
   int bits;
   int64_t group_size;  ///< A multiple of 16, or >= chunks * 128 for one group.
   int64_t groups;      ///< Padded.

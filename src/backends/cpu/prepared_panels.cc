@@ -35,6 +35,8 @@ void PreparedPanels::LayOut() {
   const FormatInfo& info = GetFormatInfo(spec.format);
   layout_.format = spec.format;
   layout_.scale_type = spec.scale_type;
+  layout_.zero_type = spec.zero_type;
+  layout_.global_scale_divides = spec.global_scale_divides;
   layout_.bits = info.bits;
   layout_.blocks = CeilDivide(spec.n, kBlockRows);
   layout_.chunks = CeilDivide(spec.k, kChunkK);
@@ -50,7 +52,7 @@ void PreparedPanels::LayOut() {
   };
   codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(info.bits);
   scales_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.scale_type)), info.quantized);
-  zeros_stride_ = group_bytes(2, spec.has_zeros);
+  zeros_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.zero_type)), spec.has_zeros);
   biases_stride_ = group_bytes(DTypeBytes(BiasDType(spec.scale_type)), spec.has_biases);
   scales_offset_ = spec.experts * codes_stride_;
   zeros_offset_ = scales_offset_ + spec.experts * scales_stride_;
@@ -136,9 +138,10 @@ bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert, int
     }
   };
   const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t zero_bytes = DTypeBytes(ScaleDType(spec.zero_type));
   const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
   pack_groups(&QuantizedWeights::scales, scale_bytes, scales_offset_, scales_stride_);
-  pack_groups(&QuantizedWeights::zeros, 2, zeros_offset_, zeros_stride_);
+  pack_groups(&QuantizedWeights::zeros, zero_bytes, zeros_offset_, zeros_stride_);
   pack_groups(&QuantizedWeights::biases, bias_bytes, biases_offset_, biases_stride_);
   return finite;
 }

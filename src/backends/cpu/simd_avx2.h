@@ -31,6 +31,7 @@ MARLIN_SIMD_INLINE void Store(float* p, F v) { _mm256_storeu_ps(p, v); }
 MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+MARLIN_SIMD_INLINE F Div(F a, F b) { return _mm256_div_ps(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 MARLIN_SIMD_INLINE F Max(F a, F b) { return _mm256_max_ps(a, b); }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return Set(part == 0 ? a : b); }

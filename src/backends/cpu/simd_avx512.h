@@ -31,6 +31,7 @@ MARLIN_SIMD_INLINE void Store(float* p, F v) { _mm512_storeu_ps(p, v); }
 MARLIN_SIMD_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+MARLIN_SIMD_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 /// Lane-wise maximum; NaN if b is NaN.
 MARLIN_SIMD_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }

@@ -32,6 +32,7 @@ MARLIN_SIMD_INLINE void Store(float* p, F v) { vst1q_f32(p, v); }
 MARLIN_SIMD_INLINE F Add(F a, F b) { return vaddq_f32(a, b); }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return vsubq_f32(a, b); }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return vmulq_f32(a, b); }
+MARLIN_SIMD_INLINE F Div(F a, F b) { return vdivq_f32(a, b); }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 MARLIN_SIMD_INLINE F Max(F a, F b) { return vmaxq_f32(a, b); }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return Set(part < 2 ? a : b); }

@@ -30,6 +30,7 @@ MARLIN_SIMD_INLINE void Store(float* p, F v) { *p = v; }
 MARLIN_SIMD_INLINE F Add(F a, F b) { return a + b; }
 MARLIN_SIMD_INLINE F Sub(F a, F b) { return a - b; }
 MARLIN_SIMD_INLINE F Mul(F a, F b) { return a * b; }
+MARLIN_SIMD_INLINE F Div(F a, F b) { return a / b; }
 MARLIN_SIMD_INLINE F Fma(F a, F b, F c) { return a * b + c; }
 MARLIN_SIMD_INLINE F Max(F a, F b) { return a > b ? a : b; }
 MARLIN_SIMD_INLINE F SplitSet(float a, float b, int part) { return part < 8 ? a : b; }

@@ -120,9 +120,12 @@ void PackGroups(const uint8_t* from, int64_t element_bytes, int64_t groups, int6
 
 }  // namespace
 
+DType ExtraDType(const WeightsSpec& spec) {
+  return spec.has_biases ? BiasDType(spec.scale_type) : ScaleDType(spec.zero_type);
+}
+
 int64_t ExtraBytes(const WeightsSpec& spec) {
-  if (spec.has_zeros) return 2;
-  return spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0;
+  return spec.has_zeros || spec.has_biases ? DTypeBytes(ExtraDType(spec)) : 0;
 }
 
 Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeights& weights,

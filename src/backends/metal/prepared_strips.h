@@ -17,6 +17,8 @@ struct StripPart {
   int64_t bytes = 0;
 };
 
+/// The type of zero points, or else of biases.
+DType ExtraDType(const WeightsSpec& spec);
 /// Bytes of a zero point or bias; 0: there are none.
 int64_t ExtraBytes(const WeightsSpec& spec);
 

@@ -32,6 +32,8 @@ FunctionConstants WeightConstants(const WeightsSpec& spec) {
   constants[MARLIN_CONSTANT_GROUP_EXTRA] =
       spec.has_zeros ? kernels::kExtraZeros
                      : (spec.has_biases ? kernels::kExtraBiases : kernels::kExtraNone);
+  constants[MARLIN_CONSTANT_EXTRA_TYPE] = ElementTypeOf(ExtraDType(spec));
+  constants[MARLIN_CONSTANT_GLOBAL_DIVIDES] = spec.global_scale_divides ? 1 : 0;
   constants[MARLIN_CONSTANT_GROUP_SPAN] = SpanOf(spec);
   return constants;
 }

@@ -11,6 +11,7 @@ kernels::CodeKind CodeKindOf(Format format) {
     case Format::kInt3:
     case Format::kInt2:
     case Format::kS8:
+    case Format::kU8:
       return kernels::kCodesInteger;
     case Format::kFp8E4M3:
       return kernels::kCodesE4M3;

@@ -1,18 +1,23 @@
-// tests/golden/checkpoint_v1 was written by the first version of the format. It is never rewritten:
-// every later version loads it to the same bits.
+// tests/golden/checkpoint_v1 and checkpoint_v2 were written by the first programs that had these
+// versions of the format. They are never rewritten: every later program loads them to the same
+// bits.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "base/json.h"
 #include "checkpoint/checksum.h"
 #include "marlin/checkpoint.h"
+#include "module_files.h"
 #include "test_files.h"
 
 namespace marlin {
 namespace {
 
 const std::string kGolden = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/checkpoint_v1";
+const std::string kGolden2 = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/checkpoint_v2";
 
 std::string HashOf(const void* data, int64_t bytes) {
   return ChecksumText(ChecksumOf({static_cast<const char*>(data), static_cast<size_t>(bytes)}));
@@ -63,13 +68,80 @@ TEST(Golden, Version1LoadsToTheSameBits) {
   EXPECT_EQ(actual.dump(1) + "\n", expected);
 }
 
-TEST(Golden, Version1DequantizesToTheSameBits) {
+/// What version 2 added: u8, zeros of s8, zeros of other types, global scales that divide.
+std::vector<testing::TestModule> Version2Modules() {
+  WeightsSpec spec;
+  spec.k = 40;
+  spec.n = 6;
+  spec.group_size = 16;
+  spec.format = Format::kU8;
+  spec.has_zeros = true;
+  spec.zero_type = ScaleType::kF32;
+  std::vector<testing::TestModule> modules = {
+      testing::RandomModule("model.layers.0.self_attn.q_proj.weight", spec, 1, true)};
+  spec.has_zeros = false;
+  spec.zero_type = ScaleType::kF16;
+  spec.has_biases = true;
+  spec.scale_type = ScaleType::kBf16;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.k_proj.weight", spec, 2));
+  spec.has_biases = false;
+  spec.has_zeros = true;
+  spec.format = Format::kS8;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.v_proj.weight", spec, 3));
+  spec.zero_type = ScaleType::kBf16;
+  spec.format = Format::kInt3;
+  spec.experts = 2;
+  modules.push_back(
+      testing::RandomModule("model.layers.0.mlp.experts.*.up_proj.weight", spec, 4, true));
+  spec.has_zeros = false;
+  spec.zero_type = ScaleType::kF16;
+  spec.format = Format::kFp4E2M1;
+  spec.scale_type = ScaleType::kE4M3;
+  spec.has_global_scale = true;
+  spec.global_scale_divides = true;
+  modules.push_back(
+      testing::RandomModule("model.layers.0.mlp.experts.*.down_proj.weight", spec, 5));
+  return modules;
+}
+
+TEST(Golden, Version2LoadsToTheSameBits) {
+  const std::vector<testing::TestModule> modules = Version2Modules();
+  if (std::getenv("MARLIN_UPDATE_GOLDEN") != nullptr && !std::filesystem::exists(kGolden2)) {
+    testing::WriteQuantizedDirectory(kGolden2, modules,
+                                     {testing::RandomBf16("model.norm.weight", {40}, 6)});
+    const testing::TemporaryDirectory directory;
+    ASSERT_TRUE(DequantizeCheckpoint(kGolden2, directory / "plain", DType::kF32, false).ok());
+    std::filesystem::copy_file(directory / "plain/model.safetensors",
+                               kGolden2 + "_dense.safetensors");
+  }
+  const Result<Checkpoint> opened = Checkpoint::Open(kGolden2);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  ASSERT_EQ(opened->modules().size(), modules.size());
+  for (const testing::TestModule& module : modules) {
+    SCOPED_TRACE(module.record.module.name);
+    const Result<QuantizedWeights> weights = opened->Weights(module.record.module.name);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ(weights->spec, module.weights.spec);
+    for (const auto part :
+         {&QuantizedWeights::codes, &QuantizedWeights::scales, &QuantizedWeights::zeros,
+          &QuantizedWeights::biases, &QuantizedWeights::global_scale}) {
+      const TensorView& view = (*weights).*part;
+      const TensorView& expected = module.weights.*part;
+      ASSERT_EQ(view.empty(), expected.empty());
+      if (view.empty()) continue;
+      EXPECT_EQ(std::memcmp(view.data(), expected.data(), static_cast<size_t>(view.ByteCount())),
+                0);
+    }
+  }
+}
+
+void ExpectSameBits(const std::string& golden) {
   const testing::TemporaryDirectory directory;
   const Status status =
-      DequantizeCheckpoint(kGolden, directory / "plain", DType::kF32, /*overwrite=*/false);
+      DequantizeCheckpoint(golden, directory / "plain", DType::kF32, /*overwrite=*/false);
   ASSERT_TRUE(status.ok()) << status.message();
   const Result<Checkpoint> plain = Checkpoint::Open(directory / "plain");
-  const Result<Checkpoint> expected = Checkpoint::Open(kGolden + "_dense.safetensors");
+  const Result<Checkpoint> expected = Checkpoint::Open(golden + "_dense.safetensors");
   ASSERT_TRUE(plain.ok()) << plain.status().message();
   ASSERT_TRUE(expected.ok()) << expected.status().message();
   ASSERT_EQ(plain->tensors().size(), expected->tensors().size());
@@ -84,6 +156,9 @@ TEST(Golden, Version1DequantizesToTheSameBits) {
         << tensor.name;
   }
 }
+
+TEST(Golden, Version1DequantizesToTheSameBits) { ExpectSameBits(kGolden); }
+TEST(Golden, Version2DequantizesToTheSameBits) { ExpectSameBits(kGolden2); }
 
 }  // namespace
 }  // namespace marlin

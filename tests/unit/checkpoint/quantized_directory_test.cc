@@ -69,8 +69,8 @@ TEST_F(QuantizedDirectory, WeightsAreViewsOfTheMapping) {
 }
 
 TEST_F(QuantizedDirectory, NewerVersionsAreRefusedWithBothNumbers) {
-  Edit(true, [](Json& q) { q["version"] = 2; });
-  ExpectError(Code::kUnsupported, "version 2, this build reads up to 1");
+  Edit(true, [](Json& q) { q["version"] = 3; });
+  ExpectError(Code::kUnsupported, "version 3, this build reads up to 2");
   Edit(true, [](Json& q) { q["version"] = 0; });
   ExpectError(Code::kMalformedFile, "\"version\": 0");
 }
@@ -154,6 +154,81 @@ TEST_F(QuantizedDirectory, EveryFieldIsChecked) {
   Edit(true,
        [&](Json& q) { q["modules"]["model.layers.0.self_attn.q_proj"] = q["modules"][kModule]; });
   ExpectError(Code::kMalformedFile, "belongs to module");
+}
+
+TEST_F(QuantizedDirectory, Version1HasNoKeysAndFormatsOfVersion2) {
+  const auto version = [&] {
+    return Json::parse(ReadFile(path_ + "/config.json"))["quantization_config"]["version"];
+  };
+  EXPECT_EQ(version(), 1);  // Nothing here needs version 2, so older programs can read it.
+  Edit(true, [&](Json& q) { q["modules"][kModule]["zero_type"] = "fp16"; });
+  ExpectError(Code::kMalformedFile, "unknown key \"zero_type\"");
+  Edit(true, [&](Json& q) { q["modules"][kModule]["format"] = "u8"; });
+  ExpectError(Code::kMalformedFile, "u8 needs version 2 of quantization_config, got 1");
+  Edit(true, [&](Json& q) {
+    q["modules"][kModule]["format"] = "s8";
+    q["modules"][kModule]["zeros"] = true;
+  });
+  ExpectError(Code::kMalformedFile, "s8 with zeros needs version 2 of quantization_config, got 1");
+}
+
+TEST_F(QuantizedDirectory, EveryKeyOfVersion2IsChecked) {
+  const auto edit = [&](const char* key, const Json& value) {
+    Edit(true, [&](Json& q) {
+      q["version"] = 2;
+      Json& module = q["modules"][kModule];
+      module["zero_type"] = "fp16";
+      module["global_scale_divides"] = false;
+      if (value.is_null()) {
+        module.erase(key);
+      } else {
+        module[key] = value;
+      }
+    });
+  };
+  edit("group_size", 64);
+  const auto opened = Checkpoint::Open(path_);
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  struct Case {
+    const char* key;
+    Json value;
+    const char* part;
+  };
+  const Case cases[] = {
+      {"zero_type", nullptr, "no \"zero_type\""},
+      {"zero_type", 16, "\"zero_type\": expected a string, got 16"},
+      {"zero_type", "fp64", "fp64"},
+      {"zero_type", "e4m3", "zero_type: expected fp16, bf16 or fp32, got e4m3"},
+      {"zero_type", "fp32", "zero_type: fp32, but there are no zeros"},
+      {"global_scale_divides", nullptr, "no \"global_scale_divides\""},
+      {"global_scale_divides", 0, "\"global_scale_divides\": expected true or false, got 0"},
+      {"global_scale_divides", true, "global_scale_divides: there is no global scale"},
+      {"format", "u8", "expected u32 [16, 48], got u32 [8, 48]"},
+      {"extra", 1, "unknown key \"extra\""},
+  };
+  for (const Case& test : cases) {
+    SCOPED_TRACE(std::string(test.key) + " " + test.value.dump());
+    edit(test.key, test.value);
+    ExpectError(Code::kMalformedFile, test.part);
+  }
+}
+
+TEST_F(QuantizedDirectory, U8IsWrittenAsVersion2AndReadBack) {
+  QuantizeCheckpointOptions options;
+  options.recipe = *MixedPrecisionConfig::Uniform("u8/g32");
+  const std::string path = directory_ / "u8";
+  const auto report = QuantizeCheckpoint(directory_ / "plain.safetensors", path, options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  const Json config = Json::parse(ReadFile(path + "/config.json"))["quantization_config"];
+  EXPECT_EQ(config["version"], 2);
+  EXPECT_EQ(config["modules"][kModule]["zero_type"], "fp16");
+  EXPECT_EQ(config["modules"][kModule]["global_scale_divides"], false);
+  const auto opened = Checkpoint::Open(path);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const auto weights = opened->Weights(kModule);
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_EQ(weights->spec.format, Format::kU8);
+  EXPECT_EQ(weights->zeros.dtype(), DType::kF16);
 }
 
 TEST_F(QuantizedDirectory, ChecksumsNoticeEveryByte) {

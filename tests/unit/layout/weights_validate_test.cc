@@ -20,7 +20,7 @@ WeightsSpec SpecOf(Format format, int64_t k = 64, int64_t n = 3, int64_t group_s
   spec.k = k;
   spec.n = n;
   spec.group_size = group_size;
-  spec.has_zeros = format == Format::kU4;
+  spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
   return spec;
 }
 
@@ -72,6 +72,57 @@ TEST(Validate, StoredBytesIsTheSumOfTheViews) {
   }
 }
 
+TEST(Validate, ZerosHaveTheTypeOfTheSpec) {
+  for (const ScaleType type : {ScaleType::kF16, ScaleType::kBf16, ScaleType::kF32}) {
+    WeightsSpec spec = SpecOf(Format::kU8);
+    spec.zero_type = type;
+    QuantizedWeights weights = Zeroed(spec).weights;
+    EXPECT_EQ(weights.zeros.dtype(), ScaleDType(type));
+    EXPECT_TRUE(Validate(weights).ok());
+    WeightsSpec without = spec;
+    without.has_zeros = false;
+    without.has_biases = true;
+    without.zero_type = ScaleType::kF16;
+    EXPECT_EQ(StoredBytes(spec) - StoredBytes(without),
+              12 * (DTypeBytes(ScaleDType(type)) - DTypeBytes(DType::kF16)));
+  }
+  WeightsSpec spec = SpecOf(Format::kU8);
+  spec.zero_type = ScaleType::kE8M0;
+  EXPECT_EQ(CheckSpec(spec).message(), "zero_type: expected fp16, bf16 or fp32, got e8m0");
+  spec.zero_type = static_cast<ScaleType>(9);
+  EXPECT_EQ(CheckSpec(spec).message(), "scale type: unknown number 9");
+  spec.zero_type = ScaleType::kF32;
+  QuantizedWeights weights = Zeroed(spec).weights;
+  weights.spec.zero_type = ScaleType::kF16;
+  ExpectError(weights, Code::kInvalidArgument,
+              "zeros: expected f16 [2, 2, 3], got f32 [2, 2, 3] (u8, k=64, n=3, group_size=32)");
+  spec.has_zeros = false;
+  spec.has_biases = true;
+  EXPECT_EQ(CheckSpec(spec).message(), "zero_type: fp32, but there are no zeros");
+  EXPECT_EQ(CheckSpec(SpecOf(Format::kS8)).message(), "");
+  WeightsSpec unsigned_codes = SpecOf(Format::kU8);
+  unsigned_codes.has_zeros = false;
+  EXPECT_EQ(CheckSpec(unsigned_codes).message(), "zeros: format u8 needs zeros or biases");
+}
+
+TEST(Validate, AGlobalScaleThatDividesLeavesScalesFinite) {
+  WeightsSpec spec = SpecOf(Format::kFp4E2M1);
+  spec.global_scale_divides = true;
+  EXPECT_EQ(CheckSpec(spec).message(), "global_scale_divides: there is no global scale");
+  spec.scale_type = ScaleType::kE4M3;
+  spec.has_global_scale = true;
+  const WeightsBuffer buffer = Zeroed(spec);
+  for (const float bad : {0.0f, -0.0f, 1e-37f}) {
+    buffer.global_scale[0] = 2.0f;
+    buffer.global_scale[1] = bad;
+    ExpectError(
+        buffer.weights, Code::kMalformedFile,
+        "global_scale: value at [1] divides scales and is too small: " + std::to_string(bad));
+  }
+  buffer.global_scale[1] = -1e-30f;
+  EXPECT_TRUE(Validate(buffer.weights).ok());
+}
+
 TEST(Validate, NamesBothShapesOfAWrongView) {
   QuantizedWeights weights = Zeroed(SpecOf(Format::kU4)).weights;
   const QuantizedWeights good = weights;
@@ -119,7 +170,7 @@ TEST(Validate, RefusesNonFiniteContentWithItsPosition) {
     ExpectError(buffer.weights, Code::kMalformedFile, "scales: value at [1, 1, 1] is NaN or Inf");
   }
   WeightsBuffer buffer = Zeroed(SpecOf(Format::kU4));
-  buffer.zeros[4] = 0x7c00;
+  static_cast<uint16_t*>(buffer.zeros)[4] = 0x7c00;
   ExpectError(buffer.weights, Code::kMalformedFile, "zeros: value at [0, 1, 1] is NaN or Inf");
 }
 

@@ -34,7 +34,7 @@ TEST(Dequantize, SubtractsZerosAndAddsBiases) {
   WeightsSpec spec;
   spec.has_zeros = true;
   const WeightsBuffer with_zeros = OneColumn(spec);
-  with_zeros.zeros[0] = FloatToHalf(7.25f);
+  static_cast<uint16_t*>(with_zeros.zeros)[0] = FloatToHalf(7.25f);
   ASSERT_TRUE(Dequantize(with_zeros.weights, view).ok());
   for (int i = 0; i < 16; ++i) {
     EXPECT_EQ(out[static_cast<size_t>(i)], 0.5f * (static_cast<float>(i) - 7.25f));
@@ -70,6 +70,57 @@ TEST(Dequantize, RoundsBiasSumsOnce) {
   EXPECT_EQ(Bf16ToFloat(out[1]), 7.5f);
 }
 
+TEST(Dequantize, SubtractsZerosOfEveryTypeAndRoundsOnce) {
+  std::vector<float> out(16);
+  const MutableTensorView view(out.data(), DType::kF32, {16, 1});
+  WeightsSpec spec;
+  spec.has_zeros = true;
+  spec.scale_type = ScaleType::kF32;
+  spec.zero_type = ScaleType::kF32;
+  const WeightsBuffer wide = OneColumn(spec);
+  static_cast<float*>(wide.scales)[0] = 0.1f;
+  static_cast<float*>(wide.zeros)[0] = 7.6511517f;
+  ASSERT_TRUE(Dequantize(wide.weights, view).ok());
+  for (int i = 0; i < 16; ++i) {
+    // Both products and their sum fit a double, which is rounded once.
+    const double expected = double{0.1f} * i - double{0.1f} * double{7.6511517f};
+    EXPECT_EQ(out[static_cast<size_t>(i)], static_cast<float>(expected));
+  }
+  spec.scale_type = ScaleType::kF16;
+  spec.zero_type = ScaleType::kBf16;
+  const WeightsBuffer narrow = OneColumn(spec);
+  static_cast<uint16_t*>(narrow.zeros)[0] = FloatToBf16(7.75f);
+  ASSERT_TRUE(Dequantize(narrow.weights, view).ok());
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(out[static_cast<size_t>(i)], 0.5f * (static_cast<float>(i) - 7.75f));
+  }
+}
+
+TEST(Dequantize, DividesByAGlobalScaleThatDivides) {
+  WeightsSpec spec;
+  spec.format = Format::kFp4E2M1;
+  spec.k = 16;
+  spec.n = 1;
+  spec.group_size = 16;
+  spec.scale_type = ScaleType::kE4M3;
+  spec.has_global_scale = true;
+  spec.global_scale_divides = true;
+  const auto buffer = AllocateWeights(spec);
+  ASSERT_TRUE(buffer.ok());
+  for (int i = 0; i < 2; ++i) static_cast<uint32_t*>(buffer->codes)[i] = 0x22222222u;  // 1
+  static_cast<uint8_t*>(buffer->scales)[0] = 0x3c;                                     // 1.5
+  std::vector<float> out(16);
+  const MutableTensorView view(out.data(), DType::kF32, {16, 1});
+  int inexact_products = 0;
+  for (const float global : {3.0f, 7.0f, 1234.567f, 0.3f}) {
+    buffer->global_scale[0] = global;
+    ASSERT_TRUE(Dequantize(buffer->weights, view).ok());
+    EXPECT_EQ(out[0], 1.5f / global);
+    inexact_products += 1.5f * (1.0f / global) == 1.5f / global ? 0 : 1;
+  }
+  EXPECT_GT(inexact_products, 0);  // Otherwise a reciprocal would pass.
+}
+
 TEST(Dequantize, MultipliesTheGlobalScaleOfTheExpert) {
   WeightsSpec spec;
   spec.format = Format::kFp4E2M1;
@@ -97,7 +148,7 @@ TEST(Dequantize, WritesAnyStridesAndNothingElse) {
   WeightsSpec spec;
   spec.has_zeros = true;
   const WeightsBuffer buffer = OneColumn(spec);
-  buffer.zeros[0] = 0;
+  static_cast<uint16_t*>(buffer.zeros)[0] = 0;
   std::vector<float> out(64, -1.0f);
   const MutableTensorView view(out.data() + 1, DType::kF32, {16, 1}, {3, 1});
   ASSERT_TRUE(Dequantize(buffer.weights, view).ok());
@@ -111,7 +162,7 @@ TEST(Dequantize, NamesBothShapes) {
   WeightsSpec spec;
   spec.has_zeros = true;
   const WeightsBuffer buffer = OneColumn(spec);
-  buffer.zeros[0] = 0;
+  static_cast<uint16_t*>(buffer.zeros)[0] = 0;
   std::vector<float> out(16);
   const auto message = [&](DType dtype, Shape shape) {
     const Status status = Dequantize(buffer.weights, MutableTensorView(out.data(), dtype, shape));

@@ -14,6 +14,7 @@ CodeKind KindOf(Format format) {
     case Format::kFp8E5M2:
       return CodeKind::kE5M2;
     case Format::kS8:
+    case Format::kU8:
       return CodeKind::kInt8;
     default:
       break;

@@ -17,13 +17,15 @@ enum class Element : uint8_t { kF32, kBf16, kF16, kE8M0, kE4M3 };
 struct CanonicalView {
   const uint32_t* words = nullptr;  ///< [words along k, n]; dense formats: numbers [k, n].
   const void* scales = nullptr;     ///< [groups, n], null for dense formats.
-  const void* zeros = nullptr;      ///< fp16 [groups, n] or null.
+  const void* zeros = nullptr;      ///< [groups, n] or null.
   const void* biases = nullptr;     ///< [groups, n] or null.
   const float* values = nullptr;    ///< Value of every code.
   int64_t group_size = 1;
   float global_scale = 1;
+  bool global_scale_divides = false;
   int bits = 4;  ///< 16 and 32 are dense formats.
   Element scale_type = Element::kF16;
+  Element zero_type = Element::kF16;
   Element bias_type = Element::kF16;
   Element dense_type = Element::kBf16;
   int k = 0;

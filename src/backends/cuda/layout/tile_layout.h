@@ -39,7 +39,7 @@ enum class CodeKind : uint8_t {
   kTable2,  ///< 4 values.
   kE4M3,    ///< Bytes.
   kE5M2,
-  kInt8,     ///< Bytes, value = code - 128.
+  kInt8,     ///< Bytes, value = (code ^ offset) - offset.
   kDense16,  ///< Unquantized bf16 or fp16.
 };
 
@@ -93,14 +93,15 @@ struct TileView {
   int tile_bytes = 0;
   int groups_per_tile = 1;  ///< 1, 2, 4 or 8; 0 for kDense16.
   ZeroKind zero_kind = ZeroKind::kNone;
-  bool integer_zeros = false;       ///< All zeros are integers from 0 to 127.
-  bool bf16_parameters = false;     ///< Scales (and biases) are bf16; else fp16.
-  bool bf16_codes = false;          ///< kDense16: the numbers are bf16; else fp16.
-  float multiplier = 1;             ///< scale = stored scale x this: stored scales are normalized.
+  bool integer_zeros = false;    ///< All zeros are integers from 0 to 127.
+  bool bf16_parameters = false;  ///< Scales (and biases) are bf16; else fp16.
+  bool bf16_codes = false;       ///< kDense16: the numbers are bf16; else fp16.
+  float multiplier = 1;          ///< scale = stored scale x this: stored scales are normalized.
+  float divisor = 0;             ///< If not 0: scale = stored scale / this, and multiplier is near.
   const float* values = nullptr;    ///< Exact value of every code; null for kDense16.
   const uint32_t* table = nullptr;  ///< Byte planes for PRMT: [bf16, fp16][low, high][16 bytes].
   int table_exponent = 0;           ///< `table` holds value / 2^this.
-  int offset = 0;                   ///< kInt4: value = code - offset.
+  int offset = 0;                   ///< Of kInt4 and kInt8 codes; of kInt8 0 or 128.
   int k = 0;
   int n = 0;
 };

@@ -33,7 +33,8 @@ __device__ void PackBlock(const CanonicalReader& from, uint32_t* block, int lane
   for (int i = 0; i < kWords; ++i) block[WordOffset(kWords, lane, i)] = words[i];
 }
 
-/// A normalized scale or bias in 16 bits. Exact: Prepare tiles no weights that would round here.
+/// A normalized scale or bias, or a zero, in 16 bits. Exact: Prepare tiles no weights that would
+/// round here.
 __device__ uint16_t PackParameter(float value, bool bf16) {
   if (bf16) return static_cast<uint16_t>(__float_as_uint(value) >> 16);
   return __half_as_ushort(__float2half_rn(value));
@@ -51,7 +52,8 @@ __device__ void PackParameters(const PackJob& job, uint16_t* parameters, int til
     const float scale = inside ? LoadFloat(job.from.scales, job.from.scale_type, at) : 0.0f;
     parameters[i] = PackParameter(scale * job.scale_factor, job.to.bf16_parameters);
     if (job.to.zero_kind == ZeroKind::kZeros) {
-      parameters[count + i] = inside ? static_cast<const uint16_t*>(job.from.zeros)[at] : 0;
+      const float zero = inside ? LoadFloat(job.from.zeros, job.from.zero_type, at) : 0.0f;
+      parameters[count + i] = PackParameter(zero, false);
     } else if (job.to.zero_kind == ZeroKind::kBiases) {
       const float bias = inside ? LoadFloat(job.from.biases, job.from.bias_type, at) : 0.0f;
       parameters[count + i] = PackParameter(bias * job.scale_factor, job.to.bf16_parameters);

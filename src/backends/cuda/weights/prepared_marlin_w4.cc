@@ -38,11 +38,12 @@ Status CheckMarlinW4(const WeightsSpec& spec, bool can_tile) {
                                           std::to_string(info.bits));
   }
   if (can_tile) return Status();
-  return Status(Code::kUnsupported,
-                "prepare: the kernel on marlin_w4 takes scales of 16 bits or less, groups that are "
-                "a multiple of 16 or all of k, and biases of the scales' type; got " +
-                    std::string(ScaleTypeName(spec.scale_type)) + " and groups of " +
-                    std::to_string(spec.group_size));
+  return Status(
+      Code::kUnsupported,
+      "prepare: the kernel on marlin_w4 takes scales of 16 bits or less, groups that are "
+      "a multiple of 16 or all of k, zeros that fp16 holds, and biases of the scales' type; got " +
+          std::string(ScaleTypeName(spec.scale_type)) + " and groups of " +
+          std::to_string(spec.group_size));
 }
 
 Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
@@ -67,17 +68,17 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
                          codes));
     const int exponent = exponents_[static_cast<size_t>(expert)];
     const int64_t first = expert * groups * spec.n;
-    // Exact: CanTile holds, so 16 bits hold every normalized scale and bias.
+    // Exact: CanTile holds, so 16 bits hold every zero and every normalized scale and bias.
     const auto normalized = [&](const TensorView& view, int64_t i) {
       const float value = std::ldexp(LoadScale(view, first + i), exponent);
       return tiles_.bf16_parameters ? FloatToBf16(value) : FloatToHalf(value);
     };
+    const auto zero = [&](int64_t i) { return FloatToHalf(LoadScale(weights.zeros, first + i)); };
     ForEachParameter(spec, groups, [&](int64_t to, int64_t from) {
       numbers[static_cast<size_t>(to)] = normalized(weights.scales, from);
       if (tiles_.zero_kind == ZeroKind::kNone) return;
       numbers[static_cast<size_t>(parameters + to)] =
-          tiles_.zero_kind == ZeroKind::kZeros ? weights.zeros.As<uint16_t>()[first + from]
-                                               : normalized(weights.biases, from);
+          tiles_.zero_kind == ZeroKind::kZeros ? zero(from) : normalized(weights.biases, from);
     });
     uint8_t* to = memory_.data() + expert * expert_bytes_;
     MARLIN_RETURN_IF_ERROR(device->errors.Check(

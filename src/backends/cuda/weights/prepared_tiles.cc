@@ -124,12 +124,24 @@ ParameterType ParameterTypeOf(const QuantizedWeights& weights) {
   }
 }
 
+/// Whether fp16, the type of zeros in tiles, holds all zeros exactly.
+bool ZerosFitF16(const TensorView& zeros) {
+  if (zeros.dtype() == DType::kF16) return true;
+  for (int64_t i = 0; i < zeros.ElementCount(); ++i) {
+    const float zero = LoadScale(zeros, i);
+    if (HalfToFloat(FloatToHalf(zero)) != zero) return false;
+  }
+  return true;
+}
+
 /// Whether weights can be tiled without rounding.
-bool CanTile(const WeightsSpec& spec, ParameterType parameters) {
+bool CanTile(const QuantizedWeights& weights, ParameterType parameters) {
+  const WeightsSpec& spec = weights.spec;
   if (spec.format == Format::kFp32) return false;
   if (!GetFormatInfo(spec.format).quantized) return true;
   if (parameters == ParameterType::kNone) return false;
   if (SharedScaleRun(spec.group_size, spec.k, kTileK) < kSmallestGroup) return false;
+  if (spec.has_zeros) return ZerosFitF16(weights.zeros);
   if (!spec.has_biases) return true;
   // Tiled biases have the scales' type, and a global scale does not apply to biases.
   return !spec.has_global_scale && spec.scale_type != ScaleType::kE8M0;
@@ -167,7 +179,7 @@ void FillPlanes(std::span<const float> values, int exponent, bool bf16, uint32_t
 bool AreSmallIntegers(const TensorView& zeros) {
   constexpr float kLargest = 127;
   for (int64_t i = 0; i < zeros.ElementCount(); ++i) {
-    const float zero = HalfToFloat(zeros.As<uint16_t>()[i]);
+    const float zero = LoadScale(zeros, i);
     if (!(zero >= 0 && zero <= kLargest && zero == std::floor(zero))) return false;
   }
   return true;
@@ -231,7 +243,7 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
   prepared->backend = backend;
   prepared->kind_ = KindOf(spec.format);
   const ParameterType parameters = ParameterTypeOf(weights);
-  const bool can_tile = CanTile(spec, parameters);
+  const bool can_tile = CanTile(weights, parameters);
   if (options.marlin_w4) MARLIN_RETURN_IF_ERROR(CheckMarlinW4(spec, can_tile));
   prepared->traits.marlin_w4 = options.marlin_w4;
   prepared->traits.tiled = can_tile && !options.marlin_w4;
@@ -259,6 +271,8 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   canonical_.n = static_cast<int>(spec.n);
   canonical_.group_size = spec.group_size;
   canonical_.scale_type = ElementOf(ScaleDType(spec.scale_type));
+  canonical_.zero_type = ElementOf(ScaleDType(spec.zero_type));
+  canonical_.global_scale_divides = spec.global_scale_divides;
   canonical_.bias_type = ElementOf(BiasDType(spec.scale_type));
   if (!info.quantized) canonical_.dense_type = ElementOf(UnquantizedDType(spec.format));
   for (int64_t expert = 0; expert < experts; ++expert) {
@@ -331,9 +345,8 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
                                        : ZeroKind::kNone;
   tiles_.integer_zeros = spec.has_zeros && AreSmallIntegers(weights.zeros);
   tiles_.bf16_codes = spec.format == Format::kBf16;
-  if (kind_ == CodeKind::kInt4) {
-    tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);
-  }
+  if (kind_ == CodeKind::kInt4) tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);
+  if (kind_ == CodeKind::kInt8) tiles_.offset = spec.format == Format::kS8 ? 128 : 0;
   const int parameters = tiles_.zero_kind == ZeroKind::kNone ? 1 : 2;
   tiles_.tile_bytes = TileCodeBytes(bits) + tiles_.groups_per_tile * kGroupBytes * parameters;
   tiles_.tiles_of_strip = static_cast<int>(CeilDivide(spec.k, int64_t{kTileK}));
@@ -411,6 +424,10 @@ TileView PreparedTiles::Tiles(int64_t expert) const {
   view.tiles = memory_.data() + expert * expert_bytes_;
   const auto i = static_cast<size_t>(expert);
   view.multiplier = std::ldexp(global_scales_[i], -exponents_[i]);
+  if (spec.global_scale_divides) {
+    view.divisor = std::ldexp(global_scales_[i], exponents_[i]);
+    view.multiplier = 1.0F / view.divisor;
+  }
   return view;
 }
 

@@ -12,7 +12,7 @@
 
 namespace marlin::cuda {
 
-/// Element `i` of scales or biases as fp32.
+/// Element `i` of scales, zeros or biases as fp32.
 float LoadScale(const TensorView& view, int64_t i);
 
 /// Checks that weights can be prepared in the marlin_w4 layout. Errors: kUnsupported with the

@@ -24,6 +24,8 @@ constant int has_row_weight [[function_constant(MARLIN_CONSTANT_HAS_ROW_WEIGHT)]
 constant int gated [[function_constant(MARLIN_CONSTANT_GATED)]];
 constant int gathered [[function_constant(MARLIN_CONSTANT_GATHERED)]];
 constant int gate_limited [[function_constant(MARLIN_CONSTANT_GATE_LIMITED)]];
+constant int extra_type [[function_constant(MARLIN_CONSTANT_EXTRA_TYPE)]];
+constant int global_divides [[function_constant(MARLIN_CONSTANT_GLOBAL_DIVIDES)]];
 
 }  // namespace kernels
 }  // namespace marlin

@@ -37,18 +37,12 @@ static inline long GroupElementBytes(int type) {
   return type == kElementF32 ? 4 : (type == kElementE8M0 || type == kElementE4M3 ? 1 : 2);
 }
 
-/// Biases have the type of the scales, or f16 if the scales have 8 bits; zero points are f16.
-static inline int ExtraType() {
-  const bool wide = scale_type == kElementF32 || scale_type == kElementBf16;
-  return group_extra == kExtraBiases && wide ? scale_type : kElementF16;
-}
-
 static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
   Strip result;
   result.codes = weights.codes + strip * p.chunks * ChunkBytes();
   const long first = strip * p.groups * kStripOutputs;
   result.scales = weights.scales + first * GroupElementBytes(scale_type);
-  result.extras = weights.extras + first * GroupElementBytes(ExtraType());
+  result.extras = weights.extras + first * GroupElementBytes(extra_type);
   result.table = weights.table;
   result.groups = p.groups;
   result.group_size = p.group_size;
@@ -135,9 +129,14 @@ static inline GroupPair LoadGroup(Strip strip, int k, ushort lane) {
   // Beyond k there may be no group. A is zero there, so any finite scale will do.
   const int index = metal::min(k / strip.group_size, strip.groups - 1);
   const long at = long(index) * kStripOutputs + FragmentColumn(lane);
-  group.scale = LoadPair(strip.scales, scale_type, at) * strip.global_scale;
+  group.scale = LoadPair(strip.scales, scale_type, at);
+  if (global_divides) {
+    group.scale /= strip.global_scale;
+  } else {
+    group.scale *= strip.global_scale;
+  }
   group.extra = float2(0.0f);
-  if (group_extra != kExtraNone) group.extra = LoadPair(strip.extras, ExtraType(), at);
+  if (group_extra != kExtraNone) group.extra = LoadPair(strip.extras, extra_type, at);
   return group;
 }
 

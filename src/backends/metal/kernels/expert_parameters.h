@@ -57,9 +57,10 @@ struct ExpertMatrix {
 /// Everything that a kernel is specialised for, as one number: a launch computes the matrices of
 /// its own kind.
 MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_type, int group_extra,
-                                      int group_span, int has_bias, int gated) {
+                                      int group_span, int has_bias, int gated, int extra_type,
+                                      int global_divides) {
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
-         has_bias << 18 | gated << 19;
+         has_bias << 18 | gated << 19 | extra_type << 20 | global_divides << 23;
 }
 
 /// The second factor of the shared expert's results: none, 1, or the sigmoid of its score.

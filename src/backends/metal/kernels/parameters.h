@@ -98,16 +98,17 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_ACTIVATION 11  // marlin::Activation
 #define MARLIN_CONSTANT_HAS_ROW_WEIGHT 12
 #define MARLIN_CONSTANT_GATED 13
-#define MARLIN_CONSTANT_GATHERED 14      // Rows of A are gathered (Input::gather).
-#define MARLIN_CONSTANT_GATE_LIMITED 15  // GateOptions::limit is not 0; kernels of experts only.
-#define MARLIN_CONSTANT_COUNT 16
+#define MARLIN_CONSTANT_GATHERED 14        // Rows of A are gathered (Input::gather).
+#define MARLIN_CONSTANT_GATE_LIMITED 15    // GateOptions::limit is not 0; kernels of experts only.
+#define MARLIN_CONSTANT_EXTRA_TYPE 16      // Type of zero points or biases.
+#define MARLIN_CONSTANT_GLOBAL_DIVIDES 17  // Scales are divided by the global scale.
+#define MARLIN_CONSTANT_COUNT 18
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.
 #define MARLIN_BUFFER_CODES 0
 #define MARLIN_BUFFER_SCALES 1
-#define MARLIN_BUFFER_EXTRAS \
-  2  // Zero points (f16), or biases (of the scales' type, f16 for 8-bit scales).
-#define MARLIN_BUFFER_TABLE 3  // f32 [2^bits]
+#define MARLIN_BUFFER_EXTRAS 2  // Zero points or biases, of type MARLIN_CONSTANT_EXTRA_TYPE.
+#define MARLIN_BUFFER_TABLE 3   // f32 [2^bits]
 #define MARLIN_BUFFER_INPUT 4
 #define MARLIN_BUFFER_OUTPUT 5    // Or split-K partials: f32 [splits][m][n].
 #define MARLIN_BUFFER_PARTIALS 6  // Input of marlin_finish.

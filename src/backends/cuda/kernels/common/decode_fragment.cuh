@@ -129,7 +129,7 @@ struct DecodeTable {
                                                                : 0;
   uint32_t low[kEntries == 0 ? 1 : kEntries];
   uint32_t high[kEntries == 0 ? 1 : kEntries];
-  uint32_t same;  ///< kDense16: whether the numbers are of type T.
+  uint32_t same;  ///< kDense16: whether the numbers are of type T. kInt8: the offset in every byte.
 
   MARLIN_DEVICE explicit DecodeTable(const TileView& view) {
     low[0] = high[0] = same = 0;
@@ -142,6 +142,8 @@ struct DecodeTable {
       }
     } else if constexpr (kKind == CodeKind::kDense16) {
       same = view.bf16_codes == T::kIsBf16 ? 1u : 0u;
+    } else if constexpr (kKind == CodeKind::kInt8) {
+      same = static_cast<uint32_t>(view.offset) * 0x01010101u;
     }
   }
 };
@@ -228,7 +230,7 @@ struct FragmentDecoder {
       for (int p = 0; p < 4; ++p) pairs[p] = Convert16(words[4 * j + p], table.same != 0);
     } else {
 #pragma unroll
-      for (int p = 0; p < 4; ++p) pairs[p] = DecodeBytes(words[2 * j + p / 2], p % 2);
+      for (int p = 0; p < 4; ++p) pairs[p] = DecodeBytes(words[2 * j + p / 2], p % 2, table);
     }
   }
 
@@ -264,13 +266,14 @@ struct FragmentDecoder {
   }
 
   /// Decodes bytes 2 `which` and 2 `which` + 1 of a word.
-  static MARLIN_DEVICE uint32_t DecodeBytes(uint32_t word, int which) {
+  static MARLIN_DEVICE uint32_t DecodeBytes(uint32_t word, int which, const Table& table) {
     if constexpr (kKind == CodeKind::kInt8) {
-      // Two's complement to offset binary; 2^23 + byte as a float, minus 2^23 + 128.
-      word ^= 0x80808080u;
+      // Two's complement to offset binary; 2^23 + byte as a float, minus 2^23 + offset.
+      word ^= table.same;
+      const float magic = __uint_as_float(0x4b000000u | (table.same & 0xffu));
       const uint32_t low = __byte_perm(word, 0x4b000000u, which == 0 ? 0x7440 : 0x7442);
       const uint32_t high = __byte_perm(word, 0x4b000000u, which == 0 ? 0x7441 : 0x7443);
-      return T::Pack(__uint_as_float(low) - 8388736.0f, __uint_as_float(high) - 8388736.0f);
+      return T::Pack(__uint_as_float(low) - magic, __uint_as_float(high) - magic);
     } else {
       // Puts each byte at the top of its half.
       const uint32_t top = __byte_perm(word, 0, which == 0 ? 0x1404 : 0x3424);
@@ -326,8 +329,8 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
   mode.integer_zeros =
       kKind == CodeKind::kInt4 && view.zero_kind == ZeroKind::kZeros && view.integer_zeros;
   mode.extra = mode.integer_zeros ? ZeroKind::kNone : view.zero_kind;
-  const float magic = kKind != CodeKind::kInt4 ? 0.0f : T::kIsBf16 ? 128.0f : 1024.0f;
-  mode.offset = magic + static_cast<float>(view.offset);
+  constexpr float kMagic = T::kIsBf16 ? 128.0f : 1024.0f;
+  mode.offset = kKind == CodeKind::kInt4 ? kMagic + static_cast<float>(view.offset) : 0.0f;
   const int exponent = view.zero_kind == ZeroKind::kZeros ? kExponents.decode : -kExponents.shift;
   mode.unit = exp2f(static_cast<float>(exponent - view.table_exponent));
   return mode;

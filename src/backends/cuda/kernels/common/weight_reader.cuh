@@ -21,7 +21,8 @@ struct WeightParameters {
 /// Converts parameters from their bits in tiles or in the marlin_w4 layout.
 MARLIN_DEVICE WeightParameters ParametersOf(const TileView& view, uint32_t scale, uint32_t second) {
   WeightParameters parameters;
-  parameters.scale = LoadParameters(scale, view.bf16_parameters).x * view.multiplier;
+  const float stored = LoadParameters(scale, view.bf16_parameters).x;
+  parameters.scale = view.divisor != 0.0f ? stored / view.divisor : stored * view.multiplier;
   if (view.zero_kind == ZeroKind::kZeros) parameters.second = F16x2::Unpack(second).x;
   if (view.zero_kind == ZeroKind::kBiases) {
     parameters.second = LoadParameters(second, view.bf16_parameters).x * view.multiplier;
@@ -49,8 +50,10 @@ struct CanonicalReader {
     // The group size may exceed an int; 64-bit divisions take several times as long.
     const int group = view.group_size > k ? 0 : k / static_cast<int>(view.group_size);
     const int64_t at = group * columns + n;
-    const float scale = LoadFloat(view.scales, view.scale_type, at) * view.global_scale;
-    const float zero = view.zeros == nullptr ? 0.0f : LoadFloat(view.zeros, Element::kF16, at);
+    const float stored = LoadFloat(view.scales, view.scale_type, at);
+    const float scale =
+        view.global_scale_divides ? stored / view.global_scale : stored * view.global_scale;
+    const float zero = view.zeros == nullptr ? 0.0f : LoadFloat(view.zeros, view.zero_type, at);
     if (view.biases == nullptr) return scale * (value - zero);
     return ScaledWeight(value, scale, zero, LoadFloat(view.biases, view.bias_type, at));
   }

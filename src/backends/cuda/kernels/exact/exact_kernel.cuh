@@ -287,8 +287,7 @@ __global__ void __launch_bounds__(kExactThreads)
     if (threadIdx.x < 1 << CodeBits(kKind)) table[threadIdx.x] = args.weights.values[threadIdx.x];
     __syncthreads();
   }
-  ExactDecoder decoder = {table, 0.0f};
-  if constexpr (kKind == CodeKind::kInt4) decoder.magic = 8388608.0f - args.weights.values[0];
+  const ExactDecoder decoder = DecoderOf<kKind>(table, args.weights.values);
   const int first_row = static_cast<int>(blockIdx.x) * kRows;
   const int out = static_cast<int>(blockIdx.y) * kStripOutputs;
   const int warp = static_cast<int>(threadIdx.x) / 32;

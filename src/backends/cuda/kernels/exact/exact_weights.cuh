@@ -30,8 +30,23 @@ MARLIN_DEVICE constexpr bool LooksUp(CodeKind kind) {
 /// Decoding state.
 struct ExactDecoder {
   const float* table;  ///< In shared memory.
-  float magic;         ///< kInt4: 2^23 - value of code 0.
+  float magic;         ///< kInt4: 2^23 - value of code 0. kInt8: 2^23 + offset.
+  uint32_t flip;       ///< kInt8: the offset in every byte.
 };
+
+/// `values` are those of all codes. Of the kInt8 formats, code 128 tells which is signed.
+template <CodeKind kKind>
+MARLIN_DEVICE ExactDecoder DecoderOf(const float* table, const float* values) {
+  ExactDecoder decoder = {table, __uint_as_float(kExactMagic), 0};
+  if constexpr (kKind == CodeKind::kInt4) decoder.magic -= values[0];
+  if constexpr (kKind == CodeKind::kInt8) {
+    if (values[128] < 0.0f) {
+      decoder.magic += 128.0f;
+      decoder.flip = 0x80808080u;
+    }
+  }
+  return decoder;
+}
 
 /// words[i], for an `i` that is uniform across the warp.
 MARLIN_DEVICE uint32_t Pick(const uint32_t (&words)[4], int i) {
@@ -58,12 +73,12 @@ MARLIN_DEVICE float SmallValue(uint32_t word, int shift, const ExactDecoder& dec
 
 /// The values of the four bytes of a word.
 template <CodeKind kKind>
-MARLIN_DEVICE void ByteValues(uint32_t word, float (&values)[4]) {
+MARLIN_DEVICE void ByteValues(uint32_t word, const ExactDecoder& decoder, float (&values)[4]) {
   if constexpr (kKind == CodeKind::kInt8) {
-    word ^= 0x80808080u;
+    word ^= decoder.flip;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      values[i] = __uint_as_float(__byte_perm(word, kExactMagic, 0x7440 + i)) - 8388736.0f;
+      values[i] = __uint_as_float(__byte_perm(word, kExactMagic, 0x7440 + i)) - decoder.magic;
     }
   } else {
 #pragma unroll
@@ -160,7 +175,13 @@ class TileWeights {
   template <bool kSimple>
   MARLIN_DEVICE void Begin(const Raw& raw) {
     if constexpr (kKind == CodeKind::kDense16) return;
-    Unpack(raw.scales, view_.bf16_parameters, view_.multiplier, scale_);
+    if (view_.divisor != 0.0f) {
+      Unpack(raw.scales, view_.bf16_parameters, 1.0f, scale_);
+#pragma unroll
+      for (int o = 0; o < 4; ++o) scale_[o] /= view_.divisor;
+    } else {
+      Unpack(raw.scales, view_.bf16_parameters, view_.multiplier, scale_);
+    }
     if constexpr (kSimple) {
       // The factor missing in decoded codes. Stored scales are below 2^16, so the products stay in
       // range.
@@ -283,7 +304,7 @@ class TileWeights {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float bytes[4];
-        ByteValues<kKind>((step & 1) == 0 ? words[half] : words[2 + half], bytes);
+        ByteValues<kKind>((step & 1) == 0 ? words[half] : words[2 + half], decoder, bytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[4 * half + i] = bytes[i];
       }
@@ -387,7 +408,7 @@ class CanonicalWeights {
 #pragma unroll
       for (int i = 0; i < kExactStepK; ++i) values[i] = __uint_as_float(raw.words[i][o]);
     } else if constexpr (kBits == 8) {
-      ByteValues<kKind>((step & 1) == 0 ? raw.words[0][o] : raw.words[1][o], values);
+      ByteValues<kKind>((step & 1) == 0 ? raw.words[0][o] : raw.words[1][o], decoder, values);
     } else {
 #pragma unroll
       for (int i = 0; i < kExactStepK; ++i) {
@@ -438,10 +459,12 @@ class CanonicalWeights {
   MARLIN_DEVICE void Convert(const Raw& raw) {
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      scale_[o] = LoadFloat(&raw.scales[o], view_.scale_type, 0) * view_.global_scale;
+      const float stored = LoadFloat(&raw.scales[o], view_.scale_type, 0);
+      scale_[o] =
+          view_.global_scale_divides ? stored / view_.global_scale : stored * view_.global_scale;
       if (kSimple) continue;
       const int64_t at = static_cast<int64_t>(raw.group) * view_.n + ColumnOf(o);
-      if (view_.zeros != nullptr) zero_[o] = LoadFloat(view_.zeros, Element::kF16, at);
+      if (view_.zeros != nullptr) zero_[o] = LoadFloat(view_.zeros, view_.zero_type, at);
       if (view_.biases != nullptr) bias_[o] = LoadFloat(view_.biases, view_.bias_type, at);
     }
   }

@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kExactThreads)
     if (threadIdx.x < 1 << CodeBits(kKind)) table[threadIdx.x] = from.weights.values[threadIdx.x];
   }
   __syncthreads();
-  ExactDecoder decoder = {table, 0.0f};
-  if constexpr (kKind == CodeKind::kInt4) decoder.magic = 8388608.0f - from.weights.values[0];
+  const ExactDecoder decoder = DecoderOf<kKind>(table, from.weights.values);
   auto* const memory = reinterpret_cast<float*>(shared_memory);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   constexpr int kWarps = kMaxExactParts;

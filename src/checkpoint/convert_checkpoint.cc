@@ -1,0 +1,287 @@
+// Converts a quantized checkpoint to the format of another program.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "base/macros.h"
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/conversion.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/module_writer.h"
+#include "layout/slice_expert.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin {
+
+#define MARLIN_WRITER(name, make) MakeWriter make;
+#include "checkpoint/writers.def"
+#undef MARLIN_WRITER
+
+namespace {
+
+constexpr int64_t kShardBytes = int64_t{5} << 30;
+constexpr std::string_view kPlain = "plain";
+constexpr std::string_view kWeightSuffix = ".weight";
+constexpr std::string_view kWildcard = ".*.";
+
+struct Writer {
+  std::string_view name;
+  MakeWriter* make;
+};
+constexpr Writer kWriters[] = {
+#define MARLIN_WRITER(name, make) {name, &make},
+#include "checkpoint/writers.def"
+#undef MARLIN_WRITER
+};
+
+std::string WithoutSuffix(std::string_view name) {
+  if (name.ends_with(kWeightSuffix)) name.remove_suffix(kWeightSuffix.size());
+  return std::string(name);
+}
+
+// One unit of output: a module, one expert of it, or a tensor to copy.
+struct ConvertUnit {
+  const ModuleRecord* record = nullptr;  // Null for a copy.
+  int64_t first_expert = 0;
+  int64_t experts = 1;
+  size_t tensor = 0;  // The copied tensor, or the module's first.
+  OutputUnit output;
+};
+
+// Appends to the tensors of one unit.
+class UnitSink final : public TensorSink {
+ public:
+  UnitSink(TensorWriter* writer, size_t unit) : writer_(writer), unit_(unit) {}
+  Status Append(size_t tensor, const void* data, int64_t bytes) override {
+    return writer_->Append(unit_, tensor, data, bytes);
+  }
+
+ private:
+  TensorWriter* writer_;
+  size_t unit_;
+};
+
+class CheckpointConverter {
+ public:
+  CheckpointConverter(const Checkpoint& checkpoint, const ModuleWriter& writer,
+                      const Progress& progress)
+      : checkpoint_(checkpoint),
+        source_(CheckpointAccess::Get(checkpoint)),
+        writer_(writer),
+        progress_(progress) {}
+
+  Status PlanUnits();
+  Result<std::string> ConfigText() const;
+  Status Write(TensorWriter* writer, size_t unit);
+  const std::vector<ConvertUnit>& units() const { return units_; }
+
+ private:
+  Status PlanModule(const ModuleRecord& record);
+  Status AddModule(const ModuleRecord& record, std::string name, int64_t first, int64_t experts);
+  Status InModule(const ModuleRecord& record, const Status& status) const {
+    return status.WithContext(
+        fmt::format("{}: module \"{}\"", Printable(source_.path), Printable(record.module.name)));
+  }
+
+  const Checkpoint& checkpoint_;
+  const Checkpoint::Impl& source_;
+  const ModuleWriter& writer_;
+  const Progress& progress_;
+  std::vector<ConvertUnit> units_;
+  std::vector<ForeignModule> modules_;
+  std::vector<std::string> plain_;
+  int64_t total_ = 0;
+  int64_t done_ = 0;
+  const ModuleRecord* loaded_ = nullptr;
+  QuantizedWeights weights_;
+};
+
+Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string name, int64_t first,
+                                      int64_t experts) {
+  ForeignModule module;
+  module.name = std::move(name);
+  module.spec = record.module.spec;
+  module.spec.experts = experts;
+  module.stacked = record.stacked && writer_.StacksExperts();
+  ConvertUnit unit;
+  unit.record = &record;
+  unit.first_expert = first;
+  unit.experts = experts;
+  unit.tensor = source_.reader->Parts(record).front().tensor;
+  Result<OutputUnit> planned = writer_.Plan(module);
+  if (!planned.ok()) return InModule(record, planned.status());
+  unit.output = *std::move(planned);
+  for (OutputTensor& tensor : unit.output) {
+    tensor.bytes = tensor.shape.ElementCount() * DTypeBytes(tensor.dtype);
+  }
+  units_.push_back(std::move(unit));
+  modules_.push_back(std::move(module));
+  return {};
+}
+
+Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
+  const std::string name = WithoutSuffix(record.module.name);
+  const WeightsSpec& spec = record.module.spec;
+  if (record.layout == SourceLayout::kInOut) {
+    return InModule(record, Status(Code::kUnsupported,
+                                   "the model stores this matrix as [in, out], other formats "
+                                   "hold [out, in]"));
+  }
+  const size_t wildcard = name.find(kWildcard);
+  if (record.stacked && wildcard == std::string::npos) {
+    return InModule(record, Status(Code::kUnsupported,
+                                   fmt::format("one tensor holds {} experts, other formats have "
+                                               "one for each projection",
+                                               spec.experts)));
+  }
+  if (!record.stacked || writer_.StacksExperts()) return AddModule(record, name, 0, spec.experts);
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    MARLIN_RETURN_IF_ERROR(AddModule(
+        record, fmt::format("{}{}{}", name.substr(0, wildcard + 1), e, name.substr(wildcard + 2)),
+        e, 1));
+  }
+  return {};
+}
+
+Status CheckpointConverter::PlanUnits() {
+  for (const ModuleRecord& record : source_.reader->modules()) {
+    MARLIN_RETURN_IF_ERROR(PlanModule(record));
+    const WeightsSpec& spec = record.module.spec;
+    total_ += spec.experts * spec.k * spec.n;
+  }
+  for (size_t i = 0; i < source_.tensors.size(); ++i) {
+    const TensorInfo& tensor = source_.tensors[i];
+    if (source_.is_part[i]) continue;
+    ConvertUnit unit;
+    unit.tensor = i;
+    unit.output = {{tensor.name, tensor.dtype, tensor.shape, tensor.bytes}};
+    units_.push_back(std::move(unit));
+    total_ += tensor.shape.ElementCount();
+    const LayerClass of = ClassifyTensor(tensor.name);
+    const bool matrix = tensor.shape.rank() == 2 && tensor.name.ends_with(kWeightSuffix) &&
+                        of != LayerClass::kEmbedding && of != LayerClass::kNorm;
+    if (matrix) plain_.push_back(WithoutSuffix(tensor.name));
+  }
+  std::stable_sort(
+      units_.begin(), units_.end(), [this](const ConvertUnit& a, const ConvertUnit& b) {
+        const auto place = [this](const ConvertUnit& unit) {
+          return std::pair(source_.tensor_file[unit.tensor], source_.tensors[unit.tensor].offset);
+        };
+        return place(a) < place(b);
+      });
+  return {};
+}
+
+Result<std::string> CheckpointConverter::ConfigText() const {
+  Json config = source_.config;
+  if (!config.is_object()) config = Json::object();
+  RemoveQuantization(&config);
+  MARLIN_RETURN_IF_ERROR(
+      writer_.Configure(modules_, plain_, &config).WithContext(Printable(source_.path)));
+  return DumpJson(config, 2) + "\n";
+}
+
+Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
+  const ConvertUnit& unit = units_[index];
+  if (unit.record == nullptr) {
+    MARLIN_RETURN_IF_ERROR(CopyTensor(source_, unit.tensor, index, writer));
+    done_ += unit.output.front().shape.ElementCount();
+    if (progress_) progress_(done_, total_);
+    return {};
+  }
+  const ModuleRecord& record = *unit.record;
+  if (loaded_ != &record) {
+    if (loaded_ != nullptr) {
+      for (const PartTensor& part : source_.reader->Parts(*loaded_)) source_.Release(part.tensor);
+    }
+    loaded_ = nullptr;
+    MARLIN_ASSIGN_OR_RETURN(weights_, checkpoint_.Weights(record.module.name));
+    loaded_ = &record;
+  }
+  UnitSink sink(writer, index);
+  for (int64_t e = unit.first_expert; e < unit.first_expert + unit.experts; ++e) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, e));
+    const Status status = writer_.Write(slice, &sink);
+    if (!status.ok()) return InModule(record, status);
+    done_ += slice.spec.k * slice.spec.n;
+    if (progress_) progress_(done_, total_);
+  }
+  return {};
+}
+
+Status ConvertImpl(Io& io, const std::string& source_path, const std::string& output,
+                   std::string_view target, bool overwrite, int64_t shard_bytes,
+                   const Progress& progress) {
+  if (target == kPlain) {
+    return DequantizeCheckpointOn(io, source_path, output, DType::kF32, overwrite, shard_bytes,
+                                  progress);
+  }
+  MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<const ModuleWriter> writer, FindWriter(target));
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
+  if (source.reader->modules().empty()) {
+    return Status(Code::kInvalidArgument,
+                  Printable(source_path) + ": has no quantized modules; quantize it first");
+  }
+  CheckpointConverter converter(checkpoint, *writer, progress);
+  MARLIN_RETURN_IF_ERROR(converter.PlanUnits());
+  Conversion conversion;
+  conversion.target = output;
+  conversion.options.overwrite = overwrite;
+  conversion.shard_bytes = shard_bytes;
+  for (const ConvertUnit& unit : converter.units()) conversion.units.push_back(unit.output);
+  MARLIN_ASSIGN_OR_RETURN(conversion.config_json, converter.ConfigText());
+  MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
+  conversion.fingerprint = Fingerprint(source, fmt::format("convert {} {}", target, shard_bytes));
+  conversion.write_unit = [&](TensorWriter* tensors, size_t unit) -> Result<int64_t> {
+    MARLIN_RETURN_IF_ERROR(converter.Write(tensors, unit));
+    return 0;
+  };
+  return RunConversion(io, source, conversion).status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<const ModuleWriter>> FindWriter(std::string_view name) {
+  std::string known(kPlain);
+  for (const Writer& writer : kWriters) {
+    if (writer.name == name) return writer.make();
+    known += ", ";
+    known += writer.name;
+  }
+  return Status(Code::kInvalidArgument, fmt::format("target: unknown format \"{}\"; known: {}",
+                                                    Printable(std::string(name)), known));
+}
+
+std::vector<std::string_view> WriterNames() {
+  std::vector<std::string_view> names = {kPlain};
+  for (const Writer& writer : kWriters) names.push_back(writer.name);
+  return names;
+}
+
+Status ConvertCheckpointOn(Io& io, const std::string& source, const std::string& output,
+                           const std::string& target, bool overwrite, int64_t shard_bytes,
+                           const Progress& progress) {
+  try {
+    return ConvertImpl(io, source, output, target, overwrite, shard_bytes, progress);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, Printable(source) + ": no memory to convert it");
+  } catch (const std::exception& error) {
+    return Status(Code::kInternal, Printable(source) + ": " + Printable(error.what()));
+  }
+}
+
+Status ConvertCheckpoint(const std::string& source, const std::string& output,
+                         const std::string& target, bool overwrite, const Progress& progress) {
+  SystemIo io;
+  return ConvertCheckpointOn(io, source, output, target, overwrite, kShardBytes, progress);
+}
+
+std::vector<std::string> ConversionTargets() {
+  const std::vector<std::string_view> names = WriterNames();
+  return {names.begin(), names.end()};
+}
+
+}  // namespace marlin

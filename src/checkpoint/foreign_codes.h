@@ -1,0 +1,55 @@
+// What writers of other formats share: codes as unsigned integers, exact conversions of scales and
+// zeros, and errors for what a format cannot hold.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// kUnsupported: a format cannot hold `what`.
+Status WouldLose(std::string_view format, std::string_view what);
+
+/// How the codes of an integer format become unsigned: u = code ^ flip, value = u - offset.
+struct UnsignedCodes {
+  int bits = 0;  ///< 0: the format's values are not integers.
+  uint8_t flip = 0;
+  int offset = 0;
+};
+/// Codebook formats count as integers with offset 0; CheckCountingCodebook tells whether they are.
+UnsignedCodes UnsignedCodesOf(Format format);
+/// Whether the codebook of weights, if their format has one, is 0, 1, 2, ...
+Status CheckCountingCodebook(std::string_view format, const QuantizedWeights& matrix);
+
+/// Calls use(first column, count, codes, stride) for runs of columns; column c of a run is k
+/// contiguous bytes at codes + c * stride, each code XORed with `flip`, with zeros up to `stride`.
+using UseColumns = std::function<Status(int64_t, int64_t, const uint8_t*, int64_t)>;
+Status ForEachColumns(const QuantizedWeights& matrix, uint8_t flip, const UseColumns& use);
+
+/// Element `index` of scales, zeros or biases as fp32.
+float ParameterAt(const TensorView& view, int64_t index);
+
+/// [n, groups] from [1, groups, n], in `dtype` (f16, bf16 or f32, or the view's own 8-bit type).
+/// Errors: kUnsupported for a number that `dtype` does not hold.
+Result<std::vector<std::byte>> TransposedParameters(std::string_view format, std::string_view what,
+                                                    const TensorView& view, DType dtype);
+/// The same without transposing.
+Result<std::vector<std::byte>> ConvertedParameters(std::string_view format, std::string_view what,
+                                                   const TensorView& view, DType dtype);
+
+/// The zero of every group as an unsigned code, [groups, n]; without zeros, the code of value 0.
+/// Errors: kUnsupported for a zero that is no unsigned code.
+Result<std::vector<uint8_t>> UnsignedZeros(std::string_view format, const QuantizedWeights& matrix);
+
+/// Packs `count` codes of `bits` bits, lowest first, into words of 32 bits that begin anew after
+/// `per_run` codes.
+std::vector<uint32_t> PackRuns(const std::vector<uint8_t>& codes, int64_t per_run, int bits);
+
+}  // namespace marlin

@@ -1,0 +1,59 @@
+// The interface through which quantized modules are written in the format of another program. A
+// writer is one file in writers/ and one row of writers.def; nothing else depends on it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "checkpoint/tensor_writer.h"
+#include "marlin/status.h"
+#include "marlin/weights.h"
+
+namespace marlin {
+
+/// A module, or one expert of it, as a target stores it.
+struct ForeignModule {
+  std::string name;      ///< Of the weight in the plain checkpoint, without ".weight".
+  WeightsSpec spec;      ///< spec.experts is 1 unless `stacked`.
+  bool stacked = false;  ///< All experts in tensors with one more dimension, at the front.
+};
+
+/// Takes the data of a module's tensors in pieces.
+class TensorSink {
+ public:
+  virtual ~TensorSink() = default;
+  /// Appends to a tensor of the module's plan.
+  virtual Status Append(size_t tensor, const void* data, int64_t bytes) = 0;
+};
+
+/// Writes modules in one format. Errors of all functions are kUnsupported and say what the format
+/// cannot hold; the caller names the tensor.
+class ModuleWriter {
+ public:
+  virtual ~ModuleWriter() = default;
+
+  /// Whether the experts of a layer's projection are one module. Its name keeps the ".*.".
+  virtual bool StacksExperts() const { return false; }
+  /// Names, types and shapes of a module's tensors.
+  virtual Result<OutputUnit> Plan(const ForeignModule& module) const = 0;
+  /// Appends the data of one matrix, the next expert of a stack.
+  virtual Status Write(const QuantizedWeights& matrix, TensorSink* sink) const = 0;
+  /// Describes all modules in config.json. `plain` are the unquantized matrices, without ".weight".
+  virtual Status Configure(std::span<const ForeignModule> modules,
+                           std::span<const std::string> plain, Json* config) const = 0;
+};
+
+using MakeWriter = std::unique_ptr<const ModuleWriter>();
+
+/// The writer of a format. Errors: kInvalidArgument naming the known ones.
+Result<std::unique_ptr<const ModuleWriter>> FindWriter(std::string_view name);
+/// The names of all formats that can be written, "plain" among them.
+std::vector<std::string_view> WriterNames();
+
+}  // namespace marlin

@@ -1,0 +1,230 @@
+// compressed-tensors. Codes of a row of the weight [n, k] are packed along k, the first lowest.
+//
+//   pack-quantized  X.weight_packed i32 [n, k * bits / 32], X.weight_scale [n, groups],
+//                   X.weight_shape i64 [2], and X.weight_zero_point i32 [n * bits / 32, groups],
+//                   packed along n, where the scheme is asymmetric
+//   nvfp4           X.weight_packed u8 [n, k / 2], X.weight_scale e4m3 [n, k / 16],
+//                   X.weight_global_scale f32 [1], by which scales are divided
+//   mxfp4           X.weight_packed u8 [n, k / 2], X.weight_scale u8 [n, k / 32], exponents
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "checkpoint/foreign_codes.h"
+#include "checkpoint/module_writer.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kFormat = "compressed-tensors";
+
+enum class Scheme { kPacked, kNvFp4, kMxFp4 };
+
+constexpr std::string_view NameOf(Scheme scheme) {
+  constexpr std::array<std::string_view, 3> kNames = {"pack-quantized", "nvfp4-pack-quantized",
+                                                      "mxfp4-pack-quantized"};
+  return kNames[static_cast<size_t>(scheme)];
+}
+
+std::optional<Scheme> SchemeOf(const WeightsSpec& spec) {
+  if (spec.has_biases) return std::nullopt;
+  if (spec.format == Format::kFp4E2M1) {
+    if (spec.scale_type == ScaleType::kE4M3 && spec.group_size == 16) return Scheme::kNvFp4;
+    if (spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32) return Scheme::kMxFp4;
+    return std::nullopt;
+  }
+  const UnsignedCodes codes = UnsignedCodesOf(spec.format);
+  const bool words = codes.bits != 0 && 32 % codes.bits == 0;
+  if (!words || GetFormatInfo(spec.format).has_codebook) return std::nullopt;
+  return DTypeBytes(ScaleDType(spec.scale_type)) > 1 ? std::optional(Scheme::kPacked)
+                                                     : std::nullopt;
+}
+
+/// One entry of config_groups, without its targets.
+Json GroupOf(const WeightsSpec& spec) {
+  const Scheme scheme = *SchemeOf(spec);
+  Json weights = {{"num_bits", GetFormatInfo(spec.format).bits},
+                  {"type", scheme == Scheme::kPacked ? "int" : "float"},
+                  {"symmetric", !spec.has_zeros},
+                  {"dynamic", false}};
+  if (scheme == Scheme::kPacked && spec.group_size >= spec.k) {
+    weights["strategy"] = "channel";
+  } else {
+    weights["strategy"] = scheme == Scheme::kNvFp4 ? "tensor_group" : "group";
+    weights["group_size"] = spec.group_size;
+  }
+  if (scheme == Scheme::kNvFp4) weights["scale_dtype"] = "torch.float8_e4m3fn";
+  if (scheme == Scheme::kMxFp4) weights["scale_dtype"] = "torch.uint8";
+  return {{"weights", std::move(weights)},
+          {"input_activations", nullptr},
+          {"output_activations", nullptr},
+          {"format", NameOf(scheme)}};
+}
+
+/// The global scale by which e4m3 scales are divided to the same fp32 numbers.
+Result<float> DivisorOf(const QuantizedWeights& matrix) {
+  const float global = *matrix.global_scale.As<float>();
+  if (matrix.spec.global_scale_divides) return global;
+  const float divisor = 1.0f / global;
+  const TensorView& scales = matrix.scales;
+  std::array<bool, 256> checked{};
+  for (int64_t i = 0; i < scales.ElementCount(); ++i) {
+    const uint8_t code = scales.As<uint8_t>()[i];
+    if (checked[code]) continue;
+    checked[code] = true;
+    const float scale = Fp8E4M3ToFloat(code);
+    if (scale / divisor == scale * global) continue;
+    return WouldLose(kFormat, fmt::format("the global scale {:.9g}: the scale {} over its inverse "
+                                          "is {:.9g}, not {:.9g}",
+                                          global, scale, scale / divisor, scale * global));
+  }
+  return divisor;
+}
+
+class CompressedTensorsWriter final : public ModuleWriter {
+ public:
+  Result<OutputUnit> Plan(const ForeignModule& module) const override {
+    const WeightsSpec& spec = module.spec;
+    const std::optional<Scheme> scheme = SchemeOf(spec);
+    if (!scheme) {
+      return WouldLose(kFormat,
+                       fmt::format("{} in groups of {} with {} scales{}", FormatName(spec.format),
+                                   spec.group_size, ScaleTypeName(spec.scale_type),
+                                   spec.has_biases ? " and biases" : ""));
+    }
+    if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
+      return WouldLose(kFormat, fmt::format("a last group of {} k in groups of {}",
+                                            spec.k % spec.group_size, spec.group_size));
+    }
+    const int64_t bits = GetFormatInfo(spec.format).bits;
+    const int64_t groups = GroupCount(spec);
+    const auto name = [&](std::string_view part) {
+      return fmt::format("{}.{}", module.name, part);
+    };
+    if (*scheme == Scheme::kPacked) {
+      OutputUnit unit = {
+          {name("weight_packed"), DType::kI32, {spec.n, Words(spec.k, bits)}},
+          {name("weight_scale"), ScaleDType(spec.scale_type), {spec.n, groups}},
+          {name("weight_shape"), DType::kI64, {2}},
+      };
+      if (spec.has_zeros) {
+        unit.push_back({name("weight_zero_point"), DType::kI32, {Words(spec.n, bits), groups}});
+      }
+      return unit;
+    }
+    if (spec.k % spec.group_size != 0) {
+      return WouldLose(kFormat, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
+    }
+    OutputUnit unit = {{name("weight_packed"), DType::kU8, {spec.n, spec.k / 2}}};
+    if (*scheme == Scheme::kNvFp4) {
+      unit.push_back({name("weight_scale"), DType::kF8E4M3, {spec.n, groups}});
+      unit.push_back({name("weight_global_scale"), DType::kF32, {1}});
+    } else {
+      unit.push_back({name("weight_scale"), DType::kU8, {spec.n, groups}});
+    }
+    return unit;
+  }
+
+  Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
+    const WeightsSpec& spec = matrix.spec;
+    MARLIN_RETURN_IF_ERROR(WriteCodes(matrix, sink));
+    MARLIN_ASSIGN_OR_RETURN(
+        const std::vector<std::byte> scales,
+        TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
+    MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
+    if (spec.format == Format::kFp4E2M1) {
+      if (!spec.has_global_scale) return {};
+      MARLIN_ASSIGN_OR_RETURN(const float divisor, DivisorOf(matrix));
+      return sink->Append(2, &divisor, sizeof(divisor));
+    }
+    const std::array<int64_t, 2> shape = {spec.n, spec.k};
+    MARLIN_RETURN_IF_ERROR(sink->Append(2, shape.data(), sizeof(shape)));
+    return spec.has_zeros ? WriteZeros(matrix, sink) : Status();
+  }
+
+  Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,
+                   Json* config) const override {
+    std::map<std::string, Json> groups;  // By the text of the scheme.
+    std::string_view format;
+    bool mixed = false;
+    for (const ForeignModule& module : modules) {
+      const Json group = GroupOf(module.spec);
+      const std::string_view own = NameOf(*SchemeOf(module.spec));
+      mixed = mixed || (!format.empty() && own != format);
+      format = own;
+      Json& known = groups.try_emplace(DumpJson(group), group).first->second;
+      known["targets"].push_back(module.name);
+    }
+    Json config_groups = Json::object();
+    for (auto& [text, group] : groups) {
+      config_groups[fmt::format("group_{}", config_groups.size())] = std::move(group);
+    }
+    (*config)["quantization_config"] = {
+        {"quant_method", "compressed-tensors"},
+        {"format", mixed            ? "mixed-precision"
+                   : format.empty() ? "dense"
+                                    : format},
+        {"quantization_status", "compressed"},
+        {"config_groups", std::move(config_groups)},
+        {"ignore", std::vector<std::string>(plain.begin(), plain.end())},
+        {"kv_cache_scheme", nullptr}};
+    return {};
+  }
+
+ private:
+  static int64_t Words(int64_t count, int64_t bits) { return (count * bits + 31) / 32; }
+
+  static Status WriteCodes(const QuantizedWeights& matrix, TensorSink* sink) {
+    const WeightsSpec& spec = matrix.spec;
+    const int bits = GetFormatInfo(spec.format).bits;
+    const bool words = spec.format != Format::kFp4E2M1;
+    const auto row = static_cast<size_t>(words ? Words(spec.k, bits) * 4 : spec.k / 2);
+    std::vector<uint8_t> packed;
+    const uint8_t flip = UnsignedCodesOf(spec.format).flip;
+    return ForEachColumns(
+        matrix, flip, [&](int64_t, int64_t count, const uint8_t* codes, int64_t stride) {
+          packed.assign(row * static_cast<size_t>(count), 0);
+          for (int64_t c = 0; c < count; ++c) {
+            uint8_t* const to = packed.data() + static_cast<size_t>(c) * row;
+            for (int64_t k = 0; k < spec.k; ++k) {
+              // Widths divide 8, so no code straddles bytes.
+              const int64_t bit = k * bits;
+              to[bit / 8] |= static_cast<uint8_t>(codes[c * stride + k] << (bit % 8));
+            }
+          }
+          return sink->Append(0, packed.data(), static_cast<int64_t>(packed.size()));
+        });
+  }
+
+  static Status WriteZeros(const QuantizedWeights& matrix, TensorSink* sink) {
+    const WeightsSpec& spec = matrix.spec;
+    const int bits = GetFormatInfo(spec.format).bits;
+    const int64_t groups = GroupCount(spec);
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
+    // [groups, n] packed along n gives [groups, words]; the file has the transpose.
+    const std::vector<uint32_t> rows = PackRuns(zeros, spec.n, bits);
+    const int64_t words = Words(spec.n, bits);
+    std::vector<uint32_t> columns(rows.size());
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t w = 0; w < words; ++w) {
+        columns[static_cast<size_t>(w * groups + g)] = rows[static_cast<size_t>(g * words + w)];
+      }
+    }
+    return sink->Append(3, columns.data(), static_cast<int64_t>(columns.size() * 4));
+  }
+};
+
+}  // namespace
+
+MakeWriter MakeCompressedTensorsWriter;
+
+std::unique_ptr<const ModuleWriter> MakeCompressedTensorsWriter() {
+  return std::make_unique<CompressedTensorsWriter>();
+}
+
+}  // namespace marlin

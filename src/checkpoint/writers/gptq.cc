@@ -1,0 +1,116 @@
+// GPTQ, version 2 of its packing: codes along k as in the canonical layout, zeros along n.
+//
+//   X.qweight i32 [k * bits / 32, n]   X.qzeros i32 [groups, n * bits / 32]
+//   X.scales  f16 [groups, n]          X.g_idx  i32 [k], the group of every k
+#include <fmt/format.h>
+
+#include "base/macros.h"
+#include "checkpoint/foreign_codes.h"
+#include "checkpoint/module_writer.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kFormat = "gptq";
+
+Json Settings(const ForeignModule& module) {
+  const WeightsSpec& spec = module.spec;
+  return {{"bits", UnsignedCodesOf(spec.format).bits},
+          {"group_size", spec.group_size >= spec.k ? int64_t{-1} : spec.group_size},
+          {"sym", !spec.has_zeros}};
+}
+
+/// A regular expression that matches one name.
+std::string Exactly(const std::string& name) {
+  std::string pattern;
+  for (const char c : name) {
+    if (c == '.') pattern += '\\';
+    pattern += c;
+  }
+  return "^" + pattern + "$";
+}
+
+class GptqWriter final : public ModuleWriter {
+ public:
+  Result<OutputUnit> Plan(const ForeignModule& module) const override {
+    const WeightsSpec& spec = module.spec;
+    const int bits = UnsignedCodesOf(spec.format).bits;
+    if (bits == 0 || GetFormatInfo(spec.format).has_codebook) {
+      return WouldLose(kFormat, FormatName(spec.format));
+    }
+    if (spec.has_biases) return WouldLose(kFormat, "biases");
+    if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
+      return WouldLose(kFormat, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
+    }
+    const int64_t run = 32 % bits == 0 ? 32 / bits : 32;
+    if (spec.k % run != 0 || spec.n % run != 0) {
+      return WouldLose(kFormat,
+                       fmt::format("[{}, {}], which are no multiples of {}", spec.k, spec.n, run));
+    }
+    if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
+      return WouldLose(kFormat, fmt::format("a last group of {} k in groups of {}",
+                                            spec.k % spec.group_size, spec.group_size));
+    }
+    const int64_t groups = GroupCount(spec);
+    return OutputUnit{
+        {module.name + ".qweight", DType::kI32, {spec.k * bits / 32, spec.n}},
+        {module.name + ".qzeros", DType::kI32, {groups, spec.n * bits / 32}},
+        {module.name + ".scales", DType::kF16, {groups, spec.n}},
+        {module.name + ".g_idx", DType::kI32, {spec.k}},
+    };
+  }
+
+  Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
+    const WeightsSpec& spec = matrix.spec;
+    const UnsignedCodes codes = UnsignedCodesOf(spec.format);
+    const uint32_t flip = codes.flip * 0x01010101u;
+    std::vector<uint32_t> words(matrix.codes.As<uint32_t>(),
+                                matrix.codes.As<uint32_t>() + matrix.codes.ElementCount());
+    for (uint32_t& word : words) word ^= flip;
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
+    const std::vector<uint32_t> packed = PackRuns(zeros, spec.n, codes.bits);
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
+                            ConvertedParameters(kFormat, "scale", matrix.scales, DType::kF16));
+    std::vector<int32_t> groups(static_cast<size_t>(spec.k));
+    for (int64_t k = 0; k < spec.k; ++k) {
+      groups[static_cast<size_t>(k)] = static_cast<int32_t>(k / spec.group_size);
+    }
+    const auto append = [sink](size_t tensor, const auto& values) {
+      return sink->Append(tensor, values.data(),
+                          static_cast<int64_t>(values.size() * sizeof(values[0])));
+    };
+    MARLIN_RETURN_IF_ERROR(append(0, words));
+    MARLIN_RETURN_IF_ERROR(append(1, packed));
+    MARLIN_RETURN_IF_ERROR(append(2, scales));
+    return append(3, groups);
+  }
+
+  Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,
+                   Json* config) const override {
+    Json quantization = {{"quant_method", "gptq"}, {"checkpoint_format", "gptq_v2"},
+                         {"format", "gptq_v2"},    {"desc_act", false},
+                         {"pack_dtype", "int32"},  {"lm_head", false}};
+    Json dynamic = Json::object();
+    for (const std::string& name : plain) dynamic["-:" + Exactly(name)] = Json::object();
+    for (const ForeignModule& module : modules) {
+      const Json settings = Settings(module);
+      if (&module == &modules.front()) {
+        quantization.update(settings);
+      } else if (settings != Settings(modules.front())) {
+        dynamic["+:" + Exactly(module.name)] = settings;
+      }
+      if (module.name == "lm_head") quantization["lm_head"] = true;
+    }
+    if (!dynamic.empty()) quantization["dynamic"] = std::move(dynamic);
+    (*config)["quantization_config"] = std::move(quantization);
+    return {};
+  }
+};
+
+}  // namespace
+
+MakeWriter MakeGptqWriter;
+
+std::unique_ptr<const ModuleWriter> MakeGptqWriter() { return std::make_unique<GptqWriter>(); }
+
+}  // namespace marlin

@@ -1,0 +1,160 @@
+// MLX: affine codes with scales and biases, and the FP4 and FP8 modes with exponents as scales.
+// Codes of a row of the weight [n, k] are packed along k, the first lowest.
+//
+//   affine        X.weight u32 [n, k * bits / 32], X.scales and X.biases [n, groups]
+//   mxfp4, mxfp8  X.weight u32 [n, k * bits / 32], X.scales u8 [n, groups]
+//
+// Experts are stacked, under the name of MLX's module for them.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/macros.h"
+#include "base/scalars.h"
+#include "checkpoint/foreign_codes.h"
+#include "checkpoint/module_writer.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kFormat = "mlx";
+
+bool IsMicroscaled(const WeightsSpec& spec) {
+  const bool format = spec.format == Format::kFp4E2M1 || spec.format == Format::kFp8E4M3;
+  return format && spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32 && !spec.has_biases;
+}
+
+std::string_view ModeOf(const WeightsSpec& spec) {
+  if (!IsMicroscaled(spec)) return "affine";
+  return spec.format == Format::kFp4E2M1 ? "mxfp4" : "mxfp8";
+}
+
+std::string NameOf(const std::string& name) {
+  constexpr std::string_view kExperts = "experts.*.";
+  std::string mlx = name;
+  const size_t at = mlx.find(kExperts);
+  if (at != std::string::npos) mlx.replace(at, kExperts.size(), "switch_mlp.");
+  return mlx;
+}
+
+/// The bias of an affine group, whose weight is scale * (u - zero).
+float BiasOf(const QuantizedWeights& matrix, const UnsignedCodes& codes, int64_t index,
+             double* exact) {
+  if (matrix.spec.has_biases) {
+    const float bias = ParameterAt(matrix.biases, index);
+    *exact = static_cast<double>(bias) -
+             static_cast<double>(ParameterAt(matrix.scales, index)) * codes.offset;
+    return static_cast<float>(*exact);
+  }
+  double zero = codes.offset;
+  if (matrix.spec.has_zeros) zero += static_cast<double>(ParameterAt(matrix.zeros, index));
+  *exact = -static_cast<double>(ParameterAt(matrix.scales, index)) * zero;
+  return static_cast<float>(*exact);
+}
+
+class MlxWriter final : public ModuleWriter {
+ public:
+  bool StacksExperts() const override { return true; }
+
+  Result<OutputUnit> Plan(const ForeignModule& module) const override {
+    const WeightsSpec& spec = module.spec;
+    const bool micro = IsMicroscaled(spec);
+    const int bits = micro ? GetFormatInfo(spec.format).bits : UnsignedCodesOf(spec.format).bits;
+    if (bits == 0 || (!micro && DTypeBytes(ScaleDType(spec.scale_type)) == 1)) {
+      return WouldLose(kFormat,
+                       fmt::format("{} in groups of {} with {} scales", FormatName(spec.format),
+                                   spec.group_size, ScaleTypeName(spec.scale_type)));
+    }
+    const bool size = spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
+    if (!size || spec.k % spec.group_size != 0) {
+      return WouldLose(kFormat,
+                       fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
+                                   spec.group_size));
+    }
+    const auto add = [&](std::string_view part, DType dtype, int64_t columns, OutputUnit* unit) {
+      Shape shape;
+      if (module.stacked) shape.Append(spec.experts);
+      shape.Append(spec.n);
+      shape.Append(columns);
+      unit->push_back({fmt::format("{}.{}", NameOf(module.name), part), dtype, shape});
+    };
+    OutputUnit unit;
+    const int64_t groups = GroupCount(spec);
+    add("weight", DType::kU32, spec.k * bits / 32, &unit);
+    const DType scales = micro ? DType::kU8 : ScaleDType(spec.scale_type);
+    add("scales", scales, groups, &unit);
+    if (!micro) add("biases", scales, groups, &unit);
+    return unit;
+  }
+
+  Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
+    const WeightsSpec& spec = matrix.spec;
+    const bool micro = IsMicroscaled(spec);
+    if (!micro) MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kFormat, matrix));
+    const int bits = GetFormatInfo(spec.format).bits;
+    const UnsignedCodes codes = UnsignedCodesOf(spec.format);
+    std::vector<uint8_t> run;
+    MARLIN_RETURN_IF_ERROR(ForEachColumns(
+        matrix, codes.flip, [&](int64_t, int64_t count, const uint8_t* from, int64_t stride) {
+          run.clear();
+          for (int64_t c = 0; c < count; ++c) {
+            run.insert(run.end(), from + c * stride, from + c * stride + spec.k);
+          }
+          const std::vector<uint32_t> words = PackRuns(run, spec.k, bits);
+          return sink->Append(0, words.data(), static_cast<int64_t>(words.size() * 4));
+        }));
+    MARLIN_ASSIGN_OR_RETURN(
+        const std::vector<std::byte> scales,
+        TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
+    MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
+    return micro ? Status() : WriteBiases(matrix, codes, sink);
+  }
+
+  Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> /*plain*/,
+                   Json* config) const override {
+    const auto settings = [](const ForeignModule& module) {
+      return Json{{"group_size", module.spec.group_size},
+                  {"bits", GetFormatInfo(module.spec.format).bits},
+                  {"mode", ModeOf(module.spec)}};
+    };
+    Json quantization = Json::object();
+    for (const ForeignModule& module : modules) {
+      const Json own = settings(module);
+      if (&module == &modules.front()) quantization = own;
+      // Every module is listed, so that those without an entry are known to be unquantized.
+      quantization[NameOf(module.name)] = own;
+    }
+    (*config)["quantization"] = quantization;
+    (*config)["quantization_config"] = std::move(quantization);
+    return {};
+  }
+
+ private:
+  static Status WriteBiases(const QuantizedWeights& matrix, const UnsignedCodes& codes,
+                            TensorSink* sink) {
+    const int64_t count = GroupCount(matrix.spec) * matrix.spec.n;
+    std::vector<float> biases(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      double exact = 0;
+      const float bias = BiasOf(matrix, codes, i, &exact);
+      if (static_cast<double>(bias) != exact) {
+        return WouldLose(kFormat, fmt::format("the bias {:.17g} at [{}, {}]", exact,
+                                              i / matrix.spec.n, i % matrix.spec.n));
+      }
+      biases[static_cast<size_t>(i)] = bias;
+    }
+    const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> stored,
+                            TransposedParameters(kFormat, "bias", view, matrix.scales.dtype()));
+    return sink->Append(2, stored.data(), static_cast<int64_t>(stored.size()));
+  }
+};
+
+}  // namespace
+
+MakeWriter MakeMlxWriter;
+
+std::unique_ptr<const ModuleWriter> MakeMlxWriter() { return std::make_unique<MlxWriter>(); }
+
+}  // namespace marlin
