@@ -214,9 +214,9 @@ class CtFinder {
     MARLIN_RETURN_IF_ERROR(FindScales());
     MARLIN_RETURN_IF_ERROR(FindZeros(bits_, true));
     MARLIN_RETURN_IF_ERROR(FindGroupIndex());
-    // Zeros on 8-bit formats and groups out of order have no format of their own.
-    if (group_index_ || (zeros_ && bits_ > 4)) return AddPackedFloats();
-    RowWeights rows = Rows(Format::kS8);
+    // Groups out of order have no format of their own.
+    if (group_index_) return AddPackedFloats();
+    RowWeights rows = Rows(zeros_ ? Format::kU8 : Format::kS8);
     rows.codes = codes_;
     switch (bits_) {
       case 2:
@@ -229,12 +229,13 @@ class CtFinder {
         rows.spec.format = zeros_ ? Format::kU4 : Format::kS4;
         break;
       case 8:
-        rows.flip = 0x80808080u;
+        rows.flip = zeros_ ? 0 : 0x80808080u;
         break;
       default:
         break;
     }
-    if (bits_ % 2 != 0 || bits_ == 6) rows.unpack = Unpacker(bits_ > 4 ? 1 << (bits_ - 1) : 0);
+    if (bits_ % 2 != 0 || bits_ == 6)
+      rows.unpack = Unpacker(bits_ > 4 && !zeros_ ? 1 << (bits_ - 1) : 0);
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
   }
@@ -250,7 +251,7 @@ class CtFinder {
     };
   }
 
-  /// Weights with these scales and zeros; zeros count from the middle, but for u4.
+  /// Weights with these scales and zeros; zeros count from the middle, but for u4 and u8.
   RowWeights Rows(Format format) const {
     RowWeights rows;
     rows.spec = {.format = format,
@@ -262,7 +263,8 @@ class CtFinder {
     rows.scales = scales_;
     rows.scale_rows = whole_ ? n_ : 1;
     if (!zeros_) return rows;
-    const int base = bits_ == 4 ? 8 : 0;
+    const bool is_unsigned = format == Format::kU8 || bits_ == 4;
+    const int base = is_unsigned ? 1 << (bits_ - 1) : 0;
     rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
       for (int64_t g = 0; g < groups; ++g) {
         for (int64_t c = 0; c < n; ++c) {
@@ -292,25 +294,19 @@ class CtFinder {
   Status AddPackedFloats() {
     const Packing packing{store_.Data(codes_), bits_, dense_};
     const int64_t words = finder_.ShapeOf(codes_)[1];
-    return AddIntegerFloats([=, middle = 1 << (bits_ - 1)](int64_t row, int64_t k) {
-      return packing.CodeAt(1, row * words, k) - middle;
-    });
-  }
-
-  template <typename CodeOf>
-  Status AddIntegerFloats(CodeOf code) {
     const std::byte* scales = store_.Data(scales_);
-    const std::byte* index = group_index_ ? store_.Data(*group_index_) : nullptr;
+    const std::byte* index = store_.Data(*group_index_);
     const DType type = finder_.TypeOf(scales_);
     AddFloats(
         name_, 1, k_, n_,
-        [=, zero = Zeros(), k = k_, groups = groups_, group_size = group_size_, whole = whole_](
+        [=, zero = Zeros(), k = k_, groups = groups_, whole = whole_, middle = 1 << (bits_ - 1)](
             int64_t row, float* values) {
           for (int64_t i = 0; i < k; ++i) {
-            const int64_t g = index == nullptr ? i / group_size : WordAt(index, i);
+            const int64_t g = WordAt(index, i);
             if (g >= groups) return;  // Checked at opening: the file has changed since.
             const float scale = FloatAt(scales, type, whole ? 0 : row * groups + g);
-            values[i] = scale * static_cast<float>(code(row, i) - zero(row, g));
+            const int code = packing.CodeAt(1, row * words, i) - middle;
+            values[i] = scale * static_cast<float>(code - zero(row, g));
           }
         },
         &finder_, reader_);
@@ -361,11 +357,6 @@ class CtFinder {
     bits_ = 8;
     MARLIN_RETURN_IF_ERROR(FindScales());
     MARLIN_RETURN_IF_ERROR(FindZeros(8, false));
-    if (zeros_) {
-      return AddIntegerFloats([data = store_.Data(codes_), k = k_](int64_t row, int64_t i) {
-        return static_cast<int>(static_cast<int8_t>(data[row * k + i]));
-      });
-    }
     RowWeights rows = Rows(Format::kS8);
     rows.codes = codes_;
     AddRows(name_, std::move(rows), &finder_, reader_);
@@ -399,19 +390,21 @@ class CtFinder {
                  .k = k_,
                  .n = n_,
                  .group_size = group,
-                 .scale_type = nvfp4 ? ScaleType::kF32 : ScaleType::kE8M0};
+                 .scale_type = nvfp4 ? ScaleType::kE4M3 : ScaleType::kE8M0,
+                 .has_global_scale = nvfp4,
+                 .global_scale_divides = nvfp4};
     if (fp6) AddFp6(&rows);
+    if (fp4) rows.scales = scales_;
     if (nvfp4) {
-      MARLIN_RETURN_IF_ERROR(DivideByGlobal(&rows));
-    } else if (fp4) {
-      rows.scales = scales_;
+      MARLIN_ASSIGN_OR_RETURN(const float global, GlobalScale());
+      rows.global_scale = {global};
     }
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
   }
 
-  // The global scale divides. Its reciprocal is not exact, so the quotients are stored.
-  Status DivideByGlobal(RowWeights* rows) {
+  // The global scale divides.
+  Result<float> GlobalScale() {
     MARLIN_ASSIGN_OR_RETURN(
         const size_t global,
         finder_.Need(ModulePart::kGlobalScale, ".weight_global_scale", {DType::kF32}));
@@ -419,17 +412,7 @@ class CtFinder {
       return finder_.Malformed(".weight_global_scale",
                                "expected one number, got " + finder_.ShapeOf(global).ToString());
     }
-    rows->more = [from = store_.Data(scales_), divisor = store_.Data(global), n = n_,
-                  groups = groups_](WeightsBuffer* buffer) {
-      const float by = FloatAt(divisor, DType::kF32, 0);
-      auto* out = static_cast<float*>(buffer->scales);
-      for (int64_t g = 0; g < groups; ++g) {
-        for (int64_t c = 0; c < n; ++c) {
-          *out++ = Fp8E4M3ToFloat(static_cast<uint8_t>(from[c * groups + g])) / by;
-        }
-      }
-    };
-    return {};
+    return FloatAt(store_.Data(global), DType::kF32, 0);
   }
 
   // E2M3 times 8 is an integer up to 60.

@@ -111,7 +111,7 @@ class GptqFinder {
     const bool symmetric = std::all_of(zeros.begin(), zeros.end(),
                                        [&](uint8_t zero) { return zero == 1u << (m_.bits - 1); });
     WeightsSpec spec{.format = Format::kFp32, .k = m_.k, .n = m_.n, .group_size = m_.k};
-    if (!m_.group_index && (m_.bits < 8 || symmetric)) {
+    if (!m_.group_index) {
       spec.format = FormatFor(symmetric);
       spec.group_size = m_.group_size;
       spec.scale_type = *ScaleTypeOf(finder_.TypeOf(m_.scales));
@@ -136,7 +136,7 @@ class GptqFinder {
       case 4:
         return symmetric ? Format::kS4 : Format::kU4;
       default:
-        return Format::kS8;
+        return symmetric ? Format::kS8 : Format::kU8;
     }
   }
 
@@ -190,15 +190,15 @@ class GptqFinder {
   static Status FillCodes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer) {
     const TensorView& codes = buffer->weights.codes;
     std::memcpy(buffer->codes, store.Data(m.codes), static_cast<size_t>(codes.ByteCount()));
-    if (m.bits == 8) {
+    if (buffer->weights.spec.format == Format::kS8) {
       auto* words = static_cast<uint32_t*>(buffer->codes);
       for (int64_t i = 0; i < codes.ElementCount(); ++i) words[i] ^= 0x80808080u;
     }
     std::memcpy(buffer->scales, store.Data(m.scales),
                 static_cast<size_t>(buffer->weights.scales.ByteCount()));
     if (buffer->zeros == nullptr) return {};
-    // The values of int2 and int3 are centered, those of u4 are not.
-    const int middle = m.bits == 4 ? 0 : 1 << (m.bits - 1);
+    // The values of int2 and int3 are centered, those of u4 and u8 are not.
+    const int middle = m.bits >= 4 ? 0 : 1 << (m.bits - 1);
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
     for (size_t i = 0; i < zeros.size(); ++i) {
       static_cast<uint16_t*>(buffer->zeros)[i] = FloatToHalf(static_cast<float>(zeros[i] - middle));

@@ -61,7 +61,7 @@ class HqqFinder {
     const std::string name = finder_.base() + ".weight";
     const bool grouped = m_.axis == 1 && m_.k % m_.group_size == 0 &&
                          (m_.group_size % kGroupGranule == 0 || m_.group_size == m_.k);
-    if (grouped && m_.bits == 4 && m_.zero_type == DType::kF16) {
+    if (grouped) {
       AddGrouped(name, reader);
       return {};
     }
@@ -165,12 +165,14 @@ class HqqFinder {
   void AddGrouped(const std::string& name, ListedReader* reader) {
     RowWeights rows;
     rows.exactness = Exactness::kLastBit;
-    rows.spec = {.format = Format::kU4,
+    // Zeros are fractions: formats whose values are centered would round them.
+    rows.spec = {.format = m_.bits > 4 ? Format::kU8 : Format::kU4,
                  .k = m_.k,
                  .n = m_.n,
                  .group_size = m_.group_size,
                  .scale_type = *ScaleTypeOf(m_.scale_type),
-                 .has_zeros = true};
+                 .has_zeros = true,
+                 .zero_type = *ScaleTypeOf(m_.zero_type)};
     rows.unpack = [m = m_](int64_t row, uint8_t* codes) {
       for (int64_t i = 0; i < m.k; ++i) {
         codes[i] = static_cast<uint8_t>(m.CodeAt(row * m.k + i));

@@ -164,34 +164,17 @@ class MlxReaderBuilder {
         rows.spec.format = Format::kU4;
         break;
       default:
-        return AddWide(name, bits, rows, finder, reader);
+        rows.spec.format = Format::kU8;
+    }
+    if (bits == 5 || bits == 6) {
+      rows.unpack = [from = finder->Data(rows.codes), bits, k = *k](int64_t row, uint8_t* codes) {
+        UnpackDense(from + row * (k * bits / 8), bits, k, codes);
+      };
     }
     if (bits < 4) {
       for (int i = 0; i < 1 << bits; ++i) rows.codebook.push_back(static_cast<float>(i));
     }
     AddRows(name, std::move(rows), finder, reader);
-    return {};
-  }
-
-  Status AddWide(const std::string& name, int bits, const RowWeights& rows,
-                 ModuleTensorFinder* finder, ListedReader* reader) {
-    const std::byte* codes = finder->Data(rows.codes);
-    const std::byte* scales = finder->Data(*rows.scales);
-    const std::byte* biases = finder->Data(*rows.biases);
-    const DType type = finder->TypeOf(*rows.scales);
-    const WeightsSpec spec = rows.spec;
-    const auto values = [=](int64_t row, float* out) {
-      std::vector<uint8_t> unpacked(static_cast<size_t>(spec.k));
-      UnpackDense(codes + row * (spec.k * bits / 8), bits, spec.k, unpacked.data());
-      const int64_t first = row * (spec.k / spec.group_size);
-      for (int64_t k = 0; k < spec.k; ++k) {
-        const int64_t group = first + k / spec.group_size;
-        const float product =
-            FloatAt(scales, type, group) * static_cast<float>(unpacked[static_cast<size_t>(k)]);
-        out[k] = product + FloatAt(biases, type, group);
-      }
-    };
-    AddFloats(name, spec.experts, spec.k, spec.n, values, finder, reader);
     return {};
   }
 

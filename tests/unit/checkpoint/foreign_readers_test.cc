@@ -391,7 +391,7 @@ Files Hqq(int64_t axis) {
 
 TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   // Four groups of 16 in two rows: groups 0 and 1 are high nibbles (2), 2 and 3 low ones (12).
-  const std::vector<float> groups = Values(Hqq(1), "m.weight", Format::kFp32);
+  const std::vector<float> groups = Values(Hqq(1), "m.weight", Format::kU4);
   EXPECT_EQ(groups[0], 2.0f);
   EXPECT_EQ(groups[size_t{16} * 2], 4.0f);
   EXPECT_EQ(groups[1], 36.0f);
