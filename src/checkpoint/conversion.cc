@@ -239,7 +239,7 @@ Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& c
   MARLIN_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(conversion.config_json, config_path));
   const auto quantization = config.find("quantization_config");
   if (quantization == config.end()) return {};
-  if (quantization->value("quant_method", "") != kQuantMethod) return {};  // Of another program.
+  if (quantization->value("quant_method", "") != kQuantMethod) return {};  // Another program wrote it.
   return ParseQuantizationConfig(*quantization, config_path).status();
 }
 

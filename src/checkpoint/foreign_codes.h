@@ -1,5 +1,5 @@
-// What writers of other formats share: codes as unsigned integers, exact conversions of scales and
-// zeros, and errors for what a format cannot hold.
+// Shared parts of the writers of other formats: codes as unsigned integers, exact conversions of
+// scales and zeros, and errors for weights that a format cannot hold.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ namespace marlin {
 
 /// A module, or one expert of it, as a target stores it.
 struct ForeignModule {
-  std::string name;      ///< Of the weight in the plain checkpoint, without ".weight".
+  std::string name;      ///< Name of the weight in the plain checkpoint, without ".weight".
   WeightsSpec spec;      ///< spec.experts is 1 unless `stacked`.
   bool stacked = false;  ///< All experts in tensors with one more dimension, at the front.
 };

@@ -106,7 +106,7 @@ Status CheckFinite(const std::string& name, const TensorView& view) {
 /// Checks that no scale becomes infinite when it is divided by its expert's global scale.
 Status CheckDivisors(const QuantizedWeights& weights) {
   if (!weights.spec.global_scale_divides) return {};
-  constexpr float kLargestScale = 448.0F;  // Of e4m3.
+  constexpr float kLargestScale = 448.0F;  // The largest e4m3.
   for (int64_t expert = 0; expert < weights.spec.experts; ++expert) {
     const float divisor = weights.global_scale.As<float>()[expert];
     if (std::isfinite(kLargestScale / divisor)) continue;

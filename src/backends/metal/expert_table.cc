@@ -32,8 +32,9 @@ int32_t KindOf(const FunctionConstants& constants) {
       constants[MARLIN_CONSTANT_CODE_KIND], constants[MARLIN_CONSTANT_CODE_BITS],
       constants[MARLIN_CONSTANT_SCALE_TYPE], constants[MARLIN_CONSTANT_GROUP_EXTRA],
       constants[MARLIN_CONSTANT_GROUP_SPAN], constants[MARLIN_CONSTANT_HAS_BIAS],
-      constants[MARLIN_CONSTANT_GATED], constants[MARLIN_CONSTANT_EXTRA_TYPE],
-      constants[MARLIN_CONSTANT_GLOBAL_DIVIDES]);
+      constants[MARLIN_CONSTANT_GATED],
+      kernels::GroupTypes(constants[MARLIN_CONSTANT_EXTRA_TYPE],
+                          constants[MARLIN_CONSTANT_GLOBAL_DIVIDES]));
 }
 
 /// Whether one launch can accumulate gate and up together: both are strips of the same kind.

@@ -202,7 +202,7 @@ TEST_F(ConvertTest, GptqNamesModulesThatDifferAndSplitsExperts) {
 }
 
 TEST_F(ConvertTest, AwqKeepsEveryWeight) {
-  constexpr std::array<int, 8> kNibbleOf = {0, 4, 1, 5, 2, 6, 3, 7};  // Of column n % 8.
+  constexpr std::array<int, 8> kNibbleOf = {0, 4, 1, 5, 2, 6, 3, 7};  // The nibble of column n % 8.
   for (const ScaleType scales : {ScaleType::kF16, ScaleType::kBf16}) {
     for (const Format format : {Format::kU4, Format::kS4}) {
       WeightsSpec spec = SpecOf(format);

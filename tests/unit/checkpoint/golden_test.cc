@@ -68,7 +68,7 @@ TEST(Golden, Version1LoadsToTheSameBits) {
   EXPECT_EQ(actual.dump(1) + "\n", expected);
 }
 
-/// What version 2 added: u8, zeros of s8, zeros of other types, global scales that divide.
+/// Additions of version 2: u8, zeros of s8, zeros of other types, global scales that divide.
 std::vector<testing::TestModule> Version2Modules() {
   WeightsSpec spec;
   spec.k = 40;

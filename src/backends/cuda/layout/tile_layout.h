@@ -101,7 +101,7 @@ struct TileView {
   const float* values = nullptr;    ///< Exact value of every code; null for kDense16.
   const uint32_t* table = nullptr;  ///< Byte planes for PRMT: [bf16, fp16][low, high][16 bytes].
   int table_exponent = 0;           ///< `table` holds value / 2^this.
-  int offset = 0;                   ///< Of kInt4 and kInt8 codes; of kInt8 0 or 128.
+  int offset = 0;                   ///< Offset of kInt4 and kInt8 codes; kInt8: 0 or 128.
   int k = 0;
   int n = 0;
 };

@@ -22,8 +22,7 @@ static METAL_FUNC void GateExperts(device const ExpertMatrix* experts, device co
   device const ExpertMatrix* const parts = experts + tile.x * kExpertParts;
   const int inner = parts[kPartDown].k;
   const int column = int(group.x) * threads + thread_index;
-  // Beside the kinds of an epilogue with a gate, which has been applied.
-  const bool is_done = (parts[kPartGate].kind & WeightKind(0, 0, 0, 0, 0, 0, 1)) != 0;
+  const bool is_done = (parts[kPartGate].kind & GatedKind()) != 0;
   if (is_done || column >= inner) return;
   const int first_slot = begin[tile.x];
   const int rows = begin[tile.x + 1] - first_slot;

@@ -42,7 +42,7 @@ struct ExpertTile {
 
 static inline int OwnKind() {
   return WeightKind(code_kind, code_bits, scale_type, group_extra, group_span, has_bias, gated,
-                    extra_type, global_divides);
+                    GroupTypes(extra_type, global_divides));
 }
 
 static inline ExpertTile TileOf(ExpertBuffers buffers, uint3 group, ExpertParameters p) {

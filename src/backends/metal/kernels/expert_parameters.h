@@ -57,11 +57,16 @@ struct ExpertMatrix {
 /// Everything that a kernel is specialised for, as one number: a launch computes the matrices of
 /// its own kind.
 MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_type, int group_extra,
-                                      int group_span, int has_bias, int gated, int extra_type,
-                                      int global_divides) {
+                                      int group_span, int has_bias, int gated, int group_types) {
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
-         has_bias << 18 | gated << 19 | extra_type << 20 | global_divides << 23;
+         has_bias << 18 | gated << 19 | group_types << 20;
 }
+/// The group_types of WeightKind: the type of zeros or biases, and whether the global scale divides.
+MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides) {
+  return extra_type | global_divides << 3;
+}
+/// The bit of kinds whose epilogue has applied the gate.
+MARLIN_INLINE MARLIN_INT32 GatedKind() { return WeightKind(0, 0, 0, 0, 0, 0, 1, 0); }
 
 /// The second factor of the shared expert's results: none, 1, or the sigmoid of its score.
 enum SharedExpertKind { kNoShared, kSharedWithoutGate, kSharedWithGate };
