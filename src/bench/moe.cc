@@ -149,10 +149,10 @@ std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings
   Table table({"format", "tokens", "hidden", "inner", "experts", "top k", "active", "ms", "GB/s",
                "GFLOP/s", "roofline", "probe"});
   for (const MoeResult& r : results) {
-    table.AddRow({r.bench.FormatText(),
-                  std::to_string(r.bench.tokens()), std::to_string(r.bench.hidden()),
-                  std::to_string(r.bench.inner()), std::to_string(r.bench.experts),
-                  std::to_string(r.bench.top_k), fmt::format("{:.1f}", r.active_experts),
+    table.AddRow({r.bench.FormatText(), std::to_string(r.bench.tokens()),
+                  std::to_string(r.bench.hidden()), std::to_string(r.bench.inner()),
+                  std::to_string(r.bench.experts), std::to_string(r.bench.top_k),
+                  fmt::format("{:.1f}", r.active_experts),
                   fmt::format("{:.3f}", r.timing.median * 1e3),
                   fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
                   fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),

@@ -19,7 +19,7 @@ struct MoeCase {
   BenchCase gemm;  ///< m tokens, n inner features, k hidden features; the experts of all layers.
   int64_t experts = 128;  ///< Number in a layer.
   int64_t top_k = 8;
-  int64_t layers = 1;  ///< To rotate through.
+  int64_t layers = 1;                ///< To rotate through.
   std::optional<WeightsSpec> mixed;  ///< Format of every second expert, if another.
 
   int64_t tokens() const { return gemm.shape.m; }

@@ -239,7 +239,8 @@ Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& c
   MARLIN_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(conversion.config_json, config_path));
   const auto quantization = config.find("quantization_config");
   if (quantization == config.end()) return {};
-  if (quantization->value("quant_method", "") != kQuantMethod) return {};  // Another program wrote it.
+  // Another program wrote the others.
+  if (quantization->value("quant_method", "") != kQuantMethod) return {};
   return ParseQuantizationConfig(*quantization, config_path).status();
 }
 

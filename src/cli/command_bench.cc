@@ -284,7 +284,7 @@ class BenchCommand final : public Command {
         ForEachCase(console, device, weight_bytes, [&](const bench::BenchCase& bench) -> Status {
           bench::MoeCase moe = MoeOf(bench);
           if (!mix_.empty()) {
-            MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(mix_).WithContext("--mix"));
+            MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(mix_));
             moe.mixed = MakeCase(format, bench.shape, weight_bytes).spec;
           }
           MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result, run(moe));

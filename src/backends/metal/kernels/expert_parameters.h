@@ -61,7 +61,8 @@ MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_ty
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
          has_bias << 18 | gated << 19 | group_types << 20;
 }
-/// The group_types of WeightKind: the type of zeros or biases, and whether the global scale divides.
+/// The group_types of WeightKind: the type of zeros or biases, and whether the global scale
+/// divides.
 MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides) {
   return extra_type | global_divides << 3;
 }
