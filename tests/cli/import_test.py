@@ -7,7 +7,7 @@ import unittest
 
 from command_line import MALFORMED, QWEN, ROOT, USAGE, CommandTestCase, run
 
-ALL_TYPES = ROOT / "tests/golden/gguf/all_types.gguf"
+ALL_TYPES = ROOT / "tests/golden/gguf_types/all_types.gguf"
 
 
 class Import(CommandTestCase):

@@ -481,7 +481,7 @@ def gguf_file(values: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], 
 
 def gguf_files() -> Seeds:
     """Returns files of every block type, and models of several architectures."""
-    folder = ROOT / "tests" / "golden" / "gguf"
+    folder = ROOT / "tests" / "golden" / "gguf_types"
     seeds = {"all-types": (folder / "all_types.gguf").read_bytes()}
     for name in ("llama", "qwen3moe", "glm4moe", "gpt-oss", "deepseek2"):
         values: dict[str, Any] = {

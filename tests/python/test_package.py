@@ -307,7 +307,7 @@ def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_importing_a_file_of_another_program(tmp_path: Path) -> None:
-    source = ROOT / "tests" / "golden" / "gguf" / "all_types.gguf"
+    source = ROOT / "tests" / "golden" / "gguf_types" / "all_types.gguf"
     seen: list[tuple[int, int]] = []
     assert mm.import_model(source, tmp_path / "dry", dry_run=True)["coverage"] > 0.9
     assert not (tmp_path / "dry").exists()

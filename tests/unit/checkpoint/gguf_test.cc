@@ -30,7 +30,7 @@ constexpr uint32_t kQ80 = 8;
 constexpr uint32_t kQ40 = 2;
 constexpr uint32_t kNvfp4 = 40;
 
-const std::string kGolden = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/gguf";
+const std::string kGolden = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/gguf_types";
 
 /// A module's values [experts, n, k] in fp32.
 std::vector<float> ValuesOf(const Checkpoint& checkpoint, const std::string& name) {

@@ -77,7 +77,7 @@ def make_all_types(folder: Path) -> None:
         scale = (rng.random(count) + 0.5).astype(np.float32)
         writer.add_tensor(f"{name}.weight", blocks, raw_shape=blocks.shape, raw_dtype=Type.NVFP4)
         writer.add_tensor(f"{name}.scale", scale)
-        writer.add_tensor(f"{name}.input_scale", np.float32([0.25]))
+        writer.add_tensor(f"{name}.input_scale", np.array([0.25], np.float32))
         # The product of scale and factor is rounded before it meets the code.
         elements = np.repeat(nvfp4_scales(blocks), 16, axis=-1)
         factors = scale.reshape(-1, *[1] * (len(shape) - 1)) if count > 1 else scale
