@@ -366,8 +366,8 @@ class BadModels(ModelTestCase):
         self.refuse_model(MALFORMED, model, "config.json")
 
     def test_quantized_by_others(self) -> None:
-        model = self.copy(quantization_config={"quant_method": "gptq", "bits": 4})
-        says = 'quant_method "gptq" is not supported; supported: metal_marlin'
+        model = self.copy(quantization_config={"quant_method": "exl3", "bits": 4})
+        says = 'quant_method "exl3" is not supported; supported: metal_marlin'
         self.refuse_model(USAGE, model, says)
         out = self.directory / "out"
         for command in (("inspect", model), ("verify", model), ("quantize", model, "-o", out),

@@ -440,8 +440,8 @@ TEST_F(Conversion, QuantizedSourcesAreRefused) {
   output_ = directory_ / "again";
   ExpectError(Code::kInvalidArgument, "is quantized already, with metal_marlin");
   source_ = directory_ / "source";
-  Source({RandomBf16(kQProj, {32, 64}, 3)}, R"({"quantization_config": {"quant_method": "gptq"}})");
-  ExpectError(Code::kUnsupported, "quant_method \"gptq\" is not supported");
+  Source({RandomBf16(kQProj, {32, 64}, 3)}, R"({"quantization_config": {"quant_method": "exl3"}})");
+  ExpectError(Code::kUnsupported, "quant_method \"exl3\" is not supported");
 }
 
 TEST_F(Conversion, NamesThatCollideAreRefused) {

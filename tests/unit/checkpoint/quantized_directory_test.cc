@@ -76,9 +76,9 @@ TEST_F(QuantizedDirectory, NewerVersionsAreRefusedWithBothNumbers) {
 }
 
 TEST_F(QuantizedDirectory, OtherMethodsAreRefusedByName) {
-  Edit(false, [](Json& q) { q["quant_method"] = "gptq"; });
+  Edit(false, [](Json& q) { q["quant_method"] = "exl3"; });
   ExpectError(Code::kUnsupported,
-              "quant_method \"gptq\" is not supported; supported: metal_marlin");
+              "quant_method \"exl3\" is not supported; supported: metal_marlin");
 }
 
 TEST_F(QuantizedDirectory, AChangedConfigIsNoticed) {
