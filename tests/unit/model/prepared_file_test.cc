@@ -158,7 +158,7 @@ TEST_F(Prepared, OtherSizesAreRefused) {
   const std::string index = image_.substr(static_cast<size_t>(HeadWord(16)));
   // A consistent head with a wrong position of the index.
   for (const int64_t begin : {int64_t{0}, int64_t{64}, int64_t{4095}}) {
-    const std::string head = BuildPreparedHead(1, begin, index);
+    const std::string head = BuildPreparedHead(kPreparedVersion, begin, index);
     std::string file = head + std::string(static_cast<size_t>(4096), ' ');
     file.resize(static_cast<size_t>(begin) + index.size(), ' ');
     WriteFile(file_, file);
@@ -232,8 +232,8 @@ TEST_F(Prepared, EveryFieldOfTheIndexIsChecked) {
     EditIndex(wrong.edit);
     ExpectError(wrong.code, wrong.says);
   }
-  EditIndex([](Json&) {}, 2);
-  ExpectError(Code::kUnsupported, "version 2 of prepared weights, this build reads 1");
+  EditIndex([](Json&) {}, 3);
+  ExpectError(Code::kUnsupported, "version 3 of prepared weights, this build reads 2");
 }
 
 TEST_F(Prepared, VerifyReadsEveryPart) {
