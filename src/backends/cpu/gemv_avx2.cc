@@ -181,18 +181,22 @@ struct Gemv {
     for (int64_t chunk = 0; chunk < pass.chunks; ++chunk) {
       for (int row = 0; row < kBlockRows; row += kColumns, ahead += kBytes) {
         for (int64_t i = 0; i < kBytes; i += 64) Prefetch(ahead + i);
-        Sums totals;
-        const auto lanes_of = [&](int c, int i) __attribute__((always_inline)) {
-          return lanes + (i * kBlockRows + row + c) * kLanes;
-        };
-        for (int c = 0; c < kColumns; ++c) {
-          Unroll<kM>([&](auto i) { totals[c][i] = Load(lanes_of(c, i)); });
-        }
-        AddChunk({pass, chunk, row}, x, totals);
-        for (int c = 0; c < kColumns; ++c) {
-          Unroll<kM>([&](auto i) { Store(lanes_of(c, i), totals[c][i]); });
-        }
+        AddColumns({pass, chunk, row}, x, lanes + row * kLanes);
       }
+    }
+  }
+
+ private:
+  /// The lanes of kColumns columns in every row of x += a chunk.
+  MARLIN_SIMD_INLINE void AddColumns(const Columns& columns, const float* const (&x)[kM],
+                                     float* lanes) {
+    Sums totals;
+    for (int c = 0; c < kColumns; ++c) {
+      Unroll<kM>([&](auto i) { totals[c][i] = Load(lanes + (i * kBlockRows + c) * kLanes); });
+    }
+    AddChunk(columns, x, totals);
+    for (int c = 0; c < kColumns; ++c) {
+      Unroll<kM>([&](auto i) { Store(lanes + (i * kBlockRows + c) * kLanes, totals[c][i]); });
     }
   }
 };

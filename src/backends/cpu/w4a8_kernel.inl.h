@@ -54,6 +54,14 @@ MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, floa
   return Mul(value, Load(panel.parameters.scale + group));
 }
 
+/// totals += the dot products of a slice with one row of x, scaled.
+template <bool kZeros>
+MARLIN_SIMD_INLINE void AddScaled(const BytePanel& panel, int64_t group, I dot,
+                                  const Int8Block& activations, F* total) {
+  const F value = ScaleDot<kZeros>(panel, group, dot, activations.sum);
+  *total = Add(*total, Mul(value, Set(activations.scale)));
+}
+
 /// out[i, 0..15] += row i of x times the panel, for kM rows.
 template <int kBits, bool kZeros, int kM>
 static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_stride, float* out,
@@ -70,12 +78,11 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       const int64_t group = panel.group[slice] + first_column;
       I dot[kTileParts][kM];
       MultiplySlice<kBits, kM>(bytes, x + slice, x_stride, dot);
-      Unroll<kM>([&](auto i) __attribute__((always_inline)) {
-        const Int8Block& activations = x[i * x_stride + slice];
-        Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
-          const F value = ScaleDot<kZeros>(panel, group + p * kLanes, dot[p][i], activations.sum);
-          total[p][i] = Add(total[p][i], Mul(value, Set(activations.scale)));
-        });
+      Unroll<kM * kTileParts>([&](auto at) __attribute__((always_inline)) {
+        constexpr int i = at / kTileParts;
+        constexpr int p = at % kTileParts;
+        AddScaled<kZeros>(panel, group + p * kLanes, dot[p][i], x[i * x_stride + slice],
+                          &total[p][i]);
       });
     }
     Unroll<kTileParts>([&](auto p) {
