@@ -106,7 +106,7 @@ BenchCase RandomCases::Next() {
                                        ScaleType::kE8M0, ScaleType::kE4M3};
   constexpr DType kActivations[] = {DType::kBf16, DType::kF16, DType::kF32};
   const auto pick = [this](const auto& values) {
-    return values[Below(static_cast<int64_t>(std::size(values)))];
+    return values[static_cast<size_t>(Below(static_cast<int64_t>(std::size(values))))];
   };
   BenchCase bench;
   const FormatInfo& info = pick(AllFormats());

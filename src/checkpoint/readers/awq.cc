@@ -50,6 +50,7 @@ uint32_t NaturalOrder(uint32_t word) {
   return natural;
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buffer,
                 ThreadPool& pool) {
   const int64_t columns = m.n / kNibbles;  // Words of a row.

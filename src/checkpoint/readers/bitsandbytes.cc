@@ -52,6 +52,7 @@ class FourBitFinder {
   FourBitFinder(const TensorStore& store, const std::string& base, std::string_view type)
       : store_(store), finder_(store, base), type_(type) {}
 
+  // NOLINTNEXTLINE(readability-function-size)
   Status AddTo(ListedReader* reader) {
     MARLIN_RETURN_IF_ERROR(ReadState());
     MARLIN_RETURN_IF_ERROR(FindTensors());

@@ -115,8 +115,8 @@ void ScalesOfK(const uint8_t* block, GgufDecoded* out) {
       scale = s[j] & 63u;
       minimum = s[j + 4] & 63u;
     } else {
-      scale = (s[j + 4] & 15u) | ((s[j - 4] >> 6) << 4);
-      minimum = (s[j + 4] >> 4) | ((s[j] >> 6) << 4);
+      scale = (s[j + 4] & 15u) | (static_cast<unsigned>(s[j - 4] >> 6) << 4);
+      minimum = static_cast<unsigned>(s[j + 4] >> 4) | (static_cast<unsigned>(s[j] >> 6) << 4);
     }
     out->scales[j] = Bits(d * static_cast<float>(scale));
     out->biases[j] = Bits(-(dmin * static_cast<float>(minimum)));

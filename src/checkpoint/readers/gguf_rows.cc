@@ -31,6 +31,7 @@ struct ExpertParts {
 };
 
 /// Decodes rows [first, first + count) of an expert and packs them as columns.
+// NOLINTNEXTLINE(readability-function-size)
 void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec& spec,
               int64_t expert, int64_t first, const ExpertParts& to, uint8_t* codes) {
   const GgufFormat& format = *stored.format;

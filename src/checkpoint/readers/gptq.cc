@@ -206,6 +206,7 @@ class GptqFinder {
     return {};
   }
 
+  // NOLINTNEXTLINE(readability-function-size)
   static Status FillFloats(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
                            ThreadPool& pool) {
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
