@@ -54,6 +54,7 @@ class AwqWriter final : public ModuleWriter {
     };
   }
 
+  // NOLINTNEXTLINE(readability-function-size)
   Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
     const WeightsSpec& spec = matrix.spec;
     const int64_t row = spec.n / 8;
