@@ -2,7 +2,7 @@
 //
 //   out[i, n] = Sum over lanes of (fma over k of w[n, k] * x[i, k], lane by lane)
 //
-//   few rows (kLeastFused ..     otherwise
+//   small m (kLeastFused ..      otherwise
 //   kMostFused): a row of        kPanelColumns rows of kPanelK k decoded to L1, then tiles of
 //   weights decoded in           kPanelRows x kPanelM dot products over them
 //   registers, m FMAs per vector

@@ -512,7 +512,7 @@ TEST_F(GgufFiles, MutationsNeverCrash) {
       EXPECT_FALSE(Contains(opened.status().message(), "\n"));
       continue;
     }
-    // What opens can be loaded, or says why not.
+    // A file that opens can be loaded, or the error says why not.
     for (const QuantizedModule& module : opened->modules()) (void)opened->Weights(module.name);
     for (const TensorInfo& tensor : opened->tensors()) (void)opened->Tensor(tensor.name);
     (void)opened->ReadFile("tokenizer.json");
