@@ -97,7 +97,7 @@ run_levels() {
 
 run_mutants() {
   rebuild || return 1
-  run_ctest build -R '^conformance\.(metal_)?mutants' --timeout 7200
+  MARLIN_MUTANTS=all run_ctest build -R '^conformance\.(metal_)?mutants' --timeout 7200
 }
 
 # All floats and a thousand killed processes, instead of the samples that ./dev test takes.

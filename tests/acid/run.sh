@@ -94,13 +94,15 @@ for addition in "$here"/*/; do
   name=$(basename "$addition")
   if [ $# -gt 0 ] && ! printf '%s\n' "$@" | grep -qxF "$name"; then continue; fi
   copy=$work/$name/source
-  build=$work/$name/build
+  # Where a checkout has its build folder, so that relative paths, and with them the objects in the
+  # compiler cache, are those of the unchanged project.
+  build=$copy/build
   echo "== acid: $name"
   set +e
   (
     set -eu
     # Lets the extensions' builds share compiled objects.
-    export CCACHE_BASEDIR="$work/$name" CCACHE_NOHASHDIR=1
+    export CCACHE_BASEDIR="$copy" CCACHE_NOHASHDIR=1
     self_test "$addition"
     copy_sources "$copy"
     check_touched "$addition" "$copy"

@@ -3,9 +3,11 @@
 sources and requires that the conformance program, which runs them in the simulator, fails; for the
 kernels of experts, that their unit test does.
 
-Usage: metal_mutants.py PROGRAM EXPERTS_TEST [--only I]... [--jobs N]
+Usage: metal_mutants.py PROGRAM EXPERTS_TEST [--only I]... [--every N] [--jobs N]
 PROGRAM is marlin_conformance of a build with the simulator, EXPERTS_TEST its
-unit.backends.metal.simulated_experts_test.
+unit.backends.metal.simulated_experts_test. With the environment variable MARLIN_MUTANTS=all,
+--every is ignored: each fault compiles kernels for seconds, so `./dev test` tries a sample and the
+nightly stage `mutants` all.
 """
 
 from __future__ import annotations
@@ -371,14 +373,18 @@ def main() -> int:
     parser.add_argument("program", type=Path)
     parser.add_argument("experts_test", type=Path)
     parser.add_argument("--only", type=int, action="append", help="numbers from 1")
+    parser.add_argument("--every", type=int, default=1, help="try one of so many mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     programs = Programs(options.program, options.experts_test)
     for mutant in MUTANTS:
         replace((ROOT / "src" / KERNELS / mutant.file).read_text(), mutant)
 
+    every = 1 if os.environ.get("MARLIN_MUTANTS") == "all" else options.every
+    chosen = options.only or list(range(1, len(MUTANTS) + 1, every))
+
     started = time.monotonic()
-    for cases in sorted({mutant.cases for mutant in MUTANTS}):
+    for cases in sorted({MUTANTS[number - 1].cases for number in chosen}):
         healthy, what = run(programs, cases, ROOT / "src")
         if "skipped" in what and what.startswith("0 cases"):
             print("skipped: no metal device (no simulator, or no clang++ for it)")
@@ -386,7 +392,6 @@ def main() -> int:
         if not healthy:
             print(f"fails without a fault, so mutants prove nothing: {cases}: {what}")
             return 1
-    chosen = options.only or range(1, len(MUTANTS) + 1)
     killed = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         tried = [(number, MUTANTS[number - 1]) for number in chosen]
