@@ -5,20 +5,26 @@
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
     bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject moe
+    bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject model
 
 Every run is one `metal-marlin bench` that measures its own ceilings, so ratios compare values of
-the same run. Run it on an otherwise idle machine. An interrupted recording resumes: finished runs
-of the same commit are kept next to the record, in FILE.partial, until all are done.
+the same run. Models have random weights and are made first (random_model.py, which needs PyTorch),
+in --models or a temporary folder. Run it on an otherwise idle machine. An interrupted recording
+resumes: finished runs of the same commit are kept next to the record, in FILE.partial, until all
+are done.
 
 bench/tuning_table.py, bench/plot.py, tools/performance_docs.py and tools/hardware_status.py derive
 files from a committed record; tests report which of them are stale.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +96,27 @@ MOE_RUNS: list[tuple[str, list[str]]] = [
     ("", [*GPT_OSS, *shapes_of(2880, 2880, 1, 8, 64, 2048)]),
     ("", [*MIXTRAL, *shapes_of(14336, 4096, 1, 8, 64, 2048)]),
 ]
+# Shape, of random_model.py -> recipe. A model has eight layers, so that it fits on any disk.
+MODELS = {"qwen3-30b-a3b": "default_moe", "llama-3-8b": "default_dense"}
+MODEL_LAYERS = "8"
+# Batch, tokens of each prompt.
+MODEL_CASES = ["1,128", "1,2048", "8,512", "64,128"]
+NEW_TOKENS = "64"
+
+
+def model_runs() -> list[tuple[str, list[str]]]:
+    """Returns runs that name models by their shapes: the arguments that begin with '@'."""
+    runs = []
+    for shape in MODELS:
+        for case in MODEL_CASES:
+            batch, prompt = case.split(",")
+            options = ["--batch", batch, "--prompt-tokens", prompt, "--new-tokens", NEW_TOKENS]
+            runs.append(("", ["model", f"@{shape}", *options]))
+    return runs
+
+
 RUNS = {
+    ("model", "cuda"): model_runs(),
     ("gemm", "cpu"): CPU_RUNS,
     ("gemm", "cuda"): CUDA_RUNS,
     ("gemm", "metal"): METAL_RUNS,
@@ -100,7 +126,37 @@ RUNS = {
 # Programs of another library, in the same recording.
 PEERS: dict[tuple[str, str], list[list[str]]] = {
     ("moe", "cuda"): [["moe_torch.py", *QWEN3]],
+    ("model", "cuda"): [
+        [
+            "model_torch.py",
+            shape,
+            "--layers",
+            MODEL_LAYERS,
+            *(part for case in MODEL_CASES for part in ("--case", case)),
+        ]
+        for shape in MODELS
+    ],
 }
+
+
+def make_models(command: str, directory: Path) -> None:
+    """Writes the quantized models of model_runs into a directory, unless they are there."""
+    for shape, recipe in MODELS.items():
+        if (directory / shape).exists():
+            continue
+        plain = directory / f"{shape}-plain"
+        subprocess.run(
+            [sys.executable, str(BENCH / "random_model.py"), shape, "--layers", MODEL_LAYERS]
+            + ["-o", str(plain)],
+            check=True,
+        )
+        subprocess.run(
+            [command, "quantize", str(plain), "-o", str(directory / shape), "--recipe", recipe]
+            + ["--override", "lm_head.*=fp4_e2m1/g128"],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        shutil.rmtree(plain)
 
 
 def named(arguments: list[str]) -> list[str]:
@@ -116,18 +172,23 @@ def finished(partial: Path, commit: str) -> list[dict[str, Any]]:
     return [run for run in runs if run["commit"] == commit]
 
 
-def measure(command: str, level: str, arguments: list[str], commit: str) -> dict[str, Any]:
+def measure(
+    command: str, level: str, arguments: list[str], commit: str, models: Path
+) -> dict[str, Any]:
     """Runs one bench; exits with its message when it fails."""
     environment = {**os.environ, "METAL_MARLIN_DEVICE": "cpu"}  # Unless --device is given.
     if level:
         environment["MARLIN_CPU"] = level
-    line = [command, "bench", *arguments, "--commit", commit, "--json"]
+    found = [str(models / part[1:]) if part.startswith("@") else part for part in arguments]
+    line = [command, "bench", *found, "--commit", commit, "--json"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(line)}: {done.stderr.strip()}")
     document: dict[str, Any] = json.loads(done.stdout)
     document["level"] = level or "best"
     document["arguments"] = named(arguments)
+    if "model" in document:
+        document["model"]["path"] = f"{arguments[1][1:]}, {MODEL_LAYERS} layers, random weights"
     return document
 
 
@@ -146,7 +207,8 @@ def main() -> None:
     parser.add_argument("command", help="the metal-marlin to measure")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--device", choices=("cpu", "cuda", "metal"), default="cpu")
-    parser.add_argument("--subject", choices=("gemm", "moe"), default="gemm")
+    parser.add_argument("--subject", choices=("gemm", "moe", "model"), default="gemm")
+    parser.add_argument("--models", type=Path, help="model: a folder for the models, kept")
     parser.add_argument("-o", "--output", type=Path, help="cuda: default records/SUBJECT-h200.json")
     options = parser.parse_args()
     output: Path | None = options.output
@@ -161,20 +223,36 @@ def main() -> None:
     if output is None:
         parser.error(f"-o: needed for {options.device}")
     partial = output.with_name(output.name + ".partial")
-    documents = finished(partial, options.commit)
+    with contextlib.ExitStack() as stack:
+        models = options.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.subject == "model":
+            make_models(options.command, models)
+        record(options.command, options.commit, subject, runs, models, partial)
+    partial.replace(output)
+
+
+def record(
+    command: str,
+    commit: str,
+    subject: tuple[str, str],
+    runs: list[tuple[str, list[str]]],
+    models: Path,
+    partial: Path,
+) -> None:
+    """Makes the runs that `partial` lacks, and adds each to it."""
+    documents = finished(partial, commit)
     done = [(run["level"], run["arguments"]) for run in documents]
     for i, (level, arguments) in enumerate(runs):
         print(f"[{i + 1}/{len(runs)}] {level} {' '.join(arguments)}", file=sys.stderr)
         if (level or "best", named(arguments)) in done:
             continue
-        documents.append(measure(options.command, level, arguments, options.commit))
+        documents.append(measure(command, level, arguments, commit, models))
         partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
     for program in PEERS.get(subject, []):
         print(f"peer {' '.join(program)}", file=sys.stderr)
         if ("peer", program) not in done:
-            documents.append(measure_peer(program, options.commit))
+            documents.append(measure_peer(program, commit))
             partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
-    partial.replace(output)
 
 
 if __name__ == "__main__":

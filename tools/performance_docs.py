@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes docs/performance.md's tables from the records, or with --check compares them.
+"""Writes the tables of docs/performance.md and README.md from the records, or with --check compares
+them.
 
 Usage: tools/performance_docs.py [--check]
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
@@ -109,6 +110,49 @@ def gpu_table(run: dict[str, Any]) -> list[str]:
     ]
 
 
+def of_peer(runs: list[dict[str, Any]], model: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the same model, batch and prompt in transformers, if the record has it."""
+    shape = model["path"].partition(",")[0]
+    for run in runs:
+        for row in run["results"] if run.get("shape") == shape else []:
+            if (row["batch"], row["prompt_tokens"]) == (model["batch"], model["prompt_tokens"]):
+                return dict(row)
+    return None
+
+
+def phase_cells(tokens: int, phase: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
+    """Formats a prefill or a decode step, beside that of transformers."""
+    theirs = peer["seconds"] if peer else None
+    return [
+        f"{phase['seconds'] * 1e3:.2f}",
+        f"{tokens / phase['seconds']:,.0f}",
+        f"{theirs * 1e3:.2f} ({theirs / phase['seconds']:.1f}x)" if theirs else "",
+    ]
+
+
+def model_tables(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats a record of models as one Markdown table."""
+    peers = [run for run in runs if run["level"] == "peer"]
+    against = f"transformers {peers[0]['transformers']} bf16" if peers else "transformers bf16"
+    lines = [
+        f"| model | batch, tokens of a prompt | prefill ms | tokens/s | {against} ms "
+        f"| decode step ms | tokens/s | {against} ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in (run for run in runs if "model" in run):
+        model = run["model"]
+        phases = {row["phase"]: row for row in run["results"]}
+        peer = of_peer(peers, model) or {}
+        cells = [
+            f"{model['path']}, {model['bits_per_weight']:.2f} bits per weight",
+            f"{model['batch']}, {model['prompt_tokens']}",
+        ]
+        for name in ("prefill", "decode"):
+            cells += phase_cells(phases[name]["tokens"], phases[name], peer.get(name))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def table(run: dict[str, Any]) -> list[str]:
     """Formats one run as Markdown."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
@@ -132,6 +176,8 @@ def tables(path: Path) -> str:
     if first["device"]["threads"] > 1:
         device += f", {first['device']['threads']} threads"
     lines = [f"{device}, {first['date']}, commit {first['commit']}.", "", *pictures(path)]
+    if "model" in first:
+        return "\n".join([*lines, *model_tables(runs), "", ""])
     for run in runs:
         lines += [*table(run), ""]
     return "\n".join(lines)
@@ -143,14 +189,15 @@ def fill(text: str) -> str:
 
 
 def main() -> int:
-    text = PAGE.read_text()
-    fresh = fill(text)
+    fresh = {page: fill(page.read_text()) for page in PAGES}
+    stale = [page for page in PAGES if page.read_text() != fresh[page]]
     if "--check" in sys.argv[1:]:
-        if fresh != text:
-            print("docs/performance.md differs from its records: run tools/performance_docs.py")
-            return 1
-        return 0
-    PAGE.write_text(fresh)
+        for page in stale:
+            name = page.relative_to(ROOT)
+            print(f"{name} differs from its records: run tools/performance_docs.py")
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(fresh[page])
     return 0
 
 

@@ -151,6 +151,26 @@ class Tables(unittest.TestCase):
                                    "2500 GFLOP/s; an empty call 8.00 us.")
         self.assertIn("| 75 % | 80 % |  |", lines[6])
 
+    def test_models_beside_transformers(self) -> None:
+        def run(batch: int) -> dict[str, Any]:
+            phases = [{"phase": name, "tokens": tokens * batch, "seconds": seconds}
+                      for name, tokens, seconds in (("prefill", 128, 0.004), ("decode", 1, 0.001))]
+            model = {"path": "made-up, 8 layers, random weights", "bits_per_weight": 4.25,
+                     "batch": batch, "prompt_tokens": 128}
+            return {"level": "best", "model": model, "results": phases}
+
+        case = {"batch": 8, "prompt_tokens": 128, "prefill": {"seconds": 0.008},
+                "decode": {"seconds": 0.0025}}
+        peer = {"level": "peer", "shape": "made-up", "transformers": "5.0", "results": [case]}
+        other = {**peer, "shape": "made-up-too"}
+        lines = performance_docs.model_tables([run(1), run(8), other, peer])
+        self.assertIn("transformers 5.0 bf16 ms", lines[0])
+        name = "made-up, 8 layers, random weights, 4.25 bits per weight"
+        self.assertEqual(lines[2], f"| {name} | 1, 128 | 4.00 | 32,000 |  | 1.00 | 1,000 |  |")
+        self.assertEqual(
+            lines[3],
+            f"| {name} | 8, 128 | 4.00 | 256,000 | 8.00 (2.0x) | 1.00 | 8,000 | 2.50 (2.5x) |")
+
 
 if __name__ == "__main__":
     unittest.main()
