@@ -32,6 +32,7 @@ ExpertTilesProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t ex
   problem.experts = experts;
   problem.sides = kMaxSides;
   problem.rows_per_expert = rows;
+  problem.own_sort_bytes = OwnSortBytes(kMostOwnSelections);
   return problem;
 }
 
@@ -45,6 +46,7 @@ void ExpectApart(const ExpertTilesProblem& problem, const ExpertGemvPlan& plan) 
       {args.sums_offset, 2 * kExpertWarps * kSumFloats * 4},
       {args.table_offset, table},
       {args.schedule_offset, schedule},
+      {args.own_sort_offset, static_cast<int>(problem.own_sort_bytes)},
       {args.rows_offset, args.tile_rows * args.row_bytes}};
   std::sort(parts.begin(), parts.end());
   for (size_t i = 0; i + 1 < parts.size(); ++i) {

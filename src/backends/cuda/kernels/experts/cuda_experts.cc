@@ -86,20 +86,21 @@ class CudaExperts final : public PlannedExperts {
   }
 
   void Measure();
-  Status UploadPresent();
+  Status DescribePresent();
 
   Status Sort(const Pass& pass) const;
+  /// `launched`: GEMMs that the call has launched so far.
   Status RunPhase(const Pass& pass, const ExpertPhase& phase, const Operands& operands,
-                  bool* sorted_early) const;
+                  int* launched) const;
   Status RunGemv(const Pass& pass, const ExpertLaunch& launch, const Operands& operands,
-                 bool sorted_early) const;
+                 int launched) const;
   Status Stage(const Pass& pass, const ExpertLaunch& launch, const ExpertRows& rows,
                Element type) const;
   Status RunWgmma(const Pass& pass, const ExpertLaunch& launch, const Operands& operands) const;
   template <typename View>
   Status RunExact(const Pass& pass, const ExpertLaunch& launch, int sides,
                   const Operands& operands) const;
-  Status Sum(const Pass& pass) const;
+  Status Sum(const Pass& pass, int launched) const;
 
   const LaunchContext& context_;
   const std::shared_ptr<DeviceHandle> device_;
@@ -107,6 +108,7 @@ class CudaExperts final : public PlannedExperts {
   const ExpertsProblem problem_;
   const LayerExperts& layer_;
   DeviceMemory present_;
+  OwnSortArguments own_sort_;  ///< Without the ids.
   ExpertPhases phases_;
   int sort_parts_ = 1;
   int sort_warps_ = 1;
@@ -132,7 +134,7 @@ Status CudaExperts::Plan() {
                   fmt::format("experts: {} are more than a GPU sorts by", experts()));
   }
   MARLIN_RETURN_IF_ERROR(Check(LoadExpertKernels(), "moe_sort"));
-  MARLIN_RETURN_IF_ERROR(UploadPresent());
+  MARLIN_RETURN_IF_ERROR(DescribePresent());
   MARLIN_ASSIGN_OR_RETURN(phases_, PlanExpertPhases(context_, device_, problem_, layer_));
   Measure();
   return {};
@@ -164,9 +166,16 @@ void CudaExperts::Measure() {
   bytes_ = layout.bytes;
 }
 
-Status CudaExperts::UploadPresent() {
+Status CudaExperts::DescribePresent() {
   std::vector<uint8_t> present;
   for (const ExpertOperands& expert : layer_.experts) present.push_back(expert.present() ? 1 : 0);
+  own_sort_.tokens = static_cast<int>(problem_.tokens);
+  own_sort_.top_k = static_cast<int>(problem_.top_k);
+  own_sort_.shared = layer_.shared.present();
+  own_sort_.errors = errors_.view();
+  for (size_t e = 0; e < present.size() && e < kMostOwnExperts; ++e) {
+    own_sort_.present[e / 32] |= static_cast<uint32_t>(present[e]) << (e % 32);
+  }
   MARLIN_ASSIGN_OR_RETURN(present_, UploadTable(device_, present));
   return {};
 }
@@ -185,15 +194,15 @@ Status CudaExperts::Run(const ExpertsCall& call) const {
       reinterpret_cast<float*>(workspace + results_at_),
       workspace + staged_at_,
       static_cast<cudaStream_t>(call.stream)};
-  MARLIN_RETURN_IF_ERROR(Sort(pass));
-  bool sorted_early = false;
+  if (!phases_.sorts_itself) MARLIN_RETURN_IF_ERROR(Sort(pass));
+  int launched = 0;
   Operands up;
   up.rows.data = call.x;
   up.rows.stride = call.x_stride;
   up.rows.type = ElementOf(problem_.x_type);
   up.out = pass.inner;
   up.out_stride = inner_stride_;
-  MARLIN_RETURN_IF_ERROR(RunPhase(pass, phases_.up, up, &sorted_early));
+  MARLIN_RETURN_IF_ERROR(RunPhase(pass, phases_.up, up, &launched));
   Operands down;
   down.staged = phases_.fused;
   down.rows.data = pass.inner;
@@ -204,8 +213,8 @@ Status CudaExperts::Run(const ExpertsCall& call) const {
                     problem_.gate.alpha};
   down.out = pass.results;
   down.out_stride = layer_.hidden;
-  MARLIN_RETURN_IF_ERROR(RunPhase(pass, phases_.down, down, &sorted_early));
-  return Sum(pass);
+  MARLIN_RETURN_IF_ERROR(RunPhase(pass, phases_.down, down, &launched));
+  return Sum(pass, launched);
 }
 
 Status CudaExperts::Sort(const Pass& pass) const {
@@ -224,11 +233,11 @@ Status CudaExperts::Sort(const Pass& pass) const {
 }
 
 Status CudaExperts::RunPhase(const Pass& pass, const ExpertPhase& phase, const Operands& operands,
-                             bool* sorted_early) const {
+                             int* launched) const {
   for (const ExpertLaunch& launch : phase.launches) {
     switch (launch.kernel) {
       case ExpertKernel::kGemv:
-        MARLIN_RETURN_IF_ERROR(RunGemv(pass, launch, operands, *sorted_early));
+        MARLIN_RETURN_IF_ERROR(RunGemv(pass, launch, operands, *launched));
         break;
       case ExpertKernel::kWgmma:
         MARLIN_RETURN_IF_ERROR(RunWgmma(pass, launch, operands));
@@ -238,16 +247,21 @@ Status CudaExperts::RunPhase(const Pass& pass, const ExpertPhase& phase, const O
                                    ? RunExact<TileView>(pass, launch, phase.sides, operands)
                                    : RunExact<CanonicalView>(pass, launch, phase.sides, operands));
     }
-    *sorted_early = true;
+    ++*launched;
   }
   return {};
 }
 
 Status CudaExperts::RunGemv(const Pass& pass, const ExpertLaunch& launch, const Operands& operands,
-                            bool sorted_early) const {
+                            int launched) const {
   ExpertGemvArguments args = launch.gemv.arguments;
   args.table = reinterpret_cast<const TileExpert*>(launch.table.data());
-  args.sorted_early = sorted_early;
+  args.sorted_early = launched > 0;
+  if (phases_.sorts_itself) {
+    args.own_sort = own_sort_;
+    args.own_sort.ids = pass.call.ids;
+    args.own_sort.publishes = launched == 0;
+  }
   args.slots = pass.slots;
   args.rows = operands.rows;
   args.out = operands.out;
@@ -321,8 +335,9 @@ Status CudaExperts::RunExact(const Pass& pass, const ExpertLaunch& launch, int s
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm_exact");
 }
 
-Status CudaExperts::Sum(const Pass& pass) const {
+Status CudaExperts::Sum(const Pass& pass, int launched) const {
   SumArguments args;
+  args.sorted_early = launched > (phases_.sorts_itself ? 1 : 0);
   args.slots = pass.slots;
   args.results = pass.results;
   args.weights = pass.call.weights;

@@ -13,12 +13,15 @@
 //   the gated activation there. Every warp streams its weight tiles through a ring of its own,
 //   which it fills ahead across changes of rows.
 //
+//   Few selections are not sorted before: every CTA does that for itself (experts_own_sort.cuh).
+//
 //   A row's sums depend on k and the row alone: neither on the rows beside it nor on how many there
 //   are.
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
 #include "backends/cuda/kernels/experts/experts_layout.h"
+#include "backends/cuda/kernels/experts/experts_own_sort.cuh"
 #include "backends/cuda/kernels/experts/experts_rows.cuh"
 #include "backends/cuda/kernels/experts/experts_schedule.cuh"
 #include "backends/cuda/kernels/gemv/gemv_kernel.cuh"
@@ -35,12 +38,13 @@ struct ExpertRun {
   int end_item = 0;
 };
 
-/// The tile scheduler: items of all matrices, counted from the sorted slots.
+/// The tile scheduler: items of the matrices of all active experts, counted from their slots.
 class ExpertSchedule {
  public:
   /// `memory`: ScheduleBytes of shared memory.
-  MARLIN_DEVICE ExpertSchedule(const ExpertGemvArguments& args, int* memory)
-      : args_(args), matrices_((args.slots.experts + 1) * args.sides), first_(memory) {}
+  MARLIN_DEVICE ExpertSchedule(const ExpertGemvArguments& args, const ActiveExperts& active,
+                               int* memory)
+      : args_(args), active_(active), matrices_(active.count * args.sides), first_(memory) {}
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
@@ -63,13 +67,13 @@ class ExpertSchedule {
       (first_[middle] <= item ? low : high) = middle;
     }
     ExpertRun run;
-    run.matrix = args_.table + low;
+    run.matrix = MatrixAt(low);
     const int expert = low / args_.sides;
     const int strips = StripsOf(run.matrix->n);
     const int local = item - first_[low];
     const int tile = local / strips;
-    const int last_slot = args_.slots.begin[expert + 1];
-    run.first_slot = args_.slots.begin[expert] + tile * args_.tile_rows;
+    const int last_slot = active_.begin[expert + 1];
+    run.first_slot = active_.begin[expert] + tile * args_.tile_rows;
     run.rows = min(last_slot - run.first_slot, args_.tile_rows);
     run.first_strip = local - tile * strips;
     run.end_item = min(first_[low] + (tile + 1) * strips, end);
@@ -80,15 +84,22 @@ class ExpertSchedule {
  private:
   static MARLIN_DEVICE int StripsOf(int n) { return (n + kStripOutputs - 1) / kStripOutputs; }
 
+  /// Matrix i of the active experts.
+  MARLIN_DEVICE const TileExpert* MatrixAt(int i) const {
+    const int expert = i / args_.sides;
+    return args_.table + active_.ExpertAt(expert) * args_.sides + (i - expert * args_.sides);
+  }
+
   MARLIN_DEVICE int ItemsOf(int i) const {
-    const TileExpert& matrix = args_.table[i];
+    const TileExpert& matrix = *MatrixAt(i);
     if (matrix.tiles == nullptr) return 0;
-    const int* const begin = args_.slots.begin + i / args_.sides;
+    const int* const begin = active_.begin + i / args_.sides;
     const int rows = begin[1] - begin[0];
     return (rows + args_.tile_rows - 1) / args_.tile_rows * StripsOf(matrix.n);
   }
 
   const ExpertGemvArguments& args_;
+  const ActiveExperts& active_;
   int matrices_;
   int* first_;
 };
@@ -138,14 +149,14 @@ struct ExpertStream {
 
 /// Loads the rows of a run to shared memory. Called by all threads.
 template <typename T>
-MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const ExpertRun& run,
-                               uint8_t* shared) {
+MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const int* token,
+                               const ExpertRun& run, uint8_t* shared) {
   const int chunks = args.weights.tiles_of_strip * (kTileK / 8);
   for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks; i += kExpertThreads) {
     const int row = i / chunks;
     const int chunk = i - row * chunks;
     *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =
-        LoadEightOfRow<T>(args.rows, args.slots, run.first_slot + row, args.weights.k, chunk * 8);
+        LoadEightOfRow<T>(args.rows, token, run.first_slot + row, args.weights.k, chunk * 8);
   }
 }
 
@@ -242,7 +253,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   // The slots are there before earlier work ends, unless that is the sort. Triggering comes after
   // waiting in all kernels, so that at this kernel's start all but the last one have ended.
   if (!args.sorted_early) WaitForEarlierWork();
-  ExpertSchedule schedule(args, reinterpret_cast<int*>(shared + args.schedule_offset));
+  ActiveExperts active = {args.slots.experts + 1, nullptr, args.slots.begin, args.slots.token};
+  if (args.own_sort.ids != nullptr) {
+    auto* const memory = reinterpret_cast<int*>(shared + args.own_sort_offset);
+    active = OwnSort(args.own_sort, args.slots, memory).Run();
+  }
+  ExpertSchedule schedule(args, active, reinterpret_cast<int*>(shared + args.schedule_offset));
   schedule.Count();
   __syncthreads();
   const int block = static_cast<int>(blockIdx.x);
@@ -273,7 +289,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll 1
   while (item < end) {
     const ExpertRun run = schedule.RunAt(item, end);
-    LoadRunRows<T>(args, run, shared);
+    LoadRunRows<T>(args, active.token, run, shared);
     __syncthreads();
     uint32_t my_rows[kOctets];
 #pragma unroll

@@ -128,7 +128,11 @@ class Planner {
   }
   ExpertTilesProblem TilesOf(const Matrix& matrix, int sides) const {
     const int64_t rows = CeilDivide(problem_.tokens * problem_.top_k, experts());
-    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides, rows};
+    const int64_t sort = MaySortThemselves() ? OwnSortBytes(problem_.tokens) : 0;
+    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides, rows, sort};
+  }
+  bool MaySortThemselves() const {
+    return problem_.tokens * problem_.top_k <= kMostOwnSelections && experts() <= kMostOwnExperts;
   }
   /// Rows of one kernel or the other have other sums.
   bool MayUseWgmma() const { return problem_.determinism != Determinism::kBatchInvariant; }
@@ -160,6 +164,12 @@ class Planner {
   const LayerExperts& layer_;
 };
 
+/// Whether there are launches, all of the GEMV kernel.
+bool AllGemv(const ExpertPhase& phase) {
+  const auto is_gemv = [](const ExpertLaunch& l) { return l.kernel == ExpertKernel::kGemv; };
+  return !phase.launches.empty() && std::ranges::all_of(phase.launches, is_gemv);
+}
+
 Result<ExpertPhases> Planner::Plan() {
   ExpertPhases phases;
   Matrices up;
@@ -186,6 +196,7 @@ Result<ExpertPhases> Planner::Plan() {
                                    phases.score_column, problem_.x_type, &up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(up, &phases.up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(down, &phases.down));
+  phases.sorts_itself = MaySortThemselves() && AllGemv(phases.up) && AllGemv(phases.down);
   return phases;
 }
 

@@ -43,6 +43,8 @@ struct ExpertPhases {
   ExpertPhase down;
   /// The launch of the gates and ups computes the gated activation, and all downs read that.
   bool fused = false;
+  /// Every launch sorts the selections itself; else there is a launch that does.
+  bool sorts_itself = false;
   int64_t inner = 0;         ///< The widest expert's.
   int64_t score_column = 0;  ///< Column of the shared expert's score in the results of `up`.
 };

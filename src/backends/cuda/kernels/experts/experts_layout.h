@@ -42,6 +42,24 @@ constexpr int64_t SortBytes(int64_t experts, int warps) {
   return (experts * warps + kMaxSortWarps + 2) * int64_t{sizeof(int32_t)};
 }
 
+/// Few selections, which every CTA of the GEMV kernel sorts for itself (experts_own_sort.cuh).
+inline constexpr int kMostOwnSelections = 128;
+inline constexpr int kMostOwnExperts = 1024;
+struct OwnSortArguments {
+  const int32_t* ids = nullptr;  ///< [tokens, top_k]. Null: the slots are in device memory.
+  int tokens = 0;
+  int top_k = 0;
+  bool shared = false;
+  /// Writes the part of the slots that the sum reads, and reports selections of no expert.
+  bool publishes = false;
+  uint32_t present[kMostOwnExperts / 32] = {};  ///< A bit for every expert.
+  ErrorView errors;
+};
+/// Shared memory: keys, leaders, experts, first slots and tokens.
+constexpr int64_t OwnSortBytes(int64_t tokens) {
+  return (5 * kMostOwnSelections + 3 + tokens) * int64_t{sizeof(int)};
+}
+
 /// Which matrices a GEMM runs: gates, ups and the shared expert's gate, or downs.
 inline constexpr int kMaxSides = 3;
 
@@ -90,8 +108,10 @@ struct ExpertGemvArguments {
   TileView weights;                   ///< Common to all matrices but for tiles, multiplier and n.
   const TileExpert* table = nullptr;  ///< [experts + 1][sides]; the shared expert is the last.
   int sides = 1;
-  bool sorted_early = false;  ///< The sort ended before the previous kernel began.
+  /// The slots, or the ids to sort, were there before the previous kernel began.
+  bool sorted_early = false;
   SlotsView slots;
+  OwnSortArguments own_sort;
   ExpertRows rows;
   float* out = nullptr;  ///< [slots, stride]
   int64_t out_stride = 0;
@@ -105,6 +125,7 @@ struct ExpertGemvArguments {
   int sums_offset = 0;
   int table_offset = 0;  ///< kTable4: kPairTableBytes.
   int schedule_offset = 0;
+  int own_sort_offset = 0;  ///< OwnSortBytes.
 };
 
 /// Rows of an output tile of the WGMMA kernel, in five widths: 16, 32, 64, 128 and 192.
@@ -174,6 +195,7 @@ struct SumArguments {
   SlotsView slots;
   const float* results = nullptr;  ///< [slots, hidden]
   const float* weights = nullptr;  ///< [tokens, top_k]
+  bool sorted_early = false;       ///< The slots were there before the previous kernel began.
   bool shared = false;
   const float* shared_scores = nullptr;  ///< One per slot, at multiples of score_stride; or null.
   int64_t score_stride = 0;

@@ -5,6 +5,7 @@
 #include "backends/cuda/kernels/common/block_scan.cuh"
 #include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
+#include "backends/cuda/kernels/experts/experts_own_sort.cuh"
 
 namespace marlin::cuda {
 namespace {
@@ -162,13 +163,7 @@ MARLIN_DEVICE void ReportFirstBad(const SortArguments& args, int first_bad) {
     first_bad = min(first_bad, args.part_counts[(p + 1) * (args.slots.experts + 1) - 1]);
   }
   if (first_bad == kNoneBad) return;
-  ValueRecord& record = *args.errors.record;
-  if (atomicCAS(&record.bad_selection, 0, 1) != 0) return;
-  record.token = first_bad / args.top_k;
-  record.selection = first_bad % args.top_k;
-  record.id = args.ids[first_bad];
-  record.experts = args.slots.experts;
-  *args.errors.any = 1;
+  RecordBadSelection(args.errors, args.ids, args.top_k, args.slots.experts, first_bad);
 }
 
 /// Counts the selections of every part, where there are several.

@@ -20,7 +20,7 @@ MARLIN_DEVICE void StageRow(const StageRowsArguments& args, int slot, int lane) 
   uint4* const to = static_cast<uint4*>(args.out) + static_cast<int64_t>(slot) * chunks;
 #pragma unroll 4
   for (int i = lane; i < chunks; i += 32) {
-    to[i] = LoadEightOfRow<T>(args.rows, args.slots, slot, args.k, i * 8);
+    to[i] = LoadEightOfRow<T>(args.rows, args.slots.token, slot, args.k, i * 8);
   }
 }
 
@@ -28,7 +28,7 @@ MARLIN_DEVICE void StageFloats(const StageRowsArguments& args, int slot, int lan
   float* const to = static_cast<float*>(args.out) + slot * StagedStride(args.k);
 #pragma unroll 4
   for (int k = lane; k < args.k; k += 32) {
-    to[k] = LoadRowElement(args.rows, args.slots, slot, args.k, k);
+    to[k] = LoadRowElement(args.rows, args.slots.token, slot, args.k, k);
   }
 }
 
@@ -64,38 +64,50 @@ MARLIN_DEVICE float4 LoadFour(const SumArguments& args, int slot, int column) {
 
 constexpr int kSumsAtOnce = 8;
 
-/// Calls add(result, weight) for `count` selections in their order. All of their loads are in
-/// flight together: first the slots, then the results.
-template <typename Add>
-MARLIN_DEVICE void AddSelections(const SumArguments& args, int64_t first, int count, int column,
-                                 const Add& add) {
+/// Up to kSumsAtOnce selections of a token. All loads of one kind are in flight together.
+struct Selections {
   int slots[kSumsAtOnce];
   float weights[kSumsAtOnce];
-  float4 results[kSumsAtOnce];
+
+  /// Selections `first` to `first` + count - 1.
+  MARLIN_DEVICE Selections(const SumArguments& args, int64_t first, int count) {
 #pragma unroll
-  for (int s = 0; s < kSumsAtOnce; ++s) {
-    slots[s] = s < count ? args.slots.slot_of[first + s] : -1;
-    weights[s] = s < count ? args.weights[first + s] : 0.0f;
+    for (int s = 0; s < kSumsAtOnce; ++s) {
+      slots[s] = s < count ? args.slots.slot_of[first + s] : -1;
+      weights[s] = s < count ? args.weights[first + s] : 0.0f;
+    }
   }
+
+  /// Calls add(result, weight) in their order.
+  template <typename Add>
+  MARLIN_DEVICE void ForEach(const SumArguments& args, int column, const Add& add) const {
+    float4 results[kSumsAtOnce];
 #pragma unroll
-  for (int s = 0; s < kSumsAtOnce; ++s) {
-    if (slots[s] >= 0) results[s] = LoadFour(args, slots[s], column);
-  }
+    for (int s = 0; s < kSumsAtOnce; ++s) {
+      if (slots[s] >= 0) results[s] = LoadFour(args, slots[s], column);
+    }
 #pragma unroll
-  for (int s = 0; s < kSumsAtOnce; ++s) {
-    if (slots[s] >= 0) add(results[s], weights[s]);
+    for (int s = 0; s < kSumsAtOnce; ++s) {
+      if (slots[s] >= 0) add(results[s], weights[s]);
+    }
   }
-}
+};
 
 /// blockIdx.x and the threads: four columns each; blockIdx.y strides over the tokens.
 __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ SumArguments args) {
-  WaitForEarlierWork();
-  TriggerDependentLaunch();
+  if (!args.sorted_early) WaitForEarlierWork();
   const int column = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 4;
-  if (column >= args.hidden) return;
   const int routed = args.shared ? args.slots.begin[args.slots.experts] : 0;
-  for (int token = static_cast<int>(blockIdx.y); token < args.tokens;
-       token += static_cast<int>(gridDim.y)) {
+  const auto selections_of = [&](int token, int s) {
+    const int64_t first = static_cast<int64_t>(token) * args.top_k + s;
+    return Selections(args, first, token < args.tokens ? min(args.top_k - s, kSumsAtOnce) : 0);
+  };
+  const auto first_token = static_cast<int>(blockIdx.y);
+  Selections selections = selections_of(first_token, 0);
+  if (args.sorted_early) WaitForEarlierWork();
+  TriggerDependentLaunch();
+  if (column >= args.hidden) return;
+  for (int token = first_token; token < args.tokens; token += static_cast<int>(gridDim.y)) {
     float sum[4] = {};
     bool empty = true;
     const auto add = [&](const float4& result, float weight) {
@@ -105,9 +117,9 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
       for (int i = 0; i < 4; ++i) sum[i] = empty ? terms[i] : sum[i] + terms[i];
       empty = false;
     };
-    const int64_t first = static_cast<int64_t>(token) * args.top_k;
     for (int s = 0; s < args.top_k; s += kSumsAtOnce) {
-      AddSelections(args, first + s, min(args.top_k - s, kSumsAtOnce), column, add);
+      if (token != first_token || s > 0) selections = selections_of(token, s);
+      selections.ForEach(args, column, add);
     }
     if (args.shared) {
       const int slot = routed + token;
