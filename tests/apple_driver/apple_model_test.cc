@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../source_directory.h"
 #include "fake_gpu.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
@@ -29,8 +30,7 @@ class AppleModel : public testing::Test {
     const Result<Device> device = Device::Open(device_name);
     EXPECT_TRUE(device.ok()) << device.status().message();
     if (!device.ok()) return std::nullopt;
-    Result<Model> model =
-        Model::Open(std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe", *device, {});
+    Result<Model> model = Model::Open(SourceDirectory() + "/examples/tiny-qwen3-moe", *device, {});
     EXPECT_TRUE(model.ok()) << model.status().message();
     if (!model.ok()) return std::nullopt;
     return *std::move(model);

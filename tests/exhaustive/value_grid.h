@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "../source_directory.h"
+
 namespace marlin::test {
 
 /// One representable value and the code that encoders must give for it.
@@ -41,7 +43,7 @@ inline ValueGrid MakeGrid(const std::vector<double>& values) {
 
 /// tests/golden/format_values.txt: name -> value of every code.
 inline std::map<std::string, std::vector<double>> GoldenValues() {
-  std::ifstream file(std::string(MARLIN_SOURCE_DIR) + "/tests/golden/format_values.txt");
+  std::ifstream file(SourceDirectory() + "/tests/golden/format_values.txt");
   std::map<std::string, std::vector<double>> table;
   std::string name, code, value;
   while (file >> name >> code >> value) table[name].push_back(std::strtod(value.c_str(), nullptr));

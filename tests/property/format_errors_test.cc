@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../source_directory.h"
 #include "marlin/quantize.h"
 
 namespace marlin {
@@ -20,7 +21,7 @@ namespace {
 
 constexpr int64_t kK = 512;
 constexpr int64_t kN = 128;
-const char kGolden[] = MARLIN_SOURCE_DIR "/tests/golden/format_errors.json";
+const std::string kGolden = SourceDirectory() + "/tests/golden/format_errors.json";
 
 /// Independent of the standard library's distributions, which differ between implementations.
 class Normal {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../../source_directory.h"
 #include "backends/metal/metal_backend.h"
 #include "bench/gemm.h"
 #include "bench/model.h"
@@ -58,8 +59,7 @@ TEST(BenchSharedMemory, CeilingsOfAGpu) {
 TEST(BenchSharedMemory, TimesModels) {
   const Result<Device> device = Device::Open("metal-sim");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
-  const auto model =
-      Model::Open(std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe", *device);
+  const auto model = Model::Open(SourceDirectory() + "/examples/tiny-qwen3-moe", *device);
   ASSERT_TRUE(model.ok()) << model.status().message();
   const auto phases = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = 1, .batch = 1});
   ASSERT_TRUE(phases.ok()) << phases.status().message();

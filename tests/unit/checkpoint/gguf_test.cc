@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "../../source_directory.h"
 #include "base/json.h"
 #include "base/scalars.h"
 #include "gguf_files.h"
@@ -30,7 +31,7 @@ constexpr uint32_t kQ80 = 8;
 constexpr uint32_t kQ40 = 2;
 constexpr uint32_t kNvfp4 = 40;
 
-const std::string kGolden = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/gguf_types";
+const std::string kGolden = SourceDirectory() + "/tests/golden/gguf_types";
 
 /// A module's values [experts, n, k] in fp32.
 std::vector<float> ValuesOf(const Checkpoint& checkpoint, const std::string& name) {
@@ -545,7 +546,7 @@ TEST(Import, RefusesWhatIsNotForeign) {
   const auto plain = ImportCheckpoint(directory.path(), directory / "out", {});
   EXPECT_EQ(plain.status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(Contains(plain.status().message(), "nothing to import")) << plain.status().message();
-  const std::string own = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/checkpoint_v1";
+  const std::string own = SourceDirectory() + "/tests/golden/checkpoint_v1";
   const auto already = ImportCheckpoint(own, directory / "out", {});
   EXPECT_EQ(already.status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(Contains(already.status().message(), "is a directory of metal-marlin already"));

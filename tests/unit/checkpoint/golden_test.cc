@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "../../source_directory.h"
 #include "base/json.h"
 #include "checkpoint/checksum.h"
 #include "marlin/checkpoint.h"
@@ -16,8 +17,8 @@
 namespace marlin {
 namespace {
 
-const std::string kGolden = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/checkpoint_v1";
-const std::string kGolden2 = std::string(MARLIN_SOURCE_DIR) + "/tests/golden/checkpoint_v2";
+const std::string kGolden = SourceDirectory() + "/tests/golden/checkpoint_v1";
+const std::string kGolden2 = SourceDirectory() + "/tests/golden/checkpoint_v2";
 
 std::string HashOf(const void* data, int64_t bytes) {
   return ChecksumText(ChecksumOf({static_cast<const char*>(data), static_cast<size_t>(bytes)}));

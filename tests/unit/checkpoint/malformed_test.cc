@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "../../source_directory.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
 #include "marlin/checkpoint.h"
@@ -16,7 +17,7 @@ using testing::Contains;
 using testing::ReadFile;
 using testing::TestTensor;
 
-const std::string kFolder = std::string(MARLIN_SOURCE_DIR) + "/tests/fuzz/malformed";
+const std::string kFolder = SourceDirectory() + "/tests/fuzz/malformed";
 
 Code CodeNamed(const std::string& name) {
   for (int i = 0; i <= static_cast<int>(Code::kInternal); ++i) {

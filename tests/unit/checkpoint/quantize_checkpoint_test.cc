@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "../../source_directory.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
@@ -14,8 +15,8 @@ namespace {
 using testing::Contains;
 using testing::TemporaryDirectory;
 
-const std::string kGlm = std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe";
-const std::string kQwen = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+const std::string kGlm = SourceDirectory() + "/tests/data/tiny-glm4-moe";
+const std::string kQwen = SourceDirectory() + "/examples/tiny-qwen3-moe";
 
 QuantizeCheckpointOptions WithRecipe(const std::string& name) {
   QuantizeCheckpointOptions options;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "cli/arguments.h"
 
 namespace marlin::cli {
@@ -144,7 +145,7 @@ class CommandWithCodec : public testing::Test {
     return outcome;
   }
 
-  const std::string sample_ = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+  const std::string sample_ = SourceDirectory() + "/examples/tiny-qwen3-moe";
   int64_t vocabulary_ = 1024;
   std::string directory_;
 };

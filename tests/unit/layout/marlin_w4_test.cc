@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "marlin/layout.h"
 
 namespace marlin {
 namespace {
 
 nlohmann::json Golden(const std::string& name) {
-  std::ifstream file(std::string(MARLIN_SOURCE_DIR) + "/tests/golden/" + name);
+  std::ifstream file(SourceDirectory() + "/tests/golden/" + name);
   EXPECT_TRUE(file.good()) << name;
   return nlohmann::json::parse(file);
 }

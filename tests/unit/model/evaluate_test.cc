@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "../../source_directory.h"
+
 namespace marlin {
 namespace {
 
 using testing::HasSubstr;
 
-const std::string kSample = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+const std::string kSample = SourceDirectory() + "/examples/tiny-qwen3-moe";
 
 std::vector<int32_t> ValidationTokens() {
   std::ifstream file(kSample + "/validation_tokens.txt");
@@ -32,8 +34,7 @@ Model Open(const std::string& path, bool bf16 = false) {
 TEST(Perplexity, OfTheSampleModelsIsTheReferences) {
   const std::vector<int32_t> tokens = ValidationTokens();
   ASSERT_EQ(tokens.size(), 33442U);
-  for (const std::string& directory :
-       {kSample, std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe"}) {
+  for (const std::string& directory : {kSample, SourceDirectory() + "/tests/data/tiny-glm4-moe"}) {
     std::ifstream file(directory + "/golden.json");
     const nlohmann::json golden = nlohmann::json::parse(file);
     const auto result = Perplexity(Open(directory), tokens);
@@ -161,7 +162,7 @@ std::vector<std::vector<double>> LogProbabilities(const Model& model,
 TEST(CompareModels, IsTheDefinitionOverAWindow) {
   constexpr size_t kWindow = 200;
   const Model model = Open(kSample);
-  const Model other = Open(std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe");
+  const Model other = Open(SourceDirectory() + "/tests/data/tiny-glm4-moe");
   const std::vector<int32_t> tokens = ValidationTokens();
   const auto q = LogProbabilities(model, std::span(tokens).first(kWindow));
   const auto p = LogProbabilities(other, std::span(tokens).first(kWindow));
@@ -203,7 +204,7 @@ TEST(CompareModels, IsTheDefinitionOverAWindow) {
 
 TEST(CompareModels, DifferentModelsDiffer) {
   const Model model = Open(kSample);
-  const Model other = Open(std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe");
+  const Model other = Open(SourceDirectory() + "/tests/data/tiny-glm4-moe");
   const std::vector<int32_t> all = ValidationTokens();
   const auto result = CompareModels(model, other, std::span(all).first(600));
   ASSERT_TRUE(result.ok());

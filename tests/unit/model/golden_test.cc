@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "../test_device.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -17,7 +18,7 @@ namespace {
 class Golden : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const std::string directory = std::string(MARLIN_SOURCE_DIR) + "/" + GetParam();
+    const std::string directory = SourceDirectory() + "/" + GetParam();
     std::ifstream file(directory + "/golden.json");
     ASSERT_TRUE(file.good()) << directory;
     golden_ = nlohmann::json::parse(file);
@@ -48,7 +49,7 @@ class Golden : public testing::TestWithParam<const char*> {
 TEST_P(Golden, GreedyTokensOfTheMetalSimulator) {
   const Result<Device> device = Device::Open("metal-sim");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
-  const auto model = Model::Open(std::string(MARLIN_SOURCE_DIR) + "/" + GetParam(), *device, {});
+  const auto model = Model::Open(SourceDirectory() + "/" + GetParam(), *device, {});
   ASSERT_TRUE(model.ok()) << model.status().message();
   auto greedy = golden_["greedy_ids"].get<std::vector<int32_t>>();
   greedy.resize(4);

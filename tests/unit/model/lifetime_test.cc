@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -17,7 +18,7 @@
 namespace marlin {
 namespace {
 
-const std::string kDirectory = std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe";
+const std::string kDirectory = SourceDirectory() + "/examples/tiny-qwen3-moe";
 constexpr int32_t kPrompt[] = {1, 2, 3};
 constexpr int64_t kRows = 3;
 constexpr float kUntouched = -12345.0F;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
 #include "checkpoint/checksum.h"
 #include "marlin/checkpoint.h"
@@ -24,8 +25,8 @@ using testing::ReadFile;
 using testing::TemporaryDirectory;
 using testing::WriteFile;
 
-const char kQwen[] = MARLIN_SOURCE_DIR "/examples/tiny-qwen3-moe";
-const char kGlm[] = MARLIN_SOURCE_DIR "/tests/data/tiny-glm4-moe";
+const std::string kQwen = SourceDirectory() + "/examples/tiny-qwen3-moe";
+const std::string kGlm = SourceDirectory() + "/tests/data/tiny-glm4-moe";
 
 class Prepared : public ::testing::Test {
  protected:
@@ -87,7 +88,7 @@ class Prepared : public ::testing::Test {
 };
 
 TEST_F(Prepared, GivesTheLogitsOfTheDirectory) {
-  const std::pair<const char*, const char*> cases[] = {{kQwen, ""},
+  const std::pair<std::string, const char*> cases[] = {{kQwen, ""},
                                                        {kGlm, ""},
                                                        {kQwen, "default_moe"},
                                                        {kQwen, "aggressive_moe"},

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "marlin/checkpoint.h"
 #include "marlin/decoder.h"
 #include "marlin/generate.h"
@@ -18,9 +19,7 @@ namespace {
 using testing::OpenRemote;
 using testing::RemoteOf;
 
-std::string SampleModel(const std::string& name) {
-  return std::string(MARLIN_SOURCE_DIR) + "/" + name;
-}
+std::string SampleModel(const std::string& name) { return SourceDirectory() + "/" + name; }
 
 Model OpenOn(const Device& device, const std::string& path) {
   auto model = Model::Open(path, device, {.allow_bf16_activations = false});

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "random_model.h"
 
 namespace marlin {
@@ -89,7 +90,7 @@ Model Open(const std::string& path) {
 
 TEST(CountRouting, CountsWhatItTraces) {
   for (const char* directory : {"/examples/tiny-qwen3-moe", "/tests/data/tiny-glm4-moe"}) {
-    const Model model = Open(std::string(MARLIN_SOURCE_DIR) + directory);
+    const Model model = Open(SourceDirectory() + directory);
     const auto vocab = static_cast<int32_t>(model.info().vocab_size);
     // More tokens than a pass of the model takes.
     const std::vector<std::vector<int32_t>> texts = {testing::TokensBelow(vocab, 700),
@@ -131,7 +132,7 @@ TEST(CountRouting, CountsWhatItTraces) {
 }
 
 TEST(CountRouting, RefusesWhatItCannotCount) {
-  const Model model = Open(std::string(MARLIN_SOURCE_DIR) + "/examples/tiny-qwen3-moe");
+  const Model model = Open(SourceDirectory() + "/examples/tiny-qwen3-moe");
   const auto message = [](const Result<RoutingFrequencies>& result) {
     EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
     return std::string(result.status().message());

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
@@ -24,7 +25,7 @@ namespace marlin {
 namespace {
 
 constexpr int kCallers = 4;
-const std::string kModel = std::string(MARLIN_SOURCE_DIR) + "/tests/data/tiny-glm4-moe";
+const std::string kModel = SourceDirectory() + "/tests/data/tiny-glm4-moe";
 
 /// Calls body(caller) from several threads at once.
 void AtOnce(const std::function<void(int caller)>& body) {

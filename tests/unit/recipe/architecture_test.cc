@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "../../source_directory.h"
+
 namespace marlin {
 namespace {
 
@@ -22,7 +24,7 @@ std::string ReadFile(const std::string& path) {
 }
 
 std::string Config(const std::string& name) {
-  return ReadFile(std::string(MARLIN_SOURCE_DIR) + "/tests/data/configs/" + name + ".json");
+  return ReadFile(SourceDirectory() + "/tests/data/configs/" + name + ".json");
 }
 
 ModelArchitecture Describe(const std::string& name) {

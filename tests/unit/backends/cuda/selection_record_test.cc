@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../../../source_directory.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "plan/kernel_name.h"
@@ -26,7 +27,7 @@ using Json = nlohmann::json;
 constexpr double kRowNoise = 1.03;
 constexpr double kPeerNoise = 1.04;
 
-std::string SourcePath(const char* name) { return std::string(MARLIN_SOURCE_DIR "/") + name; }
+std::string SourcePath(const char* name) { return SourceDirectory() + "/" + name; }
 
 /// A GEMM of the record, and the times of every kernel.
 struct Product {
