@@ -41,6 +41,10 @@ struct ModelOptions {
   /// read, and a sequence whose next page does not fit is refused that page, both as kOutOfMemory
   /// with both numbers.
   int64_t device_memory = 0;
+  /// A token's logits do not depend on the sequences that share its forward passes, nor on how its
+  /// prompt is divided into passes, bit for bit. Takes other kernels, which are slower with many
+  /// rows; combines with either value of allow_bf16_activations.
+  bool batch_invariant = false;
 };
 
 /// Options of Model::NewSequence.

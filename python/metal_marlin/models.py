@@ -40,9 +40,10 @@ class Model:
         exact: bool = False,
         prepared: AnyPath | None = None,
         verbose: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
         opened = _device(device)
-        self._core = call(_core.Model, path, opened, exact, prepared)
+        self._core = call(_core.Model, path, opened, exact, prepared, batch_invariant)
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
@@ -166,14 +167,17 @@ def load(
     exact: bool = False,
     prepared: AnyPath | None = None,
     verbose: bool = True,
+    batch_invariant: bool = False,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
     "auto" is a supported CUDA GPU that can run the model, else the CPU; a line on stderr says
     which, unless verbose is False. exact keeps activations, keys and values in float32 throughout;
-    prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped.
+    prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped. With
+    batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
+    into passes, bit for bit; that is slower for many rows.
     """
-    return Model(path, device, exact, prepared, verbose)
+    return Model(path, device, exact, prepared, verbose, batch_invariant)
 
 
 def prepare_model(

@@ -100,7 +100,7 @@ class Products {
                                  DType::kF32,
                                  {config.activation, config.gate_limit, config.gate_alpha},
                                  impl_.products.accuracy,
-                                 Determinism::kDefault,
+                                 impl_.products.determinism,
                                  impl_.products.allow_bf16_activations};
     MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
                             PlanExperts(model_.device(), problem, layer.set));

@@ -226,6 +226,7 @@ class BenchCommand final : public Command {
 
   /// Opens the model before the machine is measured, so that errors come early.
   Result<Model> OpenModel(const Device& device) {
+    model_open_.batch_invariant = batch_invariant_;
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(*model_path_, device, model_open_));
     model_ = model.info();
     bench::ModelBenchOptions& options = model_options_;
@@ -521,6 +522,7 @@ class BenchCommand final : public Command {
                          {"bits_per_weight", model_.bits_per_weight},
                          {"prompt_tokens", model_options_.prompt_tokens},
                          {"new_tokens", model_options_.new_tokens},
+                         {"batch_invariant", batch_invariant_},
                          {"batch", model_options_.batch}};
     for (const bench::ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
     return document;

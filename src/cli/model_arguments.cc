@@ -77,6 +77,8 @@ void RunArguments::Declare(ArgumentList& arguments) {
   device_.Declare(arguments, "auto, cpu or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
+  arguments.Flag("--batch-invariant", &batch_invariant_,
+                 "Logits independent of batch and passes, bit for bit; slower");
   arguments.Option("--prepared", &prepared_, "FILE",
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
   arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
@@ -86,6 +88,7 @@ void RunArguments::Declare(ArgumentList& arguments) {
 Result<ModelOptions> RunArguments::Options() const {
   ModelOptions options;
   options.allow_bf16_activations = !exact_;
+  options.batch_invariant = batch_invariant_;
   if (gpu_memory_.empty()) return options;
   MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
   return options;

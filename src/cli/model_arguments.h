@@ -39,6 +39,7 @@ class RunArguments {
   DeviceArgument device_;
   std::optional<int64_t> threads_;
   bool exact_ = false;
+  bool batch_invariant_ = false;
   std::string prepared_;
   std::string gpu_memory_;
 };

@@ -37,6 +37,7 @@ Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const 
   options.window = config.windows[static_cast<size_t>(layer)];
   options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
+  options.determinism = pass.products.determinism;
   const MutableTensorView& mixed = pass.values.mixed;
   const MutableTensorView out(mixed.data(), mixed.dtype(),
                               {mixed.dim(0), config.shape.heads, config.value_dim()});

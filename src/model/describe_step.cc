@@ -30,6 +30,7 @@ class Describer {
     step_.vocab = config_.shape.vocabulary;
     step_.accuracy = products_.accuracy;
     step_.allow_bf16_activations = products_.allow_bf16_activations;
+    step_.determinism = products_.determinism;
     return std::move(step_);
   }
 

@@ -29,8 +29,9 @@ Status RunRoute(const Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
   // Exact: a rounded score could change the top-k selection.
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.experts.router, values.normed,
-                               {Accuracy::kExact, false, pass.stream()}, logits));
+  ProductOptions exact{Accuracy::kExact, false, pass.stream()};
+  exact.determinism = pass.products.determinism;
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.experts.router, values.normed, exact, logits));
   RouterOptions options = pass.decoder.config.router;
   options.choice_bias = layer.experts.choice_bias.view();
   MARLIN_RETURN_IF_ERROR(RouteTokens(pass.device, logits, options, values.expert_ids,
@@ -47,7 +48,7 @@ Status RunExperts(const Pass& pass, int64_t index) {
                                DType::kF32,
                                {config.activation, config.gate_limit, config.gate_alpha},
                                pass.products.accuracy,
-                               Determinism::kDefault,
+                               pass.products.determinism,
                                pass.products.allow_bf16_activations};
   MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
                           PlanExperts(pass.device, problem, pass.layer(index).experts.set));

@@ -185,6 +185,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     impl->info = InfoOf(impl->decoder);
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
+    if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
     if (!exact && chosen.impl().backend().rounds_activations()) {
       impl->products.activations = DType::kBf16;
     }

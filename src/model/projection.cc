@@ -9,6 +9,7 @@ GemmOptions OptionsFor(const ProductOptions& product) {
   GemmOptions options;
   options.accuracy = product.accuracy;
   options.allow_bf16_activations = product.allow_bf16_activations;
+  options.determinism = product.determinism;
   options.stream = product.stream;
   // The weights were written when the model was loaded.
   options.overlap_previous = true;

@@ -53,6 +53,7 @@ struct ProductOptions {
   void* stream = nullptr;  ///< As GemmOptions::stream.
   /// The type of rows that only GEMMs read.
   DType activations = DType::kF32;
+  Determinism determinism = Determinism::kDefault;
 };
 
 /// out[m, projection.out] = x times the projection plus its bias, rows scaled by row_weight (f32

@@ -294,6 +294,14 @@ def test_prepared_weights_are_mapped(tmp_path: Path) -> None:
         mm.load(SAMPLE, prepared=SAMPLE / "config.json")
 
 
+def test_a_batch_invariant_model_gives_the_same_bits_in_pieces() -> None:
+    tokens = [5, 17, 4, 99, 40, 7, 300, 21, 8, 61]
+    model = mm.load(SAMPLE, batch_invariant=True)
+    whole = model.logits(tokens)
+    for count in (1, 6):
+        assert np.array_equal(model.logits(tokens[:count]), whole[:count])
+
+
 def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
     for file in SAMPLE.glob("*.safetensors"):
         shutil.copyfile(file, tmp_path / file.name)
