@@ -165,7 +165,7 @@ struct StepDescription {
   int64_t vocab = 0;
   Accuracy accuracy = Accuracy::kDefault;  ///< GEMM accuracy; the router is exact.
   bool allow_bf16_activations = true;
-  Determinism determinism = Determinism::kDefault;  ///< Of GEMMs, experts and attention.
+  Determinism determinism = Determinism::kDefault;  ///< GEMMs, experts and attention.
 };
 
 /// The KV-cache pages of a step's sequences, for the layers of one cache group.
