@@ -44,8 +44,8 @@ if [ -z "$tests" ]; then
 fi
 if [ -n "$conformance" ]; then
   log=$build/conformance.log
-  set -- --device cpu
-  [ -z "$filter" ] || set -- --device cpu --filter "$filter"
+  set -- --device cpu --jobs 0
+  [ -z "$filter" ] || set -- "$@" --filter "$filter"
   "$conformance" "$@" </dev/null >"$log" 2>&1 || rc=$?
   tail -n 20 "$log"
   line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$log" | tail -n 1)
