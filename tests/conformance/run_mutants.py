@@ -30,6 +30,7 @@ WORDS = {"scalar": ("scalar",), "avx2": ("avx2",), "avx512": ("avx512", "amx"),
 REACHED_BY = {
     "conversions.inl.h": (("avx2", "avx512", "amx", "neon"), "vectors of one have no tails"),
     "w4a8_kernel.inl.h": (("scalar", "avx2", "avx512"), "has no int8 kernel"),
+    "unsigned_codes.inl.h": (("scalar", "avx2"), "has no unsigned weights"),
     "bf16_operands.inl.h": (("avx512", "amx"), "has no bf16 kernel"),
 }
 # Code that the cases of MoE layers must test by themselves, as the others must test the rest.

@@ -69,6 +69,17 @@ void PackQuantized(const ExactKernels& vector, const void* a, DType type, int64_
   }
 }
 
+#if defined(__x86_64__)
+/// RowKernels::pack_row for the VNNI kernel: q + 128, unsigned.
+void PackUnsigned(const ExactKernels& vector, const void* a, DType type, int64_t k, void* row) {
+  PackQuantized(vector, a, type, k, row);
+  auto* const blocks = static_cast<Int8Block*>(row);
+  for (int64_t b = 0; b < RoundUp(k, kChunkK) / kSliceK; ++b) {
+    for (int8_t& q : blocks[b].q) q = static_cast<int8_t>(q ^ -128);
+  }
+}
+#endif
+
 float FactorOf(std::span<const float> values) {
   const bool integers = std::all_of(values.begin(), values.end(),
                                     [](float value) { return value == std::floor(value); });
@@ -119,7 +130,10 @@ RowKernels W4a8RowKernels(Isa level) {
                      &scalar::SelectW4a8};
 #if defined(__x86_64__)
   if (level == Isa::kAvx2) kernels.select = &avx2::SelectW4a8;
-  if (level == Isa::kAvx512) kernels.select = &vnni::SelectW4a8;
+  if (level == Isa::kAvx512) {
+    kernels.select = &vnni::SelectW4a8;
+    kernels.pack_row = &PackUnsigned;
+  }
 #endif
   return kernels;
 }

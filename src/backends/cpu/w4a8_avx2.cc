@@ -98,8 +98,13 @@ MARLIN_SIMD_INLINE I AddDot(I sum, const Bytes<kBits>& weights, const int8_t* q)
   }
 }
 
+/// a b + c.
+MARLIN_SIMD_INLINE F RoundedOnce(F a, F b, F c) { return Fma(a, b, c); }
+
 }  // namespace
 
+#include "backends/cpu/unsigned_codes.inl.h"
+// Separate block: it uses unsigned_codes.inl.h.
 #include "backends/cpu/w4a8_kernel.inl.h"
 
 }  // namespace marlin::cpu::avx2

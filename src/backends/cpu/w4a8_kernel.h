@@ -1,12 +1,11 @@
 // The GEMM with int8 activations (W4A8) on CPU panels, one multiply function per instruction set.
 //
 // Activations are quantized per row and block of 32 k: q = round(x / scale), scale = amax / 127.
-// Weights become bytes u with value(code) = (u - offset) / factor, so that a block's dot product
-//   sum((u - offset) q) = sum(u q) - offset sum(q)
-// is exact in int32. Then, in fp32,
-//   out += (((sum(u q) - offset sum(q)) - factor zero sum(q)) (weight scale / factor)) activation
-//   scale
-// in this order on every instruction set, so that their results are bit-identical.
+// Weights become integers w = factor value(code), so that a block's dot product sum(w q) is exact
+// in int32, whatever its instruction set makes unsigned on the way. Then, in fp32,
+//   out += (sum(w q) - factor zero sum(q)) ((weight scale / factor) activation scale)
+// with one rounding of the last product and the sum, and in this order on every instruction set, so
+// that their results are bit-identical.
 #pragma once
 
 #include <cstdint>

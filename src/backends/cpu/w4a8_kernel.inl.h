@@ -1,7 +1,8 @@
 // The W4A8 GEMM, in the vector operations of one instruction set. Included after its DecodePair,
-// LoadBytesOf and AddDot, kTileRows and kTileParts. A column block is decoded to bytes once per KC
-// block of 1024 k (16 KiB of L1) and multiplied with all rows. Vector lanes are columns, so the 32
-// k of an activation block accumulate in int32 in registers, without horizontal reductions.
+// LoadBytesOf, AddDot, StartOf, FillStarts, WithoutOffset and RoundedOnce, kTileRows and
+// kTileParts. A column block is decoded to bytes once per KC block of 1024 k (16 KiB of L1) and
+// multiplied with all rows. Vector lanes are columns, so the 32 k of an activation block accumulate
+// in int32 in registers, without horizontal reductions.
 
 /// Decodes the codes of a chunk to bytes.
 template <int kBits>
@@ -18,16 +19,21 @@ struct BytePanel {
   int64_t slices;
   const GroupParameters& parameters;
   int64_t group[kPassK / kSliceK];  ///< Offset of each slice's parameters.
+  const int32_t* starts;            ///< [slice][column], as StartOf takes them.
   float offset;
   bool has_zeros;
 };
 
-/// dot[p][i] = row i of x times one slice of part p, kLanes columns, without corrections. The parts
+/// dot[p][i] = row i of x times one slice of part p, kLanes columns, from `starts` on. The parts
 /// share the broadcasts of x.
 template <int kBits, int kM>
-MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, const Int8Block* x, int64_t x_stride,
+MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, const int32_t* starts,
+                                      const Int8Block* x, int64_t x_stride,
                                       I (&dot)[kTileParts][kM]) {
-  Unroll<kTileParts>([&](auto p) { Unroll<kM>([&](auto i) { dot[p][i] = SetWord(0); }); });
+  Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
+    const I start = StartOf(starts, p);
+    Unroll<kM>([&](auto i) __attribute__((always_inline)) { dot[p][i] = start; });
+  });
   for (int half = 0; half < 2; ++half) {
     Bytes<kBits> weights[kTileParts];
     Unroll<kTileParts>([&](auto p) __attribute__((always_inline)) {
@@ -42,24 +48,17 @@ MARLIN_SIMD_INLINE void MultiplySlice(const uint8_t* bytes, const Int8Block* x, 
   }
 }
 
-/// A slice's dot products as fp32, corrected, times the weight scale. The correction for the codes'
-/// offset is exact: all its terms are integers below 2^24.
-template <bool kZeros>
-MARLIN_SIMD_INLINE F ScaleDot(const BytePanel& panel, int64_t group, I dot, float sum) {
-  F value = Fma(Set(-panel.offset), Set(sum), ToFloat(dot));
-  if constexpr (kZeros) {
-    const F zero = Load(panel.parameters.zero + group);
-    value = Sub(value, Mul(zero, Set(sum)));
-  }
-  return Mul(value, Load(panel.parameters.scale + group));
-}
-
-/// totals += the dot products of a slice with one row of x, scaled.
+/// totals += the dot products of a slice with one row of x, corrected and scaled.
 template <bool kZeros>
 MARLIN_SIMD_INLINE void AddScaled(const BytePanel& panel, int64_t group, I dot,
                                   const Int8Block& activations, F* total) {
-  const F value = ScaleDot<kZeros>(panel, group, dot, activations.sum);
-  *total = Add(*total, Mul(value, Set(activations.scale)));
+  F value = WithoutOffset(ToFloat(dot), panel.offset, activations.sum);
+  if constexpr (kZeros) {
+    const F zero = Load(panel.parameters.zero + group);
+    value = Sub(value, Mul(zero, Set(activations.sum)));
+  }
+  const F scale = Mul(Load(panel.parameters.scale + group), Set(activations.scale));
+  *total = RoundedOnce(value, scale, *total);
 }
 
 /// out[i, 0..15] += row i of x times the panel, for kM rows.
@@ -77,7 +76,8 @@ static void MultiplyTile(const BytePanel& panel, const Int8Block* x, int64_t x_s
       const uint8_t* bytes = panel.bytes + slice * kBytesPerSlice + 4 * first_column;
       const int64_t group = panel.group[slice] + first_column;
       I dot[kTileParts][kM];
-      MultiplySlice<kBits, kM>(bytes, x + slice, x_stride, dot);
+      const int32_t* starts = panel.starts + slice * kBlockRows + first_column;
+      MultiplySlice<kBits, kM>(bytes, starts, x + slice, x_stride, dot);
       Unroll<kM * kTileParts>([&](auto at) __attribute__((always_inline)) {
         constexpr int i = at / kTileParts;
         constexpr int p = at % kTileParts;
@@ -118,10 +118,12 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
   }
   const ByteCodes codes = ByteCodesOf(w);
   GroupParameters parameters;
+  alignas(kVectorBytes) int32_t starts[kPassK / kSliceK * kBlockRows];
   BytePanel panel{bytes,
                   0,
                   parameters,
                   {},
+                  starts,
                   static_cast<float>(kBits == 8 ? kWideOffset : codes.offset),
                   w.zeros != nullptr};
   for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
@@ -144,6 +146,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
     for (int64_t c = 0; c < chunks; ++c) {
       DecodeBytes<kBits>(source + c * ChunkBytes(kBits), codes, bytes + c * kBytesPerChunk);
     }
+    FillStarts(bytes, panel.slices, starts);
     const Int8Block* first = rows + chunk * (kChunkK / kSliceK);
     const auto multiply =
         panel.has_zeros ? &MultiplyPanel<kBits, true> : &MultiplyPanel<kBits, false>;

@@ -1,4 +1,6 @@
 // The W4A8 GEMM on any processor.
+#include <cmath>
+
 #include "backends/cpu/simd_scalar.h"
 #include "backends/cpu/w4a8_kernel.h"
 
@@ -51,8 +53,13 @@ I AddDot(I sum, const Bytes<kBits>& weights, const int8_t* q) {
   return sum + static_cast<uint32_t>(dot);
 }
 
+/// a b + c. Fma rounds twice here.
+F RoundedOnce(F a, F b, F c) { return std::fma(a, b, c); }
+
 }  // namespace
 
+#include "backends/cpu/unsigned_codes.inl.h"
+// Separate block: it uses unsigned_codes.inl.h.
 #include "backends/cpu/w4a8_kernel.inl.h"
 
 }  // namespace marlin::cpu::scalar

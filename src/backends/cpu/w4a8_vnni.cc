@@ -1,4 +1,6 @@
-// The W4A8 GEMM on AVX-512 VNNI.
+// The W4A8 GEMM on AVX-512 VNNI. vpdpbusd multiplies unsigned by signed bytes: here the activations
+// are the unsigned ones, q + 128 (PackUnsigned), because then the correction, -128 times the sum of
+// a column's weights, is the same for all rows: their sums start there.
 #include "backends/cpu/simd_avx512.h"
 #include "backends/cpu/w4a8_kernel.h"
 
@@ -12,7 +14,7 @@ namespace {
 
 constexpr int kTileRows = 8;
 constexpr int kTileParts = 1;
-constexpr int32_t kWideOffset = 128;
+constexpr int32_t kWideOffset = 0;
 
 /// Permutation that separates two slices. Low half: byte 4 i + c is k = 2 i + {0, 16, 1, 17}[c] of
 /// the first slice, from even bytes. High half: the same of the second slice, from odd bytes.
@@ -24,13 +26,13 @@ alignas(64) constexpr uint8_t kSplitSlices[64] = {
 template <int kBits, int kPair>
 void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   const I split = _mm512_load_si512(kSplitSlices);
-  const I table =
-      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.byte)));
+  const __m128i bytes_of = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.byte));
+  const I table = _mm512_broadcast_i32x4(
+      _mm_sub_epi8(bytes_of, _mm_set1_epi8(static_cast<char>(codes.offset))));
   I rows[kBlockRows];
   Unroll<kBlockRows>([&](auto r) __attribute__((always_inline)) {
     const I pair = PairCodes<kBits, kPair>(chunk, r, 0);
-    const I bytes = kBits == 8 ? _mm512_xor_si512(pair, _mm512_set1_epi8(-128))
-                               : _mm512_shuffle_epi8(table, pair);
+    const I bytes = kBits == 8 ? pair : _mm512_shuffle_epi8(table, pair);
     rows[r] = _mm512_permutexvar_epi8(split, bytes);
   });
   Transpose16(rows);
@@ -55,10 +57,31 @@ MARLIN_SIMD_INLINE I AddDot(I sum, const Bytes<kBits>& weights, const int8_t* q)
   Unroll<4>([&](auto i) __attribute__((always_inline)) {
     int32_t four;
     __builtin_memcpy(&four, q + 4 * i, sizeof(four));
-    sum = _mm512_dpbusd_epi32(sum, weights.k4[i], _mm512_set1_epi32(four));
+    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(four), weights.k4[i]);
   });
   return sum;
 }
+
+MARLIN_SIMD_INLINE I StartOf(const int32_t* starts, int part) {
+  return _mm512_load_si512(starts + part * kLanes);
+}
+void FillStarts(const uint8_t* bytes, int64_t slices, int32_t* starts) {
+  const I bias = _mm512_set1_epi8(-128);  // 128, unsigned.
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    I sum = SetWord(0);
+    Unroll<kBytesPerSlice / 64>([&](auto i) __attribute__((always_inline)) {
+      sum = _mm512_dpbusd_epi32(sum, bias,
+                                _mm512_load_si512(bytes + slice * kBytesPerSlice + 64 * i));
+    });
+    _mm512_store_si512(starts + slice * kBlockRows, _mm512_sub_epi32(SetWord(0), sum));
+  }
+}
+
+/// a b + c.
+MARLIN_SIMD_INLINE F RoundedOnce(F a, F b, F c) { return Fma(a, b, c); }
+
+/// Weights have no offset.
+MARLIN_SIMD_INLINE F WithoutOffset(F dot, float /*offset*/, float /*sum*/) { return dot; }
 
 }  // namespace
 
