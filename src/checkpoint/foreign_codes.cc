@@ -10,6 +10,7 @@
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/packing.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -100,21 +101,6 @@ Status ForEachColumns(const QuantizedWeights& matrix, uint8_t flip, const UseCol
     MARLIN_RETURN_IF_ERROR(use(first, count, codes.data(), stride));
   }
   return {};
-}
-
-float ParameterAt(const TensorView& view, int64_t index) {
-  switch (view.dtype()) {
-    case DType::kF16:
-      return HalfToFloat(view.As<uint16_t>()[index]);
-    case DType::kBf16:
-      return Bf16ToFloat(view.As<uint16_t>()[index]);
-    case DType::kF8E8M0:
-      return E8M0ToFloat(view.As<uint8_t>()[index]);
-    case DType::kF8E4M3:
-      return Fp8E4M3ToFloat(view.As<uint8_t>()[index]);
-    default:
-      return view.As<float>()[index];
-  }
 }
 
 Result<std::vector<std::byte>> TransposedParameters(std::string_view format, std::string_view what,

@@ -33,9 +33,6 @@ Status CheckCountingCodebook(std::string_view format, const QuantizedWeights& ma
 using UseColumns = std::function<Status(int64_t, int64_t, const uint8_t*, int64_t)>;
 Status ForEachColumns(const QuantizedWeights& matrix, uint8_t flip, const UseColumns& use);
 
-/// Element `index` of scales, zeros or biases as fp32.
-float ParameterAt(const TensorView& view, int64_t index);
-
 /// [n, groups] from [1, groups, n], in `dtype` (f16, bf16 or f32, or the view's own 8-bit type).
 /// Errors: kUnsupported for a number that `dtype` does not hold.
 Result<std::vector<std::byte>> TransposedParameters(std::string_view format, std::string_view what,

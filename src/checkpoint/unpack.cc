@@ -133,17 +133,6 @@ void TransposeElements(const std::byte* from, int64_t count, int64_t rows, int64
   }
 }
 
-float FloatAt(const std::byte* data, DType dtype, int64_t index) {
-  if (dtype == DType::kF32) {
-    float value = 0;
-    std::memcpy(&value, data + index * 4, sizeof(value));
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, data + index * 2, sizeof(half));
-  return dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
-}
-
 uint32_t WordAt(const std::byte* data, int64_t index) {
   uint32_t word = 0;
   std::memcpy(&word, data + index * 4, sizeof(word));

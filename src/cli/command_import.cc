@@ -64,14 +64,6 @@ class ImportCommand final : public Command {
                          {"exactness", module.exactness},
                          {"growth", module.growth}});
     }
-    Json skipped = Json::array();
-    for (const SkippedTensor& tensor : report.skipped) {
-      skipped.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
-    }
-    Json files = Json::array();
-    for (const SkippedTensor& file : report.files) {
-      files.push_back({{"name", file.name}, {"reason", file.reason}});
-    }
     return console.PrintJson({{"output", report.output},
                               {"method", report.method},
                               {"dry_run", dry_run_},
@@ -83,8 +75,8 @@ class ImportCommand final : public Command {
                               {"source_bytes", report.source_bytes},
                               {"coverage", report.coverage},
                               {"modules", modules},
-                              {"skipped", skipped},
-                              {"files", files},
+                              {"skipped", SkippedJson(report.skipped)},
+                              {"files", SkippedJson(report.files)},
                               {"seconds", report.seconds}});
   }
 
@@ -95,8 +87,7 @@ class ImportCommand final : public Command {
         dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
         report.method.empty() ? "floats" : report.method, report.bits_per_weight,
         FormatBytes(report.bytes), FormatBytes(report.source_bytes), report.seconds);
-    text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
-                        SkippedText(report.skipped));
+    text += CoverageLine(report.coverage, report.skipped);
     struct Group {
       int64_t modules = 0;
       int64_t parameters = 0;

@@ -30,14 +30,25 @@ struct ExpertParts {
   std::byte* biases;
 };
 
-/// Decodes rows [first, first + count) of an expert and packs them as columns.
-// NOLINTNEXTLINE(readability-function-size)
+/// Stores the scales and biases of one block, whose first group is `group`, in column n.
+void StoreGroups(const GgufFormat& format, const GgufDecoded& decoded, int64_t groups,
+                 const WeightsSpec& spec, int64_t group, int64_t n, const ExpertParts& to) {
+  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = (group + g) * spec.n + n;
+    StoreBits(decoded.scales[static_cast<size_t>(g)], scale_bytes, to.scales, at);
+    if (!format.biases) continue;
+    StoreBits(decoded.biases[static_cast<size_t>(g)], scale_bytes, to.biases, at);
+  }
+}
+
+/// Decodes rows [first, first + kTileRows) of an expert, as far as there are, and packs them as
+/// columns.
 void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec& spec,
               int64_t expert, int64_t first, const ExpertParts& to, uint8_t* codes) {
   const GgufFormat& format = *stored.format;
   const int64_t count = std::min(kTileRows, spec.n - first);
   const int64_t stride = RoundUp(spec.k, kPackRun);
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
   const int64_t groups = stored.elements / format.group_size;
   GgufDecoded decoded;
   for (int64_t r = 0; r < count; ++r) {
@@ -46,13 +57,7 @@ void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec&
       format.decode(block, &decoded);
       std::memcpy(codes + r * stride + k, decoded.codes.data(),
                   static_cast<size_t>(stored.elements));
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t at = (k / format.group_size + g) * spec.n + first + r;
-        StoreBits(decoded.scales[static_cast<size_t>(g)], scale_bytes, to.scales, at);
-        if (format.biases) {
-          StoreBits(decoded.biases[static_cast<size_t>(g)], scale_bytes, to.biases, at);
-        }
-      }
+      StoreGroups(format, decoded, groups, spec, k / format.group_size, first + r, to);
     }
   }
   PackColumns(GetFormatInfo(spec.format).bits, {codes, stride, spec.k, count}, to.words + first,

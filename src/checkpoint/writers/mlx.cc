@@ -14,6 +14,7 @@
 #include "base/scalars.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {

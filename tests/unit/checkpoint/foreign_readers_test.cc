@@ -206,6 +206,38 @@ TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
   }
 }
 
+TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
+  const std::map<int, Format> formats = {
+      {2, Format::kInt2}, {3, Format::kInt3}, {4, Format::kU4}, {5, Format::kU8}, {8, Format::kU8}};
+  const float scale = Bf16ToFloat(0x2c2c);
+  const std::string pattern(64, kFill);
+  const auto code_at = [&](int bits, int64_t index) {
+    int code = 0;
+    for (int i = 0; i < bits; ++i) {
+      const auto bit = static_cast<size_t>(index * bits + i);
+      code |= (pattern[bit / 8] >> (bit % 8) & 1) << i;
+    }
+    return code;
+  };
+  for (const auto& [bits, format] : formats) {
+    SCOPED_TRACE(bits);
+    Files files = CtPacked();
+    files.config["config_groups"]["group_0"]["weights"]["num_bits"] = bits;
+    files.tensors = {Filled("m.weight_packed", DType::kI32, {32, bits}),
+                     Filled("m.weight_scale", DType::kBf16, {32, 2}),
+                     Filled("m.weight_zero_point", DType::kI32, {bits, 2}),
+                     Of<int64_t>("m.weight_shape", DType::kI64, {2}, {32, 32})};
+    const std::vector<float> values = Values(files, "m.weight", format);
+    for (int64_t k = 0; k < 32; ++k) {
+      for (int64_t n = 0; n < 32; ++n) {
+        const int code = code_at(bits, k) - code_at(bits, n);
+        ASSERT_EQ(values[static_cast<size_t>(k * 32 + n)], scale * static_cast<float>(code))
+            << k << " " << n;
+      }
+    }
+  }
+}
+
 TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
   const Directory directory;
   Files files = CtPacked();
