@@ -187,13 +187,31 @@ Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
                             bool overwrite, const Progress& progress = {});
 
+/// Options of ConvertCheckpoint.
+struct ConvertCheckpointOptions {
+  std::string target;      ///< One of ConversionTargets(); "plain": an unquantized f32 checkpoint.
+  bool overwrite = false;  ///< Replace an existing output.
+  /// Maximum size of a safetensors file, in bytes.
+  int64_t shard_bytes = int64_t{5} << 30;
+  Progress progress;
+};
+
+/// The result of ConvertCheckpoint; the fields of `export --json`.
+struct ConvertCheckpointReport {
+  std::string output;  ///< The directory, or for GGUF the file.
+  std::string target;
+  std::vector<SkippedTensor> files;  ///< Files of the model that the target does not hold.
+  double seconds = 0;                ///< Wall time.
+};
+
 /// Writes a quantized checkpoint in the format of another program, atomically: codes, scales and
-/// zeros are kept, so that every weight has the same value in fp32. `target` is one of
-/// ConversionTargets(); "plain" is an unquantized f32 checkpoint. Tensors of no module are copied.
-/// Errors: kUnsupported naming the first module that the target cannot hold, and what would be
-/// lost; kInvalidArgument for an unknown target or a source without quantized modules.
-Status ConvertCheckpoint(const std::string& source, const std::string& output,
-                         const std::string& target, bool overwrite, const Progress& progress = {});
+/// zeros are kept, so that every weight has the same value in fp32. Tensors of no module are
+/// copied. "gguf" also takes unquantized checkpoints, and writes one file. Errors: kUnsupported
+/// naming the first module that the target cannot hold, and what would be lost; kInvalidArgument
+/// for an unknown target or a source without quantized modules.
+Result<ConvertCheckpointReport> ConvertCheckpoint(const std::string& source,
+                                                  const std::string& output,
+                                                  const ConvertCheckpointOptions& options);
 
 /// The formats that ConvertCheckpoint writes.
 std::vector<std::string> ConversionTargets();

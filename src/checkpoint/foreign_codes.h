@@ -45,6 +45,14 @@ Result<std::vector<std::byte>> ConvertedParameters(std::string_view format, std:
 /// Errors: kUnsupported for a zero that is no unsigned code.
 Result<std::vector<uint8_t>> UnsignedZeros(std::string_view format, const QuantizedWeights& matrix);
 
+/// The bias of every group, [groups, n], of weights as scale * u + bias with unsigned codes u.
+/// Errors: kUnsupported for a bias that fp32 does not hold.
+Result<std::vector<float>> AdditiveBiases(std::string_view format, const QuantizedWeights& matrix);
+
+/// The inverse of the global scale, which divides e4m3 scales if that multiplies and the reverse.
+/// Errors: kUnsupported if one of the scales becomes another number.
+Result<float> InverseGlobalScale(std::string_view format, const QuantizedWeights& matrix);
+
 /// Packs `count` codes of `bits` bits, lowest first, into words of 32 bits that begin anew after
 /// `per_run` codes.
 std::vector<uint32_t> PackRuns(const std::vector<uint8_t>& codes, int64_t per_run, int bits);

@@ -83,6 +83,10 @@ nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped) {
   return array;
 }
 
+std::string WithoutLine(const SkippedTensor& file) {
+  return fmt::format("without {}: {}\n", file.name, file.reason);
+}
+
 bool HasExperts(const Checkpoint& checkpoint) {
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
                      [](const TensorInfo& tensor) {

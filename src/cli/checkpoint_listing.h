@@ -33,6 +33,9 @@ std::string CoverageLine(double coverage, const std::vector<SkippedTensor>& skip
 /// An array of {"name", "reason"}.
 nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
 
+/// "without tokenizer.json: ..." as a line.
+std::string WithoutLine(const SkippedTensor& file);
+
 /// True when any tensor belongs to a routed expert.
 bool HasExperts(const Checkpoint& checkpoint);
 

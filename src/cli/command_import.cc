@@ -106,9 +106,7 @@ class ImportCommand final : public Command {
           {key.first, std::to_string(group.modules), FormatCount(group.parameters), key.second});
     }
     if (!groups.empty()) text += table.ToString();
-    for (const SkippedTensor& file : report.files) {
-      text += fmt::format("without {}: {}\n", file.name, file.reason);
-    }
+    for (const SkippedTensor& file : report.files) text += WithoutLine(file);
     return console.Print(text);
   }
 

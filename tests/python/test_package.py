@@ -298,9 +298,9 @@ def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
     for file in SAMPLE.glob("*.safetensors"):
         shutil.copyfile(file, tmp_path / file.name)
     config = json.loads((SAMPLE / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq"}
+    config["quantization_config"] = {"quant_method": "quip"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = 'quant_method "awq" is not supported; supported: metal_marlin'
+    message = 'quant_method "quip" is not supported; supported: metal_marlin'
     for attempt in (mm.load, mm.Checkpoint, lambda path: mm.quantize_model(path, tmp_path / "q")):
         with pytest.raises(mm.UnsupportedError, match=message):
             attempt(tmp_path)

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "base/scalars.h"
@@ -307,6 +309,19 @@ Result<GgufStored> StoredAs(uint32_t type) {
                                                   type, refused.why));
   }
   return Status(Code::kUnsupported, fmt::format("type {} is not known", type));
+}
+
+const GgufStored* FindGgufType(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                         [&](const GgufStored& type) { return type.name == name; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
+const GgufStored* FindGgufType(DType dtype) {
+  const auto* const found = std::find_if(
+      std::begin(kTypes), std::end(kTypes),
+      [&](const GgufStored& type) { return !type.quantized() && type.dtype == dtype; });
+  return found == std::end(kTypes) ? nullptr : found;
 }
 
 void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* block, float* out) {
