@@ -180,7 +180,6 @@ def test_tokenizer(tmp_path: Path) -> None:
 # Choices of `quantize`, and the type that each becomes.
 EXPORTS = {
     "s4/g32": "Q4_0",
-    "int3/g64": "Q4_0",
     "s8/g64": "Q8_0",
     "codebook4/g32": "IQ4_NL",
     "fp4_e2m1/g32/e8m0": "MXFP4",
@@ -192,8 +191,10 @@ def experts_as_stacks(folder: Path) -> dict[str, np.ndarray]:
     return stack_experts(read_tensors(folder))
 
 
-@pytest.mark.parametrize("choice", EXPORTS)
-@pytest.mark.parametrize("model", ["qwen", "llama"])
+@pytest.mark.parametrize(("choice", "model"), [
+    (choice, model) for choice in EXPORTS for model in ("qwen", "llama")
+    # Rows of 96 are no blocks of NVFP4.
+    if (choice, model) != ("fp4_e2m1/g16/e4m3", "llama")])
 def test_the_package_reads_what_is_exported(choice: str, model: str, tmp_path: Path) -> None:
     source = QWEN if model == "qwen" else random_llama(tmp_path / "source", 0)
     quantized = tmp_path / "quantized"

@@ -38,7 +38,7 @@ class GgufEncoder {
   UnsignedCodes codes_;
   int64_t row_bytes_ = 0;
   int shift_ = 0;                  ///< Added to codes: the type's code of the value 0 less ours.
-  int64_t scale_bytes_ = 2;        ///< Of one scale, and of one bias.
+  int64_t scale_bytes_ = 2;        ///< Size of one scale, and of one bias.
   std::vector<std::byte> scales_;  ///< [groups, n], as blocks hold them.
   std::vector<std::byte> biases_;  ///< The same; empty for types without.
 };
