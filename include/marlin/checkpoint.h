@@ -140,7 +140,8 @@ struct ImportCheckpointOptions {
   int64_t shard_bytes = int64_t{5} << 30;
   bool overwrite = false;  ///< Replace an existing output.
   bool dry_run = false;    ///< Plan and report without writing.
-  /// Accept modules that no format holds exactly, and which were therefore quantized again.
+  /// Quantize modules that no format of codes holds, which are written as floats otherwise, to s8
+  /// in groups of 32.
   bool allow_requantize = false;
   Progress progress;
 };
@@ -153,6 +154,10 @@ struct ImportedModule {
   /// the last bit of fp32" (that program rounds once more) or "re-rounded".
   std::string exactness;
   double growth = 1;  ///< Stored bytes over those of the source.
+  /// For a module that was re-rounded, unless in a dry run: the root mean square of the errors over
+  /// that of the weights, and the largest error.
+  double relative_error = 0;
+  double max_error = 0;
 };
 
 /// The result of ImportCheckpoint; the fields of `import --json`.
@@ -173,11 +178,10 @@ struct ImportCheckpointReport {
 };
 
 /// Converts a checkpoint of another program, a directory or a file, to a directory of this one,
-/// atomically. Codes are kept, never quantized again. A source in a container (GGUF) that is not
+/// atomically. Codes are kept, not quantized again. A source in a container (GGUF) that is not
 /// quantized becomes an unquantized directory. Peak memory is bounded by the largest module.
 /// Errors: those of Checkpoint::Open; kInvalidArgument for a source that is a directory of this
-/// program, or an unquantized one; kUnsupported naming a module that is not exact, unless
-/// allow_requantize.
+/// program, or an unquantized one.
 Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const std::string& output,
                                                 const ImportCheckpointOptions& options);

@@ -104,6 +104,10 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
     row["group_size"] = module.spec.group_size;
     row["exactness"] = module.exactness;
     row["growth"] = module.growth;
+    if (module.exactness == "re-rounded") {
+      row["relative_error"] = module.relative_error;
+      row["max_error"] = module.max_error;
+    }
     modules.append(row);
   }
   nb::dict dict;

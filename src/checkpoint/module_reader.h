@@ -28,7 +28,7 @@ enum class SourceLayout : uint8_t {
 enum class Exactness : uint8_t {
   kExact,    ///< Every value is equal.
   kLastBit,  ///< The codes and scales are equal; the other program rounds once more.
-  kRounded,  ///< No format holds the values: they were quantized again.
+  kRounded,  ///< No format of codes holds the values, and importing quantized them again.
 };
 
 /// A module and its names and layout in the plain checkpoint.

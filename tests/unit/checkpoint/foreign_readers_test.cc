@@ -2,6 +2,7 @@
 // file per reader, each of which opens and loads or gets a typed error of one line.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -433,6 +434,47 @@ TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   EXPECT_EQ(rows[0], 2.0f);
   EXPECT_EQ(rows[1], 12.0f);
   EXPECT_EQ(rows[size_t{3} * 2], (2.0f - 0.5f) * 4.0f);
+}
+
+TEST(ForeignReaders, ValuesThatNoFormatHoldsAreFloatsOrRoundedWithTheirError) {
+  const Directory source;
+  source.Write(Hqq(0));
+  const TemporaryDirectory out;
+  ImportCheckpointOptions options;
+  Result<ImportCheckpointReport> report = ImportCheckpoint(source.path(), out / "floats", options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->modules[0].spec.format, Format::kFp32);
+  EXPECT_EQ(report->modules[0].exactness, "exact");
+  EXPECT_EQ(report->coverage, 0);
+  options.allow_requantize = true;
+  report = ImportCheckpoint(source.path(), out / "codes", options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  const ImportedModule& module = report->modules[0];
+  EXPECT_EQ(module.spec.format, Format::kS8);
+  EXPECT_EQ(module.exactness, "re-rounded");
+  EXPECT_EQ(report->coverage, 1);
+  const Result<Checkpoint> codes = Checkpoint::Open(out / "codes");
+  ASSERT_TRUE(codes.ok()) << codes.status().message();
+  const Result<QuantizedWeights> weights = codes->Weights("m.weight");
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_TRUE(weights->spec == module.spec);
+  const std::vector<float> exact = Values(Hqq(0), "m.weight", Format::kFp32);
+  std::vector<float> rounded(exact.size());
+  ASSERT_TRUE(Dequantize(*weights, MutableTensorView(rounded.data(), DType::kF32,
+                                                     {weights->spec.k, weights->spec.n}))
+                  .ok());
+  double squares = 0;
+  double errors = 0;
+  double largest = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double error = std::abs(static_cast<double>(rounded[i]) - exact[i]);
+    largest = std::max(largest, error);
+    errors += error * error;
+    squares += static_cast<double>(exact[i]) * exact[i];
+  }
+  EXPECT_GT(largest, 0);
+  EXPECT_EQ(module.max_error, largest);
+  EXPECT_DOUBLE_EQ(module.relative_error, std::sqrt(errors / squares));
 }
 
 // --- Malformed files
