@@ -656,6 +656,7 @@ class OnnxReader {
     // Tensors have numbers once the store is sorted.
     modules_.push_back([this, record = std::move(record), own, fill = std::move(fill)] {
       std::vector<PartTensor> tensors;
+      tensors.reserve(own.size());
       for (const auto& [part, source] : own) {
         tensors.push_back({part, *store_.FindTensor(source->tensor.name)});
       }
