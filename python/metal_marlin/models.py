@@ -233,9 +233,10 @@ def import_model(
     """Converts a checkpoint of another program, keeping its codes, to a directory of this one.
 
     `source` is a file (GGUF, ONNX) or a directory. Returns the JSON of
-    `metal-marlin import --json`: `modules` has the exactness of each matrix. With `allow_requantize`, matrices that no format of
-    codes holds become s8 in groups of 32, and have `relative_error` and `max_error`; otherwise they
-    become floats. An exception raised by `progress` propagates; no output is left then.
+    `metal-marlin import --json`: `modules` has the exactness of each matrix. With
+    `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
+    `relative_error` and `max_error`; otherwise they become floats. An exception raised by
+    `progress` propagates; no output is left then.
     """
     return dict(
         call(

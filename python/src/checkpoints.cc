@@ -174,6 +174,17 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
   return modules;
 }
 
+void BindConversions(nb::module_& module) {
+  module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
+             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
+  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
+             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
+             nb::arg("shard_bytes"), nb::arg("progress").none());
+  module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
+             nb::arg("target"), nb::arg("overwrite"), nb::arg("shard_bytes"),
+             nb::arg("progress").none());
+}
+
 }  // namespace
 
 void BindCheckpoints(nb::module_& module) {
@@ -212,14 +223,7 @@ void BindCheckpoints(nb::module_& module) {
       .def_rw("resume", &DirectoryOptions::resume)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
       .def_rw("progress", &DirectoryOptions::progress);
-  module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
-             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
-  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
-             nb::arg("shard_bytes"), nb::arg("progress").none());
-  module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("target"), nb::arg("overwrite"), nb::arg("shard_bytes"),
-             nb::arg("progress").none());
+  BindConversions(module);
   module.def(
       "check_model_file",
       [](nb::handle directory, const std::string& name) {

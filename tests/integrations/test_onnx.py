@@ -83,8 +83,9 @@ def test_quantizers_of_onnxruntime(tmp_path: Path, bits: int, block: int, symmet
     running = session(path)
     for i, name in enumerate(NAMES):
         # Rows of the identity give the weights.
-        inputs = {f"x{j}": np.eye(K, dtype=dtype) if i == j else np.zeros((1, K), dtype)
-                  for j in range(len(NAMES))}
+        inputs: dict[str, np.ndarray] = {
+            f"x{j}": np.eye(K, dtype=dtype) if i == j else np.zeros((1, K), dtype)
+            for j in range(len(NAMES))}
         want = running.run([f"y{i}"], inputs)[0]
         assert found[name].shape == (K, N)
         assert np.array_equal(found[name].astype(dtype), want), name
@@ -134,14 +135,14 @@ CASES: dict[str, tuple[np.ndarray, int, np.ndarray, int, np.ndarray | None, int,
                         integers(-3, 4, 40).astype(np.int8), 1, 0),
     "int8 by k": (integers(-128, 128, 96, 40).astype(np.int8), T.INT8, scales(96), T.FLOAT, None,
                   0, 0),
-    "uint8 by tensor": (integers(0, 256, 96, 40).astype(np.uint8), T.UINT8, scales()[()],
-                        T.FLOAT, np.uint8(131), 1, 0),
+    "uint8 by tensor": (integers(0, 256, 96, 40).astype(np.uint8), T.UINT8, scales(),
+                        T.FLOAT, np.array(131, np.uint8), 1, 0),
     "uint2": (integers(0, 4, 96, 40), T.UINT2, scales(6, 40), T.FLOAT, integers(0, 4, 6, 40), 0,
               16),
     "int2": (integers(-2, 2, 96, 40), T.INT2, scales(6, 40), T.FLOAT, None, 0, 16),
     "fp4, e8m0": (integers(0, 16, 96, 40), T.FLOAT4E2M1,
                   integers(118, 130, 3, 40).astype(np.uint8), T.FLOAT8E8M0, None, 0, 32),
-    "fp8 e4m3": (f8("float8_e4m3fn", 96, 40), T.FLOAT8E4M3FN, scales()[()], T.FLOAT, None, 1, 0),
+    "fp8 e4m3": (f8("float8_e4m3fn", 96, 40), T.FLOAT8E4M3FN, scales(), T.FLOAT, None, 1, 0),
     "fp8 e5m2": (f8("float8_e5m2", 96, 40), T.FLOAT8E5M2, scales(40), T.FLOAT, None, 1, 0),
     "odd": (integers(0, 16, 3, 5), T.UINT4, scales(5), T.FLOAT, None, 1, 0),
     "a vector": (integers(-99, 99, 40).astype(np.int32), T.INT32, scales(40), T.FLOAT, None, 0, 0),
