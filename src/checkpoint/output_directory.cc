@@ -288,7 +288,6 @@ Status OutputDirectory::Replace() {
   return removed.WithContext("the output is complete, but what it replaced was not removed");
 }
 
-// The directory, now empty, is removed at the end of the run.
 Status OutputDirectory::CommitFile(bool replace) {
   const std::string path = JoinPath(partial_, options_.file);
   if (replace) {
@@ -298,7 +297,11 @@ Status OutputDirectory::CommitFile(bool replace) {
   } else {
     MARLIN_RETURN_IF_ERROR(io_->RenameNew(path, target_));
   }
-  return io_->SyncDirectory(parent_);
+  Status synced = io_->SyncDirectory(parent_);
+  const Status removed = io_->RemoveTree(partial_);
+  keep_ = removed.ok();
+  if (!synced.ok()) return synced;
+  return removed.WithContext("the output is complete, but its empty directory was not removed");
 }
 
 Status OutputDirectory::Commit() {
