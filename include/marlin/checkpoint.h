@@ -140,7 +140,8 @@ struct ImportCheckpointOptions {
   int64_t shard_bytes = int64_t{5} << 30;
   bool overwrite = false;  ///< Replace an existing output.
   bool dry_run = false;    ///< Plan and report without writing.
-  /// Accept modules that no format holds exactly, and which were therefore quantized again.
+  /// Quantize modules that no format of codes holds, which are written as floats otherwise, to s8
+  /// in groups of 32.
   bool allow_requantize = false;
   Progress progress;
 };
@@ -153,6 +154,10 @@ struct ImportedModule {
   /// the last bit of fp32" (that program rounds once more) or "re-rounded".
   std::string exactness;
   double growth = 1;  ///< Stored bytes over those of the source.
+  /// For a module that was re-rounded, unless in a dry run: the root mean square of the errors over
+  /// that of the weights, and the largest error.
+  double relative_error = 0;
+  double max_error = 0;
 };
 
 /// The result of ImportCheckpoint; the fields of `import --json`.
@@ -173,11 +178,10 @@ struct ImportCheckpointReport {
 };
 
 /// Converts a checkpoint of another program, a directory or a file, to a directory of this one,
-/// atomically. Codes are kept, never quantized again. A source in a container (GGUF) that is not
+/// atomically. Codes are kept, not quantized again. A source in a container (GGUF) that is not
 /// quantized becomes an unquantized directory. Peak memory is bounded by the largest module.
 /// Errors: those of Checkpoint::Open; kInvalidArgument for a source that is a directory of this
-/// program, or an unquantized one; kUnsupported naming a module that is not exact, unless
-/// allow_requantize.
+/// program, or an unquantized one.
 Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const std::string& output,
                                                 const ImportCheckpointOptions& options);
@@ -187,13 +191,31 @@ Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
                             bool overwrite, const Progress& progress = {});
 
+/// Options of ConvertCheckpoint.
+struct ConvertCheckpointOptions {
+  std::string target;      ///< One of ConversionTargets(); "plain": an unquantized f32 checkpoint.
+  bool overwrite = false;  ///< Replace an existing output.
+  /// Maximum size of a safetensors file, in bytes.
+  int64_t shard_bytes = int64_t{5} << 30;
+  Progress progress;
+};
+
+/// The result of ConvertCheckpoint; the fields of `export --json`.
+struct ConvertCheckpointReport {
+  std::string output;  ///< The directory, or for GGUF the file.
+  std::string target;
+  std::vector<SkippedTensor> files;  ///< Files of the model that the target does not hold.
+  double seconds = 0;                ///< Wall time.
+};
+
 /// Writes a quantized checkpoint in the format of another program, atomically: codes, scales and
-/// zeros are kept, so that every weight has the same value in fp32. `target` is one of
-/// ConversionTargets(); "plain" is an unquantized f32 checkpoint. Tensors of no module are copied.
-/// Errors: kUnsupported naming the first module that the target cannot hold, and what would be
-/// lost; kInvalidArgument for an unknown target or a source without quantized modules.
-Status ConvertCheckpoint(const std::string& source, const std::string& output,
-                         const std::string& target, bool overwrite, const Progress& progress = {});
+/// zeros are kept, so that every weight has the same value in fp32. Tensors of no module are
+/// copied. "gguf" also takes unquantized checkpoints, and writes one file. Errors: kUnsupported
+/// naming the first module that the target cannot hold, and what would be lost; kInvalidArgument
+/// for an unknown target or a source without quantized modules.
+Result<ConvertCheckpointReport> ConvertCheckpoint(const std::string& source,
+                                                  const std::string& output,
+                                                  const ConvertCheckpointOptions& options);
 
 /// The formats that ConvertCheckpoint writes.
 std::vector<std::string> ConversionTargets();

@@ -42,7 +42,7 @@ from .linear import (
     quantized_linear,
     unpack_weights,
 )
-from .models import Model, import_model, load, prepare_model, quantize_model
+from .models import Model, export_model, import_model, load, prepare_model, quantize_model
 from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
 
 __version__ = "0.1.0"
@@ -70,6 +70,7 @@ __all__ = [
     "dequantize",
     "devices",
     "errors",
+    "export_model",
     "formats",
     "import_model",
     "kernels",

@@ -236,10 +236,11 @@ def import_model(
 ) -> dict[str, Any]:
     """Converts a checkpoint of another program, keeping its codes, to a directory of this one.
 
-    `source` is a file (GGUF) or a directory. Returns the JSON of `metal-marlin import --json`:
-    `modules` has the exactness of each matrix. Errors: UnsupportedError for a matrix that no format
-    holds exactly, unless `allow_requantize`. An exception raised by `progress` propagates; no
-    output is left then.
+    `source` is a file (GGUF, ONNX) or a directory. Returns the JSON of
+    `metal-marlin import --json`: `modules` has the exactness of each matrix. With
+    `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
+    `relative_error` and `max_error`; otherwise they become floats. An exception raised by
+    `progress` propagates; no output is left then.
     """
     return dict(
         call(
@@ -253,3 +254,22 @@ def import_model(
             progress,
         )
     )
+
+
+def export_model(
+    source: AnyPath,
+    output: AnyPath,
+    to: str,
+    *,
+    overwrite: bool = False,
+    shard_bytes: int = 5 << 30,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Writes a checkpoint in the format of another program, keeping its codes.
+
+    `to` is "gguf" (then `output` is a file, and `source` may be unquantized),
+    "compressed-tensors", "gptq", "awq", "mlx" or "plain". Returns the JSON of
+    `metal-marlin export --json`. Errors: UnsupportedError naming the first matrix that the format
+    cannot hold. An exception raised by `progress` propagates; no output is left then.
+    """
+    return dict(call(_core.export_model, source, output, to, overwrite, shard_bytes, progress))

@@ -36,6 +36,15 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   return dict;
 }
 
+/// Calls a Python function, or nothing for None. Both must outlive the result.
+Progress ProgressTo(const nb::object& function, CallbackError* raised) {
+  return [&function, raised](int64_t done, int64_t total) {
+    raised->Run([&] {
+      if (!function.is_none()) function(done, total);
+    });
+  };
+}
+
 /// The quantization of a directory, other than its recipe.
 struct DirectoryOptions {
   std::string method = "rtn";
@@ -58,11 +67,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.resume = directory.resume;
   options.shard_bytes = directory.shard_bytes;
   CallbackError raised;
-  options.progress = [&](int64_t done, int64_t total) {
-    raised.Run([&] {
-      if (!directory.progress.is_none()) directory.progress(done, total);
-    });
-  };
+  options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<QuantizeCheckpointReport>> report;
   {
     const nb::gil_scoped_release released;
@@ -83,11 +88,7 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
   options.dry_run = dry_run;
   options.shard_bytes = shard_bytes;
   CallbackError raised;
-  options.progress = [&](int64_t done, int64_t total) {
-    raised.Run([&] {
-      if (!progress.is_none()) progress(done, total);
-    });
-  };
+  options.progress = ProgressTo(progress, &raised);
   std::optional<Result<ImportCheckpointReport>> taken;
   {
     const nb::gil_scoped_release released;
@@ -103,6 +104,10 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
     row["group_size"] = module.spec.group_size;
     row["exactness"] = module.exactness;
     row["growth"] = module.growth;
+    if (module.exactness == "re-rounded") {
+      row["relative_error"] = module.relative_error;
+      row["max_error"] = module.max_error;
+    }
     modules.append(row);
   }
   nb::dict dict;
@@ -117,6 +122,31 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
   dict["coverage"] = report.coverage;
   dict["modules"] = modules;
   dict["skipped"] = SkippedList(report.skipped);
+  dict["files"] = SkippedList(report.files);
+  dict["seconds"] = report.seconds;
+  return dict;
+}
+
+nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const std::string& target,
+                         bool overwrite, int64_t shard_bytes, const nb::object& progress) {
+  const std::string source = PathOf("source", source_path);
+  const std::string output = PathOf("output", output_path);
+  ConvertCheckpointOptions options;
+  options.target = target;
+  options.overwrite = overwrite;
+  options.shard_bytes = shard_bytes;
+  CallbackError raised;
+  options.progress = ProgressTo(progress, &raised);
+  std::optional<Result<ConvertCheckpointReport>> taken;
+  {
+    const nb::gil_scoped_release released;
+    taken.emplace(ConvertCheckpoint(source, output, options));
+  }
+  raised.Rethrow();
+  const ConvertCheckpointReport report = Take(*std::move(taken));
+  nb::dict dict;
+  dict["output"] = PathObject(report.output);
+  dict["target"] = report.target;
   dict["files"] = SkippedList(report.files);
   dict["seconds"] = report.seconds;
   return dict;
@@ -142,6 +172,17 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     modules.append(row);
   }
   return modules;
+}
+
+void BindConversions(nb::module_& module) {
+  module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
+             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
+  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
+             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
+             nb::arg("shard_bytes"), nb::arg("progress").none());
+  module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
+             nb::arg("target"), nb::arg("overwrite"), nb::arg("shard_bytes"),
+             nb::arg("progress").none());
 }
 
 }  // namespace
@@ -182,11 +223,7 @@ void BindCheckpoints(nb::module_& module) {
       .def_rw("resume", &DirectoryOptions::resume)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
       .def_rw("progress", &DirectoryOptions::progress);
-  module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
-             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
-  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
-             nb::arg("shard_bytes"), nb::arg("progress").none());
+  BindConversions(module);
   module.def(
       "check_model_file",
       [](nb::handle directory, const std::string& name) {

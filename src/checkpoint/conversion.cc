@@ -56,27 +56,6 @@ Result<std::vector<std::string>> SideFiles(Io& io, const Checkpoint::Impl& sourc
   return side;
 }
 
-// All files and directories of the source, by identity, because links can give them other names.
-Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source) {
-  std::map<FileIdentity, std::string> files;
-  MARLIN_ASSIGN_OR_RETURN(const FileInfo whole, io.Stat(source.path));
-  files.emplace(whole.identity, source.path);
-  for (const CheckpointFile& file : source.files) {
-    files.emplace(file.info.identity,
-                  source.is_directory ? JoinPath(source.path, file.name) : source.path);
-  }
-  if (!source.is_directory) return files;
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(source.path));
-  for (const std::string& name : names) {
-    const std::string path = JoinPath(source.path, name);
-    const Result<FileInfo> info = io.Stat(path);
-    if (!info.ok()) continue;  // Unreadable, for instance a cycle of links.
-    // An earlier output may be a subdirectory of the source, and may be replaced.
-    if (info->kind == FileKind::kRegular) files.emplace(info->identity, path);
-  }
-  return files;
-}
-
 Status CopySideFiles(Io& io, const Checkpoint::Impl& source, const std::vector<std::string>& names,
                      OutputDirectory* directory) {
   for (const std::string& name : names) {
@@ -161,6 +140,26 @@ Status CheckFileSize(const std::string& path, const std::string& content) {
 }
 
 }  // namespace
+
+Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source) {
+  std::map<FileIdentity, std::string> files;
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo whole, io.Stat(source.path));
+  files.emplace(whole.identity, source.path);
+  for (const CheckpointFile& file : source.files) {
+    files.emplace(file.info.identity,
+                  source.is_directory ? JoinPath(source.path, file.name) : source.path);
+  }
+  if (!source.is_directory) return files;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(source.path));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(source.path, name);
+    const Result<FileInfo> info = io.Stat(path);
+    if (!info.ok()) continue;  // Unreadable, for instance a cycle of links.
+    // An earlier output may be a subdirectory of the source, and may be replaced.
+    if (info->kind == FileKind::kRegular) files.emplace(info->identity, path);
+  }
+  return files;
+}
 
 Result<LoadedTensor> LoadedTensor::Load(const Checkpoint::Impl& source, size_t tensor) {
   const TensorInfo& info = source.tensors[tensor];

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,6 +42,9 @@ Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit, Te
 /// Sixteen hexadecimal digits that identify all inputs of the output: the source's files and
 /// headers, its configuration, and `parameters`.
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters);
+
+/// All files and directories of the source, by identity, because links can give them other names.
+Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source);
 
 /// One conversion of a checkpoint into an output directory.
 struct Conversion {

@@ -21,8 +21,8 @@ Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::stri
                               DType dtype, bool overwrite, int64_t shard_bytes,
                               const Progress& progress);
 
-Status ConvertCheckpointOn(Io& io, const std::string& source, const std::string& output,
-                           const std::string& target, bool overwrite, int64_t shard_bytes,
-                           const Progress& progress);
+Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& source,
+                                                    const std::string& output,
+                                                    const ConvertCheckpointOptions& options);
 
 }  // namespace marlin

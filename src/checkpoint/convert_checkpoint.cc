@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <chrono>
 #include <new>
 
 #include "base/macros.h"
@@ -16,25 +16,42 @@
 namespace marlin {
 
 #define MARLIN_WRITER(name, make) MakeWriter make;
+#define MARLIN_CONTAINER_WRITER(name, suffix, write) WriteContainer write;
 #include "checkpoint/writers.def"
+#undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
 
 namespace {
 
-constexpr int64_t kShardBytes = int64_t{5} << 30;
 constexpr std::string_view kPlain = "plain";
 constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kWildcard = ".*.";
 
+/// A row of writers.def; `make` or `write` is set.
 struct Writer {
   std::string_view name;
-  MakeWriter* make;
+  std::string_view suffix;
+  MakeWriter* make = nullptr;
+  WriteContainer* write = nullptr;
 };
 constexpr Writer kWriters[] = {
-#define MARLIN_WRITER(name, make) {name, &make},
+#define MARLIN_WRITER(name, make) {name, "", &make, nullptr},
+#define MARLIN_CONTAINER_WRITER(name, suffix, write) {name, suffix, nullptr, &write},
 #include "checkpoint/writers.def"
+#undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
 };
+
+Result<const Writer*> FindWriter(std::string_view name) {
+  std::string known(kPlain);
+  for (const Writer& writer : kWriters) {
+    if (writer.name == name) return &writer;
+    known += ", ";
+    known += writer.name;
+  }
+  return Status(Code::kInvalidArgument, fmt::format("target: unknown format \"{}\"; known: {}",
+                                                    Printable(std::string(name)), known));
+}
 
 std::string WithoutSuffix(std::string_view name) {
   if (name.ends_with(kWeightSuffix)) name.remove_suffix(kWeightSuffix.size());
@@ -124,18 +141,10 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
 Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
   const std::string name = WithoutSuffix(record.module.name);
   const WeightsSpec& spec = record.module.spec;
-  if (record.layout == SourceLayout::kInOut) {
-    return InModule(record, Status(Code::kUnsupported,
-                                   "the model stores this matrix as [in, out], other formats "
-                                   "hold [out, in]"));
+  if (const Status status = CheckForeignLayout(record); !status.ok()) {
+    return InModule(record, status);
   }
   const size_t wildcard = name.find(kWildcard);
-  if (record.stacked && wildcard == std::string::npos) {
-    return InModule(record, Status(Code::kUnsupported,
-                                   fmt::format("one tensor holds {} experts, other formats have "
-                                               "one for each projection",
-                                               spec.experts)));
-  }
   if (!record.stacked || writer_.StacksExperts()) return AddModule(record, name, 0, spec.experts);
   for (int64_t e = 0; e < spec.experts; ++e) {
     MARLIN_RETURN_IF_ERROR(AddModule(
@@ -211,30 +220,25 @@ Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
   return {};
 }
 
-Status ConvertImpl(Io& io, const std::string& source_path, const std::string& output,
-                   std::string_view target, bool overwrite, int64_t shard_bytes,
-                   const Progress& progress) {
-  if (target == kPlain) {
-    return DequantizeCheckpointOn(io, source_path, output, DType::kF32, overwrite, shard_bytes,
-                                  progress);
-  }
-  MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<const ModuleWriter> writer, FindWriter(target));
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target,
+                      const std::string& output, const ConvertCheckpointOptions& options) {
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   if (source.reader->modules().empty()) {
     return Status(Code::kInvalidArgument,
-                  Printable(source_path) + ": has no quantized modules; quantize it first");
+                  Printable(source.path) + ": has no quantized modules; quantize it first");
   }
-  CheckpointConverter converter(checkpoint, *writer, progress);
+  const std::unique_ptr<const ModuleWriter> writer = target.make();
+  CheckpointConverter converter(checkpoint, *writer, options.progress);
   MARLIN_RETURN_IF_ERROR(converter.PlanUnits());
   Conversion conversion;
   conversion.target = output;
-  conversion.options.overwrite = overwrite;
-  conversion.shard_bytes = shard_bytes;
+  conversion.options.overwrite = options.overwrite;
+  conversion.shard_bytes = options.shard_bytes;
   for (const ConvertUnit& unit : converter.units()) conversion.units.push_back(unit.output);
   MARLIN_ASSIGN_OR_RETURN(conversion.config_json, converter.ConfigText());
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
-  conversion.fingerprint = Fingerprint(source, fmt::format("convert {} {}", target, shard_bytes));
+  conversion.fingerprint =
+      Fingerprint(source, fmt::format("convert {} {}", target.name, options.shard_bytes));
   conversion.write_unit = [&](TensorWriter* tensors, size_t unit) -> Result<int64_t> {
     MARLIN_RETURN_IF_ERROR(converter.Write(tensors, unit));
     return 0;
@@ -242,30 +246,60 @@ Status ConvertImpl(Io& io, const std::string& source_path, const std::string& ou
   return RunConversion(io, source, conversion).status();
 }
 
+Result<std::vector<SkippedTensor>> ConvertImpl(Io& io, const std::string& source,
+                                               const std::string& output,
+                                               const ConvertCheckpointOptions& options) {
+  if (options.shard_bytes < 1) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
+  }
+  if (options.target == kPlain) {
+    MARLIN_RETURN_IF_ERROR(DequantizeCheckpointOn(
+        io, source, output, DType::kF32, options.overwrite, options.shard_bytes, options.progress));
+    return std::vector<SkippedTensor>();
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(options.target));
+  if (!output.ends_with(writer->suffix)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: {} is one file, whose name must end in {}", Printable(output),
+                              writer->name, writer->suffix));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source));
+  if (writer->write != nullptr) {
+    return writer->write(io, checkpoint, {output, options.overwrite, options.progress});
+  }
+  MARLIN_RETURN_IF_ERROR(WriteDirectory(io, checkpoint, *writer, output, options));
+  return std::vector<SkippedTensor>();
+}
+
 }  // namespace
 
-Result<std::unique_ptr<const ModuleWriter>> FindWriter(std::string_view name) {
-  std::string known(kPlain);
-  for (const Writer& writer : kWriters) {
-    if (writer.name == name) return writer.make();
-    known += ", ";
-    known += writer.name;
+Status CheckForeignLayout(const ModuleRecord& record) {
+  if (record.layout == SourceLayout::kInOut) {
+    return Status(Code::kUnsupported,
+                  "the model stores this matrix as [in, out], other formats hold [out, in]");
   }
-  return Status(Code::kInvalidArgument, fmt::format("target: unknown format \"{}\"; known: {}",
-                                                    Printable(std::string(name)), known));
+  if (record.stacked && record.module.name.find(kWildcard) == std::string::npos) {
+    return Status(Code::kUnsupported,
+                  fmt::format("one tensor holds {} experts, other formats have one for each "
+                              "projection",
+                              record.module.spec.experts));
+  }
+  return {};
 }
 
-std::vector<std::string_view> WriterNames() {
-  std::vector<std::string_view> names = {kPlain};
-  for (const Writer& writer : kWriters) names.push_back(writer.name);
-  return names;
-}
-
-Status ConvertCheckpointOn(Io& io, const std::string& source, const std::string& output,
-                           const std::string& target, bool overwrite, int64_t shard_bytes,
-                           const Progress& progress) {
+Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& source,
+                                                    const std::string& output,
+                                                    const ConvertCheckpointOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   try {
-    return ConvertImpl(io, source, output, target, overwrite, shard_bytes, progress);
+    ConvertCheckpointReport report;
+    report.output = output;
+    report.target = options.target;
+    MARLIN_ASSIGN_OR_RETURN(report.files, ConvertImpl(io, source, output, options));
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report;
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(source) + ": no memory to convert it");
   } catch (const std::exception& error) {
@@ -273,15 +307,17 @@ Status ConvertCheckpointOn(Io& io, const std::string& source, const std::string&
   }
 }
 
-Status ConvertCheckpoint(const std::string& source, const std::string& output,
-                         const std::string& target, bool overwrite, const Progress& progress) {
+Result<ConvertCheckpointReport> ConvertCheckpoint(const std::string& source,
+                                                  const std::string& output,
+                                                  const ConvertCheckpointOptions& options) {
   SystemIo io;
-  return ConvertCheckpointOn(io, source, output, target, overwrite, kShardBytes, progress);
+  return ConvertCheckpointOn(io, source, output, options);
 }
 
 std::vector<std::string> ConversionTargets() {
-  const std::vector<std::string_view> names = WriterNames();
-  return {names.begin(), names.end()};
+  std::vector<std::string> names = {std::string(kPlain)};
+  for (const Writer& writer : kWriters) names.emplace_back(writer.name);
+  return names;
 }
 
 }  // namespace marlin

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -10,6 +11,7 @@
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/packing.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -102,21 +104,6 @@ Status ForEachColumns(const QuantizedWeights& matrix, uint8_t flip, const UseCol
   return {};
 }
 
-float ParameterAt(const TensorView& view, int64_t index) {
-  switch (view.dtype()) {
-    case DType::kF16:
-      return HalfToFloat(view.As<uint16_t>()[index]);
-    case DType::kBf16:
-      return Bf16ToFloat(view.As<uint16_t>()[index]);
-    case DType::kF8E8M0:
-      return E8M0ToFloat(view.As<uint8_t>()[index]);
-    case DType::kF8E4M3:
-      return Fp8E4M3ToFloat(view.As<uint8_t>()[index]);
-    default:
-      return view.As<float>()[index];
-  }
-}
-
 Result<std::vector<std::byte>> TransposedParameters(std::string_view format, std::string_view what,
                                                     const TensorView& view, DType dtype) {
   return Convert(format, what, view, dtype, true);
@@ -145,6 +132,49 @@ Result<std::vector<uint8_t>> UnsignedZeros(std::string_view format,
     zeros[static_cast<size_t>(i)] = static_cast<uint8_t>(zero);
   }
   return zeros;
+}
+
+Result<std::vector<float>> AdditiveBiases(std::string_view format, const QuantizedWeights& matrix) {
+  const WeightsSpec& spec = matrix.spec;
+  const UnsignedCodes codes = UnsignedCodesOf(spec.format);
+  std::vector<float> biases(static_cast<size_t>(GroupCount(spec) * spec.n));
+  for (int64_t i = 0; i < static_cast<int64_t>(biases.size()); ++i) {
+    const double scale = ParameterAt(matrix.scales, i);
+    double zero = codes.offset;
+    if (spec.has_zeros) zero += static_cast<double>(ParameterAt(matrix.zeros, i));
+    double exact = -scale * zero;
+    if (spec.has_biases) exact += static_cast<double>(ParameterAt(matrix.biases, i));
+    const auto bias = static_cast<float>(exact);
+    if (static_cast<double>(bias) != exact) {
+      return WouldLose(format,
+                       fmt::format("the bias {:.17g} at [{}, {}]", exact, i / spec.n, i % spec.n));
+    }
+    biases[static_cast<size_t>(i)] = bias;
+  }
+  return biases;
+}
+
+Result<float> InverseGlobalScale(std::string_view format, const QuantizedWeights& matrix) {
+  const float global = *matrix.global_scale.As<float>();
+  const float inverse = 1.0f / global;
+  const bool divides = matrix.spec.global_scale_divides;
+  const float factor = divides ? inverse : global;
+  const float divisor = divides ? global : inverse;
+  const TensorView& scales = matrix.scales;
+  std::array<bool, 256> checked{};
+  for (int64_t i = 0; i < scales.ElementCount(); ++i) {
+    const uint8_t code = scales.As<uint8_t>()[i];
+    if (checked[code]) continue;
+    checked[code] = true;
+    const float scale = Fp8E4M3ToFloat(code);
+    if (scale / divisor == scale * factor) continue;
+    return WouldLose(
+        format, fmt::format("the global scale {:.9g}: with its inverse the scale {} becomes {:.9g}"
+                            " instead of {:.9g}",
+                            global, scale, divides ? scale * factor : scale / divisor,
+                            divides ? scale / divisor : scale * factor));
+  }
+  return inverse;
 }
 
 std::vector<uint32_t> PackRuns(const std::vector<uint8_t>& codes, int64_t per_run, int bits) {

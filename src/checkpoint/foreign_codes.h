@@ -33,9 +33,6 @@ Status CheckCountingCodebook(std::string_view format, const QuantizedWeights& ma
 using UseColumns = std::function<Status(int64_t, int64_t, const uint8_t*, int64_t)>;
 Status ForEachColumns(const QuantizedWeights& matrix, uint8_t flip, const UseColumns& use);
 
-/// Element `index` of scales, zeros or biases as fp32.
-float ParameterAt(const TensorView& view, int64_t index);
-
 /// [n, groups] from [1, groups, n], in `dtype` (f16, bf16 or f32, or the view's own 8-bit type).
 /// Errors: kUnsupported for a number that `dtype` does not hold.
 Result<std::vector<std::byte>> TransposedParameters(std::string_view format, std::string_view what,
@@ -47,6 +44,14 @@ Result<std::vector<std::byte>> ConvertedParameters(std::string_view format, std:
 /// The zero of every group as an unsigned code, [groups, n]; without zeros, the code of value 0.
 /// Errors: kUnsupported for a zero that is no unsigned code.
 Result<std::vector<uint8_t>> UnsignedZeros(std::string_view format, const QuantizedWeights& matrix);
+
+/// The bias of every group, [groups, n], of weights as scale * u + bias with unsigned codes u.
+/// Errors: kUnsupported for a bias that fp32 does not hold.
+Result<std::vector<float>> AdditiveBiases(std::string_view format, const QuantizedWeights& matrix);
+
+/// The inverse of the global scale, which divides e4m3 scales if that multiplies and the reverse.
+/// Errors: kUnsupported if one of the scales becomes another number.
+Result<float> InverseGlobalScale(std::string_view format, const QuantizedWeights& matrix);
 
 /// Packs `count` codes of `bits` bits, lowest first, into words of 32 bits that begin anew after
 /// `per_run` codes.

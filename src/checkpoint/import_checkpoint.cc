@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <deque>
 #include <new>
+#include <optional>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -22,11 +25,23 @@ namespace {
 /// has one unit for each matrix.
 struct ImportUnit {
   const ModuleRecord* record = nullptr;  ///< Null for a copy.
-  int64_t expert = 0;                    ///< Matrix of a module that no format holds.
-  size_t tensor = 0;                     ///< The copied tensor, or the module's first.
+  /// The number of the module in the report if it is quantized again.
+  std::optional<size_t> rounded;
+  int64_t expert = 0;  ///< Matrix of a module that no format holds.
+  size_t tensor = 0;   ///< The copied tensor, or the module's first.
   OutputUnit outputs;
   int64_t parameters = 0;
 };
+
+/// How a module that no format of codes holds is quantized, if it may be. Scales of fp32 fit
+/// whatever the other program computed.
+QuantizeOptions RoundingOf(const ModuleRecord& record) {
+  return {.format = Format::kS8,
+          .group_size = 32,
+          .scale_type = ScaleType::kF32,
+          .symmetric = true,
+          .tensor_name = record.module.name};
+}
 
 std::string_view ExactnessText(Exactness exactness) {
   switch (exactness) {
@@ -54,16 +69,20 @@ class CheckpointImporter {
 
  private:
   Status PlanModule(const ModuleRecord& record);
+  Result<const ModuleRecord*> Round(const ModuleRecord& record);
   int64_t PlanCodes(const ModuleRecord& record, size_t tensor);
   int64_t PlanFloats(const ModuleRecord& record, size_t tensor);
   void PlanCopy(size_t tensor);
   Status WriteModule(TensorWriter* writer, size_t unit, const ModuleRecord& record);
+  Result<QuantizedWeights> LoadRounded(const ModuleRecord& record, ImportedModule* module) const;
   Status WriteFloats(TensorWriter* writer, size_t unit);
 
   const Checkpoint& checkpoint_;
   const Checkpoint::Impl& source_;
   const ImportCheckpointOptions& options_;
   std::vector<ImportUnit> units_;
+  std::deque<ModuleRecord> rounded_;          ///< Descriptions of modules that are quantized again.
+  std::vector<const ModuleRecord*> modules_;  ///< As they are written, in the order of the report.
   ImportCheckpointReport report_;
   int64_t done_ = 0;
   const ModuleRecord* loaded_ = nullptr;  ///< The module of floats whose weights are in weights_.
@@ -71,25 +90,37 @@ class CheckpointImporter {
 };
 
 Status CheckpointImporter::PlanModule(const ModuleRecord& record) {
-  if (record.exactness == Exactness::kRounded && !options_.allow_requantize) {
-    return Status(Code::kUnsupported,
-                  fmt::format("{}: module \"{}\": no format holds its values exactly; with "
-                              "--allow-requantize it is rounded to {}",
-                              Printable(source_.path), Printable(record.module.name),
-                              FormatName(record.module.spec.format)));
-  }
-  const WeightsSpec& spec = record.module.spec;
   int64_t before = 0;
   const std::vector<PartTensor> parts = source_.reader->Parts(record);
   const size_t first = parts.front().tensor;
   for (const PartTensor& part : parts) before += source_.tensors[part.tensor].bytes;
-  const int64_t after =
-      GetFormatInfo(spec.format).quantized ? PlanCodes(record, first) : PlanFloats(record, first);
+  const ModuleRecord* written = &record;
+  const bool codes = GetFormatInfo(record.module.spec.format).quantized;
+  if (!codes && options_.allow_requantize) {
+    MARLIN_ASSIGN_OR_RETURN(written, Round(record));
+  }
+  const bool rounded = written != &record;
+  const int64_t after = codes || rounded ? PlanCodes(*written, first) : PlanFloats(record, first);
+  if (rounded) units_.back().rounded = report_.modules.size();
+  modules_.push_back(written);
   report_.modules.push_back(
-      {record.module.name, spec, std::string(ExactnessText(record.exactness)),
+      {record.module.name, written->module.spec, std::string(ExactnessText(written->exactness)),
        before == 0 ? 1.0 : static_cast<double>(after) / static_cast<double>(before)});
   report_.source_bytes += before;
   return {};
+}
+
+/// Describes a module that no format of codes holds as it will be quantized again.
+Result<const ModuleRecord*> CheckpointImporter::Round(const ModuleRecord& record) {
+  const WeightsSpec& spec = record.module.spec;
+  MARLIN_ASSIGN_OR_RETURN(
+      const WeightsSpec rounded,
+      QuantizedSpec(record.stacked ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n},
+                    RoundingOf(record)));
+  rounded_.push_back(record);
+  rounded_.back().module.spec = rounded;
+  rounded_.back().exactness = Exactness::kRounded;
+  return &rounded_.back();
 }
 
 /// Plans the tensors of a quantized module; returns their size without the codebook, which is a
@@ -184,7 +215,10 @@ Status CheckpointImporter::Plan() {
 
 Status CheckpointImporter::WriteModule(TensorWriter* writer, size_t unit,
                                        const ModuleRecord& record) {
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, checkpoint_.Weights(record.module.name));
+  const std::optional<size_t> rounded = units_[unit].rounded;
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+                          rounded ? LoadRounded(record, &report_.modules[*rounded])
+                                  : checkpoint_.Weights(record.module.name));
   if (!(weights.spec == record.module.spec)) {
     return Status(Code::kInternal, "loaded weights differ from the plan");
   }
@@ -201,6 +235,37 @@ Status CheckpointImporter::WriteModule(TensorWriter* writer, size_t unit,
         writer->Append(unit, i, values.data(), static_cast<int64_t>(values.size_bytes())));
   }
   return {};
+}
+
+/// Quantizes a module that no format holds, and measures the error.
+Result<QuantizedWeights> CheckpointImporter::LoadRounded(const ModuleRecord& record,
+                                                         ImportedModule* module) const {
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights exact, checkpoint_.Weights(record.module.name));
+  const WeightsSpec& spec = exact.spec;
+  const Shape shape = record.stacked ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n};
+  MARLIN_ASSIGN_OR_RETURN(
+      QuantizedWeights rounded,
+      Quantize(TensorView(exact.codes.data(), exact.codes.dtype(), shape), RoundingOf(record)));
+  const int64_t count = spec.k * spec.n;
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer buffer,
+                          AlignedBuffer::Allocate(count * DTypeBytes(DType::kF32)));
+  const auto* const values = buffer.As<float>();
+  double squares = 0;
+  double errors = 0;
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(rounded, e));
+    MARLIN_RETURN_IF_ERROR(
+        Dequantize(slice, MutableTensorView(buffer.data(), DType::kF32, {spec.k, spec.n})));
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = exact.codes.As<float>()[e * count + i];
+      const double error = std::abs(static_cast<double>(values[i]) - value);
+      module->max_error = std::max(module->max_error, error);
+      squares += value * value;
+      errors += error * error;
+    }
+  }
+  if (squares > 0) module->relative_error = std::sqrt(errors / squares);
+  return rounded;
 }
 
 Status CheckpointImporter::WriteFloats(TensorWriter* writer, size_t unit) {
@@ -250,8 +315,10 @@ std::string CheckpointImporter::ConfigText() const {
   quantization.recipe_name = "imported";
   quantization.recipe_document = Json::object();
   quantization.method = source_.quant_method;
-  for (const ModuleRecord& record : source_.reader->modules()) {
-    if (GetFormatInfo(record.module.spec.format).quantized) quantization.modules.push_back(record);
+  for (const ModuleRecord* const record : modules_) {
+    if (GetFormatInfo(record->module.spec.format).quantized) {
+      quantization.modules.push_back(*record);
+    }
   }
   if (!quantization.modules.empty()) {
     config["quantization_config"] = BuildQuantizationConfig(quantization);
@@ -291,16 +358,17 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
   conversion.shard_bytes = options.shard_bytes;
   conversion.config_json = importer.ConfigText();
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
-  ImportCheckpointReport report = importer.report();
-  report.output = output;
   if (!options.dry_run) {
-    conversion.fingerprint = Fingerprint(source, fmt::format("import {}", options.shard_bytes));
+    conversion.fingerprint = Fingerprint(
+        source, fmt::format("import {} {}", options.shard_bytes, options.allow_requantize));
     conversion.write_unit = [&](TensorWriter* writer, size_t unit) -> Result<int64_t> {
       MARLIN_RETURN_IF_ERROR(importer.Write(writer, unit));
       return 0;
     };
     MARLIN_RETURN_IF_ERROR(RunConversion(io, source, conversion).status());
   }
+  ImportCheckpointReport report = importer.report();
+  report.output = output;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

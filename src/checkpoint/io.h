@@ -131,6 +131,8 @@ class Io {
   Status SyncDirectory(const std::string& path);
   /// Renames without replacing anything.
   Status RenameNew(const std::string& from, const std::string& to);
+  /// Renames a file, replacing another atomically.
+  Status RenameOver(const std::string& from, const std::string& to);
   /// Swaps two directories, atomically if the file system supports it.
   Status Exchange(const std::string& a, const std::string& b);
   /// Removes a file or a directory tree; links are not followed.
@@ -142,7 +144,6 @@ class Io {
 
  private:
   Status Check(IoCall call, const std::string& path);
-  Status RenameOver(const std::string& from, const std::string& to);
   Status SyncDescriptor(int fd, const std::string& path);
   Result<FileInfo> StatImpl(const std::string& path, bool follow);
 };

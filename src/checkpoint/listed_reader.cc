@@ -87,16 +87,11 @@ std::vector<PartTensor> ListedReader::Parts(const ModuleRecord& record) const {
   return entry == nullptr ? std::vector<PartTensor>() : entry->parts;
 }
 
-ThreadPool& ListedReader::Pool() const {
-  std::call_once(pool_made_, [this] { pool_ = std::make_unique<ThreadPool>(0); });
-  return *pool_;
-}
-
 Result<QuantizedWeights> ListedReader::Load(const ModuleRecord& record) const {
   const Entry* entry = Find(record);
   if (entry == nullptr) return Status(Code::kInternal, "a module of another reader");
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(record.module.spec));
-  MARLIN_RETURN_IF_ERROR(entry->fill(&buffer, Pool()));
+  MARLIN_RETURN_IF_ERROR(entry->fill(&buffer, pool_.Get()));
   return std::move(buffer.weights);
 }
 

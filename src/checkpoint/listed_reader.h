@@ -4,15 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include "base/thread_pool.h"
 #include "checkpoint/module_reader.h"
 #include "layout/weights_buffer.h"
 
@@ -45,12 +42,10 @@ class ListedReader final : public ModuleReader {
   };
   Status CheckRest(const std::unordered_map<size_t, const Entry*>& owners) const;
   const Entry* Find(const ModuleRecord& record) const;
-  ThreadPool& Pool() const;
 
   const TensorStore& store_;
   std::vector<Entry> entries_;  ///< In the order of modules_ after Finish.
-  mutable std::once_flag pool_made_;
-  mutable std::unique_ptr<ThreadPool> pool_;
+  LoadingPool pool_;
 };
 
 /// The tensors of a module under construction: each is found, checked and recorded as a part.

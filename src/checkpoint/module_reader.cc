@@ -129,6 +129,7 @@ bool IsQuantizationFile(std::string_view name) {
 }
 
 void RemoveQuantization(Json* config) {
+  if (!config->is_object()) return;
   for (const MethodPlace& place : kPlaces) {
     if (place.file == kConfigFile) config->erase(std::string(place.key));
   }

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/json.h"
+#include "base/thread_pool.h"
 #include "checkpoint/io.h"
 #include "checkpoint/tensor_store.h"
 #include "marlin/checkpoint.h"
@@ -28,7 +30,7 @@ enum class SourceLayout : uint8_t {
 enum class Exactness : uint8_t {
   kExact,    ///< Every value is equal.
   kLastBit,  ///< The codes and scales are equal; the other program rounds once more.
-  kRounded,  ///< No format holds the values: they were quantized again.
+  kRounded,  ///< No format of codes holds the values, and importing quantized them again.
 };
 
 /// A module and its names and layout in the plain checkpoint.
@@ -54,6 +56,19 @@ struct ContainedFile {
   std::string name;
   std::string content;
   std::string obstacle;  ///< Not empty: why there is no content.
+};
+
+/// The threads that load modules, started by the first of them.
+class LoadingPool {
+ public:
+  ThreadPool& Get() const {
+    std::call_once(made_, [this] { pool_ = std::make_unique<ThreadPool>(0); });
+    return *pool_;
+  }
+
+ private:
+  mutable std::once_flag made_;
+  mutable std::unique_ptr<ThreadPool> pool_;
 };
 
 /// The modules of one opened checkpoint. Immutable and thread-safe once opened.

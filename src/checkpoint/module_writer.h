@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/module_reader.h"
 #include "checkpoint/tensor_writer.h"
+#include "marlin/checkpoint.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
 
@@ -51,9 +53,20 @@ class ModuleWriter {
 
 using MakeWriter = std::unique_ptr<const ModuleWriter>();
 
-/// The writer of a format. Errors: kInvalidArgument naming the known ones.
-Result<std::unique_ptr<const ModuleWriter>> FindWriter(std::string_view name);
-/// The names of all formats that can be written, "plain" among them.
-std::vector<std::string_view> WriterNames();
+/// kUnsupported for modules whose layout no other program has: matrices stored as [in, out], and
+/// stacks of experts without a name for each.
+Status CheckForeignLayout(const ModuleRecord& record);
+
+/// The file that a container writer is to write.
+struct ContainerOutput {
+  std::string path;
+  bool overwrite = false;
+  Progress progress;
+};
+
+/// Writes a checkpoint, quantized or not, as one file, atomically. Returns the files of the source
+/// that it does not hold, with the reason. Errors: kUnsupported naming the tensor.
+using WriteContainer = Result<std::vector<SkippedTensor>>(Io& io, const Checkpoint& checkpoint,
+                                                          const ContainerOutput& output);
 
 }  // namespace marlin

@@ -63,8 +63,7 @@ constexpr std::string_view kPickle =
     "a PyTorch pickle, which is never opened because loading it can run code: convert it to "
     "safetensors";
 constexpr std::string_view kGgufMagic = "GGUF";
-constexpr std::array<ForeignKind, 8> kForeignKinds = {{
-    {".onnx", "an ONNX model, which is not supported"},
+constexpr std::array<ForeignKind, 7> kForeignKinds = {{
     {".bin", kPickle},
     {".pt", kPickle},
     {".pth", kPickle},
@@ -403,7 +402,9 @@ Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path) {
   try {
     auto impl = std::make_shared<Checkpoint::Impl>();
     impl->path = path;
+    impl->io = &io;
     MARLIN_RETURN_IF_ERROR(CheckpointOpener(io, impl.get()).Run());
+    impl->io = nullptr;
     return Checkpoint(std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(path) + ": no memory to open it");

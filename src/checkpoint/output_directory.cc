@@ -98,6 +98,11 @@ Status OutputDirectory::SetNames(const std::string& target, std::string_view fin
 
 // Replacing removes the old directory, so it must contain only a checkpoint.
 Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
+  if (!options_.file.empty()) {
+    return info.kind == FileKind::kRegular
+               ? Status()
+               : InvalidTarget(target_, "exists and is not a file, so it is not replaced");
+  }
   if (info.kind != FileKind::kDirectory) {
     return InvalidTarget(target_, "exists and is not a directory, so it is not replaced");
   }
@@ -283,14 +288,32 @@ Status OutputDirectory::Replace() {
   return removed.WithContext("the output is complete, but what it replaced was not removed");
 }
 
+Status OutputDirectory::CommitFile(bool replace) {
+  const std::string path = JoinPath(partial_, options_.file);
+  if (replace) {
+    // Another process may have replaced the target since the first check.
+    MARLIN_RETURN_IF_ERROR(CheckTarget());
+    MARLIN_RETURN_IF_ERROR(io_->RenameOver(path, target_));
+  } else {
+    MARLIN_RETURN_IF_ERROR(io_->RenameNew(path, target_));
+  }
+  Status synced = io_->SyncDirectory(parent_);
+  const Status removed = io_->RemoveTree(partial_);
+  keep_ = removed.ok();
+  if (!synced.ok()) return synced;
+  return removed.WithContext("the output is complete, but its empty directory was not removed");
+}
+
 Status OutputDirectory::Commit() {
   MARLIN_RETURN_IF_ERROR(io_->SyncDirectory(partial_));
   MARLIN_RETURN_IF_ERROR(CheckWritten());
   MARLIN_ASSIGN_OR_RETURN(const FileInfo existing, io_->StatLink(target_));
-  if (existing.kind != FileKind::kMissing && options_.overwrite) return Replace();
-  if (existing.kind != FileKind::kMissing) {
+  const bool replace = existing.kind != FileKind::kMissing;
+  if (replace && !options_.overwrite) {
     return Disturbed(target_, "another process has created it meanwhile");
   }
+  if (!options_.file.empty()) return CommitFile(replace);
+  if (replace) return Replace();
   MARLIN_RETURN_IF_ERROR(io_->RenameNew(partial_, target_));
   lock_ = FileHandle();
   return io_->SyncDirectory(parent_);

@@ -24,7 +24,9 @@ class OutputDirectory {
  public:
   struct Options {
     bool overwrite = false;  ///< Replaces an existing checkpoint of that name at the end.
-    bool resume = false;     ///< Keeps the files of an interrupted run for the caller to check.
+    /// Not empty: the target is this file of the directory, which is renamed, not the directory.
+    std::string file;
+    bool resume = false;  ///< Keeps the files of an interrupted run for the caller to check.
     /// Files that must never be removed, with their paths for messages.
     std::map<FileIdentity, std::string> source;
   };
@@ -71,6 +73,7 @@ class OutputDirectory {
   Status RemoveStale() const;
   Status CheckWritten() const;
   Status Replace();
+  Status CommitFile(bool replace);
   Result<std::string> FindSource(const std::string& path) const;
   Result<bool> IsLocked(const std::string& path) const;
 

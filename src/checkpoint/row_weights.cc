@@ -10,6 +10,7 @@
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -60,10 +61,9 @@ Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer*
   return {};
 }
 
-/// One number of a scale tensor; U8 and F8_E8M0 are exponents.
+/// One number of a scale tensor; U8 are exponents.
 float ScaleAt(const std::byte* data, DType dtype, int64_t index) {
-  const bool exponent = dtype == DType::kU8 || dtype == DType::kF8E8M0;
-  return exponent ? E8M0ToFloat(static_cast<uint8_t>(data[index])) : FloatAt(data, dtype, index);
+  return ParameterAt(data, dtype == DType::kU8 ? DType::kF8E8M0 : dtype, index);
 }
 
 /// Which weights share a scale.

@@ -29,6 +29,7 @@ struct CheckpointFile {
 struct TensorStore {
   std::string path;
   bool is_directory = false;
+  Io* io = nullptr;  ///< For files that others name; only while the checkpoint is opened.
   std::vector<CheckpointFile> files;               ///< In name order.
   std::vector<TensorInfo> tensors;                 ///< In name order.
   std::vector<uint32_t> tensor_file;               ///< The file of each tensor.

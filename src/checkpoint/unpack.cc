@@ -39,22 +39,24 @@ void PackDenseRows(const DenseRows& rows, const WeightsBuffer& buffer, ThreadPoo
   const int64_t bytes = CeilDivide(spec.k * bits, 8);  // Those of a row that hold codes.
   const int64_t used_words = CeilDivide(bytes, 4);     // The padding of 3-bit runs is zero.
   const uint32_t mask = LastWordMask(spec, bits);
+  const auto word_of = [&](const std::byte* at, size_t left) {
+    uint32_t word = 0;
+    if (left == 4) {
+      std::memcpy(&word, at, 4);
+    } else if (left > 0) {
+      std::memcpy(&word, at, left);
+    }
+    if (rows.swap_nibbles) word = ((word >> 4) & 0x0f0f0f0fu) | ((word & 0x0f0f0f0fu) << 4);
+    return word ^ rows.flip;
+  };
   ForTiles(spec, pool, [&](int64_t expert, int64_t first, int64_t columns, int) {
     auto* out = static_cast<uint32_t*>(buffer.codes) + expert * words * spec.n + first;
     const std::byte* row = rows.data + (expert * spec.n + first) * rows.row_bytes;
     for (int64_t w = 0; w < words; ++w) {
       const auto left = static_cast<size_t>(std::clamp<int64_t>(bytes - 4 * w, 0, 4));
+      const uint32_t kept = w < used_words - 1 ? ~uint32_t{0} : (w == used_words - 1 ? mask : 0);
       for (int64_t c = 0; c < columns; ++c) {
-        uint32_t word = 0;
-        if (left == 4) {
-          std::memcpy(&word, row + c * rows.row_bytes + 4 * w, 4);
-        } else if (left > 0) {
-          std::memcpy(&word, row + c * rows.row_bytes + 4 * w, left);
-        }
-        if (rows.swap_nibbles) word = ((word >> 4) & 0x0f0f0f0fu) | ((word & 0x0f0f0f0fu) << 4);
-        word ^= rows.flip;
-        if (w >= used_words - 1) word &= w == used_words - 1 ? mask : 0;
-        out[w * spec.n + c] = word;
+        out[w * spec.n + c] = word_of(row + c * rows.row_bytes + 4 * w, left) & kept;
       }
     }
   });
@@ -69,7 +71,8 @@ void PackByteRows(UnpackRow unpack, const WeightsBuffer& buffer, ThreadPool& poo
   ForTiles(spec, pool, [&](int64_t expert, int64_t first, int64_t columns, int worker) {
     std::vector<uint8_t>& codes = scratch[static_cast<size_t>(worker)];
     codes.resize(static_cast<size_t>(std::min(kTileColumns, spec.n) * stride));
-    for (int64_t c = 0; c < columns; ++c) unpack(expert * spec.n + first + c, &codes[c * stride]);
+    for (int64_t c = 0; c < columns; ++c)
+      unpack(expert * spec.n + first + c, codes.data() + c * stride);
     PackColumns(bits, {codes.data(), stride, spec.k, columns},
                 static_cast<uint32_t*>(buffer.codes) + expert * words * spec.n + first, spec.n);
   });
@@ -131,17 +134,6 @@ void TransposeElements(const std::byte* from, int64_t count, int64_t rows, int64
         TransposeOf<8>(matrix, rows, columns, out);
     }
   }
-}
-
-float FloatAt(const std::byte* data, DType dtype, int64_t index) {
-  if (dtype == DType::kF32) {
-    float value = 0;
-    std::memcpy(&value, data + index * 4, sizeof(value));
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, data + index * 2, sizeof(half));
-  return dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
 }
 
 uint32_t WordAt(const std::byte* data, int64_t index) {

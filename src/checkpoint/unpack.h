@@ -37,9 +37,6 @@ void StoreFloatRows(FloatRow values, const WeightsBuffer& buffer, ThreadPool& po
 void TransposeElements(const std::byte* from, int64_t count, int64_t rows, int64_t columns,
                        int64_t element_bytes, void* to);
 
-/// Element `index` of an unaligned tensor of bf16, f16 or f32 values.
-float FloatAt(const std::byte* data, DType dtype, int64_t index);
-
 /// A little-endian number at any address.
 uint32_t WordAt(const std::byte* data, int64_t index);
 

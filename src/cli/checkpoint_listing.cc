@@ -70,6 +70,23 @@ std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
   return text.empty() ? "none" : text;
 }
 
+std::string CoverageLine(double coverage, const std::vector<SkippedTensor>& skipped) {
+  return fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * coverage,
+                     SkippedText(skipped));
+}
+
+nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped) {
+  auto array = nlohmann::ordered_json::array();
+  for (const SkippedTensor& tensor : skipped) {
+    array.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
+  }
+  return array;
+}
+
+std::string WithoutLine(const SkippedTensor& file) {
+  return fmt::format("without {}: {}\n", file.name, file.reason);
+}
+
 bool HasExperts(const Checkpoint& checkpoint) {
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
                      [](const TensorInfo& tensor) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,15 @@ std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint);
 
 /// Tensors that were left unquantized, grouped by reason: the routers of 48 layers are one entry.
 std::string SkippedText(const std::vector<SkippedTensor>& skipped);
+
+/// "86.9 % of parameters quantized; skipped: ..." as a line.
+std::string CoverageLine(double coverage, const std::vector<SkippedTensor>& skipped);
+
+/// An array of {"name", "reason"}.
+nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
+
+/// "without tokenizer.json: ..." as a line.
+std::string WithoutLine(const SkippedTensor& file);
 
 /// True when any tensor belongs to a routed expert.
 bool HasExperts(const Checkpoint& checkpoint);

@@ -1,12 +1,11 @@
-// convert: writes a quantized checkpoint in the format of another program.
+// export and convert, one command with two names: a checkpoint in another program's format.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
-#include "base/text_table.h"
+#include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "marlin/checkpoint.h"
@@ -16,41 +15,54 @@ namespace {
 
 class ConvertCommand final : public Command {
  public:
+  explicit ConvertCommand(const char* name) : name_(name) {}
+
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("SRC", &source_, "A quantized checkpoint");
-    arguments.RequiredOption("-o,--output", &output_, "DST",
-                             "The directory to write; it appears whole or not at all");
+    arguments.Positional("SRC", &source_,
+                         "A quantized checkpoint; for gguf also an unquantized one");
+    arguments.RequiredOption(
+        "-o,--output", &output_, "DST",
+        "The directory, for gguf the file, to write; it appears whole or not at all");
     arguments.RequiredOption("--to", &target_, "FORMAT",
                              fmt::format("{}", fmt::join(ConversionTargets(), ", ")).c_str());
+    arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest safetensors file to write");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
   }
 
   Status Run(Console& console) override {
-    const auto start = std::chrono::steady_clock::now();
-    {
-      ProgressBar bar(console, "convert");
-      MARLIN_RETURN_IF_ERROR(
-          ConvertCheckpoint(source_, output_, target_, overwrite_,
-                            [&bar](int64_t done, int64_t total) { bar.Update(done, total); }));
-    }
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    ConvertCheckpointOptions options;
+    options.target = target_;
+    options.overwrite = overwrite_;
+    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
+    ProgressBar bar(console, name_);
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    const Result<ConvertCheckpointReport> report = ConvertCheckpoint(source_, output_, options);
+    bar.Clear();
+    if (!report.ok()) return report.status();
     if (console.json()) {
-      return console.PrintJson(
-          {{"output", output_}, {"target", target_}, {"seconds", elapsed.count()}});
+      return console.PrintJson({{"output", report->output},
+                                {"target", report->target},
+                                {"files", SkippedJson(report->files)},
+                                {"seconds", report->seconds}});
     }
-    return console.Print(fmt::format("{}: {}, every weight as in {}, in {:.1f} s\n", output_,
-                                     target_, source_, elapsed.count()));
+    std::string text = fmt::format("{}: {}, every weight as in {}, in {:.1f} s\n", output_, target_,
+                                   source_, report->seconds);
+    for (const SkippedTensor& file : report->files) text += WithoutLine(file);
+    return console.Print(text);
   }
 
  private:
+  const char* name_;
   std::string source_;
   std::string output_;
   std::string target_;
+  std::string shard_size_ = "5GB";
   bool overwrite_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Command> Make_convert() { return std::make_unique<ConvertCommand>(); }
+std::unique_ptr<Command> Make_export() { return std::make_unique<ConvertCommand>("export"); }
+std::unique_ptr<Command> Make_convert() { return std::make_unique<ConvertCommand>("convert"); }
 
 }  // namespace marlin::cli

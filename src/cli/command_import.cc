@@ -26,6 +26,8 @@ std::string Verdict(const ImportedModule& module) {
   return fmt::format("{}, {:.2f}x larger", module.exactness, module.growth);
 }
 
+bool IsRounded(const ImportedModule& module) { return module.exactness == "re-rounded"; }
+
 class ImportCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -35,7 +37,7 @@ class ImportCommand final : public Command {
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Flag("--allow-requantize", &allow_requantize_,
-                   "Accept matrices that no format holds exactly");
+                   "Quantize matrices that no format of codes holds, to s8 in groups of 32");
     arguments.Flag("--dry-run", &dry_run_, "Report, write nothing");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
   }
@@ -63,14 +65,9 @@ class ImportCommand final : public Command {
                          {"group_size", module.spec.group_size},
                          {"exactness", module.exactness},
                          {"growth", module.growth}});
-    }
-    Json skipped = Json::array();
-    for (const SkippedTensor& tensor : report.skipped) {
-      skipped.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
-    }
-    Json files = Json::array();
-    for (const SkippedTensor& file : report.files) {
-      files.push_back({{"name", file.name}, {"reason", file.reason}});
+      if (!IsRounded(module)) continue;
+      modules.back()["relative_error"] = module.relative_error;
+      modules.back()["max_error"] = module.max_error;
     }
     return console.PrintJson({{"output", report.output},
                               {"method", report.method},
@@ -83,8 +80,8 @@ class ImportCommand final : public Command {
                               {"source_bytes", report.source_bytes},
                               {"coverage", report.coverage},
                               {"modules", modules},
-                              {"skipped", skipped},
-                              {"files", files},
+                              {"skipped", SkippedJson(report.skipped)},
+                              {"files", SkippedJson(report.files)},
                               {"seconds", report.seconds}});
   }
 
@@ -95,8 +92,7 @@ class ImportCommand final : public Command {
         dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
         report.method.empty() ? "floats" : report.method, report.bits_per_weight,
         FormatBytes(report.bytes), FormatBytes(report.source_bytes), report.seconds);
-    text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
-                        SkippedText(report.skipped));
+    text += CoverageLine(report.coverage, report.skipped);
     struct Group {
       int64_t modules = 0;
       int64_t parameters = 0;
@@ -115,9 +111,12 @@ class ImportCommand final : public Command {
           {key.first, std::to_string(group.modules), FormatCount(group.parameters), key.second});
     }
     if (!groups.empty()) text += table.ToString();
-    for (const SkippedTensor& file : report.files) {
-      text += fmt::format("without {}: {}\n", file.name, file.reason);
+    for (const ImportedModule& module : report.modules) {
+      if (!IsRounded(module) || dry_run_) continue;
+      text += fmt::format("re-rounded {}: error {:.3g} % of the weights (RMS), at most {:.3g}\n",
+                          module.name, 100 * module.relative_error, module.max_error);
     }
+    for (const SkippedTensor& file : report.files) text += WithoutLine(file);
     return console.Print(text);
   }
 

@@ -18,8 +18,6 @@
 namespace marlin::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
 /// until it is complete, so there is nothing to clean up.
 class InterruptNotice {
@@ -108,10 +106,6 @@ class QuantizeCommand final : public Command {
 
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
                        const MixedPrecisionConfig& recipe) const {
-    Json skipped = Json::array();
-    for (const SkippedTensor& tensor : report.skipped) {
-      skipped.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
-    }
     return console.PrintJson({{"output", report.output},
                               {"recipe", recipe.name()},
                               {"method", method_},
@@ -122,7 +116,7 @@ class QuantizeCommand final : public Command {
                               {"bits_per_weight", report.bits_per_weight},
                               {"bytes", report.bytes},
                               {"coverage", report.coverage},
-                              {"skipped", skipped},
+                              {"skipped", SkippedJson(report.skipped)},
                               {"zeroed_groups", report.zeroed_groups},
                               {"seconds", report.seconds}});
   }
@@ -133,8 +127,7 @@ class QuantizeCommand final : public Command {
         "{}{}: {} tensors, {} parameters, recipe {}, {:.3f} bits per weight, {} in {:.1f} s\n",
         dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
         recipe.name(), report.bits_per_weight, FormatBytes(report.bytes), report.seconds);
-    text += fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * report.coverage,
-                        SkippedText(report.skipped));
+    text += CoverageLine(report.coverage, report.skipped);
     if (report.zeroed_groups > 0) {
       text += fmt::format(
           "{} groups became zero because their scales are too small for the scale type\n",

@@ -10,6 +10,7 @@
 #include "base/scalars.h"
 #include "base/view_checks.h"
 #include "layout/packing.h"
+#include "layout/parameters.h"
 #include "marlin/quantize.h"
 #include "quantize/column_tile.h"
 #include "quantize/quantizer.h"
@@ -20,22 +21,6 @@ namespace {
 
 constexpr int64_t kRows = 512;
 static_assert(kRows % kPackRun == 0);
-
-/// Element `index` of a view of scales, zeros or biases.
-float ReadScalar(const TensorView& view, int64_t index) {
-  switch (view.dtype()) {
-    case DType::kF16:
-      return HalfToFloat(view.As<uint16_t>()[index]);
-    case DType::kBf16:
-      return Bf16ToFloat(view.As<uint16_t>()[index]);
-    case DType::kF8E8M0:
-      return E8M0ToFloat(view.As<uint8_t>()[index]);
-    case DType::kF8E4M3:
-      return Fp8E4M3ToFloat(view.As<uint8_t>()[index]);
-    default:
-      return view.As<float>()[index];
-  }
-}
 
 /// Maps a code of one group of one column to its weight.
 struct GroupMap {
@@ -52,7 +37,7 @@ struct GroupMap {
 
 GroupMap MapOf(const QuantizedWeights& weights, int64_t expert, int64_t index) {
   GroupMap map;
-  float scale = ReadScalar(weights.scales, index);
+  float scale = ParameterAt(weights.scales, index);
   // The effective scale is an fp32: stored scale times (or over) global scale, rounded once.
   const WeightsSpec& spec = weights.spec;
   if (spec.has_global_scale) {
@@ -61,8 +46,8 @@ GroupMap MapOf(const QuantizedWeights& weights, int64_t expert, int64_t index) {
   }
   map.scale = scale;
   map.has_offset = spec.has_zeros || spec.has_biases;
-  if (spec.has_zeros) map.offset = -map.scale * ReadScalar(weights.zeros, index);
-  if (spec.has_biases) map.offset = ReadScalar(weights.biases, index);
+  if (spec.has_zeros) map.offset = -map.scale * ParameterAt(weights.zeros, index);
+  if (spec.has_biases) map.offset = ParameterAt(weights.biases, index);
   return map;
 }
 

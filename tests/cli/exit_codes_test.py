@@ -52,6 +52,9 @@ CASES: list[tuple[int, str]] = [
     (USAGE, "convert Q -o OUT --to exl3"),
     (USAGE, "convert SRC -o OUT --to gptq"),
     (MALFORMED, "convert BAD -o OUT --to gptq"),
+    (0, "export SRC -o FILE --to gguf"),
+    (USAGE, "export SRC -o OUT --to gguf"),
+    (IO, "export GONE -o FILE --to gguf"),
     (MALFORMED, "dequantize BAD -o OUT"),
     (IO, "dequantize GONE -o OUT"),
     (0, "generate SRC --tokens T --max-tokens 1"),
@@ -121,8 +124,9 @@ class ExitCodes(CommandTestCase):
         self.before = sorted(path.name for path in self.directory.iterdir())
 
     def arguments(self, text: str) -> list[str]:
-        names = {"Q": "q", "BAD": "bad", "GONE": "gone", "OUT": "out", "T": "tokens",
-                 "W": "words", "TABLE": "tune.txt", "EMPTY": "empty", "GONE/OUT": "gone/out"}
+        names = {"Q": "q", "BAD": "bad", "GONE": "gone", "OUT": "out", "FILE": "out.gguf",
+                 "T": "tokens", "W": "words", "TABLE": "tune.txt", "EMPTY": "empty",
+                 "GONE/OUT": "gone/out"}
         places = {word: str(self.directory / name) for word, name in names.items()}
         places["SRC"] = str(QWEN)
         return [places.get(word, word) for word in text.split()]
@@ -161,7 +165,7 @@ class ExitCodes(CommandTestCase):
 
     def clean(self) -> None:
         """Removes a command's output; checks that nothing else was added."""
-        for name in ("out", "tune.txt"):
+        for name in ("out", "out.gguf", "tune.txt"):
             path = self.directory / name
             if path.is_dir():
                 for file in path.iterdir():

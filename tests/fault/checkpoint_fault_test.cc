@@ -183,6 +183,41 @@ TEST_F(CheckpointFault, OverwritingNeverLosesTheOldContent) {
   }
 }
 
+// One file in place of a directory.
+TEST_F(CheckpointFault, EveryCallOfExportFails) {
+  testing::WriteFile(source_ + "/config.json",
+                     R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "num_experts": 3})");
+  target_ += ".gguf";
+  ConvertCheckpointOptions options;
+  options.target = "gguf";
+  for (const bool replaces : {false, true}) {
+    options.overwrite = replaces;
+    if (replaces) testing::WriteFile(target_, "old");
+    int64_t n = 0;
+    for (;; ++n) {
+      SCOPED_TRACE(n);
+      FaultyIo io(n);
+      const Status status = ConvertCheckpointOn(io, source_, target_, options).status();
+      EXPECT_TRUE(status.ok() || status.code() == Code::kIo) << status.message();
+      const bool old = TargetExists() && testing::ReadFile(target_) == "old";
+      EXPECT_TRUE(TargetExists() || (!replaces && !status.ok()));
+      if (TargetExists() && !old) {
+        EXPECT_TRUE(Checkpoint::Open(target_).ok());
+      }
+      EXPECT_FALSE(status.ok() && old);
+      std::vector<std::string> names = {"source"};
+      if (TargetExists()) names.push_back("target.gguf");
+      EXPECT_EQ(directory_.Entries(), names);
+      if (!io.hit()) break;
+      std::filesystem::remove(target_);
+      if (replaces) testing::WriteFile(target_, "old");
+    }
+    EXPECT_GT(n, 30);
+    std::filesystem::remove(target_);
+  }
+}
+
 TEST_F(CheckpointFault, EveryCallOfOpenFails) {
   SystemIo system;
   ASSERT_TRUE(Quantize(system).ok());

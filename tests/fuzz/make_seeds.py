@@ -510,6 +510,66 @@ def gguf_files() -> Seeds:
     return seeds
 
 
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    out = b""
+    while value >= 0x80:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def onnx_field(number: int, value: int | str | bytes) -> bytes:
+    """Returns one field of a message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def onnx_tensor(name: str, kind: int, shape: tuple[int, ...], data: bytes, field: int = 9) -> bytes:
+    return (b"".join(onnx_field(1, size) for size in shape) + onnx_field(2, kind)
+            + onnx_field(8, name) + onnx_field(field, data))
+
+
+def onnx_node(kind: str, inputs: tuple[str, ...], **integers: int) -> bytes:
+    node = b"".join(onnx_field(1, name) for name in inputs) + onnx_field(2, "d")
+    for name, value in integers.items():
+        node += onnx_field(5, onnx_field(1, name) + onnx_field(3, value))
+    return node + onnx_field(4, kind)
+
+
+def onnx_files() -> Seeds:
+    """Returns a graph for each way in which weights are quantized."""
+    def model(nodes: list[bytes], tensors: list[bytes]) -> bytes:
+        graph = b"".join(onnx_field(1, node) for node in nodes)
+        return onnx_field(7, graph + b"".join(onnx_field(5, tensor) for tensor in tensors))
+
+    scales = onnx_tensor("s", 1, (3, 2), bytes(24))
+    seeds = {}
+    for bits in (2, 4, 8):
+        seeds[f"nbits-{bits}"] = model(
+            [onnx_node("MatMulNBits", ("x", "m_Q4", "s", "z"), K=32, N=3, block_size=16,
+                       bits=bits)],
+            [onnx_tensor("m_Q4", 2, (3, 2, 2 * bits), bytes(12 * bits)), scales,
+             onnx_tensor("z", 2, (3, max(1, bits // 4)), bytes(3 * max(1, bits // 4)))])
+    for kind, size in ((2, 8), (3, 8), (17, 8), (19, 8), (21, 4), (22, 4), (23, 4), (25, 2)):
+        seeds[f"linear-{kind}"] = model(
+            [onnx_node("DequantizeLinear", ("w", "s", "z"), axis=0, block_size=16),
+             onnx_node("Transpose", ("d",))],
+            [onnx_tensor("w", kind, (32, 2), bytes(8 * size)),
+             onnx_tensor("s", 1, (2, 2), bytes(16)),
+             onnx_tensor("z", kind, (2, 2), bytes(size // 2))])
+    seeds["values"] = model(
+        [onnx_node("DequantizeLinear", ("w", "s", "z"), axis=1)],
+        [onnx_tensor("w", 3, (2, 2, 3), bytes(12)), onnx_tensor("s", 10, (2,), bytes(4)),
+         onnx_tensor("z", 3, (2,), bytes(2), 5)])
+    seeds["external"] = model([], [onnx_tensor("w", 1, (2,), onnx_field(1, "location")
+                                               + onnx_field(2, "data.bin"), 13)
+                                   + onnx_field(14, 1)])
+    return seeds
+
+
 TARGETS = {
     "arguments_fuzz": Target(
         STRUCTURE, argument_lines, ("src/cli/*.cc", *RECIPE_SOURCES),
@@ -528,6 +588,7 @@ TARGETS = {
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
     "msl_fuzz": Target(16 << 10, metal_sources, ("metal_sim/src/metal_sim/msl_*.cc",)),
+    "onnx_fuzz": Target(STRUCTURE, onnx_files, ("src/checkpoint/readers/onnx*.cc",)),
     "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc", "src/recipe/regex.cc"),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),

@@ -121,6 +121,64 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
 
 
+class TensorNames:
+    """Names in a file of the tensors of a Hugging Face directory, and the heads of q and k."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        architecture, self.name = ARCHITECTURES[config["model_type"]]
+        layers = config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0)
+        self._names = gguf.get_tensor_name_map(architecture, layers)
+        self._heads = {
+            "q_proj": config["num_attention_heads"],
+            "k_proj": config["num_key_value_heads"],
+        }
+
+    def of(self, tensor: str) -> str:
+        mapped = self._names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        if tensor.endswith("e_score_correction_bias"):
+            mapped = self._names.get_name(
+                tensor.replace("_bias", ".bias"), try_suffixes=(".bias",)
+            )
+        assert mapped is not None, tensor
+        return mapped
+
+    def heads(self, tensor: str) -> int | None:
+        """The heads whose rows the file has in another order, or None."""
+        if self.name != "llama" or ".self_attn." not in tensor:
+            return None
+        return self._heads.get(tensor.split(".self_attn.")[1].split(".")[0])
+
+
+def unpermute(rows: np.ndarray, heads: int | None) -> np.ndarray:
+    """The inverse of `permute`."""
+    if heads is None:
+        return rows
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def check_gguf(path: Path, config: dict[str, Any], expected: dict[str, np.ndarray]) -> set[str]:
+    """Compares the values that the package reads with those of a Hugging Face directory, whose
+    experts are stacked. Returns the types of the tensors."""
+    names = TensorNames(config)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for tensor, values in expected.items():
+        name = names.of(tensor)
+        blocks = stored.pop(name)
+        got = dequantize(blocks.data, blocks.tensor_type).reshape(-1)
+        factors = stored.pop(name.removesuffix(".weight") + ".scale", None)
+        if factors is not None:
+            # The factor multiplies the scales of the blocks, which the package does not do.
+            got = (got.reshape(len(factors.data), -1) * factors.data[:, None]).reshape(-1)
+        got = unpermute(got.reshape(values.shape), names.heads(tensor))
+        if factors is None:
+            assert np.array_equal(got, values), tensor
+        else:
+            assert np.allclose(got, values, rtol=3e-7, atol=0), tensor
+    assert not stored, stored.keys()
+    return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+
+
 def write_gguf(
     directory: Path, path: Path, kind_of: Callable[[str], Type | None]
 ) -> dict[str, np.ndarray]:
@@ -130,26 +188,15 @@ def write_gguf(
     computes them, in the order of rows of that directory; experts are stacked.
     """
     config = json.loads((directory / "config.json").read_text())
-    architecture, name = ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(path, name)
+    names = TensorNames(config)
+    writer = gguf.GGUFWriter(path, names.name)
     add_metadata(writer, config)
     if (directory / "tokenizer.json").exists():
         add_tokenizer(writer, directory)
-    layers = config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0)
-    names = gguf.get_tensor_name_map(architecture, layers)
     expected = {}
     for tensor, values in stack_experts(read_tensors(directory)).items():
-        mapped = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
-        if tensor.endswith("e_score_correction_bias"):
-            mapped = names.get_name(tensor.replace("_bias", ".bias"), try_suffixes=(".bias",))
-        assert mapped is not None, tensor
-        heads = None
-        if name == "llama" and ".self_attn." in tensor:
-            part = tensor.split(".self_attn.")[1]
-            heads = {
-                "q_proj": config["num_attention_heads"],
-                "k_proj": config["num_key_value_heads"],
-            }.get(part.split(".")[0])
+        mapped = names.of(tensor)
+        heads = names.heads(tensor)
         stored = values if heads is None else permute(values, heads)
         kind = kind_of(mapped) if values.ndim >= 2 else None
         if kind is None or values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
@@ -158,11 +205,7 @@ def write_gguf(
             continue
         blocks = quantize(np.ascontiguousarray(stored), kind)
         writer.add_tensor(mapped, blocks, raw_dtype=kind)
-        back = dequantize(blocks, kind).reshape(values.shape)
-        if heads is not None:
-            half = back.shape[0] // heads // 2
-            back = back.reshape(heads, half, 2, *back.shape[1:]).swapaxes(1, 2)
-        expected[tensor] = back.reshape(values.shape)
+        expected[tensor] = unpermute(dequantize(blocks, kind).reshape(values.shape), heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

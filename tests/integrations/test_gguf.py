@@ -13,7 +13,7 @@ gguf = pytest.importorskip("gguf")
 
 import metal_marlin as mm  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
-from gguf_files import read_tensors, stack_experts, write_gguf  # noqa: E402
+from gguf_files import check_gguf, read_tensors, stack_experts, write_gguf  # noqa: E402
 from metal_marlin import _core  # noqa: E402
 from metal_marlin.text import TextCodec  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
@@ -35,10 +35,14 @@ KINDS = [
 ]
 
 
+def run(*words: object) -> None:
+    arguments = [os.fsencode(str(word)) for word in ("metal-marlin", *words)]
+    assert _core.run_command(arguments, TextCodec) == 0
+
+
 def dequantized(source: Path, folder: Path) -> Path:
     """The source as fp32, through the command."""
-    arguments = ["metal-marlin", "dequantize", str(source), "-o", str(folder), "--dtype", "fp32"]
-    assert _core.run_command([os.fsencode(argument) for argument in arguments], TextCodec) == 0
+    run("dequantize", source, "-o", folder, "--dtype", "fp32")
     return folder
 
 
@@ -171,3 +175,56 @@ def test_tokenizer(tmp_path: Path) -> None:
     file.rename(tmp_path / "folder" / "model.gguf")
     model = mm.load(tmp_path / "folder", verbose=False)
     assert model.generate("And God said", max_tokens=5)["text"]
+
+
+# Choices of `quantize`, and the type that each becomes.
+EXPORTS = {
+    "s4/g32": "Q4_0",
+    "s8/g64": "Q8_0",
+    "codebook4/g32": "IQ4_NL",
+    "fp4_e2m1/g32/e8m0": "MXFP4",
+    "fp4_e2m1/g16/e4m3": "NVFP4",
+}
+
+
+def experts_as_stacks(folder: Path) -> dict[str, np.ndarray]:
+    return stack_experts(read_tensors(folder))
+
+
+@pytest.mark.parametrize(("choice", "model"), [
+    (choice, model) for choice in EXPORTS for model in ("qwen", "llama")
+    # Rows of 96 are no blocks of NVFP4.
+    if (choice, model) != ("fp4_e2m1/g16/e4m3", "llama")])
+def test_the_package_reads_what_is_exported(choice: str, model: str, tmp_path: Path) -> None:
+    source = QWEN if model == "qwen" else random_llama(tmp_path / "source", 0)
+    quantized = tmp_path / "quantized"
+    run("quantize", source, "-o", quantized, "--recipe", f"uniform:{choice}")
+    file = tmp_path / "model.gguf"
+    run("export", quantized, "-o", file, "--to", "gguf")
+    expected = experts_as_stacks(dequantized(quantized, tmp_path / "plain"))
+    config = json.loads((source / "config.json").read_text())
+    types = check_gguf(file, config, expected)
+    assert EXPORTS[choice] in types
+    again = experts_as_stacks(dequantized(file, tmp_path / "again"))
+    assert again.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.array_equal(again[name], values), name
+    if model == "qwen":
+        text = "And God said, Let the waters"
+        assert TextCodec(file).encode(text) == TextCodec(source).encode(text)
+        losses = [
+            mm.load(path, exact=True, verbose=False).perplexity(TOKENS, window=256)["nll"]
+            for path in (file, quantized)
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.MXFP4, Type.BF16],
+                         ids=lambda kind: kind.name)
+def test_what_is_imported_can_be_exported(kind: Type, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    expected = write_gguf(QWEN, file, lambda name: kind)
+    mm.import_model(file, tmp_path / "imported")
+    run("export", tmp_path / "imported", "-o", tmp_path / "again.gguf", "--to", "gguf")
+    config = json.loads((QWEN / "config.json").read_text())
+    assert kind.name in check_gguf(tmp_path / "again.gguf", config, expected)

@@ -335,6 +335,33 @@ def test_importing_a_file_of_another_program(tmp_path: Path) -> None:
         mm.import_model(SAMPLE, tmp_path / "none")
 
 
+def test_exporting_to_other_programs(tmp_path: Path) -> None:
+    mm.quantize_model(SAMPLE, tmp_path / "q", "uniform:s4/g32")
+    seen: list[tuple[int, int]] = []
+    file = tmp_path / "q.gguf"
+    report = mm.export_model(
+        tmp_path / "q", file, "gguf", progress=lambda done, total: seen.append((done, total))
+    )
+    assert report["output"] == str(file) and report["files"] == []
+    assert seen[-1][0] == seen[-1][1]
+    quantized, exported = mm.Checkpoint(tmp_path / "q"), mm.Checkpoint(file)
+    for module in quantized.modules:
+        name = module["name"]
+        before, after = quantized.weights(name), exported.weights(name)
+        assert np.array_equal(mm.dequantize(before), mm.dequantize(after)), name
+    with pytest.raises(mm.InvalidArgumentError, match="exists already"):
+        mm.export_model(tmp_path / "q", file, "gguf")
+    with pytest.raises(mm.InvalidArgumentError, match="known: plain, compressed-tensors"):
+        mm.export_model(tmp_path / "q", tmp_path / "out", "exl3")
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mm.export_model(tmp_path / "q", tmp_path / "other.gguf", "gguf", progress=interrupt)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "q.gguf"]
+
+
 def test_quantizing_a_directory(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     report = mm.quantize_model(

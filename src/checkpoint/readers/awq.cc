@@ -50,22 +50,29 @@ uint32_t NaturalOrder(uint32_t word) {
   return natural;
 }
 
-// NOLINTNEXTLINE(readability-function-size)
+// Words of `rows` rows of k, up to eight, as words of eight columns: an 8 x 8 transposition of
+// nibbles. The words of a column are `stride` apart.
+std::array<uint32_t, kNibbles> TransposeNibbles(const std::byte* data, int64_t first,
+                                                int64_t stride, int64_t rows) {
+  std::array<uint32_t, kNibbles> columns{};
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint32_t word = WordAt(data, first + r * stride);
+    for (size_t i = 0; i < kOrder.size(); ++i) {
+      columns[static_cast<size_t>(kOrder[i])] |= ((word >> (4 * i)) & 15u) << (4 * r);
+    }
+  }
+  return columns;
+}
+
 Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buffer,
                 ThreadPool& pool) {
   const int64_t columns = m.n / kNibbles;  // Words of a row.
   auto* out = static_cast<uint32_t*>(buffer->codes);
-  // Eight rows of k become one row of words: an 8 x 8 transposition of nibbles.
   pool.Run(CeilDivide(m.k, kNibbles), [&](int64_t row, int) {
     const int64_t rows = std::min(kNibbles, m.k - row * kNibbles);
     for (int64_t column = 0; column < columns; ++column) {
-      std::array<uint32_t, kNibbles> words{};
-      for (int64_t r = 0; r < rows; ++r) {
-        const uint32_t word = WordAt(store.Data(m.codes), (row * kNibbles + r) * columns + column);
-        for (size_t i = 0; i < kOrder.size(); ++i) {
-          words[static_cast<size_t>(kOrder[i])] |= ((word >> (4 * i)) & 15u) << (4 * r);
-        }
-      }
+      const std::array<uint32_t, kNibbles> words =
+          TransposeNibbles(store.Data(m.codes), row * kNibbles * columns + column, columns, rows);
       std::memcpy(out + row * m.n + column * kNibbles, words.data(), sizeof(words));
     }
   });

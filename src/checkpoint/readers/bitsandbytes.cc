@@ -18,6 +18,7 @@
 #include "checkpoint/module_names.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 #include "recipe/model_config.h"
 
 namespace marlin {
@@ -38,11 +39,11 @@ struct BlockScales {
 
   float At(const TensorStore& store, int64_t element) const {
     const int64_t index = element / block;
-    if (!nested) return FloatAt(store.Data(absmax), DType::kF32, index);
+    if (!nested) return ParameterAt(store.Data(absmax), DType::kF32, index);
     const auto code = static_cast<uint8_t>(store.Data(absmax)[index]);
     // In two steps, as the package rounds.
-    const float product = FloatAt(store.Data(nested_map), DType::kF32, code) *
-                          FloatAt(store.Data(nested_absmax), DType::kF32, index / nested_block);
+    const float product = ParameterAt(store.Data(nested_map), DType::kF32, code) *
+                          ParameterAt(store.Data(nested_absmax), DType::kF32, index / nested_block);
     return product + offset;
   }
 };
@@ -52,7 +53,6 @@ class FourBitFinder {
   FourBitFinder(const TensorStore& store, const std::string& base, std::string_view type)
       : store_(store), finder_(store, base), type_(type) {}
 
-  // NOLINTNEXTLINE(readability-function-size)
   Status AddTo(ListedReader* reader) {
     MARLIN_RETURN_IF_ERROR(ReadState());
     MARLIN_RETURN_IF_ERROR(FindTensors());
@@ -63,6 +63,12 @@ class FourBitFinder {
       AddFloats(name, experts_, k_, n_, FloatValues(), &finder_, reader);
       return {};
     }
+    AddRows(name, Rows(group), &finder_, reader);
+    return {};
+  }
+
+ private:
+  RowWeights Rows(int64_t group) const {
     RowWeights rows;
     rows.codes = codes_;
     rows.swap_nibbles = true;
@@ -75,21 +81,25 @@ class FourBitFinder {
     const std::vector<float> table = Table();
     const std::span<const float> built_in = FormatValues(rows.spec.format);
     if (!std::equal(table.begin(), table.end(), built_in.begin())) rows.codebook = table;
-    rows.more = [scales = scales_, &store = store_, spec = rows.spec](WeightsBuffer* buffer) {
-      auto* out = static_cast<float*>(buffer->scales);
-      for (int64_t e = 0; e < spec.experts; ++e) {
-        for (int64_t g = 0; g < GroupCount(spec); ++g) {
-          for (int64_t n = 0; n < spec.n; ++n) {
-            *out++ = scales.At(store, (e * spec.n + n) * spec.k + g * spec.group_size);
-          }
-        }
-      }
+    rows.more = [scales = scales_, &store = store_](WeightsBuffer* buffer) {
+      FillScales(store, scales, buffer);
     };
-    AddRows(name, std::move(rows), &finder_, reader);
-    return {};
+    return rows;
   }
 
- private:
+  static void FillScales(const TensorStore& store, const BlockScales& scales,
+                         WeightsBuffer* buffer) {
+    const WeightsSpec& spec = buffer->weights.spec;
+    auto* out = static_cast<float*>(buffer->scales);
+    for (int64_t e = 0; e < spec.experts; ++e) {
+      for (int64_t g = 0; g < GroupCount(spec); ++g) {
+        for (int64_t n = 0; n < spec.n; ++n) {
+          *out++ = scales.At(store, (e * spec.n + n) * spec.k + g * spec.group_size);
+        }
+      }
+    }
+  }
+
   std::string StateSuffix() const {
     return ".weight.quant_state.bitsandbytes__" + std::string(type_);
   }
@@ -212,7 +222,7 @@ Status AddInt8(const TensorStore& store, const std::string& base, ListedReader* 
                .scale_type = ScaleType::kF32};
   rows.more = [from = store.Data(scales), n = shape[0]](WeightsBuffer* buffer) {
     for (int64_t i = 0; i < n; ++i) {
-      static_cast<float*>(buffer->scales)[i] = FloatAt(from, DType::kF32, i) * kStep;
+      static_cast<float*>(buffer->scales)[i] = ParameterAt(from, DType::kF32, i) * kStep;
     }
   };
   AddRows(base + ".weight", std::move(rows), &finder, reader);

@@ -19,6 +19,7 @@
 #include "base/scalars.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 #include "recipe/model_config.h"
 #include "recipe/regex.h"
 
@@ -216,28 +217,27 @@ class CtFinder {
     MARLIN_RETURN_IF_ERROR(FindGroupIndex());
     // Groups out of order have no format of their own.
     if (group_index_) return AddPackedFloats();
-    RowWeights rows = Rows(zeros_ ? Format::kU8 : Format::kS8);
+    RowWeights rows = Rows(PackedFormat());
     rows.codes = codes_;
-    switch (bits_) {
-      case 2:
-        rows.spec.format = Format::kInt2;
-        break;
-      case 3:
-        rows.spec.format = Format::kInt3;
-        break;
-      case 4:
-        rows.spec.format = zeros_ ? Format::kU4 : Format::kS4;
-        break;
-      case 8:
-        rows.flip = zeros_ ? 0 : 0x80808080u;
-        break;
-      default:
-        break;
-    }
+    if (rows.spec.format == Format::kS8 && bits_ == 8) rows.flip = 0x80808080u;
     if (bits_ % 2 != 0 || bits_ == 6)
       rows.unpack = Unpacker(bits_ > 4 && !zeros_ ? 1 << (bits_ - 1) : 0);
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
+  }
+
+  /// The format of packed integers: 5, 6 and 7 bits have none of their own.
+  Format PackedFormat() const {
+    switch (bits_) {
+      case 2:
+        return Format::kInt2;
+      case 3:
+        return Format::kInt3;
+      case 4:
+        return zeros_ ? Format::kU4 : Format::kS4;
+      default:
+        return zeros_ ? Format::kU8 : Format::kS8;
+    }
   }
 
   /// Codes less `offset`, as bytes.
@@ -263,7 +263,7 @@ class CtFinder {
     rows.scales = scales_;
     rows.scale_rows = whole_ ? n_ : 1;
     if (!zeros_) return rows;
-    const bool is_unsigned = format == Format::kU8 || bits_ == 4;
+    const bool is_unsigned = format == Format::kU8 || format == Format::kU4;
     const int base = is_unsigned ? 1 << (bits_ - 1) : 0;
     rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
       for (int64_t g = 0; g < groups; ++g) {
@@ -304,7 +304,7 @@ class CtFinder {
           for (int64_t i = 0; i < k; ++i) {
             const int64_t g = WordAt(index, i);
             if (g >= groups) return;  // Checked at opening: the file has changed since.
-            const float scale = FloatAt(scales, type, whole ? 0 : row * groups + g);
+            const float scale = ParameterAt(scales, type, whole ? 0 : row * groups + g);
             const int code = packing.CodeAt(1, row * words, i) - middle;
             values[i] = scale * static_cast<float>(code - zero(row, g));
           }
@@ -412,7 +412,7 @@ class CtFinder {
       return finder_.Malformed(".weight_global_scale",
                                "expected one number, got " + finder_.ShapeOf(global).ToString());
     }
-    return FloatAt(store_.Data(global), DType::kF32, 0);
+    return ParameterAt(store_.Data(global), DType::kF32, 0);
   }
 
   // E2M3 times 8 is an integer up to 60.

@@ -80,7 +80,8 @@ class GgufReader final : public ModuleReader {
 
   Result<QuantizedWeights> Load(const ModuleRecord& record) const override {
     const ModuleSource& source = sources_.at(record.module.name);
-    return PackGgufRows(source.rows, source.stored, record.module.spec, source.global_scale);
+    return PackGgufRows(source.rows, source.stored, record.module.spec, source.global_scale,
+                        pool_.Get());
   }
 
   std::vector<ContainedFile> Files() const override { return GgufTokenizerFiles(Metadata()); }
@@ -528,6 +529,7 @@ class GgufReader final : public ModuleReader {
   }
 
   TensorStore& store_;
+  LoadingPool pool_;
   std::vector<GgufFile> files_;
   const GgufArchitecture* architecture_ = nullptr;
   bool with_experts_ = false;

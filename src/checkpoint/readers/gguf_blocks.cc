@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "base/scalars.h"
+#include "layout/parameters.h"
 #include "marlin/weights.h"
 
 namespace marlin {
@@ -22,11 +25,18 @@ uint16_t Half(const uint8_t* at) {
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 
-/// 32 nibbles of 16 bytes: the low ones are the first half.
-void HalfSplit(const uint8_t* bytes, uint8_t* codes) {
-  for (int j = 0; j < 16; ++j) {
+/// The nibbles of `count` bytes: the low ones are the first half.
+void HalfSplit(const uint8_t* bytes, uint8_t* codes, int count = 16) {
+  for (int j = 0; j < count; ++j) {
     codes[j] = bytes[j] & 15u;
-    codes[j + 16] = bytes[j] >> 4;
+    codes[j + count] = bytes[j] >> 4;
+  }
+}
+
+/// Sets bit `shift` of the 256 codes of a block: bit e / 32 of byte e % 32 belongs to code e.
+void SetHighBits(const uint8_t* bytes, unsigned shift, uint8_t* codes) {
+  for (unsigned e = 0; e < kSuperBlock; ++e) {
+    codes[e] |= static_cast<uint8_t>(((bytes[e % 32] >> (e / 32)) & 1u) << shift);
   }
 }
 
@@ -98,9 +108,7 @@ void DecodeQ3K(const uint8_t* block, GgufDecoded* out) {
     out->scales[i] = Bits(d * static_cast<float>(static_cast<int>(low | (upper << 4)) - 32));
   }
   TwoBits(block + 32, out->codes.data());
-  for (unsigned e = 0; e < kSuperBlock; ++e) {
-    out->codes[e] |= static_cast<uint8_t>(((high[e % 32] >> (e / 32)) & 1u) << 2);
-  }
+  SetHighBits(high, 2, out->codes.data());
 }
 
 /// The 6-bit scale and minimum j of eight that Q4_K and Q5_K pack into 12 bytes.
@@ -125,13 +133,7 @@ void ScalesOfK(const uint8_t* block, GgufDecoded* out) {
 
 /// Nibbles of Q4_K and Q5_K: 32 bytes hold 64 elements, the low nibbles the first 32.
 void NibblesOfK(const uint8_t* bytes, uint8_t* codes) {
-  for (int chunk = 0; chunk < 4; ++chunk) {
-    for (int l = 0; l < 32; ++l) {
-      const uint8_t byte = bytes[chunk * 32 + l];
-      codes[chunk * 64 + l] = byte & 15u;
-      codes[chunk * 64 + 32 + l] = byte >> 4;
-    }
-  }
+  for (int chunk = 0; chunk < 4; ++chunk) HalfSplit(bytes + chunk * 32, codes + chunk * 64, 32);
 }
 
 void DecodeQ4K(const uint8_t* block, GgufDecoded* out) {
@@ -142,9 +144,7 @@ void DecodeQ4K(const uint8_t* block, GgufDecoded* out) {
 void DecodeQ5K(const uint8_t* block, GgufDecoded* out) {
   ScalesOfK(block, out);
   NibblesOfK(block + 48, out->codes.data());
-  for (unsigned e = 0; e < kSuperBlock; ++e) {
-    out->codes[e] |= static_cast<uint8_t>(((block[16 + e % 32] >> (e / 32)) & 1u) << 4);
-  }
+  SetHighBits(block + 16, 4, out->codes.data());
 }
 
 void DecodeQ6K(const uint8_t* block, GgufDecoded* out) {
@@ -209,11 +209,7 @@ void DecodeNvfp4(const uint8_t* block, GgufDecoded* out) {
     // The scales are unsigned and 0x7f means zero. 0xff would be 480, which E4M3 does not have: it
     // stays the code of NaN, which is refused.
     out->scales[s] = block[s] == 0x7fu ? 0 : block[s] & 0x7fu;
-    for (size_t j = 0; j < 8; ++j) {
-      const uint8_t byte = block[4 + s * 8 + j];
-      out->codes[s * 16 + j] = byte & 15u;
-      out->codes[s * 16 + 8 + j] = byte >> 4;
-    }
+    HalfSplit(block + 4 + s * 8, out->codes.data() + s * 16, 8);
   }
 }
 
@@ -298,16 +294,7 @@ constexpr Refused kRefused[] = {
 };
 
 float ScaleValue(ScaleType type, uint32_t bits) {
-  switch (type) {
-    case ScaleType::kF16:
-      return HalfToFloat(static_cast<uint16_t>(bits));
-    case ScaleType::kE8M0:
-      return E8M0ToFloat(static_cast<uint8_t>(bits));
-    case ScaleType::kE4M3:
-      return Fp8E4M3ToFloat(static_cast<uint8_t>(bits));
-    default:
-      return std::bit_cast<float>(bits);
-  }
+  return ParameterAt(reinterpret_cast<const std::byte*>(&bits), ScaleDType(type), 0);
 }
 
 }  // namespace
@@ -324,17 +311,32 @@ Result<GgufStored> StoredAs(uint32_t type) {
   return Status(Code::kUnsupported, fmt::format("type {} is not known", type));
 }
 
+const GgufStored* FindGgufType(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                         [&](const GgufStored& type) { return type.name == name; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
+const GgufStored* FindGgufType(DType dtype) {
+  const auto* const found = std::find_if(
+      std::begin(kTypes), std::end(kTypes),
+      [&](const GgufStored& type) { return !type.quantized() && type.dtype == dtype; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
 void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* block, float* out) {
   GgufDecoded decoded;
   format.decode(block, &decoded);
   const float* values =
       format.codebook != nullptr ? format.codebook : FormatValues(format.format).data();
-  for (int64_t e = 0; e < elements; ++e) {
-    const auto group = static_cast<size_t>(e / format.group_size);
+  for (int64_t first = 0; first < elements; first += format.group_size) {
+    const auto group = static_cast<size_t>(first / format.group_size);
     const float scale = ScaleValue(format.scale_type, decoded.scales[group]);
     const float bias = format.biases ? ScaleValue(format.scale_type, decoded.biases[group]) : 0.0F;
-    const float product = scale * values[decoded.codes[static_cast<size_t>(e)]];
-    out[e] = format.biases ? product + bias : product;
+    for (int64_t e = first; e < first + format.group_size; ++e) {
+      const float product = scale * values[decoded.codes[static_cast<size_t>(e)]];
+      out[e] = format.biases ? product + bias : product;
+    }
   }
 }
 

@@ -49,6 +49,10 @@ struct GgufStored {
 /// the number of an unknown one.
 Result<GgufStored> StoredAs(uint32_t type);
 
+/// A known type by its name; by its element if it is unquantized. Null if there is none.
+const GgufStored* FindGgufType(std::string_view name);
+const GgufStored* FindGgufType(DType dtype);
+
 /// The values of one block in fp32.
 void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* block, float* out);
 

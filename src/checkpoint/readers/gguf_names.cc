@@ -118,6 +118,12 @@ std::optional<NameParts> Split(std::string_view name) {
   return parts;
 }
 
+/// The type whose rows of kLayerNames apply.
+std::string_view TypeOf(const GgufArchitecture& architecture, bool with_experts) {
+  const bool other = with_experts && !architecture.expert_type.empty();
+  return other ? architecture.expert_type : architecture.model_type;
+}
+
 /// Tensors that have no suffix elsewhere, or another one.
 std::string FullName(std::string_view name, std::string_view suffix) {
   if (name == "self_attn.sinks") return std::string(name);
@@ -148,15 +154,48 @@ GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_expert
     if (row != nullptr) place.name = fmt::format("{}.{}", row->name, parts->suffix);
     return place;
   }
-  const bool other = with_experts && !architecture.expert_type.empty();
-  const NameRow* const row =
-      FindRow(kLayerNames, parts->stem, other ? architecture.expert_type : architecture.model_type);
+  const NameRow* const row = FindRow(kLayerNames, parts->stem, TypeOf(architecture, with_experts));
   if (row == nullptr) return place;
   place.name = fmt::format("model.layers.{}.{}", parts->layer, FullName(row->name, parts->suffix));
   place.experts = row->experts;
   place.as_row = row->as_row && parts->suffix == "weight";
   if (architecture.paired_heads) place.rows = row->rows;
   return place;
+}
+
+const GgufArchitecture* FindGgufArchitectureOf(std::string_view model_type, bool* with_experts) {
+  if (model_type == "mistral") model_type = "llama";  // With a sliding window.
+  for (const GgufArchitecture& architecture : kArchitectures) {
+    *with_experts = !architecture.expert_type.empty() && model_type == architecture.expert_type;
+    if (*with_experts || model_type == architecture.model_type) return &architecture;
+  }
+  return nullptr;
+}
+
+std::optional<std::string> GgufTensorName(const GgufArchitecture& architecture, bool with_experts,
+                                          std::string_view name) {
+  const std::string_view suffix = name.ends_with("bias") ? "bias" : "weight";
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!name.starts_with(kLayers)) {
+    for (const NameRow& row : kGlobalNames) {
+      if (name == fmt::format("{}.{}", row.name, suffix)) {
+        return fmt::format("{}.{}", row.gguf, suffix);
+      }
+    }
+    return std::nullopt;
+  }
+  const std::string_view in_layers = name.substr(kLayers.size());
+  const size_t dot = in_layers.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view in_layer = in_layers.substr(dot + 1);
+  for (const NameRow& row : kLayerNames) {
+    if (FullName(row.name, suffix) != in_layer) continue;
+    // The row must be the one that reading finds.
+    if (FindRow(kLayerNames, row.gguf, TypeOf(architecture, with_experts)) != &row) continue;
+    std::string found = fmt::format("blk.{}.{}.{}", in_layers.substr(0, dot), row.gguf, suffix);
+    if (PlaceGgufTensor(architecture, with_experts, found).name == name) return found;
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> GgufInterleavedPartner(const GgufArchitecture& architecture,

@@ -34,6 +34,15 @@ struct GgufPlace {
 GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_experts,
                           std::string_view name);
 
+/// The architecture of a model_type of config.json, and whether it is the one with experts. Null
+/// for one that has none.
+const GgufArchitecture* FindGgufArchitectureOf(std::string_view model_type, bool* with_experts);
+
+/// The name in a file of a tensor of a Hugging Face checkpoint, the inverse of PlaceGgufTensor;
+/// nothing if the architecture has no such tensor.
+std::optional<std::string> GgufTensorName(const GgufArchitecture& architecture, bool with_experts,
+                                          std::string_view name);
+
 /// The two stacks of gpt-oss that are one elsewhere, rows in turn: "blk.3.ffn_gate_exps.weight"
 /// gives the name of the partner that holds the odd rows. Nothing for all other tensors.
 std::optional<std::string> GgufInterleavedPartner(const GgufArchitecture& architecture,

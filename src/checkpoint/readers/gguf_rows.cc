@@ -30,14 +30,25 @@ struct ExpertParts {
   std::byte* biases;
 };
 
-/// Decodes rows [first, first + count) of an expert and packs them as columns.
-// NOLINTNEXTLINE(readability-function-size)
+/// Stores the scales and biases of one block, whose first group is `group`, in column n.
+void StoreGroups(const GgufFormat& format, const GgufDecoded& decoded, int64_t groups,
+                 const WeightsSpec& spec, int64_t group, int64_t n, const ExpertParts& to) {
+  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = (group + g) * spec.n + n;
+    StoreBits(decoded.scales[static_cast<size_t>(g)], scale_bytes, to.scales, at);
+    if (!format.biases) continue;
+    StoreBits(decoded.biases[static_cast<size_t>(g)], scale_bytes, to.biases, at);
+  }
+}
+
+/// Decodes rows [first, first + kTileRows) of an expert, as far as there are, and packs them as
+/// columns.
 void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec& spec,
               int64_t expert, int64_t first, const ExpertParts& to, uint8_t* codes) {
   const GgufFormat& format = *stored.format;
   const int64_t count = std::min(kTileRows, spec.n - first);
   const int64_t stride = RoundUp(spec.k, kPackRun);
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
   const int64_t groups = stored.elements / format.group_size;
   GgufDecoded decoded;
   for (int64_t r = 0; r < count; ++r) {
@@ -46,13 +57,7 @@ void PackTile(const GgufRows& rows, const GgufStored& stored, const WeightsSpec&
       format.decode(block, &decoded);
       std::memcpy(codes + r * stride + k, decoded.codes.data(),
                   static_cast<size_t>(stored.elements));
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t at = (k / format.group_size + g) * spec.n + first + r;
-        StoreBits(decoded.scales[static_cast<size_t>(g)], scale_bytes, to.scales, at);
-        if (format.biases) {
-          StoreBits(decoded.biases[static_cast<size_t>(g)], scale_bytes, to.biases, at);
-        }
-      }
+      StoreGroups(format, decoded, groups, spec, k / format.group_size, first + r, to);
     }
   }
   PackColumns(GetFormatInfo(spec.format).bits, {codes, stride, spec.k, count}, to.words + first,
@@ -135,23 +140,25 @@ void DequantizeGgufRows(const GgufRows& rows, const GgufStored& stored, float* o
 
 Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& stored,
                                       const WeightsSpec& spec,
-                                      const std::vector<float>& global_scale) {
+                                      const std::vector<float>& global_scale, ThreadPool& pool) {
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
+  const int64_t tile_bytes = kTileRows * RoundUp(spec.k, kPackRun);
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer codes,
-                          AlignedBuffer::Allocate(kTileRows * RoundUp(spec.k, kPackRun)));
+                          AlignedBuffer::Allocate(pool.worker_count() * tile_bytes));
   const int64_t scale_bytes = GroupCount(spec) * spec.n * DTypeBytes(ScaleDType(spec.scale_type));
   const int64_t words = WordsAlongK(spec.format, spec.k) * spec.n;
-  for (int64_t e = 0; e < spec.experts; ++e) {
+  const int64_t tiles = CeilDivide(spec.n, kTileRows);
+  pool.Run(spec.experts * tiles, [&](int64_t task, int worker) {
+    const int64_t e = task / tiles;
     ExpertParts to{static_cast<uint32_t*>(buffer.codes) + e * words,
                    static_cast<std::byte*>(buffer.scales) + e * scale_bytes, nullptr};
     if (spec.has_biases) to.biases = static_cast<std::byte*>(buffer.biases) + e * scale_bytes;
-    for (int64_t first = 0; first < spec.n; first += kTileRows) {
-      PackTile(rows, stored, spec, e, first, to, codes.As<uint8_t>());
-    }
-    if (spec.has_global_scale) {
-      const size_t at = global_scale.size() > 1 ? static_cast<size_t>(e) : 0;
-      buffer.global_scale[e] = global_scale.empty() ? 1.0F : global_scale[at];
-    }
+    PackTile(rows, stored, spec, e, task % tiles * kTileRows, to,
+             codes.As<uint8_t>() + worker * tile_bytes);
+  });
+  for (int64_t e = 0; spec.has_global_scale && e < spec.experts; ++e) {
+    const size_t at = global_scale.size() > 1 ? static_cast<size_t>(e) : 0;
+    buffer.global_scale[e] = global_scale.empty() ? 1.0F : global_scale[at];
   }
   if (const float* const table = stored.format->codebook) {
     buffer.weights.codebook.assign(table, table + (1 << GetFormatInfo(spec.format).bits));

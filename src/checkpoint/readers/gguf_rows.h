@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "checkpoint/readers/gguf_blocks.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
@@ -45,6 +46,6 @@ void JoinGgufLatent(const GgufLatent& latent, float* out);
 /// for each expert, or one for all; empty: 1. Errors: those of AllocateWeights.
 Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& stored,
                                       const WeightsSpec& spec,
-                                      const std::vector<float>& global_scale);
+                                      const std::vector<float>& global_scale, ThreadPool& pool);
 
 }  // namespace marlin

@@ -8,66 +8,13 @@
 
 #include "base/json.h"
 #include "base/printable.h"
+#include "checkpoint/readers/gguf_cut.h"
 
 namespace marlin {
 namespace {
 
-constexpr int64_t kMaxTokens = int64_t{1} << 22;
 /// Longer pieces are no result of merges that occur in texts; a bound keeps the search linear.
 constexpr size_t kMaxMergedBytes = 256;
-
-enum TokenType : int64_t { kUnknown = 2, kControl = 3, kUserDefined = 4 };
-
-// How texts are cut before the merges, by tokenizer.ggml.pre. \p{..} are Unicode classes.
-constexpr const char* kContractions = R"((?i:'s|'t|'re|'ve|'m|'ll|'d))";
-constexpr const char* kSpaces = R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kUpper = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
-constexpr const char* kLower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
-
-/// Words, runs of up to `digits` digits, punctuation, white space: the cut of GPT-4 and its kin.
-std::string WordsPattern(std::string_view digits) {
-  return fmt::format(R"({}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{})",
-                     kContractions, digits, kSpaces);
-}
-
-/// The same with words split where lower case meets upper case; `suffix` may end a word.
-std::string CasePattern(std::string_view suffix, std::string_view digits) {
-  return fmt::format(R"({0}*{1}+{2}|{0}+{1}*{2}|{3}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{4})", kUpper,
-                     kLower, suffix, digits, kSpaces);
-}
-
-struct Cut {
-  std::vector<std::string> patterns;  ///< In turn, each within the pieces of the ones before.
-  bool whole_words = false;           ///< A piece that is a token is not merged from parts.
-  bool composed = false;              ///< The text is first brought to Unicode's NFC.
-};
-
-std::optional<Cut> CutOf(std::string_view pre) {
-  constexpr std::string_view kThree = R"(\p{N}{1,3})";
-  constexpr std::string_view kOne = R"(\p{N})";
-  if (pre == "gpt-2") return Cut{};
-  if (pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3") {
-    return Cut{{WordsPattern(kThree)}, true, false};
-  }
-  if (pre == "qwen2" || pre == "deepseek-r1-qwen") return Cut{{WordsPattern(kOne)}, false, true};
-  if (pre == "glm4" || pre == "chatglm-bpe") return Cut{{WordsPattern(kThree)}, true, false};
-  if (pre == "gpt-4o") {
-    return Cut{{CasePattern(fmt::format("{}?", kContractions), kThree)}, false, false};
-  }
-  if (pre == "tekken") return Cut{{CasePattern("", kOne)}, true, false};
-  if (pre == "deepseek-v3") {
-    return Cut{{std::string(kThree),
-                "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f"
-                "\xe3\x82\xa0-\xe3\x83\xbf]+",
-                fmt::format(R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|)"
-                            R"([^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+|)"
-                            R"( ?[\p{{P}}\p{{S}}]+[\r\n]*|{})",
-                            kSpaces)},
-               false,
-               false};
-  }
-  return std::nullopt;
-}
 
 class TokenizerBuilder {
  public:
@@ -108,8 +55,8 @@ class TokenizerBuilder {
   bool ReadTokens() {
     std::optional<std::vector<std::string_view>> tokens = metadata_.Texts("tokenizer.ggml.tokens");
     if (!tokens || tokens->empty()) return Refuse("tokenizer.ggml.tokens is missing");
-    if (static_cast<int64_t>(tokens->size()) > kMaxTokens) {
-      return Refuse(fmt::format("{} tokens, at most {} are read", tokens->size(), kMaxTokens));
+    if (static_cast<int64_t>(tokens->size()) > kMaxGgufTokens) {
+      return Refuse(fmt::format("{} tokens, at most {} are read", tokens->size(), kMaxGgufTokens));
     }
     tokens_ = *std::move(tokens);
     types_ = metadata_.Integers("tokenizer.ggml.token_type").value_or(std::vector<int64_t>());
@@ -138,14 +85,18 @@ class TokenizerBuilder {
   Json AddedTokens() const {
     Json added = Json::array();
     for (size_t i = 0; i < types_.size(); ++i) {
-      if (types_[i] != kControl && types_[i] != kUserDefined && types_[i] != kUnknown) continue;
+      const auto type = static_cast<GgufTokenType>(types_[i]);
+      if (type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined &&
+          type != GgufTokenType::kUnknown) {
+        continue;
+      }
       added.push_back({{"id", static_cast<uint64_t>(i)},
                        {"content", std::string(tokens_[i])},
                        {"single_word", false},
                        {"lstrip", false},
                        {"rstrip", false},
                        {"normalized", false},
-                       {"special", types_[i] != kUserDefined}});
+                       {"special", type != GgufTokenType::kUserDefined}});
     }
     return added;
   }
@@ -166,7 +117,7 @@ class TokenizerBuilder {
   /// Byte-level BPE with the merges of the file.
   bool BuildBytes(Json* file) {
     const std::string_view pre = metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
-    const std::optional<Cut> cut = CutOf(pre);
+    const std::optional<GgufCut> cut = GgufCutOf(pre);
     if (!cut) return Refuse(fmt::format("tokenizer.ggml.pre \"{}\" is not known", Printable(pre)));
     const std::optional<std::vector<std::string_view>> stored =
         metadata_.Texts("tokenizer.ggml.merges");
@@ -223,7 +174,9 @@ class TokenizerBuilder {
     std::vector<Merge> merges;
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const std::string_view piece = tokens_[i];
-      if (piece.size() > kMaxMergedBytes || (!types_.empty() && types_[i] != 1)) continue;
+      if (piece.size() > kMaxMergedBytes ||
+          (!types_.empty() && types_[i] != static_cast<int64_t>(GgufTokenType::kNormal)))
+        continue;
       const size_t first = merges.size();
       for (size_t at = 1; at < piece.size(); ++at) {
         const auto left = ids_.find(piece.substr(0, at));

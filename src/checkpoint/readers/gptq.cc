@@ -14,10 +14,13 @@
 #include "base/scalars.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 #include "recipe/model_config.h"
 
 namespace marlin {
 namespace {
+
+constexpr int64_t kRun = 32;  // Codes that fill whole words, whatever their bits.
 
 struct GptqConfig {
   int64_t bits = 4;
@@ -206,34 +209,38 @@ class GptqFinder {
     return {};
   }
 
-  // NOLINTNEXTLINE(readability-function-size)
   static Status FillFloats(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
                            ThreadPool& pool) {
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
-    const std::byte* scales = store.Data(m.scales);
-    const DType scale_type = store.tensors[m.scales].dtype;
-    const int64_t row_words = m.n;
     auto* out = static_cast<float*>(buffer->codes);
-    pool.Run(CeilDivide(m.k, 32), [&](int64_t run, int) {
-      const std::byte* words = store.Data(m.codes) + run * m.bits * row_words * 4;
-      for (int64_t k = 32 * run; k < std::min(m.k, 32 * run + 32); ++k) {
-        const int64_t bit = (k - 32 * run) * m.bits;
+    pool.Run(CeilDivide(m.k, kRun), [&](int64_t run, int) {
+      for (int64_t k = kRun * run; k < std::min(m.k, kRun * (run + 1)); ++k) {
         const int64_t group =
             m.group_index ? WordAt(store.Data(*m.group_index), k) : k / m.group_size;
         if (group >= m.groups) return;  // Checked at opening: the file has changed since.
-        for (int64_t c = 0; c < m.n; ++c) {
-          uint64_t window = WordAt(words, bit / 32 * row_words + c);
-          if (bit % 32 + m.bits > 32) {
-            window |= uint64_t{WordAt(words, (bit / 32 + 1) * row_words + c)} << 32;
-          }
-          const auto code = static_cast<int>((window >> (bit % 32)) & ((1u << m.bits) - 1));
-          const int zero = zeros[static_cast<size_t>(group * m.n + c)];
-          out[k * m.n + c] =
-              FloatAt(scales, scale_type, group * m.n + c) * static_cast<float>(code - zero);
-        }
+        FillRow(store, m, k, group, zeros.data() + group * m.n, out + k * m.n);
       }
     });
     return {};
+  }
+
+  // The values of row k of W, all in one group.
+  static void FillRow(const TensorStore& store, const GptqModule& m, int64_t k, int64_t group,
+                      const uint8_t* zeros, float* out) {
+    const std::byte* scales = store.Data(m.scales);
+    const DType scale_type = store.tensors[m.scales].dtype;
+    // A run of 32 codes fills as many words as codes have bits.
+    const std::byte* words = store.Data(m.codes) + k / kRun * m.bits * m.n * 4;
+    const int64_t bit = k % kRun * m.bits;
+    for (int64_t c = 0; c < m.n; ++c) {
+      uint64_t window = WordAt(words, bit / 32 * m.n + c);
+      if (bit % 32 + m.bits > 32) {
+        window |= uint64_t{WordAt(words, (bit / 32 + 1) * m.n + c)} << 32;
+      }
+      const auto code = static_cast<int>((window >> (bit % 32)) & ((1u << m.bits) - 1));
+      out[c] =
+          ParameterAt(scales, scale_type, group * m.n + c) * static_cast<float>(code - zeros[c]);
+    }
   }
 
   ModuleTensorFinder finder_;

@@ -15,6 +15,7 @@
 #include "base/macros.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -72,8 +73,8 @@ class HqqFinder {
             const int64_t element = row * m.k + i;
             const int64_t group = m.GroupAt(element);
             const float centered =
-                static_cast<float>(m.CodeAt(element)) - FloatAt(m.zeros, m.zero_type, group);
-            values[i] = centered * FloatAt(m.scales, m.scale_type, group);
+                static_cast<float>(m.CodeAt(element)) - ParameterAt(m.zeros, m.zero_type, group);
+            values[i] = centered * ParameterAt(m.scales, m.scale_type, group);
           }
         },
         &finder_, reader);
@@ -91,7 +92,8 @@ class HqqFinder {
     double value = std::numeric_limits<double>::quiet_NaN();
     if (tensor->shape.ElementCount() == 1) {
       if (tensor->dtype == DType::kI32) value = static_cast<int32_t>(WordAt(data, 0));
-      if (tensor->dtype == DType::kF32) value = static_cast<double>(FloatAt(data, DType::kF32, 0));
+      if (tensor->dtype == DType::kF32)
+        value = static_cast<double>(ParameterAt(data, DType::kF32, 0));
       if (tensor->dtype == DType::kU8) value = static_cast<uint8_t>(data[0]);
       if (tensor->dtype == DType::kI64) {
         value = static_cast<double>(

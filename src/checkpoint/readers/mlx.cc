@@ -13,6 +13,7 @@
 #include "checkpoint/module_names.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 #include "recipe/model_config.h"
 
 namespace marlin {
@@ -118,7 +119,7 @@ class MlxReaderBuilder {
           return finder->Malformed(
               ".global_scale", "expected one number, got " + finder->ShapeOf(global).ToString());
         }
-        const float scale = FloatAt(finder->Data(global), DType::kF32, 0) / kLargestNvfp4;
+        const float scale = ParameterAt(finder->Data(global), DType::kF32, 0) / kLargestNvfp4;
         rows.global_scale.assign(rows.global_scale.size(), scale);
       }
     }

@@ -12,6 +12,7 @@
 #include "checkpoint/module_names.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -77,7 +78,8 @@ class ModelOptFinder {
                                              finder_.ShapeOf(global).ToString()));
       }
       for (int64_t e = 0; e < rows.spec.experts; ++e) {
-        rows.global_scale.push_back(FloatAt(finder_.Data(global), DType::kF32, count == 1 ? 0 : e));
+        rows.global_scale.push_back(
+            ParameterAt(finder_.Data(global), DType::kF32, count == 1 ? 0 : e));
       }
     }
     AddRows(PlainWeightName(Producer::kHuggingFace, finder_.base(), last == 2), std::move(rows),

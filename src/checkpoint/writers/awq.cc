@@ -28,6 +28,24 @@ DType ScalesOf(const WeightsSpec& spec) {
   return spec.scale_type == ScaleType::kBf16 ? DType::kBf16 : DType::kF16;
 }
 
+/// The codes of a matrix as words of eight columns, [k, n / 8].
+Result<std::vector<uint32_t>> PackCodes(const QuantizedWeights& matrix) {
+  const WeightsSpec& spec = matrix.spec;
+  const int64_t row = spec.n / 8;
+  std::vector<uint32_t> words(static_cast<size_t>(spec.k * row));
+  const auto pack = [&](int64_t first, int64_t count, const uint8_t* codes, int64_t stride) {
+    for (int64_t k = 0; k < spec.k; ++k) {
+      for (int64_t c = 0; c < count; c += 8) {
+        words[static_cast<size_t>(k * row + (first + c) / 8)] =
+            PackNibbles(codes + c * stride + k, stride);
+      }
+    }
+    return Status();
+  };
+  MARLIN_RETURN_IF_ERROR(ForEachColumns(matrix, 0, pack));
+  return words;
+}
+
 class AwqWriter final : public ModuleWriter {
  public:
   Result<OutputUnit> Plan(const ForeignModule& module) const override {
@@ -54,21 +72,9 @@ class AwqWriter final : public ModuleWriter {
     };
   }
 
-  // NOLINTNEXTLINE(readability-function-size)
   Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
     const WeightsSpec& spec = matrix.spec;
-    const int64_t row = spec.n / 8;
-    std::vector<uint32_t> words(static_cast<size_t>(spec.k * row));
-    MARLIN_RETURN_IF_ERROR(ForEachColumns(
-        matrix, 0, [&](int64_t first, int64_t count, const uint8_t* codes, int64_t stride) {
-          for (int64_t k = 0; k < spec.k; ++k) {
-            for (int64_t c = 0; c < count; c += 8) {
-              words[static_cast<size_t>(k * row + (first + c) / 8)] =
-                  PackNibbles(codes + c * stride + k, stride);
-            }
-          }
-          return Status();
-        }));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, PackCodes(matrix));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
     std::vector<uint32_t> packed;
     packed.reserve(zeros.size() / 8);

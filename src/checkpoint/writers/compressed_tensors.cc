@@ -68,22 +68,8 @@ Json GroupOf(const WeightsSpec& spec) {
 
 /// The global scale by which e4m3 scales are divided to the same fp32 numbers.
 Result<float> DivisorOf(const QuantizedWeights& matrix) {
-  const float global = *matrix.global_scale.As<float>();
-  if (matrix.spec.global_scale_divides) return global;
-  const float divisor = 1.0f / global;
-  const TensorView& scales = matrix.scales;
-  std::array<bool, 256> checked{};
-  for (int64_t i = 0; i < scales.ElementCount(); ++i) {
-    const uint8_t code = scales.As<uint8_t>()[i];
-    if (checked[code]) continue;
-    checked[code] = true;
-    const float scale = Fp8E4M3ToFloat(code);
-    if (scale / divisor == scale * global) continue;
-    return WouldLose(kFormat, fmt::format("the global scale {:.9g}: the scale {} over its inverse "
-                                          "is {:.9g}, not {:.9g}",
-                                          global, scale, scale / divisor, scale * global));
-  }
-  return divisor;
+  if (matrix.spec.global_scale_divides) return *matrix.global_scale.As<float>();
+  return InverseGlobalScale(kFormat, matrix);
 }
 
 class CompressedTensorsWriter final : public ModuleWriter {

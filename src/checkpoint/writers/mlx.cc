@@ -14,6 +14,7 @@
 #include "base/scalars.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
@@ -36,21 +37,6 @@ std::string NameOf(const std::string& name) {
   const size_t at = mlx.find(kExperts);
   if (at != std::string::npos) mlx.replace(at, kExperts.size(), "switch_mlp.");
   return mlx;
-}
-
-/// The bias of an affine group, whose weight is scale * (u - zero).
-float BiasOf(const QuantizedWeights& matrix, const UnsignedCodes& codes, int64_t index,
-             double* exact) {
-  if (matrix.spec.has_biases) {
-    const float bias = ParameterAt(matrix.biases, index);
-    *exact = static_cast<double>(bias) -
-             static_cast<double>(ParameterAt(matrix.scales, index)) * codes.offset;
-    return static_cast<float>(*exact);
-  }
-  double zero = codes.offset;
-  if (matrix.spec.has_zeros) zero += static_cast<double>(ParameterAt(matrix.zeros, index));
-  *exact = -static_cast<double>(ParameterAt(matrix.scales, index)) * zero;
-  return static_cast<float>(*exact);
 }
 
 class MlxWriter final : public ModuleWriter {
@@ -108,7 +94,7 @@ class MlxWriter final : public ModuleWriter {
         const std::vector<std::byte> scales,
         TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
     MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
-    return micro ? Status() : WriteBiases(matrix, codes, sink);
+    return micro ? Status() : WriteBiases(matrix, sink);
   }
 
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> /*plain*/,
@@ -131,19 +117,8 @@ class MlxWriter final : public ModuleWriter {
   }
 
  private:
-  static Status WriteBiases(const QuantizedWeights& matrix, const UnsignedCodes& codes,
-                            TensorSink* sink) {
-    const int64_t count = GroupCount(matrix.spec) * matrix.spec.n;
-    std::vector<float> biases(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) {
-      double exact = 0;
-      const float bias = BiasOf(matrix, codes, i, &exact);
-      if (static_cast<double>(bias) != exact) {
-        return WouldLose(kFormat, fmt::format("the bias {:.17g} at [{}, {}]", exact,
-                                              i / matrix.spec.n, i % matrix.spec.n));
-      }
-      biases[static_cast<size_t>(i)] = bias;
-    }
+  static Status WriteBiases(const QuantizedWeights& matrix, TensorSink* sink) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kFormat, matrix));
     const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> stored,
                             TransposedParameters(kFormat, "bias", view, matrix.scales.dtype()));

@@ -101,7 +101,10 @@ class ConvertTest : public ::testing::Test {
          testing::RandomBf16("model.embed_tokens.weight", {16, 64}, 2),
          testing::RandomBf16("model.layers.0.input_layernorm.weight", {64}, 3)},
         {{"model_type", "llama"}});
-    return ConvertCheckpoint(directory_ / "source", out(), target, /*overwrite=*/true);
+    ConvertCheckpointOptions options;
+    options.target = target;
+    options.overwrite = true;
+    return ConvertCheckpoint(directory_ / "source", out(), options).status();
   }
   std::string out() const { return directory_ / "out"; }
   void ExpectLoss(const TestModule& module, const std::string& target, const std::string& part) {
@@ -467,11 +470,14 @@ TEST_F(ConvertTest, SourcesAndTargetsThatCannotBe) {
   const TestModule module = RandomModule(kWeight, SpecOf(Format::kU4), 90);
   Status status = Convert({module}, "exl3");
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_EQ(status.message(),
-            "target: unknown format \"exl3\"; known: plain, compressed-tensors, gptq, awq, mlx");
+  EXPECT_EQ(
+      status.message(),
+      "target: unknown format \"exl3\"; known: plain, compressed-tensors, gptq, awq, mlx, gguf");
   testing::WriteFile(directory_ / "dense.safetensors",
                      testing::BuildSafetensors({testing::RandomBf16("a.weight", {8, 8}, 1)}));
-  status = ConvertCheckpoint(directory_ / "dense.safetensors", out(), "gptq", false);
+  ConvertCheckpointOptions options;
+  options.target = "gptq";
+  status = ConvertCheckpoint(directory_ / "dense.safetensors", out(), options).status();
   EXPECT_TRUE(Contains(status.message(), "has no quantized modules")) << status.message();
   TestModule turned = module;
   turned.record.layout = SourceLayout::kInOut;

@@ -2,6 +2,7 @@
 // file per reader, each of which opens and loads or gets a typed error of one line.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -206,6 +207,38 @@ TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
   }
 }
 
+TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
+  const std::map<int, Format> formats = {
+      {2, Format::kInt2}, {3, Format::kInt3}, {4, Format::kU4}, {5, Format::kU8}, {8, Format::kU8}};
+  const float scale = Bf16ToFloat(0x2c2c);
+  const std::string pattern(64, kFill);
+  const auto code_at = [&](int bits, int64_t index) {
+    int code = 0;
+    for (int i = 0; i < bits; ++i) {
+      const auto bit = static_cast<size_t>(index * bits + i);
+      code |= (pattern[bit / 8] >> (bit % 8) & 1) << i;
+    }
+    return code;
+  };
+  for (const auto& [bits, format] : formats) {
+    SCOPED_TRACE(bits);
+    Files files = CtPacked();
+    files.config["config_groups"]["group_0"]["weights"]["num_bits"] = bits;
+    files.tensors = {Filled("m.weight_packed", DType::kI32, {32, bits}),
+                     Filled("m.weight_scale", DType::kBf16, {32, 2}),
+                     Filled("m.weight_zero_point", DType::kI32, {bits, 2}),
+                     Of<int64_t>("m.weight_shape", DType::kI64, {2}, {32, 32})};
+    const std::vector<float> values = Values(files, "m.weight", format);
+    for (int64_t k = 0; k < 32; ++k) {
+      for (int64_t n = 0; n < 32; ++n) {
+        const int code = code_at(bits, k) - code_at(bits, n);
+        ASSERT_EQ(values[static_cast<size_t>(k * 32 + n)], scale * static_cast<float>(code))
+            << k << " " << n;
+      }
+    }
+  }
+}
+
 TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
   const Directory directory;
   Files files = CtPacked();
@@ -401,6 +434,47 @@ TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   EXPECT_EQ(rows[0], 2.0f);
   EXPECT_EQ(rows[1], 12.0f);
   EXPECT_EQ(rows[size_t{3} * 2], (2.0f - 0.5f) * 4.0f);
+}
+
+TEST(ForeignReaders, ValuesThatNoFormatHoldsAreFloatsOrRoundedWithTheirError) {
+  const Directory source;
+  source.Write(Hqq(0));
+  const TemporaryDirectory out;
+  ImportCheckpointOptions options;
+  Result<ImportCheckpointReport> report = ImportCheckpoint(source.path(), out / "floats", options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->modules[0].spec.format, Format::kFp32);
+  EXPECT_EQ(report->modules[0].exactness, "exact");
+  EXPECT_EQ(report->coverage, 0);
+  options.allow_requantize = true;
+  report = ImportCheckpoint(source.path(), out / "codes", options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  const ImportedModule& module = report->modules[0];
+  EXPECT_EQ(module.spec.format, Format::kS8);
+  EXPECT_EQ(module.exactness, "re-rounded");
+  EXPECT_EQ(report->coverage, 1);
+  const Result<Checkpoint> codes = Checkpoint::Open(out / "codes");
+  ASSERT_TRUE(codes.ok()) << codes.status().message();
+  const Result<QuantizedWeights> weights = codes->Weights("m.weight");
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_TRUE(weights->spec == module.spec);
+  const std::vector<float> exact = Values(Hqq(0), "m.weight", Format::kFp32);
+  std::vector<float> rounded(exact.size());
+  ASSERT_TRUE(Dequantize(*weights, MutableTensorView(rounded.data(), DType::kF32,
+                                                     {weights->spec.k, weights->spec.n}))
+                  .ok());
+  double squares = 0;
+  double errors = 0;
+  double largest = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double error = std::abs(static_cast<double>(rounded[i]) - exact[i]);
+    largest = std::max(largest, error);
+    errors += error * error;
+    squares += static_cast<double>(exact[i]) * exact[i];
+  }
+  EXPECT_GT(largest, 0);
+  EXPECT_EQ(module.max_error, largest);
+  EXPECT_DOUBLE_EQ(module.relative_error, std::sqrt(errors / squares));
 }
 
 // --- Malformed files

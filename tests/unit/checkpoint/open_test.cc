@@ -99,7 +99,7 @@ TEST(Open, ForeignFilesAreNamed) {
   ExpectError(directory.path(), Code::kUnsupported, "pytorch_model.bin is a PyTorch pickle");
   ExpectError(directory / "pytorch_model.bin", Code::kUnsupported, "pickle");
   WriteFile(directory / "m.onnx", "");
-  ExpectError(directory / "m.onnx", Code::kUnsupported, "ONNX");
+  ExpectError(directory / "m.onnx", Code::kMalformedFile, "holds no graph");
 }
 
 TEST(Open, AdapterDirectory) {

@@ -1,0 +1,441 @@
+// GGUF, version 3: one file with the metadata of the model and its tokenizer. Quantized modules
+// keep their codes, in the block type that holds them (gguf_blocks.h); vectors and routers are
+// widened to fp32, as programs that run these files expect them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/conversion.h"
+#include "checkpoint/module_writer.h"
+#include "checkpoint/readers/gguf_names.h"
+#include "checkpoint/unpack.h"
+#include "checkpoint/writers/gguf_blocks.h"
+#include "checkpoint/writers/gguf_metadata.h"
+#include "layout/parameters.h"
+#include "layout/slice_expert.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kMagic = "GGUF";
+constexpr uint32_t kVersion = 3;
+constexpr int64_t kAlignment = 32;
+constexpr size_t kMostNameBytes = 63;
+constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kExperts = ".experts.";
+
+/// One tensor of the file and where its values come from.
+struct GgufOutput {
+  std::string name;
+  GgufStored type;
+  Shape dims;          ///< In C order.
+  int64_t offset = 0;  ///< From the beginning of the data.
+  int64_t bytes = 0;
+  int64_t head_dim = 0;                  ///< Not 0: rows are stored in the order of HeadRow.
+  const ModuleRecord* record = nullptr;  ///< The module, or null.
+  std::vector<size_t> tensors;           ///< Tensors of the source, one for each expert.
+  std::vector<float> values;             ///< Values that no tensor of the source holds.
+  bool global_scale = false;             ///< The factors of the module.
+};
+
+/// "a.experts.7.b" as "a.experts.*.b", and 7.
+std::optional<int64_t> TakeExpert(std::string* name) {
+  const size_t at = name->find(kExperts);
+  if (at == std::string::npos) return std::nullopt;
+  const size_t begin = at + kExperts.size();
+  const size_t end = name->find('.', begin);
+  if (end == std::string::npos || end == begin || end - begin > 6) return std::nullopt;
+  int64_t number = 0;
+  for (size_t i = begin; i < end; ++i) {
+    const char digit = (*name)[i];
+    if (digit < '0' || digit > '9') return std::nullopt;
+    number = number * 10 + (digit - '0');
+  }
+  name->replace(begin, end - begin, "*");
+  return number;
+}
+
+class GgufExport {
+ public:
+  GgufExport(Io& io, const Checkpoint& checkpoint, const ContainerOutput& output)
+      : io_(io),
+        checkpoint_(checkpoint),
+        source_(CheckpointAccess::Get(checkpoint)),
+        output_(output) {}
+
+  Status Plan() {
+    MARLIN_ASSIGN_OR_RETURN(
+        facts_, DescribeGgufModel(source_.config_json, Printable(source_.path), &metadata_));
+    for (const ModuleRecord& record : source_.reader->modules()) {
+      MARLIN_RETURN_IF_ERROR(InModule(record, PlanModule(record)));
+    }
+    MARLIN_RETURN_IF_ERROR(PlanPlain());
+    std::stable_sort(
+        outputs_.begin(), outputs_.end(),
+        [this](const GgufOutput& a, const GgufOutput& b) { return Place(a) < Place(b); });
+    if (!facts_.rope_factors.empty()) {
+      GgufOutput factors;
+      factors.name = "rope_freqs.weight";
+      factors.dims = {static_cast<int64_t>(facts_.rope_factors.size())};
+      factors.values = facts_.rope_factors;
+      MARLIN_RETURN_IF_ERROR(Add(std::move(factors), *FindGgufType(DType::kF32)));
+    }
+    MARLIN_RETURN_IF_ERROR(AddTokenizer());
+    return LayOut();
+  }
+
+  Status Write(OutputDirectory* directory, const std::string& file_name) {
+    MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(JoinPath(directory->path(), file_name)));
+    for (const GgufOutput& output : outputs_) {
+      MARLIN_RETURN_IF_ERROR(WriteTensor(output));
+      const int64_t padding = RoundUp(output.bytes, kAlignment) - output.bytes;
+      const std::array<std::byte, kAlignment> zeros{};
+      MARLIN_RETURN_IF_ERROR(WriteAt(output, output.bytes, zeros.data(), padding));
+      done_ += output.dims.ElementCount();
+      if (output_.progress) output_.progress(done_, total_);
+    }
+    // The header comes last: a file that has one is complete.
+    MARLIN_RETURN_IF_ERROR(
+        io_.Write(file_, 0, header_.data(), static_cast<int64_t>(header_.size())));
+    MARLIN_ASSIGN_OR_RETURN(const FileInfo written, io_.SyncAndClose(std::move(file_)));
+    directory->AddWritten(file_name, written);
+    return {};
+  }
+
+  std::vector<SkippedTensor> TakeFiles() { return std::move(files_); }
+
+ private:
+  Status Fail(std::string_view what, const std::string& name, const Status& status) const {
+    return status.WithContext(
+        fmt::format("{}: {} \"{}\"", Printable(source_.path), what, Printable(name)));
+  }
+  Status InModule(const ModuleRecord& record, const Status& status) const {
+    return status.ok() ? status : Fail("module", record.module.name, status);
+  }
+  Status InTensor(size_t tensor, const Status& status) const {
+    return status.ok() ? status : Fail("tensor", source_.tensors[tensor].name, status);
+  }
+
+  std::pair<uint32_t, int64_t> Place(const GgufOutput& output) const {
+    const size_t tensor = output.record != nullptr
+                              ? source_.reader->Parts(*output.record).front().tensor
+                              : output.tensors.front();
+    return {source_.tensor_file[tensor], source_.tensors[tensor].offset};
+  }
+
+  /// Sets the name, and the order of the rows of q and k.
+  Status SetPlace(const std::string& name, int64_t rows, GgufOutput* output) const {
+    const auto found = GgufTensorName(*facts_.architecture, facts_.with_experts, name);
+    if (!found) {
+      return Status(Code::kUnsupported,
+                    fmt::format("gguf has no name for it in a model of the architecture {}",
+                                facts_.architecture->name));
+    }
+    output->name = *found;
+    const GgufPlace place =
+        PlaceGgufTensor(*facts_.architecture, facts_.with_experts, output->name);
+    if (place.rows == GgufPlace::Rows::kStraight) return {};
+    const bool queries = place.rows == GgufPlace::Rows::kQueryHeads;
+    const int64_t heads = queries ? facts_.heads : facts_.kv_heads;
+    if (rows % heads != 0 || rows / heads % 2 != 0) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("{} rows are not {} heads of even size", rows, heads));
+    }
+    output->head_dim = rows / heads;
+    return {};
+  }
+
+  Status Add(GgufOutput output, const GgufStored& type) {
+    output.type = type;
+    output.bytes = output.dims.ElementCount() / type.elements * type.bytes;
+    if (output.name.size() > kMostNameBytes) {
+      return Status(Code::kUnsupported,
+                    fmt::format("gguf cannot hold the name {} of {} bytes, at most {}",
+                                Printable(output.name), output.name.size(), kMostNameBytes));
+    }
+    if (!names_.insert(output.name).second) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("two tensors would both be \"{}\"", Printable(output.name)));
+    }
+    total_ += output.dims.ElementCount();
+    outputs_.push_back(std::move(output));
+    return {};
+  }
+
+  Status PlanModule(const ModuleRecord& record) {
+    MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+    const WeightsSpec& spec = record.module.spec;
+    GgufOutput output;
+    output.record = &record;
+    MARLIN_RETURN_IF_ERROR(SetPlace(record.module.name, spec.n, &output));
+    if (record.stacked) output.dims.Append(spec.experts);
+    output.dims.Append(spec.n);
+    output.dims.Append(spec.k);
+    MARLIN_ASSIGN_OR_RETURN(const GgufStored type, GgufTypeOf(spec));
+    if (spec.has_global_scale) {
+      GgufOutput factors;
+      factors.record = &record;
+      factors.name = output.name.substr(0, output.name.size() - kWeight.size()) + ".scale";
+      factors.dims = {spec.experts};
+      factors.global_scale = true;
+      MARLIN_RETURN_IF_ERROR(Add(std::move(factors), *FindGgufType(DType::kF32)));
+    }
+    return Add(std::move(output), type);
+  }
+
+  /// Experts with a tensor each become a stack.
+  Status PlanPlain() {
+    std::map<std::string, std::map<int64_t, size_t>> stacks;
+    for (size_t i = 0; i < source_.tensors.size(); ++i) {
+      if (source_.is_part[i]) continue;
+      std::string name = source_.tensors[i].name;
+      // Models compute these from their configuration.
+      if (name.ends_with(".rotary_emb.inv_freq")) continue;
+      if (const std::optional<int64_t> expert = TakeExpert(&name)) {
+        stacks[name][*expert] = i;
+      } else {
+        MARLIN_RETURN_IF_ERROR(InTensor(i, PlanTensor(name, {i}, false)));
+      }
+    }
+    for (const auto& [name, experts] : stacks) {
+      std::vector<size_t> tensors;
+      for (const auto& [expert, tensor] : experts) {
+        const TensorInfo& first = source_.tensors[experts.begin()->second];
+        const TensorInfo& own = source_.tensors[tensor];
+        if (expert != static_cast<int64_t>(tensors.size()) || !(own.shape == first.shape) ||
+            own.dtype != first.dtype) {
+          return InTensor(tensor, Status(Code::kMalformedFile,
+                                         fmt::format("expert {} of {}: numbers, shapes and types "
+                                                     "of experts must agree",
+                                                     tensors.size(), experts.size())));
+        }
+        tensors.push_back(tensor);
+      }
+      MARLIN_RETURN_IF_ERROR(InTensor(tensors.front(), PlanTensor(name, tensors, true)));
+    }
+    return {};
+  }
+
+  Status PlanTensor(const std::string& name, const std::vector<size_t>& tensors, bool stacked) {
+    const TensorInfo& info = source_.tensors[tensors.front()];
+    const int rank = info.shape.rank();
+    GgufOutput output;
+    output.tensors = tensors;
+    MARLIN_RETURN_IF_ERROR(SetPlace(name, rank == 0 ? 1 : info.shape[0], &output));
+    const GgufPlace place = PlaceGgufTensor(*facts_.architecture, facts_.with_experts, output.name);
+    if (place.experts != stacked) {
+      return Status(Code::kUnsupported,
+                    "one tensor for all experts has no form in gguf, which has one for each "
+                    "projection");
+    }
+    if (rank > (stacked ? 2 : 4) || (place.as_row && (rank != 2 || info.shape[0] != 1))) {
+      return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
+    }
+    if (stacked) output.dims.Append(static_cast<int64_t>(tensors.size()));
+    for (int i = place.as_row ? 1 : 0; i < rank; ++i) output.dims.Append(info.shape[i]);
+    const bool is_float =
+        info.dtype == DType::kF32 || info.dtype == DType::kF16 || info.dtype == DType::kBf16;
+    const bool widened =
+        is_float && (output.dims.rank() < 2 || ClassifyTensor(name) == LayerClass::kMoeRouter);
+    const GgufStored* const type = FindGgufType(widened ? DType::kF32 : info.dtype);
+    if (type == nullptr) {
+      return Status(Code::kUnsupported,
+                    fmt::format("gguf cannot hold {} elements", DTypeName(info.dtype)));
+    }
+    return Add(std::move(output), *type);
+  }
+
+  Status AddTokenizer() {
+    const auto embedding = names_.find("token_embd.weight");
+    const auto* const output =
+        embedding == names_.end()
+            ? nullptr
+            : &*std::find_if(outputs_.begin(), outputs_.end(),
+                             [&](const GgufOutput& one) { return one.name == *embedding; });
+    const auto read = [this](const std::string& name) -> Result<Json> {
+      MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> text, checkpoint_.ReadFile(name));
+      if (!text) return Json();
+      constexpr JsonLimits kLimits{int64_t{256} << 20, int64_t{1} << 24};
+      return ParseJsonObject(*text, Printable(name), kLimits);
+    };
+    constexpr const char* kFile = "tokenizer.json";
+    const Result<Json> tokenizer = read(kFile);
+    const Result<Json> config = read("tokenizer_config.json");
+    std::string obstacle;
+    if (!tokenizer.ok() || !config.ok()) {
+      obstacle = (tokenizer.ok() ? config : tokenizer).status().message();
+    } else if (tokenizer->is_null()) {
+      obstacle = "the source has none";
+    } else if (output == nullptr || output->dims.rank() != 2) {
+      obstacle = "the source has no embedding";
+    } else {
+      obstacle =
+          DescribeGgufTokenizer(*tokenizer, *config, source_.config, output->dims[0], &metadata_);
+    }
+    if (obstacle.empty()) return {};
+    files_.push_back({kFile, obstacle});
+    DescribeGgufTokenNumbers(source_.config, &metadata_);
+    return {};
+  }
+
+  Status LayOut() {
+    int64_t offset = 0;
+    std::string infos;
+    for (GgufOutput& output : outputs_) {
+      output.offset = offset;
+      offset += RoundUp(output.bytes, kAlignment);
+      AppendGgufText(output.name, &infos);
+      AppendGgufNumber(static_cast<uint32_t>(output.dims.rank()), &infos);
+      // The file lists the contiguous dimension first.
+      for (int i = output.dims.rank(); i-- > 0;) {
+        AppendGgufNumber(static_cast<uint64_t>(output.dims[i]), &infos);
+      }
+      AppendGgufNumber(output.type.id, &infos);
+      AppendGgufNumber(static_cast<uint64_t>(output.offset), &infos);
+    }
+    header_ = kMagic;
+    AppendGgufNumber(kVersion, &header_);
+    AppendGgufNumber(static_cast<uint64_t>(outputs_.size()), &header_);
+    AppendGgufNumber(static_cast<uint64_t>(metadata_.count()), &header_);
+    header_ += metadata_.bytes() + infos;
+    header_.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(header_.size()), kAlignment)));
+    return {};
+  }
+
+  Status WriteAt(const GgufOutput& output, int64_t at, const void* data, int64_t bytes) {
+    if (bytes == 0) return {};
+    return io_.Write(file_, static_cast<int64_t>(header_.size()) + output.offset + at, data, bytes);
+  }
+
+  /// Writes rows [first, first + count) of a matrix that begins `at` bytes into the tensor.
+  Status WriteRows(const GgufOutput& output, int64_t at, int64_t first, int64_t count,
+                   int64_t row_bytes, const std::byte* rows) {
+    if (output.head_dim == 0) {
+      return WriteAt(output, at + first * row_bytes, rows, count * row_bytes);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      MARLIN_RETURN_IF_ERROR(WriteAt(output, at + HeadRow(first + r, output.head_dim) * row_bytes,
+                                     rows + r * row_bytes, row_bytes));
+    }
+    return {};
+  }
+
+  Status WriteTensor(const GgufOutput& output) {
+    if (output.record != nullptr) return InModule(*output.record, WriteModule(output));
+    if (!output.values.empty()) {
+      return WriteAt(output, 0, output.values.data(), output.bytes);
+    }
+    const int64_t bytes = output.bytes / static_cast<int64_t>(output.tensors.size());
+    for (size_t i = 0; i < output.tensors.size(); ++i) {
+      MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded,
+                              LoadedTensor::Load(source_, output.tensors[i]));
+      MARLIN_RETURN_IF_ERROR(
+          WritePlain(output, static_cast<int64_t>(i) * bytes, bytes, loaded.view()));
+    }
+    return {};
+  }
+
+  Status WritePlain(const GgufOutput& output, int64_t at, int64_t bytes, const TensorView& view) {
+    const int64_t rows = output.head_dim == 0 || view.rank() == 0 ? 1 : view.dim(0);
+    if (bytes == 0) return {};
+    if (view.dtype() == output.type.dtype) {
+      return WriteRows(output, at, 0, rows, bytes / rows, view.As<std::byte>());
+    }
+    std::vector<float> values(static_cast<size_t>(view.ElementCount()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = ParameterAt(view, static_cast<int64_t>(i));
+    }
+    return WriteRows(output, at, 0, rows, bytes / rows,
+                     reinterpret_cast<const std::byte*>(values.data()));
+  }
+
+  Status WriteModule(const GgufOutput& output) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+                            checkpoint_.Weights(output.record->module.name));
+    const int64_t bytes = output.bytes / weights.spec.experts;
+    for (int64_t e = 0; e < weights.spec.experts; ++e) {
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, SliceExpert(weights, e));
+      if (output.global_scale) {
+        MARLIN_ASSIGN_OR_RETURN(const float factor, GgufGlobalScale(matrix));
+        MARLIN_RETURN_IF_ERROR(WriteAt(output, e * bytes, &factor, sizeof(factor)));
+      } else {
+        MARLIN_RETURN_IF_ERROR(output.type.quantized() ? WriteBlocks(output, e * bytes, matrix)
+                                                       : WriteFloats(output, e * bytes, matrix));
+      }
+    }
+    for (const PartTensor& part : source_.reader->Parts(*output.record)) {
+      source_.Release(part.tensor);
+    }
+    return {};
+  }
+
+  Status WriteBlocks(const GgufOutput& output, int64_t at, const QuantizedWeights& matrix) {
+    MARLIN_ASSIGN_OR_RETURN(const GgufEncoder encoder, GgufEncoder::Make(matrix, output.type));
+    std::vector<uint8_t> rows;
+    return ForEachColumns(matrix, encoder.flip(),
+                          [&](int64_t first, int64_t count, const uint8_t* codes, int64_t stride) {
+                            rows.resize(static_cast<size_t>(count * encoder.row_bytes()));
+                            for (int64_t c = 0; c < count; ++c) {
+                              encoder.EncodeColumn(first + c, codes + c * stride,
+                                                   rows.data() + c * encoder.row_bytes());
+                            }
+                            return WriteRows(output, at, first, count, encoder.row_bytes(),
+                                             reinterpret_cast<const std::byte*>(rows.data()));
+                          });
+  }
+
+  Status WriteFloats(const GgufOutput& output, int64_t at, const QuantizedWeights& matrix) {
+    const WeightsSpec& spec = matrix.spec;
+    const int64_t element = output.type.bytes;
+    MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer rows,
+                            AlignedBuffer::Allocate(spec.n * spec.k * element));
+    TransposeElements(matrix.codes.As<std::byte>(), 1, spec.k, spec.n, element, rows.data());
+    return WriteRows(output, at, 0, spec.n, spec.k * element, rows.As<std::byte>());
+  }
+
+  Io& io_;
+  const Checkpoint& checkpoint_;
+  const Checkpoint::Impl& source_;
+  const ContainerOutput& output_;
+  GgufModelFacts facts_;
+  GgufMetadataBuilder metadata_;
+  std::vector<GgufOutput> outputs_;
+  std::set<std::string> names_;
+  std::vector<SkippedTensor> files_;
+  std::string header_;
+  FileHandle file_;
+  int64_t total_ = 0;
+  int64_t done_ = 0;
+};
+
+}  // namespace
+
+WriteContainer WriteGguf;
+
+Result<std::vector<SkippedTensor>> WriteGguf(Io& io, const Checkpoint& checkpoint,
+                                             const ContainerOutput& output) {
+  GgufExport exporting(io, checkpoint, output);
+  MARLIN_RETURN_IF_ERROR(exporting.Plan());
+  constexpr const char* kFile = "model.gguf";
+  const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
+  OutputDirectory::Options options;
+  options.overwrite = output.overwrite;
+  options.file = kFile;
+  MARLIN_ASSIGN_OR_RETURN(options.source, SourceFiles(io, source));
+  MARLIN_ASSIGN_OR_RETURN(
+      OutputDirectory directory,
+      OutputDirectory::Begin(io, output.path, Fingerprint(source, "gguf"), options));
+  MARLIN_RETURN_IF_ERROR(exporting.Write(&directory, kFile));
+  MARLIN_RETURN_IF_ERROR(directory.Commit());
+  return exporting.TakeFiles();
+}
+
+}  // namespace marlin

@@ -1,0 +1,67 @@
+// The metadata of a GGUF file: the values, and those that describe a model and its tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "checkpoint/readers/gguf_file.h"
+#include "checkpoint/readers/gguf_names.h"
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// Encodes key-value pairs as a file holds them.
+class GgufMetadataBuilder {
+ public:
+  void Text(std::string_view key, std::string_view value);
+  void Count(std::string_view key, int64_t value);  ///< An unsigned 32-bit integer.
+  void Real(std::string_view key, double value);    ///< An fp32.
+  void Flag(std::string_view key, bool value);
+  void Texts(std::string_view key, std::span<const std::string> values);
+  void Integers(std::string_view key, std::span<const int32_t> values);
+
+  int64_t count() const { return count_; }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void Key(std::string_view key, GgufType type);
+  void Array(std::string_view key, GgufType type, size_t count);
+
+  std::string bytes_;
+  int64_t count_ = 0;
+};
+
+/// Appends a number in little-endian order, and a string after its length.
+template <typename T>
+void AppendGgufNumber(T value, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+void AppendGgufText(std::string_view text, std::string* out);
+
+/// Facts of a configuration that the tensors of a file depend on.
+struct GgufModelFacts {
+  const GgufArchitecture* architecture = nullptr;
+  bool with_experts = false;  ///< The type of a model with experts, where there are two.
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  std::vector<float> rope_factors;  ///< rope_freqs.weight; empty: none.
+};
+
+/// Describes the model of a config.json. Errors: kUnsupported naming a model_type or a kind of RoPE
+/// scaling that has no form in GGUF; those of the configuration's values.
+Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
+                                         GgufMetadataBuilder* metadata);
+
+/// Describes a tokenizer.json and the special tokens; `rows` is the size of the embedding table.
+/// Returns why the format cannot hold it, in which case nothing was added; empty: it was added.
+std::string DescribeGgufTokenizer(const Json& tokenizer, const Json& tokenizer_config,
+                                  const Json& config, int64_t rows, GgufMetadataBuilder* metadata);
+
+/// Describes the special tokens of a config.json, for a model without a tokenizer.
+void DescribeGgufTokenNumbers(const Json& config, GgufMetadataBuilder* metadata);
+
+}  // namespace marlin

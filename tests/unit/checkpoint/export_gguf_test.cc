@@ -1,0 +1,307 @@
+// Exporting to GGUF: each file is read back, and every weight compared with the source's in fp32.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "base/json.h"
+#include "marlin/checkpoint.h"
+#include "module_files.h"
+#include "test_files.h"
+
+namespace marlin {
+namespace {
+
+using testing::Contains;
+using testing::RandomModule;
+using testing::TestModule;
+using testing::TestTensor;
+
+const char kQuery[] = "model.layers.0.self_attn.q_proj.weight";
+const char kUp[] = "model.layers.0.mlp.up_proj.weight";
+const char kExperts[] = "model.layers.0.mlp.experts.*.up_proj.weight";
+
+WeightsSpec SpecOf(Format format, int64_t group_size = 32, ScaleType scales = ScaleType::kF16) {
+  WeightsSpec spec;
+  spec.format = format;
+  spec.k = 64;
+  spec.n = 40;
+  spec.group_size = group_size;
+  spec.scale_type = scales;
+  spec.has_zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
+  spec.has_global_scale = scales == ScaleType::kE4M3;
+  return spec;
+}
+
+Json ConfigOf(const std::string& type) {
+  return {{"model_type", type},     {"hidden_size", 64},          {"intermediate_size", 96},
+          {"num_hidden_layers", 2}, {"num_attention_heads", 5},   {"num_key_value_heads", 5},
+          {"head_dim", 8},          {"vocab_size", 16},           {"max_position_embeddings", 512},
+          {"rms_norm_eps", 1e-5},   {"rope_theta", 20000.0},      {"bos_token_id", 1},
+          {"eos_token_id", {2, 3}}, {"tie_word_embeddings", true}};
+}
+
+class ExportGgufTest : public ::testing::Test {
+ protected:
+  Status Export(const std::vector<TestModule>& modules, const Json& config = ConfigOf("llama"),
+                std::vector<TestTensor> more = {}) {
+    more.push_back(testing::RandomBf16("model.embed_tokens.weight", {16, 64}, 2));
+    more.push_back(testing::RandomBf16("model.layers.0.input_layernorm.weight", {64}, 3));
+    std::filesystem::remove_all(source());
+    testing::WriteQuantizedDirectory(source(), modules, more, config);
+    return Convert(out(), true);
+  }
+  Status Convert(const std::string& output, bool overwrite) {
+    ConvertCheckpointOptions options;
+    options.target = "gguf";
+    options.overwrite = overwrite;
+    Result<ConvertCheckpointReport> report = ConvertCheckpoint(source(), output, options);
+    if (report.ok()) report_ = *std::move(report);
+    return report.status();
+  }
+  std::string source() const { return directory_ / "source"; }
+  std::string out() const { return directory_ / "model.gguf"; }
+
+  void ExpectSame(const TestModule& module, Format format) {
+    const std::string& name = module.record.module.name;
+    const Result<Checkpoint> read = Checkpoint::Open(out());
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    const Result<QuantizedWeights> weights = read->Weights(name);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ(FormatName(weights->spec.format), FormatName(format));
+    EXPECT_EQ(testing::DenseOf(*weights), testing::DenseOf(module.weights)) << name;
+  }
+  void ExpectRefused(const TestModule& module, const std::string& part) {
+    const Status status = Export({module});
+    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_TRUE(Contains(status.message(), part)) << status.message();
+    EXPECT_TRUE(Contains(status.message(), module.record.module.name)) << status.message();
+    EXPECT_EQ(directory_.Entries(), std::vector<std::string>{"source"});
+  }
+
+  testing::TemporaryDirectory directory_;
+  ConvertCheckpointReport report_;
+};
+
+struct Held {
+  WeightsSpec spec;
+  Format read;
+};
+
+TEST_F(ExportGgufTest, EveryWeightIsKept) {
+  std::vector<Held> cases = {
+      {SpecOf(Format::kS4), Format::kS4},
+      {SpecOf(Format::kS4, 64), Format::kS4},
+      {SpecOf(Format::kInt3), Format::kS4},
+      {SpecOf(Format::kInt2), Format::kS4},
+      {SpecOf(Format::kU4), Format::kU4},
+      {SpecOf(Format::kU4, 64, ScaleType::kF32), Format::kU4},
+      {SpecOf(Format::kS8), Format::kS8},
+      {SpecOf(Format::kS8, 64, ScaleType::kBf16), Format::kS8},
+      {SpecOf(Format::kCodebook4), Format::kCodebook4},
+      {SpecOf(Format::kFp4E2M1, 32, ScaleType::kE8M0), Format::kFp4E2M1},
+      {SpecOf(Format::kFp4E2M1, 64, ScaleType::kE8M0), Format::kFp4E2M1},
+      {SpecOf(Format::kFp4E2M1, 16, ScaleType::kE4M3), Format::kFp4E2M1},
+      {SpecOf(Format::kFp4E2M1, 32, ScaleType::kE4M3), Format::kFp4E2M1},
+  };
+  cases.push_back({SpecOf(Format::kInt3), Format::kU4});
+  cases.back().spec.has_zeros = true;
+  cases.push_back({SpecOf(Format::kU4), Format::kU4});
+  cases.back().spec.has_zeros = false;
+  cases.back().spec.has_biases = true;
+  for (const auto& [spec, read] : cases) {
+    for (const char* const name : {kUp, kQuery}) {  // Rows of q are stored in another order.
+      SCOPED_TRACE(std::string(FormatName(spec.format)) + " " + name);
+      const TestModule module = RandomModule(name, spec, 5);
+      const Status status = Export({module});
+      ASSERT_TRUE(status.ok()) << status.message();
+      ExpectSame(module, read);
+    }
+  }
+}
+
+TEST_F(ExportGgufTest, ExpertsAndTheirGlobalScales) {
+  Json config = ConfigOf("qwen3_moe");
+  config["num_experts"] = 3;
+  config["num_experts_per_tok"] = 2;
+  config["moe_intermediate_size"] = 40;
+  config["norm_topk_prob"] = true;
+  WeightsSpec spec = SpecOf(Format::kFp4E2M1, 16, ScaleType::kE4M3);
+  spec.experts = 3;
+  const TestModule module = RandomModule(kExperts, spec, 8);
+  std::vector<TestTensor> plain;
+  for (int e = 0; e < 3; ++e) {
+    plain.push_back(testing::RandomBf16(
+        "model.layers.1.mlp.experts." + std::to_string(e) + ".down_proj.weight", {64, 40}, 9));
+  }
+  plain.push_back(testing::RandomBf16("model.layers.0.mlp.gate.weight", {3, 64}, 10));
+  const Status status = Export({module}, config, plain);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ExpectSame(module, Format::kFp4E2M1);
+  const Checkpoint read = *Checkpoint::Open(out());
+  const TensorView down = *read.Tensor("model.layers.1.mlp.experts.2.down_proj.weight");
+  EXPECT_EQ(down.dtype(), DType::kBf16);
+  EXPECT_EQ(std::memcmp(down.data(), plain[2].data.data(), plain[2].data.size()), 0);
+  const TensorView router = *read.Tensor("model.layers.0.mlp.gate.weight");
+  ASSERT_EQ(router.dtype(), DType::kF32);
+  const TestTensor wide = testing::RandomF32("x", {3, 64}, 10);
+  EXPECT_EQ(std::memcmp(router.data(), wide.data.data(), wide.data.size()), 0);
+  const Json found = Json::parse(read.config_json());
+  for (const char* const key : {"num_experts", "num_experts_per_tok", "moe_intermediate_size",
+                                "norm_topk_prob", "model_type"}) {
+    EXPECT_EQ(found[key], config[key]) << key;
+  }
+}
+
+TEST_F(ExportGgufTest, TheConfigurationComesBack) {
+  for (const std::string type :
+       {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "glm4", "glm4_moe"}) {
+    SCOPED_TRACE(type);
+    Json config = ConfigOf(type);
+    if (type == "mistral") config["sliding_window"] = 128;
+    if (type == "mixtral") config["num_local_experts"] = 4;
+    if (type == "glm4_moe") config["n_routed_experts"] = 4;
+    if (type == "glm4_moe") config["routed_scaling_factor"] = 1.5;
+    if (type == "qwen2_moe") config["num_experts"] = 4;
+    config["rope_scaling"] = {{"rope_type", "yarn"},
+                              {"factor", 4.0},
+                              {"original_max_position_embeddings", 128},
+                              {"beta_fast", 16.0}};
+    const Status status = Export({}, config);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Json found = Json::parse(Checkpoint::Open(out())->config_json());
+    for (const auto& [key, value] : config.items()) EXPECT_EQ(found[key], value) << key;
+  }
+}
+
+TEST_F(ExportGgufTest, FactorsOfLlama3) {
+  Json config = ConfigOf("llama");
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 8192}};
+  ASSERT_TRUE(Export({}, config).ok());
+  EXPECT_EQ(Json::parse(Checkpoint::Open(out())->config_json())["rope_scaling"],
+            config["rope_scaling"]);
+}
+
+TEST_F(ExportGgufTest, WhatNoTypeHolds) {
+  ExpectRefused(RandomModule(kUp, SpecOf(Format::kNf4), 1), "gguf cannot hold nf4 in groups of 32");
+  ExpectRefused(RandomModule(kUp, SpecOf(Format::kU8), 1), "gguf cannot hold u8");
+  ExpectRefused(RandomModule(kUp, SpecOf(Format::kS4, 16), 1), "groups of 16 k");
+  ExpectRefused(RandomModule(kUp, SpecOf(Format::kFp8E4M3, 64), 1), "gguf cannot hold fp8_e4m3");
+  WeightsSpec narrow = SpecOf(Format::kS4);
+  narrow.k = 48;
+  ExpectRefused(RandomModule(kUp, narrow, 1), "48 k as blocks of 32 (Q4_0)");
+  TestModule fine = RandomModule(kUp, SpecOf(Format::kS4, 32, ScaleType::kF32), 1);
+  const_cast<float*>(fine.weights.scales.As<float>())[0] = 0.3f;
+  ExpectRefused(fine, "the scale 0.300000012 at [0, 0], which f16 does not hold");
+  TestModule book = RandomModule(kUp, SpecOf(Format::kCodebook4), 1);
+  book.weights.codebook.assign(16, 0.5f);
+  ExpectRefused(book, "a codebook other than that of IQ4_NL");
+  TestModule negative = RandomModule(kUp, SpecOf(Format::kFp4E2M1, 16, ScaleType::kE4M3), 1);
+  const_cast<uint8_t*>(negative.weights.scales.As<uint8_t>())[3] |= 0x80;
+  ExpectRefused(negative, "the negative scale");
+  ExpectRefused(RandomModule("model.layers.0.mlp.other.weight", SpecOf(Format::kS4), 1),
+                "gguf has no name for it in a model of the architecture llama");
+}
+
+TEST_F(ExportGgufTest, SourcesAndTargetsThatCannotBe) {
+  const TestModule module = RandomModule(kUp, SpecOf(Format::kS4), 1);
+  Status status = Export({module}, ConfigOf("gemma9"));
+  EXPECT_TRUE(Contains(status.message(), "a model of type \"gemma9\"")) << status.message();
+  Json config = ConfigOf("llama");
+  config["rope_scaling"] = {{"rope_type", "longrope"}};
+  status = Export({module}, config);
+  EXPECT_TRUE(Contains(status.message(), "longrope")) << status.message();
+  config = ConfigOf("llama");
+  config["num_attention_heads"] = 0;
+  EXPECT_EQ(Export({module}, config).code(), Code::kMalformedFile);
+  config["num_attention_heads"] = 7;
+  status = Export({RandomModule(kQuery, SpecOf(Format::kS4), 1)}, config);
+  EXPECT_TRUE(Contains(status.message(), "40 rows are not 7 heads")) << status.message();
+  status = Export({module}, ConfigOf("llama"), {{"a.buffer", DType::kF32, {1}, "1234"}});
+  EXPECT_TRUE(Contains(status.message(), "tensor \"a.buffer\": gguf has no name"))
+      << status.message();
+  EXPECT_EQ(directory_.Entries(), std::vector<std::string>{"source"});
+}
+
+TEST_F(ExportGgufTest, OneFileThatAppearsWholeOrNotAtAll) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  EXPECT_EQ(directory_.Entries(), (std::vector<std::string>{"model.gguf", "source"}));
+  const std::string first = testing::ReadFile(out());
+  EXPECT_EQ(report_.files.size(), size_t{1});
+  EXPECT_EQ(report_.files[0].name, "tokenizer.json");
+  EXPECT_TRUE(Contains(Convert(out(), false).message(), "exists already"));
+  EXPECT_TRUE(Contains(Convert(directory_ / "model", true).message(), "must end in .gguf"));
+  std::filesystem::create_directory(directory_ / "folder.gguf");
+  EXPECT_TRUE(Contains(Convert(directory_ / "folder.gguf", true).message(), "is not a file"));
+  ASSERT_TRUE(Convert(out(), true).ok());
+  EXPECT_EQ(testing::ReadFile(out()), first);
+  EXPECT_EQ(directory_.Entries(),
+            (std::vector<std::string>{"folder.gguf", "model.gguf", "source"}));
+  // The file itself as the source.
+  ConvertCheckpointOptions options;
+  options.target = "gguf";
+  options.overwrite = true;
+  const Status status = ConvertCheckpoint(out(), out(), options).status();
+  EXPECT_TRUE(Contains(status.message(), "would replace the source")) << status.message();
+  const std::string copy = directory_ / "copy.gguf";
+  ASSERT_TRUE(ConvertCheckpoint(out(), copy, options).ok());
+  EXPECT_EQ(testing::ReadFile(copy).size(), first.size());
+}
+
+TEST_F(ExportGgufTest, TheTokenizerComesBack) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  const Json split = {{"type", "Split"},
+                      {"pattern", {{"Regex", "x+"}}},
+                      {"behavior", "Isolated"},
+                      {"invert", false}};
+  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  Json tokenizer = {{"model",
+                     {{"type", "BPE"},
+                      {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}},
+                      {"merges", Json::array({{"a", "b"}})}}},
+                    {"pre_tokenizer", bytes},
+                    {"added_tokens", {{{"id", 5}, {"content", "<s>"}, {"special", true}}}}};
+  testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+  testing::WriteFile(source() + "/tokenizer_config.json",
+                     R"({"bos_token": {"content": "<s>"}, "chat_template": "{{ x }}"})");
+  ASSERT_TRUE(Convert(out(), true).ok());
+  EXPECT_TRUE(report_.files.empty());
+  const Checkpoint read = *Checkpoint::Open(out());
+  const Json found = Json::parse(**read.ReadFile("tokenizer.json"));
+  EXPECT_EQ(found["model"]["vocab"]["ab"], 2);
+  EXPECT_EQ(found["model"]["vocab"]["[PAD7]"], 7);
+  EXPECT_EQ(found["model"]["merges"], tokenizer["model"]["merges"]);
+  EXPECT_EQ(found["added_tokens"][0]["content"], "<s>");
+  const Json config = Json::parse(**read.ReadFile("tokenizer_config.json"));
+  EXPECT_EQ(config["chat_template"], "{{ x }}");
+  // Others are reported, and the weights written.
+  const std::vector<std::function<void(Json*)>> changes = {
+      [&](Json* json) {
+        (*json)["pre_tokenizer"] = {{"pretokenizers", {split, bytes}}};
+      },
+      [](Json* json) { (*json)["model"]["type"] = "Unigram"; },
+      [](Json* json) { (*json)["model"]["vocab"]["c"] = 99; },
+      [](Json* json) { (*json)["model"]["vocab"]["c"] = 1; },
+      [](Json* json) { (*json)["model"]["merges"] = {1}; },
+      [](Json* json) { (*json)["model"]["vocab"] = 3; },
+      [](Json* json) {
+        (*json)["normalizer"] = {{"type", "NFKC"}};
+      },
+  };
+  for (const auto& change : changes) {
+    Json other = tokenizer;
+    change(&other);
+    testing::WriteFile(source() + "/tokenizer.json", other.dump());
+    ASSERT_TRUE(Convert(out(), true).ok());
+    ASSERT_EQ(report_.files.size(), size_t{1}) << other.dump();
+    EXPECT_FALSE(Contains(report_.files[0].reason, "\n"));
+    EXPECT_FALSE(Checkpoint::Open(out())->ReadFile("tokenizer.json")->has_value());
+  }
+}
+
+}  // namespace
+}  // namespace marlin
