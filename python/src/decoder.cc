@@ -15,6 +15,7 @@
 #include "checkpoint/module_tensors.h"
 #include "core.h"
 #include "layout/join_columns.h"
+#include "layout/slice_expert.h"
 #include "model/decoder_config.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
@@ -94,6 +95,15 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
   return Take(JoinColumns({&columns, 1}));
 }
 
+/// One matrix of a stack, which keeps the stack's memory.
+QuantizedWeights TakeExpert(const QuantizedWeights& stack, int64_t expert) {
+  if (expert < 0 || expert >= stack.spec.experts) {
+    throw StatusError(Status(Code::kInvalidArgument, fmt::format("expert: expected 0 to {}, got {}",
+                                                                 stack.spec.experts - 1, expert)));
+  }
+  return Take(SliceExpert(stack, expert));
+}
+
 /// All columns of several matrices, or nothing if they differ in more than n.
 std::optional<QuantizedWeights> JoinMatrices(const std::vector<const QuantizedWeights*>& matrices) {
   if (matrices.empty()) return {};
@@ -123,6 +133,8 @@ void BindDecoder(nb::module_& module) {
              "Raises an error for a newer version, a wrong checksum or wrong module keys.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
+  module.def("take_expert", &TakeExpert, nb::arg("stack"), nb::arg("expert"),
+             "One matrix of a stack; a view where alignment allows.");
   module.def("join_columns", &JoinMatrices, nb::arg("matrices"),
              "All columns of several matrices, copied; None if they differ in more than n.");
 }

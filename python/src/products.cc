@@ -203,7 +203,8 @@ void RunBatchedGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& read
 /// host memory.
 void GemmAt(const ReadyWeights& ready, const std::string& type, const std::array<int64_t, 4>& x,
             const std::array<int64_t, 4>& out, nb::handle bias, int64_t expert,
-            const std::pair<int, uintptr_t>& index_and_stream, nb::handle allocate) {
+            const std::pair<int, uintptr_t>& index_and_stream, nb::handle allocate,
+            bool batch_invariant) {
   const OpenDevice& on = ready.device;
   const auto [index, stream] = index_and_stream;
   CheckPlace("x", index < 0 ? Place() : Place{nb::device::cuda::value, index}, on);
@@ -215,6 +216,7 @@ void GemmAt(const ReadyWeights& ready, const std::string& type, const std::array
   GemmOptions options;
   options.expert = expert;
   options.stream = reinterpret_cast<void*>(stream);
+  if (batch_invariant) options.determinism = Determinism::kBatchInvariant;
   Input added;
   if (!bias.is_none()) {
     added = InputOf("bias", bias, on);
@@ -319,7 +321,7 @@ void BindProducts(nb::module_& module) {
              "gemm of a[experts, m, k] with every matrix of stacked weights.");
   module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("type"), nb::arg("x"), nb::arg("out"),
              nb::arg("bias").none(), nb::arg("expert"), nb::arg("index_and_stream"),
-             nb::arg("allocate").none(),
+             nb::arg("allocate").none(), nb::arg("batch_invariant") = false,
              "gemm of x and out, both (address, rows, columns, stride), which the caller vouches "
              "for: memory of the GPU of an index, or of the host if it is negative.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
