@@ -1,0 +1,66 @@
+"""vLLM's engine generates the tokens of this library's runner, with one worker and with two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import pytest
+from vllm_models import make
+
+KINDS = ("dense", "experts", "mixed")
+PROMPTS = [[296, 385, 388], [5, 17, 300, 44, 9, 120]]
+TOKENS = 12
+
+
+def run_engine(
+    models: Sequence[Path], environment: dict[str, str] | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    task = {
+        "models": [str(model) for model in models],
+        "prompts": PROMPTS,
+        "tokens": TOKENS,
+        "options": {"dtype": "float32", **options},
+    }
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("run_engine.py")],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: make(kind, folder) for kind in KINDS}
+
+
+def expected(model: Path) -> list[list[int]]:
+    own = mm.load(model, "cpu", exact=True)
+    return [own.generate(ids, max_tokens=TOKENS)["token_ids"] for ids in PROMPTS]
+
+
+def test_one_worker(models: dict[str, Path]) -> None:
+    results = run_engine(list(models.values()))
+    for model, result in zip(models.values(), results, strict=True):
+        assert result == {"tokens": expected(model)}, model.name
+
+
+def test_two_workers(models: dict[str, Path]) -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    # vLLM binds each worker to a NUMA node unless it is told the processors.
+    bind = {"VLLM_CPU_OMP_THREADS_BIND": f"{processors[0]}|{processors[-1]}"}
+    results = run_engine(list(models.values()), bind, tensor_parallel_size=2)
+    for model, result in zip(models.values(), results, strict=True):
+        assert result == {"tokens": expected(model)}, model.name
