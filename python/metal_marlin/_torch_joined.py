@@ -41,7 +41,7 @@ def _joined_linear(
         raise InvalidArgumentError(f"bias: expected [{out_features}], got {list(bias.shape)}")
     out = x.new_empty((*x.shape[:-1], out_features))
     dtype = FLOATS.get(x.dtype) or dtype_name(x)
-    place = (x.get_device(), current_stream(x))
+    how = (x.get_device(), current_stream(x), batch_invariant)
     first = 0
     for weights in matrices:
         end = first + weights.n
@@ -53,9 +53,8 @@ def _joined_linear(
             (out.data_ptr() + first * out.element_size(), count, weights.n, out_features),
             own,
             0,
-            place,
+            how,
             allocator(x),
-            batch_invariant,
         )
         first = end
     if first < out_features:

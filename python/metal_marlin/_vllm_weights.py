@@ -22,6 +22,7 @@ from .linear import shard
 from .moe import prepare_experts
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_EXPERTS = re.compile(r"(.*\.experts)(\..*)")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -66,12 +67,24 @@ class _Names:
     original: dict[str, str] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str | None]) -> _Names:
-        def apply(names: dict[str, str]) -> dict[str, str]:
-            return {rename(name) or name: value for name, value in names.items()}
+        def path(name: str) -> str:
+            # Models rename the matrices of experts to vLLM's parameters; only the layer counts.
+            experts = _EXPERTS.match(name)
+            if experts is None:
+                return rename(name) or name
+            return (rename(experts[1]) or experts[1]) + experts[2]
 
-        modules = {f"{name}.weight": value for name, value in self.modules.items()}
-        found = {name.removesuffix(".weight"): value for name, value in apply(modules).items()}
-        return _Names(found, apply(self.plain), {**self.original, **apply(self.original)})
+        return _Names(
+            {
+                path(f"{name}.weight").removesuffix(".weight"): module
+                for name, module in self.modules.items()
+            },
+            {path(name): tensor for name, tensor in self.plain.items()},
+            {
+                **self.original,
+                **{rename(name) or name: tensor for name, tensor in self.original.items()},
+            },
+        )
 
 
 class CheckpointWeights:

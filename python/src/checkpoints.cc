@@ -234,8 +234,7 @@ void BindCheckpoints(nb::module_& module) {
       .def_prop_ro("modules", &ModulesOf)
       .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"))
       .def_prop_ro("tensors", &TensorNames, "The names of all stored tensors.")
-      .def("tensor", &TensorBytes, nb::arg("name"),
-           "(type, shape, uint8 [bytes]) of a tensor; the bytes are a view of the mapped file.")
+      .def("tensor", &TensorBytes, nb::arg("name"), "(type, shape, uint8 [bytes])")
       .def(
           "weights",
           [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },

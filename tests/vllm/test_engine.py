@@ -1,4 +1,7 @@
-"""vLLM's engine generates the tokens of this library's runner, with one worker and with two."""
+"""vLLM's engine generates the tokens of this library's runner, with one worker and with two.
+
+vLLM computes in float32 here, so that only the order of sums differs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import metal_marlin as mm
 import pytest
-from vllm_models import make
+from vllm_models import FOREIGN, make, make_foreign
 
 KINDS = ("dense", "experts", "mixed")
 PROMPTS = [[296, 385, 388], [5, 17, 300, 44, 9, 120]]
@@ -51,16 +54,38 @@ def expected(model: Path) -> list[list[int]]:
     return [own.generate(ids, max_tokens=TOKENS)["token_ids"] for ids in PROMPTS]
 
 
-def test_one_worker(models: dict[str, Path]) -> None:
-    results = run_engine(list(models.values()))
-    for model, result in zip(models.values(), results, strict=True):
+def check(models: Sequence[Path], results: list[dict[str, Any]]) -> None:
+    for model, result in zip(models, results, strict=True):
         assert result == {"tokens": expected(model)}, model.name
 
 
-def test_two_workers(models: dict[str, Path]) -> None:
-    processors = sorted(os.sched_getaffinity(0))
+def two_workers() -> dict[str, str]:
     # vLLM binds each worker to a NUMA node unless it is told the processors.
-    bind = {"VLLM_CPU_OMP_THREADS_BIND": f"{processors[0]}|{processors[-1]}"}
-    results = run_engine(list(models.values()), bind, tensor_parallel_size=2)
-    for model, result in zip(models.values(), results, strict=True):
-        assert result == {"tokens": expected(model)}, model.name
+    processors = sorted(os.sched_getaffinity(0))
+    return {"VLLM_CPU_OMP_THREADS_BIND": f"{processors[0]}|{processors[-1]}"}
+
+
+def test_one_worker(models: dict[str, Path]) -> None:
+    paths = list(models.values())
+    check(paths, run_engine(paths))
+
+
+def test_batch_invariance(models: dict[str, Path]) -> None:
+    paths = [models["mixed"]]
+    check(paths, run_engine(paths, {"VLLM_BATCH_INVARIANT": "1"}))
+
+
+def test_tensor_parallel(models: dict[str, Path]) -> None:
+    paths = list(models.values())
+    check(paths, run_engine(paths, two_workers(), tensor_parallel_size=2))
+
+
+def test_expert_parallel(models: dict[str, Path]) -> None:
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    paths = [models["experts"]]
+    check(paths, run_engine(paths, two_workers(), **options))
+
+
+def test_other_programs_checkpoints_by_name(tmp_path: Path) -> None:
+    paths = [make_foreign(kind, tmp_path) for kind in FOREIGN]
+    check(paths, run_engine(paths, quantization="metal_marlin"))

@@ -112,7 +112,8 @@ def test_rows_of_a_vocabulary(attention: CheckpointWeights) -> None:
     assert rows is not None
     np.testing.assert_array_equal(mm.dequantize(rows), dense[:, 64:])
     assert attention.rows("lm_head", 100, 100, HIDDEN) is None
-    with pytest.raises(mm.MalformedFileError, match="expected \\[64, 128 or more\\], got \\[64, 100\\]"):
+    message = r"expected \[64, 128 or more\], got \[64, 100\]"
+    with pytest.raises(mm.MalformedFileError, match=message):
         attention.rows("lm_head", 64, 128, HIDDEN)
 
 
