@@ -34,9 +34,7 @@ def _joined_linear(
     matrices = [weights_of.find(handle) for handle in handles]
     columns = sum(weights.n for weights in matrices)
     if columns > out_features:
-        raise InvalidArgumentError(
-            f"out_features: expected at least {columns}, got {out_features}"
-        )
+        raise InvalidArgumentError(f"out_features: expected at least {columns}, got {out_features}")
     if bias is not None and bias.shape[0] < columns:
         raise InvalidArgumentError(f"bias: expected [{out_features}], got {list(bias.shape)}")
     out = x.new_empty((*x.shape[:-1], out_features))

@@ -69,7 +69,8 @@ class MetalMarlinConfig(QuantizationConfig):  # type: ignore[misc]
     def __init__(self, content: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.content = content or {}
-        self._model, self._revision = "", None
+        self._model = ""
+        self._revision: str | None = None
         self._layers = 0
         self._mappers: list[Any] = []
         self._weights: CheckpointWeights | None = None
@@ -308,9 +309,7 @@ class MarlinEmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
         super().process_weights_after_loading(layer)
 
 
-def _plan_experts(
-    layer: nn.Module, prefix: str, weights: CheckpointWeights
-) -> ExpertsPlan | None:
+def _plan_experts(layer: nn.Module, prefix: str, weights: CheckpointWeights) -> ExpertsPlan | None:
     """Where the checkpoint has a layer's experts; None if they are not quantized."""
     names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
     interleaved = layer.activation.value == "swigluoai"

@@ -375,9 +375,7 @@ def _halves(
     )
 
 
-def _cut_experts(
-    parts: list[tuple[str, QuantizedWeights | None]], axis: str, on: Parallel
-) -> Any:
+def _cut_experts(parts: list[tuple[str, QuantizedWeights | None]], axis: str, on: Parallel) -> Any:
     """A projection as prepare_experts takes it: a stack, or a list."""
     cut = [
         None if weights is None else _shard(path, weights, axis, on.rank, on.world)

@@ -70,11 +70,6 @@ def test_one_worker(models: dict[str, Path]) -> None:
     check(paths, run_engine(paths))
 
 
-def test_batch_invariance(models: dict[str, Path]) -> None:
-    paths = [models["mixed"]]
-    check(paths, run_engine(paths, {"VLLM_BATCH_INVARIANT": "1"}))
-
-
 def test_tensor_parallel(models: dict[str, Path]) -> None:
     paths = list(models.values())
     check(paths, run_engine(paths, two_workers(), tensor_parallel_size=2))

@@ -169,6 +169,17 @@ def test_the_operator_writes_every_part_in_place(
     torch.testing.assert_close(step(x), 2 * x @ dense, rtol=1e-4, atol=1e-4)
 
 
+def test_vllms_flag_selects_the_batch_invariant_kernels(
+    attention: CheckpointWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from metal_marlin._vllm_layers import MarlinHeadMethod, MarlinLinearMethod
+
+    for value in (False, True):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", str(int(value)))
+        assert MarlinLinearMethod(attention, [])._batch_invariant is value
+        assert MarlinHeadMethod(attention, "lm_head")._batch_invariant is value
+
+
 # --- experts ------------------------------------------------------------------------------------
 
 STACKED = {"classes": {"moe_expert": "u4/g16"}}

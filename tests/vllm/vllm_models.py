@@ -42,9 +42,7 @@ def make_dense(target: Path) -> Path:
     config = json.loads((SAMPLE / "config.json").read_text())
     width = config["moe_intermediate_size"]
     config = {key: value for key, value in config.items() if "expert" not in key}
-    config.update(
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", intermediate_size=width
-    )
+    config.update(architectures=["Qwen3ForCausalLM"], model_type="qwen3", intermediate_size=width)
     tensors = {}
     for file in sorted(SAMPLE.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
