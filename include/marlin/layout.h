@@ -1,4 +1,4 @@
-// Packing of codes, and conversions between packed layouts.
+// Packing of codes, conversions between packed layouts, and shards of weights.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "marlin/format.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
+#include "marlin/weights.h"
 
 #pragma GCC visibility push(default)
 namespace marlin {
@@ -59,6 +60,20 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
 /// Errors: kMalformedFile naming the first invalid nibble (valid: 4, 8, 9, 12, 13, 14),
 /// kUnsupported for a format without a code of value 0.
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);
+
+/// The dimension of W [k, n] along which shards are cut.
+enum class ShardAxis : uint8_t {
+  kK,  ///< Input features: the results of the shards are added (row parallel).
+  kN,  ///< Output features: the results of the shards are concatenated (column parallel).
+};
+
+/// Shard `rank` of `world` equal shards of every matrix, with exactly the weights of that part.
+/// Copies, except that world == 1 shares the data. Borders along k lie between groups; weights with
+/// one group for all of k are cut anywhere, each shard with the same scales. Thread-safe. Errors:
+/// kInvalidArgument with both numbers for an invalid rank, or a dimension that cannot be cut so;
+/// those of Validate; kOutOfMemory.
+Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,
+                               int64_t world);
 
 }  // namespace marlin
 #pragma GCC visibility pop

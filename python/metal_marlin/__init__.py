@@ -40,6 +40,7 @@ from .linear import (
     pack_weights,
     prepare,
     quantized_linear,
+    shard,
     unpack_weights,
 )
 from .models import Model, export_model, import_model, load, prepare_model, quantize_model
@@ -87,6 +88,7 @@ __all__ = [
     "prepare_model",
     "quantize_model",
     "quantized_linear",
+    "shard",
     "supported_model_types",
     "unpack_weights",
 ]

@@ -67,7 +67,7 @@ def _linear(
         (out.data_ptr(), count, out_features, out_features),
         None if bias is None else torch_view(bias.detach().contiguous()),
         expert,
-        (x.get_device(), current_stream(x)),
+        (x.get_device(), current_stream(x), False),
         allocator(x),
     )
     return out

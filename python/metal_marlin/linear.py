@@ -153,6 +153,16 @@ def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray
     return out
 
 
+def shard(weights: QuantizedWeights, axis: str, rank: int, world: int) -> QuantizedWeights:
+    """Shard `rank` of `world` equal shards of every matrix, with exactly the weights of that part.
+
+    axis "k" cuts input features, between groups: the results of the shards are added. axis "n" cuts
+    output features: the results are concatenated. Raises InvalidArgumentError with both numbers for
+    a dimension that cannot be cut so.
+    """
+    return call(_core.shard, weights, axis, rank, world)
+
+
 def prepare(
     weights: QuantizedWeights, device: Device | str | None = None, *, marlin_w4: bool = False
 ) -> PreparedWeights:

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "core.h"
 #include "marlin/checkpoint.h"
@@ -152,10 +153,32 @@ nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const s
   return dict;
 }
 
+nb::list TensorNames(const Checkpoint& checkpoint) {
+  nb::list names;
+  for (const TensorInfo& tensor : checkpoint.tensors()) names.append(TextObject(tensor.name));
+  return names;
+}
+
+nb::tuple TensorBytes(nb::handle self, const std::string& name) {
+  const TensorView view = Take(nb::cast<const Checkpoint&>(self).Tensor(name));
+  nb::list shape;
+  for (int i = 0; i < view.rank(); ++i) shape.append(view.dim(i));
+  const TensorView bytes(view.data(), DType::kU8, {view.ByteCount()});
+  return nb::make_tuple(std::string(DTypeName(view.dtype())), nb::tuple(shape),
+                        ToNumPy(bytes, self));
+}
+
 nb::list ModulesOf(const Checkpoint& checkpoint) {
+  const Checkpoint::Impl& impl = CheckpointAccess::Get(checkpoint);
   nb::list modules;
-  for (const QuantizedModule& module : checkpoint.modules()) {
+  for (size_t i = 0; i < checkpoint.modules().size(); ++i) {
+    const QuantizedModule& module = checkpoint.modules()[i];
+    nb::list tensors;
+    for (const PartTensor& part : impl.reader->Parts(impl.reader->modules()[i])) {
+      tensors.append(TextObject(checkpoint.tensors()[part.tensor].name));
+    }
     nb::dict row;
+    row["tensors"] = tensors;
     row["name"] = TextObject(module.name);
     row["format"] = std::string(FormatName(module.spec.format));
     row["experts"] = module.spec.experts;
@@ -247,6 +270,8 @@ void BindCheckpoints(nb::module_& module) {
                    [](const Checkpoint& self) { return TextObject(self.quant_method()); })
       .def_prop_ro("modules", &ModulesOf)
       .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"))
+      .def_prop_ro("tensors", &TensorNames, "The names of all stored tensors.")
+      .def("tensor", &TensorBytes, nb::arg("name"), "(type, shape, uint8 [bytes])")
       .def(
           "weights",
           [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },

@@ -1,17 +1,21 @@
 // For frameworks that load directories with their own models, which read less of config.json than
 // the decoder runner: the decoder's arithmetic as config.json describes it, the check of
-// quantization_config, and column slices of weights, for splitting fused matrices.
+// quantization_config, and columns of weights, for splitting and joining fused matrices.
 #include <fmt/format.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/module_tensors.h"
 #include "core.h"
 #include "layout/join_columns.h"
+#include "layout/slice_expert.h"
 #include "model/decoder_config.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
@@ -91,6 +95,27 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
   return Take(JoinColumns({&columns, 1}));
 }
 
+/// One matrix of a stack, which keeps the stack's memory.
+QuantizedWeights TakeExpert(const QuantizedWeights& stack, int64_t expert) {
+  if (expert < 0 || expert >= stack.spec.experts) {
+    throw StatusError(Status(Code::kInvalidArgument, fmt::format("expert: expected 0 to {}, got {}",
+                                                                 stack.spec.experts - 1, expert)));
+  }
+  return Take(SliceExpert(stack, expert));
+}
+
+/// All columns of several matrices, or nothing if they differ in more than n.
+std::optional<QuantizedWeights> JoinMatrices(const std::vector<const QuantizedWeights*>& matrices) {
+  if (matrices.empty()) return {};
+  std::vector<WeightColumns> parts;
+  for (const QuantizedWeights* matrix : matrices) {
+    if (!CanJoinColumns(*matrices.front(), *matrix)) return {};
+    parts.push_back({matrix, 0, 1, matrix->spec.n});
+  }
+  const nb::gil_scoped_release released;
+  return Take(JoinColumns(parts));
+}
+
 }  // namespace
 
 void BindDecoder(nb::module_& module) {
@@ -108,6 +133,10 @@ void BindDecoder(nb::module_& module) {
              "Raises an error for a newer version, a wrong checksum or wrong module keys.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
+  module.def("take_expert", &TakeExpert, nb::arg("stack"), nb::arg("expert"),
+             "One matrix of a stack; a view where alignment allows.");
+  module.def("join_columns", &JoinMatrices, nb::arg("matrices"),
+             "All columns of several matrices, copied; None if they differ in more than n.");
 }
 
 }  // namespace marlin::python

@@ -1,8 +1,8 @@
 // Devices, prepared weights and GEMMs.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "core.h"
@@ -199,13 +200,13 @@ void RunBatchedGemm(const OpenDevice& on, nb::handle a, const ReadyWeights& read
 }
 
 /// The GEMM of PyTorch's operator, where a view of every tensor would cost more than the launch. x
-/// and out are [address, rows, columns, stride], on the GPU of an index or, if that is negative, in
-/// host memory.
+/// and out are [address, rows, columns, stride]. `how` is (index, stream, batch_invariant): the GPU
+/// of an index or, if that is negative, host memory.
 void GemmAt(const ReadyWeights& ready, const std::string& type, const std::array<int64_t, 4>& x,
             const std::array<int64_t, 4>& out, nb::handle bias, int64_t expert,
-            const std::pair<int, uintptr_t>& index_and_stream, nb::handle allocate) {
+            const std::tuple<int, uintptr_t, bool>& how, nb::handle allocate) {
   const OpenDevice& on = ready.device;
-  const auto [index, stream] = index_and_stream;
+  const auto [index, stream, batch_invariant] = how;
   CheckPlace("x", index < 0 ? Place() : Place{nb::device::cuda::value, index}, on);
   const DType dtype = ParseFloatType("x", type);
   const auto view = [&](const std::array<int64_t, 4>& rows) {
@@ -215,6 +216,7 @@ void GemmAt(const ReadyWeights& ready, const std::string& type, const std::array
   GemmOptions options;
   options.expert = expert;
   options.stream = reinterpret_cast<void*>(stream);
+  if (batch_invariant) options.determinism = Determinism::kBatchInvariant;
   Input added;
   if (!bias.is_none()) {
     added = InputOf("bias", bias, on);
@@ -318,10 +320,10 @@ void BindProducts(nb::module_& module) {
              nb::arg("out"), nb::arg("options"),
              "gemm of a[experts, m, k] with every matrix of stacked weights.");
   module.def("gemm_at", &GemmAt, nb::arg("weights"), nb::arg("type"), nb::arg("x"), nb::arg("out"),
-             nb::arg("bias").none(), nb::arg("expert"), nb::arg("index_and_stream"),
-             nb::arg("allocate").none(),
+             nb::arg("bias").none(), nb::arg("expert"), nb::arg("how"), nb::arg("allocate").none(),
              "gemm of x and out, both (address, rows, columns, stride), which the caller vouches "
-             "for: memory of the GPU of an index, or of the host if it is negative.");
+             "for. how: (index, stream, batch_invariant), the GPU of an index, or the host if it "
+             "is negative.");
   module.def("dequantize_prepared", &DequantizePrepared, nb::arg("device"), nb::arg("weights"),
              nb::arg("out"), nb::arg("expert") = 0, nb::arg("stream") = 0);
 }

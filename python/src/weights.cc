@@ -10,6 +10,7 @@
 
 #include "core.h"
 #include "layout/weights_buffer.h"
+#include "marlin/layout.h"
 #include "marlin/quantize.h"
 
 namespace marlin::python {
@@ -137,6 +138,16 @@ void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
   Check(Dequantize(weights, view));
 }
 
+QuantizedWeights ShardOf(const QuantizedWeights& weights, const std::string& axis, int64_t rank,
+                         int64_t world) {
+  if (axis != "k" && axis != "n") {
+    throw StatusError(
+        Status(Code::kInvalidArgument, "axis: expected \"k\" or \"n\", got \"" + axis + "\""));
+  }
+  const nb::gil_scoped_release released;
+  return Take(Shard(weights, axis == "k" ? ShardAxis::kK : ShardAxis::kN, rank, world));
+}
+
 }  // namespace
 
 void BindWeights(nb::module_& module) {
@@ -193,6 +204,8 @@ void BindWeights(nb::module_& module) {
              "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
   module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
              "Writes the weights to out, [k, n] or [experts, k, n].");
+  module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
+             nb::arg("world"));
   module.def(
       "format_values",
       [](const std::string& format) {

@@ -86,6 +86,28 @@ def test_strides_experts_and_half_precision() -> None:
         assert np.abs(y - x.astype(np.float32) @ dense[expert]).max() < 0.1
 
 
+def test_shards_are_parts_of_the_whole() -> None:
+    weight = np.random.default_rng(5).standard_normal((2, 96, 12), dtype=np.float32)
+    whole = mm.pack_weights(weight, "int3", 16)
+    dense = mm.dequantize(whole)
+    for world in (1, 2, 3):
+        rows = [mm.dequantize(mm.shard(whole, "k", rank, world)) for rank in range(world)]
+        columns = [mm.dequantize(mm.shard(whole, "n", rank, world)) for rank in range(world)]
+        np.testing.assert_array_equal(np.concatenate(rows, 1), dense)
+        np.testing.assert_array_equal(np.concatenate(columns, 2), dense)
+    for arguments, message in (
+        (("k", 0, 4), "shard: k=96 in 4 shards of 24 is no multiple of group_size=16"),
+        (("n", 0, 5), "shard: n=12 cannot be cut into 5 equal shards"),
+        (("m", 0, 2), 'axis: expected "k" or "n", got "m"'),
+        (("n", 2, 2), "rank: expected 0 to 1, got 2"),
+    ):
+        with pytest.raises(mm.InvalidArgumentError) as error:
+            mm.shard(whole, *arguments)
+        assert str(error.value) == message
+    with pytest.raises(mm.InvalidArgumentError, match="shard: unsupported argument types"):
+        mm.shard(weight, "n", 0, 2)
+
+
 def test_errors_are_typed_one_liners() -> None:
     with pytest.raises(mm.InvalidArgumentError, match="format: unknown name 'fp5'"):
         mm.pack_weights(gaussian(32, 32), "fp5")
