@@ -123,13 +123,15 @@ struct QuantizeCheckpointReport {
   int64_t bytes = 0;           ///< Size of the tensors written.
   double coverage = 0;         ///< quantized_parameters / parameters.
   std::vector<SkippedTensor> skipped;
+  /// Matrices that the method had too little data for, and what was used instead.
+  std::vector<SkippedTensor> fallbacks;
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
   double seconds = 0;         ///< Wall time.
 };
 
 /// Quantizes an unquantized checkpoint into a new directory, which is written atomically. Tensors
 /// are streamed: peak memory is bounded by the largest tensor, not by the checkpoint. Errors name
-/// file and tensor.
+/// file and tensor; kInvalidArgument for method kGptq, which is QuantizeCalibrated's (calibrate.h).
 Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
                                                     const std::string& output,
                                                     const QuantizeCheckpointOptions& options);

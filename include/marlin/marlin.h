@@ -6,6 +6,7 @@
 //   auto status  = marlin::Gemm(*device, activations, *ready, output);
 #pragma once
 
+#include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/decoder.h"
 #include "marlin/device.h"

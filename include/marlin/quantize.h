@@ -16,8 +16,11 @@ namespace marlin {
 enum class QuantizeMethod : uint8_t {
   kRtn,  ///< From the group's extremes; every weight rounds to the nearest code.
   kMse,  ///< Grid search over the clipping range, minimizing the group's squared error.
+  /// Every code compensates the error of the codes before it, for the inputs of the layer; needs a
+  /// model and a text: calibrate.h.
+  kGptq,
 };
-/// "rtn", "mse".
+/// "rtn", "mse", "gptq".
 std::string_view QuantizeMethodName(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name);
@@ -28,7 +31,10 @@ struct QuantizeOptions {
   int64_t group_size = 128;  ///< Weights along K per scale; 0 or anything >= k: one group.
   ScaleType scale_type = ScaleType::kF16;
   QuantizeMethod method = QuantizeMethod::kRtn;
-  bool symmetric = false;            ///< For formats with optional zeros: no zeros.
+  bool symmetric = false;  ///< For formats with optional zeros: no zeros.
+  /// For formats with zeros: any fp16 value instead of an integer. More accurate, but formats of
+  /// other programs cannot hold it.
+  bool fractional_zeros = false;
   std::vector<float> codebook = {};  ///< [2^bits], replaces the built-in table of codebook formats.
   std::string tensor_name = {};      ///< For error messages.
 };
@@ -46,8 +52,8 @@ struct QuantizeReport {
 /// be negative or 0, and elements unaligned. Pass a PyTorch Linear.weight [out, in] as
 /// `.Transposed()`. Runs on all threads; the result does not depend on their number. `report`, if
 /// not null, receives statistics. Errors: kInvalidArgument; kNonFiniteInput naming the tensor and
-/// the position; kUnsupported when a scale overflows its type (the message proposes another type);
-/// kOutOfMemory.
+/// the position; kUnsupported when a scale overflows its type (the message proposes another type)
+/// and for method kGptq, which needs inputs; kOutOfMemory.
 Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,
                                   QuantizeReport* report = nullptr);
 

@@ -53,15 +53,16 @@ struct FormatChoice {
   int64_t group_size = 128;  ///< Weights along K per scale; 0: one group for all of K.
   ScaleType scale_type = ScaleType::kF16;
   bool symmetric = false;
-  /// "keep" or "fp4_e2m1/g128", with "/e8m0" and "/sym" appended if not the default.
+  bool fractional_zeros = false;  ///< As QuantizeOptions::fractional_zeros.
+  /// "keep" or "fp4_e2m1/g128", with "/e8m0", "/sym" and "/frac" appended if not the default.
   std::string ToString() const;
   /// True if the weights become codes and scales.
   bool quantized() const { return !keep && GetFormatInfo(format).quantized; }
 
   friend bool operator==(const FormatChoice&, const FormatChoice&) = default;
 };
-/// Parses "FORMAT/gN[/SCALE_TYPE][/sym]" (N: a multiple of 16, or K for one group), "bf16", "fp16",
-/// "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
+/// Parses "FORMAT/gN[/SCALE_TYPE][/sym|/frac]" (N: a multiple of 16, or K for one group), "bf16",
+/// "fp16", "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
 Result<FormatChoice> ParseFormatChoice(std::string_view text);
 /// Validates a group size. Errors: kInvalidArgument unless it is 0 or a positive multiple of 16.
 Status CheckGroupSize(int64_t group_size);

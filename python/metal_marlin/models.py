@@ -198,6 +198,10 @@ def quantize_model(
     recipe: MixedPrecisionConfig | AnyPath = "default_moe",
     *,
     method: str = "rtn",
+    calibration: Prompt | None = None,
+    calibration_tokens: int = 0,
+    seed: int = 0,
+    device: Device | str | None = None,
     overwrite: bool = False,
     strict: bool = False,
     resume: bool = False,
@@ -205,6 +209,11 @@ def quantize_model(
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
+
+    method is "rtn", "mse" or "gptq". "gptq" runs the model on `device` over `calibration`, a text
+    or token ids; without one the model writes the text itself, from `seed`. calibration_tokens: how
+    many of its tokens are used; 0: 16384 or more. `fallbacks` of the result lists matrices with too
+    few tokens.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file. Returns
     the JSON of `metal-marlin quantize --json`. An exception raised by `progress` aborts the call
@@ -220,8 +229,33 @@ def quantize_model(
         resume=resume,
         shard_bytes=shard_bytes,
         progress=progress,
+        calibration=_calibration_ids(source, calibration),
+        calibration_tokens=calibration_tokens,
+        seed=seed,
     )
-    return dict(call(_core.quantize_model, source, output, recipe, directory))
+    if method != "gptq" and (calibration is not None or calibration_tokens or seed):
+        raise InvalidArgumentError(f"method {method}: uses no calibration")
+    # Other methods run no model.
+    runner = _device(device if method == "gptq" else "cpu")
+    return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
+
+
+def _calibration_ids(source: AnyPath, calibration: Prompt | None) -> list[int]:
+    """The token ids of a calibration text; none: the model writes it."""
+    if calibration is None:
+        return []
+    if isinstance(calibration, str):
+        ids = TextCodec(source).encode(calibration)
+    else:
+        try:
+            ids = [operator.index(token) for token in calibration]
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"calibration: expected text or token ids: {error}"
+            ) from error
+    if not ids:
+        raise InvalidArgumentError("calibration: has no tokens")
+    return ids
 
 
 def import_model(

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "core.h"
+#include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::python {
@@ -33,6 +34,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["bytes"] = report.bytes;
   dict["coverage"] = report.coverage;
   dict["skipped"] = SkippedList(report.skipped);
+  dict["fallbacks"] = SkippedList(report.fallbacks);
   dict["seconds"] = report.seconds;
   return dict;
 }
@@ -54,10 +56,14 @@ struct DirectoryOptions {
   bool resume = false;
   int64_t shard_bytes = int64_t{5} << 30;
   nb::object progress = nb::none();
+  std::vector<int32_t> calibration;
+  int64_t calibration_tokens = 0;
+  uint64_t seed = 0;
 };
 
 nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
-                           const MixedPrecisionConfig& recipe, const DirectoryOptions& directory) {
+                           const MixedPrecisionConfig& recipe, const DirectoryOptions& directory,
+                           const OpenDevice& opened) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
   QuantizeCheckpointOptions options;
@@ -67,12 +73,16 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.strict = directory.strict;
   options.resume = directory.resume;
   options.shard_bytes = directory.shard_bytes;
+  const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
+                                       directory.seed};
   CallbackError raised;
   options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<QuantizeCheckpointReport>> report;
   {
     const nb::gil_scoped_release released;
-    report.emplace(QuantizeCheckpoint(source, output, options));
+    report.emplace(options.method == QuantizeMethod::kGptq
+                       ? QuantizeCalibrated(source, output, opened.device, options, calibration)
+                       : QuantizeCheckpoint(source, output, options));
   }
   raised.Rethrow();
   return ReportOf(Take(*std::move(report)));
@@ -198,8 +208,19 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
 }
 
 void BindConversions(nb::module_& module) {
+  nb::class_<DirectoryOptions>(module, "DirectoryOptions", "Options of quantizing a directory.")
+      .def(nb::init<>())
+      .def_rw("method", &DirectoryOptions::method)
+      .def_rw("overwrite", &DirectoryOptions::overwrite)
+      .def_rw("strict", &DirectoryOptions::strict)
+      .def_rw("resume", &DirectoryOptions::resume)
+      .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
+      .def_rw("progress", &DirectoryOptions::progress)
+      .def_rw("calibration", &DirectoryOptions::calibration)
+      .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)
+      .def_rw("seed", &DirectoryOptions::seed);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
-             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"));
+             nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
   module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
              nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
              nb::arg("shard_bytes"), nb::arg("progress").none());
@@ -238,14 +259,6 @@ void BindCheckpoints(nb::module_& module) {
           nb::arg("name").none())
       .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); })
       .def("to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); });
-  nb::class_<DirectoryOptions>(module, "DirectoryOptions", "Options of quantizing a directory.")
-      .def(nb::init<>())
-      .def_rw("method", &DirectoryOptions::method)
-      .def_rw("overwrite", &DirectoryOptions::overwrite)
-      .def_rw("strict", &DirectoryOptions::strict)
-      .def_rw("resume", &DirectoryOptions::resume)
-      .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
-      .def_rw("progress", &DirectoryOptions::progress);
   BindConversions(module);
   module.def(
       "check_model_file",

@@ -8,9 +8,13 @@
 
 namespace marlin {
 
+class MatrixQuantizer;
+
+/// `quantizer`, unless null, is asked for every matrix first.
 Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string& source,
                                                       const std::string& output,
-                                                      const QuantizeCheckpointOptions& options);
+                                                      const QuantizeCheckpointOptions& options,
+                                                      MatrixQuantizer* quantizer = nullptr);
 
 Result<ImportCheckpointReport> ImportCheckpointOn(Io& io, const std::string& source,
                                                   const std::string& output,

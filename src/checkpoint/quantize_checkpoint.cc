@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/matrix_quantizer.h"
 #include "checkpoint/quantize_plan.h"
 #include "marlin/checkpoint.h"
 #include "quantize/quantizer.h"
@@ -19,17 +20,24 @@ namespace {
 class UnitQuantizer {
  public:
   UnitQuantizer(ThreadPool& pool, const Checkpoint::Impl& source, const QuantizePlan& plan,
-                const QuantizeCheckpointOptions& options)
-      : pool_(pool), source_(source), plan_(plan), options_(options) {}
+                const QuantizeCheckpointOptions& options, MatrixQuantizer* quantizer)
+      : pool_(pool), source_(source), plan_(plan), options_(options), quantizer_(quantizer) {}
 
   Result<int64_t> Write(TensorWriter* writer, size_t unit);
   void Skip(size_t unit);
 
  private:
+  /// A source tensor, and the expert in a tensor that stacks them, else -1.
+  struct SourceMatrix {
+    size_t tensor;
+    int64_t expert;
+  };
   Status WriteCast(TensorWriter* writer, size_t unit);
   Result<int64_t> WriteTensor(TensorWriter* writer, size_t unit, size_t tensor);
-  Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, size_t tensor,
+  Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, const SourceMatrix& source,
                               const TensorView& matrix, bool last);
+  Result<MatrixQuantizer::Result> QuantizeMatrix(size_t unit, const SourceMatrix& source,
+                                                 const TensorView& matrix);
   Status InFile(size_t tensor, const Status& status) const;
   void Advance(int64_t parameters);
 
@@ -37,6 +45,7 @@ class UnitQuantizer {
   const Checkpoint::Impl& source_;
   const QuantizePlan& plan_;
   const QuantizeCheckpointOptions& options_;
+  MatrixQuantizer* quantizer_;
   int64_t done_ = 0;
 };
 
@@ -60,28 +69,33 @@ Status UnitQuantizer::InFile(size_t tensor, const Status& status) const {
                                 : Printable(source_.path));
 }
 
-QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
-                           const std::string& tensor_name) {
-  QuantizeOptions options;
-  options.format = choice.format;
-  options.group_size = choice.group_size;
-  options.scale_type = choice.scale_type;
-  options.symmetric = choice.symmetric;
-  options.method = method;
-  options.tensor_name = Printable(tensor_name);
-  return options;
-}
-
-Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, size_t tensor,
-                                           const TensorView& matrix, bool last) {
+Result<MatrixQuantizer::Result> UnitQuantizer::QuantizeMatrix(size_t unit,
+                                                              const SourceMatrix& source,
+                                                              const TensorView& matrix) {
+  if (quantizer_ != nullptr) {
+    MARLIN_ASSIGN_OR_RETURN(std::optional<MatrixQuantizer::Result> made,
+                            quantizer_->Quantize(source.tensor, source.expert));
+    if (made) return *std::move(made);
+  }
   const PlanUnit& plan = plan_.units[unit];
   const QuantizeOptions options =
-      OptionsFor(plan.choice, options_.method, source_.tensors[tensor].name);
+      OptionsFor(plan.choice, options_.method, source_.tensors[source.tensor].name);
   const bool transposed = plan.record.layout == SourceLayout::kOutIn;
   QuantizeReport report;
+  MatrixQuantizer::Result result;
   MARLIN_ASSIGN_OR_RETURN(
-      const QuantizedWeights weights,
+      result.weights,
       QuantizeOn(pool_, transposed ? matrix.Transposed() : matrix, options, &report));
+  result.zeroed_groups = report.zeroed_groups;
+  return result;
+}
+
+Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
+                                           const SourceMatrix& source, const TensorView& matrix,
+                                           bool last) {
+  const PlanUnit& plan = plan_.units[unit];
+  MARLIN_ASSIGN_OR_RETURN(const MatrixQuantizer::Result made, QuantizeMatrix(unit, source, matrix));
+  const QuantizedWeights& weights = made.weights;
   WeightsSpec expected = plan.record.module.spec;
   expected.experts = 1;
   if (!(weights.spec == expected)) {
@@ -103,20 +117,20 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit, si
     MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));
   }
   Advance(matrix.ElementCount());
-  return report.zeroed_groups;
+  return made.zeroed_groups;
 }
 
 Result<int64_t> UnitQuantizer::WriteTensor(TensorWriter* writer, size_t unit, size_t tensor) {
   MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source_, tensor));
   const TensorView& view = loaded.view();
   const bool last_tensor = tensor == plan_.units[unit].sources.back();
-  if (view.rank() == 2) return WriteMatrix(writer, unit, tensor, view, last_tensor);
+  if (view.rank() == 2) return WriteMatrix(writer, unit, {tensor, -1}, view, last_tensor);
   int64_t zeroed = 0;
   const int64_t matrix_bytes = view.dim(1) * view.dim(2) * DTypeBytes(view.dtype());
   for (int64_t e = 0; e < view.dim(0); ++e) {
     const auto* data = static_cast<const std::byte*>(view.data()) + e * matrix_bytes;
     const TensorView matrix(data, view.dtype(), {view.dim(1), view.dim(2)});
-    Result<int64_t> groups = WriteMatrix(writer, unit, tensor, matrix, e + 1 == view.dim(0));
+    Result<int64_t> groups = WriteMatrix(writer, unit, {tensor, e}, matrix, e + 1 == view.dim(0));
     if (!groups.ok()) return groups.status().WithContext(fmt::format("expert {}", e));
     zeroed += *groups;
   }
@@ -208,12 +222,14 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
 
 Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_path,
                                               const std::string& output,
-                                              const QuantizeCheckpointOptions& options) {
+                                              const QuantizeCheckpointOptions& options,
+                                              MatrixQuantizer* quantizer) {
   const auto start = std::chrono::steady_clock::now();
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
-  MARLIN_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
+  MARLIN_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options));
+  if (quantizer != nullptr) MARLIN_RETURN_IF_ERROR(quantizer->Begin(&plan));
   MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
   QuantizeCheckpointReport report = ReportOf(source, plan, output);
   Conversion conversion;
@@ -226,14 +242,17 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   if (!options.dry_run) {
     ThreadPool pool(0);
-    UnitQuantizer quantizer(pool, source, plan, options);
-    conversion.fingerprint = Fingerprint(
-        source, fmt::format("quantize {} {}", options.shard_bytes, conversion.config_json));
+    UnitQuantizer units(pool, source, plan, options, quantizer);
+    conversion.fingerprint =
+        Fingerprint(source, fmt::format("quantize {} {} {}", options.shard_bytes,
+                                        quantizer == nullptr ? "" : quantizer->Identity(),
+                                        conversion.config_json));
     conversion.write_unit = [&](TensorWriter* writer, size_t unit) {
-      return quantizer.Write(writer, unit);
+      return units.Write(writer, unit);
     };
-    conversion.skip_unit = [&](size_t unit) { quantizer.Skip(unit); };
+    conversion.skip_unit = [&](size_t unit) { units.Skip(unit); };
     MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
+    if (quantizer != nullptr) report.fallbacks = quantizer->fallbacks();
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
@@ -243,9 +262,10 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
 
 Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string& source,
                                                       const std::string& output,
-                                                      const QuantizeCheckpointOptions& options) {
+                                                      const QuantizeCheckpointOptions& options,
+                                                      MatrixQuantizer* quantizer) {
   try {
-    return QuantizeImpl(io, source, output, options);
+    return QuantizeImpl(io, source, output, options, quantizer);
   } catch (const ThreadStartError& error) {
     return Status(Code::kOutOfMemory, Printable(source) + ": " + error.what());
   } catch (const std::bad_alloc&) {
@@ -258,6 +278,9 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
 Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
                                                     const std::string& output,
                                                     const QuantizeCheckpointOptions& options) {
+  if (options.method == QuantizeMethod::kGptq) {
+    return Status(Code::kInvalidArgument, "method gptq: needs a text; see QuantizeCalibrated");
+  }
   SystemIo io;
   return QuantizeCheckpointOn(io, source, output, options);
 }

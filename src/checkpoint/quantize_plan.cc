@@ -14,11 +14,6 @@
 namespace marlin {
 namespace {
 
-bool SameChoice(const FormatChoice& a, const FormatChoice& b) {
-  return a.format == b.format && a.group_size == b.group_size && a.scale_type == b.scale_type &&
-         a.symmetric == b.symmetric;
-}
-
 bool IsDenseFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
@@ -123,12 +118,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   int64_t n = info.shape[rank - 2];
   if (unit.record.layout == SourceLayout::kInOut) std::swap(k, n);
   // Quantizing zero columns is free, checks the options and yields the spec.
-  QuantizeOptions quantize;
-  quantize.format = first.choice.format;
-  quantize.group_size = first.choice.group_size;
-  quantize.scale_type = first.choice.scale_type;
-  quantize.symmetric = first.choice.symmetric;
-  quantize.tensor_name = info.name;
+  QuantizeOptions quantize = OptionsFor(first.choice, QuantizeMethod::kRtn, info.name);
   Result<QuantizedWeights> empty = Quantize(TensorView(nullptr, info.dtype, {k, 0}), quantize);
   if (!empty.ok()) {
     return empty.status().WithContext(fmt::format("tensor \"{}\"", Printable(info.name)));
@@ -190,7 +180,7 @@ bool Planner::IsStack(const std::map<int64_t, Candidate>& experts) const {
   for (const auto& [number, candidate] : experts) {
     if (number != next++) return false;
     if (!(Info(candidate.tensor).shape == Info(first.tensor).shape)) return false;
-    if (!SameChoice(candidate.choice, first.choice)) return false;
+    if (!(candidate.choice == first.choice)) return false;
   }
   return true;
 }
@@ -247,6 +237,19 @@ Result<QuantizePlan> Planner::Run() {
 }
 
 }  // namespace
+
+QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
+                           const std::string& tensor_name) {
+  QuantizeOptions options;
+  options.format = choice.format;
+  options.group_size = choice.group_size;
+  options.scale_type = choice.scale_type;
+  options.symmetric = choice.symmetric;
+  options.fractional_zeros = choice.fractional_zeros;
+  options.method = method == QuantizeMethod::kGptq ? QuantizeMethod::kMse : method;
+  options.tensor_name = Printable(tensor_name);
+  return options;
+}
 
 SourceLayout SourceLayoutOf(const Json& config, std::string_view name) {
   if (!config.is_object()) return SourceLayout::kOutIn;

@@ -42,6 +42,11 @@ struct QuantizePlan {
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
                                   const QuantizeCheckpointOptions& options);
 
+/// The options with which a plan's choice quantizes a matrix; for kGptq, of which the caller has no
+/// data, those of kMse.
+QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
+                           const std::string& tensor_name);
+
 /// How the source stores a weight, given the architecture in config.json.
 SourceLayout SourceLayoutOf(const Json& config, std::string_view name);
 

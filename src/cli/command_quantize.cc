@@ -8,12 +8,16 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/text_table.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
+#include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
+#include "marlin/device.h"
 
 namespace marlin::cli {
 namespace {
@@ -46,14 +50,23 @@ class QuantizeCommand final : public Command {
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     recipe_arguments_.Declare(arguments);
-    arguments.Option("--method", &method_, "METHOD", "rtn or mse");
+    arguments.Option("--method", &method_, "METHOD",
+                     "rtn, mse, or gptq, which measures the inputs of every layer on a text");
+    arguments.Option("--calibration", &calibration_, "FILE",
+                     "gptq: a text; default: sampled from the model itself");
+    arguments.Option("--calibration-ids", &calibration_ids_, "FILE",
+                     "gptq: token ids instead, separated by spaces or commas");
+    arguments.Option("--calibration-tokens", &calibration_tokens_, {.least = 2}, "N",
+                     "gptq: tokens to use; default 16384 or more");
+    arguments.Option("--seed", &seed_, WholeRange(), "S", "gptq: of the sampled text; default 0");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
-    arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
+    arguments.Option("--device", &device_, "DEVICE",
+                     "gptq: where the model runs; otherwise cpu, and auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
-    for (const char* name : {"--calibration", "--imatrix", "--target-bpw", "--sparsity"}) {
+    for (const char* name : {"--imatrix", "--target-bpw", "--sparsity"}) {
       arguments.Later(name, &later_);
     }
   }
@@ -62,6 +75,7 @@ class QuantizeCommand final : public Command {
     QuantizeCheckpointOptions options;
     MARLIN_RETURN_IF_ERROR(CheckSupported());
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
+    MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
     if (source.quantized()) {
@@ -78,7 +92,9 @@ class QuantizeCommand final : public Command {
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
       const InterruptNotice notice;
-      return QuantizeCheckpoint(source_, output_, options);
+      return options.method == QuantizeMethod::kGptq
+                 ? Calibrate(console, options)
+                 : QuantizeCheckpoint(source_, output_, options);
     }();
     bar.Clear();
     if (!report.ok()) return report.status();
@@ -92,16 +108,51 @@ class QuantizeCommand final : public Command {
       return Status(Code::kUnsupported,
                     fmt::format("{}: not supported by this version", later_.front()));
     }
-    if (method_ == "gptq" || method_ == "awq") {
-      return Status(
-          Code::kUnsupported,
-          fmt::format("--method {}: not supported by this version; known: rtn, mse", method_));
-    }
-    if (device_ != "cpu" && device_ != "auto") {
+    if (method_ == "awq") {
       return Status(Code::kUnsupported,
-                    fmt::format("--device {}: this build has only the device cpu", device_));
+                    "--method awq: not supported by this version; known: rtn, mse, gptq");
+    }
+    if (method_ != "gptq" && device_ != "cpu" && device_ != "auto") {
+      return Status(Code::kUnsupported,
+                    fmt::format("--device {}: {} runs on cpu", device_, method_));
     }
     return Status();
+  }
+
+  Status CheckCalibration(const Console& console, QuantizeMethod method) const {
+    if (calibration_ && calibration_ids_) {
+      return Status(Code::kInvalidArgument,
+                    "--calibration and --calibration-ids exclude each other");
+    }
+    const bool given = calibration_ || calibration_ids_ || calibration_tokens_ || seed_;
+    if (given && method != QuantizeMethod::kGptq) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("--method {}: uses no calibration", method_));
+    }
+    if (seed_ && (calibration_ || calibration_ids_)) {
+      return Status(Code::kInvalidArgument, "--seed: the text is given, and not sampled");
+    }
+    return calibration_ ? CheckHasCodec(console, "--calibration") : Status();
+  }
+
+  Result<QuantizeCheckpointReport> Calibrate(const Console& console,
+                                             const QuantizeCheckpointOptions& options) const {
+    CalibrationOptions calibration;
+    calibration.tokens = calibration_tokens_.value_or(0);
+    calibration.seed = static_cast<uint64_t>(seed_.value_or(0));
+    const std::optional<std::string>& file = calibration_ ? calibration_ : calibration_ids_;
+    if (calibration_ids_) {
+      MARLIN_ASSIGN_OR_RETURN(calibration.text, ReadTokens(*calibration_ids_));
+    } else if (calibration_) {
+      MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*calibration_));
+      MARLIN_ASSIGN_OR_RETURN(const auto codec, console.text_codecs()(source_));
+      MARLIN_ASSIGN_OR_RETURN(calibration.text, codec->Encode(text));
+    }
+    if (file && calibration.text.empty()) {
+      return Status(Code::kMalformedFile, fmt::format("{}: has no tokens", Printable(*file)));
+    }
+    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
+    return QuantizeCalibrated(source_, output_, device, options, calibration);
   }
 
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
@@ -117,6 +168,7 @@ class QuantizeCommand final : public Command {
                               {"bytes", report.bytes},
                               {"coverage", report.coverage},
                               {"skipped", SkippedJson(report.skipped)},
+                              {"fallbacks", SkippedJson(report.fallbacks)},
                               {"zeroed_groups", report.zeroed_groups},
                               {"seconds", report.seconds}});
   }
@@ -133,6 +185,9 @@ class QuantizeCommand final : public Command {
           "{} groups became zero because their scales are too small for the scale type\n",
           report.zeroed_groups);
     }
+    for (const SkippedTensor& tensor : report.fallbacks) {
+      text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);
+    }
     return console.Print(text);
   }
 
@@ -142,6 +197,10 @@ class QuantizeCommand final : public Command {
   std::string method_ = "rtn";
   std::string shard_size_ = "5GB";
   std::string device_ = "auto";
+  std::optional<std::string> calibration_;
+  std::optional<std::string> calibration_ids_;
+  std::optional<int64_t> calibration_tokens_;
+  std::optional<int64_t> seed_;
   bool strict_ = false;
   bool dry_run_ = false;
   bool resume_ = false;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "checkpoint/quantize_plan.h"
 #include "marlin/quantize.h"
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
@@ -44,12 +45,7 @@ class Sizer {
     sized.choice = recipe_.Choose(tensor.name, tensor.shape);
     sized.bytes = kKeptBytes * sized.parameters;
     if (!sized.choice.quantized()) return sized;
-    QuantizeOptions options;
-    options.format = sized.choice.format;
-    options.group_size = sized.choice.group_size;
-    options.scale_type = sized.choice.scale_type;
-    options.symmetric = sized.choice.symmetric;
-    options.tensor_name = tensor.name;
+    const QuantizeOptions options = OptionsFor(sized.choice, QuantizeMethod::kRtn, tensor.name);
     const int rank = tensor.shape.rank();
     Shape matrix = tensor.shape;
     if (!tensor.input_first) std::swap(matrix[rank - 2], matrix[rank - 1]);

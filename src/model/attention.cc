@@ -104,11 +104,13 @@ Status RunLatentProject(const Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(index).input_norm, x));
+  TensorView query;
   if (!layer.q.empty()) {
     MARLIN_RETURN_IF_ERROR(apply(layer.q, x, values.projected));
   } else {
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
                             pass.arena.Take(DType::kF32, {pass.rows(), layer.q_a.out}));
+    query = low;
     MARLIN_RETURN_IF_ERROR(apply(layer.q_a, x, low));
     MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.q_a_norm, low));
     MARLIN_RETURN_IF_ERROR(apply(layer.q_b, low, values.projected));
@@ -117,6 +119,9 @@ Status RunLatentProject(const Pass& pass, int64_t index) {
   const MutableTensorView latent(values.latent.data(), DType::kF32, {pass.rows(), layer.kv_b.in},
                                  {values.latent.stride(0), 1});
   MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.kv_a_norm, latent));
+  if (pass.inputs != nullptr) {
+    MARLIN_RETURN_IF_ERROR(pass.inputs->AddLatent(query.empty() ? nullptr : &query, latent));
+  }
   return apply(layer.kv_b, latent, values.expanded);
 }
 

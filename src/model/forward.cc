@@ -46,13 +46,22 @@ Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
   return TensorView(view);
 }
 
-Status Arena::Download(const TensorView& view, void* host) const {
+Result<std::pair<const DeviceBuffer*, int64_t>> Arena::Find(const TensorView& view) const {
   for (const DeviceBuffer& block : blocks_) {
     const int64_t offset = view.As<uint8_t>() - static_cast<const uint8_t*>(block.data());
-    if (offset < 0 || offset >= block.bytes()) continue;
-    return block.CopyTo(host, view.ByteCount(), offset);
+    if (offset >= 0 && offset < block.bytes()) return std::pair(&block, offset);
   }
   return Status(Code::kInternal, "arena: a view of other memory");
+}
+
+Status Arena::Download(const TensorView& view, void* host) const {
+  MARLIN_ASSIGN_OR_RETURN(const auto place, Find(view));
+  return place.first->CopyTo(host, view.ByteCount(), place.second);
+}
+
+Status Arena::Fill(const MutableTensorView& view, const void* host) const {
+  MARLIN_ASSIGN_OR_RETURN(const auto place, Find(view));
+  return place.first->CopyFrom(host, view.ByteCount(), place.second);
 }
 
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
@@ -113,9 +122,6 @@ Status TakeValues(Pass* pass) {
   return {};
 }
 
-namespace {
-
-/// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner) {
   const DecoderConfig& config = pass.decoder.config;
@@ -132,15 +138,6 @@ Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
   const MutableTensorView up(both.As<float>() + width, DType::kF32, {rows, width}, {2 * width, 1});
   return ApplyGate(pass.device, gate, up, inner,
                    {config.activation, config.gate_limit, config.gate_alpha}, pass.stream());
-}
-
-Status RunEmbed(const Pass& pass) {
-  const Decoder& decoder = pass.decoder;
-  const StepValues& values = pass.values;
-  return decoder.embedding.empty()
-             ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
-                          values.hidden, pass.stream())
-             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream());
 }
 
 Status RunGateUp(const Pass& pass, int64_t index) {
@@ -165,10 +162,20 @@ Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
   return AddBlock(pass, layer.attention_out_norm);
 }
 
-/// Adds the pending block, for operations that read `hidden` itself.
 Status CompleteHidden(const Pass& pass) {
   if (!std::exchange(pass.block_is_pending, false)) return {};
   return AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream());
+}
+
+namespace {
+
+Status RunEmbed(const Pass& pass) {
+  const Decoder& decoder = pass.decoder;
+  const StepValues& values = pass.values;
+  return decoder.embedding.empty()
+             ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
+                          values.hidden, pass.stream())
+             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream());
 }
 
 Status RunHead(const Pass& pass) {

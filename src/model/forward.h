@@ -29,6 +29,8 @@ class Arena {
   Result<TensorView> Upload(std::span<const int32_t> values);
   /// Copies a contiguous view of this arena to the host, and waits for the copy.
   Status Download(const TensorView& view, void* host) const;
+  /// Copies host memory to a contiguous view of this arena, and waits for the copy.
+  Status Fill(const MutableTensorView& view, const void* host) const;
   /// A position to which the arena can be rewound.
   struct Mark {
     size_t block = 0;
@@ -41,6 +43,8 @@ class Arena {
   RecordedSteps& recorded() { return recorded_; }
 
  private:
+  /// The block of a view of this arena, and the view's offset in it. Errors: kInternal.
+  Result<std::pair<const DeviceBuffer*, int64_t>> Find(const TensorView& view) const;
   /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
   Result<size_t> Reserve(int64_t bytes);
 
@@ -71,6 +75,14 @@ class RoutingObserver {
   virtual void Add(int64_t layer, std::span<const int32_t> ids) = 0;
 };
 
+/// Learns the inputs of the linear layers inside an operation.
+class InputObserver {
+ public:
+  virtual ~InputObserver() = default;
+  /// MLA: the inputs of q_b (unless the layer has none) and kv_b, f32 [rows, in].
+  virtual Status AddLatent(const TensorView* query, const TensorView& key) = 0;
+};
+
 /// The arguments that the operations of a pass share.
 struct Pass {
   const Device& device;
@@ -79,6 +91,7 @@ struct Pass {
   ProductOptions products;
   Arena& arena;
   RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
+  InputObserver* inputs = nullptr;     ///< Null: inputs are not observed.
   StepValues values = {};
   /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
   MutableTensorView block = {};
@@ -105,6 +118,14 @@ Status RunLatentProject(const Pass& pass, int64_t layer);
 Status RunAttention(const Pass& pass, int64_t layer);
 Status RunRoute(const Pass& pass, int64_t layer);
 Status RunExperts(const Pass& pass, int64_t layer);
+Status RunGateUp(const Pass& pass, int64_t layer);
+/// From values.mixed, or from values.inner.
+Status RunProjectAdd(const Pass& pass, int64_t layer, bool from_inner);
+/// inner = GLU of x.
+Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+               const MutableTensorView& inner);
+/// Adds the pending block, for operations that read `hidden` itself.
+Status CompleteHidden(const Pass& pass);
 
 /// out = norm(x); out may be x.
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,

@@ -11,6 +11,8 @@
 #include "model/decoder_config.h"
 #include "model/prepared_file.h"
 #include "model/projection.h"
+#include "model/weight_source.h"
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
 
@@ -74,6 +76,35 @@ struct Decoder {
   int64_t bytes = 0;
 
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
+};
+
+/// Loads layers of a checkpoint one by one, some matrices replaced. Everything given must outlive
+/// it.
+class LayerSource {
+ public:
+  LayerSource(const Checkpoint& checkpoint, const DecoderConfig& config, const Device& device,
+              const ReplacedMatrices* replaced)
+      : checkpoint_(checkpoint), config_(config), device_(device), replaced_(replaced) {}
+
+  /// The parts of a layer that are loaded; the others stay empty.
+  struct Parts {
+    bool attention = true;
+    bool mlp = true;
+  };
+  /// Errors: those of LoadDecoder.
+  Result<DecoderLayer> Layer(int64_t index, const Parts& parts) const;
+  /// One expert of a layer with experts.
+  Result<MlpLayer> Expert(int64_t index, int64_t expert) const;
+  /// A decoder without layers: embedding, head and final norm.
+  Result<Decoder> Ends() const;
+  /// The names of a layer's tensors in the checkpoint.
+  LayerTensors Tensors(int64_t index) const;
+
+ private:
+  const Checkpoint& checkpoint_;
+  const DecoderConfig& config_;
+  const Device& device_;
+  const ReplacedMatrices* replaced_;
 };
 
 /// How the projections of a decoder are loaded.

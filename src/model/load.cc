@@ -22,18 +22,64 @@ class DecoderLoader {
         shape_(config.shape) {}
 
   Status Load(Decoder* decoder) {
-    MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
+    MARLIN_RETURN_IF_ERROR(LoadEnds(decoder));
     for (int64_t index = 0; index < shape_.layers; ++index) {
       DecoderLayer layer;
-      MARLIN_RETURN_IF_ERROR(LoadLayer(index, &layer));
+      MARLIN_RETURN_IF_ERROR(LoadLayer(index, {}, &layer));
       decoder->layers.push_back(std::move(layer));
       if (progress_) progress_(index + 1, shape_.layers);
     }
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
     decoder->bytes = source_.bytes();
+    return {};
+  }
+
+  void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
+
+  /// Everything outside of the layers.
+  Status LoadEnds(Decoder* decoder) {
+    MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
+    return {};
+  }
+
+  /// The names of a layer's tensors.
+  LayerTensors Describe(int64_t index, ExpertStyle* style) const {
+    const Family& family = *config_.family;
+    if (IsSparse(family, shape_, index)) {
+      *style = FindExpertStyle(family, index,
+                               [&](const std::string& name) { return source_.Has(name); });
+    }
+    return DescribeLayer(family, shape_, index, *style);
+  }
+
+  Status LoadLayer(int64_t index, const LayerSource::Parts& parts, DecoderLayer* layer) {
+    ExpertStyle style;
+    const LayerTensors tensors = Describe(index, &style);
+    if (parts.attention) {
+      MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
+      MARLIN_RETURN_IF_ERROR(config_.latent()
+                                 ? LoadLatent(tensors.latent, &layer->latent)
+                                 : LoadAttention(tensors.attention, &layer->attention));
+      MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
+    }
+    if (!parts.mlp) return {};
+    MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    if (IsSparse(*config_.family, shape_, index)) {
+      return LoadExperts(tensors.experts, style.interleaved, &layer->experts);
+    }
+    return LoadMlp(tensors.mlp, &layer->mlp);
+  }
+
+  /// One expert.
+  Status LoadExpert(const ExpertsTensors& tensors, bool interleaved, int64_t expert,
+                    MlpLayer* mlp) {
+    if (!tensors.each.empty()) return LoadMlp(tensors.each[static_cast<size_t>(expert)], mlp);
+    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, FromStack(tensors.gate_up, expert, interleaved));
+    MARLIN_ASSIGN_OR_RETURN(mlp->down, FromStack(tensors.down, expert, false));
     return {};
   }
 
@@ -95,25 +141,6 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadLayer(int64_t index, DecoderLayer* layer) {
-    const Family& family = *config_.family;
-    const bool sparse = IsSparse(family, shape_, index);
-    ExpertStyle style;
-    if (sparse) {
-      style = FindExpertStyle(family, index,
-                              [&](const std::string& name) { return source_.Has(name); });
-    }
-    const LayerTensors tensors = DescribeLayer(family, shape_, index, style);
-    MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
-    MARLIN_RETURN_IF_ERROR(config_.latent() ? LoadLatent(tensors.latent, &layer->latent)
-                                            : LoadAttention(tensors.attention, &layer->attention));
-    MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
-    MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
-    MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
-    if (sparse) return LoadExperts(tensors.experts, style.interleaved, &layer->experts);
-    return LoadMlp(tensors.mlp, &layer->mlp);
-  }
-
   Status LoadAttention(const AttentionTensors& tensors, AttentionLayer* attention) {
     MARLIN_ASSIGN_OR_RETURN(attention->qkv, Linears(tensors.qkv));
     MARLIN_ASSIGN_OR_RETURN(attention->out, Linear(tensors.out));
@@ -146,12 +173,7 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
     for (int64_t expert = 0; expert < shape_.experts; ++expert) {
       MlpLayer mlp;
-      if (tensors.each.empty()) {
-        MARLIN_ASSIGN_OR_RETURN(mlp.gate_up, FromStack(tensors.gate_up, expert, interleaved));
-        MARLIN_ASSIGN_OR_RETURN(mlp.down, FromStack(tensors.down, expert, false));
-      } else {
-        MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.each[static_cast<size_t>(expert)], &mlp));
-      }
+      MARLIN_RETURN_IF_ERROR(LoadExpert(tensors, interleaved, expert, &mlp));
       layer->experts.push_back(std::move(mlp));
     }
     if (tensors.shared.down.present()) {
@@ -229,6 +251,41 @@ class DecoderLoader {
 };
 
 }  // namespace
+
+Result<DecoderLayer> LayerSource::Layer(int64_t index, const Parts& parts) const {
+  const LoadOptions plain;
+  DecoderLoader loader(checkpoint_, device_, config_, plain);
+  loader.Replace(replaced_);
+  DecoderLayer layer;
+  MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, parts, &layer));
+  return layer;
+}
+
+Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
+  const LoadOptions plain;
+  DecoderLoader loader(checkpoint_, device_, config_, plain);
+  loader.Replace(replaced_);
+  ExpertStyle style;
+  const LayerTensors tensors = loader.Describe(index, &style);
+  MlpLayer mlp;
+  MARLIN_RETURN_IF_ERROR(loader.LoadExpert(tensors.experts, style.interleaved, expert, &mlp));
+  return mlp;
+}
+
+Result<Decoder> LayerSource::Ends() const {
+  Decoder decoder{config_, checkpoint_, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  const LoadOptions plain;
+  DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
+  MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
+  return decoder;
+}
+
+LayerTensors LayerSource::Tensors(int64_t index) const {
+  const LoadOptions plain;
+  const DecoderLoader loader(checkpoint_, device_, config_, plain);
+  ExpertStyle style;
+  return loader.Describe(index, &style);
+}
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "marlin/checkpoint.h"
@@ -27,6 +28,10 @@ struct MatrixRequest {
   bool interleaved = false;  ///< Reorder columns: even ones first, then odd ones.
 };
 
+/// Matrices that take the place of a checkpoint's: by tensor name, and expert for tensors that
+/// stack them, else -1.
+using ReplacedMatrices = std::map<std::pair<std::string, int64_t>, QuantizedWeights>;
+
 class WeightSource {
  public:
   /// Checkpoint and device must outlive this. Projections are loaded from `prepared` if given;
@@ -34,6 +39,9 @@ class WeightSource {
   WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type,
                std::shared_ptr<const PreparedFile> prepared = nullptr,
                PreparedFileWriter* write = nullptr);
+
+  /// From here on loads these instead; they must outlive this.
+  void Replace(const ReplacedMatrices* replaced) { replaced_ = replaced; }
 
   /// True when a weight of this name exists, plain or quantized.
   bool Has(const std::string& name) const;
@@ -85,6 +93,7 @@ class WeightSource {
   std::string model_type_;
   std::shared_ptr<const PreparedFile> prepared_;
   PreparedFileWriter* write_ = nullptr;
+  const ReplacedMatrices* replaced_ = nullptr;
   std::map<std::string, const QuantizedModule*, std::less<>> modules_;
   std::map<std::string, QuantizedWeights> loaded_;  ///< Stacked modules.
   std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.

@@ -46,6 +46,13 @@ double SumInLanes(int64_t count, Error error) {
   return sum;
 }
 
+/// SumInLanes of error(i), times importance[i] unless that is null.
+template <typename Error>
+double SumWeighted(int64_t count, const float* importance, Error error) {
+  if (importance == nullptr) return SumInLanes(count, error);
+  return SumInLanes(count, [&](int64_t i) { return error(i) * importance[i]; });
+}
+
 }  // namespace
 
 template <typename Codec>
@@ -79,10 +86,10 @@ void Encoder::EncodeWithTable(const Encoder& encoder, const float* w, int64_t co
 }
 
 template <typename Codec>
-double Encoder::ErrorWithCodec(const Encoder&, const float* w, int64_t count, float scale,
-                               float zero) {
+double Encoder::ErrorWithCodec(const Encoder&, const float* w, const float* importance,
+                               int64_t count, float scale, float zero) {
   // In units of the scale, so that squares of tiny weights do not underflow.
-  const double sum = SumInLanes(count, [=](int64_t i) {
+  const double sum = SumWeighted(count, importance, [=](int64_t i) {
     const float x = w[i] / scale + zero;
     const float error = x - Codec::Value(Codec::Encode(x));
     return error * error;
@@ -91,12 +98,12 @@ double Encoder::ErrorWithCodec(const Encoder&, const float* w, int64_t count, fl
 }
 
 template <int kBits>
-double Encoder::ErrorWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
-                               float zero) {
+double Encoder::ErrorWithTable(const Encoder& encoder, const float* w, const float* importance,
+                               int64_t count, float scale, float zero) {
   constexpr int kValues = 1 << kBits;
   float values[kValues];
   std::copy_n(encoder.values_.begin(), kValues, values);
-  const double sum = SumInLanes(count, [&](int64_t i) {
+  const double sum = SumWeighted(count, importance, [&](int64_t i) {
     const float x = w[i] / scale + zero;
     float nearest = std::numeric_limits<float>::max();
     for (int v = 0; v < kValues; ++v) {

@@ -22,9 +22,11 @@ class Encoder {
   }
 
   /// Sum of the squared errors of encoding and decoding, to about fp32's precision, for comparing
-  /// candidates. The same on every machine. Precondition: as Encode.
-  double SquaredError(const float* w, int64_t count, float scale, float zero) const {
-    return squared_error_(*this, w, count, scale, zero);
+  /// candidates; each times its weight's importance, if that is not null. The same on every
+  /// machine. Precondition: as Encode.
+  double SquaredError(const float* w, const float* importance, int64_t count, float scale,
+                      float zero) const {
+    return squared_error_(*this, w, importance, count, scale, zero);
   }
 
   /// The code of the value nearest to 0.
@@ -39,7 +41,8 @@ class Encoder {
 
  private:
   using EncodeFunction = void (*)(const Encoder&, const float*, int64_t, float, float, uint8_t*);
-  using ErrorFunction = double (*)(const Encoder&, const float*, int64_t, float, float);
+  using ErrorFunction = double (*)(const Encoder&, const float*, const float*, int64_t, float,
+                                   float);
   template <typename Codec>
   static void EncodeWithCodec(const Encoder& encoder, const float* w, int64_t count, float scale,
                               float zero, uint8_t* codes);
@@ -47,11 +50,11 @@ class Encoder {
   static void EncodeWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
                               float zero, uint8_t* codes);
   template <typename Codec>
-  static double ErrorWithCodec(const Encoder& encoder, const float* w, int64_t count, float scale,
-                               float zero);
+  static double ErrorWithCodec(const Encoder& encoder, const float* w, const float* importance,
+                               int64_t count, float scale, float zero);
   template <int kBits>
-  static double ErrorWithTable(const Encoder& encoder, const float* w, int64_t count, float scale,
-                               float zero);
+  static double ErrorWithTable(const Encoder& encoder, const float* w, const float* importance,
+                               int64_t count, float scale, float zero);
   template <typename Codec>
   void Use();
   void MakeThresholds();

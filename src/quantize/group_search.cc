@@ -16,18 +16,18 @@ float FromOrderKey(int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31)
 /// Keeps the best candidate so far.
 class Best {
  public:
-  Best(const GroupContext& context, const float* w, int64_t count)
-      : context_(context), w_(w), count_(count) {}
+  Best(const GroupContext& context, const float* w, const float* importance, int64_t count)
+      : context_(context), w_(w), importance_(importance), count_(count) {}
 
   /// Tries round-to-nearest's parameters for a range; true when they become the best.
-  bool Try(const GroupRange& range) {
-    const GroupParameters candidate = context_.rule.Choose(range, context_.coder);
+  bool Try(const GroupRange& range) { return Try(context_.rule.Choose(range, context_.coder)); }
+  bool Try(const GroupParameters& candidate) {
     if (candidate.scale.overflow || candidate.scale.value == 0.0f) return false;
     const bool seen = candidate.scale.bits == last_.scale.bits && candidate.zero == last_.zero;
     if (seen && tried_) return false;
     last_ = candidate;
-    const double error =
-        context_.encoder.SquaredError(w_, count_, candidate.scale.value, candidate.zero);
+    const double error = context_.encoder.SquaredError(w_, importance_, count_,
+                                                       candidate.scale.value, candidate.zero);
     const bool better = !tried_ || error < error_;
     tried_ = true;
     if (!better) return false;
@@ -40,12 +40,26 @@ class Best {
  private:
   const GroupContext& context_;
   const float* w_;
+  const float* importance_;  ///< Null: all weights are equally important.
   int64_t count_;
   bool tried_ = false;
   double error_ = 0;
   GroupParameters best_;
   GroupParameters last_;
 };
+
+/// Tries all E4M3 scales up to `reach` codes from the given one.
+void TryNearbyCodes(const GroupContext& context, const GroupParameters& around, int reach,
+                    Best& best) {
+  constexpr int kLargestCode = 0x7e;  // 448; 0x7f is NaN.
+  const auto nominal = static_cast<int>(around.scale.bits);
+  const int last = std::min(nominal + reach, kLargestCode);
+  for (int code = std::max(nominal - reach, 1); code <= last; ++code) {
+    GroupParameters candidate = around;
+    candidate.scale = context.coder.Decode(static_cast<uint32_t>(code));
+    best.Try(candidate);
+  }
+}
 
 GroupRange Scaled(const GroupRange& range, float low, float high) {
   return {range.amax * high, range.low * low, range.high * high};
@@ -93,10 +107,14 @@ GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, 
                           int64_t count) {
   const GroupParameters start = context.rule.Choose(range, context.coder);
   if (start.scale.overflow || start.scale.value == 0.0f) return start;
-  Best best(context, w, count);
+  Best best(context, w, nullptr, count);
   best.Try(range);
   if (context.coder.type() == ScaleType::kE8M0) {
     TryFactors(range, 0.0f, {0.5f, 2.0f}, 1.0f, best);
+    return best.parameters();
+  }
+  if (context.coder.type() == ScaleType::kE4M3 && !context.affine) {
+    TryNearbyCodes(context, start, 8, best);
     return best.parameters();
   }
   float factor = TryFactors(
@@ -108,6 +126,40 @@ GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, 
   for (const float side : {1.1f, 0.9f, 0.8f}) {
     best.Try(Scaled(shrunk, side, 1.0f));
     best.Try(Scaled(shrunk, 1.0f, side));
+  }
+  return best.parameters();
+}
+
+GroupParameters SearchWeighted(const GroupContext& context, const GroupRange& range, const float* w,
+                               const float* importance, int64_t count) {
+  const GroupParameters start = context.rule.Choose(range, context.coder);
+  if (start.scale.overflow || start.scale.value == 0.0f) return start;
+  Best best(context, w, importance, count);
+  best.Try(range);
+  if (context.coder.type() == ScaleType::kE8M0) {
+    TryFactors(range, 0.0f, {0.25f, 0.5f, 2.0f}, 1.0f, best);
+    return best.parameters();
+  }
+  if (context.coder.type() == ScaleType::kE4M3 && !context.affine) {
+    TryNearbyCodes(context, start, 8, best);
+    return best.parameters();
+  }
+  // Clipping most of the range pays only for few levels.
+  const bool coarse = context.encoder.values().size() <= 8;
+  const float first = coarse ? 0.30f : 0.52f;
+  const float step = coarse ? 0.04f : 0.03f;
+  constexpr int kFactors = 20;
+  for (int i = 0; i <= kFactors; ++i) {
+    const float factor = first + step * static_cast<float>(i);
+    best.Try(Scaled(range, factor, factor));
+  }
+  if (!context.affine) return best.parameters();
+  for (int low = 1; low <= kFactors; low += 2) {
+    for (int high = 1; high <= kFactors; high += 2) {
+      if (low == high) continue;
+      best.Try(Scaled(range, first + step * static_cast<float>(low),
+                      first + step * static_cast<float>(high)));
+    }
   }
   return best.parameters();
 }

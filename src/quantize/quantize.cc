@@ -48,7 +48,7 @@ class Quantizer {
         buffer_(buffer),
         spec_(buffer.weights.spec),
         encoder_(spec_.format, options.codebook),
-        rule_(encoder_, spec_.has_zeros),
+        rule_(encoder_, spec_.has_zeros, options.fractional_zeros),
         groups_(GroupCount(spec_)),
         tiles_(CeilDivide(spec_.n, kTileColumns)) {
     const int64_t unit = std::lcm(spec_.group_size, kPackRun);
@@ -86,9 +86,6 @@ class Quantizer {
     const float global = buffer_.global_scale != nullptr ? buffer_.global_scale[expert] : 1.0f;
     return {encoder_, rule_, ScaleCoder(spec_.scale_type, global), spec_.has_zeros};
   }
-  Status FirstNonFinite(const float* w, int64_t count, int64_t expert, int64_t k, int64_t n) const;
-  Status ScaleOverflow(int64_t expert, int64_t k, int64_t n, const GroupRange& range) const;
-  void StoreParameters(int64_t index, const GroupParameters& parameters);
 
   ThreadPool& pool_;
   const TensorView& dense_;
@@ -118,55 +115,14 @@ Status Quantizer::ForEachTile(TileFunction body, std::vector<TileResult>& result
   return {};
 }
 
-Status Quantizer::FirstNonFinite(const float* w, int64_t count, int64_t expert, int64_t k,
-                                 int64_t n) const {
-  for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(w[i])) {
-      return NonFiniteWeight(options_.tensor_name, w[i], spec_, expert, k + i, n);
-    }
-  }
-  return {Code::kInternal, "quantize: non-finite weight not found again"};
-}
-
-Status Quantizer::ScaleOverflow(int64_t expert, int64_t k, int64_t n,
-                                const GroupRange& range) const {
-  const bool half = spec_.scale_type == ScaleType::kF16;
-  const std::string advice = half ? "use scale type bf16 or fp32" : "use scale type fp32";
-  return {Code::kUnsupported,
-          Named(options_.tensor_name) + ": the scale " +
-              std::to_string(rule_.Span(range) / rule_.levels()) + " of the group at " +
-              At(spec_, expert, k, n) + " overflows " +
-              std::string(ScaleTypeName(spec_.scale_type)) + "; " +
-              (spec_.scale_type == ScaleType::kF32 ? "scale the codebook up" : advice)};
-}
-
-void Quantizer::StoreParameters(int64_t index, const GroupParameters& parameters) {
-  const uint32_t bits = parameters.scale.bits;
-  switch (DTypeBytes(ScaleDType(spec_.scale_type))) {
-    case 1:
-      static_cast<uint8_t*>(buffer_.scales)[index] = static_cast<uint8_t>(bits);
-      break;
-    case 2:
-      static_cast<uint16_t*>(buffer_.scales)[index] = static_cast<uint16_t>(bits);
-      break;
-    default:
-      static_cast<uint32_t*>(buffer_.scales)[index] = bits;
-      break;
-  }
-  if (buffer_.zeros != nullptr) {
-    const ScaleCoder half(ScaleType::kF16);
-    static_cast<uint16_t*>(buffer_.zeros)[index] =
-        static_cast<uint16_t>(half.Round(parameters.zero).bits);
-  }
-}
-
 void Quantizer::MeasureColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
                               TileResult& result) {
   for (int64_t r = 0; r < range.rows; r += spec_.group_size) {
     const int64_t count = std::min(spec_.group_size, range.rows - r);
     const GroupRange extremes = RangeOf(w + r, count, spec_.has_zeros);
     if (!std::isfinite(extremes.amax)) {
-      result.status = FirstNonFinite(w + r, count, expert, range.k0 + r, n);
+      result.status =
+          FirstNonFinite(options_.tensor_name, w + r, count, spec_, expert, range.k0 + r, n);
       return;
     }
     result.span = std::max(result.span, rule_.Span(extremes));
@@ -196,17 +152,18 @@ void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range
     const int64_t k = range.k0 + r;
     const GroupRange extremes = RangeOf(w + r, count, spec_.has_zeros);
     if (!std::isfinite(extremes.amax)) {
-      result.status = FirstNonFinite(w + r, count, expert, k, n);
+      result.status = FirstNonFinite(options_.tensor_name, w + r, count, spec_, expert, k, n);
       return;
     }
     const GroupParameters parameters = options_.method == QuantizeMethod::kMse
                                            ? SearchMse(context, extremes, w + r, count)
                                            : context.rule.Choose(extremes, context.coder);
     if (parameters.scale.overflow) {
-      result.status = ScaleOverflow(expert, k, n, extremes);
+      result.status = ScaleOverflow(options_.tensor_name, spec_,
+                                    rule_.Span(extremes) / rule_.levels(), expert, k, n);
       return;
     }
-    StoreParameters((expert * groups_ + k / spec_.group_size) * spec_.n + n, parameters);
+    StoreParameters(parameters, (expert * groups_ + k / spec_.group_size) * spec_.n + n, &buffer_);
     if (parameters.scale.value == 0.0f) {
       result.zeroed_groups += extremes.amax > 0.0f ? 1 : 0;
       std::memset(codes + r, encoder_.zero_code(), static_cast<size_t>(count));
@@ -246,14 +203,12 @@ Status Quantizer::ChooseGlobalScales() {
       ForEachTile([this](int64_t expert, int64_t tile, const Scratch& scratch,
                          TileResult& result) { MeasureTile(expert, tile, scratch, result); },
                   results));
-  constexpr double kLargestE4M3 = 448.0;
   for (int64_t expert = 0; expert < spec_.experts; ++expert) {
     double span = 0;
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       span = std::max(span, results[static_cast<size_t>(expert * tiles_ + tile)].span);
     }
-    const double levels = rule_.levels() * kLargestE4M3;
-    buffer_.global_scale[expert] = levels > 0 ? static_cast<float>(span / levels) : 0.0f;
+    buffer_.global_scale[expert] = rule_.GlobalScale(span, options_.method == QuantizeMethod::kMse);
   }
   return {};
 }
@@ -273,13 +228,18 @@ Status Quantizer::Run(QuantizeReport* report) {
 Status CheckOptions(const QuantizeOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.format));
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.scale_type));
-  if (options.method != QuantizeMethod::kRtn && options.method != QuantizeMethod::kMse) {
+  if (options.method > QuantizeMethod::kGptq) {
     return Invalid("method: unknown number " + std::to_string(static_cast<int>(options.method)));
   }
   const FormatInfo& info = GetFormatInfo(options.format);
   const std::string name(info.name);
   if (options.symmetric && info.zero_point == ZeroPoint::kRequired) {
     return Invalid("symmetric: format " + name + " needs zero points; use s4");
+  }
+  if (options.fractional_zeros && (options.symmetric || info.zero_point == ZeroPoint::kNone ||
+                                   info.zero_point == ZeroPoint::kAccepted)) {
+    return Invalid("fractional zeros: " + name + (options.symmetric ? "/sym" : "") +
+                   " is quantized without zeros");
   }
   if (options.codebook.empty()) return {};
   const size_t expected = size_t{1} << info.bits;
@@ -328,6 +288,43 @@ Status NonFiniteWeight(const std::string& tensor_name, float value, const Weight
                                      (spec.experts > 1 ? "[experts, k, n]" : "[k, n]")};
 }
 
+Status FirstNonFinite(const std::string& tensor_name, const float* w, int64_t count,
+                      const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(w[i])) return NonFiniteWeight(tensor_name, w[i], spec, expert, k + i, n);
+  }
+  return {Code::kInternal, "quantize: non-finite weight not found again"};
+}
+
+Status ScaleOverflow(const std::string& tensor_name, const WeightsSpec& spec, double scale,
+                     int64_t expert, int64_t k, int64_t n) {
+  const bool half = spec.scale_type == ScaleType::kF16;
+  const std::string advice = half ? "use scale type bf16 or fp32" : "use scale type fp32";
+  return {Code::kUnsupported,
+          Named(tensor_name) + ": the scale " + std::to_string(scale) + " of the group at " +
+              At(spec, expert, k, n) + " overflows " + std::string(ScaleTypeName(spec.scale_type)) +
+              "; " + (spec.scale_type == ScaleType::kF32 ? "scale the codebook up" : advice)};
+}
+
+void StoreParameters(const GroupParameters& parameters, int64_t index, WeightsBuffer* buffer) {
+  const uint32_t bits = parameters.scale.bits;
+  switch (DTypeBytes(ScaleDType(buffer->weights.spec.scale_type))) {
+    case 1:
+      static_cast<uint8_t*>(buffer->scales)[index] = static_cast<uint8_t>(bits);
+      break;
+    case 2:
+      static_cast<uint16_t*>(buffer->scales)[index] = static_cast<uint16_t>(bits);
+      break;
+    default:
+      static_cast<uint32_t*>(buffer->scales)[index] = bits;
+      break;
+  }
+  if (buffer->zeros == nullptr) return;
+  const ScaleCoder half(ScaleType::kF16);
+  static_cast<uint16_t*>(buffer->zeros)[index] =
+      static_cast<uint16_t>(half.Round(parameters.zero).bits);
+}
+
 Status CheckDense(const std::string& name, const TensorView& dense) {
   if (dense.rank() != 2 && dense.rank() != 3) {
     return Invalid(name + ": expected [k, n] or [experts, k, n], got " + dense.shape().ToString());
@@ -358,6 +355,11 @@ Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
   MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
   MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
   if (report != nullptr) *report = {};
+  if (options.method == QuantizeMethod::kGptq) {
+    return Status(Code::kUnsupported,
+                  Named(options.tensor_name) + ": gptq needs the inputs of its layer; see " +
+                      "QuantizeCalibrated, `quantize --method gptq` and quantize_model");
+  }
   if (!GetFormatInfo(spec.format).quantized) {
     return CopyUnquantized(pool, dense, spec, options.tensor_name);
   }
@@ -386,11 +388,20 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
 }
 
 std::string_view QuantizeMethodName(QuantizeMethod method) {
-  return method == QuantizeMethod::kMse ? "mse" : "rtn";
+  switch (method) {
+    case QuantizeMethod::kRtn:
+      return "rtn";
+    case QuantizeMethod::kMse:
+      return "mse";
+    case QuantizeMethod::kGptq:
+      return "gptq";
+  }
+  return "unknown";
 }
 
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
-  constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse};
+  constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse,
+                                         QuantizeMethod::kGptq};
   return FindNamed("method", "name", name, kMethods, QuantizeMethodName);
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "base/thread_pool.h"
+#include "layout/weights_buffer.h"
 #include "marlin/quantize.h"
+#include "quantize/scales.h"
 
 namespace marlin {
 
@@ -22,6 +24,17 @@ Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& den
 /// The error for weights that are NaN or Inf, at [k, n] of an expert.
 Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
                        int64_t expert, int64_t k, int64_t n);
+
+/// The error for weights w [count] from k on, of which one is NaN or Inf.
+Status FirstNonFinite(const std::string& tensor_name, const float* w, int64_t count,
+                      const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n);
+
+/// The error for a scale beyond the range of its type, of the group at [k, n].
+Status ScaleOverflow(const std::string& tensor_name, const WeightsSpec& spec, double scale,
+                     int64_t expert, int64_t k, int64_t n);
+
+/// Stores a group's scale and zero point at an index of the buffer's scales.
+void StoreParameters(const GroupParameters& parameters, int64_t index, WeightsBuffer* buffer);
 
 /// Runs body on a pool of up to all available processors, scaled to `weight_count`, and turns
 /// exceptions of threads and allocations into a Status.

@@ -30,35 +30,48 @@ int CeilLog2(double x) {
 }  // namespace
 
 StoredScale ScaleCoder::Round(float wanted) const {
-  StoredScale scale;
   switch (type_) {
     case ScaleType::kF16:
-      scale.bits = FloatToHalf(wanted);
-      scale.value = HalfToFloat(static_cast<uint16_t>(scale.bits));
-      break;
+      return Decode(FloatToHalf(wanted));
     case ScaleType::kBf16:
-      scale.bits = FloatToBf16(wanted);
-      scale.value = Bf16ToFloat(static_cast<uint16_t>(scale.bits));
-      break;
+      return Decode(FloatToBf16(wanted));
     case ScaleType::kF32:
-      scale.bits = std::bit_cast<uint32_t>(wanted);
-      scale.value = wanted;
-      break;
+      return Decode(std::bit_cast<uint32_t>(wanted));
     case ScaleType::kE8M0:
       return wanted > 0 ? PowerOfTwo(FloorLog2(wanted)) : PowerOfTwo(-127);
-    case ScaleType::kE4M3: {
-      const float ratio = global_scale_ > 0 ? wanted / global_scale_ : 0.0f;
-      scale.bits = FloatToFp8E4M3(ratio);
-      scale.value = Fp8E4M3ToFloat(static_cast<uint8_t>(scale.bits)) * global_scale_;
+    case ScaleType::kE4M3:
+      return Decode(FloatToFp8E4M3(global_scale_ > 0 ? wanted / global_scale_ : 0.0f));
+  }
+  return {};
+}
+
+StoredScale ScaleCoder::Decode(uint32_t bits) const {
+  StoredScale scale;
+  scale.bits = bits;
+  switch (type_) {
+    case ScaleType::kF16:
+      scale.value = HalfToFloat(static_cast<uint16_t>(bits));
       break;
-    }
+    case ScaleType::kBf16:
+      scale.value = Bf16ToFloat(static_cast<uint16_t>(bits));
+      break;
+    case ScaleType::kF32:
+      scale.value = std::bit_cast<float>(bits);
+      break;
+    case ScaleType::kE8M0:
+      scale.value = E8M0ToFloat(static_cast<uint8_t>(bits));
+      break;
+    case ScaleType::kE4M3:
+      scale.value = Fp8E4M3ToFloat(static_cast<uint8_t>(bits)) * global_scale_;
+      break;
   }
   scale.overflow = !std::isfinite(scale.value);
   return scale;
 }
 
-ScaleRule::ScaleRule(const Encoder& encoder, bool affine)
+ScaleRule::ScaleRule(const Encoder& encoder, bool affine, bool fractional)
     : affine_(affine),
+      fractional_(fractional),
       power_of_two_levels_(false),
       levels_(affine ? static_cast<double>(encoder.max_value()) - encoder.min_value()
                      : static_cast<double>(encoder.levels())),
@@ -81,8 +94,18 @@ GroupParameters ScaleRule::Choose(const GroupRange& range, const ScaleCoder& cod
   if (!affine_) return parameters;
   const float scale = parameters.scale.value;
   const float exact = scale > 0 ? min_value_ - range.low / scale : 0.0f;
-  parameters.zero = std::clamp(std::nearbyint(exact), min_value_, max_value_);
+  parameters.zero = RoundZero(exact);
   return parameters;
+}
+
+float ScaleRule::GlobalScale(double span, bool searched) const {
+  const double levels = levels_ * (searched ? 256.0 : 448.0);
+  return levels > 0 ? static_cast<float>(span / levels) : 0.0f;
+}
+
+float ScaleRule::RoundZero(float exact) const {
+  const float inside = std::clamp(exact, min_value_, max_value_);
+  return fractional_ ? HalfToFloat(FloatToHalf(inside)) : std::nearbyint(inside);
 }
 
 }  // namespace marlin

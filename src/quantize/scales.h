@@ -24,6 +24,8 @@ class ScaleCoder {
   /// The nearest stored scale, ties to even; E8M0 takes the nearest power of two in the logarithm's
   /// floor (see ScaleRule). `wanted` is finite and not negative.
   StoredScale Round(float wanted) const;
+  /// The scale that is stored as `bits`.
+  StoredScale Decode(uint32_t bits) const;
   ScaleType type() const { return type_; }
 
  private:
@@ -34,7 +36,7 @@ class ScaleCoder {
 /// Scale and zero point of one group.
 struct GroupParameters {
   StoredScale scale;
-  float zero = 0;  ///< An integer that f16 holds; 0 for formats without zeros.
+  float zero = 0;  ///< A value of f16; 0 for formats without zeros.
 };
 
 /// Extremes of a group: max |w| for symmetric formats; for affine ones the range including 0.
@@ -47,13 +49,14 @@ struct GroupRange {
 /// How round-to-nearest chooses a group's parameters:
 ///   symmetric  scale = amax / levels, levels = the format's largest value (7 for s4, so that both
 ///              signs reach the extreme and quantizing twice changes nothing; max |v| for tables)
-///   affine     scale = (high - low) / (max - min), zero = round(min - low / scale) in [min, max]
+///   affine     scale = (high - low) / (max - min), zero = round(min - low / scale) in [min, max],
+///              rounded to an integer, or to f16 with `fractional`
 ///   E8M0       symmetric: 2^(floor(log2 amax) - floor(log2 levels)), the OCP MX rule; under it,
 ///              formats whose largest value is itself a power of two (nf4, int2) would saturate
 ///              by up to a factor 2, so they take 2^ceil(log2(amax / levels))
 class ScaleRule {
  public:
-  ScaleRule(const Encoder& encoder, bool affine);
+  ScaleRule(const Encoder& encoder, bool affine, bool fractional = false);
 
   /// The span that levels() divides: amax or high - low. Infinite only when high - low overflows.
   double Span(const GroupRange& range) const {
@@ -63,9 +66,16 @@ class ScaleRule {
   double levels() const { return levels_; }
 
   GroupParameters Choose(const GroupRange& range, const ScaleCoder& coder) const;
+  /// The global scale of E4M3 for the largest span of all groups. The group with that span gets the
+  /// largest scale, 448, or 256 where scales are searched: larger ones are then left to choose
+  /// from.
+  float GlobalScale(double span, bool searched) const;
+  /// The nearest zero point that may be stored.
+  float RoundZero(float exact) const;
 
  private:
   bool affine_;
+  bool fractional_;
   bool power_of_two_levels_;
   double levels_;
   float min_value_;

@@ -53,6 +53,7 @@ std::string FormatChoice::ToString() const {
     text += ScaleTypeName(scale_type);
   }
   if (symmetric) text += "/sym";
+  if (fractional_zeros) text += "/frac";
   return text;
 }
 
@@ -79,6 +80,8 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
     rest = next == std::string_view::npos ? "" : rest.substr(next);
     if (part == "sym" && !choice.symmetric) {
       choice.symmetric = true;
+    } else if (part == "frac" && !choice.fractional_zeros) {
+      choice.fractional_zeros = true;
     } else if (part.starts_with('g') && !has_group) {
       MARLIN_ASSIGN_OR_RETURN(choice.group_size, ParseGroup(text, part));
       has_group = true;
@@ -86,14 +89,20 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.scale_type = *type;
       has_scale = true;
     } else {
-      return Invalid(text,
-                     fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym]",
-                                 Printable(part)));
+      return Invalid(
+          text, fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym|/frac]",
+                            Printable(part)));
     }
   }
   if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");
   if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
     return Invalid(text, fmt::format("{} needs zero points and cannot be symmetric", name));
+  }
+  const ZeroPoint zero = GetFormatInfo(choice.format).zero_point;
+  const bool has_zeros =
+      zero == ZeroPoint::kRequired || (zero == ZeroPoint::kOptional && !choice.symmetric);
+  if (choice.fractional_zeros && !has_zeros) {
+    return Invalid(text, fmt::format("{} has no zero points that could be fractional", name));
   }
   return choice;
 }

@@ -402,6 +402,26 @@ def test_quantizing_a_directory(tmp_path: Path) -> None:
     assert len(model.generate("And God said", 8)["token_ids"]) <= 8
 
 
+def test_quantizing_with_a_text(tmp_path: Path) -> None:
+    text = (SAMPLE / "validation.txt").read_text()
+    few: dict[str, Any] = {"method": "gptq", "calibration_tokens": 1536, "device": "cpu"}
+    recipe = mm.MixedPrecisionConfig.uniform("nf3/g64")
+    report = mm.quantize_model(SAMPLE, tmp_path / "q", recipe, calibration=text, **few)
+    assert report["fallbacks"] == []
+    ids = mm.load(SAMPLE, verbose=False).tokenizer.encode(text)
+    mm.quantize_model(SAMPLE, tmp_path / "ids", recipe, calibration=ids, **few)
+    files = [tmp_path / name / "model.safetensors" for name in ("q", "ids")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    for wrong, message in (
+        ({"calibration": ""}, "has no tokens"),
+        ({"calibration": [1, "2"]}, "text or token ids"),
+        ({"calibration": [1, 10**6]}, "token 1 is 1000000"),
+        ({"calibration": [1, 2], "method": "mse"}, "uses no calibration"),
+    ):
+        with pytest.raises(mm.InvalidArgumentError, match=message):
+            mm.quantize_model(SAMPLE, tmp_path / "no", recipe, **(few | wrong))
+
+
 def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "metal_marlin.cli"]
 

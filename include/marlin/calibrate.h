@@ -1,0 +1,41 @@
+// Quantization with data: methods that measure what the layers of a model get as inputs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "marlin/checkpoint.h"
+#include "marlin/device.h"
+#include "marlin/status.h"
+
+#pragma GCC visibility push(default)
+namespace marlin {
+
+/// The text whose tokens calibrate a model.
+struct CalibrationOptions {
+  /// Token ids of the text, which is cut into windows of 256. Empty: sampled from the model itself,
+  /// at temperature 1, which loads all of the model.
+  std::vector<int32_t> text;
+  /// Tokens to use, in windows spread evenly over the text; 0: 16384, or more where the model has
+  /// layers with more than 7680 inputs.
+  int64_t tokens = 0;
+  uint64_t seed = 0;  ///< For the sampled text.
+};
+
+/// Quantizes a model's directory with options.method kGptq, layer by layer: the inputs of a layer
+/// are those that it gets when all layers before it are quantized. Matrices without data
+/// (embeddings, layers that predict further tokens) and matrices with too few tokens are quantized
+/// with kMse; the report lists the latter, and experts that no token selected. The output depends
+/// on the source, the options and the kind of device, not on the number of threads. Memory: about
+/// two layers, their Gram matrices, and eight bytes per token and hidden feature. Errors: those of
+/// QuantizeCheckpoint and Model::Open; kInvalidArgument for another method, a token out of range or
+/// a text shorter than 2 tokens.
+Result<QuantizeCheckpointReport> QuantizeCalibrated(const std::string& source,
+                                                    const std::string& output, const Device& device,
+                                                    const QuantizeCheckpointOptions& options,
+                                                    const CalibrationOptions& calibration);
+
+}  // namespace marlin
+#pragma GCC visibility pop

@@ -1,0 +1,36 @@
+// The seam between writing a quantized checkpoint and methods that know the model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/quantize_plan.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin {
+
+/// Quantizes the matrices of a plan with more than their values.
+class MatrixQuantizer {
+ public:
+  struct Result {
+    QuantizedWeights weights;
+    int64_t zeroed_groups = 0;
+  };
+
+  virtual ~MatrixQuantizer() = default;
+  /// Called once, before anything else. May reorder the plan's units; the plan outlives the calls.
+  virtual Status Begin(QuantizePlan* plan) = 0;
+  /// The inputs that decide the output besides source, recipe and method.
+  virtual std::string Identity() const = 0;
+  /// A matrix of the plan: a source tensor, and the expert in a tensor that stacks them, else -1.
+  /// Called in the order of the units, but not for those that an interrupted run has finished.
+  /// Nothing: the caller's method is used.
+  virtual marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) = 0;
+  /// Matrices that got another method so far, and why.
+  virtual const std::vector<SkippedTensor>& fallbacks() const = 0;
+};
+
+}  // namespace marlin

@@ -1,0 +1,552 @@
+#include "model/calibrator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "checkpoint/conversion.h"
+#include "marlin/decoder.h"
+#include "model/model_impl.h"
+#include "model/placement.h"
+#include "model/sample_text.h"
+#include "quantize/gptq.h"
+#include "quantize/quantizer.h"
+
+namespace marlin {
+namespace {
+
+using Depth = LayerRun::Depth;
+
+constexpr int64_t kWindow = 256;
+constexpr int64_t kDefaultTokens = 16384;
+/// Most tokens that all experts see for their statistics.
+constexpr int64_t kExpertSample = 8192;
+
+/// Below this many tokens a Gram matrix of k inputs fits the text rather than the model: measured
+/// on the sample models, where gptq then loses against mse.
+int64_t LeastTokens(int64_t k) { return 1024 + 2 * k; }
+
+/// The rows of some tokens.
+HostRows Select(const HostRows& all, const std::vector<int64_t>& tokens) {
+  HostRows rows;
+  rows.width = all.width;
+  rows.values.reserve(tokens.size() * static_cast<size_t>(all.width));
+  for (const int64_t token : tokens) {
+    const auto first = all.values.begin() + token * all.width;
+    rows.values.insert(rows.values.end(), first, first + all.width);
+  }
+  return rows;
+}
+
+/// One matrix of a stack of experts, or all of a tensor.
+TensorView MatrixOf(const TensorView& tensor, int64_t expert) {
+  if (expert < 0) return tensor;
+  const int64_t bytes = tensor.dim(1) * tensor.dim(2) * DTypeBytes(tensor.dtype());
+  return {tensor.As<std::byte>() + expert * bytes, tensor.dtype(), {tensor.dim(1), tensor.dim(2)}};
+}
+
+/// A text's windows of up to `length` tokens, at most `count`, spread evenly.
+std::vector<std::vector<int32_t>> Windows(const std::vector<int32_t>& text, int64_t length,
+                                          int64_t count) {
+  const auto tokens = static_cast<int64_t>(text.size());
+  const int64_t all = std::max<int64_t>(tokens / length, 1);
+  const int64_t used = std::min(all, count);
+  std::vector<std::vector<int32_t>> windows;
+  for (int64_t i = 0; i < used; ++i) {
+    const int64_t first = i * all / used * length;
+    windows.emplace_back(text.begin() + first, text.begin() + std::min(first + length, tokens));
+  }
+  return windows;
+}
+
+}  // namespace
+
+Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device& device,
+                       const CalibrationOptions& options)
+    : directory_(std::move(directory)),
+      path_(std::move(path)),
+      device_(device),
+      options_(options),
+      pool_(0),
+      original_source_(directory_.checkpoint, directory_.config, device_, nullptr),
+      quantized_source_(directory_.checkpoint, directory_.config, device_, &replaced_) {}
+
+int64_t Calibrator::TokensFor(const Dimensions& shape) {
+  const int64_t widest = std::max(
+      {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
+  return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kWindow));
+}
+
+Status Calibrator::InputSums::Add(const HostRows& original, const HostRows& quantized) {
+  MARLIN_RETURN_IF_ERROR(
+      gram.Add(quantized.values.data(), quantized.values.data(), quantized.rows()));
+  return cross.Add(original.values.data(), quantized.values.data(), quantized.rows());
+}
+
+Status Calibrator::Begin(QuantizePlan* plan) {
+  plan_ = plan;
+  const Dimensions& shape = directory_.config.shape;
+  const auto add = [this](const std::string& name, int64_t layer) { layers_.emplace(name, layer); };
+  const auto add_linear = [&](const LinearTensors& linear, int64_t layer) {
+    if (linear.present()) add(linear.weight(), layer);
+  };
+  const auto add_mlp = [&](const MlpTensors& mlp, int64_t layer) {
+    for (const LinearTensors& linear : mlp.gate_up) add_linear(linear, layer);
+    add_linear(mlp.down, layer);
+  };
+  for (int64_t index = 0; index < shape.layers; ++index) {
+    const LayerTensors tensors = original_source_.Tensors(index);
+    for (const LinearTensors& linear : tensors.attention.qkv) add_linear(linear, index);
+    const LatentAttentionTensors& latent = tensors.latent;
+    for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
+                                        latent.kv_a, latent.kv_b, latent.out}) {
+      add_linear(linear, index);
+    }
+    add_mlp(tensors.mlp, index);
+    const ExpertsTensors& experts = tensors.experts;
+    add_linear(experts.router, index);
+    for (const MlpTensors& mlp : experts.each) add_mlp(mlp, index);
+    if (!experts.gate_up.name.empty()) add(experts.gate_up.name, index);
+    if (!experts.down.name.empty()) add(experts.down.name, index);
+    add_mlp(experts.shared, index);
+    add_linear(experts.shared_gate, index);
+  }
+  if (!shape.tied) add(std::string(kHeadTensor), shape.layers);
+  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  const auto layer_of = [&](const PlanUnit& unit) -> int64_t {
+    const auto found = layers_.find(source.tensors[unit.sources.front()].name);
+    return found == layers_.end() ? -1 : found->second;
+  };
+  // In the order of the layers: a layer is quantized when its first matrix is asked for.
+  std::stable_sort(plan->units.begin(), plan->units.end(),
+                   [&](const PlanUnit& a, const PlanUnit& b) { return layer_of(a) < layer_of(b); });
+  for (size_t i = 0; i < plan->units.size(); ++i) {
+    if (plan->units[i].action != PlanUnit::Action::kQuantize) continue;
+    for (const size_t tensor : plan->units[i].sources) units_[source.tensors[tensor].name] = i;
+  }
+  return {};
+}
+
+std::string Calibrator::Identity() const {
+  uint64_t hash = 0xcbf29ce484222325U;
+  for (const int32_t token : options_.text) {
+    hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3U;
+  }
+  return fmt::format("calibration {} {} {} {:016x}", options_.tokens, options_.seed,
+                     options_.text.size(), hash);
+}
+
+marlin::Result<std::optional<MatrixQuantizer::Result>> Calibrator::Quantize(size_t tensor,
+                                                                            int64_t expert) {
+  const std::string& name = CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name;
+  const auto layer = layers_.find(name);
+  if (layer == layers_.end()) return std::optional<Result>();
+  if (texts_.empty()) MARLIN_RETURN_IF_ERROR(Start());
+  while (next_layer_ <= layer->second) {
+    const int64_t index = next_layer_++;
+    MARLIN_RETURN_IF_ERROR(index < directory_.config.shape.layers ? RunLayer(index) : RunHead());
+  }
+  const auto found = replaced_.find({name, expert});
+  if (found == replaced_.end()) {
+    return Status(Code::kInternal, fmt::format("{}: was not calibrated", name));
+  }
+  return std::optional<Result>({found->second, zeroed_[{name, expert}]});
+}
+
+float* Calibrator::Rows(std::vector<float>& hidden, const WindowChunk& chunk) const {
+  return hidden.data() + chunk.first * directory_.config.shape.hidden;
+}
+
+Status Calibrator::MakeTexts() {
+  const DecoderConfig& config = directory_.config;
+  const int64_t length = std::min(kWindow, config.max_positions);
+  const int64_t wanted = options_.tokens > 0 ? options_.tokens : TokensFor(config.shape);
+  const int64_t count = std::max<int64_t>(CeilDivide(wanted, length), 1);
+  if (!options_.text.empty()) {
+    texts_ = Windows(options_.text, length, count);
+    return {};
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path_, device_));
+  MARLIN_ASSIGN_OR_RETURN(texts_, SampleTexts(model, count, length, options_.seed));
+  return {};
+}
+
+Status Calibrator::Start() {
+  MARLIN_RETURN_IF_ERROR(MakeTexts());
+  for (const std::vector<int32_t>& text : texts_) {
+    const auto rows = static_cast<int64_t>(text.size());
+    if (chunks_.empty() || chunks_.back().rows + rows > kPassTokens) {
+      chunks_.push_back({tokens_, 0, {}});
+    }
+    chunks_.back().windows.push_back(rows);
+    chunks_.back().rows += rows;
+    tokens_ += rows;
+  }
+  return Embed();
+}
+
+Status Calibrator::Embed() {
+  MARLIN_ASSIGN_OR_RETURN(Decoder ends, original_source_.Ends());
+  MARLIN_RETURN_IF_ERROR(UploadTables(device_, &ends));
+  const int64_t width = directory_.config.shape.hidden;
+  original_hidden_.resize(static_cast<size_t>(tokens_ * width));
+  Arena arena(device_);
+  auto text = texts_.begin();
+  for (const WindowChunk& chunk : chunks_) {
+    const ArenaScope scope(arena);
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < chunk.windows.size(); ++i, ++text) {
+      ids.insert(ids.end(), text->begin(), text->end());
+    }
+    MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena.Upload(ids));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
+                            arena.Take(DType::kF32, {chunk.rows, width}));
+    MARLIN_RETURN_IF_ERROR(
+        ends.embedding.empty()
+            ? LookUpRows(device_, ends.embedding_projection.parts.front(), tokens, rows)
+            : LookUpRows(device_, ends.embedding, tokens, rows));
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    MARLIN_RETURN_IF_ERROR(arena.Download(rows, Rows(original_hidden_, chunk)));
+  }
+  quantized_hidden_ = original_hidden_;
+  return {};
+}
+
+bool Calibrator::Enough(int64_t k) const { return tokens_ >= LeastTokens(k); }
+
+Calibrator::Input Calibrator::InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const {
+  Input input;
+  if (!Enough(k)) {
+    input.obstacle = fmt::format("mse: {} tokens are too few for {} inputs; at least {}", tokens_,
+                                 k, LeastTokens(k));
+  } else if (!curvature.ok()) {
+    input.obstacle = "mse: " + curvature.status().message();
+  } else {
+    input.curvature = *std::move(curvature);
+  }
+  return input;
+}
+
+marlin::Result<Calibrator::Input> Calibrator::InputOf(const InputSums& sums) {
+  const int64_t k = sums.gram.k();
+  if (!Enough(k)) return InputFrom(Status(Code::kUnsupported, ""), k);
+  const std::vector<double> gram = sums.gram.Mean();
+  Input input = InputFrom(MakeCurvature(pool_, gram, k), k);
+  if (!input.curvature) return input;
+  MARLIN_ASSIGN_OR_RETURN(input.correction, MakeCorrection(pool_, gram, sums.cross.Mean(), k));
+  return input;
+}
+
+Status Calibrator::QuantizeMatrix(const Key& key, const Input& input) {
+  const auto found = units_.find(key.first);
+  if (found == units_.end()) return {};
+  const PlanUnit& unit = plan_->units[found->second];
+  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  const auto tensor = std::find_if(unit.sources.begin(), unit.sources.end(), [&](size_t index) {
+    return source.tensors[index].name == key.first;
+  });
+  MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source, *tensor));
+  TensorView matrix = MatrixOf(loaded.view(), key.second);
+  if (unit.record.layout == SourceLayout::kOutIn) matrix = matrix.Transposed();
+  const QuantizeOptions options = OptionsFor(unit.choice, QuantizeMethod::kGptq, key.first);
+  if (!input.curvature) {
+    fallbacks_.push_back({key.second < 0 ? key.first : fmt::format("{}[{}]", key.first, key.second),
+                          input.obstacle});
+  }
+  QuantizeReport report;
+  MARLIN_ASSIGN_OR_RETURN(
+      replaced_[key], input.curvature
+                          ? QuantizeGptq(pool_, matrix, options, *input.curvature,
+                                         input.correction ? &*input.correction : nullptr, &report)
+                          : QuantizeOn(pool_, matrix, options, &report));
+  zeroed_[key] = report.zeroed_groups;
+  return {};
+}
+
+Status Calibrator::QuantizeLinears(std::span<const LinearTensors> linears, const Input& input) {
+  for (const LinearTensors& linear : linears) {
+    if (linear.present()) MARLIN_RETURN_IF_ERROR(QuantizeMatrix({linear.weight(), -1}, input));
+  }
+  return {};
+}
+
+Status Calibrator::Reload(int64_t index, const LayerSource::Parts& parts) {
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer layer, quantized_source_.Layer(index, parts));
+  if (parts.attention) {
+    quantized_->SetAttention(std::move(layer));
+  } else {
+    quantized_->SetMlp(std::move(layer));
+  }
+  return {};
+}
+
+Status Calibrator::RunLayer(int64_t index) {
+  replaced_.clear();
+  zeroed_.clear();
+  const LayerTensors tensors = original_source_.Tensors(index);
+  const auto make = [&](std::unique_ptr<LayerRun>* run) -> Status {
+    MARLIN_ASSIGN_OR_RETURN(
+        *run, LayerRun::Make(device_, directory_.config, directory_.checkpoint, index));
+    MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, original_source_.Layer(index, {true, false}));
+    (*run)->SetAttention(std::move(attention));
+    MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, original_source_.Layer(index, {false, true}));
+    (*run)->SetMlp(std::move(mlp));
+    return {};
+  };
+  MARLIN_RETURN_IF_ERROR(make(&original_));
+  MARLIN_RETURN_IF_ERROR(make(&quantized_));
+  MARLIN_RETURN_IF_ERROR(RunAttention(index, tensors));
+  const bool sparse = original_->layer().experts.set.count() > 0;
+  return sparse ? RunExperts(index, tensors.experts) : RunDense(index, tensors.mlp);
+}
+
+Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
+  const bool latent = directory_.config.latent();
+  std::vector<LinearTensors> first = tensors.attention.qkv;
+  if (latent) first = {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a};
+  InputSums normed(device_, directory_.config.shape.hidden);
+  for (const WindowChunk& chunk : chunks_) {
+    AttentionInputs original;
+    AttentionInputs quantized;
+    MARLIN_RETURN_IF_ERROR(
+        original_->Attention(chunk, Depth::kNormed, Rows(original_hidden_, chunk), &original));
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Attention(chunk, Depth::kNormed, Rows(quantized_hidden_, chunk), &quantized));
+    MARLIN_RETURN_IF_ERROR(normed.Add(original.x, quantized.x));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input x, InputOf(normed));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears(first, x));
+  MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
+  if (latent) {
+    MARLIN_RETURN_IF_ERROR(RunLatent(tensors.latent));
+    MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
+  }
+  const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
+  InputSums mixed(device_, out.in);
+  for (const WindowChunk& chunk : chunks_) {
+    AttentionInputs original;
+    AttentionInputs quantized;
+    MARLIN_RETURN_IF_ERROR(
+        original_->Attention(chunk, Depth::kAll, Rows(original_hidden_, chunk), &original));
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Attention(chunk, Depth::kLast, Rows(quantized_hidden_, chunk), &quantized));
+    MARLIN_RETURN_IF_ERROR(mixed.Add(original.mixed, quantized.mixed));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(mixed));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears({&out, 1}, input));
+  MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
+  for (const WindowChunk& chunk : chunks_) {
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Attention(chunk, Depth::kAll, Rows(quantized_hidden_, chunk), nullptr));
+  }
+  return {};
+}
+
+Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
+  const bool has_query = tensors.q_b.present();
+  InputSums query(device_, has_query ? tensors.q_b.in : 0);
+  InputSums key(device_, tensors.kv_b.in);
+  for (const WindowChunk& chunk : chunks_) {
+    AttentionInputs original;
+    AttentionInputs quantized;
+    MARLIN_RETURN_IF_ERROR(
+        original_->Attention(chunk, Depth::kLatent, Rows(original_hidden_, chunk), &original));
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Attention(chunk, Depth::kLatent, Rows(quantized_hidden_, chunk), &quantized));
+    if (has_query) MARLIN_RETURN_IF_ERROR(query.Add(original.query, quantized.query));
+    MARLIN_RETURN_IF_ERROR(key.Add(original.latent, quantized.latent));
+  }
+  if (has_query) {
+    MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(query));
+    MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.q_b, 1}, input));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(key));
+  return QuantizeLinears({&tensors.kv_b, 1}, input);
+}
+
+Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
+  InputSums normed(device_, directory_.config.shape.hidden);
+  for (const WindowChunk& chunk : chunks_) {
+    HostRows original;
+    HostRows quantized;
+    MARLIN_RETURN_IF_ERROR(
+        original_->Mlp(chunk, Depth::kNormed, Rows(original_hidden_, chunk), &original, nullptr));
+    MARLIN_RETURN_IF_ERROR(quantized_->Mlp(chunk, Depth::kNormed, Rows(quantized_hidden_, chunk),
+                                           &quantized, nullptr));
+    MARLIN_RETURN_IF_ERROR(normed.Add(original, quantized));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input x, InputOf(normed));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.gate_up, x));
+  MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
+  InputSums inner(device_, tensors.down.in);
+  for (const WindowChunk& chunk : chunks_) {
+    HostRows original;
+    HostRows quantized;
+    MARLIN_RETURN_IF_ERROR(
+        original_->Mlp(chunk, Depth::kAll, Rows(original_hidden_, chunk), nullptr, &original));
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Mlp(chunk, Depth::kLast, Rows(quantized_hidden_, chunk), nullptr, &quantized));
+    MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(inner));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.down, 1}, input));
+  MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
+  for (const WindowChunk& chunk : chunks_) {
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Mlp(chunk, Depth::kAll, Rows(quantized_hidden_, chunk), nullptr, nullptr));
+  }
+  return {};
+}
+
+marlin::Result<HostRows> Calibrator::AllNormed(LayerRun& run, std::vector<float>& hidden) {
+  HostRows all;
+  for (const WindowChunk& chunk : chunks_) {
+    HostRows normed;
+    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(hidden, chunk), &normed, nullptr));
+    all.width = normed.width;
+    all.values.insert(all.values.end(), normed.values.begin(), normed.values.end());
+  }
+  return all;
+}
+
+/// The inputs that the experts of a layer share.
+struct Calibrator::ExpertInputs {
+  int64_t index;
+  const ExpertsTensors& tensors;
+  const InputSums& normed;  ///< Over all tokens.
+  const Input& input;
+  std::vector<double> normed_mean;
+  const HostRows& original;  ///< Normalized hidden states [tokens, hidden].
+  const HostRows& quantized;
+  std::vector<std::vector<int64_t>> tokens;  ///< The tokens that select each expert.
+  HostRows original_sample;
+  HostRows quantized_sample;
+};
+
+Status Calibrator::RunExperts(int64_t index, const ExpertsTensors& tensors) {
+  const Dimensions& shape = directory_.config.shape;
+  MARLIN_ASSIGN_OR_RETURN(const HostRows original, AllNormed(*original_, original_hidden_));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, AllNormed(*quantized_, quantized_hidden_));
+  InputSums normed(device_, shape.hidden);
+  MARLIN_RETURN_IF_ERROR(normed.Add(original, quantized));
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(normed));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.router, 1}, input));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.shared_gate, 1}, input));
+  MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.shared.gate_up, input));
+  MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
+  std::vector<int32_t> ids;
+  for (const WindowChunk& chunk : chunks_) {
+    MARLIN_RETURN_IF_ERROR(quantized_->Route(chunk, Rows(quantized_hidden_, chunk), &ids));
+  }
+  ExpertInputs inputs{index,    tensors,   normed, input, normed.gram.Mean(),
+                      original, quantized, {},     {},    {}};
+  inputs.tokens.resize(static_cast<size_t>(shape.experts));
+  const int64_t top_k = directory_.config.router.top_k;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    inputs.tokens[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
+  }
+  std::vector<int64_t> sample;
+  const int64_t step = CeilDivide(tokens_, kExpertSample);
+  for (int64_t token = 0; token < tokens_; token += step) sample.push_back(token);
+  inputs.original_sample = Select(original, sample);
+  inputs.quantized_sample = Select(quantized, sample);
+  if (tensors.shared.down.present()) MARLIN_RETURN_IF_ERROR(RunShared(inputs));
+  for (int64_t expert = 0; expert < shape.experts; ++expert) {
+    MARLIN_RETURN_IF_ERROR(RunExpert(inputs, expert));
+  }
+  MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
+  for (const WindowChunk& chunk : chunks_) {
+    MARLIN_RETURN_IF_ERROR(
+        original_->Mlp(chunk, Depth::kAll, Rows(original_hidden_, chunk), nullptr, nullptr));
+    MARLIN_RETURN_IF_ERROR(
+        quantized_->Mlp(chunk, Depth::kAll, Rows(quantized_hidden_, chunk), nullptr, nullptr));
+  }
+  return {};
+}
+
+Status Calibrator::RunShared(const ExpertInputs& inputs) {
+  MARLIN_ASSIGN_OR_RETURN(const HostRows original,
+                          original_->Gate(original_->layer().experts.shared, inputs.original));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized,
+                          quantized_->Gate(quantized_->layer().experts.shared, inputs.quantized));
+  InputSums inner(device_, original.width);
+  MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(inner));
+  return QuantizeLinears({&inputs.tensors.shared.down, 1}, input);
+}
+
+Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
+  const ExpertsTensors& tensors = inputs.tensors;
+  const bool stacked = tensors.each.empty();
+  const MlpTensors names = stacked ? MlpTensors() : tensors.each[static_cast<size_t>(expert)];
+  const std::vector<int64_t>& tokens = inputs.tokens[static_cast<size_t>(expert)];
+  const std::string first = stacked ? tensors.gate_up.name : names.gate_up.front().weight();
+  if (tokens.empty() && units_.contains(first)) {
+    fallbacks_.push_back({fmt::format("{}expert {}", LayerPrefix(inputs.index), expert),
+                          "no token selects it: the inputs of all tokens were used"});
+  }
+  // Few tokens select an expert: all tokens count as much as one per input of the matrix.
+  const HostRows routed = Select(inputs.quantized, tokens);
+  const auto mixed = [this](const GramSums& own, const std::vector<double>& all) {
+    const int64_t k = own.k();
+    if (!Enough(k)) return InputFrom(Status(Code::kUnsupported, ""), k);
+    return InputFrom(MakeCurvature(pool_, own.MeanWith(all, static_cast<double>(k)), k), k);
+  };
+  GramSums own(device_, inputs.quantized.width);
+  MARLIN_RETURN_IF_ERROR(own.Add(routed.values.data(), routed.values.data(), routed.rows()));
+  Input input = mixed(own, inputs.normed_mean);
+  input.correction = inputs.input.correction;
+  MARLIN_RETURN_IF_ERROR(stacked ? QuantizeMatrix({tensors.gate_up.name, expert}, input)
+                                 : QuantizeLinears(names.gate_up, input));
+  MARLIN_ASSIGN_OR_RETURN(const MlpLayer mlp, quantized_source_.Expert(inputs.index, expert));
+  const MlpLayer& before = original_->layer().experts.experts[static_cast<size_t>(expert)];
+  MARLIN_ASSIGN_OR_RETURN(const HostRows original, original_->Gate(before, inputs.original_sample));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, quantized_->Gate(mlp, inputs.quantized_sample));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows selected, quantized_->Gate(mlp, routed));
+  InputSums all(device_, mlp.down.in);
+  MARLIN_RETURN_IF_ERROR(all.Add(original, quantized));
+  GramSums own_inner(device_, mlp.down.in);
+  MARLIN_RETURN_IF_ERROR(
+      own_inner.Add(selected.values.data(), selected.values.data(), selected.rows()));
+  MARLIN_ASSIGN_OR_RETURN(Input all_input, InputOf(all));
+  Input down = mixed(own_inner, all.gram.Mean());
+  down.correction = std::move(all_input.correction);
+  return stacked ? QuantizeMatrix({tensors.down.name, expert}, down)
+                 : QuantizeLinears({&names.down, 1}, down);
+}
+
+Status Calibrator::RunHead() {
+  replaced_.clear();
+  zeroed_.clear();
+  MARLIN_ASSIGN_OR_RETURN(const Decoder ends, original_source_.Ends());
+  const int64_t width = directory_.config.shape.hidden;
+  InputSums sums(device_, width);
+  Arena arena(device_);
+  const auto normed = [&](const WindowChunk& chunk, std::vector<float>& hidden,
+                          HostRows* rows) -> Status {
+    const ArenaScope scope(arena);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                            arena.Take(DType::kF32, {chunk.rows, width}));
+    MARLIN_RETURN_IF_ERROR(arena.Fill(x, Rows(hidden, chunk)));
+    MARLIN_RETURN_IF_ERROR(
+        RmsNorm(device_, x, ends.norm.view(), directory_.config.epsilon, x, nullptr));
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    rows->width = width;
+    rows->values.resize(static_cast<size_t>(chunk.rows * width));
+    return arena.Download(x, rows->values.data());
+  };
+  for (const WindowChunk& chunk : chunks_) {
+    HostRows original;
+    HostRows quantized;
+    MARLIN_RETURN_IF_ERROR(normed(chunk, original_hidden_, &original));
+    MARLIN_RETURN_IF_ERROR(normed(chunk, quantized_hidden_, &quantized));
+    MARLIN_RETURN_IF_ERROR(sums.Add(original, quantized));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(sums));
+  return QuantizeMatrix({std::string(kHeadTensor), -1}, input);
+}
+
+}  // namespace marlin

@@ -1,0 +1,98 @@
+// Quantizes the matrices of a model layer by layer, for the inputs that they get.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "checkpoint/matrix_quantizer.h"
+#include "marlin/calibrate.h"
+#include "model/gram_sums.h"
+#include "model/layer_run.h"
+#include "model/open_model.h"
+#include "quantize/layer_inputs.h"
+
+namespace marlin {
+
+/// Two streams of hidden states run through the layers: that of the original model, and that of the
+/// model whose matrices are quantized so far. A layer is quantized in stages (q, k, v; output
+/// projection; gate, up; down), each for inputs that the stages before it have changed.
+class Calibrator final : public MatrixQuantizer {
+ public:
+  Calibrator(ModelDirectory directory, std::string path, const Device& device,
+             const CalibrationOptions& options);
+
+  Status Begin(QuantizePlan* plan) override;
+  std::string Identity() const override;
+  marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
+  const std::vector<SkippedTensor>& fallbacks() const override { return fallbacks_; }
+
+  /// The tokens that calibration uses if the options do not tell.
+  static int64_t TokensFor(const Dimensions& shape);
+
+ private:
+  /// A matrix: tensor name, and expert or -1.
+  using Key = std::pair<std::string, int64_t>;
+  /// The statistics of one input: of the quantized stream, and its products with the original's.
+  struct InputSums {
+    InputSums(const Device& device, int64_t k) : gram(device, k), cross(device, k) {}
+    Status Add(const HostRows& original, const HostRows& quantized);
+    GramSums gram;
+    GramSums cross;
+  };
+  /// The factors with which matrices of one input are quantized.
+  struct Input {
+    std::optional<InputCurvature> curvature;  ///< Empty: the fallback.
+    std::optional<InputCorrection> correction;
+    std::string obstacle;
+  };
+  struct ExpertInputs;
+
+  Status Start();
+  Status MakeTexts();
+  Status Embed();
+  Status RunLayer(int64_t index);
+  Status RunAttention(int64_t index, const LayerTensors& tensors);
+  Status RunLatent(const LatentAttentionTensors& tensors);
+  Status RunDense(int64_t index, const MlpTensors& tensors);
+  Status RunExperts(int64_t index, const ExpertsTensors& tensors);
+  Status RunExpert(const ExpertInputs& inputs, int64_t expert);
+  Status RunShared(const ExpertInputs& inputs);
+  Status RunHead();
+  marlin::Result<Input> InputOf(const InputSums& sums);
+  Input InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const;
+  bool Enough(int64_t k) const;
+  Status QuantizeLinears(std::span<const LinearTensors> linears, const Input& input);
+  Status QuantizeMatrix(const Key& key, const Input& input);
+  Status Reload(int64_t index, const LayerSource::Parts& parts);
+  marlin::Result<HostRows> AllNormed(LayerRun& run, std::vector<float>& hidden);
+  float* Rows(std::vector<float>& hidden, const WindowChunk& chunk) const;
+
+  ModelDirectory directory_;
+  std::string path_;
+  Device device_;
+  CalibrationOptions options_;
+  ThreadPool pool_;
+  LayerSource original_source_;
+  ReplacedMatrices replaced_;  ///< The current layer's quantized matrices.
+  LayerSource quantized_source_;
+  const QuantizePlan* plan_ = nullptr;
+  std::map<std::string, size_t> units_;    ///< By source tensor.
+  std::map<std::string, int64_t> layers_;  ///< By source tensor; the head's is the last plus 1.
+  std::map<Key, int64_t> zeroed_;          ///< Groups of replaced_.
+  std::vector<SkippedTensor> fallbacks_;
+  std::vector<std::vector<int32_t>> texts_;
+  std::vector<WindowChunk> chunks_;
+  int64_t tokens_ = 0;
+  int64_t next_layer_ = 0;
+  std::vector<float> original_hidden_;  ///< [tokens, hidden]
+  std::vector<float> quantized_hidden_;
+  std::unique_ptr<LayerRun> original_;
+  std::unique_ptr<LayerRun> quantized_;
+};
+
+}  // namespace marlin

@@ -1,0 +1,27 @@
+// Quantization for the inputs of a layer: errors of codes are compensated by later codes.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "marlin/quantize.h"
+#include "quantize/layer_inputs.h"
+
+namespace marlin {
+
+/// Quantizes a matrix [k, n] with method kGptq: minimizes d H d^T of every column's errors d.
+///
+///   1. `correction`, unless null, moves the weights.
+///   2. Scales and zeros: SearchWeighted, with the diagonal of H as importance; fixed from here, so
+///      that groups stay consecutive k although codes are chosen in another order.
+///   3. In the order of `curvature`, every weight takes the code nearest to its target: the weight
+///      plus the errors of earlier weights times `feedback`.
+///   4. Three rounds of descent, of which the first two adjust each group's scale (and fractional
+///      zero) to its codes; then every code in turn is set to the best one given all others.
+///
+/// Runs on `pool`; the result does not depend on its threads. Errors: those of Quantize.
+/// Precondition: curvature and correction have the matrix's k; the format is quantized.
+Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, const TensorView& dense,
+                                      const QuantizeOptions& options,
+                                      const InputCurvature& curvature,
+                                      const InputCorrection* correction, QuantizeReport* report);
+
+}  // namespace marlin

@@ -1,0 +1,168 @@
+"""quantize --method gptq: texts, quality, fallbacks, reproducibility, wrong input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+from command_line import COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase, run
+
+TOKENS = Path(QWEN) / "validation_tokens.txt"
+RECIPE = ("--recipe", "uniform:nf3/g64")
+
+
+def tensors_of(directory: Path) -> dict[str, bytes]:
+    """The stored bytes of every tensor."""
+    stored = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        data = file.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, entry in json.loads(data[8 : 8 + size]).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                stored[name] = data[8 + size + begin : 8 + size + end]
+    return stored
+
+
+class Calibrate(CommandTestCase):
+    """The sample models, few tokens."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        ids = TOKENS.read_text().split()
+        self.ids = self.directory / "ids.txt"
+        # Evaluation takes the first tokens of the text.
+        self.ids.write_text(" ".join(ids[8000:]))
+
+    def quantize(self, name: str, *arguments: object, source: object = QWEN) -> dict[str, Any]:
+        document: dict[str, Any] = self.document(
+            "quantize", source, "-o", self.directory / name, *RECIPE, *arguments)
+        return document
+
+    def gptq(self, name: str, *arguments: object, source: object = QWEN) -> dict[str, Any]:
+        return self.quantize(name, "--method", "gptq", *arguments, source=source)
+
+    def divergence(self, name: str, source: object = QWEN) -> float:
+        document = self.document("compare", self.directory / name, "--against", source,
+                                 "--tokens", TOKENS, "--max-windows", 6, "--exact")
+        divergence: float = document["kl_mean"]
+        return divergence
+
+    def test_a_text_brings_the_model_nearer(self) -> None:
+        for source in (QWEN, GLM):
+            self.quantize("mse", "--method", "mse", "--overwrite", source=source)
+            report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 6144,
+                               "--overwrite", source=source)
+            self.assertEqual(report["method"], "gptq")
+            self.assertEqual(report["fallbacks"], [])
+            self.succeed("verify", self.directory / "gptq")
+            self.assertLess(self.divergence("gptq", source), 0.8 * self.divergence("mse", source))
+
+    def test_a_sampled_text_is_reproducible(self) -> None:
+        few = ("--calibration-tokens", 2048)
+        self.gptq("a", *few)
+        self.gptq("b", *few, "--seed", 0)
+        self.gptq("c", *few, "--seed", 1)
+        first = tensors_of(self.directory / "a")
+        self.assertEqual(first, tensors_of(self.directory / "b"))
+        self.assertNotEqual(first, tensors_of(self.directory / "c"))
+
+    def test_with_too_few_tokens_it_is_mse(self) -> None:
+        self.quantize("mse", "--method", "mse")
+        report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 512)
+        self.assertEqual(tensors_of(self.directory / "mse"), tensors_of(self.directory / "gptq"))
+        names = {entry["name"] for entry in report["fallbacks"]}
+        self.assertIn("model.layers.0.self_attn.q_proj.weight", names)
+        self.assertIn("model.layers.1.mlp.experts.3.down_proj.weight", names)
+        self.assertTrue(all("512 tokens are too few" in entry["reason"]
+                            for entry in report["fallbacks"]))
+
+    def test_an_expert_that_no_token_selects(self) -> None:
+        model = self.directory / "model"
+        shutil.copytree(GLM, model)
+        bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+        for file in model.glob("*.safetensors"):
+            data = bytearray(file.read_bytes())
+            size = struct.unpack("<Q", data[:8])[0]
+            entry = json.loads(data[8 : 8 + size]).get(bias)
+            if entry is None:
+                continue
+            start = 8 + size + entry["data_offsets"][0]
+            count = {"F32": 4, "BF16": 2}[entry["dtype"]]
+            data[start : start + count] = struct.pack("<f", -1e30)[4 - count :]
+            file.write_bytes(data)
+        report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 2048,
+                           source=model)
+        self.assertEqual(report["fallbacks"], [{
+            "name": "model.layers.1.expert 0",
+            "reason": "no token selects it: the inputs of all tokens were used"}])
+        self.succeed("verify", self.directory / "gptq", "--against", model, "--max-error", 0.6)
+
+    def test_lm_head_and_embedding(self) -> None:
+        self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 2048,
+                  "--override", "lm_head=u4/g32", "--override", "embed_tokens=s8/g64")
+        self.succeed("verify", self.directory / "gptq", "--against", QWEN, "--max-error", 0.4)
+
+    def test_fractional_zeros(self) -> None:
+        few = ("--calibration-ids", self.ids, "--calibration-tokens", 2048)
+        for choice in ("int2/g32", "int2/g32/frac"):
+            self.document("quantize", QWEN, "-o", self.directory / choice.replace("/", "-"),
+                          "--recipe", f"uniform:{choice}", "--method", "gptq", *few)
+        self.assertLess(self.divergence("int2-g32-frac"), 0.95 * self.divergence("int2-g32"))
+
+    def test_a_killed_run_resumes_to_the_same_bits(self) -> None:
+        options = ("--calibration-ids", self.ids, "--calibration-tokens", 2048,
+                   "--shard-size", "200KB")
+        self.gptq("whole", *options)
+        out = self.directory / "out"
+        command = ("quantize", QWEN, "-o", out, *RECIPE, "--method", "gptq", *options)
+        with subprocess.Popen([COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as process:
+            # The second shard begins when the first is complete.
+            while process.poll() is None and len(list(self.directory.glob(".*/*.safetensors"))) < 2:
+                time.sleep(0.002)
+            process.kill()
+        self.assertFalse(out.exists())
+        self.document(*command, "--resume")
+        self.assertEqual(tensors_of(out), tensors_of(self.directory / "whole"))
+
+    def test_wrong_input(self) -> None:
+        out = self.directory / "out"
+        empty = self.directory / "empty.txt"
+        empty.write_text("")
+        large = self.directory / "large.txt"
+        large.write_text("1 2 999999")
+        single = self.directory / "one.txt"
+        single.write_text("7")
+        text = self.directory / "text.txt"
+        text.write_text("In the beginning")
+        gptq = ("quantize", QWEN, "-o", out, "--method", "gptq")
+        for code, arguments, says in (
+            (MALFORMED, (*gptq, "--calibration-ids", empty), f"{empty}: has no tokens"),
+            (USAGE, (*gptq, "--calibration-ids", large), "token 2 is 999999, expected 0.."),
+            (USAGE, (*gptq, "--calibration-ids", single), "expected 2 tokens or more, got 1"),
+            (IO, (*gptq, "--calibration-ids", self.directory / "none"), "none"),
+            (USAGE, (*gptq, "--calibration", text), "no tokenizer"),
+            (USAGE, (*gptq, "--calibration", text, "--calibration-ids", empty), "exclude"),
+            (USAGE, (*gptq, "--calibration-ids", self.ids, "--seed", 1), "--seed"),
+            (USAGE, (*gptq, "--calibration-tokens", 1), "--calibration-tokens"),
+            (USAGE, (*gptq, "--device", "toaster"), "toaster"),
+            (USAGE, ("quantize", QWEN, "-o", out, "--seed", 1), "uses no calibration"),
+            (USAGE, ("quantize", Path(QWEN) / "model.safetensors", "-o", out, "--method", "gptq"),
+             "a model is a directory"),
+        ):
+            with self.subTest(says):
+                self.refuse(code, *arguments, says=(says,))
+        self.assertFalse(out.exists())
+        # Nothing is sampled or run for a plan.
+        done = run(*gptq, "--dry-run", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
