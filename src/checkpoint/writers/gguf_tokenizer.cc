@@ -68,7 +68,7 @@ class TokenizerDescriber {
     metadata->Text("tokenizer.ggml.pre", pre_);
     std::vector<std::string> merges;
     merges.reserve(merges_.size());
-    for (const auto& [left, right] : merges_) merges.push_back(left + " " + right);
+    for (const auto& [left, right] : merges_) merges.push_back(fmt::format("{} {}", left, right));
     metadata->Texts("tokenizer.ggml.merges", merges);
   }
 
