@@ -18,6 +18,7 @@ enum class GgufTokenType : int64_t {
   kControl = 3,
   kUserDefined = 4,
   kUnused = 5,
+  kByte = 6,
 };
 
 /// tokenizer.json and tokenizer_config.json; none if the metadata have no tokenizer. One that

@@ -25,8 +25,6 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kMagic = "GGUF";
-constexpr uint32_t kVersion = 3;
 constexpr int64_t kAlignment = 32;
 constexpr size_t kMostNameBytes = 63;
 constexpr std::string_view kWeight = ".weight";
@@ -301,10 +299,7 @@ class GgufExport {
       AppendGgufNumber(output.type.id, &infos);
       AppendGgufNumber(static_cast<uint64_t>(output.offset), &infos);
     }
-    header_ = kMagic;
-    AppendGgufNumber(kVersion, &header_);
-    AppendGgufNumber(static_cast<uint64_t>(outputs_.size()), &header_);
-    AppendGgufNumber(static_cast<uint64_t>(metadata_.count()), &header_);
+    AppendGgufStart(outputs_.size(), metadata_.count(), &header_);
     header_ += metadata_.bytes() + infos;
     header_.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(header_.size()), kAlignment)));
     return {};

@@ -195,6 +195,20 @@ void AppendGgufText(std::string_view text, std::string* out) {
   out->append(text);
 }
 
+void AppendGgufStart(size_t tensors, int64_t values, std::string* out) {
+  constexpr uint32_t kVersion = 3;
+  out->append("GGUF");
+  AppendGgufNumber(kVersion, out);
+  AppendGgufNumber(static_cast<uint64_t>(tensors), out);
+  AppendGgufNumber(static_cast<uint64_t>(values), out);
+}
+
+std::string GgufMetadataBuilder::Header() const {
+  std::string file;
+  AppendGgufStart(0, count_, &file);
+  return file + bytes_;
+}
+
 void GgufMetadataBuilder::Key(std::string_view key, GgufType type) {
   ++count_;
   AppendGgufText(key, &bytes_);
@@ -235,6 +249,11 @@ void GgufMetadataBuilder::Texts(std::string_view key, std::span<const std::strin
 void GgufMetadataBuilder::Integers(std::string_view key, std::span<const int32_t> values) {
   Array(key, GgufType::kI32, values.size());
   for (const int32_t value : values) AppendGgufNumber(value, &bytes_);
+}
+
+void GgufMetadataBuilder::Reals(std::string_view key, std::span<const float> values) {
+  Array(key, GgufType::kF32, values.size());
+  for (const float value : values) AppendGgufNumber(value, &bytes_);
 }
 
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,

@@ -23,7 +23,10 @@ class GgufMetadataBuilder {
   void Flag(std::string_view key, bool value);
   void Texts(std::string_view key, std::span<const std::string> values);
   void Integers(std::string_view key, std::span<const int32_t> values);
+  void Reals(std::string_view key, std::span<const float> values);
 
+  /// A whole file with these metadata and no tensors.
+  std::string Header() const;
   int64_t count() const { return count_; }
   const std::string& bytes() const { return bytes_; }
 
@@ -41,6 +44,8 @@ void AppendGgufNumber(T value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 void AppendGgufText(std::string_view text, std::string* out);
+/// Appends the beginning of a file: magic, version, and the counts.
+void AppendGgufStart(size_t tensors, int64_t values, std::string* out);
 
 /// Facts of a configuration that the tensors of a file depend on.
 struct GgufModelFacts {

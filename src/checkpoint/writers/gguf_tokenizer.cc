@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/printable.h"
@@ -41,23 +43,40 @@ class TokenizerDescriber {
   /// Reads all that is needed; false: `obstacle` says why it cannot be expressed.
   bool Read() {
     const Json& model = Member(tokenizer_, "model");
-    if (TextOf(Member(model, "type")) != "BPE" || FlagOf(Member(model, "byte_fallback"))) {
-      return Refuse(fmt::format("gguf: a tokenizer of type \"{}\"{} has no form here",
-                                Printable(TextOf(Member(model, "type"))),
-                                FlagOf(Member(model, "byte_fallback")) ? " with bytes" : ""));
+    const std::string type = TextOf(Member(model, "type"));
+    if (type != "BPE") {
+      return Refuse(
+          fmt::format("gguf: a tokenizer of type \"{}\" has no form here", Printable(type)));
     }
-    return ReadCut() && ReadTokens(Member(model, "vocab")) && ReadMerges(Member(model, "merges"));
+    pieces_ = FlagOf(Member(model, "byte_fallback"));
+    const bool read = (pieces_ ? ReadPrefix() : ReadCut()) && ReadTokens(Member(model, "vocab")) &&
+                      ReadMerges(Member(model, "merges"));
+    if (!read) return false;
+    if (pieces_) MakeScores();
+    return ComesBack();
   }
 
   void Write(GgufMetadataBuilder* metadata) const {
-    metadata->Text("tokenizer.ggml.model", "gpt2");
-    metadata->Text("tokenizer.ggml.pre", pre_);
+    metadata->Text("tokenizer.ggml.model", pieces_ ? "llama" : "gpt2");
     metadata->Texts("tokenizer.ggml.tokens", tokens_);
     metadata->Integers("tokenizer.ggml.token_type", types_);
-    metadata->Texts("tokenizer.ggml.merges", merges_);
+    if (pieces_) {
+      metadata->Reals("tokenizer.ggml.scores", scores_);
+      metadata->Flag("tokenizer.ggml.add_space_prefix", prefix_);
+      return;
+    }
+    metadata->Text("tokenizer.ggml.pre", pre_);
+    std::vector<std::string> merges;
+    merges.reserve(merges_.size());
+    for (const auto& [left, right] : merges_) merges.push_back(fmt::format("{} {}", left, right));
+    metadata->Texts("tokenizer.ggml.merges", merges);
   }
 
   const std::string& obstacle() const { return obstacle_; }
+  /// The token in place of what has none.
+  std::optional<int64_t> Unknown() const {
+    return Find(TextOf(Member(Member(tokenizer_, "model"), "unk_token")));
+  }
   std::optional<int64_t> Find(const std::string& token) const {
     const auto found = std::find(tokens_.begin(), tokens_.end(), token);
     if (token.empty() || found == tokens_.end()) return std::nullopt;
@@ -106,6 +125,70 @@ class TokenizerDescriber {
            Refuse("gguf: the way in which the tokenizer cuts texts has no name there");
   }
 
+  /// SentencePiece: spaces become U+2581, with or without one before the text.
+  bool ReadPrefix() {
+    bool known = false;
+    const auto add = [&](const Json& step) {
+      const std::string type = TextOf(Member(step, "type"));
+      const std::string scheme = TextOf(Member(step, "prepend_scheme"));
+      if (type == "Prepend") prefix_ = true;
+      if (type == "Metaspace") prefix_ = scheme != "never" && !scheme.empty();
+      known = known || type == "Replace" || type == "Metaspace";
+      return type == "Prepend" || type == "Replace" || type == "Metaspace";
+    };
+    for (const char* const part : {"normalizer", "pre_tokenizer"}) {
+      const Json& first = Member(tokenizer_, part);
+      if (first.is_null()) continue;
+      const Json& list = Member(first, "normalizers");
+      const Json steps = list.is_array() ? list : Json::array({first});
+      for (const Json& step : steps) {
+        if (!add(step)) return Refuse("gguf: the tokenizer's normalizer has no form there");
+      }
+    }
+    return known || Refuse("gguf: a tokenizer of pieces that keeps spaces has no form there");
+  }
+
+  /// The rank of the first merge that makes a piece is its score: the format has no merges.
+  void MakeScores() {
+    scores_.resize(tokens_.size());
+    std::unordered_map<std::string, float> ranks;
+    for (const auto& [left, right] : merges_) {
+      ranks.emplace(left + right, -static_cast<float>(ranks.size()));
+    }
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const auto found = ranks.find(tokens_[i]);
+      if (found != ranks.end()) scores_[i] = found->second;
+      if (tokens_[i].size() == 6 && tokens_[i].starts_with("<0x")) {
+        types_[i] = static_cast<int32_t>(GgufTokenType::kByte);
+      }
+    }
+    if (const auto id = Unknown()) {
+      types_[static_cast<size_t>(*id)] = static_cast<int32_t>(GgufTokenType::kUnknown);
+    }
+  }
+
+  /// Whether reading gives the same merges in the same order.
+  bool ComesBack() {
+    GgufMetadataBuilder metadata;
+    Write(&metadata);
+    const std::string header = metadata.Header();
+    const Result<GgufFile> file = ParseGguf(header, "tokenizer");
+    if (!file.ok()) return Refuse(std::string(file.status().message()));
+    const std::vector<ContainedFile> files = GgufTokenizerFiles(file->metadata);
+    if (files.empty() || !files.front().obstacle.empty()) {
+      return Refuse(files.empty() ? "gguf: no tokenizer" : files.front().obstacle);
+    }
+    constexpr JsonLimits kLimits{int64_t{1} << 30, int64_t{1} << 26};
+    const Result<Json> found = ParseJsonObject(files.front().content, "tokenizer.json", kLimits);
+    if (!found.ok()) return Refuse(std::string(found.status().message()));
+    const Json& merges = Member(Member(*found, "model"), "merges");
+    bool same = merges.size() == merges_.size();
+    for (size_t i = 0; same && i < merges_.size(); ++i) {
+      same = TextOf(merges[i][0]) == merges_[i].first && TextOf(merges[i][1]) == merges_[i].second;
+    }
+    return same || Refuse("gguf: the order of the tokenizer's merges has no form there");
+  }
+
   bool ReadTokens(const Json& vocabulary) {
     if (!vocabulary.is_object()) return Refuse("tokenizer.json: model.vocab is missing");
     tokens_.resize(static_cast<size_t>(rows_));
@@ -149,11 +232,13 @@ class TokenizerDescriber {
   bool ReadMerges(const Json& merges) {
     if (!merges.is_array()) return Refuse("tokenizer.json: model.merges is missing");
     for (const Json& merge : merges) {
-      if (merge.is_string()) {
-        merges_.push_back(merge.get<std::string>());
+      const std::string text = TextOf(merge);
+      const size_t space = text.find(' ', 1);
+      if (space != std::string::npos) {
+        merges_.emplace_back(text.substr(0, space), text.substr(space + 1));
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
                  merge[1].is_string()) {
-        merges_.push_back(TextOf(merge[0]) + " " + TextOf(merge[1]));
+        merges_.emplace_back(TextOf(merge[0]), TextOf(merge[1]));
       } else {
         return Refuse("tokenizer.json: a merge that is no pair of tokens");
       }
@@ -166,7 +251,10 @@ class TokenizerDescriber {
   std::string pre_;
   std::vector<std::string> tokens_;
   std::vector<int32_t> types_;
-  std::vector<std::string> merges_;
+  std::vector<std::pair<std::string, std::string>> merges_;
+  bool pieces_ = false;  ///< SentencePiece's BPE, with scores in place of merges.
+  bool prefix_ = false;  ///< A space before the text.
+  std::vector<float> scores_;
   std::string obstacle_;
 };
 
@@ -177,13 +265,14 @@ void AddSpecialTokens(const TokenizerDescriber* tokens, const Json& tokenizer_co
   struct Special {
     const char* number;
     const char* text;
-    const char* key;
+    std::string_view key;
   };
+  constexpr std::string_view kUnknown = "tokenizer.ggml.unknown_token_id";
   constexpr Special kSpecial[] = {
       {"bos_token_id", "bos_token", "tokenizer.ggml.bos_token_id"},
       {"eos_token_id", "eos_token", "tokenizer.ggml.eos_token_id"},
       {"pad_token_id", "pad_token", "tokenizer.ggml.padding_token_id"},
-      {"unk_token_id", "unk_token", "tokenizer.ggml.unknown_token_id"},
+      {"unk_token_id", "unk_token", kUnknown},
   };
   for (const Special& special : kSpecial) {
     const Json& stored = Member(config, special.number);
@@ -192,6 +281,7 @@ void AddSpecialTokens(const TokenizerDescriber* tokens, const Json& tokenizer_co
     const Json& text = Member(tokenizer_config, special.text);
     if (!id && tokens != nullptr)
       id = tokens->Find(TextOf(text.is_object() ? Member(text, "content") : text));
+    if (!id && tokens != nullptr && special.key == kUnknown) id = tokens->Unknown();
     if (id) metadata->Count(special.key, *id);
   }
   const Json& ends = Member(config, "eos_token_id");

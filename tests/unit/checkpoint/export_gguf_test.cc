@@ -252,6 +252,39 @@ TEST_F(ExportGgufTest, OneFileThatAppearsWholeOrNotAtAll) {
   EXPECT_EQ(testing::ReadFile(copy).size(), first.size());
 }
 
+TEST_F(ExportGgufTest, PiecesComeBack) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  Json tokenizer = Json::parse(R"({
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "_"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
+    "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+      "vocab": {"<unk>": 0, "<0x0A>": 1, "a": 2, "b": 3, "c": 4, "bc": 5, "ab": 6, "abc": 7},
+      "merges": ["b c", "a b", "a bc", "ab c"]},
+    "added_tokens": [{"id": 0, "content": "<unk>", "special": true}]})");
+  testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+  ASSERT_TRUE(Convert(out(), true).ok());
+  ASSERT_TRUE(report_.files.empty()) << report_.files[0].reason;
+  Json found = Json::parse(**Checkpoint::Open(out())->ReadFile("tokenizer.json"));
+  EXPECT_EQ(found["model"]["merges"],
+            Json::parse(R"([["b", "c"], ["a", "b"], ["a", "bc"], ["ab", "c"]])"));
+  EXPECT_EQ(found["model"]["unk_token"], "<unk>");
+  EXPECT_EQ(found["normalizer"]["normalizers"][0]["type"], "Prepend");
+  tokenizer["normalizer"] = nullptr;
+  tokenizer["pre_tokenizer"] = {{"type", "Metaspace"}, {"prepend_scheme", "never"}};
+  testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+  ASSERT_TRUE(Convert(out(), true).ok());
+  ASSERT_TRUE(report_.files.empty()) << report_.files[0].reason;
+  found = Json::parse(**Checkpoint::Open(out())->ReadFile("tokenizer.json"));
+  EXPECT_EQ(found["normalizer"]["normalizers"].size(), size_t{1});
+  // Scores give all merges of a piece the same rank.
+  tokenizer["model"]["merges"] = {"b c", "a bc", "a b", "ab c"};
+  testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+  ASSERT_TRUE(Convert(out(), true).ok());
+  ASSERT_EQ(report_.files.size(), size_t{1});
+  EXPECT_TRUE(Contains(report_.files[0].reason, "the order of the tokenizer's merges"));
+}
+
 TEST_F(ExportGgufTest, TheTokenizerComesBack) {
   ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
   const Json split = {{"type", "Split"},
@@ -287,6 +320,8 @@ TEST_F(ExportGgufTest, TheTokenizerComesBack) {
       [](Json* json) { (*json)["model"]["vocab"]["c"] = 99; },
       [](Json* json) { (*json)["model"]["vocab"]["c"] = 1; },
       [](Json* json) { (*json)["model"]["merges"] = {1}; },
+      [](Json* json) { (*json)["model"]["byte_fallback"] = true; },
+      [](Json* json) { (*json)["model"]["merges"] = {"a c"}; },
       [](Json* json) { (*json)["model"]["vocab"] = 3; },
       [](Json* json) {
         (*json)["normalizer"] = {{"type", "NFKC"}};
