@@ -131,9 +131,11 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.manual_seed(1)
     model = random_model(arguments.shape, arguments.layers, arguments.device)
-    cases = [tuple(int(part) for part in case.split(",")) for case in arguments.case]
+    results = []
     with torch.inference_mode():
-        results = [measure(model, *case, arguments.device) for case in cases]
+        for case in arguments.case:
+            batch, prompt = (int(part) for part in case.split(","))
+            results.append(measure(model, batch, prompt, arguments.device))
     on_gpu = arguments.device == "cuda"
     document = {
         "device": {"model": torch.cuda.get_device_name() if on_gpu else "cpu"},

@@ -39,9 +39,9 @@ def _read_tokenizer(path: Path) -> bytes:
         return content
     holds_container = path.parent.is_file() or any(path.parent.glob("*.gguf"))
     contained = _core.Checkpoint(path.parent).read_file(path.name) if holds_container else None
-    if contained is None:
+    if not isinstance(contained, bytes):
         raise FileError(f"{path}: no tokenizer; token ids can be used instead")
-    return bytes(contained)
+    return contained
 
 
 class TextCodec:

@@ -72,7 +72,7 @@ def make_modelopt(source: Path, target: Path) -> Path:
         scales = torch.from_numpy(np.array(weights.scales).view(np.uint8)).T.contiguous()
         tensors[f"{name}.weight"] = codes.contiguous()
         tensors[f"{name}.weight_scale"] = scales.view(torch.float8_e4m3fn)
-        tensors[f"{name}.weight_scale_2"] = torch.tensor(weights.global_scale[0])
+        tensors[f"{name}.weight_scale_2"] = torch.from_numpy(np.array(weights.global_scale))[0]
         tensors[f"{name}.input_scale"] = torch.tensor(1.0)
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
