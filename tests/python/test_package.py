@@ -105,7 +105,7 @@ def test_shards_are_parts_of_the_whole() -> None:
             mm.shard(whole, *arguments)
         assert str(error.value) == message
     with pytest.raises(mm.InvalidArgumentError, match="shard: unsupported argument types"):
-        mm.shard(weight, "n", 0, 2)
+        mm.shard(weight, "n", 0, 2)  # type: ignore[arg-type]
 
 
 def test_errors_are_typed_one_liners() -> None:
