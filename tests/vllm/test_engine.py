@@ -65,8 +65,8 @@ def two_workers() -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{processors[0]}|{processors[-1]}"}
 
 
-def test_one_worker(models: dict[str, Path]) -> None:
-    paths = list(models.values())
+def test_one_worker(models: dict[str, Path], tmp_path: Path) -> None:
+    paths = [*models.values(), make("shared", tmp_path)]
     check(paths, run_engine(paths))
 
 

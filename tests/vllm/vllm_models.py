@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "tiny-qwen3-moe"
+# With a dense layer, shared experts, and a layer for multi-token prediction, which is not loaded.
+SHARED = ROOT / "tests" / "data" / "tiny-glm4-moe"
 # Formats that differ in a layer: q, k and v, gate and up, single experts; some are kept. Groups of
 # 32 divide among two ranks.
 MIXED: dict[str, Any] = {
@@ -166,13 +168,15 @@ def make_foreign(kind: str, folder: Path) -> Path:
 
 
 def make(kind: str, folder: Path) -> Path:
-    """A quantized directory of a kind: dense, experts or mixed."""
+    """A quantized directory of a kind: dense, experts, shared or mixed."""
     made = folder / kind
     if kind == "dense":
         source = make_dense(folder / "dense-source")
         mm.quantize_model(source, made, mm.MixedPrecisionConfig.uniform("fp4_e2m1/g32"))
     elif kind == "experts":
         mm.quantize_model(SAMPLE, made, mm.MixedPrecisionConfig.uniform("u4/g64"))
+    elif kind == "shared":
+        mm.quantize_model(SHARED, made, mm.MixedPrecisionConfig.uniform("fp4_e2m1/g32"))
     else:
         mm.quantize_model(SAMPLE, made, mm.MixedPrecisionConfig.from_json(json.dumps(MIXED)))
     return made
