@@ -18,7 +18,7 @@ failures=0 resume=no wanted=""
 
 # In the order in which they run.
 stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz"
-stages="$stages aarch64"
+stages="$stages vllm aarch64"
 
 # How long a stage takes on two cores, about, and what it is.
 describe() {
@@ -34,6 +34,7 @@ describe() {
     python) echo "20 min  the Python extension under AddressSanitizer" ;;
     integrations) echo "30 min  PyTorch, transformers and MLX" ;;
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
+    vllm) echo "30 min  the plug-in in the engines of two versions of vLLM" ;;
     aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
   esac
 }
@@ -122,6 +123,7 @@ run_tsan() {
 }
 run_python() { tools/sanitize_python.sh; }
 run_integrations() { ./dev test-integrations; }
+run_vllm() { ./dev test-vllm; }
 run_fuzz() { tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"; }
 
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.
