@@ -17,9 +17,10 @@ RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
 FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
 
 
-def mark(name: str) -> re.Pattern[str]:
-    """Matches the generated block of a name."""
-    return re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+def fill(page: str, name: str, content: str) -> str:
+    """Replaces the generated block of a name."""
+    mark = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    return mark.sub(lambda match: match[1] + content + match[2], page)
 
 
 def change(row: dict[str, Any]) -> str:
@@ -80,12 +81,8 @@ def formats(record: dict[str, Any]) -> str:
 
 def main() -> int:
     text = PAGE.read_text()
-    fresh = text
-    for block, made in (
-        ("quality", tables(json.loads(RECORD.read_text()))),
-        ("formats", formats(json.loads(FORMATS.read_text()))),
-    ):
-        fresh = mark(block).sub(lambda m, made=made: m[1] + made + m[2], fresh)
+    fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
+    fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")
