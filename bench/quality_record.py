@@ -2,9 +2,12 @@
 """Quantizes the small trained models with every setting of the table and measures the loss.
 
     bench/quality_record.py build/bin/metal-marlin --commit HASH -o bench/records/quality-tiny.json
+    bench/quality_record.py build/bin/metal-marlin --commit HASH \
+        --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-formats.json
 
 Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
-record also has, for each model, the loss of each layer class alone under default_moe.
+record also has, for each model, the loss of each layer class alone under default_moe. --formats
+measures every method at these formats instead, over the first 24 windows.
 """
 
 import argparse
@@ -21,6 +24,7 @@ MODELS = {"tiny-qwen3-moe": "examples/tiny-qwen3-moe", "tiny-glm4-moe": "tests/d
 TOKENS = "examples/tiny-qwen3-moe/validation_tokens.txt"
 RECIPES = ["default_moe", "aggressive_moe", "uniform:s4/g64", "uniform:nf3/g64"]
 METHODS = ["rtn", "mse"]
+FORMAT_WINDOWS = 24
 
 
 def run(command: str, *arguments: str) -> dict[str, Any]:
@@ -34,12 +38,16 @@ def run(command: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def measure(command: str, source: str, recipe: str, method: str) -> dict[str, Any]:
+def measure(
+    command: str, source: str, recipe: str, method: str, *windows: str
+) -> dict[str, Any]:
     """Quantizes, compares with the source, and returns the row."""
     with tempfile.TemporaryDirectory() as directory:
         out = f"{directory}/q"
         report = run(command, "quantize", source, "-o", out, "--recipe", recipe, "--method", method)
-        result = run(command, "compare", out, "--against", source, "--tokens", TOKENS, "--exact")
+        result = run(
+            command, "compare", out, "--against", source, "--tokens", TOKENS, "--exact", *windows
+        )
     return {
         "recipe": recipe,
         "method": method,
@@ -53,6 +61,7 @@ def measure(command: str, source: str, recipe: str, method: str) -> dict[str, An
         "kl_p99": result["kl_p99"],
         "top1_agreement": result["top1_agreement"],
         "tokens": result["tokens"],
+        "seconds": report["seconds"],
     }
 
 
@@ -82,6 +91,7 @@ def main() -> None:
     parser.add_argument("command", help="the metal-marlin to measure", type=Path)
     parser.add_argument("--commit", required=True)
     parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--formats", nargs="+", metavar="CHOICE", help="every method at these")
     options = parser.parse_args()
     command = str(options.command.resolve())
     record: dict[str, Any] = {
@@ -90,6 +100,14 @@ def main() -> None:
         "models": {},
     }
     for name, source in MODELS.items():
+        if options.formats:
+            windows = ("--max-windows", str(FORMAT_WINDOWS))
+            record["models"][name] = [
+                measure(command, source, f"uniform:{choice}", how, *windows)
+                for choice in options.formats
+                for how in (*METHODS, "gptq")
+            ]
+            continue
         rows = [measure(command, source, recipe, how) for recipe in RECIPES for how in METHODS]
         record["models"][name] = {"rows": rows, "classes": class_costs(command, source)}
         print(f"{name}: {len(rows)} rows", file=sys.stderr)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json, or with --check
-compares them.
+"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json and
+quality-formats.json, or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -14,7 +14,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "quality.md"
 RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
-MARK = re.compile(r"(<!-- begin quality -->\n).*?(<!-- end quality -->)", re.DOTALL)
+FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
+
+
+def fill(page: str, name: str, content: str) -> str:
+    """Replaces the generated block of a name."""
+    mark = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    return mark.sub(lambda match: match[1] + content + match[2], page)
 
 
 def change(row: dict[str, Any]) -> str:
@@ -49,9 +55,34 @@ def tables(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def formats(record: dict[str, Any]) -> str:
+    """Returns the table of all formats and methods of every model."""
+    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    for name, rows in record["models"].items():
+        lines += [
+            f"`{name}`, {rows[0]['tokens']} tokens: KL mean, and as a fraction of that of rtn with "
+            "the same format and integer zeros; perplexity vs. bf16",
+            "",
+            "| format | rtn | mse | gptq | rtn, perplexity | gptq, perplexity |",
+            "|---|---|---|---|---|---|",
+        ]
+        by_key = {(row["recipe"], row["method"]): row for row in rows}
+        for recipe in dict.fromkeys(row["recipe"] for row in rows):
+            base = by_key[recipe.removesuffix("/frac"), "rtn"]["kl_mean"]
+            cells = []
+            for method in ("rtn", "mse", "gptq"):
+                kl = by_key[recipe, method]["kl_mean"]
+                cells.append(f"{kl:.4f}" if kl == base else f"{kl:.4f} ({kl / base:.2f})")
+            cells += [change(by_key[recipe, method]) for method in ("rtn", "gptq")]
+            lines.append(f"| {recipe.removeprefix('uniform:')} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> int:
     text = PAGE.read_text()
-    fresh = MARK.sub(lambda m: m[1] + tables(json.loads(RECORD.read_text())) + m[2], text)
+    fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
+    fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")

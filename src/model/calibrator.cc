@@ -484,7 +484,7 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   const MlpTensors names = stacked ? MlpTensors() : tensors.each[static_cast<size_t>(expert)];
   const std::vector<int64_t>& tokens = inputs.tokens[static_cast<size_t>(expert)];
   const std::string first = stacked ? tensors.gate_up.name : names.gate_up.front().weight();
-  if (tokens.empty() && units_.contains(first)) {
+  if (tokens.empty() && Enough(inputs.quantized.width) && units_.contains(first)) {
     fallbacks_.push_back({fmt::format("{}expert {}", LayerPrefix(inputs.index), expert),
                           "no token selects it: the inputs of all tokens were used"});
   }

@@ -116,7 +116,7 @@ Status LayerRun::Run(const WindowChunk& chunk, const float* hidden,
   MARLIN_RETURN_IF_ERROR(arena_.Fill(values.hidden, hidden));
   const Status status = body(pass);
   // Even after an error, no work may still use the arena or the pages.
-  const Status finished = device_.Synchronize();
+  Status finished = device_.Synchronize();
   MARLIN_RETURN_IF_ERROR(status);
   return finished;
 }

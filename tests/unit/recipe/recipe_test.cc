@@ -22,9 +22,9 @@ std::string Chosen(const MixedPrecisionConfig& recipe, const char* name) {
 }
 
 TEST(FormatChoice, RoundTrips) {
-  for (const char* text :
-       {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
-        "int3/g64/sym", "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
+  for (const char* text : {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK",
+                           "fp4_e2m1/g32/e8m0", "int3/g64/sym", "u4/g64/frac", "int2/g32/bf16/frac",
+                           "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
     const Result<FormatChoice> choice = ParseFormatChoice(text);
     ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
     EXPECT_EQ(choice->ToString(), text);
@@ -50,6 +50,9 @@ TEST(FormatChoice, RefusesWhatIsWrongByName) {
            Case{"s4/g64/fp64", "unexpected part 'fp64'"},
            Case{"s4/g64/", "unexpected part ''"},
            Case{"u4/g64/sym", "needs zero points"},
+           Case{"s4/g64/frac", "s4 has no zero points that could be fractional"},
+           Case{"int3/g64/sym/frac", "no zero points that could be fractional"},
+           Case{"u4/g64/frac/frac", "unexpected part"},
            Case{"bf16/g64", "bf16 has no groups"},
        }) {
     const Status status = ParseFormatChoice(wrong.text).status();
