@@ -27,7 +27,7 @@ CASES: list[tuple[int, str]] = [
     (0, "quantize SRC -o OUT --format fp4_e2m1"),
     (USAGE, "quantize SRC -o OUT --format fp5"),
     (USAGE, "quantize SRC -o OUT --method awq"),
-    (USAGE, "quantize SRC -o OUT --method gptq --calibration T"),
+    (USAGE, "quantize SRC -o OUT --method gptq --calibration T --calibration-ids T"),
     (MALFORMED, "quantize SRC -o OUT --method gptq --calibration-ids W"),
     (0, "quantize SRC -o OUT --method gptq --calibration-ids T"),
     (USAGE, "quantize SRC -o OUT --device cuda"),
