@@ -1,6 +1,6 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# A directory of the new quant_method is listed, runs to the same bits as the directory that it was
-# made from, and is refused by commands that accept only this project's format.
+# A directory of the new quant_method is listed and verified, runs and dequantizes to the same bits as
+# the directory that it was made from, and is not quantized again.
 compile metal-marlin
 
 marlin=$build/bin/metal-marlin
@@ -20,10 +20,10 @@ perplexity() {
 }
 [ "$(perplexity "$build/plain")" = "$(perplexity "$build/model")" ] ||
   fail "the reader's weights give a different perplexity"
-for command in verify "quantize -o $build/again" "dequantize -o $build/again"; do
-  # shellcheck disable=SC2086
-  set -- $command
-  if "$marlin" "$1" "$build/plain" "${@:2}" 2>"$build/refused.log"; then
-    fail "$1 accepted a directory of the new method"
-  fi
-done
+"$marlin" verify "$build/plain" >/dev/null
+"$marlin" dequantize "$build/plain" -o "$build/again" --dtype fp32 --json >/dev/null
+"$marlin" verify "$build/model" --against "$build/again" --max-error 0 >/dev/null
+if "$marlin" quantize "$build/plain" -o "$build/twice" 2>"$build/refused.log"; then
+  fail "quantize accepted a directory of the new method"
+fi
+grep -q "is quantized already, with toy" "$build/refused.log" || fail "$(cat "$build/refused.log")"
