@@ -1,6 +1,6 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
-# A directory of the new quant_method is listed and verified, runs and dequantizes to the same bits as
-# the directory that it was made from, and is not quantized again.
+# A directory of the new quant_method is listed and verified, runs and dequantizes to the same bits
+# as the directory that it was made from, and is not quantized again.
 compile metal-marlin
 
 marlin=$build/bin/metal-marlin
