@@ -192,7 +192,10 @@ TEST_F(OnnxTest, TensorsThatAreNoMatrix) {
   const TensorView view = *opened->Tensor("w");
   const std::vector<float> expected = {10, 20, 300, 400, 50, 60, 700, 800};
   EXPECT_EQ(std::memcmp(view.data(), expected.data(), 32), 0);
-  EXPECT_EQ(opened->Tensor("plain")->As<float>()[1], 4.0f);
+  // Tensors of this container lie at any address.
+  const TensorView plain = *opened->Tensor("plain");
+  const std::vector<float> kept = {3, 4};
+  EXPECT_EQ(std::memcmp(plain.data(), kept.data(), 8), 0);
 }
 
 TEST_F(OnnxTest, DataInAnotherFile) {

@@ -1,7 +1,9 @@
 // Shards of weights: exactly the weights of their part, in every format, and borders that are none.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,8 @@ std::vector<float> Dense(const QuantizedWeights& weights) {
   return out;
 }
 
+bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+
 /// Compares every shard with its part of the whole, bit by bit.
 void ExpectExactShards(const QuantizedWeights& whole, ShardAxis axis, int64_t world) {
   const WeightsSpec& spec = whole.spec;
@@ -63,7 +67,7 @@ void ExpectExactShards(const QuantizedWeights& whole, ShardAxis axis, int64_t wo
       for (int64_t row = 0; row < k; ++row) {
         const float* got = part.data() + (e * k + row) * n;
         const float* wanted = all.data() + (e * spec.k + first_k + row) * spec.n + first_n;
-        ASSERT_EQ(std::memcmp(got, wanted, static_cast<size_t>(n) * 4), 0)
+        ASSERT_TRUE(std::equal(got, got + n, wanted, SameBits))
             << "rank " << rank << ", expert " << e << ", row " << row;
       }
     }

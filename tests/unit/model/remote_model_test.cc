@@ -194,7 +194,9 @@ TEST(RemoteDevice, PagesBeyondTheMemoryAreRefused) {
   const std::string path = SampleModel("examples/tiny-qwen3-moe");
   const Device device = OpenRemote({.free_memory = int64_t{1} << 30});
   int64_t weights = 0;
-  for (const TensorInfo& tensor : Checkpoint::Open(path)->tensors()) {
+  const auto checkpoint = Checkpoint::Open(path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  for (const TensorInfo& tensor : checkpoint->tensors()) {
     weights += tensor.shape.ElementCount() * 2;
   }
   const auto open = [&](int64_t for_cache) {
