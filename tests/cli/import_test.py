@@ -18,12 +18,13 @@ class Import(CommandTestCase):
         report = self.document("import", ALL_TYPES, "-o", out)
         self.assertEqual(report["output"], str(out))
         self.assertEqual(report["method"], "gguf")
-        self.assertEqual(len(report["modules"]), 50)
+        self.assertEqual(len(report["modules"]), 71)
         self.assertEqual({module["exactness"] for module in report["modules"]}, {"exact"})
         growth = {module["name"]: module["growth"] for module in report["modules"]}
         self.assertEqual(growth["a.Q4_0.weight"], 1)
         self.assertAlmostEqual(growth["a.Q4_K.weight"], 6 / 4.5)
         self.assertAlmostEqual(growth["a.Q6_K.weight"], 10 / 6.5625)
+        self.assertAlmostEqual(growth["a.IQ2_XXS.weight"], 4 / 2.0625)
         skipped = {tensor["name"]: tensor["reason"] for tensor in report["skipped"]}
         self.assertEqual(skipped["dense.f16"], "the source stores it in f16")
         listing = self.document("inspect", out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +177,13 @@ def test_tokenizer(tmp_path: Path) -> None:
     file.rename(tmp_path / "folder" / "model.gguf")
     model = mm.load(tmp_path / "folder", verbose=False)
     assert model.generate("And God said", max_tokens=5)["text"]
+
+
+def test_grids_are_those_of_the_package() -> None:
+    script = ROOT / "tools" / "gguf_grids.py"
+    made = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    committed = ROOT / "src" / "checkpoint" / "readers" / "gguf_grids.cc"
+    assert made.stdout == committed.read_text()
 
 
 # Choices of `quantize`, and the type that each becomes.

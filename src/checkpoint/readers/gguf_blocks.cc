@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/scalars.h"
+#include "checkpoint/readers/gguf_iq_blocks.h"
 #include "layout/parameters.h"
 #include "marlin/weights.h"
 
@@ -263,13 +264,20 @@ constexpr GgufStored kTypes[] = {
     {12, "Q4_K", kSuperBlock, 144, DType::kU8, &kQ4K},
     {13, "Q5_K", kSuperBlock, 176, DType::kU8, &kQ5K},
     {14, "Q6_K", kSuperBlock, 210, DType::kU8, &kQ6K},
+    {16, "IQ2_XXS", kSuperBlock, 66, DType::kU8, &kGgufIq2Xxs},
+    {17, "IQ2_XS", kSuperBlock, 74, DType::kU8, &kGgufIq2Xs},
+    {18, "IQ3_XXS", kSuperBlock, 98, DType::kU8, &kGgufIq3Xxs},
+    {19, "IQ1_S", kSuperBlock, 50, DType::kU8, &kGgufIq1S},
     {20, "IQ4_NL", 32, 18, DType::kU8, &kIq4Nl},
+    {21, "IQ3_S", kSuperBlock, 110, DType::kU8, &kGgufIq3S},
+    {22, "IQ2_S", kSuperBlock, 82, DType::kU8, &kGgufIq2S},
     {23, "IQ4_XS", kSuperBlock, 136, DType::kU8, &kIq4Xs},
     {24, "I8", 1, 1, DType::kI8, nullptr},
     {25, "I16", 1, 2, DType::kI16, nullptr},
     {26, "I32", 1, 4, DType::kI32, nullptr},
     {27, "I64", 1, 8, DType::kI64, nullptr},
     {28, "F64", 1, 8, DType::kF64, nullptr},
+    {29, "IQ1_M", kSuperBlock, 56, DType::kU8, &kGgufIq1M},
     {30, "BF16", 1, 2, DType::kBf16, nullptr},
     {34, "TQ1_0", kSuperBlock, 54, DType::kU8, &kTq10},
     {35, "TQ2_0", kSuperBlock, 66, DType::kU8, &kTq20},
@@ -284,16 +292,13 @@ struct Refused {
   std::string_view name;
   std::string_view why;
 };
-constexpr std::string_view kGrid = "its values are points of a grid that this build does not have";
 constexpr std::string_view kInner = "a type of intermediate results, not of weights";
 constexpr std::string_view kRemoved = "removed from the file format";
 constexpr Refused kRefused[] = {
     {4, "Q4_2", kRemoved},        {5, "Q4_3", kRemoved},        {9, "Q8_1", kInner},
-    {15, "Q8_K", kInner},         {16, "IQ2_XXS", kGrid},       {17, "IQ2_XS", kGrid},
-    {18, "IQ3_XXS", kGrid},       {19, "IQ1_S", kGrid},         {21, "IQ3_S", kGrid},
-    {22, "IQ2_S", kGrid},         {29, "IQ1_M", kGrid},         {31, "Q4_0_4_4", kRemoved},
-    {32, "Q4_0_4_8", kRemoved},   {33, "Q4_0_8_8", kRemoved},   {36, "IQ4_NL_4_4", kRemoved},
-    {37, "IQ4_NL_4_8", kRemoved}, {38, "IQ4_NL_8_8", kRemoved},
+    {15, "Q8_K", kInner},         {31, "Q4_0_4_4", kRemoved},   {32, "Q4_0_4_8", kRemoved},
+    {33, "Q4_0_8_8", kRemoved},   {36, "IQ4_NL_4_4", kRemoved}, {37, "IQ4_NL_4_8", kRemoved},
+    {38, "IQ4_NL_8_8", kRemoved},
 };
 
 float ScaleValue(ScaleType type, uint32_t bits) {

@@ -32,20 +32,37 @@ HALVES = {
     Type.TQ2_0: (64,),
     Type.MXFP4: (),
     Type.NVFP4: (),
+    Type.IQ1_S: (0,),
+    Type.IQ1_M: (),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ3_S: (0,),
 }
 SHAPES = {"a": (3, 512), "b": (2, 3, 256), "c": (1, 256), "v": (256,)}
 
 
+def random_halves(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Finite fp16 numbers, some of them zero, subnormal or negative."""
+    scales = (rng.standard_normal(count) * 0.05).astype(np.float16)
+    scales[::7] = 0
+    scales[1::11] = 3e-7
+    return scales
+
+
 def random_blocks(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) -> np.ndarray:
-    """Blocks of random codes with finite scales, some of them zero, subnormal or negative."""
+    """Blocks of random codes with finite scales."""
     elements, size = GGML_QUANT_SIZES[kind]
     count = int(np.prod(shape)) // elements
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
     for at in HALVES[kind]:
-        scales = (rng.standard_normal(count) * 0.05).astype(np.float16)
-        scales[::7] = 0
-        scales[1::11] = 3e-7
-        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
+        blocks[:, at : at + 2] = random_halves(rng, count).view(np.uint8).reshape(count, 2)
+    if kind == Type.IQ1_M:
+        # Four bits of the fp16 are the upper ones of each of the four last words.
+        words = blocks[:, -8:].view(np.uint16)
+        digits = random_halves(rng, count).view(np.uint16)[:, None] >> np.arange(0, 16, 4)
+        blocks[:, -8:] = ((words & 0x0FFF) | (digits << 12).astype(np.uint16)).view(np.uint8)
     if kind == Type.NVFP4:
         # 0xff is no scale of E4M3.
         blocks[:, :4] = np.where(blocks[:, :4] == 0xFF, 0x7F, blocks[:, :4])

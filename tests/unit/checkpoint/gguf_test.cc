@@ -76,7 +76,7 @@ TEST(Gguf, HoldsEveryValueOfTheGgufPackage) {
   EXPECT_FALSE(file->quantized());
   const auto expected = Checkpoint::Open(kGolden + "/all_types.expected.safetensors");
   ASSERT_TRUE(expected.ok()) << expected.status().message();
-  ASSERT_EQ(expected->tensors().size(), 16 * 4 + 2 + 3);
+  ASSERT_EQ(expected->tensors().size(), 23 * 4 + 2 + 3);
   size_t modules = 0;
   for (const TensorInfo& tensor : expected->tensors()) {
     const std::vector<float> want = PlainValues(*expected, tensor.name);
@@ -90,7 +90,7 @@ TEST(Gguf, HoldsEveryValueOfTheGgufPackage) {
     }
   }
   // Vectors and unquantized tensors are plain.
-  EXPECT_EQ(modules, 16 * 3 + 2);
+  EXPECT_EQ(modules, 23 * 3 + 2);
   EXPECT_EQ(file->modules().size(), modules);
   EXPECT_TRUE(file->VerifyChecksums().ok());
 }
@@ -114,7 +114,10 @@ TEST(Gguf, ImportsEveryTypeExactly) {
     const bool larger = module.name.find("_K") != std::string::npos ||
                         module.name.find("Q5") != std::string::npos ||
                         module.name.find("XS") != std::string::npos ||
-                        module.name.find("TQ1") != std::string::npos;
+                        module.name.find("TQ1") != std::string::npos ||
+                        module.name.find("IQ1") != std::string::npos ||
+                        module.name.find("IQ2") != std::string::npos ||
+                        module.name.find("IQ3") != std::string::npos;
     EXPECT_EQ(module.growth > 1.1, larger) << module.name << " " << module.growth;
   }
 }
@@ -385,8 +388,8 @@ TEST_F(GgufFiles, MalformedOnesAreNamed) {
   ExpectError(old.Build(), Code::kUnsupported, "GGUF version 1, this build reads 2 and 3");
   old.version = 0x03000000;
   ExpectError(old.Build(), Code::kUnsupported, "(the file is big-endian)");
-  ExpectError(with(16, {256, 1}, ""), Code::kUnsupported,
-              "tensor \"t\": type IQ2_XXS (16) is not supported");
+  ExpectError(with(15, {256, 1}, ""), Code::kUnsupported,
+              "tensor \"t\": type Q8_K (15) is not supported");
   ExpectError(with(99, {256, 1}, ""), Code::kUnsupported, "tensor \"t\": type 99 is not known");
   ExpectError(with(kQ80, {33, 1}, Q80Rows(1)), Code::kMalformedFile,
               "tensor \"t\": rows of 33 elements are not whole blocks of 32 (Q8_0)");
@@ -476,6 +479,39 @@ TEST_F(GgufFiles, ScalesThatAreNotFiniteAreFound) {
   const auto report = ImportCheckpoint(path_, directory_ / "out", {});
   EXPECT_EQ(report.status().code(), Code::kMalformedFile);
   EXPECT_EQ(directory_.Entries(), std::vector<std::string>{"model.gguf"});
+}
+
+TEST_F(GgufFiles, ScalesOfGridsThatAreNotFiniteAreFound) {
+  // Type and size of a block, and the byte that holds the exponent of its scale.
+  struct Grid {
+    uint32_t type;
+    size_t bytes;
+    size_t high;
+  };
+  constexpr Grid kGrids[] = {{16, 66, 1},  {17, 74, 1}, {18, 98, 1}, {19, 50, 1},
+                             {21, 110, 1}, {22, 82, 1}, {29, 56, 55}};
+  for (const Grid& grid : kGrids) {
+    std::string block(grid.bytes, '\xff');
+    GgufBuilder file;
+    file.Tensor("t", {256, 1}, grid.type, block);
+    const auto nan = Open(file.Build());
+    ASSERT_TRUE(nan.ok()) << grid.type << " " << nan.status().message();
+    EXPECT_EQ(nan->Weights("t").status().code(), Code::kMalformedFile) << grid.type;
+    // All indexes at their ends, and a finite scale.
+    block[grid.high] = '\x3b';
+    GgufBuilder finite;
+    finite.Tensor("t", {256, 1}, grid.type, block);
+    const auto opened = Open(finite.Build());
+    ASSERT_TRUE(opened.ok()) << grid.type;
+    EXPECT_TRUE(opened->Weights("t").ok()) << grid.type;
+    // Rows are whole blocks, and all of their bytes are there.
+    GgufBuilder odd;
+    odd.Tensor("t", {32, 1}, grid.type, block);
+    EXPECT_EQ(Open(odd.Build()).status().code(), Code::kMalformedFile) << grid.type;
+    GgufBuilder cut;
+    cut.Tensor("t", {256, 1}, grid.type, block.substr(0, 20));
+    EXPECT_EQ(Open(cut.Build()).status().code(), Code::kMalformedFile) << grid.type;
+  }
 }
 
 TEST_F(GgufFiles, EveryTruncationIsRefused) {
