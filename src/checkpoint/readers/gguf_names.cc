@@ -47,6 +47,8 @@ constexpr NameRow kLayerNames[] = {
     {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", ""},
     {"attn_kv_a_norm", "self_attn.kv_a_layernorm", ""},
     {"attn_kv_b", "self_attn.kv_b_proj", ""},
+    {"post_attention_norm", "post_attention_layernorm", "glm4_moe"},
+    {"post_attention_norm", "post_attention_layernorm", "gpt_oss"},
     {"ffn_norm", "post_attention_layernorm", ""},
     {"post_attention_norm", "post_self_attn_layernorm", "glm4"},
     {"post_attention_norm", "post_attention_layernorm", ""},

@@ -2,7 +2,8 @@
 //
 //   pack-quantized  X.weight_packed i32 [n, k * bits / 32], X.weight_scale [n, groups],
 //                   X.weight_shape i64 [2], and X.weight_zero_point i32 [n * bits / 32, groups],
-//                   packed along n, where the scheme is asymmetric
+//                   packed along n, where the scheme is asymmetric; codes of 3 bits cross words
+//   float-quantized X.weight e4m3 [n, k], X.weight_scale [n, groups]; mxfp8 with exponents, u8
 //   nvfp4           X.weight_packed u8 [n, k / 2], X.weight_scale e4m3 [n, k / 16],
 //                   X.weight_global_scale f32 [1], by which scales are divided
 //   mxfp4           X.weight_packed u8 [n, k / 2], X.weight_scale u8 [n, k / 32], exponents
@@ -23,11 +24,15 @@ namespace {
 
 constexpr std::string_view kFormat = "compressed-tensors";
 
-enum class Scheme { kPacked, kNvFp4, kMxFp4 };
+enum class Scheme { kPacked, kNvFp4, kMxFp4, kFloat, kMxFp8 };
+
+/// Since this version codes of 3 bits cross words.
+constexpr std::string_view kDenseVersion = "0.18.0";
 
 constexpr std::string_view NameOf(Scheme scheme) {
-  constexpr std::array<std::string_view, 3> kNames = {"pack-quantized", "nvfp4-pack-quantized",
-                                                      "mxfp4-pack-quantized"};
+  constexpr std::array<std::string_view, 5> kNames = {"pack-quantized", "nvfp4-pack-quantized",
+                                                      "mxfp4-pack-quantized", "float-quantized",
+                                                      "mxfp8-quantized"};
   return kNames[static_cast<size_t>(scheme)];
 }
 
@@ -38,11 +43,15 @@ std::optional<Scheme> SchemeOf(const WeightsSpec& spec) {
     if (spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32) return Scheme::kMxFp4;
     return std::nullopt;
   }
-  const UnsignedCodes codes = UnsignedCodesOf(spec.format);
-  const bool words = codes.bits != 0 && 32 % codes.bits == 0;
-  if (!words || GetFormatInfo(spec.format).has_codebook) return std::nullopt;
-  return DTypeBytes(ScaleDType(spec.scale_type)) > 1 ? std::optional(Scheme::kPacked)
-                                                     : std::nullopt;
+  const bool wide = DTypeBytes(ScaleDType(spec.scale_type)) > 1;
+  if (spec.format == Format::kFp8E4M3) {
+    if (spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32) return Scheme::kMxFp8;
+    return wide ? std::optional(Scheme::kFloat) : std::nullopt;
+  }
+  if (UnsignedCodesOf(spec.format).bits == 0 || GetFormatInfo(spec.format).has_codebook) {
+    return std::nullopt;
+  }
+  return wide ? std::optional(Scheme::kPacked) : std::nullopt;
 }
 
 /// One entry of config_groups, without its targets.
@@ -52,14 +61,16 @@ Json GroupOf(const WeightsSpec& spec) {
                   {"type", scheme == Scheme::kPacked ? "int" : "float"},
                   {"symmetric", !spec.has_zeros},
                   {"dynamic", false}};
-  if (scheme == Scheme::kPacked && spec.group_size >= spec.k) {
+  if ((scheme == Scheme::kPacked || scheme == Scheme::kFloat) && spec.group_size >= spec.k) {
     weights["strategy"] = "channel";
   } else {
     weights["strategy"] = scheme == Scheme::kNvFp4 ? "tensor_group" : "group";
     weights["group_size"] = spec.group_size;
   }
   if (scheme == Scheme::kNvFp4) weights["scale_dtype"] = "torch.float8_e4m3fn";
-  if (scheme == Scheme::kMxFp4) weights["scale_dtype"] = "torch.uint8";
+  if (scheme == Scheme::kMxFp4 || scheme == Scheme::kMxFp8) {
+    weights["scale_dtype"] = "torch.uint8";
+  }
   return {{"weights", std::move(weights)},
           {"input_activations", nullptr},
           {"output_activations", nullptr},
@@ -103,8 +114,16 @@ class CompressedTensorsWriter final : public ModuleWriter {
       }
       return unit;
     }
+    if (*scheme == Scheme::kFloat) {
+      return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},
+                        {name("weight_scale"), ScaleDType(spec.scale_type), {spec.n, groups}}};
+    }
     if (spec.k % spec.group_size != 0) {
       return WouldLose(kFormat, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
+    }
+    if (*scheme == Scheme::kMxFp8) {
+      return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},
+                        {name("weight_scale"), DType::kU8, {spec.n, groups}}};
     }
     OutputUnit unit = {{name("weight_packed"), DType::kU8, {spec.n, spec.k / 2}}};
     if (*scheme == Scheme::kNvFp4) {
@@ -123,7 +142,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
         const std::vector<std::byte> scales,
         TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
     MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
-    if (spec.format == Format::kFp4E2M1) {
+    if (*SchemeOf(spec) != Scheme::kPacked) {
       if (!spec.has_global_scale) return {};
       MARLIN_ASSIGN_OR_RETURN(const float divisor, DivisorOf(matrix));
       return sink->Append(2, &divisor, sizeof(divisor));
@@ -138,10 +157,12 @@ class CompressedTensorsWriter final : public ModuleWriter {
     std::map<std::string, Json> groups;  // By the text of the scheme.
     std::string_view format;
     bool mixed = false;
+    bool straddles = false;
     for (const ForeignModule& module : modules) {
       const Json group = GroupOf(module.spec);
       const std::string_view own = NameOf(*SchemeOf(module.spec));
       mixed = mixed || (!format.empty() && own != format);
+      straddles = straddles || 32 % GetFormatInfo(module.spec.format).bits != 0;
       format = own;
       Json& known = groups.try_emplace(DumpJson(group), group).first->second;
       known["targets"].push_back(module.name);
@@ -159,6 +180,8 @@ class CompressedTensorsWriter final : public ModuleWriter {
         {"config_groups", std::move(config_groups)},
         {"ignore", std::vector<std::string>(plain.begin(), plain.end())},
         {"kv_cache_scheme", nullptr}};
+    // Some sizes take the same number of words in the older packing, where codes do not cross them.
+    if (straddles) (*config)["quantization_config"]["version"] = kDenseVersion;
     return {};
   }
 
@@ -168,8 +191,8 @@ class CompressedTensorsWriter final : public ModuleWriter {
   static Status WriteCodes(const QuantizedWeights& matrix, TensorSink* sink) {
     const WeightsSpec& spec = matrix.spec;
     const int bits = GetFormatInfo(spec.format).bits;
-    const bool words = spec.format != Format::kFp4E2M1;
-    const auto row = static_cast<size_t>(words ? Words(spec.k, bits) * 4 : spec.k / 2);
+    const bool words = *SchemeOf(spec) == Scheme::kPacked;
+    const auto row = static_cast<size_t>(words ? Words(spec.k, bits) * 4 : spec.k * bits / 8);
     std::vector<uint8_t> packed;
     const uint8_t flip = UnsignedCodesOf(spec.format).flip;
     return ForEachColumns(
@@ -178,9 +201,10 @@ class CompressedTensorsWriter final : public ModuleWriter {
           for (int64_t c = 0; c < count; ++c) {
             uint8_t* const to = packed.data() + static_cast<size_t>(c) * row;
             for (int64_t k = 0; k < spec.k; ++k) {
-              // Widths divide 8, so no code straddles bytes.
               const int64_t bit = k * bits;
-              to[bit / 8] |= static_cast<uint8_t>(codes[c * stride + k] << (bit % 8));
+              const int shifted = codes[c * stride + k] << (bit % 8);
+              to[bit / 8] |= static_cast<uint8_t>(shifted);
+              if (shifted >> 8 != 0) to[bit / 8 + 1] |= static_cast<uint8_t>(shifted >> 8);
             }
           }
           return sink->Append(0, packed.data(), static_cast<int64_t>(packed.size()));

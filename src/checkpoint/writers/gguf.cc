@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -30,6 +31,9 @@ constexpr size_t kMostNameBytes = 63;
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kExperts = ".experts.";
 
+/// gpt-oss: the rows of gate are the even ones of the source, those of up the odd ones.
+enum class Rows : uint8_t { kAll, kEven, kOdd };
+
 /// One tensor of the file and where its values come from.
 struct GgufOutput {
   std::string name;
@@ -38,6 +42,8 @@ struct GgufOutput {
   int64_t offset = 0;  ///< From the beginning of the data.
   int64_t bytes = 0;
   int64_t head_dim = 0;                  ///< Not 0: rows are stored in the order of HeadRow.
+  Rows rows = Rows::kAll;                ///< Those of the source that the tensor holds.
+  bool in_out = false;                   ///< The source stores each matrix as [in, out].
   const ModuleRecord* record = nullptr;  ///< The module, or null.
   std::vector<size_t> tensors;           ///< Tensors of the source, one for each expert.
   std::vector<float> values;             ///< Values that no tensor of the source holds.
@@ -168,8 +174,37 @@ class GgufExport {
     return {};
   }
 
+  /// Whether experts lie in one tensor, as [in, out], which this architecture's files hold.
+  bool HoldsFused(bool stacked, bool in_out) const {
+    return facts_.architecture->model_type == "gpt_oss" && stacked && in_out;
+  }
+
+  /// The tensors that hold an output, whose dimension `rows` counts its rows: one, or for gate and
+  /// up of gpt-oss two.
+  Result<std::vector<GgufOutput>> Split(GgufOutput output, int rows) const {
+    std::vector<GgufOutput> parts = {std::move(output)};
+    const auto partner = GgufInterleavedPartner(*facts_.architecture, parts.front().name);
+    if (!partner) return parts;
+    GgufOutput& gate = parts.front();
+    if (gate.dims[rows] % 2 != 0) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("{} rows are not gate and up in turn", gate.dims[rows]));
+    }
+    Shape half;
+    for (int i = 0; i < gate.dims.rank(); ++i) {
+      half.Append(i == rows ? gate.dims[i] / 2 : gate.dims[i]);
+    }
+    gate.dims = half;
+    gate.rows = Rows::kEven;
+    parts.push_back(gate);
+    parts.back().name = *partner;
+    parts.back().rows = Rows::kOdd;
+    return parts;
+  }
+
   Status PlanModule(const ModuleRecord& record) {
-    MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+    const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
+    if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
     const WeightsSpec& spec = record.module.spec;
     GgufOutput output;
     output.record = &record;
@@ -177,6 +212,14 @@ class GgufExport {
     if (record.stacked) output.dims.Append(spec.experts);
     output.dims.Append(spec.n);
     output.dims.Append(spec.k);
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts,
+                            Split(std::move(output), record.stacked ? 1 : 0));
+    for (const GgufOutput& part : parts) MARLIN_RETURN_IF_ERROR(PlanPart(record, part));
+    return {};
+  }
+
+  Status PlanPart(const ModuleRecord& record, GgufOutput output) {
+    const WeightsSpec& spec = record.module.spec;
     MARLIN_ASSIGN_OR_RETURN(const GgufStored type, GgufTypeOf(spec));
     if (spec.has_global_scale) {
       GgufOutput factors;
@@ -229,6 +272,8 @@ class GgufExport {
     output.tensors = tensors;
     MARLIN_RETURN_IF_ERROR(SetPlace(name, rank == 0 ? 1 : info.shape[0], &output));
     const GgufPlace place = PlaceGgufTensor(*facts_.architecture, facts_.with_experts, output.name);
+    const bool fused = place.experts && HoldsFused(true, !stacked);
+    if (fused) return PlanFused(info, std::move(output));
     if (place.experts != stacked) {
       return Status(Code::kUnsupported,
                     "one tensor for all experts has no form in gguf, which has one for each "
@@ -239,16 +284,35 @@ class GgufExport {
     }
     if (stacked) output.dims.Append(static_cast<int64_t>(tensors.size()));
     for (int i = place.as_row ? 1 : 0; i < rank; ++i) output.dims.Append(info.shape[i]);
-    const bool is_float =
-        info.dtype == DType::kF32 || info.dtype == DType::kF16 || info.dtype == DType::kBf16;
-    const bool widened =
-        is_float && (output.dims.rank() < 2 || ClassifyTensor(name) == LayerClass::kMoeRouter);
-    const GgufStored* const type = FindGgufType(widened ? DType::kF32 : info.dtype);
+    const bool widened = output.dims.rank() < 2 || ClassifyTensor(name) == LayerClass::kMoeRouter;
+    return AddPlain(std::move(output), info.dtype, widened);
+  }
+
+  /// Adds a tensor of plain values, with `widened` in fp32 if they are floats.
+  Status AddPlain(GgufOutput output, DType dtype, bool widened) {
+    const bool is_float = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBf16;
+    const GgufStored* const type = FindGgufType(is_float && widened ? DType::kF32 : dtype);
     if (type == nullptr) {
       return Status(Code::kUnsupported,
-                    fmt::format("gguf cannot hold {} elements", DTypeName(info.dtype)));
+                    fmt::format("gguf cannot hold {} elements", DTypeName(dtype)));
     }
     return Add(std::move(output), *type);
+  }
+
+  /// Experts in one tensor, matrices [experts, in, out] or biases [experts, out].
+  Status PlanFused(const TensorInfo& info, GgufOutput output) {
+    const int rank = info.shape.rank();
+    if (rank != 2 && rank != 3) {
+      return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
+    }
+    output.in_out = true;
+    output.dims = {info.shape[0], info.shape[rank - 1]};
+    if (rank == 3) output.dims.Append(info.shape[1]);
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts, Split(std::move(output), 1));
+    for (const GgufOutput& part : parts) {
+      MARLIN_RETURN_IF_ERROR(AddPlain(part, info.dtype, rank == 2));
+    }
+    return {};
   }
 
   Status AddTokenizer() {
@@ -328,6 +392,7 @@ class GgufExport {
     if (!output.values.empty()) {
       return WriteAt(output, 0, output.values.data(), output.bytes);
     }
+    if (output.in_out) return WriteFused(output);
     const int64_t bytes = output.bytes / static_cast<int64_t>(output.tensors.size());
     for (size_t i = 0; i < output.tensors.size(); ++i) {
       MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded,
@@ -350,6 +415,51 @@ class GgufExport {
     }
     return WriteRows(output, at, 0, rows, bytes / rows,
                      reinterpret_cast<const std::byte*>(values.data()));
+  }
+
+  /// Whether the tensor holds this row of the source.
+  static bool Holds(const GgufOutput& output, int64_t row) {
+    return output.rows == Rows::kAll || row % 2 == (output.rows == Rows::kOdd ? 1 : 0);
+  }
+
+  /// Writes the rows of a matrix [count, row_bytes] that the tensor holds, from `at` on.
+  Status WriteHeld(const GgufOutput& output, int64_t at, int64_t count, int64_t row_bytes,
+                   std::byte* rows) {
+    int64_t held = 0;
+    for (int64_t r = 0; r < count; ++r) {
+      if (!Holds(output, r)) continue;
+      if (held != r) {
+        std::memcpy(rows + held * row_bytes, rows + r * row_bytes, static_cast<size_t>(row_bytes));
+      }
+      ++held;
+    }
+    return WriteRows(output, at, 0, held, row_bytes, rows);
+  }
+
+  /// Matrices [in, out] of one tensor, or biases, become rows.
+  Status WriteFused(const GgufOutput& output) {
+    MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded,
+                            LoadedTensor::Load(source_, output.tensors.front()));
+    const TensorView& view = loaded.view();
+    const int64_t experts = view.dim(0);
+    const int64_t k = view.rank() == 3 ? view.dim(1) : 1;
+    const int64_t n = view.dim(view.rank() - 1);
+    if (view.ElementCount() == 0) return {};
+    const int64_t element = DTypeBytes(view.dtype());
+    const bool same = view.dtype() == output.type.dtype;
+    MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer rows, AlignedBuffer::Allocate(n * k * element));
+    std::vector<float> wide(same ? 0 : static_cast<size_t>(n * k));
+    for (int64_t e = 0; e < experts; ++e) {
+      TransposeElements(view.As<std::byte>() + e * k * n * element, 1, k, n, element, rows.data());
+      auto* data = rows.As<std::byte>();
+      for (size_t i = 0; i < wide.size(); ++i) {
+        wide[i] = ParameterAt(data, view.dtype(), static_cast<int64_t>(i));
+      }
+      if (!same) data = reinterpret_cast<std::byte*>(wide.data());
+      MARLIN_RETURN_IF_ERROR(
+          WriteHeld(output, e * (output.bytes / experts), n, k * output.type.bytes, data));
+    }
+    return {};
   }
 
   Status WriteModule(const GgufOutput& output) {
@@ -378,11 +488,15 @@ class GgufExport {
     return ForEachColumns(matrix, encoder.flip(),
                           [&](int64_t first, int64_t count, const uint8_t* codes, int64_t stride) {
                             rows.resize(static_cast<size_t>(count * encoder.row_bytes()));
+                            int64_t held = 0;
                             for (int64_t c = 0; c < count; ++c) {
+                              if (!Holds(output, first + c)) continue;
                               encoder.EncodeColumn(first + c, codes + c * stride,
-                                                   rows.data() + c * encoder.row_bytes());
+                                                   rows.data() + held++ * encoder.row_bytes());
                             }
-                            return WriteRows(output, at, first, count, encoder.row_bytes(),
+                            // Runs of columns begin at even ones.
+                            const int64_t row = output.rows == Rows::kAll ? first : first / 2;
+                            return WriteRows(output, at, row, held, encoder.row_bytes(),
                                              reinterpret_cast<const std::byte*>(rows.data()));
                           });
   }
@@ -393,7 +507,7 @@ class GgufExport {
     MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer rows,
                             AlignedBuffer::Allocate(spec.n * spec.k * element));
     TransposeElements(matrix.codes.As<std::byte>(), 1, spec.k, spec.n, element, rows.data());
-    return WriteRows(output, at, 0, spec.n, spec.k * element, rows.As<std::byte>());
+    return WriteHeld(output, at, spec.n, spec.k * element, rows.As<std::byte>());
   }
 
   Io& io_;

@@ -51,19 +51,19 @@ class ModelDescriber {
   Result<GgufModelFacts> Run(const std::string& where) {
     const std::string type = config_.StringOr("model_type", "");
     facts_.architecture = FindGgufArchitectureOf(type, &facts_.with_experts);
-    // These are stored in another form: rows of two stacks in turn, factors of one matrix.
-    const bool known = facts_.architecture != nullptr && type != "gpt_oss" && type != "deepseek_v3";
-    if (!known) {
+    if (facts_.architecture == nullptr) {
       return Status(Code::kUnsupported,
                     fmt::format("{}: gguf cannot hold a model of type \"{}\"; known: llama, "
                                 "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, glm4, "
-                                "glm4_moe",
+                                "glm4_moe, gpt_oss, deepseek_v3",
                                 where, Printable(type)));
     }
     metadata_->Text("general.architecture", facts_.architecture->name);
     metadata_->Count("general.quantization_version", kQuantizationVersion);
     AddDimensions(type);
     AddExperts();
+    if (type == "gpt_oss") CheckGptOss();
+    if (type == "deepseek_v3") AddLatentAttention();
     AddRotary();
     MARLIN_RETURN_IF_ERROR(config_.status());
     return std::move(facts_);
@@ -88,6 +88,14 @@ class ModelDescriber {
     metadata_->Count(Key("attention.head_count_kv"), facts_.kv_heads);
     metadata_->Real(Key("attention.layer_norm_rms_epsilon"),
                     config_.RealOr("rms_norm_eps", 0, 1, 1e-6));
+    if (type != "deepseek_v3") AddHeadSize();
+    const bool qwen = type.starts_with("qwen");
+    if (config_.Has("sliding_window") && (!qwen || config_.Bool("use_sliding_window", false))) {
+      Copy({"sliding_window", "attention.sliding_window"});
+    }
+  }
+
+  void AddHeadSize() {
     const int64_t hidden = config_.Size("hidden_size", kMost);
     const int64_t head =
         config_.SizeOr("head_dim", kMost, std::max<int64_t>(1, hidden / facts_.heads));
@@ -98,10 +106,41 @@ class ModelDescriber {
                                        config_.RealOr("partial_rotary_factor", 0, 1, 1));
     metadata_->Count(Key("rope.dimension_count"),
                      static_cast<int64_t>(static_cast<double>(head) * partial));
-    const bool qwen = type.starts_with("qwen");
-    if (config_.Has("sliding_window") && (!qwen || config_.Bool("use_sliding_window", false))) {
-      Copy({"sliding_window", "attention.sliding_window"});
+  }
+
+  /// MLA with kv_b_proj as one matrix, whose codes are kept: splitting it would transpose the keys,
+  /// whose groups then run along another dimension.
+  void AddLatentAttention() {
+    if (config_.Has("q_lora_rank")) Copy({"q_lora_rank", "attention.q_lora_rank"});
+    metadata_->Count(Key("attention.kv_lora_rank"), config_.Size("kv_lora_rank", kMost));
+    const int64_t rotated = config_.Size("qk_rope_head_dim", kMost / 2);
+    metadata_->Count(Key("attention.key_length"),
+                     config_.Size("qk_nope_head_dim", kMost / 2) + rotated);
+    metadata_->Count(Key("attention.value_length"), config_.Size("v_head_dim", kMost));
+    metadata_->Count(Key("rope.dimension_count"), rotated);
+    if (!config_.Bool("rope_interleave", true)) {
+      config_.Fail("rope_interleave", "gguf has no form for RoPE that rotates halves");
     }
+  }
+
+  /// What these files take for granted.
+  void CheckGptOss() {
+    constexpr double kLimit = 7.0;
+    constexpr double kAlpha = 1.702;
+    if (config_.RealOr("swiglu_limit", 0, kMostReal, kLimit) != kLimit) {
+      config_.Fail("swiglu_limit", "gguf has no form for another limit than 7");
+    }
+    if (config_.RealOr("swiglu_alpha", 0, kMostReal, kAlpha) != kAlpha) {
+      config_.Fail("swiglu_alpha", "gguf has no form for another factor than 1.702");
+    }
+    const std::vector<std::string> types = config_.StringsOrEmpty("layer_types");
+    for (size_t i = 0; i < types.size(); ++i) {
+      if (types[i] == (i % 2 == 0 ? "sliding_attention" : "full_attention")) continue;
+      config_.Fail("layer_types",
+                   "gguf has no form for layers that do not alternate between "
+                   "sliding_attention and full_attention");
+    }
+    metadata_->Count(Key("expert_feed_forward_length"), config_.Size("intermediate_size", kMost));
   }
 
   void AddExperts() {
@@ -121,7 +160,8 @@ class ModelDescriber {
     if (config_.Has("norm_topk_prob")) {
       metadata_->Flag(Key("expert_weights_norm"), config_.Bool("norm_topk_prob", false));
     }
-    if (facts_.architecture->name == "glm4moe") {
+    const std::string_view name = facts_.architecture->name;
+    if (name == "glm4moe" || name == "deepseek2") {
       metadata_->Count(Key("expert_gating_func"), kSigmoid);
     }
   }
@@ -139,6 +179,8 @@ class ModelDescriber {
     } else if (type == "linear" || type == "yarn") {
       metadata_->Text(Key("rope.scaling.type"), type);
       AddScaling(&scaling);
+      if (type == "yarn") CheckTruncation(&scaling);
+      if (facts_.architecture->name == "deepseek2") AddMscale(&scaling);
     } else if (type != "default") {
       config_.Fail("rope_scaling",
                    fmt::format("gguf has no form for the type \"{}\"", Printable(type)));
@@ -162,6 +204,24 @@ class ModelDescriber {
     if (scaling->Has(kContext)) {
       metadata_->Count(Key("rope.scaling.original_context_length"), scaling->Size(kContext, kMost));
     }
+  }
+
+  /// Whether the bounds of the interpolation are rounded is a fact of the architecture.
+  void CheckTruncation(ModelConfig* scaling) {
+    const bool rounded = facts_.architecture->name != "gpt-oss";
+    if (scaling->Bool("truncate", true) == rounded) return;
+    scaling->Fail("truncate", fmt::format("gguf has no form for another value than {} in a model "
+                                          "of the architecture {}",
+                                          rounded, facts_.architecture->name));
+  }
+
+  /// DeepSeek's files hold a tenth of one number for both of these.
+  void AddMscale(ModelConfig* scaling) {
+    const double all = scaling->RealOr("mscale_all_dim", 0, kMostReal, 0);
+    if (scaling->RealOr("mscale", 0, kMostReal, 0) != all) {
+      scaling->Fail("mscale", "gguf has no form for another value than that of mscale_all_dim");
+    }
+    if (all != 0) metadata_->Real(Key("rope.scaling.yarn_log_multiplier"), all / 10);
   }
 
   /// Llama 3.1: a factor for every frequency, interpolated between those that are divided and those

@@ -3,6 +3,9 @@
 //
 //   affine        X.weight u32 [n, k * bits / 32], X.scales and X.biases [n, groups]
 //   mxfp4, mxfp8  X.weight u32 [n, k * bits / 32], X.scales u8 [n, groups]
+//   nvfp4         X.weight u32 [n, k / 8], X.scales u8 [n, groups], e4m3. MLX's layers know no
+//   global
+//                 scale: it is multiplied into the scales where that is exact
 //
 // Experts are stacked, under the name of MLX's module for them.
 #include <fmt/format.h>
@@ -21,14 +24,40 @@ namespace {
 
 constexpr std::string_view kFormat = "mlx";
 
+bool IsNvfp4(const WeightsSpec& spec) {
+  return spec.format == Format::kFp4E2M1 && spec.scale_type == ScaleType::kE4M3 &&
+         spec.group_size == 16 && !spec.has_biases;
+}
+
+/// Codes and scales of fixed kinds, without biases.
 bool IsMicroscaled(const WeightsSpec& spec) {
   const bool format = spec.format == Format::kFp4E2M1 || spec.format == Format::kFp8E4M3;
-  return format && spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32 && !spec.has_biases;
+  return IsNvfp4(spec) || (format && spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32 &&
+                           !spec.has_biases);
 }
 
 std::string_view ModeOf(const WeightsSpec& spec) {
+  if (IsNvfp4(spec)) return "nvfp4";
   if (!IsMicroscaled(spec)) return "affine";
   return spec.format == Format::kFp4E2M1 ? "mxfp4" : "mxfp8";
+}
+
+/// The e4m3 scales times the global one. Errors: kUnsupported for a product that e4m3 does not
+/// hold.
+Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
+  const float global = *matrix.global_scale.As<float>();
+  const bool divides = matrix.spec.global_scale_divides;
+  std::vector<uint8_t> products(static_cast<size_t>(matrix.scales.ElementCount()));
+  for (size_t i = 0; i < products.size(); ++i) {
+    const float scale = Fp8E4M3ToFloat(matrix.scales.As<uint8_t>()[i]);
+    const float product = divides ? scale / global : scale * global;
+    products[i] = FloatToFp8E4M3(product);
+    if (Fp8E4M3ToFloat(products[i]) == product) continue;
+    return WouldLose(kFormat, fmt::format("the global scale {:.9g}: with it the scale {} becomes "
+                                          "{:.9g}, which e4m3 does not hold",
+                                          global, scale, product));
+  }
+  return products;
 }
 
 std::string NameOf(const std::string& name) {
@@ -52,7 +81,8 @@ class MlxWriter final : public ModuleWriter {
                        fmt::format("{} in groups of {} with {} scales", FormatName(spec.format),
                                    spec.group_size, ScaleTypeName(spec.scale_type)));
     }
-    const bool size = spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
+    const bool size =
+        IsNvfp4(spec) || spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
     if (!size || spec.k % spec.group_size != 0) {
       return WouldLose(kFormat,
                        fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
@@ -90,9 +120,14 @@ class MlxWriter final : public ModuleWriter {
           const std::vector<uint32_t> words = PackRuns(run, spec.k, bits);
           return sink->Append(0, words.data(), static_cast<int64_t>(words.size() * 4));
         }));
-    MARLIN_ASSIGN_OR_RETURN(
-        const std::vector<std::byte> scales,
-        TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
+    TensorView stored = matrix.scales;
+    std::vector<uint8_t> products;
+    if (IsNvfp4(spec)) {
+      MARLIN_ASSIGN_OR_RETURN(products, ProductScales(matrix));
+      stored = TensorView(products.data(), stored.dtype(), stored.shape());
+    }
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
+                            TransposedParameters(kFormat, "scale", stored, stored.dtype()));
     MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
     return micro ? Status() : WriteBiases(matrix, sink);
   }

@@ -278,6 +278,85 @@ TEST_F(ConvertTest, CompressedTensorsKeepsPackedWeights) {
   }
 }
 
+TEST_F(ConvertTest, CompressedTensorsOf3BitsCrossWords) {
+  // In the older packing, 10 codes a word, 40 k take as many words.
+  for (const int64_t k : {64, 40}) {
+    for (const bool zeros : {false, true}) {
+      SCOPED_TRACE(k);
+      WeightsSpec spec = SpecOf(Format::kInt3, k == 40 ? 40 : 32);
+      spec.k = k;
+      spec.n = 37;
+      spec.has_zeros = zeros;
+      const TestModule module = RandomModule(kWeight, spec, 25);
+      const Status status = Convert({module}, "compressed-tensors");
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Written written(out());
+      const std::string name = kName;
+      const auto three_bits = [&](const std::string& tensor, int64_t at, int64_t begin,
+                                  int64_t step) {
+        int code = 0;
+        for (int i = 0; i < 3; ++i) {
+          const int64_t bit = 3 * at + i;
+          const auto word = written.Number<uint32_t>(tensor, begin + bit / 32 * step);
+          code |= static_cast<int>(word >> (bit % 32) & 1u) << i;
+        }
+        return code;
+      };
+      const int64_t groups = GroupCount(spec);
+      EXPECT_EQ(written.ShapeOf(name + ".weight_packed"), (Shape{37, (k * 3 + 31) / 32}));
+      ExpectWeights(testing::DenseOf(module.weights), 0, k, 37, [&](int64_t at, int64_t n) {
+        const int64_t group = at / spec.group_size;
+        const int code = three_bits(name + ".weight_packed", at, n * ((k * 3 + 31) / 32), 1);
+        const int zero = zeros ? three_bits(name + ".weight_zero_point", n, group, groups) : 4;
+        return written.Float(name + ".weight_scale", n * groups + group) * (code - zero);
+      });
+      EXPECT_EQ(written.config()["quantization_config"]["version"], "0.18.0");
+      const auto again = Checkpoint::Open(out());
+      ASSERT_TRUE(again.ok()) << again.status().message();
+      EXPECT_EQ(testing::DenseOf(*again->Weights(kWeight)), testing::DenseOf(module.weights));
+    }
+  }
+}
+
+TEST_F(ConvertTest, CompressedTensorsKeepsFp8) {
+  struct Case {
+    int64_t group_size;
+    ScaleType scale_type;
+    const char* format;
+    const char* strategy;
+  };
+  for (const Case& test : {Case{64, ScaleType::kBf16, "float-quantized", "channel"},
+                           Case{32, ScaleType::kF32, "float-quantized", "group"},
+                           Case{32, ScaleType::kE8M0, "mxfp8-quantized", "group"}}) {
+    SCOPED_TRACE(test.format);
+    WeightsSpec spec = SpecOf(Format::kFp8E4M3, test.group_size);
+    spec.scale_type = test.scale_type;
+    TestModule module = RandomModule(kWeight, spec, 26);
+    auto* const words = static_cast<uint32_t*>(
+        const_cast<void*>(static_cast<const void*>(module.weights.codes.data())));
+    for (int64_t i = 0; i < 16 * 40; ++i) words[i] &= 0xf7f7f7f7u;  // No NaN.
+    const Status status = Convert({module}, "compressed-tensors");
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Written written(out());
+    const std::string name = kName;
+    EXPECT_EQ(written.TypeOf(name + ".weight"), DType::kF8E4M3);
+    const int64_t groups = GroupCount(spec);
+    ExpectWeights(testing::DenseOf(module.weights), 0, 64, 40, [&](int64_t k, int64_t n) {
+      return written.Float(name + ".weight", n * 64 + k) *
+             written.Float(name + ".weight_scale", n * groups + k / test.group_size);
+    });
+    const Json& config = written.config()["quantization_config"];
+    EXPECT_EQ(config["format"], test.format);
+    const Json& weights = config["config_groups"]["group_0"]["weights"];
+    EXPECT_EQ(weights["type"], "float");
+    EXPECT_EQ(weights["num_bits"], 8);
+    EXPECT_EQ(weights["strategy"], test.strategy);
+    const auto again = Checkpoint::Open(out());
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(testing::DenseOf(*again->Weights(kWeight)), testing::DenseOf(module.weights));
+  }
+}
+
 TEST_F(ConvertTest, CompressedTensorsKeepsFp4) {
   WeightsSpec nvfp4 = SpecOf(Format::kFp4E2M1, 16);
   nvfp4.scale_type = ScaleType::kE4M3;
@@ -395,6 +474,46 @@ TEST_F(ConvertTest, MlxKeepsCountingTablesAndMicroscaledFloats) {
     const auto code = mxfp8.Number<uint8_t>(name + ".weight", n * 64 + k);
     return double{Fp8E4M3ToFloat(code)} * mxfp8.Float(name + ".scales", n * 2 + k / 32);
   });
+}
+
+TEST_F(ConvertTest, MlxTakesGlobalScalesThatItsScalesHold) {
+  WeightsSpec spec = SpecOf(Format::kFp4E2M1, 16);
+  spec.scale_type = ScaleType::kE4M3;
+  spec.has_global_scale = true;
+  spec.experts = 2;
+  for (const bool divides : {false, true}) {
+    spec.global_scale_divides = divides;
+    TestModule module = RandomModule(kExperts, spec, 52);
+    auto* const global = const_cast<float*>(module.weights.global_scale.As<float>());
+    global[0] = 1.0f;
+    global[1] = divides ? 2.0f : 0.5f;
+    std::filesystem::remove_all(out());
+    const Status status = Convert({module}, "mlx");
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Written written(out());
+    const std::string name = "model.layers.0.mlp.switch_mlp.up_proj";
+    EXPECT_FALSE(written.Has(name + ".biases"));
+    EXPECT_FALSE(written.Has(name + ".global_scale"));
+    EXPECT_EQ(written.TypeOf(name + ".scales"), DType::kU8);
+    EXPECT_EQ(written.config()["quantization"][name],
+              Json({{"group_size", 16}, {"bits", 4}, {"mode", "nvfp4"}}));
+    for (int e = 0; e < 2; ++e) {
+      ExpectWeights(
+          testing::DenseOf(module.weights), e * 64 * 40, 64, 40, [&](int64_t k, int64_t n) {
+            const int64_t row = e * 40 + n;
+            const int code = written.Code(name + ".weight", row, 8, k, 4);
+            const auto scale = written.Number<uint8_t>(name + ".scales", row * 4 + k / 16);
+            return double{FormatValues(Format::kFp4E2M1)[static_cast<size_t>(code)]} *
+                   double{Fp8E4M3ToFloat(scale)};
+          });
+    }
+    const auto again = Checkpoint::Open(out());
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(testing::DenseOf(*again->Weights(kExperts)), testing::DenseOf(module.weights));
+    global[1] = 0.37f;
+    std::filesystem::remove_all(out());
+    ExpectLoss(module, "mlx", "mlx cannot hold the global scale 0.37");
+  }
 }
 
 TEST_F(ConvertTest, PlainIsTheExactFp32) {

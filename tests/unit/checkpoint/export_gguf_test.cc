@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/json.h"
+#include "base/scalars.h"
 #include "marlin/checkpoint.h"
 #include "module_files.h"
 #include "test_files.h"
@@ -151,6 +152,152 @@ TEST_F(ExportGgufTest, ExpertsAndTheirGlobalScales) {
                                 "norm_topk_prob", "model_type"}) {
     EXPECT_EQ(found[key], config[key]) << key;
   }
+}
+
+/// The numbers of a tensor of floats.
+std::vector<float> NumbersOf(const TensorView& view) {
+  std::vector<float> numbers;
+  for (int64_t i = 0; i < view.ElementCount(); ++i) {
+    if (view.dtype() == DType::kF32) {
+      numbers.push_back(view.As<float>()[i]);
+    } else {
+      EXPECT_EQ(view.dtype(), DType::kBf16);
+      numbers.push_back(Bf16ToFloat(view.As<uint16_t>()[i]));
+    }
+  }
+  return numbers;
+}
+
+Json GptOss() {
+  Json config = ConfigOf("gpt_oss");
+  config["num_local_experts"] = 3;
+  config["num_experts_per_tok"] = 2;
+  config["intermediate_size"] = 32;
+  config["sliding_window"] = 128;
+  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0},
+                            {"beta_fast", 32.0},   {"beta_slow", 1.0},
+                            {"truncate", false},   {"original_max_position_embeddings", 4096}};
+  return config;
+}
+
+/// Experts of gpt-oss in one tensor.
+TestModule FusedExperts(const std::string& projection, WeightsSpec spec, int64_t k, int64_t n) {
+  spec.experts = 3;
+  spec.k = k;
+  spec.n = n;
+  TestModule module = RandomModule("model.layers.0.mlp.experts." + projection, spec, 11);
+  module.record.layout = SourceLayout::kInOut;
+  return module;
+}
+
+TEST_F(ExportGgufTest, ExpertsOfGptOssAreTakenApart) {
+  for (const WeightsSpec& spec :
+       {SpecOf(Format::kFp4E2M1, 32, ScaleType::kE8M0), SpecOf(Format::kS8),
+        SpecOf(Format::kFp4E2M1, 16, ScaleType::kE4M3)}) {
+    SCOPED_TRACE(FormatName(spec.format));
+    TestModule both = FusedExperts("gate_up_proj", spec, 64, 84);
+    const TestModule down = FusedExperts("down_proj", spec, 64, 40);
+    const std::string stem = "model.layers.1.mlp.experts.";
+    const std::vector<TestTensor> plain = {
+        testing::RandomBf16(stem + "gate_up_proj", {3, 64, 84}, 20),
+        testing::RandomBf16(stem + "gate_up_proj_bias", {3, 84}, 21),
+        testing::RandomBf16(stem + "down_proj", {3, 42, 64}, 22),
+        testing::RandomF32(stem + "down_proj_bias", {3, 64}, 23),
+        testing::RandomBf16("model.layers.0.self_attn.sinks", {5}, 24),
+        testing::RandomBf16("model.layers.0.post_attention_layernorm.weight", {64}, 25),
+        testing::RandomBf16("model.layers.0.mlp.router.weight", {3, 64}, 26),
+        testing::RandomBf16("model.layers.0.mlp.router.bias", {3}, 27)};
+    const Status status = Export({both, down}, GptOss(), plain);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ExpectSame(both, spec.format);
+    ExpectSame(down, spec.format);
+    const Checkpoint read = *Checkpoint::Open(out());
+    const Checkpoint from = *Checkpoint::Open(source());
+    for (const TestTensor& tensor : plain) {
+      const auto got = read.Tensor(tensor.name);
+      ASSERT_TRUE(got.ok()) << got.status().message();
+      EXPECT_EQ(got->shape().ToString(), tensor.shape.ToString()) << tensor.name;
+      EXPECT_EQ(NumbersOf(*got), NumbersOf(*from.Tensor(tensor.name))) << tensor.name;
+    }
+    const std::string file = testing::ReadFile(out());
+    for (const char* const name :
+         {"blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight", "blk.1.ffn_up_exps.bias",
+          "blk.0.post_attention_norm.weight", "blk.0.attn_sinks.weight"}) {
+      EXPECT_TRUE(Contains(file, name)) << name;
+    }
+    EXPECT_FALSE(Contains(file, "ffn_norm"));
+    const Json found = Json::parse(read.config_json());
+    const Json config = GptOss();
+    for (const auto& [key, value] : config.items()) EXPECT_EQ(found[key], value) << key;
+  }
+}
+
+TEST_F(ExportGgufTest, WhatFilesOfGptOssTakeForGranted) {
+  const auto refused = [this](const Json& changed, const std::string& part) {
+    Json config = GptOss();
+    config.update(changed);
+    const Status status = Export({}, config);
+    EXPECT_FALSE(status.ok()) << changed.dump();
+    EXPECT_TRUE(Contains(status.message(), part)) << status.message();
+  };
+  refused({{"swiglu_limit", 5.0}}, "swiglu_limit");
+  refused({{"swiglu_alpha", 1.0}}, "swiglu_alpha");
+  refused({{"layer_types", {"full_attention", "sliding_attention"}}}, "layer_types");
+  refused({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}}, "truncate");
+  const Status odd = Export({FusedExperts("gate_up_proj", SpecOf(Format::kS8), 64, 41)}, GptOss());
+  EXPECT_EQ(odd.code(), Code::kMalformedFile);
+  EXPECT_TRUE(Contains(odd.message(), "41 rows are not gate and up in turn")) << odd.message();
+  const Status rank =
+      Export({}, GptOss(), {testing::RandomBf16("model.layers.1.mlp.experts.down_proj", {4}, 1)});
+  EXPECT_TRUE(Contains(rank.message(), "gguf cannot hold the shape [4]")) << rank.message();
+  // Other architectures have no such tensors.
+  const Status other = Export({FusedExperts("down_proj", SpecOf(Format::kS8), 64, 40)});
+  EXPECT_EQ(other.code(), Code::kUnsupported) << other.message();
+}
+
+TEST_F(ExportGgufTest, LatentAttentionKeepsItsCodes) {
+  Json config = ConfigOf("deepseek_v3");
+  config.erase("head_dim");
+  config.update({{"q_lora_rank", 48},
+                 {"kv_lora_rank", 64},
+                 {"qk_nope_head_dim", 24},
+                 {"qk_rope_head_dim", 16},
+                 {"v_head_dim", 20},
+                 {"n_routed_experts", 4},
+                 {"num_experts_per_tok", 2},
+                 {"moe_intermediate_size", 32},
+                 {"n_shared_experts", 1},
+                 {"n_group", 2},
+                 {"topk_group", 1},
+                 {"first_k_dense_replace", 1},
+                 {"norm_topk_prob", true},
+                 {"routed_scaling_factor", 2.5}});
+  config["rope_scaling"] = {{"rope_type", "yarn"},
+                            {"factor", 40.0},
+                            {"beta_fast", 32.0},
+                            {"beta_slow", 1.0},
+                            {"mscale", 1.0},
+                            {"mscale_all_dim", 1.0},
+                            {"original_max_position_embeddings", 4096}};
+  WeightsSpec spec = SpecOf(Format::kS4);
+  spec.n = 5 * (24 + 20);
+  const TestModule both = RandomModule("model.layers.0.self_attn.kv_b_proj.weight", spec, 3);
+  const Status status =
+      Export({both}, config,
+             {testing::RandomBf16("model.layers.1.mlp.gate.weight", {4, 64}, 7),
+              testing::RandomF32("model.layers.1.mlp.gate.e_score_correction_bias", {4}, 8)});
+  ASSERT_TRUE(status.ok()) << status.message();
+  ExpectSame(both, Format::kS4);
+  const Checkpoint read = *Checkpoint::Open(out());
+  EXPECT_TRUE(read.Tensor("model.layers.1.mlp.gate.e_score_correction_bias").ok());
+  const Json found = Json::parse(read.config_json());
+  for (const auto& [key, value] : config.items()) EXPECT_EQ(found[key], value) << key;
+  Json other = config;
+  other["rope_scaling"]["mscale"] = 0.7;
+  EXPECT_TRUE(Contains(Export({both}, other).message(), "mscale"));
+  other = config;
+  other["rope_interleave"] = false;
+  EXPECT_TRUE(Contains(Export({both}, other).message(), "rope_interleave"));
 }
 
 TEST_F(ExportGgufTest, TheConfigurationComesBack) {
