@@ -104,6 +104,9 @@ struct QuantizeCheckpointOptions {
   bool overwrite = false;  ///< Replace an existing output.
   bool resume = false;     ///< Continue an interrupted run of the same source and recipe.
   bool dry_run = false;    ///< Plan and report without writing.
+  /// Write a model card, README.md, which describes source, recipe and formats to the Hugging Face
+  /// Hub. One that somebody wrote or changed in an output to replace is kept either way.
+  bool model_card = false;
   Progress progress;
 };
 
@@ -145,6 +148,7 @@ struct ImportCheckpointOptions {
   /// Quantize modules that no format of codes holds, which are written as floats otherwise, to s8
   /// in groups of 32.
   bool allow_requantize = false;
+  bool model_card = false;  ///< As in QuantizeCheckpointOptions.
   Progress progress;
 };
 
@@ -199,6 +203,7 @@ struct ConvertCheckpointOptions {
   bool overwrite = false;  ///< Replace an existing output.
   /// Maximum size of a safetensors file, in bytes.
   int64_t shard_bytes = int64_t{5} << 30;
+  bool model_card = false;  ///< As in QuantizeCheckpointOptions; for directories.
   Progress progress;
 };
 

@@ -205,6 +205,7 @@ def quantize_model(
     overwrite: bool = False,
     strict: bool = False,
     resume: bool = False,
+    model_card: bool = True,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -216,7 +217,8 @@ def quantize_model(
     few tokens.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file. Returns
-    the JSON of `metal-marlin quantize --json`. An exception raised by `progress` aborts the call
+    the JSON of `metal-marlin quantize --json`. With model_card the directory gets a README.md, unless
+    it replaces one with a README.md that somebody wrote or changed, which is kept. An exception raised by `progress` aborts the call
     and propagates; no output is left then.
     """
     if not isinstance(recipe, MixedPrecisionConfig):
@@ -227,6 +229,7 @@ def quantize_model(
         overwrite=overwrite,
         strict=strict,
         resume=resume,
+        model_card=model_card,
         shard_bytes=shard_bytes,
         progress=progress,
         calibration=_calibration_ids(source, calibration),
@@ -265,6 +268,7 @@ def import_model(
     allow_requantize: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    model_card: bool = True,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -273,7 +277,8 @@ def import_model(
     `source` is a file (GGUF, ONNX) or a directory. Returns the JSON of
     `metal-marlin import --json`: `modules` has the exactness of each matrix. With
     `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
-    `relative_error` and `max_error`; otherwise they become floats. An exception raised by
+    `relative_error` and `max_error`; otherwise they become floats. model_card as for
+    `quantize_model`. An exception raised by
     `progress` propagates; no output is left then.
     """
     return dict(
@@ -284,6 +289,7 @@ def import_model(
             allow_requantize,
             overwrite,
             dry_run,
+            model_card,
             shard_bytes,
             progress,
         )
@@ -296,6 +302,7 @@ def export_model(
     to: str,
     *,
     overwrite: bool = False,
+    model_card: bool = True,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -304,6 +311,11 @@ def export_model(
     `to` is "gguf" (then `output` is a file, and `source` may be unquantized),
     "compressed-tensors", "gptq", "awq", "mlx" or "plain". Returns the JSON of
     `metal-marlin export --json`. Errors: UnsupportedError naming the first matrix that the format
-    cannot hold. An exception raised by `progress` propagates; no output is left then.
+    cannot hold. model_card as for `quantize_model`, for directories. An exception raised by
+    `progress` propagates; no output is left then.
     """
-    return dict(call(_core.export_model, source, output, to, overwrite, shard_bytes, progress))
+    return dict(
+        call(
+            _core.export_model, source, output, to, overwrite, model_card, shard_bytes, progress
+        )
+    )

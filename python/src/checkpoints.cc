@@ -54,6 +54,7 @@ struct DirectoryOptions {
   bool overwrite = false;
   bool strict = false;
   bool resume = false;
+  bool model_card = true;
   int64_t shard_bytes = int64_t{5} << 30;
   nb::object progress = nb::none();
   std::vector<int32_t> calibration;
@@ -72,6 +73,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.overwrite = directory.overwrite;
   options.strict = directory.strict;
   options.resume = directory.resume;
+  options.model_card = directory.model_card;
   options.shard_bytes = directory.shard_bytes;
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
                                        directory.seed};
@@ -89,7 +91,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
 }
 
 nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool allow_requantize,
-                         bool overwrite, bool dry_run, int64_t shard_bytes,
+                         bool overwrite, bool dry_run, bool model_card, int64_t shard_bytes,
                          const nb::object& progress) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
@@ -97,6 +99,7 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
   options.allow_requantize = allow_requantize;
   options.overwrite = overwrite;
   options.dry_run = dry_run;
+  options.model_card = model_card;
   options.shard_bytes = shard_bytes;
   CallbackError raised;
   options.progress = ProgressTo(progress, &raised);
@@ -139,12 +142,14 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
 }
 
 nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const std::string& target,
-                         bool overwrite, int64_t shard_bytes, const nb::object& progress) {
+                         bool overwrite, bool model_card, int64_t shard_bytes,
+                         const nb::object& progress) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
   ConvertCheckpointOptions options;
   options.target = target;
   options.overwrite = overwrite;
+  options.model_card = model_card;
   options.shard_bytes = shard_bytes;
   CallbackError raised;
   options.progress = ProgressTo(progress, &raised);
@@ -214,6 +219,7 @@ void BindConversions(nb::module_& module) {
       .def_rw("overwrite", &DirectoryOptions::overwrite)
       .def_rw("strict", &DirectoryOptions::strict)
       .def_rw("resume", &DirectoryOptions::resume)
+      .def_rw("model_card", &DirectoryOptions::model_card)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
       .def_rw("progress", &DirectoryOptions::progress)
       .def_rw("calibration", &DirectoryOptions::calibration)
@@ -223,9 +229,9 @@ void BindConversions(nb::module_& module) {
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
   module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
              nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
-             nb::arg("shard_bytes"), nb::arg("progress").none());
+             nb::arg("model_card"), nb::arg("shard_bytes"), nb::arg("progress").none());
   module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("target"), nb::arg("overwrite"), nb::arg("shard_bytes"),
+             nb::arg("target"), nb::arg("overwrite"), nb::arg("model_card"), nb::arg("shard_bytes"),
              nb::arg("progress").none());
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/checksum.h"
+#include "checkpoint/model_card.h"
 #include "checkpoint/model_directory.h"
 
 namespace marlin {
@@ -111,6 +112,13 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   MARLIN_RETURN_IF_ERROR(CopySideFiles(io, source, side, directory));
   if (!conversion.config_json.empty()) {
     MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.config_json));
+  }
+  MARLIN_ASSIGN_OR_RETURN(
+      const std::string card,
+      CardToWrite(io, conversion.target,
+                  conversion.model_card ? conversion.model_card() : std::string()));
+  if (!card.empty()) {
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(std::string(kModelCardName), card));
   }
   return sum;
 }

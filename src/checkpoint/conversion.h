@@ -55,6 +55,10 @@ struct Conversion {
   int64_t shard_bytes = 0;
   std::string config_json;  ///< Written as config.json; empty: none.
 
+  /// The model card, asked for once all units are written; null: none is made. A card of an
+  /// existing target that somebody wrote or changed is kept either way.
+  std::function<std::string()> model_card;
+
   /// Writes the data of one unit. Returns a number that is summed over all units; it is stored in
   /// the unit's shard, so that it survives an interruption.
   std::function<Result<int64_t>(TensorWriter* writer, size_t unit)> write_unit;

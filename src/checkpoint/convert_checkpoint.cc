@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/model_card.h"
 #include "checkpoint/module_writer.h"
 #include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
@@ -93,6 +94,7 @@ class CheckpointConverter {
   Result<std::string> ConfigText() const;
   Status Write(TensorWriter* writer, size_t unit);
   const std::vector<ConvertUnit>& units() const { return units_; }
+  ModelCard Card() const;
 
  private:
   Status PlanModule(const ModuleRecord& record);
@@ -192,6 +194,28 @@ Result<std::string> CheckpointConverter::ConfigText() const {
   return DumpJson(config, 2) + "\n";
 }
 
+ModelCard CheckpointConverter::Card() const {
+  ModelCard card;
+  card.parameters = total_;
+  for (const ConvertUnit& unit : units_) {
+    for (const OutputTensor& tensor : unit.output) card.bytes += tensor.bytes;
+    const bool matrix = unit.record == nullptr && unit.output.front().shape.rank() >= 2;
+    if (!matrix) continue;
+    const OutputTensor& tensor = unit.output.front();
+    card.skipped.push_back(
+        {tensor.name, fmt::format("the source stores it in {}", DTypeName(tensor.dtype))});
+  }
+  for (const ModuleRecord& record : source_.reader->modules()) {
+    const WeightsSpec& spec = record.module.spec;
+    card.quantized_parameters += spec.experts * spec.k * spec.n;
+    card.modules.push_back({spec, "every weight as in the source"});
+  }
+  card.method = source_.quantized() ? "codes of metal-marlin, kept"
+                                    : fmt::format("codes of {}, kept", source_.quant_method);
+  card.recipe = source_.reader->recipe_name();
+  return card;
+}
+
 Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
   const ConvertUnit& unit = units_[index];
   if (unit.record == nullptr) {
@@ -243,6 +267,15 @@ Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target
     MARLIN_RETURN_IF_ERROR(converter.Write(tensors, unit));
     return 0;
   };
+  if (options.model_card) {
+    conversion.model_card = [&] {
+      ModelCard card = converter.Card();
+      card.output = output;
+      card.target = target.name;
+      card.library = target.name == "mlx" ? "mlx" : "transformers";
+      return ModelCardText(io, source, card);
+    };
+  }
   return RunConversion(io, source, conversion).status();
 }
 

@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/model_card.h"
 #include "checkpoint/module_tensors.h"
 #include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
@@ -326,6 +327,25 @@ std::string CheckpointImporter::ConfigText() const {
   return config.empty() ? std::string() : DumpJson(config, 2) + "\n";
 }
 
+ModelCard CardOf(const ImportCheckpointReport& report, const std::string& output) {
+  ModelCard card;
+  card.output = output;
+  card.target = card.library = "metal-marlin";
+  card.method = report.method.empty() ? "none" : fmt::format("codes of {}, kept", report.method);
+  card.parameters = report.parameters;
+  card.quantized_parameters = report.quantized_parameters;
+  card.bytes = report.bytes;
+  for (const ImportedModule& module : report.modules) {
+    card.modules.push_back({module.spec, module.exactness});
+    if (module.relative_error == 0) continue;
+    card.metrics.push_back(fmt::format(
+        "{}: error of the re-rounded weights {:.3g} % of their root mean square, at most {:.3g}",
+        module.name, 100 * module.relative_error, module.max_error));
+  }
+  card.skipped = report.skipped;
+  return card;
+}
+
 Status CheckImportable(const Checkpoint::Impl& source, const ImportCheckpointOptions& options) {
   if (options.shard_bytes < 1) {
     return Status(Code::kInvalidArgument,
@@ -365,6 +385,11 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
       MARLIN_RETURN_IF_ERROR(importer.Write(writer, unit));
       return 0;
     };
+    if (options.model_card) {
+      conversion.model_card = [&] {
+        return ModelCardText(io, source, CardOf(importer.report(), output));
+      };
+    }
     MARLIN_RETURN_IF_ERROR(RunConversion(io, source, conversion).status());
   }
   ImportCheckpointReport report = importer.report();

@@ -9,6 +9,7 @@
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/matrix_quantizer.h"
+#include "checkpoint/model_card.h"
 #include "checkpoint/quantize_plan.h"
 #include "marlin/checkpoint.h"
 #include "quantize/quantizer.h"
@@ -220,6 +221,24 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   return report;
 }
 
+ModelCard CardOf(const QuantizePlan& plan, const QuantizeCheckpointOptions& options,
+                 const QuantizeCheckpointReport& report) {
+  ModelCard card;
+  card.output = report.output;
+  card.target = card.library = "metal-marlin";
+  card.method = QuantizeMethodName(options.method);
+  card.recipe = options.recipe.name();
+  card.parameters = report.parameters;
+  card.quantized_parameters = report.quantized_parameters;
+  card.bytes = report.bytes;
+  for (const PlanUnit& unit : plan.units) {
+    if (unit.action != PlanUnit::Action::kQuantize) continue;
+    card.modules.push_back({unit.record.module.spec, "rounded"});
+  }
+  card.skipped = report.skipped;
+  return card;
+}
+
 Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_path,
                                               const std::string& output,
                                               const QuantizeCheckpointOptions& options,
@@ -251,6 +270,11 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
       return units.Write(writer, unit);
     };
     conversion.skip_unit = [&](size_t unit) { units.Skip(unit); };
+    if (options.model_card) {
+      conversion.model_card = [&] {
+        return ModelCardText(io, source, CardOf(plan, options, report));
+      };
+    }
     MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
     if (quantizer != nullptr) report.fallbacks = quantizer->fallbacks();
   }

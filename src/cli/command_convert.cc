@@ -27,12 +27,14 @@ class ConvertCommand final : public Command {
                              fmt::format("{}", fmt::join(ConversionTargets(), ", ")).c_str());
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest safetensors file to write");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
+    arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
 
   Status Run(Console& console) override {
     ConvertCheckpointOptions options;
     options.target = target_;
     options.overwrite = overwrite_;
+    options.model_card = !no_model_card_;
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     ProgressBar bar(console, name_);
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
@@ -58,6 +60,7 @@ class ConvertCommand final : public Command {
   std::string target_;
   std::string shard_size_ = "5GB";
   bool overwrite_ = false;
+  bool no_model_card_ = false;
 };
 
 }  // namespace

@@ -40,12 +40,14 @@ class ImportCommand final : public Command {
                    "Quantize matrices that no format of codes holds, to s8 in groups of 32");
     arguments.Flag("--dry-run", &dry_run_, "Report, write nothing");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
+    arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
 
   Status Run(Console& console) override {
     ImportCheckpointOptions options;
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     options.overwrite = overwrite_;
+    options.model_card = !no_model_card_;
     options.dry_run = dry_run_;
     options.allow_requantize = allow_requantize_;
     ProgressBar bar(console, "import");
@@ -126,6 +128,7 @@ class ImportCommand final : public Command {
   bool allow_requantize_ = false;
   bool dry_run_ = false;
   bool overwrite_ = false;
+  bool no_model_card_ = false;
 };
 
 }  // namespace

@@ -66,6 +66,7 @@ class QuantizeCommand final : public Command {
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
+    arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
     for (const char* name : {"--imatrix", "--target-bpw", "--sparsity"}) {
       arguments.Later(name, &later_);
     }
@@ -88,6 +89,7 @@ class QuantizeCommand final : public Command {
     options.dry_run = dry_run_;
     options.resume = resume_;
     options.overwrite = overwrite_;
+    options.model_card = !no_model_card_;
     ProgressBar bar(console, "quantize");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
@@ -205,6 +207,7 @@ class QuantizeCommand final : public Command {
   bool dry_run_ = false;
   bool resume_ = false;
   bool overwrite_ = false;
+  bool no_model_card_ = false;
   std::vector<std::string> later_;
 };
 
