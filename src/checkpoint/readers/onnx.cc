@@ -275,6 +275,7 @@ class OnnxReader {
     const Source* codes = nullptr;
     const Source* scales = nullptr;
     const Source* zeros = nullptr;
+    const Source* index = nullptr;  ///< The group of each k, unless groups are consecutive.
     int bits = 4;
     int64_t k = 0;
     int64_t n = 0;
@@ -283,6 +284,10 @@ class OnnxReader {
     bool float_zeros = false;
 
     int64_t row_bytes() const { return blocks * block * bits / 8; }
+    /// The group of weight k. A file that changes while it is read cannot lead past the groups.
+    int64_t Group(int64_t at) const {
+      return std::min<int64_t>(WordAt(index->data, at), blocks - 1);
+    }
     int Zero(int64_t g, int64_t c) const {
       if (zeros == nullptr) return 1 << (bits - 1);
       const int64_t bytes = CeilDivide(blocks * bits, 8);
@@ -301,8 +306,8 @@ class OnnxReader {
         (m.zeros == nullptr && !node.Input(3).empty())) {
       return FailNode(node, "its codes, scales or zeros are no initializers", Code::kUnsupported);
     }
-    if (!node.Input(4).empty() || node.Integer("weight_prepacked", 0) != 0) {
-      return FailNode(node, "g_idx and prepacked weights are not supported", Code::kUnsupported);
+    if (node.Integer("weight_prepacked", 0) != 0) {
+      return FailNode(node, "prepacked weights are not supported", Code::kUnsupported);
     }
     const int64_t bits = node.Integer("bits", 4);
     m.k = node.Integer("K", 0);
@@ -321,7 +326,36 @@ class OnnxReader {
     m.bits = static_cast<int>(bits);
     m.blocks = CeilDivide(m.k, m.block);
     MARLIN_RETURN_IF_ERROR(CheckNBits(node, &m));
+    MARLIN_RETURN_IF_ERROR(FindGroups(node, &m));
     AddNBits(m);
+    return {};
+  }
+
+  /// g_idx: an int32 for each k, or for each k of whole blocks.
+  Status FindGroups(const OnnxNode& node, NBits* m) {
+    if (node.Input(4).empty()) return {};
+    const Source* const index = Find(node.Input(4));
+    if (index == nullptr) {
+      return FailNode(node, "its g_idx is no initializer", Code::kUnsupported);
+    }
+    const OnnxTensor& tensor = index->tensor;
+    const int64_t count = index->count();
+    if (tensor.type != OnnxType::kI32 || (count != m->k && count != m->blocks * m->block)) {
+      return FailNode(node, fmt::format("g_idx \"{}\" {} {} does not fit K={}, block_size={}",
+                                        Printable(tensor.name), OnnxTypeName(tensor.type),
+                                        tensor.shape.ToString(), m->k, m->block));
+    }
+    bool consecutive = true;
+    for (int64_t k = 0; k < m->k; ++k) {
+      const auto group = static_cast<int32_t>(WordAt(index->data, k));
+      if (group < 0 || group >= m->blocks) {
+        return FailNode(node, fmt::format("g_idx \"{}\": group {} of {} at [{}]",
+                                          Printable(tensor.name), group, m->blocks, k));
+      }
+      consecutive = consecutive && group == k / m->block;
+    }
+    hidden_.insert(index);
+    if (!consecutive) m->index = index;
     return {};
   }
 
@@ -360,6 +394,8 @@ class OnnxReader {
                      .scale_type = *ScaleTypeOf(*DTypeOf(m.scales->tensor.type)),
                      .has_zeros = m.zeros != nullptr};
     if (m.float_zeros) spec.zero_type = ScaleType::kF32;
+    // Groups out of order have no format of their own.
+    if (m.index != nullptr) spec = {.format = Format::kFp32, .k = m.k, .n = m.n, .group_size = m.k};
     const std::string name = NameOf(*m.codes);
     ModuleRecord record = RecordOf(name, spec);
     // The runtime rounds the product of scale and zero before it subtracts it.
@@ -372,6 +408,10 @@ class OnnxReader {
 
   static Status FillNBits(const NBits& m, WeightsBuffer* buffer, ThreadPool& pool) {
     const WeightsSpec& spec = buffer->weights.spec;
+    if (m.index != nullptr) {
+      StoreFloatRows([&m](int64_t n, float* values) { NBitsValues(m, n, values); }, *buffer, pool);
+      return {};
+    }
     const uint32_t flip = spec.format == Format::kS8 ? 0x80808080u : 0;
     PackDenseRows({m.codes->data, m.row_bytes(), flip, false}, *buffer, pool);
     TransposeElements(m.scales->data, 1, m.n, m.blocks, DTypeBytes(ScaleDType(spec.scale_type)),
@@ -392,6 +432,21 @@ class OnnxReader {
       }
     }
     return {};
+  }
+
+  /// The weights of output n, each with the scale of its own group.
+  static void NBitsValues(const NBits& m, int64_t n, float* values) {
+    const DType scale_type = *DTypeOf(m.scales->tensor.type);
+    for (int64_t k = 0; k < m.k; ++k) {
+      const int64_t group = m.Group(k);
+      const int64_t bit = k * m.bits;
+      const auto byte = static_cast<uint8_t>(m.codes->data[n * m.row_bytes() + bit / 8]);
+      const auto code = static_cast<float>(byte >> (bit % 8) & ((1 << m.bits) - 1));
+      const float zero = m.float_zeros ? ParameterAt(m.zeros->data, *DTypeOf(m.zeros->tensor.type),
+                                                     n * m.blocks + group)
+                                       : static_cast<float>(m.Zero(group, n));
+      values[k] = (code - zero) * ParameterAt(m.scales->data, scale_type, n * m.blocks + group);
+    }
   }
 
   // --- DequantizeLinear -------------------------------------------------------------------------

@@ -112,6 +112,41 @@ TEST_F(OnnxTest, MatMulNBits) {
   EXPECT_EQ(symmetric.at(0), 12.0f - 8.0f);
 }
 
+TEST_F(OnnxTest, MatMulNBitsWithGroupsOutOfOrder) {
+  const auto index_of = [](const std::function<int32_t(int)>& group, uint64_t count = 32) {
+    std::string data;
+    for (int k = 0; k < static_cast<int>(count); ++k) {
+      const int32_t number = group(k);
+      data.append(reinterpret_cast<const char*>(&number), sizeof(number));
+    }
+    return OnnxInitializer("g", 6, {count}, data);
+  };
+  const std::string node = NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s", "z", "g"});
+  std::vector<std::string> tensors = NBitsTensors();
+  const std::vector<float> plain = Values(tensors, {NBitsNode()}, "m", Format::kU4);
+  tensors.push_back(index_of([](int k) { return k / 16; }));
+  EXPECT_EQ(Values(tensors, {node}, "m", Format::kU4), plain);
+  tensors.back() = index_of([](int k) { return k % 2; });
+  const std::vector<float> values = Values(tensors, {node}, "m", Format::kFp32);
+  ASSERT_EQ(values.size(), size_t{96});
+  for (int k = 0; k < 32; ++k) {
+    for (int n = 0; n < 3; ++n) {
+      const int code = k % 2 == 0 ? 0xc : 0x2;
+      const int zero = k % 2 == 0 ? 1 : 3;
+      const auto scale = static_cast<float>(2 * n + k % 2 + 1);
+      ASSERT_EQ(values[static_cast<size_t>(k * 3 + n)], scale * static_cast<float>(code - zero));
+    }
+  }
+  // The groups are no tensor of the model.
+  EXPECT_EQ(Open(tensors, {node})->Find("g"), nullptr);
+  for (const int32_t wrong : {-1, 2, 1 << 30}) {
+    tensors.back() = index_of([wrong](int k) { return k == 7 ? wrong : 0; });
+    ExpectError(tensors, {node}, Code::kMalformedFile, "of 2 at [7]");
+  }
+  tensors.back() = index_of([](int) { return 0; }, 31);
+  ExpectError(tensors, {node}, Code::kMalformedFile, "does not fit K=32, block_size=16");
+}
+
 TEST_F(OnnxTest, MatMulNBitsOfOtherWidths) {
   std::vector<std::string> tensors = NBitsTensors();
   tensors[0] = OnnxInitializer("m_Q8", kU8, {3, 2, 16}, std::string(96, static_cast<char>(200)));
@@ -250,7 +285,9 @@ TEST_F(OnnxTest, NodesThatDoNotFit) {
   nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "y"}), Code::kUnsupported, "no initializers");
   nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s", "y"}), Code::kUnsupported, "no initializers");
   nbits(NBitsNode(32, 3, 16, 4, {"x"}), Code::kUnsupported, "no initializers");
-  nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s", "", "z"}), Code::kUnsupported, "g_idx");
+  nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s", "", "z"}), Code::kMalformedFile, "g_idx \"z\"");
+  nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s", "", "nowhere"}), Code::kUnsupported,
+        "its g_idx is no initializer");
   nbits(NBitsNode(32, 3, 16, 4, {"x", "m_Q4", "s"}, 1), Code::kUnsupported, "prepacked");
   nbits(OnnxNodeOf("MatMulBnb4", {"x", "m_Q4"}, {"y"}, {}), Code::kUnsupported, "MatMulBnb4");
   nbits(OnnxNodeOf("QLinearConv", {"x", "m_Q4"}, {"y"}, {}), Code::kUnsupported, "QLinearConv");
