@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CHOICES = ["u4/g32", "s4/g64", "u8/g32", "s8/g64", "int2/g32", "fp4_e2m1/g32/e8m0"]
+CHOICES = [
+    "u4/g32",
+    "s4/g64",
+    "u8/g32",
+    "s8/g64",
+    "int2/g32",
+    "int3/g64",
+    "fp4_e2m1/g32/e8m0",
+    "fp8_e4m3/g64",
+    "fp8_e4m3/g32/e8m0",
+]
 
 
 def run(*arguments: object) -> None:
@@ -69,6 +79,12 @@ def compare_compressed_tensors(out: Path, plain: Path) -> int:
                     scale = scale.float() / parts["weight_global_scale"]
                 group = expected.shape[1] // scale.shape[1]
                 weight = values * scale.float().repeat_interleave(group, dim=1)
+            elif "fp8" in str(scheme.format) or "float" in str(scheme.format):
+                scale = parts["weight_scale"]
+                if scale.dtype == torch.uint8:
+                    scale = torch.exp2(scale.float() - 127)
+                group = expected.shape[1] // scale.shape[1]
+                weight = parts["weight"].float() * scale.float().repeat_interleave(group, dim=1)
             else:
                 parts["weight_scale"] = parts["weight_scale"].float()
                 compressor = BaseCompressor.get_value_from_registry(str(scheme.format))

@@ -237,3 +237,33 @@ def test_what_is_imported_can_be_exported(kind: Type, tmp_path: Path) -> None:
     run("export", tmp_path / "imported", "-o", tmp_path / "again.gguf", "--to", "gguf")
     config = json.loads((QWEN / "config.json").read_text())
     assert kind.name in check_gguf(tmp_path / "again.gguf", config, expected)
+
+
+@pytest.mark.parametrize("recipe", [None, "uniform:s8/g32"])
+@pytest.mark.parametrize("case", ["gpt_oss", "deepseek_v3", "glm4_moe"])
+def test_models_of_transformers_are_exported(case: str, recipe: str | None, tmp_path: Path) -> None:
+    """Names are those that the package knows for the architecture; logits are the same."""
+    pytest.importorskip("transformers")
+    from test_architectures import make_model
+
+    source = tmp_path / "source"
+    make_model(case).save_pretrained(source)
+    if recipe is not None:
+        run("quantize", source, "-o", tmp_path / "quantized", "--recipe", recipe)
+        source = tmp_path / "quantized"
+    file = tmp_path / "model.gguf"
+    run("export", source, "-o", file, "--to", "gguf")
+    reader = gguf.GGUFReader(file)
+    name = reader.get_field("general.architecture").contents()
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    known = {
+        gguf.TENSOR_NAMES[kind].format(bid=layer)
+        for kind in gguf.MODEL_TENSORS[architecture]
+        for layer in range(8)
+    }
+    stems = {tensor.name.rsplit(".", 1)[0] for tensor in reader.tensors}
+    assert stems <= known, stems - known
+    prompt = list(range(1, 40))
+    got = mm.load(file, exact=True, verbose=False).logits(prompt)
+    want = mm.load(source, exact=True, verbose=False).logits(prompt)
+    assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
