@@ -64,11 +64,13 @@ std::optional<std::string> BaseModel(const Checkpoint::Impl& source) {
   const size_t end = source.path.rfind("/snapshots/");
   if (end != std::string::npos) {
     const size_t slash = source.path.rfind('/', end - 1);
-    std::string name = source.path.substr(slash + 1, end - slash - 1);
+    const std::string name = source.path.substr(slash + 1, end - slash - 1);
     const size_t dashes = name.find("--", kModels.size());
     if (name.starts_with(kModels) && dashes != std::string::npos) {
-      name.replace(dashes, 2, "/");
-      if (const auto found = HubName(std::string_view(name).substr(kModels.size()))) return found;
+      const std::string hub =
+          fmt::format("{}/{}", name.substr(kModels.size(), dashes - kModels.size()),
+                      name.substr(dashes + 2));
+      if (const auto found = HubName(hub)) return found;
     }
   }
   const auto known =
@@ -123,7 +125,8 @@ std::string Header(const Checkpoint::Impl& source, const ModelCard& card,
   text += fmt::format("library_name: {}\n", card.library) + KeptHeader(source_card);
   text += "tags:\n- metal-marlin\n";
   if (card.target != "metal-marlin") text += fmt::format("- {}\n", card.target);
-  return text + "- quantized\n" + std::string(kFence);
+  text += "- quantized\n";
+  return text.append(kFence);
 }
 
 double Percent(int64_t part, int64_t whole) {

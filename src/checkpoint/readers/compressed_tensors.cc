@@ -245,6 +245,11 @@ class CtFinder {
     const Packing packing{store_.Data(codes_), bits_, dense_};
     const int64_t words = finder_.ShapeOf(codes_)[1];
     return [=, k = k_](int64_t row, uint8_t* codes) {
+      if (packing.dense) {
+        UnpackDense(packing.data + row * words * 4, packing.bits, k, codes);
+        for (int64_t i = 0; i < k; ++i) codes[i] = static_cast<uint8_t>(codes[i] - offset);
+        return;
+      }
       for (int64_t i = 0; i < k; ++i) {
         codes[i] = static_cast<uint8_t>(packing.CodeAt(1, row * words, i) - offset);
       }

@@ -30,15 +30,27 @@ unsigned EvenSigns(unsigned signs) {
   return signs | static_cast<unsigned>(std::popcount(signs) & 1) << 7;
 }
 
-/// The codes of a point: `count` indexes of `bits` bits, each with its sign above.
-void PutPoint(unsigned point, int count, int bits, unsigned signs, uint8_t* codes) {
-  const unsigned mask = (1u << bits) - 1;
-  for (int i = 0; i < count; ++i) {
-    codes[i] = static_cast<uint8_t>((point >> (bits * i) & mask) | (signs >> i & 1u) << bits);
-  }
+/// The codes of a point of 8 indexes of 2 bits, each with its sign above: every code is a byte, to
+/// which its bits move in three steps of halves.
+void PutEight(uint64_t point, uint64_t signs, uint8_t* codes) {
+  point = (point | point << 24) & 0x000000FF000000FFu;
+  point = (point | point << 12) & 0x000F000F000F000Fu;
+  point = (point | point << 6) & 0x0303030303030303u;
+  signs = ((signs & 255u) | signs << 28) & 0x0000000F0000000Fu;
+  signs = (signs | signs << 14) & 0x0003000300030003u;
+  signs = (signs | signs << 7) & 0x0101010101010101u;
+  const uint64_t bytes = point | signs << 2;
+  std::memcpy(codes, &bytes, sizeof(bytes));
 }
-void PutEight(unsigned point, unsigned signs, uint8_t* codes) {
-  PutPoint(point, 8, 2, signs, codes);
+
+/// The same for a point of 4 indexes of 3 bits.
+void PutFour(uint32_t point, uint32_t signs, uint8_t* codes) {
+  point = (point | point << 10) & 0x003F003Fu;
+  point = (point | point << 5) & 0x07070707u;
+  signs = ((signs & 15u) | signs << 14) & 0x00030003u;
+  signs = (signs | signs << 7) & 0x01010101u;
+  const uint32_t bytes = point | signs << 3;
+  std::memcpy(codes, &bytes, sizeof(bytes));
 }
 
 /// Per 32 weights 4 bytes of points, then 4 times 7 bits of signs and 4 bits of scale.
@@ -88,7 +100,7 @@ void DecodeIq3Xxs(const uint8_t* block, GgufDecoded* out) {
     out->scales[g] = OddScale(d, rest >> 28, 0.25F);
     for (size_t i = 0; i < 8; ++i) {
       const unsigned signs = EvenSigns(rest >> (i / 2 * 7) & 127u) >> (i % 2 * 4);
-      PutPoint(kIq3XxsGrid[block[2 + g * 8 + i]], 4, 3, signs, out->codes.data() + g * 32 + i * 4);
+      PutFour(kIq3XxsGrid[block[2 + g * 8 + i]], signs, out->codes.data() + g * 32 + i * 4);
     }
   }
 }
@@ -101,8 +113,8 @@ void DecodeIq3S(const uint8_t* block, GgufDecoded* out) {
   }
   for (size_t i = 0; i < 64; ++i) {
     const unsigned high = block[66 + i / 8] >> (i % 8) & 1u;
-    PutPoint(kIq3SGrid[block[2 + i] | high << 8], 4, 3, block[74 + i / 2] >> (i % 2 * 4),
-             out->codes.data() + i * 4);
+    PutFour(kIq3SGrid[block[2 + i] | high << 8], block[74 + i / 2] >> (i % 2 * 4),
+            out->codes.data() + i * 4);
   }
 }
 
