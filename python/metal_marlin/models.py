@@ -217,9 +217,9 @@ def quantize_model(
     few tokens.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file. Returns
-    the JSON of `metal-marlin quantize --json`. With model_card the directory gets a README.md, unless
-    it replaces one with a README.md that somebody wrote or changed, which is kept. An exception raised by `progress` aborts the call
-    and propagates; no output is left then.
+    the JSON of `metal-marlin quantize --json`. With model_card the directory gets a README.md; one
+    that somebody wrote or changed in a directory that is replaced is kept. An exception raised by
+    `progress` aborts the call and propagates; no output is left then.
     """
     if not isinstance(recipe, MixedPrecisionConfig):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)

@@ -67,9 +67,8 @@ std::optional<std::string> BaseModel(const Checkpoint::Impl& source) {
     const std::string name = source.path.substr(slash + 1, end - slash - 1);
     const size_t dashes = name.find("--", kModels.size());
     if (name.starts_with(kModels) && dashes != std::string::npos) {
-      const std::string hub =
-          fmt::format("{}/{}", name.substr(kModels.size(), dashes - kModels.size()),
-                      name.substr(dashes + 2));
+      const std::string hub = fmt::format(
+          "{}/{}", name.substr(kModels.size(), dashes - kModels.size()), name.substr(dashes + 2));
       if (const auto found = HubName(hub)) return found;
     }
   }

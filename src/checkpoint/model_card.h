@@ -22,19 +22,19 @@ struct CardModule {
   std::string values;  ///< How its values relate to those of the source: "exact".
 };
 
-/// What a card says.
+/// The facts of a card.
 struct ModelCard {
   std::string output;      ///< Path of the directory; the card has its last name.
   std::string target;      ///< Whose format the directory has: "metal-marlin", "gptq".
   std::string library;     ///< The Hub's name of the library that loads it.
   std::string method;      ///< How codes were chosen: "rtn"; "imported from gguf".
   std::string recipe;      ///< Empty: none.
-  int64_t parameters = 0;  ///< Of all tensors.
+  int64_t parameters = 0;  ///< Elements of all tensors.
   int64_t quantized_parameters = 0;
   int64_t bytes = 0;  ///< Size of the tensors written.
   std::vector<CardModule> modules;
   std::vector<SkippedTensor> skipped;  ///< Matrices that are not quantized.
-  std::vector<std::string> metrics;    ///< What was measured, a sentence each.
+  std::vector<std::string> metrics;    ///< Measurements, a sentence each.
 };
 
 /// The text of a card; equal facts give equal bytes. License, language and task are taken from the

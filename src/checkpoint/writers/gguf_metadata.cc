@@ -123,7 +123,7 @@ class ModelDescriber {
     }
   }
 
-  /// What these files take for granted.
+  /// Refuses values that these files take for granted to be others.
   void CheckGptOss() {
     constexpr double kLimit = 7.0;
     constexpr double kAlpha = 1.702;
