@@ -39,6 +39,24 @@ class Import(CommandTestCase):
         self.assertRegex(text, r"u4/g32 +3 +3\.33 K +exact, 1\.33x larger")
         self.assertRegex(text, r"s4/g32 +3 +3\.33 K +exact\n")
 
+    def test_model_cards(self) -> None:
+        out = self.directory / "out"
+        self.succeed("import", ALL_TYPES, "-o", out)
+        card = (out / "README.md").read_text()
+        self.assertIn("library_name: metal-marlin\n", card)
+        self.assertIn("| method | codes of gguf, kept |\n", card)
+        self.succeed("import", ALL_TYPES, "-o", out, "--overwrite", "--no-model-card")
+        self.assertFalse((out / "README.md").exists())
+        own = self.directory / "own"
+        self.succeed("quantize", QWEN, "-o", own, "--format", "s4", "--group-size", "32")
+        self.assertIn("| method | rtn |\n", (own / "README.md").read_text())
+        gptq = self.directory / "gptq"
+        self.succeed("export", own, "-o", gptq, "--to", "gptq", "--no-model-card")
+        self.assertFalse((gptq / "README.md").exists())
+        (gptq / "README.md").write_text("Mine.\n")
+        self.succeed("export", own, "-o", gptq, "--to", "gptq", "--overwrite")
+        self.assertEqual((gptq / "README.md").read_text(), "Mine.\n")
+
     def test_a_dry_run_writes_nothing(self) -> None:
         out = self.directory / "out"
         text = self.succeed("import", ALL_TYPES, "-o", out, "--dry-run")

@@ -472,6 +472,27 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
+  /// The factors of NVFP4 beside a tensor; empty: none.
+  Result<std::vector<float>> FactorsOf(const FileTensor& tensor) const {
+    for (const std::string& name : ScaleNames(tensor)) {
+      const auto found = tensors_.find(name);
+      if (name.ends_with(".input_scale") || found == tensors_.end()) continue;
+      return Floats(found->second);
+    }
+    return std::vector<float>();
+  }
+
+  /// One module has one factor for each expert, so gate and up must agree.
+  Status CheckSameFactors(const FileTensor& gate, const FileTensor& up) const {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_gate, FactorsOf(gate));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_up, FactorsOf(up));
+    if (of_gate == of_up) return {};
+    return Fail(fmt::format("tensor \"{}\": its factors differ from those of \"{}\", and both are "
+                            "rows of one matrix elsewhere",
+                            Printable(up.tensor->name), Printable(gate.tensor->name)),
+                Code::kUnsupported);
+  }
+
   /// gpt-oss: the rows of gate and up in turn.
   Status AddInterleaved(const FileTensor& gate, const std::string& partner) {
     const auto found = tensors_.find(partner);
@@ -494,7 +515,10 @@ class GgufReader final : public ModuleReader {
     rows.rows = 2 * dims[1];
     rows.row_bytes =
         biases ? gate.stored.bytes : dims[2] / gate.stored.elements * gate.stored.bytes;
-    if (gate.stored.quantized() && !biases) return AddModule(gate, std::move(rows), &up);
+    if (gate.stored.quantized() && !biases) {
+      MARLIN_RETURN_IF_ERROR(CheckSameFactors(gate, up));
+      return AddModule(gate, std::move(rows), &up);
+    }
     if (gate.stored.quantized()) return FailTensor(gate, "a quantized bias");
     const bool transposed = !biases;
     const Shape shape = biases ? Shape{dims[0], 2 * dims[1]} : Shape{dims[0], dims[2], 2 * dims[1]};

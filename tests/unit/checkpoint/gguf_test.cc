@@ -465,6 +465,24 @@ TEST_F(GgufFiles, ScalesOfNvfp4AreChecked) {
   half.Tensor("a.weight", {64, 1}, kNvfp4, std::string(36, '\x11'))
       .Tensor("a.scale", {1}, kF16, "00");
   ExpectError(half.Build(), Code::kMalformedFile, "tensor \"a.scale\": expected F32, got F16");
+  // Gate and up of gpt-oss are one matrix with one factor for each expert.
+  const auto pair = [](const std::vector<float>& of_gate, const std::vector<float>& of_up) {
+    GgufBuilder stacks;
+    stacks.Text("general.architecture", "gpt-oss").Count("gpt-oss.expert_count", 2);
+    const std::string blocks(72, '\x11');
+    stacks.Tensor("blk.0.ffn_gate_exps.weight", {64, 1, 2}, kNvfp4, blocks)
+        .Tensor("blk.0.ffn_up_exps.weight", {64, 1, 2}, kNvfp4, blocks)
+        .Tensor("blk.0.ffn_gate_exps.scale", {2}, kF32, FloatBytes(of_gate));
+    if (!of_up.empty()) {
+      stacks.Tensor("blk.0.ffn_up_exps.scale", {2}, kF32, FloatBytes(of_up));
+    }
+    return stacks.Build();
+  };
+  ExpectError(pair({1, 2}, {1, 3}), Code::kUnsupported, "its factors differ");
+  ExpectError(pair({1, 2}, {}), Code::kUnsupported, "its factors differ");
+  const auto opened = Open(pair({1, 2}, {1, 2}));
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_TRUE(opened->Weights("model.layers.0.mlp.experts.gate_up_proj").ok());
 }
 
 TEST_F(GgufFiles, ScalesThatAreNotFiniteAreFound) {
