@@ -113,10 +113,11 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   if (!conversion.config_json.empty()) {
     MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.config_json));
   }
-  MARLIN_ASSIGN_OR_RETURN(
-      const std::string card,
-      CardToWrite(io, conversion.target,
-                  conversion.model_card ? conversion.model_card() : std::string()));
+  std::string card;
+  if (conversion.model_card) {
+    MARLIN_ASSIGN_OR_RETURN(card, conversion.model_card());
+  }
+  MARLIN_ASSIGN_OR_RETURN(card, CardToWrite(io, conversion.target, std::move(card)));
   if (!card.empty()) {
     MARLIN_RETURN_IF_ERROR(directory->WriteFile(std::string(kModelCardName), card));
   }

@@ -57,7 +57,7 @@ struct Conversion {
 
   /// The model card, asked for once all units are written; null: none is made. A card of an
   /// existing target that somebody wrote or changed is kept either way.
-  std::function<std::string()> model_card;
+  std::function<Result<std::string>()> model_card;
 
   /// Writes the data of one unit. Returns a number that is summed over all units; it is stored in
   /// the unit's shard, so that it survives an interruption.

@@ -78,15 +78,19 @@ std::optional<std::string> BaseModel(const Checkpoint::Impl& source) {
   return HubName(known->get<std::string>());
 }
 
-/// The text of a card in the directory of the source, or nothing if it cannot be read.
-std::string SourceCard(Io& io, const Checkpoint::Impl& source) {
+/// The text of the card in the directory of the source; empty if it has none, or one that is not
+/// read: a link to another directory, or a file of more than a megabyte. Errors: kIo.
+Result<std::string> SourceCard(Io& io, const Checkpoint::Impl& source) {
   const std::string name(kModelCardName);
-  if (!source.is_directory || !CheckModelFile(io, source.path, name).ok()) return {};
+  if (!source.is_directory) return std::string();
   const std::string path = JoinPath(source.path, name);
-  const Result<FileInfo> info = io.Stat(path);
-  if (!info.ok() || info->kind != FileKind::kRegular) return {};
-  Result<std::string> text = io.ReadText(path, kMaxCardBytes);
-  return text.ok() ? *std::move(text) : std::string();
+  MARLIN_ASSIGN_OR_RETURN(FileInfo info, io.StatLink(path));
+  if (info.kind == FileKind::kLink) {
+    if (!CheckModelFile(io, source.path, name).ok()) return std::string();
+    MARLIN_ASSIGN_OR_RETURN(info, io.Stat(path));
+  }
+  if (info.kind != FileKind::kRegular || info.size > kMaxCardBytes) return std::string();
+  return io.ReadText(path, kMaxCardBytes);
 }
 
 /// The lines "key: value" of the source's header that hold for its quantized weights, too, as far
@@ -173,8 +177,9 @@ std::string Skipped(const ModelCard& card) {
 
 }  // namespace
 
-std::string ModelCardText(Io& io, const Checkpoint::Impl& source, const ModelCard& card) {
-  std::string text = Header(source, card, SourceCard(io, source));
+Result<std::string> ModelCardText(Io& io, const Checkpoint::Impl& source, const ModelCard& card) {
+  MARLIN_ASSIGN_OR_RETURN(const std::string source_card, SourceCard(io, source));
+  std::string text = Header(source, card, source_card);
   text += fmt::format("\n# {}\n\n", Escape(LastName(card.output)));
   text += fmt::format("Quantized weights of {}, written by metal-marlin {} in the format of {}.\n",
                       Escape(LastName(source.path)), Version(), Escape(card.target));

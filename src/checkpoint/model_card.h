@@ -39,7 +39,8 @@ struct ModelCard {
 
 /// The text of a card; equal facts give equal bytes. License, language and task are taken from the
 /// source's own card, if its header has them. The last line holds a checksum of the rest.
-std::string ModelCardText(Io& io, const Checkpoint::Impl& source, const ModelCard& card);
+/// Errors: kIo.
+Result<std::string> ModelCardText(Io& io, const Checkpoint::Impl& source, const ModelCard& card);
 
 /// Whether a card is what ModelCardText made, and nobody has changed it.
 bool IsOwnCard(std::string_view text);

@@ -63,7 +63,9 @@ class CheckpointFault : public ::testing::Test {
     testing::WriteFile(source_ + "/model.safetensors", testing::BuildSafetensors(tensors));
     testing::WriteFile(source_ + "/config.json", "{\"model_type\": \"qwen3_moe\"}");
     testing::WriteFile(source_ + "/tokenizer.json", "{}");
+    testing::WriteFile(source_ + "/README.md", "---\nlicense: mit\n---\n");
     options_.recipe = MixedPrecisionConfig::DefaultMoe();
+    options_.model_card = true;
     options_.shard_bytes = 1200;
   }
 
@@ -444,7 +446,7 @@ TEST_F(CheckpointFault, EverythingIsFlushedBeforeItGetsItsName) {
     EXPECT_LT(flushed, renamed) << entry.path;
     EXPECT_LT(flushed, io.Last(IoCall::kSync, partial)) << entry.path;
   }
-  EXPECT_EQ(files, 6);  // Three shards, index, tokenizer.json, config.json.
+  EXPECT_EQ(files, 7);  // Three shards, index, tokenizer.json, config.json, README.md.
   EXPECT_LT(io.Last(IoCall::kSync, partial), renamed);
   EXPECT_GT(io.Last(IoCall::kSync, directory_.path()), renamed);
 }

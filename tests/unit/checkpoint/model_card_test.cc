@@ -132,6 +132,19 @@ TEST_F(ModelCardTest, TheHeaderOfTheSourceIsKeptAsFarAsItIsPlain) {
   }
 }
 
+TEST_F(ModelCardTest, LinksToOtherDirectoriesAreNotRead) {
+  WriteFile(directory_ / "elsewhere.md", "---\nlicense: mit\n---\n");
+  std::filesystem::create_symlink(directory_ / "elsewhere.md", source() + "/README.md");
+  EXPECT_FALSE(Contains(Header(), "license"));
+  std::filesystem::remove(source() + "/README.md");
+  std::filesystem::create_symlink("nowhere", source() + "/README.md");
+  EXPECT_FALSE(Contains(Header(), "license"));
+  std::filesystem::remove(source() + "/README.md");
+  WriteFile(source() + "/CARD.md", "---\nlicense: mit\n---\n");
+  std::filesystem::create_symlink("CARD.md", source() + "/README.md");
+  EXPECT_TRUE(Contains(Header(), "license: mit\n"));
+}
+
 TEST_F(ModelCardTest, NamesCannotBecomeMarkup) {
   WriteFile(source() + "/model.safetensors",
             testing::BuildSafetensors(
