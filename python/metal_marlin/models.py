@@ -278,8 +278,7 @@ def import_model(
     `metal-marlin import --json`: `modules` has the exactness of each matrix. With
     `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
     `relative_error` and `max_error`; otherwise they become floats. model_card as for
-    `quantize_model`. An exception raised by
-    `progress` propagates; no output is left then.
+    `quantize_model`. An exception raised by `progress` propagates; no output is left then.
     """
     return dict(
         call(

@@ -69,7 +69,7 @@ std::optional<std::string> BaseModel(const Checkpoint::Impl& source) {
     if (name.starts_with(kModels) && dashes != std::string::npos) {
       const std::string hub = fmt::format(
           "{}/{}", name.substr(kModels.size(), dashes - kModels.size()), name.substr(dashes + 2));
-      if (const auto found = HubName(hub)) return found;
+      if (auto found = HubName(hub)) return found;
     }
   }
   const auto known =
